@@ -1,0 +1,1 @@
+"""flowctl: flow control for servers that push data to many peers of unequal speed."""

@@ -1,0 +1,64 @@
+"""How busy a loop thread is: the share of time its handlers run, smoothed, and the longest of them.
+
+Handler time on the wall clock, not processor time: a thread that waits for the interpreter lock or for a slow system
+call serves its peers no better than one that computes, and it is the peers' view that placement needs.
+
+One thread writes; others may read: each figure is one attribute, so a reader sees at worst the figures of two
+neighbouring turns side by side.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import Final
+
+#: Time over which the busy fraction forgets: a burst of one key frame must not move connections between groups, a
+#: stream that starts should. Unix load averages take 60 s at the shortest, which is too slow to place a new publisher.
+SMOOTHING_S: Final = 5.0
+
+#: Handler time is gathered this long before it is folded into the average: one exp() per window, not per handler.
+WINDOW_S: Final = 0.25
+
+
+class LoadMeter:
+    """Busy fraction, turns and longest turn of one thread.
+
+    Args:
+        now: seconds, when measuring begins.
+    """
+
+    __slots__ = ("_busy_s", "_fraction", "_window_from", "longest_turn_s", "turns")
+
+    def __init__(self, now: float) -> None:
+        self._window_from = now
+        self._busy_s = 0.0  # handler time since then
+        self._fraction = 0.0
+        self.turns = 0  #: handlers run
+        self.longest_turn_s = 0.0  #: of them the longest since the start or `forget_longest`
+
+    def turn(self, began: float, ended: float) -> None:
+        """Count a handler that ran from `began` to `ended`, seconds; owning thread only."""
+        self.turns += 1
+        took = ended - began
+        self._busy_s += took
+        self.longest_turn_s = max(self.longest_turn_s, took)
+        if ended - self._window_from >= WINDOW_S:
+            self._fraction = self.busy_fraction(ended)
+            self._window_from = ended
+            self._busy_s = 0.0
+
+    def busy_fraction(self, now: float) -> float:
+        """Return the smoothed share of time, 0 to 1, that handlers ran up to `now`; changes nothing, any thread.
+
+        A thread that has been idle since its last handler is seen to be: the wait until `now` counts.
+        """
+        elapsed = now - self._window_from
+        if elapsed <= 0:
+            return self._fraction
+        weight = 1.0 - exp(-elapsed / SMOOTHING_S)
+        return self._fraction + weight * (min(1.0, self._busy_s / elapsed) - self._fraction)
+
+    def forget_longest(self) -> float:
+        """Return the longest turn in seconds and start looking for the longest anew; owning thread only."""
+        longest, self.longest_turn_s = self.longest_turn_s, 0.0
+        return longest

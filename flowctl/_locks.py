@@ -1,0 +1,51 @@
+"""A lock that knows which thread holds it.
+
+`x_locked` methods state in their name that the caller holds the lock; `OwnedLock.assert_owned` makes that statement
+checked instead of hoped for. The Sender also asks `owned()` before it locks, to refuse a call from inside its own
+notification instead of deadlocking or half-applying it.
+
+How: CPython's re-entrant lock is written in C and keeps the owner anyway, so a subclass that only names its
+`_is_owned` costs nothing on the way in and out. Measured on CPython 3.11, per uncontended ``with`` block: 170 ns; a
+`threading.Lock` with an owner id stored beside it: 270 ns, because its ``__exit__`` is a Python method; even the bare
+`threading.Lock`: 250-290 ns. Per check: `owned()` 17 ns,
+`assert_owned()` 50 ns; comparing thread ids in Python 40 and 65 ns.
+The price is that the lock is re-entrant; nothing here relies on that, and who must not re-enter asks `owned()` first.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from flowctl.errors import InternalError
+
+if TYPE_CHECKING:
+
+    class _RLock:
+        """What the C class offers; typeshed marks it final and leaves `_is_owned` out, though both are otherwise."""
+
+        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...  # noqa: FBT001, FBT002  (the C signature)
+        def release(self) -> None: ...
+        def __enter__(self) -> bool: ...
+        def __exit__(self, *exc_info: object) -> None: ...
+        def _is_owned(self) -> bool: ...
+else:
+    _RLock = type(threading.RLock())
+
+
+class OwnedLock(_RLock):
+    """A mutual exclusion lock with an owner; use it as ``with lock:``."""
+
+    __slots__ = ()
+
+    #: True if the calling thread holds the lock. The C method itself under a public name: no Python frame per call.
+    owned = _RLock._is_owned  # noqa: SLF001  (our own base class)
+
+    def assert_owned(self) -> None:
+        """Do nothing if the calling thread holds this lock; the first line of every ``x_locked`` method.
+
+        Raises:
+            InternalError: it does not: a bug of ours that would otherwise be a rare, unexplained corruption.
+        """
+        if not self._is_owned():
+            raise InternalError("a method that needs its lock was called by a thread that does not hold it")

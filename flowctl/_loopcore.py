@@ -1,0 +1,227 @@
+"""The loop side of a poll group: calls, descriptors, the deadline timer, rounds of deferred jobs, and their timing.
+
+The loop is asyncio's or uvloop's and is used for three things: readiness of descriptors (no transports: they hide
+EAGAIN), `call_soon`, and one timer for all deadlines. A round of deferred jobs is a `call_soon` callback; when it
+leaves work, the next one is queued at once, so that the loop polls without sleeping, and descriptors that became
+ready get their turn in between.
+
+Every handler is run through `_guarded`: it is timed, and its exception is reported and contained.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from flowctl._loadmeter import LoadMeter
+from flowctl._locks import OwnedLock
+from flowctl._processor import DeferredProcessor
+from flowctl._watches import FdWatches
+from flowctl.deadlines import Deadlines
+from flowctl.errors import ClosedError, InternalError, LocalProtocolError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from flowctl._jobs import ErrorHook
+
+
+class LoopCore:
+    """What runs on one loop thread; `PollGroup` adds the life of the thread and the pollables.
+
+    Args:
+        name: of the group, for reports.
+        clock: monotonic seconds.
+        on_error: told of every exception of a handler; must not raise.
+    """
+
+    __slots__ = (
+        "_depth",
+        "_error_count",
+        "_lock",
+        "_loop",
+        "_meter",
+        "_on_error",
+        "_timer",
+        "_watches",
+        "clock",
+        "deadlines",
+        "name",
+        "processor",
+        "thread_id",
+    )
+
+    def __init__(self, name: str, clock: Callable[[], float], on_error: ErrorHook) -> None:
+        self.name: Final = name
+        self.clock: Final = clock
+        self._on_error: Final = on_error
+        self._lock: Final = OwnedLock()  # a leaf: nothing else is locked or called under it
+        self._error_count = 0  # guarded by _lock
+        #: Runs the jobs of the registrations placed here.
+        self.processor: Final = DeferredProcessor(self._wake, self._report)
+        #: One deadline per owner; this group's thread only.
+        self.deadlines: Final = Deadlines(self._arm_timer, self._report)
+        #: Identifier of the group's thread; None until its loop runs.
+        self.thread_id: int | None = None
+        # Set once, before any other thread is let in:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watches: FdWatches | None = None
+        # Only for the group's thread:
+        self._meter: Final = LoadMeter(clock())
+        self._timer: asyncio.TimerHandle | None = None  # the one timer, for `deadlines`
+        self._depth = 0  # handlers on the stack
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop.
+
+        Raises:
+            LocalProtocolError: the group was not started.
+        """
+        if self._loop is None:
+            raise LocalProtocolError(f"poll group {self.name!r} was not started")
+        return self._loop
+
+    def in_thread(self) -> bool:
+        """Tell whether the caller is on the group's thread."""
+        return threading.get_ident() == self.thread_id
+
+    # --- work on the group's thread ------------------------------------------------------------------------------
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call `callback` with `args` on the group's thread, soon, in the order of the calls; any thread.
+
+        Raises:
+            LocalProtocolError: the group was not started.
+            ClosedError: its loop is closed.
+        """
+        self._post(self._guarded, callback, *args)
+
+    def call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
+        """Call `callback` with `args` after `delay_s` seconds; group's thread only.
+
+        For the few timers of a group (a flush interval); connections use `deadlines`.
+
+        Returns:
+            A handle with ``cancel()``.
+
+        Raises:
+            LocalProtocolError: called on another thread.
+        """
+        self._check_thread("call_later")
+        return self.loop.call_later(delay_s, self._guarded, callback, *args)
+
+    def watch_input(self, fd: int, callback: Callable[[], Any]) -> None:
+        """Call `callback` on each turn while `fd` is readable; group's thread only. Replaces an earlier callback.
+
+        Raises:
+            LocalProtocolError: called on another thread.
+            ClosedError: `fd` is -1 or not open: its socket was closed.
+        """
+        self._watches_here("watch_input").watch_input(fd, callback)
+
+    def watch_output(self, fd: int, callback: Callable[[], Any]) -> None:
+        """Call `callback` on each turn while `fd` is writable; else as `watch_input`."""
+        self._watches_here("watch_output").watch_output(fd, callback)
+
+    def unwatch_input(self, fd: int) -> bool:
+        """Stop watching `fd` for input; its callback does not run any more. Group's thread only.
+
+        Call it before the socket is closed, for the number may belong to another socket the moment after. A
+        descriptor that is not watched, -1 included, is no error.
+
+        Returns:
+            True if it was watched.
+        """
+        return self._watches_here("unwatch_input").unwatch_input(fd)
+
+    def unwatch_output(self, fd: int) -> bool:
+        """Stop watching `fd` for output; else as `unwatch_input`."""
+        return self._watches_here("unwatch_output").unwatch_output(fd)
+
+    # --- inner steps ---------------------------------------------------------------------------------------------
+
+    def _use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._watches = FdWatches(loop, self._guarded, self._report)
+
+    def _enter(self) -> None:
+        """First step on the group's thread; a job scheduled before it was not heard by `_wake`."""
+        self.thread_id = self.deadlines.thread_id = threading.get_ident()
+        self.loop.call_soon(self._round)
+
+    def _post(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Queue a callback on the loop; the loop keeps the order of all calls, from whatever thread."""
+        loop = self.loop
+        try:
+            if threading.get_ident() == self.thread_id:
+                loop.call_soon(callback, *args)  # spares the write to the wake-up pipe
+            else:
+                loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError as error:
+            raise ClosedError(f"the loop of poll group {self.name!r} is closed") from error
+
+    def _guarded(self, callback: Callable[..., Any], *args: Any) -> bool:
+        """Run a handler: time it, report and contain its exception; True if it raised none."""
+        began = self.clock()
+        self._depth += 1
+        try:
+            callback(*args)
+        except Exception as error:  # noqa: BLE001  (one connection's fault must not cost the others their thread)
+            self._report(getattr(callback, "__qualname__", "handler"), error)
+            return False
+        else:
+            return True
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._meter.turn(began, self.clock())
+
+    def _report(self, where: str, error: Exception) -> None:
+        with self._lock:
+            self._error_count += 1
+        self._on_error(f"{self.name}: {where}", error)
+
+    def _loop_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Take what asyncio would log: failures of tasks and of callbacks that are not ours."""
+        error = context.get("exception")
+        message = context.get("message", "event loop")
+        self._report(message, error if isinstance(error, Exception) else RuntimeError(message))
+
+    def _wake(self) -> None:
+        if self._loop is None:
+            return  # not started: `_enter` begins with a round
+        with suppress(ClosedError):  # stopped: the jobs stay pending with their registrations
+            self._post(self._round)
+
+    def _round(self) -> None:
+        self._guarded(self._run_round)
+
+    def _run_round(self) -> None:
+        if self.processor.run_round():
+            self.loop.call_soon(self._round)  # the poll in between does not sleep, because this is queued
+
+    def _arm_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        # Rounded up to the next millisecond, the resolution of uvloop and epoll: rounded down it would strike too
+        # early and spin until the time has really come.
+        delay_s = math.ceil(max(0.0, when - self.clock()) * 1000) / 1000
+        self._timer = self.loop.call_later(delay_s, self._deadlines_due)
+
+    def _deadlines_due(self) -> None:
+        self._timer = None
+        self._guarded(self.deadlines.run_due, self.clock())
+
+    def _watches_here(self, what: str) -> FdWatches:
+        self._check_thread(what)
+        if self._watches is None:  # thread_id is set after it, so this thread would not have come so far
+            raise InternalError("a loop thread without a loop")
+        return self._watches
+
+    def _check_thread(self, what: str) -> None:
+        if threading.get_ident() != self.thread_id:
+            raise LocalProtocolError(f"{what} of poll group {self.name!r} was called on another thread")

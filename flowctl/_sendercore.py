@@ -1,0 +1,438 @@
+"""Inside of a Sender: what follows from an event, under the lock.
+
+An event is shown to the `FlowCore`; the edge that comes out is announced, then the drop policy is applied, which may
+cause the next edge. Here are also the writing itself, the timers, the ledger, and the one place where a Sender ends.
+See `flowctl.sender` for the whole picture. Every method whose name ends in ``_locked`` needs the lock.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+from collections.abc import Callable
+from typing import Final
+
+from flowctl._locks import OwnedLock
+from flowctl.counts import Counts
+from flowctl.cursor import LogCursor
+from flowctl.errors import ReentryError
+from flowctl.flow import FlowCore, Load, MessageClass, SendState, StateChange
+from flowctl.ledger import Ledger, LedgerEntry, LedgerKind, describe_change, describe_drops, difference
+from flowctl.limits import NO_LIMITS, OFF_MARK, Limits
+from flowctl.outbox import Outbox
+from flowctl.policy import DropPolicy, KeepAll, Thin, refused_mask
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.sender_types import (
+    CohortLike,
+    Frontend,
+    SenderHost,
+    SenderSettings,
+    SendOutcome,
+    SendResult,
+    Transport,
+)
+
+
+class FlushResult(enum.Enum):
+    """How a flush ended: all taken, turn used up, kernel full, or connection over."""
+
+    DRAINED = "drained"
+    MORE = "more"
+    BLOCKED = "blocked"
+    CLOSED = "closed"
+
+
+RESULTS: Final = {(outcome, state): SendResult(outcome, state) for outcome in SendOutcome for state in SendState}
+_DEFAULT_SETTINGS: Final = SenderSettings()
+_KEEP_ALL: Final = KeepAll()
+_HELD_MASK: Final = sum(1 << item for item in MessageClass if item is not MessageClass.CONTROL)
+_RESET_ERRORS: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ETIMEDOUT})
+_JOIN_CHECK_S: Final = 0.5
+"""How often a joiner's load is compared: shorter than any group of pictures, longer than several flushes."""
+_KEY_POLL_S: Final = 0.25
+"""How often a blocked viewer that waits for a key frame is looked after; the log's growth does it sooner."""
+
+
+class SenderCore:
+    """State and rules of a Sender; `flowctl.sender.Sender` adds the public methods. Arguments as there."""
+
+    __slots__ = (
+        "_blocked",
+        "_close_deadline",
+        "_close_reason",
+        "_closing",
+        "_cohort",
+        "_core",
+        "_episode",
+        "_frontend",
+        "_host",
+        "_joined_check",
+        "_ledger",
+        "_lock",
+        "_longest_stall_s",
+        "_mask",
+        "_member",
+        "_notifying",
+        "_outbox",
+        "_pending",
+        "_policy",
+        "_progress_at",
+        "_sends_after_close",
+        "_settings",
+        "_transport",
+        "deferred",
+        "slot",
+    )
+
+    def __init__(
+        self,
+        host: SenderHost,
+        transport: Transport,
+        *,
+        limits: Limits = NO_LIMITS,
+        policy: DropPolicy | None = None,
+        frontend: Frontend | None = None,
+        settings: SenderSettings | None = None,
+        deferred: bool = True,
+    ) -> None:
+        now = host.now()
+        self._lock = OwnedLock()
+        self._host = host
+        self._transport = transport
+        self._frontend = frontend
+        self._settings = settings or _DEFAULT_SETTINGS
+        self.deferred = deferred
+        self.slot = -1  # index among the members of a cohort; owned by the fan-out
+        self._core = FlowCore(limits, now)  # guarded by _lock
+        self._policy = policy or _KEEP_ALL  # guarded by _lock
+        self._mask = 0  # classes refused in the present state; guarded by _lock
+        self._outbox = Outbox()  # guarded by _lock
+        self._cohort: CohortLike | None = None  # the fan-out of the followed log; guarded by _lock
+        self._member = False  # the cohort writes the log for us; guarded by _lock
+        self._pending: list[Callable[[float], None]] | None = None  # for the owning thread; guarded by _lock
+        self._blocked = False  # the last write met EAGAIN and the kernel has not called back; guarded by _lock
+        self._progress_at = now  # when the kernel last took something, or the queue was empty; guarded by _lock
+        self._longest_stall_s = 0.0  # guarded by _lock
+        self._joined_check: tuple[float, int] | None = None  # (time, load) of a joiner's last check; guarded by _lock
+        self._closing = False  # no more sends are taken; guarded by _lock
+        self._close_reason: CloseReason | None = None  # set once, when the Sender is over; guarded by _lock
+        self._close_deadline: float | None = None  # guarded by _lock
+        self._sends_after_close = 0  # guarded by _lock
+        self._notifying = False  # a handler is running; guarded by _lock
+        self._ledger: Ledger | None = None  # guarded by _lock
+        self._episode: tuple[float, dict[DropReason, Counts]] | None = None  # open episode of drops; guarded by _lock
+
+    # -- what to do where
+
+    def _refuse_reentry(self, method: str) -> None:
+        if self._notifying and self._lock.owned():
+            raise ReentryError(
+                f"Sender.{method}() was called from send_state_changed()",
+                hint="schedule it on the connection's registration instead",
+            )
+
+    def _foreign_locked(self) -> bool:
+        """Whether this thread must leave edges to the owning one."""
+        return self._cohort is not None and not self._host.in_thread()
+
+    def _load_locked(self, now: float, *, counted: bool = True) -> Load:
+        return self._outbox.load(now, self._core.limits.overhead_bytes, counted=counted)
+
+    def _joining_locked(self) -> bool:
+        cursor = self._outbox.cursor
+        return cursor is not None and not self._member and cursor.joining_to is not None
+
+    # -- edges and what follows from them
+
+    def _settle_locked(self, change: StateChange | None, now: float) -> None:
+        """Announce an edge, apply the policy, and go on until no further edge follows."""
+        if change is None:
+            return
+        following: StateChange | None = change
+        while following is not None:
+            edge, following = following, None
+            self._announce_locked(edge)
+            if self._core.final:
+                self._fail_locked(CloseReason.HARD_LIMIT, describe_change(edge))
+                return
+            mode = self._policy.thin(edge.new) if edge.new > edge.old else Thin.NOTHING
+            if mode is not Thin.NOTHING and not self._joining_locked():
+                self._open_episode_locked(now)
+                if self._thin_locked(mode, now, DropReason.THINNED):
+                    following = self._core.dropped(self._load_locked(now), now)
+        self._apply_mask_locked(now)
+        self._arm_locked(now)
+
+    def _announce_locked(self, change: StateChange) -> None:
+        self._note_locked(LedgerEntry(LedgerKind.STATE, change.at, describe_change(change), change=change))
+        if self._frontend is None:
+            return
+        self._notifying = True
+        try:
+            self._frontend.send_state_changed(change.new, change)
+        except Exception as error:  # noqa: BLE001 - the application's fault must not leave the Sender half-changed
+            self._host.handler_failed("send_state_changed", error)
+        finally:
+            self._notifying = False
+
+    def _apply_mask_locked(self, now: float) -> None:
+        """Put in force what the policy refuses in the present state."""
+        held = self._core.state is SendState.HARD_LIMIT
+        mask = _HELD_MASK if held else refused_mask(self._policy, self._core.state)
+        if mask == self._mask:
+            return
+        self._mask = mask
+        if mask:
+            self._open_episode_locked(now)
+        cursor = self._outbox.cursor
+        if cursor is not None:
+            self._leave_locked()
+            cursor.refuse(mask, DropReason.HELD if held else DropReason.REFUSED, now)
+
+    def _thin_locked(self, mode: Thin, now: float, reason: DropReason) -> int:
+        """Thin what is queued by `mode`; return the number of messages dropped."""
+        self._leave_locked()
+        return self._outbox.thin(mode, self._core.limits, now, reason)
+
+    def _look_locked(self, now: float, *, queued: bool = False) -> None:
+        """Notice what time and the growth of the log (`queued`) have changed since the last look."""
+        cursor = self._outbox.cursor
+        if cursor is not None and not self._member:
+            if cursor.poll(now):
+                self._open_episode_locked(now)
+            self._check_joining_locked(cursor, now)
+        load = self._load_locked(now)
+        self._settle_locked(self._core.queued(load, now) if queued else self._core.ticked(load, now), now)
+
+    def _next_crossing_locked(self, now: float) -> tuple[int, int]:
+        """Where in the log the next limit can be reached at the earliest, as (offset, sequence)."""
+        cursor = self._outbox.cursor
+        if cursor is None:
+            return OFF_MARK, OFF_MARK
+        load = self._load_locked(now)
+        size_mark, messages_mark, _ = self._core.marks_above(load)
+        tail = cursor.log.tail
+        offset = sequence = OFF_MARK
+        if size_mark < OFF_MARK:
+            # Bytes and overhead add up to the mark, so one of the two has to grow by half of the gap at least.
+            half = max((size_mark - load.size_bytes) // 2, 1)
+            overhead = self._core.limits.overhead_bytes
+            offset = tail.offset + half
+            sequence = tail.sequence + max(half // overhead, 1) if overhead else OFF_MARK
+        if messages_mark < OFF_MARK:
+            sequence = min(sequence, tail.sequence + max(messages_mark - load.messages, 1))
+        return offset, sequence
+
+    # -- writing
+
+    def _write_locked(self, now: float) -> FlushResult:
+        """Write until all is taken, EAGAIN, or the end of the turn; account, and tell the core."""
+        self._lock.assert_owned()
+        settings, outbox = self._settings, self._outbox
+        written, blocked, failure = outbox.write(
+            self._transport, settings.turn_messages, settings.turn_bytes, with_log=not self._member
+        )
+        if written:
+            self._progress_locked(now)
+        if failure is not None:
+            self._broken_locked(failure)
+            return FlushResult.CLOSED
+        if blocked:
+            self._blocked = True
+            self._leave_locked()
+            self._settle_locked(self._core.blocked(self._load_locked(now), now), now)
+            return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
+        if not outbox.empty(with_log=not self._member):
+            self._settle_locked(self._core.sent(self._load_locked(now), now), now)
+            return FlushResult.MORE if self._close_reason is None else FlushResult.CLOSED
+        self._progress_locked(now)
+        cursor = outbox.cursor
+        if cursor is not None and not self._member and cursor.joining_to is not None:
+            cursor.end_joining(DropReason.REFUSED, now)
+        self._settle_locked(self._core.drained(now), now)
+        self._close_episode_locked(now)
+        return FlushResult.DRAINED
+
+    def _send_now_locked(self, data: bytes, message_class: MessageClass, now: float) -> SendResult:
+        """Immediate mode with nothing queued: write in the caller's thread."""
+        self._lock.assert_owned()
+        self._outbox.put_in_flight(data, message_class, now)
+        result = self._write_locked(now)
+        if result is FlushResult.BLOCKED:
+            self._blocked = False  # the owning thread must meet EAGAIN itself, to watch the socket
+            self._host.request_flush()
+        outcome = SendOutcome.CLOSED if result is FlushResult.CLOSED else SendOutcome.ACCEPTED
+        return RESULTS[outcome, self._core.state]
+
+    def _progress_locked(self, now: float) -> None:
+        if self._core.would_block:
+            self._longest_stall_s = max(self._longest_stall_s, now - self._progress_at)
+        self._progress_at = now
+
+    # -- the cohort
+
+    def _leave_locked(self) -> None:
+        """Leave the cohort, if in one, with the cursor where the cohort stands."""
+        cohort = self._cohort
+        if cohort is not None and self._member:
+            self._outbox.bytes_sent += self._place_locked()
+            self._member = False
+            cohort.left(self)
+
+    def _place_locked(self) -> int:
+        """Put the cursor of a member where its cohort stands; return the bytes that the cohort has written for it."""
+        cohort, cursor = self._cohort, self._outbox.cursor
+        if not self._member or cohort is None or cursor is None:
+            return 0
+        cursor.entry = cohort.at
+        return cursor.entry.offset
+
+    def _unfollow_locked(self, reason: DropReason) -> None:
+        self._lock.assert_owned()
+        cohort = self._cohort
+        if cohort is not None:
+            self._leave_locked()
+            cohort.remove(self)
+            self._outbox.unfollow(reason)
+            self._cohort = None
+
+    # -- the ledger and episodes of drops
+
+    def _note_locked(self, entry: LedgerEntry) -> None:
+        if self._ledger is None:
+            self._ledger = Ledger()
+        self._ledger.add(entry)
+        self._host.ledger_grew()
+
+    def _open_episode_locked(self, now: float) -> None:
+        if self._episode is None:
+            self._episode = (now, self._outbox.dropped())
+
+    def _close_episode_locked(self, now: float, *, force: bool = False) -> None:
+        """End the episode of drops once everything is accepted again; one entry of the ledger for all of it."""
+        episode = self._episode
+        if episode is None or ((self._mask or self._outbox.waiting_for_key) and not force):
+            return
+        self._episode = None
+        lost = difference(self._outbox.dropped(), episode[1])
+        if lost:
+            entry = LedgerEntry(LedgerKind.DROPS, now, describe_drops(lost), dropped=lost, duration_s=now - episode[0])
+            self._note_locked(entry)
+
+    # -- times
+
+    def _check_joining_locked(self, cursor: LogCursor, now: float) -> None:
+        """A joiner stops being one when it is old enough and its load no longer falls."""
+        if cursor.joining_to is None:
+            return
+        age_limits = self._core.limits.age_ms
+        grace_s = (age_limits.low or 0) / 1000 if age_limits.on else self._settings.join_grace_s
+        load = self._outbox.joining_load_bytes
+        checked = self._joined_check
+        if checked is None or now - cursor.joined_at <= grace_s:
+            self._joined_check = (now, load)
+        elif now - checked[0] >= _JOIN_CHECK_S:
+            self._joined_check = (now, load)
+            if load >= checked[1]:
+                self._open_episode_locked(now)
+                cursor.end_joining(DropReason.REFUSED, now)
+                mode = self._policy.thin(self._core.state)
+                if self._core.state >= SendState.SOFT_LIMIT and mode is not Thin.NOTHING:
+                    self._thin_locked(mode, now, DropReason.THINNED)
+
+    def _check_times_locked(self, now: float) -> None:
+        if self._close_reason is not None:
+            return
+        settings, core = self._settings, self._core
+        stalled_s, soft_s = now - self._progress_at, now - core.since
+        if self._close_deadline is not None and now >= self._close_deadline:
+            limit = settings.close_deadline_s
+            self._fail_locked(CloseReason.STUCK, f"not everything was taken within {limit:g} s after closing began")
+        elif core.would_block and 0 < settings.stuck_s <= stalled_s:
+            limit = settings.stuck_s
+            self._fail_locked(
+                CloseReason.STUCK, f"the kernel took nothing for {stalled_s:.1f} s, the limit is {limit:g} s"
+            )
+        elif core.state >= SendState.SOFT_LIMIT and 0 < settings.soft_too_long_s <= soft_s:
+            limit = settings.soft_too_long_s
+            self._fail_locked(
+                CloseReason.SOFT_TOO_LONG, f"at {core.state.name} for {soft_s:.1f} s, the limit is {limit:g} s"
+            )
+
+    def _arm_locked(self, now: float) -> None:
+        """Ask for a tick at the earliest time at which something could change by time alone."""
+        if self._close_reason is not None:
+            return
+        settings, core = self._settings, self._core
+        times = [self._close_deadline] if self._close_deadline is not None else []
+        if core.would_block:
+            load = self._load_locked(now)
+            age_mark = core.marks_above(load)[2]
+            if age_mark < OFF_MARK and load.messages:
+                times.append(now + max(age_mark - load.age_ms, 1.0) / 1000)
+            if settings.stuck_s:
+                times.append(self._progress_at + settings.stuck_s)
+            if self._joining_locked():
+                times.append(now + _JOIN_CHECK_S)
+            elif self._outbox.waiting_for_key:
+                times.append(now + _KEY_POLL_S)
+        if settings.soft_too_long_s and core.state >= SendState.SOFT_LIMIT:
+            times.append(core.since + settings.soft_too_long_s)
+        if times:
+            self._host.set_deadline(min(times))
+
+    # -- limits and the end
+
+    def _check_control_locked(self) -> None:
+        backlog, settings = self._outbox.backlog, self._settings
+        count = len(backlog.control or ())
+        if backlog.control_bytes > settings.control_bytes or count > settings.control_messages:
+            self._fail_locked(
+                CloseReason.LIMIT_HIT,
+                f"control lane holds {backlog.control_bytes} bytes in {count} messages, "
+                f"the limit is {settings.control_bytes} bytes, {settings.control_messages} messages",
+            )
+
+    def _set_limits_locked(self, limits: Limits, now: float) -> None:
+        self._note_locked(LedgerEntry(LedgerKind.LIMITS, now, str(limits)))
+        self._place_locked()
+        self._settle_locked(self._core.limits_set(limits, self._load_locked(now), now), now)
+        self._arm_locked(now)
+        if self._cohort is not None:
+            self._cohort.limits_changed()
+
+    def _set_policy_locked(self, policy: DropPolicy, now: float) -> None:
+        self._policy = policy
+        self._apply_mask_locked(now)
+
+    def _thin_request_locked(self, mode: Thin, now: float) -> None:
+        self._place_locked()
+        self._open_episode_locked(now)
+        if self._thin_locked(mode, now, DropReason.REQUESTED):
+            self._settle_locked(self._core.dropped(self._load_locked(now), now), now)
+        self._close_episode_locked(now)
+
+    def _stop_following_locked(self, now: float) -> None:  # noqa: ARG002 - the signature of pending actions
+        cursor = self._outbox.cursor
+        if cursor is not None:
+            self._leave_locked()
+            cursor.stop = cursor.log.tail
+
+    def _broken_locked(self, error: OSError) -> None:
+        reset = error.errno in _RESET_ERRORS
+        self._fail_locked(CloseReason.PEER_RESET if reset else CloseReason.INTERNAL, f"write failed: {error}")
+
+    def _fail_locked(self, reason: CloseReason, details: str) -> None:
+        """The one place where a Sender ends."""
+        self._lock.assert_owned()
+        if self._close_reason is not None:
+            return
+        now = self._host.now()
+        self._closing = True
+        self._close_reason = reason
+        self._open_episode_locked(now)
+        self._unfollow_locked(DropReason.CLOSED)
+        self._outbox.drop_everything(DropReason.CLOSED)
+        self._close_episode_locked(now, force=True)
+        self._note_locked(LedgerEntry(LedgerKind.CLOSE, now, details, reason=reason))
+        self._host.terminate(reason, details)

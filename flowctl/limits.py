@@ -1,0 +1,170 @@
+"""Soft and hard limits on a Sender's load: three axes (bytes, messages, age), each with a low, a soft and a hard mark.
+
+A mark of 0 is off. Text form, as operators write it: ``bytes,messages`` or ``bytes,messages,age``, for example
+``2MiB,2048`` or ``2MiB,2048,4s``; ``0,0`` is no limit. Pure: no clock and no I/O.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Final
+
+from flowctl.errors import ConfigError
+from flowctl.units import format_duration, format_size, parse_duration, parse_size
+
+OFF_MARK: Final = 1 << 62
+"""What an axis that is off compares against: no load reaches it, so the hot path needs no branch for "off"."""
+
+DEFAULT_OVERHEAD_BYTES: Final = 96
+"""Bytes charged per queued message on top of its payload (precedent: Netty's ChannelOutboundBuffer entry)."""
+
+
+class Axis(enum.Enum):
+    """What is measured of a load."""
+
+    BYTES = "bytes"
+    MESSAGES = "messages"
+    AGE = "age_ms"
+
+
+class HardPolicy(enum.Enum):
+    """What HARD_LIMIT means: CLOSE is final (the connection ends), HOLD keeps it and refuses new messages."""
+
+    CLOSE = "close"
+    HOLD = "hold"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AxisLimits:
+    """The marks of one axis; 0 turns a mark off.
+
+    A level is entered when the load is >= its mark and left when it is <= `low` (hysteresis).
+
+    Args:
+        soft: mark at which SOFT_LIMIT is entered; bytes, messages or ms.
+        hard: mark at which HARD_LIMIT is entered. None: 2 x soft.
+        low: mark at which a level is left. None: half of soft, or of hard where soft is off.
+
+    Raises:
+        ConfigError: not 0 <= low < soft <= hard for the marks that are on.
+    """
+
+    soft: int = 0
+    hard: int | None = None
+    low: int | None = None
+    name: str = field(default="axis", compare=False)
+
+    def __post_init__(self) -> None:
+        hard = self.soft * 2 if self.hard is None else self.hard
+        low = (self.soft or hard) // 2 if self.low is None else self.low
+        for mark, value in (("soft", self.soft), ("hard", hard), ("low", low)):
+            if value < 0:
+                raise ConfigError(f"{mark} limit of {self.name} is {value}, it must be 0 (off) or more")
+        if self.soft and hard and hard < self.soft:
+            raise ConfigError(f"hard limit of {self.name} is {hard}, it must be at least the soft limit {self.soft}")
+        first = self.soft or hard
+        if first and low >= first:
+            raise ConfigError(f"low mark of {self.name} is {low}, it must be below the first limit {first}")
+        object.__setattr__(self, "hard", hard)
+        object.__setattr__(self, "low", low)
+
+    @property
+    def on(self) -> bool:
+        """Whether any mark of this axis is on."""
+        return bool(self.soft or self.hard)
+
+    @property
+    def marks(self) -> tuple[int, int, int]:
+        """(low, soft, hard) for comparisons: a mark that is off is `OFF_MARK`."""
+        low = self.low if self.on and self.low is not None else OFF_MARK
+        return low, self.soft or OFF_MARK, self.hard or OFF_MARK
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """The limits of one Sender; immutable, replaced as a whole by `Sender.set_limits`.
+
+    Args:
+        size: bytes axis, payload plus `overhead_bytes` per message.
+        messages: count axis.
+        age_ms: wall-clock age of the oldest queued message in ms; never media time, since odd timestamps would
+            switch such a limit off.
+        overhead_bytes: bytes charged per message, 0 or more.
+        hard_policy: see `HardPolicy`.
+    """
+
+    size: AxisLimits = field(default_factory=AxisLimits)
+    messages: AxisLimits = field(default_factory=AxisLimits)
+    age_ms: AxisLimits = field(default_factory=AxisLimits)
+    overhead_bytes: int = DEFAULT_OVERHEAD_BYTES
+    hard_policy: HardPolicy = HardPolicy.CLOSE
+
+    def __post_init__(self) -> None:
+        if self.overhead_bytes < 0:
+            raise ConfigError(f"overhead_bytes is {self.overhead_bytes}, it must be 0 or more")
+
+    @classmethod
+    def parse(
+        cls,
+        soft: str,
+        hard: str | None = None,
+        low: str | None = None,
+        *,
+        overhead_bytes: int = DEFAULT_OVERHEAD_BYTES,
+        hard_policy: HardPolicy = HardPolicy.CLOSE,
+    ) -> Limits:
+        """Return the limits written as ``bytes,messages[,age]`` triples.
+
+        Args:
+            soft: the soft marks.
+            hard: the hard marks. None: twice the soft ones; a missing age is twice the soft age.
+            low: the low marks. None: half of the soft ones.
+            overhead_bytes: see the class.
+            hard_policy: see the class.
+
+        Raises:
+            ConfigError: a text does not parse or breaks the order of marks; names the field.
+        """
+        softs = _parse_marks(soft, "soft")
+        hards: list[int | None] = [None, None, None] if hard is None else _parse_marks(hard, "hard")
+        lows: list[int | None] = [None, None, None] if low is None else _parse_marks(low, "low")
+        axes = [
+            AxisLimits(soft=softs[i] or 0, hard=hards[i], low=lows[i], name=name)
+            for i, name in enumerate(("bytes", "messages", "age (ms)"))
+        ]
+        return cls(
+            size=axes[0],
+            messages=axes[1],
+            age_ms=axes[2],
+            overhead_bytes=overhead_bytes,
+            hard_policy=hard_policy,
+        )
+
+    def __str__(self) -> str:
+        soft = f"{format_size(self.size.soft)}, {self.messages.soft} messages, {_age(self.age_ms.soft)}"
+        hard = f"{format_size(self.size.hard or 0)}, {self.messages.hard} messages, {_age(self.age_ms.hard or 0)}"
+        return f"soft {soft}; hard {hard}"
+
+
+NO_LIMITS: Final = Limits()
+"""Every axis off."""
+
+
+def _age(value_ms: int) -> str:
+    return format_duration(value_ms / 1000) if value_ms else "no age"
+
+
+def _parse_marks(text: str, field_name: str) -> list[int | None]:
+    """Return [bytes, messages, age in ms or None where the text has no third part]."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) not in (2, 3) or not all(parts):
+        raise ConfigError(
+            f"{field_name}: {text!r} is not bytes,messages or bytes,messages,age",
+            hint="write it like 2MiB,2048 or 2MiB,2048,4s; 0 turns an axis off",
+        )
+    size = parse_size(parts[0], f"{field_name} bytes")
+    if not parts[1].isdecimal():
+        raise ConfigError(f"{field_name} messages: {parts[1]!r} is not a whole number, 0 or more")
+    age = round(parse_duration(parts[2], f"{field_name} age") * 1000) if len(parts) == 3 else None
+    return [size, int(parts[1]), age]

@@ -1,0 +1,1 @@
+"""Media to stream when there is no camera: synthetic frames of chosen sizes, and short real samples made by FFmpeg."""

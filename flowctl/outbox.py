@@ -1,0 +1,312 @@
+"""What is on its way to one peer, in the order in which it goes out (pure).
+
+First the message in flight: its first byte is out, so it is finished whatever happens. Then the `Backlog` (control
+lane, then messages for this peer alone). Then the stream log that is followed, through a `LogCursor`. The outbox
+gathers from the three, keeps what a partial write left, and knows the load and the accounts of all of it.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+
+from flowctl.backlog import Backlog
+from flowctl.counts import NO_COUNTS, Counts, total
+from flowctl.cursor import LogCursor
+from flowctl.flow import Load, MessageClass
+from flowctl.limits import Limits
+from flowctl.policy import Room, Thin
+from flowctl.reasons import DropReason
+from flowctl.sender_types import Transport
+
+_NO_CLASS_COUNTS: Final = [0] * len(MessageClass)
+
+
+class Outbox:
+    """Everything queued for one peer. Not thread-safe: its Sender's lock guards it.
+
+    Attributes:
+        backlog: control lane and own messages.
+        cursor: place in the followed log. None: no log is followed.
+        bytes_sent: wire bytes that the kernel took from here.
+    """
+
+    __slots__ = (
+        "_inflight",
+        "_inflight_class",
+        "_inflight_given",
+        "_inflight_since",
+        "_inflight_size",
+        "_lost",
+        "_past_accepted",
+        "_past_dropped",
+        "_past_key_waits",
+        "_past_restarts",
+        "backlog",
+        "bytes_sent",
+        "cursor",
+    )
+
+    def __init__(self) -> None:
+        self.backlog = Backlog()
+        self.cursor: LogCursor | None = None
+        self.bytes_sent = 0
+        self._inflight: memoryview | None = None  # the rest of the message whose first byte is out
+        self._inflight_class = MessageClass.CONTROL
+        self._inflight_size = 0  # its whole size
+        self._inflight_since = 0.0  # its enqueue time
+        self._inflight_given = False  # it is part of what joining gave
+        self._lost = NO_COUNTS  # the message in flight when the connection ended
+        self._past_accepted = NO_COUNTS  # of logs that are no longer followed
+        self._past_dropped: dict[DropReason, Counts] | None = None
+        self._past_restarts = 0
+        self._past_key_waits = 0
+
+    # -- writing
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued and no log is followed: a message may go straight to the kernel."""
+        return self.cursor is None and self._inflight is None and not len(self.backlog)
+
+    def empty(self, *, with_log: bool) -> bool:
+        """Return whether nothing is left to write."""
+        cursor = self.cursor
+        done = self._inflight is None and not len(self.backlog)
+        return done and (not with_log or cursor is None or cursor.caught_up)
+
+    def put_in_flight(self, wire: bytes, message_class: MessageClass, now: float) -> None:
+        """Take a message past the backlog, accounts included; only while `idle`."""
+        self.backlog.accepted.add(message_class, len(wire))
+        self.backlog.taken.add(message_class, len(wire))
+        self._set_inflight(memoryview(wire), message_class, len(wire), now)
+
+    def write(
+        self, transport: Transport, most: int, budget_bytes: int, *, with_log: bool
+    ) -> tuple[int, bool, OSError | None]:
+        """Write until the turn's budget is used, everything is taken, or the kernel is full.
+
+        Returns:
+            (bytes taken by the kernel, whether a write met EAGAIN, the error that ended the connection or None).
+        """
+        own = self.backlog.peek(most, budget_bytes) if len(self.backlog) else []
+        room = budget_bytes - sum(len(item[1]) for item in own)
+        cursor = self.cursor if with_log else None
+        followed = cursor.peek(most - len(own), room) if cursor is not None and room > 0 else []
+        items = own + followed
+        buffers: list[bytes | memoryview] = [item[1] for item in items]
+        if self._inflight is not None:
+            buffers.insert(0, self._inflight)
+        if not buffers:
+            return 0, False, None
+        written, blocked, failure = gather_write(transport, buffers)
+        if written:
+            self.bytes_sent += written
+            self._consume(items, len(own), written)
+        return written, blocked, failure
+
+    def consume_followed(self, written: int) -> None:
+        """Take note that somebody else wrote `written` bytes of the followed log for us."""
+        if written and self.cursor is not None:
+            self.bytes_sent += written
+            items = self.cursor.peek(len(MessageClass) + written, written)  # a message has a byte at least
+            self._consume(items, 0, written)
+
+    def _consume(self, items: list[tuple[MessageClass, bytes, float]], own: int, written: int) -> None:
+        """Move past what was written; what is left of a message written in part is in flight."""
+        inflight = self._inflight
+        if inflight is not None:
+            if written < len(inflight):
+                self._inflight = inflight[written:]
+                return
+            written -= len(inflight)
+            self._inflight = None
+        taken = 0
+        for message_class, wire, since in items:
+            if not written:
+                break
+            taken += 1
+            if written < len(wire):
+                self._set_inflight(memoryview(wire)[written:], message_class, len(wire), since)
+                break
+            written -= len(wire)
+        self.backlog.take(min(taken, own))
+        cursor = self.cursor
+        if taken > own and cursor is not None:
+            cursor.take(taken - own)
+            end = cursor.joining_to
+            self._inflight_given = end is not None and cursor.entry.sequence <= end.sequence
+
+    def _set_inflight(self, rest: memoryview, message_class: MessageClass, size: int, since: float) -> None:
+        self._inflight, self._inflight_class = rest, message_class
+        self._inflight_size, self._inflight_since = size, since
+        self._inflight_given = False
+
+    # -- the load
+
+    def load(self, now: float, overhead_bytes: int, *, counted: bool = True) -> Load:
+        """Return what is queued; `counted`: without what joining gave, which does not count against the limits."""
+        backlog, cursor = self.backlog, self.cursor
+        size, messages, oldest = backlog.size_bytes, len(backlog), backlog.oldest_at
+        joining = cursor is not None and cursor.joining_to is not None
+        if self._inflight is not None and not (counted and joining and self._inflight_given):
+            size += len(self._inflight)
+            messages += 1
+            oldest = self._inflight_since if oldest is None else min(oldest, self._inflight_since)
+        if cursor is not None:
+            since = cursor.oldest_counted_at() if counted else cursor.oldest_at()
+            log_size, log_messages = cursor.load()
+            if counted:
+                given_size, given_messages = cursor.allowance()
+                log_size, log_messages = max(log_size - given_size, 0), max(log_messages - given_messages, 0)
+            size += log_size
+            messages += log_messages
+            if since is not None:
+                oldest = since if oldest is None else min(oldest, since)
+        age_ms = 0.0 if oldest is None else max(0.0, (now - oldest) * 1000)
+        return Load(size + messages * overhead_bytes, messages, age_ms)
+
+    @property
+    def joining_load_bytes(self) -> int:
+        """Bytes left of everything queued: what falls while a joiner catches up."""
+        rest = len(self._inflight) if self._inflight is not None else 0
+        return rest + (self.cursor.load()[0] if self.cursor is not None else 0)
+
+    # -- thinning and ending
+
+    def thin(self, mode: Thin, limits: Limits, now: float, reason: DropReason) -> int:
+        """Thin what is queued by `mode`; return the number of messages dropped."""
+        before = self.dropped_messages
+        cursor, backlog = self.cursor, self.backlog
+        if mode is Thin.DROPPABLE:
+            backlog.drop_droppable(reason)
+            if cursor is not None:
+                cursor.drop_droppable(reason, now)
+        elif mode is Thin.TO_KEY_FRAME:
+            room = self._room(limits, now)
+            if cursor is not None:
+                cursor.thin_to_key_frame(room, now)
+            else:
+                backlog.thin_to_key_frame(room, now)
+        return self.dropped_messages - before
+
+    def _room(self, limits: Limits, now: float) -> Room:
+        """Return what media may stay queued for the load to be at the low marks."""
+        backlog, overhead = self.backlog, limits.overhead_bytes
+        rest = len(self._inflight) if self._inflight is not None else 0
+        fixed = len(backlog.control or ()) + (1 if rest else 0)
+        size = limits.size.marks[0] - rest - backlog.control_bytes - fixed * overhead
+        return Room(size, limits.messages.marks[0] - fixed, now - limits.age_ms.marks[0] / 1000, overhead)
+
+    def follow(self, cursor: LogCursor) -> None:
+        """Follow a log from the place of `cursor`."""
+        self.cursor = cursor
+
+    def unfollow(self, reason: DropReason) -> None:
+        """Drop what is queued from the followed log and keep its accounts; a message in flight stays."""
+        cursor = self.cursor
+        if cursor is None:
+            return
+        cursor.drop_everything(reason)
+        self._past_accepted += cursor.accepted()
+        past = self._past_dropped or {}
+        _add_by_reason(past, cursor.dropped())
+        self._past_dropped = past
+        self._past_restarts += cursor.restarts
+        self._past_key_waits += cursor.key_waits_expired
+        self.cursor = None
+
+    def drop_everything(self, reason: DropReason) -> None:
+        """Drop all there is, the message in flight too: the connection is over."""
+        self.unfollow(reason)
+        self.backlog.drop_everything(reason)
+        self._lost = self._inflight_counts()
+        self._inflight = None
+
+    # -- accounts
+
+    def accepted(self) -> Counts:
+        """Everything that was offered, by class."""
+        own = self.backlog.accepted.frozen() + self._past_accepted
+        return own + self.cursor.accepted() if self.cursor is not None else own
+
+    def dropped(self) -> dict[DropReason, Counts]:
+        """What was refused or thrown away, by reason and class."""
+        result = dict(self._past_dropped or {})
+        _add_by_reason(result, self.backlog.dropped())
+        if self.cursor is not None:
+            _add_by_reason(result, self.cursor.dropped())
+        if self._lost.total_messages:
+            _add_by_reason(result, {DropReason.CLOSED: self._lost})
+        return {reason: counts for reason, counts in result.items() if counts.total_messages}
+
+    def queued(self) -> Counts:
+        """What is left, a message in flight included, by class."""
+        own = self.backlog.queued() + self._inflight_counts()
+        return own + self.cursor.queued() if self.cursor is not None else own
+
+    @property
+    def dropped_messages(self) -> int:
+        """Dropped messages of all classes and reasons."""
+        return total(self.dropped().values()).total_messages
+
+    @property
+    def restarts(self) -> int:
+        """Times the peer was brought to a key frame after a loss."""
+        return self._past_restarts + (self.cursor.restarts if self.cursor is not None else 0)
+
+    @property
+    def key_waits_expired(self) -> int:
+        """Times no key frame came in time."""
+        return self._past_key_waits + (self.cursor.key_waits_expired if self.cursor is not None else 0)
+
+    @property
+    def waiting_for_key(self) -> bool:
+        """Whether inter frames are refused until the next key frame."""
+        return self.cursor.waiting_for_key if self.cursor is not None else self.backlog.waiting_for_key
+
+    def _inflight_counts(self) -> Counts:
+        if self._inflight is None:
+            return NO_COUNTS
+        messages, sizes = list(_NO_CLASS_COUNTS), list(_NO_CLASS_COUNTS)
+        messages[self._inflight_class] = 1
+        sizes[self._inflight_class] = self._inflight_size
+        return Counts(tuple(messages), tuple(sizes))
+
+
+def _add_by_reason(to: dict[DropReason, Counts], more: dict[DropReason, Counts]) -> None:
+    for reason, counts in more.items():
+        to[reason] = to[reason] + counts if reason in to else counts
+
+
+def gather_write(transport: Transport, buffers: list[bytes | memoryview]) -> tuple[int, bool, OSError | None]:
+    """Write all of `buffers` with as many calls as it takes, until done or EAGAIN.
+
+    A call that takes only a part is followed by another: only EAGAIN itself is proof that the kernel is full.
+
+    Returns:
+        (bytes taken, whether EAGAIN was met, the error that ended the connection or None).
+    """
+    left = sum(map(len, buffers))
+    written = 0
+    while left:
+        try:
+            count = transport.sendmsg(buffers)
+        except BlockingIOError:
+            return written, True, None
+        except OSError as error:
+            return written, False, error
+        written += count
+        left -= count
+        if left:
+            buffers = _after(buffers, count)
+    return written, False, None
+
+
+def _after(buffers: list[bytes | memoryview], count: int) -> list[bytes | memoryview]:
+    """Return what is left of `buffers` after their first `count` bytes."""
+    for index, buffer in enumerate(buffers):
+        if count < len(buffer):
+            return [memoryview(buffer)[count:], *islice(buffers, index + 1, None)]
+        count -= len(buffer)
+    return []

@@ -1,0 +1,507 @@
+"""The receiving half of a connection: reads what it may, hands it on, and keeps what the handler cannot take yet.
+
+Theory of operation. The connection tells the Receiver that its socket is readable (`input_ready`); the Receiver reads
+into the group's scratch buffer and hands that memory straight to its handler. The handler says how far it got and what
+it wants: DONE, NEED_MORE, BLOCK or ERROR. Only what is left over is copied into a buffer of the connection's own, at
+most `capacity_bytes`, so a connection with nothing half-read owns no buffer at all.
+
+Reading goes on unless something holds it:
+
+- *holders*: `pause(owner, reason)` and `resume(owner)` form a set; input is read as bulk only while it is empty. If
+  every holder grants `control_bytes`, so much per interval is still read and handed on with ``control_only=True``:
+  a viewer at its soft limit must be able to acknowledge, answer pings and close, but not to make us work. One holder
+  that grants nothing stops reading altogether.
+- *block*: the handler answered BLOCK. `trigger_input` or a change of the holders lifts it.
+- *end*: end of stream and read errors are kept while anybody holds input, and delivered, once, when nobody does.
+
+`pause`, `resume` and `trigger_input` may be called from any thread and from under the Sender's lock: they only note
+what is wanted and schedule one job; what follows from it happens on the owning thread, in that job, never inside the
+call and never inside a running `process_input`. No socket is known here: reading is a function that is handed in.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from flowctl._holds import MAX_HOLDERS, MAX_REASONS, InputHolds, InputMode
+from flowctl._input import (
+    ALL,
+    BLOCK,
+    DONE,
+    NEED_MORE,
+    InputHandler,
+    InputResult,
+    ReceiverHost,
+    ReceiverStatistics,
+    Verdict,
+)
+from flowctl._locks import OwnedLock
+from flowctl.errors import FlowctlError, InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from flowctl.deferred import Registration
+
+__all__ = [
+    "ALL",
+    "BLOCK",
+    "DONE",
+    "MAX_HOLDERS",
+    "MAX_REASONS",
+    "NEED_MORE",
+    "InputHandler",
+    "InputResult",
+    "Receiver",
+    "ReceiverHost",
+    "ReceiverStatistics",
+    "Verdict",
+]
+
+#: Default bound of what is kept for a handler that needs more: the limit of a command message, the largest thing
+#: that a handler may want whole (chunk readers keep their own unfinished messages).
+DEFAULT_CAPACITY_BYTES: Final = 64 * 1024
+
+#: Default of what one connection may read per turn of its loop before the others are served: at 10 Mbit/s that is
+#: 200 ms of media, so a publisher needs more than one turn only after a stall.
+DEFAULT_TURN_BUDGET_BYTES: Final = 256 * 1024
+
+#: Default interval for which `control_bytes` are granted.
+DEFAULT_CONTROL_INTERVAL_S: Final = 1.0
+
+
+class _EndOfStream(Exception):  # noqa: N818  (a mark, never raised)
+    """Stands for the end of the stream where otherwise the read error is kept."""
+
+
+_END_OF_STREAM: Final = _EndOfStream()
+_NOTHING: Final = memoryview(b"")
+
+
+class Receiver:
+    """Reads, hands on, keeps the rest, and can be held.
+
+    Args:
+        registration: the connection's; one job is made of it.
+        handler: gets the input.
+        read_into: reads at most as many bytes as the memory handed in has, which is at least one, and returns their
+            number, 0 at the end of the stream; raises BlockingIOError when there is nothing and OSError when the
+            connection is broken: `socket.recv_into`.
+        on_reading_changed: told on the owning thread to watch (True) or unwatch (False) the descriptor.
+        capacity_bytes: most bytes kept for the handler, 1 or more; also the most read at once.
+        turn_budget_bytes: most bytes read per turn of the loop, 1 or more; a connection with more goes to the tail.
+        control_interval_s: for how long the `control_bytes` of a pause last, more than 0.
+        clock: monotonic seconds, the clock of the group's deadlines.
+    """
+
+    __slots__ = (
+        "_blocked",
+        "_bytes_in",
+        "_capacity_bytes",
+        "_clock",
+        "_control_bytes_in",
+        "_control_cap",
+        "_control_interval_s",
+        "_control_left",
+        "_end",
+        "_handler",
+        "_holds",
+        "_host",
+        "_in_handler",
+        "_job",
+        "_kept",
+        "_lock",
+        "_mode",
+        "_more",
+        "_offer",
+        "_on_reading_changed",
+        "_over",
+        "_read_count",
+        "_read_into",
+        "_reading",
+        "_registration",
+        "_turn_budget_bytes",
+        "_window_ends_at",
+    )
+
+    def __init__(
+        self,
+        registration: Registration,
+        handler: InputHandler,
+        read_into: Callable[[memoryview], int],
+        on_reading_changed: Callable[[bool], None],
+        *,
+        capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
+        turn_budget_bytes: int = DEFAULT_TURN_BUDGET_BYTES,
+        control_interval_s: float = DEFAULT_CONTROL_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if capacity_bytes < 1 or turn_budget_bytes < 1 or not control_interval_s > 0:
+            raise LocalProtocolError(
+                "capacity_bytes and turn_budget_bytes must be at least 1 and control_interval_s more than 0, not "
+                f"{capacity_bytes}, {turn_budget_bytes} and {control_interval_s}"
+            )
+        self._registration: Final = registration
+        self._handler: Final = handler
+        self._read_into: Final = read_into
+        self._on_reading_changed: Final = on_reading_changed
+        self._capacity_bytes: Final = capacity_bytes
+        self._turn_budget_bytes: Final = turn_budget_bytes
+        self._control_interval_s: Final = control_interval_s
+        self._clock: Final = clock
+        self._job: Final = registration.job(self._run_job, "receiver")
+
+        self._lock: Final = OwnedLock()
+        self._holds: InputHolds | None = None  # made by the first pause  # guarded by _lock
+        # Written under the lock, read without it by the owning thread, which looks again before every step:
+        self._mode = InputMode.BULK
+        self._control_cap = 0  # smallest grant of the holders, bytes per interval
+        self._offer = False  # the handler is to be offered what is kept, even nothing
+        self._over = False  # closed, or the end was delivered: nothing more is read or handed on
+
+        # Only for the owning thread:
+        self._host: ReceiverHost | None = None  # None while on no group
+        self._kept = b""  # read but not consumed
+        self._blocked = False
+        self._end: Exception | None = None  # what ended the stream, until it may be delivered
+        self._in_handler = False
+        self._more = False  # the turn's budget was used up; the job reads on
+        self._reading = False  # what on_reading_changed was last told
+        self._control_left = 0  # of the grant, in this interval
+        self._window_ends_at = float("-inf")  # when a new grant begins
+        self._bytes_in = 0
+        self._control_bytes_in = 0
+        self._read_count = 0
+
+    # --- any thread ----------------------------------------------------------------------------------------------
+
+    def pause(self, owner: Hashable, reason: str, *, control_bytes: int = 0) -> bool:
+        """Hold input on behalf of `owner`; any thread, also under the Sender's lock.
+
+        Input that the handler has been given already is not taken back. Called from `process_input` it stops reading
+        before the next read.
+
+        Args:
+            owner: who holds; a second call by the same owner replaces reason and grant.
+            reason: short and stable, for the counts, for example ``"soft limit"``.
+            control_bytes: how much may be read per control interval all the same, handed on with
+                ``control_only=True``; 0: nothing.
+
+        Returns:
+            True if `owner` did not hold input before.
+
+        Raises:
+            LocalProtocolError: `control_bytes` is negative, or there are `MAX_HOLDERS` holders.
+        """
+        if control_bytes < 0:
+            raise LocalProtocolError(f"control_bytes is {control_bytes}; it must be 0 or more")
+        now = self._clock()
+        with self._lock:
+            if self._over:
+                return False
+            if self._holds is None:
+                self._holds = InputHolds()
+            is_new = self._holds.add(owner, reason, control_bytes, now)
+            changed = self._holds_changed_locked(self._holds)
+        if changed:
+            self._registration.schedule(self._job)
+        return is_new
+
+    def resume(self, owner: Hashable) -> bool:
+        """End the hold of `owner`; any thread, also under the Sender's lock.
+
+        When it was the last, the handler is called soon on the owning thread with what is kept, even if that is
+        nothing, and then reading goes on.
+
+        Returns:
+            True if `owner` held input.
+        """
+        now = self._clock()
+        with self._lock:
+            if self._over or self._holds is None or not self._holds.discard(owner, now):
+                return False
+            changed = self._holds_changed_locked(self._holds)
+        if changed:
+            self._registration.schedule(self._job)
+        return True
+
+    def trigger_input(self) -> None:
+        """Offer the handler what is kept, even nothing, soon, on the owning thread; lifts BLOCK; any thread.
+
+        Never inside this call, and never inside a running `process_input`. While input is stopped by a holder, the
+        offer is made on resumption.
+        """
+        with self._lock:
+            if self._over:
+                return
+            self._offer = True
+        self._registration.schedule(self._job)
+
+    @property
+    def paused(self) -> bool:
+        """True while anybody holds input, with or without a grant for control."""
+        return self._mode is not InputMode.BULK
+
+    def statistics(self) -> ReceiverStatistics:
+        """Return a frozen snapshot; any thread. Figures of the owning thread may be a step apart."""
+        now = self._clock()
+        with self._lock:
+            holds = self._holds or InputHolds()
+            paused_s, longest_pause_s = holds.times(now)
+            return ReceiverStatistics(
+                bytes_in=self._bytes_in,
+                control_bytes_in=self._control_bytes_in,
+                reads=self._read_count,
+                kept_bytes=len(self._kept),
+                reading=self._reading,
+                blocked=self._blocked,
+                held_by=holds.held_by(),
+                pauses=dict(holds.pauses),
+                paused_s=paused_s,
+                longest_pause_s=longest_pause_s,
+            )
+
+    # --- the owning thread ---------------------------------------------------------------------------------------
+
+    def attached(self, host: ReceiverHost) -> None:
+        """Begin to read on the thread of `host`; the connection calls it from its own ``attached``.
+
+        Raises:
+            LocalProtocolError: on a host already, or its scratch buffer is smaller than `capacity_bytes`.
+        """
+        if self._host is not None:
+            raise LocalProtocolError("the receiver is on a poll group already")
+        if len(host.scratch) < self._capacity_bytes:
+            raise LocalProtocolError(
+                f"capacity_bytes is {self._capacity_bytes}, the group's scratch buffer has {len(host.scratch)}"
+            )
+        self._host = host
+        if self._offer or self._more or self._end is not None:
+            self._registration.schedule(self._job)  # a job that ran while there was no host could do nothing
+        self._update_reading()
+
+    def detached(self) -> None:
+        """Stop reading on this thread; what is kept and noted goes along to the next host. Idempotent."""
+        if self._host is None:
+            return
+        host, self._host = self._host, None
+        host.deadlines.remove(self)
+        self._update_reading()
+
+    def close(self) -> None:
+        """Read no more, call the handler no more, drop what is kept; idempotent."""
+        self._finish()
+        self._registration.revoke(self._job)
+        if self._host is not None:
+            self._host.deadlines.remove(self)
+        self._update_reading()
+
+    def input_ready(self) -> None:
+        """Read and hand on, up to the turn's budget: the descriptor is readable."""
+        if self._in_handler or self._more:
+            # From inside process_input, or the job at the tail of the loop's queue has this turn already.
+            self._more = True
+            self._registration.schedule(self._job)
+            return
+        self._turn(read=True)
+
+    def deadline_due(self, now: float) -> None:
+        """Go on reading: a new control interval has begun. Called by the group's deadlines."""
+        del now  # the clock is asked where the grant is renewed
+        self._update_reading()
+
+    @property
+    def reading(self) -> bool:
+        """True if the descriptor is to be watched, as `on_reading_changed` was told last."""
+        return self._reading
+
+    @property
+    def end_pending(self) -> bool:
+        """True if the stream has ended but somebody holds input, so the handler was not told yet."""
+        return self._end is not None
+
+    # --- inner steps ---------------------------------------------------------------------------------------------
+
+    def _run_job(self) -> None:
+        if self._in_handler:  # a handler ran a round of its own processor
+            self._registration.schedule(self._job)
+            return
+        read, self._more = self._more, False
+        self._turn(read=read)
+
+    def _turn(self, *, read: bool) -> None:
+        try:
+            if self._host is not None and not self._over:
+                self._make_offer()
+                if read:
+                    self._read_turn(self._host)
+                self._deliver_end()
+        finally:
+            # Also when the handler's process_error raised: a broken connection must not be polled for ever.
+            self._update_reading()
+
+    def _make_offer(self) -> None:
+        """Offer what is kept if that was asked for and nobody forbids it."""
+        if not self._offer or self._mode is InputMode.STOPPED:
+            return
+        with self._lock:
+            self._offer = False
+        self._blocked = False
+        data, self._kept = self._kept, b""
+        self._hand_on(memoryview(data) if data else _NOTHING)
+
+    def _read_turn(self, host: ReceiverHost) -> None:
+        budget = self._turn_budget_bytes
+        scratch = host.scratch
+        while self._may_read():
+            kept = len(self._kept)
+            room = min(self._capacity_bytes - kept, budget)
+            control = self._mode is InputMode.CONTROL
+            if control:
+                room = min(room, self._control_left)
+            if room <= 0:
+                if budget <= 0:
+                    self._more = True
+                    self._registration.schedule(self._job)
+                return
+            try:
+                count = self._read_into(scratch[kept : kept + room])
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._end = error
+                return
+            if count == 0:
+                self._end = _END_OF_STREAM
+                return
+            budget -= count
+            host.bytes_in += count
+            self._bytes_in += count
+            self._read_count += 1
+            if control:
+                self._control_left -= count
+                self._control_bytes_in += count
+            if kept:
+                scratch[:kept] = self._kept
+                self._kept = b""
+            self._hand_on(scratch[: kept + count])
+            if count < room:
+                return  # the socket is empty, or will say again that it is not: saves the read that meets EAGAIN
+
+    def _may_read(self) -> bool:
+        if self._host is None or self._over or self._blocked or self._end is not None:
+            return False
+        if self._mode is InputMode.BULK:
+            return True
+        return self._mode is InputMode.CONTROL and self._grant() > 0
+
+    def _grant(self) -> int:
+        """Return how many control bytes may be read now, after beginning a new interval if it is time."""
+        now = self._clock()
+        if now >= self._window_ends_at:
+            self._window_ends_at = now + self._control_interval_s
+            self._control_left = self._control_cap
+        else:
+            self._control_left = min(self._control_left, self._control_cap)
+        return self._control_left
+
+    def _hand_on(self, data: memoryview) -> None:
+        """Offer `data` until the handler has it or wants to wait; keep the rest."""
+        while True:
+            try:
+                verdict, consumed, error = self._call_handler(data)
+            except FlowctlError as failure:
+                self._fail(failure)
+                return
+            if self._over:  # the handler closed us
+                return
+            if consumed == ALL:
+                consumed = len(data)
+            elif not 0 <= consumed <= len(data):
+                self._fail(InternalError(f"the handler says it consumed {consumed} of {len(data)} bytes"))
+                return
+            rest = data[consumed:]
+            if verdict is Verdict.DONE and rest and not consumed:
+                self._fail(InternalError("the handler answered DONE but consumed nothing"))
+                return
+            if verdict is Verdict.ERROR:
+                self._fail(error or RemoteProtocolError("the input was refused"))
+                return
+            if verdict is Verdict.NEED_MORE and len(rest) >= self._capacity_bytes:
+                self._fail(LimitExceededError("input_buffer_bytes", len(rest), self._capacity_bytes))
+                return
+            if verdict is not Verdict.DONE or not rest or self._mode is InputMode.STOPPED:
+                self._blocked = verdict is Verdict.BLOCK
+                self._kept = bytes(rest)
+                if verdict is Verdict.DONE and rest:
+                    with self._lock:
+                        self._offer = True  # stopped half-way: it goes on with the rest, not with more input
+                return
+            data = rest
+
+    def _call_handler(self, data: memoryview) -> InputResult:
+        self._in_handler = True
+        try:
+            return self._handler.process_input(data, control_only=self._mode is not InputMode.BULK)
+        except FlowctlError:
+            raise
+        except Exception as error:
+            raise InternalError(f"the input handler failed: {error!r}") from error
+        finally:
+            self._in_handler = False
+
+    def _fail(self, error: Exception) -> None:
+        """Give up because of the input itself; delivered at once, held or not: it is not the stream that ended."""
+        self._finish()
+        self._handler.process_error(error)
+
+    def _deliver_end(self) -> None:
+        end = self._end
+        if end is None or self._over or self._mode is not InputMode.BULK or self._blocked or self._offer:
+            return
+        self._finish()
+        if end is _END_OF_STREAM:
+            self._handler.process_eof()
+        else:
+            self._handler.process_error(end)
+
+    def _finish(self) -> None:
+        """Go over to the state in which nothing is read or handed on any more."""
+        with self._lock:
+            self._over = True
+            self._offer = False
+            self._mode = InputMode.BULK
+            if self._holds is not None:
+                self._holds.clear(self._clock())
+        self._kept = b""
+        self._end = None
+        self._more = False
+
+    def _update_reading(self) -> None:
+        """Tell the connection whether to watch its descriptor, if that has changed; set the control deadline."""
+        wanted = self._may_read()
+        if self._host is not None and self._waits_for_grant():
+            self._host.deadlines.set(self, self._window_ends_at)
+        if wanted is not self._reading:
+            self._reading = wanted
+            self._on_reading_changed(wanted)
+
+    def _waits_for_grant(self) -> bool:
+        return (
+            self._mode is InputMode.CONTROL
+            and not self._control_left
+            and not (self._over or self._blocked)
+            and self._end is None
+        )
+
+    def _holds_changed_locked(self, holds: InputHolds) -> bool:
+        """Work out what the holders allow; True if that has changed and the owning thread must act."""
+        self._lock.assert_owned()
+        mode, cap = holds.verdict()
+        if mode is self._mode and cap == self._control_cap:
+            return False
+        self._mode = mode
+        self._control_cap = cap
+        self._offer = True
+        return True

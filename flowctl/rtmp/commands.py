@@ -1,0 +1,237 @@
+"""The words of RTMP commands: replies and status messages as peers expect them, and how to read what peers send.
+
+Replies follow what Flash Media Server said and SRS, nginx-rtmp and gortmplib repeat; clients compare codes, and
+Wirecast the order of the members of a status object too: ``level`` before ``code`` (nginx-rtmp, 2012).
+``onStatus`` has transaction id 0, since it answers nothing by number.
+
+Reading is forgiving, because each argument here has been seen missing, null, or of a wrong type: the readers return a
+neutral value, and the session decides what that means.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from flowctl.errors import RemoteProtocolError
+from flowctl.rtmp import amf0
+from flowctl.rtmp.chunk import serialise
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.messages import EVENT_STREAM_EOF, UserControl, encode_control
+from flowctl.rtmp.values import simplify
+from flowctl.rtmp.wire import (
+    TYPE_COMMAND_AMF0,
+    TYPE_COMMAND_AMF3,
+    TYPE_DATA_AMF0,
+    TYPE_DATA_AMF3,
+    Message,
+)
+
+COMMAND_CSID: Final = 3
+"""Chunk stream of commands on the connection (msid 0), as in librtmp, SRS and nginx-rtmp."""
+
+STREAM_CSID: Final = 5
+"""Chunk stream of status messages and data of a message stream, as in SRS and nginx-rtmp."""
+
+CONNECT_SUCCESS: Final = "NetConnection.Connect.Success"
+CONNECT_REJECTED: Final = "NetConnection.Connect.Rejected"
+CALL_FAILED: Final = "NetConnection.Call.Failed"
+RECONNECT_REQUEST: Final = "NetConnection.Connect.ReconnectRequest"
+STREAM_FAILED: Final = "NetStream.Failed"
+"""An error of no other name; librtmp, and so OBS, ends the stream on it."""
+PUBLISH_START: Final = "NetStream.Publish.Start"
+PUBLISH_BAD_NAME: Final = "NetStream.Publish.BadName"
+UNPUBLISH_SUCCESS: Final = "NetStream.Unpublish.Success"
+PLAY_RESET: Final = "NetStream.Play.Reset"
+PLAY_START: Final = "NetStream.Play.Start"
+PLAY_STOP: Final = "NetStream.Play.Stop"
+PLAY_FAILED: Final = "NetStream.Play.Failed"
+PLAY_NOT_FOUND: Final = "NetStream.Play.StreamNotFound"
+PLAY_PUBLISH_NOTIFY: Final = "NetStream.Play.PublishNotify"
+PLAY_UNPUBLISH_NOTIFY: Final = "NetStream.Play.UnpublishNotify"
+PAUSE_NOTIFY: Final = "NetStream.Pause.Notify"
+UNPAUSE_NOTIFY: Final = "NetStream.Unpause.Notify"
+SEEK_FAILED: Final = "NetStream.Seek.Failed"
+SEEK_NOTIFY: Final = "NetStream.Seek.Notify"
+
+CAPS_RECONNECT: Final = 1
+"""Bit of ``capsEx``: understands `RECONNECT_REQUEST` (Enhanced RTMP v2, "Enhancing NetConnection connect Command")."""
+
+CAN_FORWARD: Final = 4
+"""Bit of a FourCcInfoMap entry: passes the codec on; with key ``*``, any codec."""
+
+_SET_DATA_FRAME: Final = "@setDataFrame"
+_ON_METADATA: Final = "onMetaData"
+# An AMF0 string on the wire: marker, 16-bit length, octets.
+_SET_DATA_FRAME_OCTETS: Final = amf0.encode(_SET_DATA_FRAME)
+_ON_METADATA_OCTETS: Final = amf0.encode(_ON_METADATA)
+
+_TEXT_MAX_CHARS: Final = 256
+"""Limit on texts that are kept for logs, such as flashVer; longer ones are cut."""
+
+_WHOLE_MAX: Final = 2**40
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def command(name: str, transaction_id: float, *values: Any, stream_id: int = 0) -> Message:
+    """Return the AMF0 command `name` (Adobe RTMP 1.0 section 7.1.1).
+
+    Args:
+        name: command name, ``_result`` and ``_error`` included.
+        transaction_id: 0 for what is not to be answered, or that of the command answered.
+        values: command object and arguments.
+        stream_id: message stream id, 0 for the connection.
+    """
+    payload = amf0.encode(name, float(transaction_id), *values)
+    return Message(STREAM_CSID if stream_id else COMMAND_CSID, 0, TYPE_COMMAND_AMF0, stream_id, payload)
+
+
+def status(level: str, code: str, description: str, **more: Any) -> dict[str, Any]:
+    """Return a status object, its members in the order that Wirecast wants.
+
+    Args:
+        level: ``"status"``, ``"warning"`` or ``"error"``.
+        code: what happened, for programs.
+        description: what happened, for people.
+        more: further members.
+    """
+    return {"level": level, "code": code, "description": description, **more}
+
+
+def on_status(stream_id: int, level: str, code: str, description: str, **more: Any) -> Message:
+    """Return an ``onStatus`` for message stream `stream_id` (0: the connection); see `status`."""
+    return command("onStatus", 0, None, status(level, code, description, **more), stream_id=stream_id)
+
+
+def limit_description(limit: str, value: float, maximum: float) -> str:
+    """Return the words that tell a peer which limit it went over."""
+    return f"limit {limit}: {value:g}, allowed is {maximum:g}"
+
+
+def sample_access(stream_id: int) -> Message:
+    """Return the ``|RtmpSampleAccess`` data message that lets a Flash player read samples (SRS 49)."""
+    return Message(STREAM_CSID, 0, TYPE_DATA_AMF0, stream_id, amf0.encode("|RtmpSampleAccess", True, True))
+
+
+def end_of_stream_bytes(
+    stream_id: int, description: str = "Stream is now unpublished.", *, chunk_size: int, timestamp: int = 0
+) -> bytes:
+    """Return what ends a stream for its players: Stream EOF and ``NetStream.Play.UnpublishNotify``.
+
+    Both have full (type 0) headers, so the octets fit behind any message and can stand in a log that many players
+    share.
+
+    Args:
+        stream_id: message stream id that the players play on.
+        description: words of the status.
+        chunk_size: chunk size announced to the players.
+        timestamp: ms, for the status message.
+    """
+    eof = encode_control(UserControl(EVENT_STREAM_EOF, stream_id=stream_id))
+    ended = on_status(stream_id, "status", PLAY_UNPUBLISH_NOTIFY, description)
+    return b"".join(
+        serialise(message.type_id, message.msid, when, message.payload, message.csid, chunk_size)
+        for message, when in ((eof, 0), (ended, timestamp))
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+def text(value: Any, maximum: int = _TEXT_MAX_CHARS) -> str:
+    """Return `value` if it is a string, cut to `maximum` characters; "" for anything else."""
+    return value[:maximum] if isinstance(value, str) else ""
+
+
+def number(value: Any, default: float) -> float:
+    """Return `value` if it is a finite number, `default` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return default
+    return float(value)
+
+
+def whole(value: Any, default: int) -> int:
+    """Return `value` as a whole number, held to +-2^40 (34 years of ms); `default` if it is no finite number."""
+    return round(max(-_WHOLE_MAX, min(number(value, default), _WHOLE_MAX)))
+
+
+def flag(value: Any, *, default: bool) -> bool:
+    """Return `value` as a boolean, numbers as C does it; `default` for anything else."""
+    return bool(value) if isinstance(value, bool | int | float) else default
+
+
+def properties(value: Any) -> dict[str, Any]:
+    """Return the members of an object of any kind, simplified; {} for what is no object (null, undefined, a text)."""
+    simple = simplify(value)
+    return simple if isinstance(simple, dict) else {}
+
+
+def first_properties(values: list[Any]) -> dict[str, Any]:
+    """Return the members of the first object among `values`, {} when there is none."""
+    return next((found for found in map(properties, values) if found), {})
+
+
+def member(values: dict[str, Any], name: str) -> Any:
+    """Return member `name` whatever its case (cameras write ``tcurl``). None: there is none."""
+    if name in values:
+        return values[name]
+    lowered = name.lower()
+    return next((value for key, value in values.items() if key.lower() == lowered), None)
+
+
+def fourcc_list(values: dict[str, Any]) -> tuple[str, ...]:
+    """Return the codecs that a connect announces, from ``fourCcList`` and both FourCcInfoMaps, at most 64."""
+    listed = member(values, "fourCcList")
+    names = [item for item in listed if isinstance(item, str)] if isinstance(listed, list) else []
+    for key in ("videoFourCcInfoMap", "audioFourCcInfoMap"):
+        entries = member(values, key)
+        names += entries if isinstance(entries, dict) else []
+    return tuple(dict.fromkeys(text(name, 16) for name in names))[:64]
+
+
+def command_name(message: Message) -> str:
+    """Return the name of a command message without decoding the rest; "" when it does not start with a string."""
+    start = 1 if message.type_id == TYPE_COMMAND_AMF3 and message.payload[:1] == b"\0" else 0
+    payload = message.payload
+    if payload[start : start + 1] != b"\x02":
+        return ""
+    length = int.from_bytes(payload[start + 1 : start + 3], "big")
+    return payload[start + 3 : start + 3 + length].decode("utf-8", "replace")
+
+
+def read_metadata(message: Message, limits: WireLimits) -> tuple[Message, dict[str, Any]] | None:
+    """Return ``onMetaData`` as players are to get it, and its properties.
+
+    An AMF0 message keeps its octets, less the ``@setDataFrame`` in front; an AMF3 one is encoded anew as AMF0, which
+    every player reads.
+
+    Args:
+        message: a data message (type 15 or 18).
+        limits: `WireLimits.amf` is applied.
+
+    Returns:
+        None: some other data message (FFmpeg's 4-octet time code, one that does not begin with a string), or one
+        whose values are cut off; such are passed on as they are.
+
+    Raises:
+        LimitExceededError: the values are nested too deep or are too many.
+    """
+    payload = message.payload
+    if message.type_id == TYPE_DATA_AMF3 and payload[:1] == b"\0":
+        payload = payload[1:]
+    payload = payload.removeprefix(_SET_DATA_FRAME_OCTETS)
+    if not payload.startswith(_ON_METADATA_OCTETS):
+        return None
+    try:
+        values = amf0.decode(payload, limits.amf)
+    except RemoteProtocolError as error:
+        # A limit is hit on purpose; what is merely broken is the player's problem, as with any other data.
+        if error.code.startswith("limit:"):
+            raise
+        return None
+    found = first_properties(values[1:])
+    if message.type_id == TYPE_DATA_AMF3:
+        payload = amf0.encode(*map(simplify, values))
+    return Message(message.csid, message.timestamp, TYPE_DATA_AMF0, message.msid, payload), found

@@ -1,0 +1,328 @@
+"""RTMP addresses: from what clients really send to one scheme, host, vhost, application, stream name and query.
+
+A client states its address in three places: ``tcUrl`` and ``app`` of the connect command, and the stream name of
+publish or play. How people split an address over them is free: OBS users put ``rtmp://host/live`` into "Server" and
+``room?secret=x`` into "Stream Key", or the whole path into either, with the query wherever it ended up. So the paths
+are joined first, the last segment is then the stream name and what stands before it the application, and the queries
+are merged; every split of one address gives the same `RtmpUrl` (the rule of ossrs/srs, ``srs_net_url_parse_tcurl``).
+
+Values are not percent-decoded: clients do not encode them, and a signed token must reach its verifier unchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Final
+
+from flowctl.errors import RemoteProtocolError
+
+DEFAULT_APP: Final = "__defaultApp__"
+"""Application of an address that names none (the name that SRS gives it)."""
+
+DEFAULT_VHOST: Final = "__defaultVhost__"
+"""A ``?vhost=`` of this value means none, as in SRS."""
+
+DEFAULT_PORTS: Final = {"rtmp": 1935, "rtmps": 443, "rtmpt": 80, "rtmpts": 443, "rtmpe": 1935, "rtmpte": 80}
+"""Port of an address that states none, as in FFmpeg; schemes not listed here get 1935."""
+
+NAME_MAX_CHARS: Final = 256
+"""Default limit on the length of an application or stream name (nginx-rtmp: NGX_RTMP_MAX_NAME 256)."""
+
+URL_MAX_CHARS: Final = 8192
+"""Limit on a tcUrl and on a query: room for a signed token of 4 KiB, which people do put there."""
+
+QUERY_MAX_PAIRS: Final = 64
+"""Limit on ``k=v`` pairs; real queries have fewer than ten."""
+
+REDACTED: Final = "***"
+
+_SECRET_WORDS: Final = (
+    "key", "secret", "token", "pass", "pwd", "auth", "sign", "sig", "hash", "jwt", "credential", "response",
+)  # fmt: skip  # one line of words reads better than twelve lines
+
+_URL = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)(?P<rest>.*)$")
+# The host of an IPv6 address stands in brackets (RFC 3986 section 3.2.2).
+_AUTHORITY = re.compile(r"^(?:(?P<user>.*)@)?(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:\[\]@]*))(?::(?P<port>\d*))?$")
+
+
+class Query(dict[str, str]):
+    """The pairs of a query, in order; a later pair replaces an earlier one. Its ``repr`` shows no secrets."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        shown = {name: REDACTED if is_secret(name) and value else value for name, value in self.items()}
+        return f"Query({shown!r})"
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the value of query parameter `name` must stay out of logs, judged by the words in it."""
+    lowered = name.lower()
+    return any(word in lowered for word in _SECRET_WORDS)
+
+
+def parse_query(raw: str) -> Query:
+    """Return the pairs of `raw` (``k=v&k2=v2``, with or without a leading ``?``); a name without ``=`` has value "".
+
+    Raises:
+        RemoteProtocolError: code ``bad-url``; longer than `URL_MAX_CHARS` or more than `QUERY_MAX_PAIRS` pairs.
+    """
+    if len(raw) > URL_MAX_CHARS:
+        raise RemoteProtocolError(f"query has {len(raw)} characters, at most {URL_MAX_CHARS} are read", code="bad-url")
+    parts = [part for part in raw.lstrip("?").split("&") if part]
+    if len(parts) > QUERY_MAX_PAIRS:
+        raise RemoteProtocolError(f"query has {len(parts)} pairs, at most {QUERY_MAX_PAIRS} are read", code="bad-url")
+    query = Query()
+    for part in parts:
+        name, _, value = part.partition("=")
+        query[name] = value
+    return query
+
+
+def redact_query(raw: str) -> str:
+    """Return `raw` with the values of secret parameters replaced by ``***``; everything else is kept as it is."""
+    parts = []
+    # "?" separates as well: Adobe authentication appends "?authmod=..." to a text that may have a query already.
+    for part in re.split(r"([&?])", raw):
+        name, equals, value = part.partition("=")
+        parts.append(f"{name}={REDACTED}" if equals and value and is_secret(name) else part)
+    return "".join(parts)
+
+
+def redact_url(text: str) -> str:
+    """Return any address or stream name that a peer sent in a form fit for a log: no secret values, no password."""
+    head, mark, rest = text.partition("?")
+    scheme, separator, tail = head.partition("://")
+    authority, slash, path = tail.partition("/")
+    if separator and "@" in authority:
+        user, _, host = authority.rpartition("@")
+        head = f"{scheme}://{user.partition(':')[0]}:{REDACTED}@{host}{slash}{path}"
+    return head + mark + redact_query(rest)
+
+
+def check_name(name: str, what: str, *, maximum: int = NAME_MAX_CHARS) -> None:
+    """Refuse a name that must not reach a path, a log line or a table of streams.
+
+    The message states the rule and not the name, since a stream name may itself be a secret.
+
+    Args:
+        name: application or stream name without its query; segments are separated by ``/``.
+        what: how the error names it, for example ``"stream name"``.
+        maximum: most characters allowed.
+
+    Raises:
+        RemoteProtocolError: code ``bad-name``; empty, too long, not printable, a backslash, or a ``.`` or ``..``
+            segment.
+    """
+    if not name:
+        raise RemoteProtocolError(f"{what} is empty", code="bad-name")
+    if len(name) > maximum:
+        raise RemoteProtocolError(f"{what} has {len(name)} characters, the limit is {maximum}", code="bad-name")
+    # Not printable are control characters, NUL, lone surrogates and the invisible marks that forge log lines.
+    if not name.isprintable() or "\\" in name:
+        raise RemoteProtocolError(f"{what} has a control character or a backslash", code="bad-name")
+    if not {".", ".."}.isdisjoint(name.split("/")):
+        raise RemoteProtocolError(f"{what} has a segment . or ..", code="bad-name")
+
+
+def _segments(path: str) -> list[str]:
+    """Split a path, without empty segments and without the ``_definst_`` that FMLE adds for "no instance"."""
+    return [segment for segment in path.split("/") if segment and segment != "_definst_"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RtmpUrl:
+    """One RTMP address; ``str`` and ``repr`` are redacted, so that it can be logged as it is.
+
+    Args:
+        scheme: lower case, for example ``rtmp`` or ``rtmps``.
+        host: lower case, without the brackets of IPv6; "" when the client did not say.
+        port: 1..65535.
+        vhost: ``?vhost=`` or ``?domain=`` when given, `host` otherwise.
+        app: application with its instance, for example ``live`` or ``live/inst``; never empty.
+        stream: stream name without query; "" for an address that names none (yet).
+        raw_query: the query as it came, without the ``?``; "" for none.
+        query: the pairs of `raw_query`.
+        user: user name before the ``@``. None: none given.
+        password: password before the ``@``. None: none given.
+    """
+
+    scheme: str = "rtmp"
+    host: str = ""
+    port: int = 1935
+    vhost: str = ""
+    app: str = DEFAULT_APP
+    stream: str = ""
+    raw_query: str = ""
+    query: Query = dataclasses.field(default_factory=Query)
+    user: str | None = None
+    password: str | None = None
+
+    @property
+    def instance(self) -> str:
+        """The part of `app` after its first slash, "" when there is none (``live/inst`` has instance ``inst``)."""
+        return self.app.partition("/")[2]
+
+    @property
+    def path(self) -> str:
+        """``app/stream``: the one name of a stream, however the client split it."""
+        return f"{self.app}/{self.stream}" if self.stream else self.app
+
+    @property
+    def tc_url(self) -> str:
+        """The address without stream name, query and credentials: what a client sends as ``tcUrl``."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == DEFAULT_PORTS.get(self.scheme, 1935) else f":{self.port}"
+        return f"{self.scheme}://{host}{port}/{'' if self.app == DEFAULT_APP else self.app}"
+
+    def redacted(self) -> str:
+        """Return the whole address without the values of secret parameters and without credentials."""
+        base = self.tc_url if not self.stream else f"{self.tc_url.rstrip('/')}/{self.stream}"
+        return f"{base}?{redact_query(self.raw_query)}" if self.raw_query else base
+
+    __str__ = redacted
+
+    def __repr__(self) -> str:
+        return f"RtmpUrl({self.redacted()!r})"
+
+    def with_stream(self, name: str, *, name_max_chars: int = NAME_MAX_CHARS) -> RtmpUrl:
+        """Return this address with the stream name of a publish or play command.
+
+        An empty name (or one that is only a query) takes the last segment of the application, if that has two: the
+        user put the whole path into "Server".
+
+        Args:
+            name: as the client sent it: may have segments, a leading slash and a query.
+            name_max_chars: limit on application and stream name each.
+
+        Raises:
+            RemoteProtocolError: code ``bad-name`` (see `check_name`) or ``bad-url`` (see `parse_query`).
+        """
+        path, _, more = name.partition("?")
+        # Before splitting, which is linear in a text that the peer made as long as it liked.
+        if path:
+            check_name(path, "stream name", maximum=name_max_chars)
+        app = _segments("" if self.app == DEFAULT_APP else self.app)
+        segments = app + _segments(path)
+        if len(segments) == len(app) < 2:
+            raise RemoteProtocolError("stream name is empty", code="bad-name")
+        raw_query = "&".join(part for part in (self.raw_query, more) if part)
+        query = parse_query(raw_query)
+        joined = "/".join(segments[:-1]) or DEFAULT_APP
+        check_name(joined, "application name", maximum=name_max_chars)
+        return dataclasses.replace(
+            self,
+            app=joined,
+            stream=segments[-1],
+            raw_query=raw_query,
+            query=query,
+            vhost=_vhost(query, self.vhost),
+        )
+
+
+def _vhost(query: Query, default: str) -> str:
+    vhost = (query.get("vhost") or query.get("domain") or "").lower()
+    return vhost if vhost and vhost != DEFAULT_VHOST.lower() else default
+
+
+def parse_url(text: str, *, name_max_chars: int = NAME_MAX_CHARS) -> RtmpUrl:
+    """Return the address ``rtmp://[user[:password]@]host[:port]/app[/inst]/stream[?k=v]``.
+
+    The last of two or more segments is the stream name. ``rtmp://host/app?k=v/stream``, the form that Flash media
+    encoders wrote, is understood when the path alone names no stream.
+
+    Args:
+        text: the whole address.
+        name_max_chars: limit on application and stream name each.
+
+    Raises:
+        RemoteProtocolError: code ``bad-url`` for what is no address, ``bad-name`` for a name (see `check_name`).
+    """
+    url = _parse_base(text, name_max_chars)
+    raw, slash, name = url.raw_query.rpartition("/")
+    if slash and "/" not in url.app:
+        query = parse_query(raw)
+        moved = dataclasses.replace(url, raw_query=raw, query=query, vhost=_vhost(query, url.host))
+        return moved.with_stream(name, name_max_chars=name_max_chars)
+    return url.with_stream("", name_max_chars=name_max_chars) if "/" in url.app else url
+
+
+def from_connect(tc_url: str | None, app: str | None, *, name_max_chars: int = NAME_MAX_CHARS) -> RtmpUrl:
+    """Return the address, without a stream name yet, that a connect command states.
+
+    A ``tcUrl`` that is missing or no address (cameras send an empty one, or quotes around it) is made up for by
+    ``app``; with neither the application is `DEFAULT_APP`.
+
+    Args:
+        tc_url: the command object's ``tcUrl``. None: it had none.
+        app: the command object's ``app``, may have a query. None: it had none.
+        name_max_chars: limit on the application name.
+
+    Raises:
+        RemoteProtocolError: code ``bad-url`` for an over-long text, ``bad-name`` for a bad application name.
+    """
+    path, _, raw_query = unquote(app or "").partition("?")
+    text = unquote(tc_url or "")
+    try:
+        url = _parse_base(text, name_max_chars)
+    except RemoteProtocolError as error:
+        # A bad name is refused wherever it stands; a text that is no address has a stand-in.
+        if error.code != "bad-url" or len(text) > URL_MAX_CHARS:
+            raise
+        url = RtmpUrl()
+    joined = "/".join(_segments(path))
+    if url.app == DEFAULT_APP and joined:
+        check_name(joined, "application name", maximum=name_max_chars)
+        url = dataclasses.replace(url, app=joined)
+    if not url.raw_query and raw_query:
+        query = parse_query(raw_query)
+        url = dataclasses.replace(url, raw_query=raw_query, query=query, vhost=_vhost(query, url.vhost))
+    return url
+
+
+def unquote(text: str) -> str:
+    """Return `text` without blanks and quotes around it (seen from cameras, bluenviron/mediamtx 1405)."""
+    return text.strip().strip("'\"").strip()
+
+
+def _parse_base(text: str, name_max_chars: int) -> RtmpUrl:
+    """Parse an address whose whole path is the application."""
+    if len(text) > URL_MAX_CHARS:
+        raise RemoteProtocolError(f"address has {len(text)} characters, the limit is {URL_MAX_CHARS}", code="bad-url")
+    # Before there was "?vhost=", SRS took "app...vhost...name".
+    match = _URL.match(text.replace("...vhost...", "?vhost=", 1))
+    if match is None:
+        raise RemoteProtocolError("address is not scheme://host/app", code="bad-url")
+    scheme = match["scheme"].lower()
+    authority = _AUTHORITY.match(match["authority"])
+    if authority is None:
+        raise RemoteProtocolError("address has no valid host and port", code="bad-url")
+    port = _port(authority["port"], scheme)
+    app = "/".join(_segments(match["path"]))
+    if app:
+        check_name(app, "application name", maximum=name_max_chars)
+    raw_query = match["rest"].lstrip("?#")
+    query = parse_query(raw_query)
+    host = (authority["six"] or authority["host"] or "").lower()
+    user, colon, password = (authority["user"] or "").partition(":")
+    return RtmpUrl(
+        scheme=scheme,
+        host=host,
+        port=port,
+        vhost=_vhost(query, host),
+        app=app or DEFAULT_APP,
+        raw_query=raw_query,
+        query=query,
+        user=user or None,
+        password=password if colon else None,
+    )
+
+
+def _port(digits: str | None, scheme: str) -> int:
+    if not digits:
+        return DEFAULT_PORTS.get(scheme, 1935)
+    # The length first: int() of a long text is quadratic.
+    if len(digits) > 5 or not digits.isascii() or not 1 <= int(digits) <= 65535:
+        raise RemoteProtocolError("port of the address is not 1..65535", code="bad-url")
+    return int(digits)

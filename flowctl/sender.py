@@ -1,0 +1,408 @@
+"""The Sender: what goes to one peer, in what state its connection is, and what was done about a slow one.
+
+Theory of operation. What is queued lives in the `Outbox`: the message in flight, the control lane, own messages, and
+the stream log that is followed. Every event (queued, sent, EAGAIN, drained, time passed) is shown to the `FlowCore`;
+an edge that comes out is announced to the frontend under the lock, then the drop policy is applied, which may cause
+the next edge.
+
+Deferred mode: `send` queues and asks the owning thread for a flush. Immediate mode: the caller's thread writes when
+nothing is queued. Both share everything else. A viewer that follows a log and keeps up is a member of a *cohort*: the
+fan-out writes the log to all members without touching their Senders (see `flowctl.fanout`). A member that meets
+EAGAIN, or reaches a limit, leaves the cohort and is served from its own cursor until it has caught up.
+
+Threads: `flush`, `writable`, `tick`, `log_grew`, `follow`, `unfollow` and the methods for the fan-out belong to the
+owning thread; everything else may be called from any. While a log is followed, edges happen on the owning thread
+only: what another thread asks for (limits, policy, close) is queued and done in the next flush, which is requested at
+once. The lock is held while writing; the sockets are non-blocking, so nobody waits for a peer under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flowctl._sendercore import RESULTS, FlushResult, SenderCore
+from flowctl.counts import total
+from flowctl.cursor import LogCursor
+from flowctl.errors import LocalProtocolError
+from flowctl.explain import explain
+from flowctl.flow import Load, MessageClass, SendState
+from flowctl.ledger import LedgerEntry, LedgerKind
+from flowctl.limits import OFF_MARK, Limits
+from flowctl.policy import DropPolicy, Thin
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.sender_types import CohortLike, SenderStatistics, SendOutcome, SendResult
+from flowctl.streamlog import Entry, StreamLog
+
+__all__ = ["FlushResult", "Sender"]
+
+
+class Sender(SenderCore):
+    """Everything that is sent to one peer goes through its Sender.
+
+    Args:
+        host: the thread and the connection it lives on.
+        transport: what it writes to.
+        limits: soft and hard limits; `set_limits` changes them.
+        policy: what to drop for a slow peer. None: nothing.
+        frontend: told of every edge of the state. None: nobody.
+        settings: times and budgets.
+        deferred: whether `send` leaves writing to the owning thread; see the module.
+    """
+
+    __slots__ = ()
+
+    # -- sending
+
+    def send(
+        self,
+        data: bytes,
+        message_class: MessageClass = MessageClass.DATA,
+        *,
+        droppable: bool | None = None,
+        track: int = 0,
+    ) -> SendResult:
+        """Send one message, or queue it, or drop it as the policy says. Any thread.
+
+        Args:
+            data: the message as it goes to the socket, not empty.
+            message_class: what it is to the drop policy; CONTROL goes first and is never dropped.
+            droppable: whether the policy may drop it. None: all classes but CONTROL and HEADER.
+            track: for HEADER: which earlier header it replaces.
+
+        Returns:
+            What became of it, and the state after it.
+
+        Raises:
+            ReentryError: called from the frontend's `send_state_changed`.
+            LocalProtocolError: the message is empty.
+        """
+        self._refuse_reentry("send")
+        if not data:
+            raise LocalProtocolError("an empty message cannot be sent", hint="leave the call out")
+        with self._lock:
+            if self._closing:
+                self._sends_after_close += 1
+                return RESULTS[SendOutcome.CLOSED, self._core.state]
+            now = self._host.now()
+            outbox = self._outbox
+            plain = not (self._mask or self._blocked or outbox.backlog.waiting_for_key)
+            if not self.deferred and plain and outbox.idle and message_class is not MessageClass.HEADER:
+                return self._send_now_locked(data, message_class, now)
+            reason = outbox.backlog.offer(data, message_class, now, mask=self._mask, droppable=droppable, track=track)
+            if reason is not None:
+                self._open_episode_locked(now)
+                return RESULTS[SendOutcome.DROPPED, self._core.state]
+            if not self._foreign_locked():
+                self._check_control_locked()
+                self._settle_locked(self._core.queued(self._load_locked(now), now), now)
+            if not self._blocked:
+                self._host.request_flush()
+            return RESULTS[SendOutcome.ACCEPTED, self._core.state]
+
+    # -- following a stream log: the owning thread
+
+    def follow(
+        self,
+        cohort: CohortLike,
+        *,
+        start: Entry | None = None,
+        prefix: tuple[bytes, ...] = (),
+        wait_for_key: bool = False,
+    ) -> None:
+        """Follow the log of `cohort`: everything from `start` on is for this peer. Owning thread.
+
+        Args:
+            cohort: the fan-out of the owning thread for that log.
+            start: the first entry. None: what is published next.
+            prefix: wire messages to send first.
+            wait_for_key: begin with the next key frame.
+
+        Raises:
+            LocalProtocolError: a log is followed already.
+        """
+        self._refuse_reentry("follow")
+        with self._lock:
+            if self._cohort is not None:
+                raise LocalProtocolError("this Sender follows a stream log already", hint="call unfollow() first")
+            if self._closing:
+                return
+            cursor = LogCursor(cohort.log, now=self._host.now(), start=start, prefix=prefix, wait_for_key=wait_for_key)
+            cursor.mask = self._mask
+            self._outbox.follow(cursor)
+            self._joined_check = None
+            self._cohort = cohort
+            cohort.add(self)
+
+    def unfollow(self) -> None:
+        """Stop following: what is queued of the log is dropped, but a message in flight is finished. Owning thread."""
+        self._refuse_reentry("unfollow")
+        with self._lock:
+            self._unfollow_locked(DropReason.UNFOLLOWED)
+
+    def move_to(self, cohort: CohortLike) -> None:
+        """Follow the same log through the fan-out of another thread, from the same byte on. Old owning thread.
+
+        Raises:
+            LocalProtocolError: another log, or none, is followed.
+        """
+        with self._lock:
+            old = self._cohort
+            if old is None or cohort.log is not old.log:
+                raise LocalProtocolError("a viewer can only be moved between fan-outs of the log it follows")
+            self._leave_locked()
+            old.remove(self)
+            self._cohort = cohort
+        cohort.add(self)
+
+    # -- limits and policy
+
+    def set_limits(self, limits: Limits) -> None:
+        """Put `limits` in force at once; may change the state, and even close the connection. Any thread."""
+        self._do("set_limits", lambda now: self._set_limits_locked(limits, now))
+
+    def set_policy(self, policy: DropPolicy) -> None:
+        """Decide by `policy` from the next message on. Any thread."""
+        self._do("set_policy", lambda now: self._set_policy_locked(policy, now))
+
+    def thin(self, mode: Thin = Thin.DROPPABLE) -> None:
+        """Throw away what may be dropped of what is queued; statistics and ledger say how much it was. Any thread."""
+        self._do("thin", lambda now: self._thin_request_locked(mode, now))
+
+    def _do(self, method: str, action: Callable[[float], None]) -> None:
+        """Do something under the lock; on the owning thread where a log is followed."""
+        self._refuse_reentry(method)
+        with self._lock:
+            if self._close_reason is not None:
+                return
+            if self._foreign_locked():
+                self._pending = [*(self._pending or ()), action]
+                self._host.request_flush()
+            else:
+                action(self._host.now())
+
+    # -- what it is
+
+    @property
+    def limits(self) -> Limits:
+        """The limits in force."""
+        return self._core.limits
+
+    @property
+    def state(self) -> SendState:
+        """The present state."""
+        return self._core.state
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is accepted."""
+        return self._closing
+
+    @property
+    def following(self) -> StreamLog | None:
+        """The stream log that is followed, or None."""
+        cohort = self._cohort
+        return None if cohort is None else cohort.log
+
+    def why(self) -> str:
+        """Explain the present state in one line: axis, value, limit, since when, and who is to blame. Any thread."""
+        self._refuse_reentry("why")
+        with self._lock:
+            now = self._host.now()
+            self._place_locked()
+            cursor = self._outbox.cursor
+            return explain(
+                self._core,
+                self._load_locked(now, counted=False),
+                now,
+                largest_bytes=cursor.log.largest_bytes if cursor else 0,
+                joining=self._joining_locked(),
+                waiting_for_key=self._outbox.waiting_for_key,
+                stalled_s=now - self._progress_at if self._core.would_block else 0.0,
+                close_reason=self._close_reason,
+            )
+
+    def statistics(self) -> SenderStatistics:
+        """Return a snapshot; O(1) work under the lock whatever is queued. Any thread."""
+        self._refuse_reentry("statistics")
+        with self._lock:
+            now = self._host.now()
+            sent_by_cohort = self._place_locked()
+            outbox, core = self._outbox, self._core
+            accepted, queued, dropped = outbox.accepted(), outbox.queued(), outbox.dropped()
+            return SenderStatistics(
+                state=core.state,
+                since=core.since,
+                load=self._load_locked(now, counted=False),
+                accepted=accepted,
+                sent=accepted - queued - total(dropped.values()),
+                dropped=dropped,
+                queued=queued,
+                time_in_states_s=core.time_in_states(now),
+                transitions=core.transitions,
+                recoveries=core.recoveries,
+                longest_stall_s=max(self._longest_stall_s, now - self._progress_at if core.would_block else 0.0),
+                sends_after_close=self._sends_after_close,
+                restarts=outbox.restarts,
+                key_waits_expired=outbox.key_waits_expired,
+                bytes_sent=outbox.bytes_sent + sent_by_cohort,
+                close_reason=self._close_reason,
+            )
+
+    def load(self) -> Load:
+        """Return what is queued and not yet taken by the kernel, on three axes. Any thread."""
+        self._refuse_reentry("load")
+        with self._lock:
+            self._place_locked()
+            return self._load_locked(self._host.now(), counted=False)
+
+    def ledger(self) -> tuple[LedgerEntry, ...]:
+        """Return the last changes of state, episodes of drops, and the close, oldest first. Any thread."""
+        self._refuse_reentry("ledger")
+        with self._lock:
+            return self._ledger.entries() if self._ledger else ()
+
+    def unread_ledger(self) -> tuple[LedgerEntry, ...]:
+        """Return the entries of the ledger since the last call. Any thread."""
+        self._refuse_reentry("unread_ledger")
+        with self._lock:
+            return self._ledger.unread() if self._ledger else ()
+
+    def note(self, kind: LedgerKind, why: str, *, duration_s: float = 0.0) -> None:
+        """Add an entry to the ledger, for pauses of input. Any thread, also from the frontend's handler."""
+        with self._lock:
+            self._note_locked(LedgerEntry(kind, self._host.now(), why, duration_s=duration_s))
+
+    # -- writing: the owning thread
+
+    def flush(self) -> FlushResult:
+        """Write what is queued, up to the budget of one turn. Owning thread.
+
+        Returns:
+            DRAINED, MORE (another flush was requested), BLOCKED (the host was asked to watch), or CLOSED.
+        """
+        self._refuse_reentry("flush")
+        with self._lock:
+            now = self._host.now()
+            pending, self._pending = self._pending, None
+            for action in pending or ():
+                action(now)
+            if self._close_reason is not None:
+                return FlushResult.CLOSED
+            self._check_control_locked()
+            self._look_locked(now, queued=True)
+            if self._blocked or self._close_reason is not None:
+                return FlushResult.BLOCKED if self._close_reason is None else FlushResult.CLOSED
+            result = self._write_locked(now)
+            if result is FlushResult.BLOCKED:
+                self._host.want_writable(True)
+                self._arm_locked(now)
+            elif result is FlushResult.MORE:
+                self._host.request_flush()
+            elif result is FlushResult.DRAINED and self._closing:
+                self._fail_locked(CloseReason.FINISHED, "everything was sent")
+                return FlushResult.CLOSED
+            return result
+
+    def writable(self) -> FlushResult:
+        """Go on writing: the kernel can take more. Owning thread."""
+        with self._lock:
+            self._blocked = False
+        self._host.want_writable(False)
+        result = self.flush()
+        if self._cohort is not None and result is not FlushResult.BLOCKED:
+            self._cohort.runnable(self)
+        return result
+
+    def log_grew(self) -> tuple[int, int]:
+        """Judge the load again because the followed log has grown. Owning thread, for the fan-out.
+
+        Returns:
+            (offset, sequence) of the log before which asking again is of no use.
+        """
+        with self._lock:
+            if self._close_reason is not None or self._outbox.cursor is None:
+                return OFF_MARK, OFF_MARK
+            now = self._host.now()
+            self._place_locked()
+            self._look_locked(now, queued=True)
+            return self._next_crossing_locked(now)
+
+    def tick(self) -> None:
+        """Judge age, stall and deadlines: time has passed. Owning thread."""
+        self._refuse_reentry("tick")
+        with self._lock:
+            if self._close_reason is None:
+                now = self._host.now()
+                self._place_locked()
+                self._look_locked(now)
+                self._check_times_locked(now)
+                self._arm_locked(now)
+
+    # -- closing
+
+    def close_after_flush(self) -> None:
+        """Accept nothing more, send what is queued, then end the connection; give up after the deadline. Any thread."""
+        self._refuse_reentry("close_after_flush")
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            self._close_deadline = self._host.now() + self._settings.close_deadline_s
+            self._host.set_deadline(self._close_deadline)
+            self._pending = [*(self._pending or ()), self._stop_following_locked]
+            self._host.request_flush()
+
+    def close(self, reason: CloseReason, details: str = "") -> None:
+        """End now: what is queued is dropped and counted. The first reason counts. Any thread."""
+        self._refuse_reentry("close")
+        with self._lock:
+            self._closing = True
+            if self._close_reason is not None:
+                return
+            if self._foreign_locked():
+                self._pending = [*(self._pending or ()), lambda _: self._fail_locked(reason, details)]
+                self._host.request_flush()
+            else:
+                self._fail_locked(reason, details)
+
+    # -- membership in a cohort: the owning thread, for the fan-out
+
+    @property
+    def transport_send(self) -> Callable[[bytes], int]:
+        """How the cohort writes to this viewer."""
+        return self._transport.send
+
+    def ready_for_cohort(self, at: Entry) -> bool:
+        """Return whether this viewer has caught up with `at` and takes everything from there on."""
+        with self._lock:
+            cursor = self._outbox.cursor
+            return (
+                cursor is not None
+                and self._close_reason is None
+                and not self._blocked
+                and not self._closing
+                and cursor.caught_up
+                and cursor.entry is at
+                and cursor.plain
+                and self._outbox.empty(with_log=False)
+            )
+
+    def enter_cohort(self) -> None:
+        """The cohort writes the log for this viewer from now on, from where both stand."""
+        with self._lock:
+            if self._cohort is not None:
+                self._member = True
+                self._outbox.bytes_sent -= self._cohort.at.offset  # added back when it is left, or asked for
+
+    def leave_cohort(self, written: int) -> None:
+        """Go on alone from where the cohort stands and `written` bytes on, which the kernel took."""
+        with self._lock:
+            self._leave_locked()
+            if written:
+                self._progress_locked(self._host.now())
+                self._outbox.consume_followed(written)
+
+    def broken(self, error: OSError) -> None:
+        """A write of the cohort failed: the connection is over."""
+        with self._lock:
+            self._broken_locked(error)

@@ -1,0 +1,201 @@
+"""What a Sender takes and gives: results, settings, statistics, and what it needs of its surroundings."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from flowctl.counts import NO_COUNTS, Counts
+from flowctl.errors import ConfigError
+from flowctl.flow import EMPTY_LOAD, Load, SendState, StateChange
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.streamlog import Entry, StreamLog
+
+if TYPE_CHECKING:
+    from flowctl.sender import Sender
+
+
+class SendOutcome(enum.Enum):
+    """What became of a message: it will be sent, the policy refused it, or the Sender is closed."""
+
+    ACCEPTED = "accepted"
+    DROPPED = "dropped"
+    CLOSED = "closed"
+
+
+class SendResult(NamedTuple):
+    """What `Sender.send` returns, so that a caller need not race the callback.
+
+    Attributes:
+        outcome: what became of the message.
+        state: the Sender's state after it.
+    """
+
+    outcome: SendOutcome
+    state: SendState
+
+
+class Frontend(Protocol):
+    """The application's end of a Sender."""
+
+    def send_state_changed(self, state: SendState, change: StateChange) -> None:
+        """Take note of one edge.
+
+        Called once per edge, in order, under the Sender's lock, from whichever thread caused it. Must not block and
+        must not call the Sender: that raises `ReentryError`. Pausing the Receiver is allowed; anything else that is
+        to be done with the connection is scheduled on its Registration.
+        """
+
+
+class Transport(Protocol):
+    """Where a Sender writes: a non-blocking socket, or something that acts like one."""
+
+    def send(self, data: bytes, /) -> int:
+        """Write as much of `data` as goes at once; otherwise as `sendmsg`."""
+
+    def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
+        """Write as much of `buffers` as goes at once and return the number of bytes.
+
+        Raises:
+            BlockingIOError: nothing can be written now.
+            OSError: the connection is gone.
+        """
+
+
+class CohortLike(Protocol):
+    """What a Sender needs of the fan-out that writes a log to viewers who keep up (see `flowctl.fanout`)."""
+
+    @property
+    def log(self) -> StreamLog:
+        """The log that is fanned out."""
+
+    @property
+    def at(self) -> Entry:
+        """Where all members stand: what comes before has been written to each of them."""
+
+    def add(self, sender: Sender) -> None:
+        """Serve `sender` from its own cursor until it has caught up. Owning thread."""
+
+    def left(self, sender: Sender) -> None:
+        """Serve a member from its own cursor from now on. Owning thread."""
+
+    def runnable(self, sender: Sender) -> None:
+        """Serve `sender` in the next flush: the kernel takes more again. Owning thread."""
+
+    def remove(self, sender: Sender) -> None:
+        """Serve `sender` no longer. Owning thread."""
+
+    def limits_changed(self) -> None:
+        """Take note that a member's limits are new. Owning thread."""
+
+
+class SenderHost(Protocol):
+    """What a Sender needs of the thread that owns it; a `Connection` is one."""
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+
+    def request_flush(self) -> None:
+        """Call `Sender.flush` soon on the owning thread. Any thread; idempotent while pending."""
+
+    def want_writable(self, wanted: bool) -> None:  # noqa: FBT001 - one flag, named by the method
+        """Call, or stop calling, `Sender.writable` when the kernel can take more. Owning thread, or any in tests."""
+
+    def set_deadline(self, when: float) -> None:
+        """Call `Sender.tick` at `when` or, if asked for an earlier time before, already then. Any thread."""
+
+    def terminate(self, reason: CloseReason, details: str) -> None:
+        """End the connection soon, on the owning thread. Any thread; the first reason counts."""
+
+    def in_thread(self) -> bool:
+        """Return whether the caller is on the owning thread."""
+
+    def handler_failed(self, where: str, error: Exception) -> None:
+        """Log that a handler of the application raised; must not raise itself. Any thread."""
+
+    def ledger_grew(self) -> None:
+        """Take note that `Sender.unread_ledger` has something. Any thread; must only schedule."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SenderSettings:
+    """Times and budgets of a Sender; 0 turns a time off.
+
+    Args:
+        stuck_s: close when the kernel took nothing for this long while something is queued.
+        soft_too_long_s: close after this long at or above SOFT_LIMIT without a break.
+        close_deadline_s: after `close_after_flush`, abort when this has passed. Must be above 0: a peer that does not
+            read would otherwise never be closed.
+        control_bytes: limit of the control lane; beyond it the connection is closed.
+        control_messages: the same in messages.
+        turn_bytes: how much one connection writes before others get their turn.
+        turn_messages: the same in messages; at most IOV_MAX (1024) go into one system call.
+        join_grace_s: how long a joiner is not judged on its age where the age axis is off.
+    """
+
+    stuck_s: float = 15.0
+    soft_too_long_s: float = 60.0
+    close_deadline_s: float = 5.0
+    control_bytes: int = 256 * 1024
+    control_messages: int = 1024
+    turn_bytes: int = 256 * 1024
+    turn_messages: int = 512
+    join_grace_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("stuck_s", "soft_too_long_s", "join_grace_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 (off) or more seconds")
+        for name in ("control_bytes", "control_messages", "turn_bytes", "turn_messages", "close_deadline_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must be more than 0")
+        if self.turn_messages > 1024:
+            raise ConfigError(f"turn_messages is {self.turn_messages}, one system call takes at most 1024 (IOV_MAX)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SenderStatistics:
+    """A snapshot of one Sender. accepted = sent + dropped + queued holds per class.
+
+    Args:
+        state: present state.
+        since: when it was entered, in seconds on the Sender's clock.
+        load: what is queued, on three axes.
+        accepted: what was offered while open, by class.
+        sent: what the kernel has taken completely.
+        dropped: what was refused or thrown away, by reason.
+        queued: what is left, a message in flight included.
+        time_in_states_s: seconds in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT.
+        transitions: number of edges.
+        recoveries: edges back to READY.
+        longest_stall_s: longest time in which the kernel took nothing while something was queued.
+        sends_after_close: messages refused because the Sender was closed.
+        restarts: times the peer was brought to a key frame after a loss.
+        key_waits_expired: times no key frame came in time.
+        bytes_sent: wire bytes that the kernel took.
+        close_reason: why the Sender was closed. None while it is open.
+    """
+
+    state: SendState
+    since: float
+    load: Load = EMPTY_LOAD
+    accepted: Counts = NO_COUNTS
+    sent: Counts = NO_COUNTS
+    dropped: dict[DropReason, Counts] = field(default_factory=dict)
+    queued: Counts = NO_COUNTS
+    time_in_states_s: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    transitions: int = 0
+    recoveries: int = 0
+    longest_stall_s: float = 0.0
+    sends_after_close: int = 0
+    restarts: int = 0
+    key_waits_expired: int = 0
+    bytes_sent: int = 0
+    close_reason: CloseReason | None = None
+
+    @property
+    def dropped_messages(self) -> int:
+        """Dropped messages of all classes and reasons."""
+        return sum(counts.total_messages for counts in self.dropped.values())

@@ -1,0 +1,221 @@
+"""The stream log: one append-only list of messages that any number of viewers follow, each with a cursor.
+
+How it works. A published message is serialised once and becomes an `Entry`; entries are linked forwards only. The log
+always ends in an empty entry, its *tail*, which the next append fills: a cursor is therefore always simply a
+reference to the entry to be sent next, also when it has caught up. Every entry knows the totals before it (offset,
+sequence, and both per class), so the length of any viewer's queue, and what it was given, sent and spared by class,
+is a subtraction.
+
+Nobody trims the log. An entry lives exactly as long as a cursor stands at or before it, or the GOP cache holds it:
+Python's reference counts do the book-keeping that a ring buffer would need a "slowest reader" for, and a viewer that
+falls behind costs no memory of its own. How far behind one may fall is bounded by its limits.
+
+Appending is for one thread at a time (the publisher's). Reading is for any thread and needs no lock: an entry is
+filled before its `next` is set, and `tail` is replaced last.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from flowctl.flow import CLASS_COUNT, MessageClass
+
+_ZEROS: Final = (0,) * CLASS_COUNT
+_KEY: Final = MessageClass.KEY
+_VIDEO: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
+
+
+class Gop:
+    """A group of pictures: a key frame and what follows it up to the next one.
+
+    Attributes:
+        key: entry of the key frame. None for what came before the first one.
+        next: the following group, set when its key frame is appended.
+        restart: wire messages to send before `key` to a viewer that starts here (metadata and codec configuration).
+        started_at: enqueue time of the key frame in seconds.
+    """
+
+    __slots__ = ("key", "next", "restart", "started_at")
+
+    def __init__(self, key: Entry | None, restart: tuple[bytes, ...], started_at: float) -> None:
+        self.key = key
+        self.next: Gop | None = None
+        self.restart = restart
+        self.started_at = started_at
+
+
+class Entry:
+    """One message of a log, or its empty tail.
+
+    Attributes:
+        sequence: number of messages before this one since the log began.
+        offset: wire bytes before this one.
+        counts: messages before this one by class (index: `MessageClass`).
+        sizes: wire bytes before this one by class.
+        wire: the serialised message; empty in the tail.
+        message_class: class of the message; meaningless in the tail.
+        enqueued_at: time of the append in seconds; 0 in the tail.
+        gop: the group that was open when this entry was linked; for a key frame the group that it opens.
+        next: the following entry. None exactly in the tail.
+    """
+
+    __slots__ = ("counts", "enqueued_at", "gop", "message_class", "next", "offset", "sequence", "sizes", "wire")
+
+    def __init__(self, sequence: int, offset: int, counts: tuple[int, ...], sizes: tuple[int, ...], gop: Gop) -> None:
+        self.sequence = sequence
+        self.offset = offset
+        self.counts = counts
+        self.sizes = sizes
+        self.wire = b""
+        self.message_class = MessageClass.CONTROL
+        self.enqueued_at = 0.0
+        self.gop = gop
+        self.next: Entry | None = None
+
+
+class LogListener(Protocol):
+    """Someone who flushes viewers of a log: one per log and poll group."""
+
+    def appended(self, log: StreamLog) -> None:
+        """Take note that `log` has grown; called on the publisher's thread, must not block."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheLimits:
+    """Bounds of the GOP cache; passing any of them empties it until the next key frame.
+
+    Without them a publisher that sends no key frame for minutes would make the log grow without end
+    (precedents: SRS ``gop_cache_max_frames`` 2500; nginx-http-flv issue 29).
+
+    Args:
+        size_bytes: wire bytes from the key frame on. 0: no cache.
+        messages: messages from the key frame on.
+        duration_s: wall-clock seconds since the key frame.
+    """
+
+    size_bytes: int = 16 * 1024 * 1024
+    messages: int = 4096
+    duration_s: float = 30.0
+
+
+_names = itertools.count(1)
+
+
+class StreamLog:
+    """An append-only log of serialised messages in one wire format.
+
+    Args:
+        name: for logs and statistics. None: a number.
+        cache: bounds of the GOP cache.
+    """
+
+    __slots__ = (
+        "_cached",
+        "_listeners",
+        "cache",
+        "gop",
+        "gop_duration_s",
+        "has_video",
+        "largest_bytes",
+        "name",
+        "tail",
+    )
+
+    def __init__(self, name: str | None = None, *, cache: CacheLimits | None = None) -> None:
+        self.name = name or f"log-{next(_names)}"
+        self.cache = cache or CacheLimits()
+        self.gop = Gop(None, (), 0.0)
+        self.tail = Entry(0, 0, _ZEROS, _ZEROS, self.gop)
+        self.has_video = False
+        self.largest_bytes = 0  # largest message seen: a soft limit below twice of it cannot work
+        self.gop_duration_s = 0.0  # length of the last complete group
+        self._cached: Entry | None = None  # first entry of the GOP cache
+        self._listeners: tuple[LogListener, ...] = ()
+
+    def append(
+        self,
+        wire: bytes,
+        message_class: MessageClass,
+        now: float,
+        *,
+        restart: tuple[bytes, ...] = (),
+    ) -> Entry:
+        """Add one message at the end; O(1) in the number of viewers.
+
+        Args:
+            wire: the message as it goes to the socket, complete.
+            message_class: its class; KEY opens a new group. Whether a message of a log may be dropped follows from
+                its class alone (CONTROL and HEADER never are).
+            now: time in seconds.
+            restart: for KEY: the wire messages that a viewer who starts at this one needs before it.
+
+        Returns:
+            The entry that holds the message.
+        """
+        entry = self.tail
+        size = len(wire)
+        if message_class is _KEY:
+            self._open_gop(entry, restart, now)
+        if message_class in _VIDEO:
+            self.has_video = True
+        self.largest_bytes = max(self.largest_bytes, size)
+        counts, sizes = list(entry.counts), list(entry.sizes)
+        counts[message_class] += 1
+        sizes[message_class] += size
+        entry.wire = wire
+        entry.message_class = message_class
+        entry.enqueued_at = now
+        tail = Entry(entry.sequence + 1, entry.offset + size, tuple(counts), tuple(sizes), self.gop)
+        # The order of these two lines is what lets other threads read without a lock.
+        entry.next = tail
+        self.tail = tail
+        self._bound_cache(now)
+        for listener in self._listeners:
+            listener.appended(self)
+        return entry
+
+    def _open_gop(self, entry: Entry, restart: tuple[bytes, ...], now: float) -> None:
+        previous = self.gop
+        gop = Gop(entry, restart, now)
+        if previous.key is not None:
+            self.gop_duration_s = now - previous.started_at
+        entry.gop = gop
+        previous.next = gop
+        self.gop = gop
+        self._cached = entry
+
+    def _bound_cache(self, now: float) -> None:
+        cached = self._cached
+        if cached is None:
+            return
+        tail, cache = self.tail, self.cache
+        if (
+            tail.offset - cached.offset > cache.size_bytes
+            or tail.sequence - cached.sequence > cache.messages
+            or now - cached.enqueued_at > cache.duration_s
+        ):
+            self._cached = None
+
+    def drop_cache(self) -> None:
+        """Empty the GOP cache: the next viewer to join waits for a key frame. For a publisher that went away."""
+        self._cached = None
+
+    @property
+    def cached(self) -> Entry | None:
+        """The key frame at which a viewer can start now. None: there is none within the bounds of the cache."""
+        return self._cached
+
+    def listen(self, listener: LogListener) -> None:
+        """Call `listener.appended` after each append from now on."""
+        self._listeners = (*self._listeners, listener)
+
+    def unlisten(self, listener: LogListener) -> None:
+        """Stop calling `listener`; harmless when it is not listening."""
+        self._listeners = tuple(item for item in self._listeners if item is not listener)
+
+
+def subtract(after: tuple[int, ...], before: tuple[int, ...]) -> list[int]:
+    """Return `after` - `before` by class: what lies between two entries' totals."""
+    return [a - b for a, b in zip(after, before, strict=True)]

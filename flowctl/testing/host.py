@@ -1,0 +1,125 @@
+"""Stand-ins for a connection and its thread: they collect what a Sender asks for, and do it when told."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from flowctl.reasons import CloseReason
+from flowctl.sender import FlushResult, Sender
+from flowctl.testing.clock import ManualClock
+
+
+class ManualGroup:
+    """A poll group without thread and loop: what is asked for is done by `run`.
+
+    Args:
+        clock: the time.
+    """
+
+    def __init__(self, clock: ManualClock | None = None) -> None:
+        self.clock = clock or ManualClock()
+        self._calls: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
+        self._numbers = itertools.count()
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+        return self.clock()
+
+    def in_thread(self) -> bool:
+        """Return True: there is one thread."""
+        return True
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Have `run` call."""
+        self.call_later(0.0, callback, *args)
+
+    def call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
+        """Have `run` call once the time has come."""
+        heapq.heappush(self._calls, (self.clock() + delay_s, next(self._numbers), callback, args))
+
+    def run(self, seconds: float = 0.0) -> None:
+        """Advance the time, stopping at each call that is due on the way."""
+        end = self.clock() + seconds
+        for _ in range(100_000):
+            if not self._calls or self._calls[0][0] > end:
+                break
+            when, _number, callback, args = heapq.heappop(self._calls)
+            self.clock.advance(max(0.0, when - self.clock()))
+            callback(*args)
+        self.clock.advance(max(0.0, end - self.clock()))
+
+
+class ManualHost:
+    """What a Sender needs of its connection, on a `ManualGroup`.
+
+    Attributes:
+        group: the group.
+        sender: the Sender; set it after making it.
+        wants_writable: whether the Sender asked to be called when the kernel can take more.
+        closed: every (reason, details) that the Sender ended with.
+        failures: every (where, exception) of the application's handlers.
+        ledger_notes: how often the ledger grew.
+        foreign: pretend that calls come from another thread.
+    """
+
+    def __init__(self, group: ManualGroup | None = None) -> None:
+        self.group = group or ManualGroup()
+        self.sender: Sender | None = None
+        self.wants_writable = False
+        self.closed: list[tuple[CloseReason, str]] = []
+        self.failures: list[tuple[str, Exception]] = []
+        self.ledger_notes = 0
+        self.foreign = False
+        self._flush_requested = False
+
+    def now(self) -> float:
+        """Return the group's time."""
+        return self.group.now()
+
+    def in_thread(self) -> bool:
+        """Return False while `foreign` is set."""
+        return not self.foreign
+
+    def request_flush(self) -> None:
+        """Flush in the group's next run."""
+        if not self._flush_requested:
+            self._flush_requested = True
+            self.group.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_requested = False
+        if self.sender is not None:
+            self.sender.flush()
+
+    def want_writable(self, wanted: bool) -> None:  # noqa: FBT001 - the signature of the protocol
+        """Take note."""
+        self.wants_writable = wanted
+
+    def set_deadline(self, when: float) -> None:
+        """Tick in the group's run when the time has come."""
+        self.group.call_later(max(0.0, when - self.group.now()), self._tick)
+
+    def _tick(self) -> None:
+        if self.sender is not None:
+            self.sender.tick()
+
+    def terminate(self, reason: CloseReason, details: str) -> None:
+        """Take note."""
+        self.closed.append((reason, details))
+
+    def ledger_grew(self) -> None:
+        """Take note."""
+        self.ledger_notes += 1
+
+    def handler_failed(self, where: str, error: Exception) -> None:
+        """Take note."""
+        self.failures.append((where, error))
+
+    def poll_writable(self) -> FlushResult | None:
+        """Tell the Sender that the kernel can take more, if it asked to be told."""
+        if not self.wants_writable or self.sender is None:
+            return None
+        return self.sender.writable()

@@ -1,0 +1,110 @@
+"""Sizes, durations and rates as people write them: ``2MiB``, ``800ms``, ``2.5Mbit/s``, and back.
+
+Binary prefixes (KiB, MiB, GiB) are powers of 1024, decimal ones (kB, MB, GB; k, M, G for rates) powers of 1000.
+Every parser names the field, the text and an example in its error.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from flowctl.errors import ConfigError
+
+_NUMBER = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]*)\s*$")
+
+_SIZE_UNITS: Final[dict[str, int]] = {
+    "": 1,
+    "b": 1,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "k": 1024,
+    "m": 1024**2,
+    "g": 1024**3,
+    "kib": 1024,
+    "mib": 1024**2,
+    "gib": 1024**3,
+}
+_TIME_UNITS: Final[dict[str, float]] = {
+    "us": 1e-6,
+    "ms": 1e-3,
+    "": 1.0,
+    "s": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+}
+_RATE_PREFIXES: Final[dict[str, int]] = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
+
+
+def _split(text: str, field: str, example: str) -> tuple[float, str]:
+    match = _NUMBER.match(text)
+    if match is None:
+        raise ConfigError(f"{field}: {text!r} is not a number with a unit", hint=f"write it like {example}")
+    return float(match[1]), match[2].lower()
+
+
+def parse_size(text: str, field: str = "size") -> int:
+    """Return the bytes that `text` (``512``, ``64k``, ``2MiB``, ``1.5MB``) stands for.
+
+    Raises:
+        ConfigError: `text` has no number or an unknown unit; names `field`.
+    """
+    number, unit = _split(text, field, "2MiB")
+    if unit not in _SIZE_UNITS:
+        raise ConfigError(f"{field}: unknown unit {unit!r} in {text!r}", hint="use B, KiB, MiB, GiB, kB, MB or GB")
+    return round(number * _SIZE_UNITS[unit])
+
+
+def parse_duration(text: str, field: str = "duration") -> float:
+    """Return the seconds that `text` (``8``, ``8s``, ``800ms``, ``2min``, ``1h``) stands for.
+
+    Raises:
+        ConfigError: `text` has no number or an unknown unit; names `field`.
+    """
+    number, unit = _split(text, field, "8s")
+    if unit not in _TIME_UNITS:
+        raise ConfigError(f"{field}: unknown unit {unit!r} in {text!r}", hint="use us, ms, s, min or h")
+    return number * _TIME_UNITS[unit]
+
+
+def parse_bit_rate(text: str, field: str = "rate") -> int:
+    """Return the bits per second that `text` (``200k``, ``2.5M``, ``2.5Mbit/s``, ``800000``) stands for.
+
+    Raises:
+        ConfigError: `text` has no number or an unknown unit; names `field`.
+    """
+    number, unit = _split(text, field, "2.5M")
+    prefix = unit.removesuffix("bit/s").removesuffix("bps").removesuffix("bit")
+    if prefix not in _RATE_PREFIXES:
+        raise ConfigError(f"{field}: unknown unit {unit!r} in {text!r}", hint="use k, M or G, meaning kbit/s and so on")
+    return round(number * _RATE_PREFIXES[prefix])
+
+
+def format_size(value_bytes: float) -> str:
+    """Return `value_bytes` for people, for example ``1.5 MiB``."""
+    size = float(value_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def format_duration(value_s: float) -> str:
+    """Return `value_s` seconds for people, for example ``850 ms``, ``8.0 s`` or ``2 min 5 s``."""
+    if abs(value_s) < 1:
+        return f"{value_s * 1000:.0f} ms"
+    if abs(value_s) < 120:
+        return f"{value_s:.1f} s"
+    return f"{value_s // 60:.0f} min {value_s % 60:.0f} s"
+
+
+def format_bit_rate(value_bits_per_s: float) -> str:
+    """Return a bit rate for people, for example ``2.50 Mbit/s``."""
+    if abs(value_bits_per_s) < 1000:
+        return f"{value_bits_per_s:.0f} bit/s"
+    if abs(value_bits_per_s) < 1e6:
+        return f"{value_bits_per_s / 1000:.0f} kbit/s"
+    return f"{value_bits_per_s / 1e6:.2f} Mbit/s"

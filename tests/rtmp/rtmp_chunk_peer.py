@@ -1,0 +1,186 @@
+"""A peer that sends RTMP chunks in every way that real ones do: the test's own model, written without the tested code.
+
+It works chunk by chunk and field by field, the slow and obvious way, so that a mistake in the tested code's run
+arithmetic cannot be in here as well. The fuzz target makes its inputs with it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from flowctl.rtmp.chunk import Message
+
+MASK = 0xFFFFFFFF
+
+
+def basic(fmt: int, csid: int) -> bytes:
+    """Return a basic header in its shortest form."""
+    if csid < 64:
+        return bytes([fmt << 6 | csid])
+    if csid < 320:
+        return bytes([fmt << 6, csid - 64])
+    return bytes([fmt << 6 | 1, (csid - 64) % 256, (csid - 64) // 256])
+
+
+def header0(csid: int, timestamp: int, length: int, type_id: int, msid: int = 1) -> bytes:
+    """Return a type 0 header."""
+    short = min(timestamp, 0xFFFFFF)
+    fields = short.to_bytes(3, "big") + length.to_bytes(3, "big") + bytes([type_id]) + msid.to_bytes(4, "little")
+    return basic(0, csid) + fields + (timestamp.to_bytes(4, "big") if short == 0xFFFFFF else b"")
+
+
+def header1(csid: int, delta: int, length: int, type_id: int) -> bytes:
+    """Return a type 1 header."""
+    short = min(delta, 0xFFFFFF)
+    fields = short.to_bytes(3, "big") + length.to_bytes(3, "big") + bytes([type_id])
+    return basic(1, csid) + fields + (delta.to_bytes(4, "big") if short == 0xFFFFFF else b"")
+
+
+def header2(csid: int, delta: int) -> bytes:
+    """Return a type 2 header."""
+    short = min(delta, 0xFFFFFF)
+    return basic(2, csid) + short.to_bytes(3, "big") + (delta.to_bytes(4, "big") if short == 0xFFFFFF else b"")
+
+
+def set_chunk_size(size: int, csid: int = 2) -> bytes:
+    """Return a Set Chunk Size message."""
+    return header0(csid, 0, 4, 1, 0) + size.to_bytes(4, "big")
+
+
+def pieces(data: bytes, rng: random.Random, longest: int = 200) -> Iterator[bytes]:
+    """Cut `data` at random places into pieces of 1 to `longest` octets."""
+    at = 0
+    while at < len(data):
+        count = rng.randint(1, longest)
+        yield data[at : at + count]
+        at += count
+
+
+class ChunkPeer:
+    """Sends messages as chunks, choosing at random among the header types that are allowed.
+
+    Args:
+        rng: what it chooses with.
+        extended: how a chunk stream repeats extended timestamps in type 3 chunks: "repeated", "absent" or "zero"; it
+            is drawn for each chunk stream when None.
+        repeat_header: whether it sometimes repeats the type 1 header inside a message.
+    """
+
+    def __init__(self, rng: random.Random, extended: str | None = None, *, repeat_header: bool = False) -> None:
+        self.rng = rng
+        self.chunk_size = 128
+        self._extended = extended
+        self._repeat_header = repeat_header
+        self._modes: dict[int, str] = {}
+        # csid -> timestamp, delta, length, type, msid, extended field or None
+        self._last: dict[int, tuple[int, int, int, int, int, int | None]] = {}
+
+    def chunks(self, message: Message) -> Iterator[bytes]:
+        """Yield the chunks of `message`, each cut by the chunk size at the time it is asked for."""
+        csid, length = message.csid, len(message.payload)
+        header, field = self._open(message)
+        mode = self._modes.setdefault(csid, self._extended or self.rng.choice(["repeated", "absent", "zero"]))
+        repeated = {"repeated": field, "absent": None, "zero": 0}[mode] if field is not None else None
+        type3 = basic(3, csid) + (b"" if repeated is None else repeated.to_bytes(4, "big"))
+        yield header + message.payload[: self.chunk_size]
+        at = min(self.chunk_size, length)
+        while at < length:
+            count = self.chunk_size
+            head = type3
+            if self._repeat_header and field is None and self.rng.random() < 0.2:
+                head = header1(csid, self._last[csid][1], length, message.type_id) if self._last[csid][1] < 2**24 else head
+            yield head + message.payload[at : at + count]
+            at += count
+
+    def write(self, message: Message) -> bytes:
+        """Return `message` as chunks without interruption."""
+        return b"".join(self.chunks(message))
+
+    def _open(self, message: Message) -> tuple[bytes, int | None]:
+        csid, length = message.csid, len(message.payload)
+        last = self._last.get(csid)
+        allowed = [0]
+        delta = message.timestamp
+        if last is not None and last[4] == message.msid:
+            delta = (message.timestamp - last[0]) & MASK
+            allowed.append(1)
+            if last[2:4] == (length, message.type_id):
+                allowed.append(2)
+                # An extended type 3 chunk that opens a message would need the mode first; peers do not send it.
+                if last[1] == delta and last[5] is None:
+                    allowed += [3, 3, 3]
+        fmt = self.rng.choice(allowed)
+        if fmt == 0:
+            delta = message.timestamp
+            header = header0(csid, delta, length, message.type_id, message.msid)
+        elif fmt == 1:
+            header = header1(csid, delta, length, message.type_id)
+        elif fmt == 2:
+            header = header2(csid, delta)
+        else:
+            header = basic(3, csid)
+        field = delta if delta >= 0xFFFFFF else None
+        self._last[csid] = (message.timestamp, delta, length, message.type_id, message.msid, field)
+        return header, field
+
+
+def random_messages(rng: random.Random, count: int, csids: list[int], longest: int = 1500) -> list[Message]:
+    """Return `count` messages on `csids` with clocks that run, stand, jump, go back and wrap."""
+    clocks = {csid: rng.choice([0, 1000, 0xFFFFF0, 0xFFFFFF, 0x1000000, 0xFFFFFFF0]) for csid in csids}
+    messages = []
+    for _ in range(count):
+        csid = rng.choice(csids)
+        step = rng.choice([0, 0, 20, 20, 20, 33, -10, 0xFFFFFE, 0xFFFFFF, 0x1000000, 2**31])
+        clocks[csid] = (clocks[csid] + step) & MASK
+        length = rng.choice([0, 1, 3, 4, 127, 128, 129, 256, 300, 300, 300, rng.randint(0, longest)])
+        type_id = rng.choice([8, 9, 9, 18, 20])
+        # No octet that could be taken for an extended timestamp by a reader that cannot know whether there is one.
+        payload = bytes(rng.choices(range(0x20, 0x7F), k=length))
+        messages.append(Message(csid, clocks[csid], type_id, rng.choice([1, 1, 1, 5]), payload))
+    return messages
+
+
+def interleave(peer: ChunkPeer, messages: list[Message], sizes: list[int]) -> tuple[bytes, list[Message]]:
+    """Send `messages` with chunks of different chunk streams mixed, and Set Chunk Size in between.
+
+    Args:
+        peer: who sends.
+        messages: each chunk stream's messages are sent in this order.
+        sizes: chunk sizes to change to, at random moments, also inside messages.
+
+    Returns:
+        The octets, and all messages in the order in which their last octets were sent, Set Chunk Size included.
+    """
+    queues: dict[int, list[Message]] = {}
+    for message in messages:
+        queues.setdefault(message.csid, []).append(message)
+    running: dict[int, Iterator[bytes]] = {}
+    sent: dict[int, Message] = {}
+    out, completed, left = [], [], list(sizes)
+    while queues or running:
+        if left and peer.rng.random() < 0.1:
+            size = left.pop()
+            out.append(set_chunk_size(size))
+            completed.append(Message(2, 0, 1, 0, size.to_bytes(4, "big")))
+            peer.chunk_size = size
+        csid = peer.rng.choice([*queues, *(key for key in running if key not in queues)])
+        if csid not in running:
+            message = queues[csid].pop(0)
+            if not queues[csid]:
+                del queues[csid]
+            running[csid], sent[csid] = peer.chunks(message), message
+        chunk = next(running[csid], None)
+        if chunk is None:
+            # The generator ends one turn after its last chunk; that is when the message counts as sent.
+            del running[csid]
+            continue
+        out.append(chunk)
+        _note_completed(sent, csid, chunk, completed)
+    return b"".join(out), completed
+
+
+def _note_completed(sent: dict[int, Message], csid: int, chunk: bytes, completed: list[Message]) -> None:
+    message = sent[csid]
+    if not message.payload or chunk.endswith(message.payload[-1:]):
+        completed.append(message)

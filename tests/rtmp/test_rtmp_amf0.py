@@ -1,0 +1,506 @@
+"""AMF0: every marker both ways, references, what disagreeing senders do, limits, and hostile data."""
+
+import enum
+import math
+import struct
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.rtmp import amf0, amf0_writer
+from flowctl.rtmp.amf_limits import AmfLimits
+from flowctl.rtmp.values import (
+    UNDEFINED,
+    UNSUPPORTED,
+    Amf3Array,
+    Amf3Object,
+    AvmPlus,
+    Date,
+    Dictionary,
+    DoubleVector,
+    EcmaArray,
+    IntVector,
+    ObjectVector,
+    TypedObject,
+    UintVector,
+    Xml,
+)
+
+# Wire form and value of each marker, written by hand from the specification.
+FORMS = {
+    "number": ("00 400c000000000000", 3.5),
+    "true": ("01 01", True),
+    "false": ("01 00", False),
+    "string": ("02 0003 616263", "abc"),
+    "empty string": ("02 0000", ""),
+    "two-octet character": ("02 0002 c3a9", "\u00e9"),
+    "empty object": ("03 000009", {}),
+    "object": ("03 0001 61 05 0001 62 01 01 000009", {"a": None, "b": True}),
+    "member of the empty name": ("03 0000 05 000009", {"": None}),
+    "null": ("05", None),
+    "undefined": ("06", UNDEFINED),
+    "ecma array": ("08 00000001 0001 61 02 0000 000009", EcmaArray({"a": ""}, 1)),
+    "strict array": ("0a 00000002 05 02 0001 61", [None, "a"]),
+    "empty strict array": ("0a 00000000", []),
+    "date": ("0b 426e6ab1b5100000 ffc4", Date(1045112400000.0, -60)),
+    "unsupported": ("0d", UNSUPPORTED),
+    "xml document": ("0f 00000004 3c612f3e", Xml("<a/>")),
+    "typed object": ("10 0003 612e62 0001 63 05 000009", TypedObject("a.b", {"c": None})),
+    "avm+": ("11 04 7f", AvmPlus(127)),
+}
+SAMPLE = bytes.fromhex("".join(form for form, _ in FORMS.values()))
+FORM = pytest.mark.parametrize(("form", "value"), FORMS.values(), ids=FORMS)
+
+
+def code_of(data, limits=None):
+    """Return the code of the error that decoding `data` raises; None when it raises none."""
+    try:
+        amf0.decode(data) if limits is None else amf0.decode(data, limits)
+    except RemoteProtocolError as error:
+        return error.code
+    return None
+
+
+def strict_array(*items):
+    return b"\x0a" + struct.pack(">I", len(items)) + b"".join(items)
+
+
+def reference(index):
+    return b"\x07" + struct.pack(">H", index)
+
+
+# --- every marker
+
+
+@FORM
+def test_decode_gives_the_value_when_given_each_marker(form, value):
+    """Each marker of the specification decodes to its Python value, of exactly its type."""
+    (decoded,) = amf0.decode(bytes.fromhex(form))
+    assert value == decoded
+    assert type(value) is type(decoded)
+
+
+@FORM
+def test_encode_gives_the_octets_when_given_each_value(form, value):
+    """Each value encodes to the octets of the specification."""
+    assert bytes.fromhex(form) == amf0.encode(value)
+
+
+@FORM
+def test_decode_one_stops_behind_its_value_when_more_follows(form, value):
+    """decode_one reads one value at the offset and returns the offset behind it."""
+    data = bytes.fromhex(form)
+    assert (value, 2 + len(data)) == amf0.decode_one(b"\x05\x05" + data + b"\x05", 2)
+
+
+def test_decode_is_empty_when_there_is_no_data():
+    """No octets are a sequence of no values, and no first value."""
+    assert amf0.decode(b"") == []
+    assert code_of(b"") is None
+    with pytest.raises(RemoteProtocolError, match="ends inside"):
+        amf0.decode_one(b"")
+    with pytest.raises(LocalProtocolError):
+        amf0.decode_one(b"\x05", -1)
+
+
+@pytest.mark.parametrize("make", [bytearray, memoryview, lambda data: memoryview(b"x" + data + b"x")[1:-1]])
+def test_decode_takes_every_kind_of_buffer(make):
+    """Octets in a bytearray or memoryview, sliced ones too, decode as bytes do."""
+    assert repr(amf0.decode(SAMPLE)) == repr(amf0.decode(make(SAMPLE)))
+
+
+def test_decode_gives_a_prefix_or_truncated_when_cut_anywhere():
+    """Every prefix of a sequence gives its complete values or ends in amf-truncated, never in anything else."""
+    boundaries = {0}
+    while max(boundaries) < len(SAMPLE):
+        boundaries.add(amf0.decode_one(SAMPLE, max(boundaries))[1])
+    whole = [repr(value) for value in amf0.decode(SAMPLE)]
+    for stop in range(len(SAMPLE)):
+        if stop in boundaries:
+            values = [repr(value) for value in amf0.decode(SAMPLE[:stop])]
+            assert whole[: len(values)] == values
+        else:
+            assert code_of(SAMPLE[:stop]) == "amf-truncated"
+
+
+def test_number_keeps_every_double_when_encoded_and_decoded():
+    """Infinities, negative zero and not-a-number survive."""
+    values = amf0.decode(amf0.encode(math.inf, -math.inf, -0.0, math.nan, 5e-324))
+    assert values[:2] == [math.inf, -math.inf]
+    assert math.copysign(1, values[2]) == -1
+    assert math.isnan(values[3])
+    assert values[4] == 5e-324
+
+
+def test_boolean_is_true_when_it_is_any_octet_but_zero():
+    """AMF0 2.3: zero is false, everything else true."""
+    assert amf0.decode(b"\x01\x02\x01\xff") == [True, True]
+
+
+def test_string_becomes_long_when_beyond_65535_octets():
+    """The limit of a 16-bit length is counted in octets of UTF-8; a longer text is written as a long string."""
+    assert amf0.encode("\u00e9" * 32767 + "a")[:3] == b"\x02\xff\xff"
+    assert amf0.encode("\u00e9" * 32768)[:5] == b"\x0c\x00\x01\x00\x00"
+    assert amf0.decode(amf0.encode("\u00e9" * 32768)) == ["\u00e9" * 32768]
+
+
+# --- where senders disagree
+
+
+@pytest.mark.parametrize("count", ["00000000", "00000001", "00000003", "ffffffff"])
+def test_ecma_array_ends_at_its_end_marker_when_its_count_is_wrong(count):
+    """The announced count is kept and not believed, in either direction."""
+    (value,) = amf0.decode(bytes.fromhex(f"08 {count} 0001 61 05 0001 62 05 000009"))
+    assert value == {"a": None, "b": None}
+    assert int(count, 16) == value.count
+    assert amf0.encode(value)[1:5] == b"\x00\x00\x00\x02"
+
+
+def test_later_member_wins_when_a_name_is_sent_twice():
+    """Two members of one name leave the later value, as two assignments in ActionScript do."""
+    assert amf0.decode(bytes.fromhex("03 0001 61 05 0001 61 01 01 000009")) == [{"a": True}]
+
+
+def test_object_end_is_refused_when_a_value_has_to_be_there():
+    """Marker 09 is the end only behind an empty name; elsewhere it is an error of its own."""
+    assert code_of(b"\x09") == "amf-unexpected-object-end"
+    assert code_of(bytes.fromhex("03 0001 61 09")) == "amf-unexpected-object-end"
+    assert code_of(bytes.fromhex("0a 00000001 09")) == "amf-unexpected-object-end"
+
+
+@pytest.mark.parametrize("marker", [0x12, 0x30, 0x7F, 0x80, 0xFF])
+def test_unknown_marker_is_refused(marker):
+    """A marker beyond the specification is an error, alone and as a member."""
+    assert code_of(bytes((marker, 0, 0, 0))) == "amf-unknown-marker"
+    assert code_of(b"\x03\x00\x01a" + bytes((marker, 0, 0, 0))) == "amf-unknown-marker"
+
+
+@pytest.mark.parametrize("marker", [0x04, 0x0E])
+def test_reserved_marker_is_refused(marker):
+    """Movie clip and record set have no layout in the specification, so nothing can be read."""
+    assert code_of(bytes((marker, 0, 0, 0))) == "amf-reserved-marker"
+
+
+@pytest.mark.parametrize("form", ["02 0004 61ff6280", "0c 00000004 61ff6280"])
+def test_malformed_utf8_is_replaced(form):
+    """Malformed octets become U+FFFD, in strings and in names, and the result can be encoded again."""
+    (text,) = amf0.decode(bytes.fromhex(form))
+    assert text == "a\ufffdb\ufffd"
+    assert amf0.decode(amf0.encode(text)) == [text]
+    assert amf0.decode(bytes.fromhex("03 0001 ff 05 000009")) == [{"\ufffd": None}]
+
+
+def test_malformed_utf8_is_refused_when_its_replacement_is_too_long():
+    """U+FFFD takes three octets, so 65535 bad octets would make a name and a string that nobody could send on."""
+    assert code_of(b"\x03\xff\xff" + b"\xff" * 65535 + b"\x05\x00\x00\x09") == "limit:amf_string_bytes"
+    assert code_of(b"\x02\xff\xff" + b"\xff" * 65535) == "limit:amf_string_bytes"
+
+
+def test_xml_is_carried_and_never_parsed():
+    """An entity declaration stays the text that it is."""
+    text = '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/hostname">]><a>&b;</a>'
+    assert amf0.decode(amf0.encode(Xml(text))) == [Xml(text)]
+    assert amf0.decode(amf0.encode(Xml(text, e4x=True))) == [AvmPlus(Xml(text, e4x=True))]
+
+
+# --- references
+
+
+def test_reference_gives_the_same_object_when_it_is_complete():
+    """A reference yields the very object it refers to, not a copy."""
+    first, again = amf0.decode(b"\x03\x00\x00\x09" + reference(0))
+    assert first is again
+
+
+def test_references_count_objects_arrays_and_typed_objects_in_order():
+    """The table holds ECMA arrays, strict arrays, objects and typed objects by first octet, and nothing else."""
+    inner = bytes.fromhex("08 00000000 000009") + bytes.fromhex("03 000009") + bytes.fromhex("10 0001 61 000009")
+    scalars = amf0.encode("text", 1.0, True, None, Date(0.0), Xml(""))
+    data = b"\x0a\x00\x00\x00\x09" + scalars + inner + b"".join(reference(index) for index in (1, 2, 3, 0))
+    values = amf0.decode(data)
+    assert [EcmaArray(), {}, TypedObject("a")] == values[1:4]
+    assert values[1] is values[0][6]
+    assert values[2] is values[0][7]
+    assert values[3] is values[0][8]
+    assert values[4] is values[0]
+
+
+def test_reference_is_refused_when_nothing_has_its_index():
+    """A reference forward or beyond the table is an error, never an empty value."""
+    assert code_of(reference(0)) == "amf-bad-reference"
+    assert code_of(b"\x03\x00\x00\x09" + reference(1)) == "amf-bad-reference"
+
+
+@pytest.mark.parametrize("form", ["03 0001 61 07 0000 000009", "0a 00000001 07 0000", "08 00000000 0001 61 070000"])
+def test_reference_is_refused_when_it_is_inside_what_it_refers_to(form):
+    """A value that contains itself would hang whoever walks it, so it is not built."""
+    assert code_of(bytes.fromhex(form)) == "amf-cyclic-reference"
+
+
+def test_reference_counts_as_what_it_refers_to_when_nodes_are_counted():
+    """Thirty arrays that each refer twice to the one before are 2^30 values to walk, and are refused for it."""
+    bomb = strict_array(strict_array(b"\x05", b"\x05"), *(strict_array(*[reference(i)] * 2) for i in range(1, 30)))
+    assert len(bomb) < 400
+    assert code_of(bomb) == "limit:amf_nodes"
+    small = strict_array(strict_array(b"\x05", b"\x05"), *(strict_array(*[reference(i)] * 2) for i in range(1, 3)))
+    # 1 root, 3 members, and below them 2, 2 + 4, 2 + 12 with each reference at full price
+    nodes = 1 + 3 + 2 + (2 + 2 * 2) + (2 + 2 * 6)
+    assert code_of(small, AmfLimits(nodes=nodes)) is None
+    assert code_of(small, AmfLimits(nodes=nodes - 1)) == "limit:amf_nodes"
+
+
+def test_reference_counts_as_what_it_refers_to_when_levels_are_counted():
+    """A chain of arrays, each holding a reference to the one before, is as deep as it will be walked."""
+    chain = [strict_array(b"\x05"), *(strict_array(reference(index)) for index in range(1, 40))]
+    assert code_of(strict_array(*chain[:31])) is None
+    assert code_of(strict_array(*chain[:32])) == "limit:amf_depth"
+
+
+def test_reference_counts_as_what_it_refers_to_when_octets_are_counted():
+    """References may not repeat a long text without end."""
+    heavy = strict_array(amf0.encode("x" * 60000))
+    assert code_of(strict_array(heavy, *[reference(1)] * 17)) is None
+    assert code_of(strict_array(heavy, *[reference(1)] * 18)) == "limit:amf_repeated_bytes"
+
+
+def test_avm_plus_values_share_their_tables_within_a_message():
+    """The second AMF3 value of a message may refer to a string of the first, as Red5 and BlazeDS have it."""
+    values = amf0.decode(bytes.fromhex("11 06 07 616263") + bytes.fromhex("11 06 00"))
+    assert values == [AvmPlus("abc"), AvmPlus("abc")]
+    assert values == amf0.decode(amf0.encode(*values))
+    assert code_of(bytes.fromhex("11 06 00")) == "amf-bad-reference"
+
+
+def test_avm_plus_errors_are_the_same_errors():
+    """What fails in AMF3 fails alike within AMF0."""
+    assert code_of(b"\x11") == "amf-truncated"
+    assert code_of(b"\x11\x7b") == "amf-unknown-marker"
+    assert code_of(bytes.fromhex("11 0a 07 03 61")) == "amf-externalizable"
+    assert code_of(b"\x03" + b"\x00\x01a\x11" + b"\x09\x03\x01" * 40) == "limit:amf_depth"
+
+
+# --- limits
+
+
+@pytest.mark.parametrize(
+    "level",
+    [b"\x03\x00\x01a", b"\x08\x00\x00\x00\x01\x00\x01a", b"\x10\x00\x01c\x00\x01a", b"\x0a\x00\x00\x00\x01"],
+    ids=["object", "ecma array", "typed object", "strict array"],
+)
+def test_depth_is_limited_when_containers_nest(level):
+    """Thirty-two levels pass by default and one more does not, nor do 10^5; 128 may be configured."""
+    assert code_of(level * 31 + b"\x03\x00\x00\x09") == ("amf-truncated" if level[0] != 0x0A else None)
+    for levels in (33, 100_000):
+        with pytest.raises(LimitExceededError) as caught:
+            amf0.decode(level * levels)
+        assert (caught.value.limit, caught.value.value, caught.value.maximum) == ("amf_depth", 33, 32)
+    assert code_of(level * 128, AmfLimits(depth=128)) == "amf-truncated"
+    assert code_of(level * 129 + b"\x05", AmfLimits(depth=128)) == "limit:amf_depth"
+
+
+def test_nodes_are_limited_when_values_are_many():
+    """All values of a message count, at the top, in arrays and in objects, and no more than the limit pass."""
+    limits = AmfLimits(nodes=10)
+    for data in (
+        amf0.encode(*[None] * 10),
+        amf0.encode([None] * 9),
+        amf0.encode(dict.fromkeys("abcdefghi", 1.0)),
+        amf0.encode(EcmaArray(dict.fromkeys("abcd")), TypedObject("t", dict.fromkeys("abcd"))),
+    ):
+        assert code_of(data, limits) is None
+        assert code_of(data + b"\x05", limits) == "limit:amf_nodes"
+    same_name = b"\x03" + b"\x00\x01a\x05" * 10 + b"\x00\x00\x09"
+    assert code_of(same_name, limits) == "limit:amf_nodes"
+
+
+def test_node_error_states_value_and_limit():
+    """The error carries what was reached and what is allowed."""
+    with pytest.raises(LimitExceededError) as caught:
+        amf0.decode(b"\x03" + b"\x00\x01a\x05" * 4 + b"\x00\x00\x09", AmfLimits(nodes=3))
+    assert (caught.value.limit, caught.value.value, caught.value.maximum) == ("amf_nodes", 4, 3)
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 20, {"x" * 20: None}, TypedObject("x" * 20), Xml("x" * 20)], ids=lambda value: type(value).__name__
+)
+def test_string_bytes_are_limited_in_strings_names_and_xml(value):
+    """Strings, member names, class names and XML are as long as the limit allows, and no longer."""
+    assert code_of(amf0.encode(value), AmfLimits(string_bytes=20)) is None
+    assert code_of(amf0.encode(value), AmfLimits(string_bytes=19)) == "limit:amf_string_bytes"
+
+
+def test_long_string_is_limited_to_64_kib_by_default():
+    """The default is 65536 octets."""
+    assert code_of(amf0.encode("x" * 65536)) is None
+    assert code_of(amf0.encode("x" * 65537)) == "limit:amf_string_bytes"
+
+
+@pytest.mark.parametrize(
+    "form", ["0a ffffffff", "0a 00001000 05", "0c ffffffff 61", "0f 7fffffff 61", "08 ffffffff", "02 ffff 61"]
+)
+def test_declared_size_allocates_nothing_when_the_data_is_missing(form):
+    """A count or length beyond the data is truncation, found before anything is allocated for it."""
+    data = bytes.fromhex(form)
+    tracemalloc.start()
+    try:
+        assert code_of(data) == "amf-truncated"
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 * 1024
+
+
+def test_node_limit_comes_before_the_array_when_a_true_count_is_over_it():
+    """A count that the data could satisfy but the limit does not is refused before its first item."""
+    with pytest.raises(LimitExceededError) as caught:
+        amf0.decode(strict_array(*[b"\x05"] * 5000))
+    assert (caught.value.limit, caught.value.value) == ("amf_nodes", 5001)
+
+
+# --- encoding
+
+
+class Level(enum.IntEnum):
+    ONE = 1
+
+
+class Text(str):
+    __slots__ = ()
+
+
+def test_encode_takes_python_types_that_have_an_amf0_form():
+    """Integers become numbers, tuples strict arrays, subclasses what they derive from."""
+    assert amf0.decode(amf0.encode(7, Level.ONE, Text("a"), (1, None))) == [7.0, 1.0, "a", [1.0, None]]
+
+
+def test_encode_wraps_what_only_amf3_has():
+    """Values that only AMF3 can express are written as AVM+ values."""
+    values = [
+        b"\x00\xff",
+        Amf3Array([1], {"a": 2}),
+        Amf3Object("c", ("a",), dynamic=False, properties={"a": 1}),
+        IntVector([-1]),
+        UintVector([1]),
+        DoubleVector([0.5]),
+        ObjectVector([None], "t"),
+        Dictionary([(1, 2)]),
+    ]
+    assert amf0.decode(amf0.encode(*values, bytearray(b"a"))) == [AvmPlus(value) for value in [*values, b"a"]]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        1j,
+        {1, 2},
+        {1: "a"},
+        {"x" * 65536: 1},
+        TypedObject("x" * 65536),
+        TypedObject(5),
+        "\ud800",
+        {"\ud800": 1},
+        10**400,
+        Date(0.0, 40000),
+        Date("soon"),
+    ],
+    ids=repr,
+)
+def test_encode_refuses_what_has_no_amf0_form(value):
+    """Each mistake of a caller is a LocalProtocolError, whatever Python raised inside."""
+    with pytest.raises(LocalProtocolError):
+        amf0.encode(value)
+
+
+def test_encode_refuses_a_structure_that_contains_itself():
+    """A cycle ends at 128 levels with an error instead of a RecursionError."""
+    value = {}
+    value["self"] = [value]
+    with pytest.raises(LocalProtocolError, match="contain itself"):
+        amf0.encode(value)
+
+
+def test_encode_writes_128_levels():
+    """The deepest structure that may be configured for decoding can be encoded."""
+    value = []
+    for _ in range(127):
+        value = [value]
+    assert amf0.decode(amf0.encode(value), AmfLimits(depth=128)) == [value]
+    with pytest.raises(LocalProtocolError):
+        amf0.encode([value])
+
+
+def test_encode_refuses_a_structure_that_unfolds_without_end(monkeypatch):
+    """Shared parts are written out, and the number of values written is limited."""
+    monkeypatch.setattr(amf0_writer, "MAX_ENCODED_NODES", 1000)
+    value = [None, None]
+    for _ in range(20):
+        value = [value, value]
+    with pytest.raises(LocalProtocolError, match="1000 values"):
+        amf0.encode(value)
+
+
+# --- properties
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.floats(allow_nan=False),
+    st.text(max_size=20),
+    st.sampled_from([UNDEFINED, UNSUPPORTED]),
+    st.builds(Date, st.floats(allow_nan=False), st.integers(-32768, 32767)),
+    st.builds(Xml, st.text(max_size=20)),
+    st.builds(AvmPlus, st.one_of(st.integers(-(2**28), 2**28 - 1), st.text(max_size=10), st.binary(max_size=10))),
+)
+trees = st.recursive(
+    scalars,
+    lambda children: st.one_of(
+        st.lists(children, max_size=5),
+        st.dictionaries(st.text(max_size=8), children, max_size=5),
+        st.dictionaries(st.text(max_size=8), children, max_size=5).map(EcmaArray),
+        st.builds(TypedObject, st.text(max_size=8), st.dictionaries(st.text(max_size=8), children, max_size=3)),
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(trees, max_size=4))
+def test_any_values_survive_encoding_and_decoding(values):
+    """decode(encode(x)) is x, in value and in type, and encoding that again gives the same octets."""
+    data = amf0.encode(*values)
+    decoded = amf0.decode(data)
+    assert values == decoded
+    assert data == amf0.encode(*decoded)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 0x12))
+def test_random_octets_end_in_values_or_a_remote_error(data, marker):
+    """Whatever arrives, nothing but RemoteProtocolError comes out, and what decodes can be encoded."""
+    try:
+        values = amf0.decode(bytes((marker,)) + data)
+    except RemoteProtocolError:
+        return
+    again = amf0.encode(*values)
+    assert again == amf0.encode(*amf0.decode(again))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_damaged_data_ends_in_values_or_a_remote_error(data):
+    """The same with octets of valid data changed, removed and repeated, which gets deeper into the decoder."""
+    octets = bytearray(amf0.encode(*data.draw(st.lists(trees, min_size=1, max_size=3))) + reference(0))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(octets) - 1))
+        octets[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
+        if not octets:
+            return
+    try:
+        values = amf0.decode(octets)
+    except RemoteProtocolError:
+        return
+    assert isinstance(amf0.encode(*values), bytes)

@@ -1,0 +1,186 @@
+"""AMF data recorded from other projects' tests and fuzz corpora, compared exactly with what they say it is."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from flowctl.errors import RemoteProtocolError
+from flowctl.rtmp import amf0, amf3
+from flowctl.rtmp.values import (
+    UNDEFINED,
+    Amf3Array,
+    Amf3Object,
+    AvmPlus,
+    Date,
+    EcmaArray,
+    TypedObject,
+    Xml,
+)
+
+VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
+FILES = ("rtmp_vectors.json", "rtmp_vectors_more.json", "rtmp_fuzz_seeds.json")
+DECODERS = {"amf0": amf0, "amf3": amf3}
+
+
+def well_formed(vector):
+    """Whether `vector` is valid data, not an input that has to fail or merely must not crash."""
+    return "outcome" not in vector["expected"]
+
+
+def load(*kinds, only=lambda _vector: True):
+    """Return the recorded vectors of `kinds` as pytest parameters; one that skips visibly where there are none."""
+    found = []
+    for name in FILES:
+        path = VECTORS / name
+        if path.exists():
+            vectors = json.loads(path.read_text("utf-8"))["vectors"]
+            found += [vector for vector in vectors if vector["kind"] in kinds and only(vector)]
+    if not found:
+        return [pytest.param(None, marks=pytest.mark.skip(reason=f"no recorded vectors in {VECTORS}"))]
+    return [pytest.param(vector, id=vector["id"]) for vector in found]
+
+
+def tagged(value, codec):
+    """Return `value` in the notation of the vector files: JSON scalars, and objects tagged with "$"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$": "double", "v": "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
+    if isinstance(value, bool | str | float) or value is None:
+        return value
+    if isinstance(value, int):
+        return {"$": "int", "v": value}
+    if value is UNDEFINED:
+        return {"$": "undefined"}
+    if isinstance(value, Date):
+        return {"$": "date", "ms": value.ms} | ({"tz": value.tz} if codec == "amf0" else {})
+    if isinstance(value, Xml):
+        return {"$": "xml", "v": value.text}
+    if isinstance(value, AvmPlus):
+        return {"$": "avmplus", "v": tagged(value.value, "amf3")}
+    return tagged_container(value, codec)
+
+
+def tagged_container(value, codec):
+    """Return a container in the notation of the vector files."""
+
+    def props(members):
+        return [[name, tagged(item, codec)] for name, item in members.items()]
+
+    if isinstance(value, EcmaArray):
+        return {"$": "ecma", "count": value.count, "props": props(value)}
+    if isinstance(value, TypedObject):
+        return {"$": "typed", "class": value.class_name, "props": props(value.properties)}
+    if isinstance(value, Amf3Object):
+        return {
+            "$": "object",
+            "class": value.class_name,
+            "sealed": len(value.sealed),
+            "dynamic": value.dynamic,
+            "props": props(value.properties),
+        }
+    if isinstance(value, Amf3Array):
+        return {"$": "array", "assoc": props(value.assoc), "dense": [tagged(item, codec) for item in value.dense]}
+    if isinstance(value, dict):
+        return {"$": "object", "props": props(value)}
+    if isinstance(value, list):
+        return {"$": "strict", "items": [tagged(item, codec) for item in value]}
+    raise AssertionError(f"no notation for {value!r}")
+
+
+def as_json(values):
+    """Return JSON text, in which true, 1 and 1.0 differ, as they do on the wire."""
+    return json.dumps(values, sort_keys=True)
+
+
+def decode_vector(vector):
+    """Decode the input of `vector` by its kind: a whole sequence, or its first value alone."""
+    codec, kind = vector["kind"].split("_")
+    data = bytes.fromhex(vector["input_hex"])
+    if kind == "sequence":
+        return DECODERS[codec].decode(data)
+    value, consumed = DECODERS[codec].decode_one(data)
+    assert vector["expected"].get("consumed", len(data)) == consumed
+    return [value]
+
+
+def outcome(decode, *arguments):
+    """Return what `decode` returns and None, or None and the code of the error that it raises."""
+    try:
+        return decode(*arguments), None
+    except RemoteProtocolError as error:
+        return None, error.code
+
+
+AMF_KINDS = ("amf0_value", "amf0_sequence", "amf3_value", "amf3_sequence")
+
+
+@pytest.mark.parametrize("vector", load(*AMF_KINDS))
+def test_recorded_amf_has_its_recorded_outcome(vector):
+    """Each recorded input decodes to exactly its recorded values, or fails with its recorded error."""
+    expected = vector["expected"]
+    codec = vector["kind"].partition("_")[0]
+    if "value" in expected or "values" in expected:
+        values = expected["values"] if "values" in expected else [expected["value"]]
+        assert as_json(values) == as_json([tagged(value, codec) for value in decode_vector(vector)])
+        return
+    _, code = outcome(decode_vector, vector)
+    error = expected.get("error", expected.get("mini_result"))
+    if error is not None:
+        assert "amf-" + error.replace("_", "-") == code
+    else:
+        assert expected["outcome"] == "no_crash"
+        assert code is None or code.startswith("amf-")
+
+
+@pytest.mark.parametrize("vector", load(*AMF_KINDS, only=well_formed))
+def test_recorded_amf_cut_anywhere_is_shorter_or_truncated(vector):
+    """Every prefix of a good sequence gives a prefix of its values, or is reported as truncated."""
+    codec = vector["kind"].partition("_")[0]
+    data = bytes.fromhex(vector["input_hex"])
+    whole = [as_json(tagged(value, codec)) for value in DECODERS[codec].decode(data)]
+    for stop in range(len(data)):
+        values, code = outcome(DECODERS[codec].decode, data[:stop])
+        if values is None:
+            assert code == "amf-truncated"
+        else:
+            assert whole[: len(values)] == [as_json(tagged(value, codec)) for value in values]
+            assert len(values) < len(whole)
+
+
+def without_references(vector):
+    """Whether `vector` is valid AMF0 without references, which the encoder writes out."""
+    return well_formed(vector) and vector["id"] != "amf0-sile-ref-test"
+
+
+@pytest.mark.parametrize("vector", load("amf0_value", "amf0_sequence", only=without_references))
+def test_recorded_amf0_is_encoded_to_the_same_octets(vector):
+    """What was decoded from AMF0 without references encodes to the octets it came from."""
+    data = bytes.fromhex(vector["input_hex"])
+    assert data == amf0.encode(*amf0.decode(data))
+
+
+@pytest.mark.parametrize("vector", load("amf3_value", "amf3_sequence", only=well_formed))
+def test_recorded_amf3_is_encoded_to_the_same_values(vector):
+    """What was decoded from AMF3 encodes to octets that decode to the same, object references written out."""
+    values = amf3.decode(bytes.fromhex(vector["input_hex"]))
+    assert values == amf3.decode(amf3.encode(*values))
+
+
+@pytest.mark.parametrize("vector", load("amf3_u29_list"))
+def test_recorded_u29_list_is_decoded_and_encoded(vector):
+    """A recorded list of U29 numbers decodes to the recorded numbers and encodes to the same octets."""
+    data = bytes.fromhex(vector["input_hex"])
+    numbers = []
+    offset = 0
+    while offset < len(data):
+        number, offset = amf3.decode_u29(data, offset)
+        numbers.append(number)
+    assert vector["expected"]["values"] == numbers
+    assert data == b"".join(amf3.encode_u29(number) for number in numbers)
+
+
+@pytest.mark.parametrize("vector", load("amf3_value", only=lambda vector: "externalizable" in vector["id"]))
+def test_recorded_externalizable_object_is_refused(vector):
+    """An object whose layout only its class knows is refused, never guessed at."""
+    assert outcome(decode_vector, vector) == (None, "amf-externalizable")
