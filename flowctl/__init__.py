@@ -1,1 +1,249 @@
-"""flowctl: flow control for servers that push data to many peers of unequal speed."""
+"""flowctl: flow control for servers that push data to many peers of unequal speed.
+
+This package re-exports the public names and nothing else; what is not named here may change without notice. A name is
+loaded when it is first used (PEP 562), because loading all of them costs 150 to 190 ms (the event loop and the socket
+layer above all) and who asks for `Limits`, or for ``flowctl --help``, needs none of that.
+
+Where to begin: derive from `Session` and hand the class to `serve`. Beside the names here there are
+`flowctl.testing` (a test kit without sockets), `flowctl.rtmp` and `flowctl.flv` (wire formats without input or output)
+and `flowctl.live` (the live streaming server).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal to the table below
+    from flowctl.admission import AdmissionLimits
+    from flowctl.connection import Connection
+    from flowctl.counts import Counts
+    from flowctl.deferred import DeferredProcessor, DeferredStatistics, Job, Registration
+    from flowctl.errors import (
+        BrokenError,
+        BusyError,
+        ClosedError,
+        ConfigError,
+        FlowctlError,
+        InternalError,
+        LimitExceededError,
+        LocalProtocolError,
+        ReentryError,
+        RemoteProtocolError,
+    )
+    from flowctl.fanout import Fanout, FanoutStatistics
+    from flowctl.fanouts import Fanouts, FollowPlace
+    from flowctl.flow import Cause, Load, MessageClass, SendState, StateChange
+    from flowctl.ledger import LedgerEntry, LedgerKind
+    from flowctl.limits import NO_LIMITS, Axis, AxisLimits, HardPolicy, Limits
+    from flowctl.policy import DropDroppable, DropPolicy, KeepAll, LivePolicy, Thin, Verdict
+    from flowctl.pollgroup import GroupState, Pollable, PollGroup, PollGroupStatistics
+    from flowctl.pollgroups import Move, PollGroups
+    from flowctl.reasons import CloseReason, DropReason
+    from flowctl.receiver import InputResult, Receiver, ReceiverStatistics
+    from flowctl.receiver import Verdict as InputVerdict
+    from flowctl.sender import FlushResult, Sender
+    from flowctl.sender_types import Frontend, SenderSettings, SenderStatistics, SendOutcome, SendResult, Transport
+    from flowctl.server import DEFAULT_LIMITS, Server, serve
+    from flowctl.serving import ServeOptions, ServerProgram
+    from flowctl.session import Session
+    from flowctl.sockets import SocketOptions
+    from flowctl.streamlog import CacheLimits, Entry, Gop, StreamLog
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "NO_LIMITS",
+    "AdmissionLimits",
+    "Axis",
+    "AxisLimits",
+    "BrokenError",
+    "BusyError",
+    "CacheLimits",
+    "Cause",
+    "CloseReason",
+    "ClosedError",
+    "ConfigError",
+    "Connection",
+    "Counts",
+    "DeferredProcessor",
+    "DeferredStatistics",
+    "DropDroppable",
+    "DropPolicy",
+    "DropReason",
+    "Entry",
+    "Fanout",
+    "FanoutStatistics",
+    "Fanouts",
+    "FlowctlError",
+    "FlushResult",
+    "FollowPlace",
+    "Frontend",
+    "Gop",
+    "GroupState",
+    "HardPolicy",
+    "InputResult",
+    "InputVerdict",
+    "InternalError",
+    "Job",
+    "KeepAll",
+    "LedgerEntry",
+    "LedgerKind",
+    "LimitExceededError",
+    "Limits",
+    "LivePolicy",
+    "Load",
+    "LocalProtocolError",
+    "MessageClass",
+    "Move",
+    "PollGroup",
+    "PollGroupStatistics",
+    "PollGroups",
+    "Pollable",
+    "Receiver",
+    "ReceiverStatistics",
+    "ReentryError",
+    "Registration",
+    "RemoteProtocolError",
+    "SendOutcome",
+    "SendResult",
+    "SendState",
+    "Sender",
+    "SenderSettings",
+    "SenderStatistics",
+    "ServeOptions",
+    "Server",
+    "ServerProgram",
+    "Session",
+    "SocketOptions",
+    "StateChange",
+    "StreamLog",
+    "Thin",
+    "Transport",
+    "Verdict",
+    "serve",
+]
+
+_HOMES: Final = {
+    "flowctl.admission": ("AdmissionLimits",),
+    "flowctl.connection": ("Connection",),
+    "flowctl.counts": ("Counts",),
+    "flowctl.deferred": (
+        "DeferredProcessor",
+        "DeferredStatistics",
+        "Job",
+        "Registration",
+    ),
+    "flowctl.errors": (
+        "BrokenError",
+        "BusyError",
+        "ClosedError",
+        "ConfigError",
+        "FlowctlError",
+        "InternalError",
+        "LimitExceededError",
+        "LocalProtocolError",
+        "ReentryError",
+        "RemoteProtocolError",
+    ),
+    "flowctl.fanout": (
+        "Fanout",
+        "FanoutStatistics",
+    ),
+    "flowctl.fanouts": (
+        "Fanouts",
+        "FollowPlace",
+    ),
+    "flowctl.flow": (
+        "Cause",
+        "Load",
+        "MessageClass",
+        "SendState",
+        "StateChange",
+    ),
+    "flowctl.ledger": (
+        "LedgerEntry",
+        "LedgerKind",
+    ),
+    "flowctl.limits": (
+        "Axis",
+        "AxisLimits",
+        "HardPolicy",
+        "Limits",
+        "NO_LIMITS",
+    ),
+    "flowctl.policy": (
+        "DropDroppable",
+        "DropPolicy",
+        "KeepAll",
+        "LivePolicy",
+        "Thin",
+        "Verdict",
+    ),
+    "flowctl.pollgroup": (
+        "GroupState",
+        "PollGroup",
+        "PollGroupStatistics",
+        "Pollable",
+    ),
+    "flowctl.pollgroups": (
+        "Move",
+        "PollGroups",
+    ),
+    "flowctl.reasons": (
+        "CloseReason",
+        "DropReason",
+    ),
+    "flowctl.receiver": (
+        "InputResult",
+        "InputVerdict",
+        "Receiver",
+        "ReceiverStatistics",
+    ),
+    "flowctl.sender": (
+        "FlushResult",
+        "Sender",
+    ),
+    "flowctl.sender_types": (
+        "Frontend",
+        "SendOutcome",
+        "SendResult",
+        "SenderSettings",
+        "SenderStatistics",
+        "Transport",
+    ),
+    "flowctl.server": (
+        "DEFAULT_LIMITS",
+        "Server",
+        "serve",
+    ),
+    "flowctl.serving": (
+        "ServeOptions",
+        "ServerProgram",
+    ),
+    "flowctl.session": ("Session",),
+    "flowctl.sockets": ("SocketOptions",),
+    "flowctl.streamlog": (
+        "CacheLimits",
+        "Entry",
+        "Gop",
+        "StreamLog",
+    ),
+}
+"""Module of every public name."""
+_RENAMED: Final = {"InputVerdict": "Verdict"}
+"""Public name: its name at home, where two modules use one word (a policy's verdict, an input handler's verdict)."""
+_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name when it is first used; Python finds it without this function from then on."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(home), _RENAMED.get(name, name))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flowctl._jobs import ErrorHook
+    from flowctl._watches import HasFileno
 
 
 class LoopCore:
@@ -89,6 +90,19 @@ class LoopCore:
         """Tell whether the caller is on the group's thread."""
         return threading.get_ident() == self.thread_id
 
+    def now(self) -> float:
+        """Return the time on the group's clock, in seconds; any thread."""
+        return self.clock()
+
+    def report(self, where: str, error: Exception) -> None:
+        """Count and report an exception that a handler raised; any thread, never raises.
+
+        Args:
+            where: what was being done, for example ``"received of connection 7"``.
+            error: what it raised.
+        """
+        self._report(where, error)
+
     # --- work on the group's thread ------------------------------------------------------------------------------
 
     def call_soon(self, callback: Callable[..., Any], *args: Any) -> None:
@@ -114,33 +128,38 @@ class LoopCore:
         self._check_thread("call_later")
         return self.loop.call_later(delay_s, self._guarded, callback, *args)
 
-    def watch_input(self, fd: int, callback: Callable[[], Any]) -> None:
-        """Call `callback` on each turn while `fd` is readable; group's thread only. Replaces an earlier callback.
+    def watch_input(self, source: int | HasFileno, callback: Callable[[], Any]) -> None:
+        """Call `callback` on each turn while `source` is readable; group's thread only. Replaces an earlier callback.
+
+        Args:
+            source: the socket itself: uvloop then keeps its number open until it is unwatched. Given a bare number
+                that is closed too early, uvloop aborts the process.
+            callback: run with no lock held.
 
         Raises:
             LocalProtocolError: called on another thread.
-            ClosedError: `fd` is -1 or not open: its socket was closed.
+            ClosedError: `source` is closed.
         """
-        self._watches_here("watch_input").watch_input(fd, callback)
+        self._watches_here("watch_input").watch_input(source, callback)
 
-    def watch_output(self, fd: int, callback: Callable[[], Any]) -> None:
-        """Call `callback` on each turn while `fd` is writable; else as `watch_input`."""
-        self._watches_here("watch_output").watch_output(fd, callback)
+    def watch_output(self, source: int | HasFileno, callback: Callable[[], Any]) -> None:
+        """Call `callback` on each turn while `source` is writable; else as `watch_input`."""
+        self._watches_here("watch_output").watch_output(source, callback)
 
-    def unwatch_input(self, fd: int) -> bool:
-        """Stop watching `fd` for input; its callback does not run any more. Group's thread only.
+    def unwatch_input(self, source: int | HasFileno) -> bool:
+        """Stop watching `source` for input; its callback does not run any more. Group's thread only.
 
-        Call it before the socket is closed, for the number may belong to another socket the moment after. A
-        descriptor that is not watched, -1 included, is no error.
+        Call it before the socket is closed, for its number may belong to another socket the moment after. What is
+        not watched, or closed already, is no error.
 
         Returns:
             True if it was watched.
         """
-        return self._watches_here("unwatch_input").unwatch_input(fd)
+        return self._watches_here("unwatch_input").unwatch_input(source)
 
-    def unwatch_output(self, fd: int) -> bool:
-        """Stop watching `fd` for output; else as `unwatch_input`."""
-        return self._watches_here("unwatch_output").unwatch_output(fd)
+    def unwatch_output(self, source: int | HasFileno) -> bool:
+        """Stop watching `source` for output; else as `unwatch_input`."""
+        return self._watches_here("unwatch_output").unwatch_output(source)
 
     # --- inner steps ---------------------------------------------------------------------------------------------
 

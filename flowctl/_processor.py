@@ -69,7 +69,7 @@ class DeferredProcessor:
 
     def __init__(self, wake: Callable[[], None], on_error: ErrorHook | None = None) -> None:
         self._wake: Final = wake
-        self._on_error: Final = on_error or log_error
+        self._on_error: Final = log_error if on_error is None else on_error
         self._lock: Final = OwnedLock()
         self._jobs: Final = JobList()  # pending jobs, next to run first  # guarded by _lock
         self._running: Job | None = None  # its callback is on the owning thread's stack  # guarded by _lock

@@ -293,8 +293,8 @@ class SenderCore:
         if cohort is not None:
             self._leave_locked()
             cohort.remove(self)
-            self._outbox.unfollow(reason)
             self._cohort = None
+        self._outbox.unfollow(reason)
 
     # -- the ledger and episodes of drops
 

@@ -1,16 +1,24 @@
-"""Which file descriptors a loop watches, and protection against the oldest trap of readiness loops.
+"""Which descriptors a loop watches, and protection against the oldest traps of readiness loops.
 
-A descriptor number outlives its socket. If a socket is closed while it is watched, the kernel forgets the watch, the
-loop does not, and the next socket that gets the same number inherits it: asyncio then modifies a registration that
-does not exist, uvloop believes that it is polling already. Both were tried: on either loop the new connection never
-hears of input again, without any error. So the inode that a number stood for is remembered (every socket has its
-own), and a watch left behind is removed, and reported as the bug it is, before the number is watched anew.
+A descriptor number outlives its socket. If a socket is closed while it is watched, the kernel forgets the watch and
+the loop does not. What follows was tried on asyncio (CPython 3.11) and uvloop 0.23:
+
+- The next socket with the same number inherits the watch: asyncio modifies a registration that does not exist, uvloop
+  believes that it is polling already. On either loop the new connection never hears of input, without any error.
+- If the close comes before the loop has polled once, uvloop's libuv calls ``abort()``: epoll_ctl fails with an error
+  that it does not expect, and the process with all its connections is gone.
+
+Against the first, the inode that a number stood for is remembered (every socket has its own), and a watch left behind
+is removed, and reported as the bug it is, before the number is watched anew. Against the second helps only that the
+number stays open: uvloop puts off the close of a *socket object* that it watches until it is unwatched. So callers
+hand in the socket itself; a bare number is accepted for pipes and the like, at the caller's own risk.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from flowctl.errors import ClosedError, InternalError
 
@@ -21,10 +29,18 @@ if TYPE_CHECKING:
     from flowctl._jobs import ErrorHook
 
 
-class _Watch:
-    __slots__ = ("inode", "input", "output")
+class HasFileno(Protocol):
+    """A socket, or anything else with a descriptor."""
 
-    def __init__(self, inode: int) -> None:
+    def fileno(self) -> int:
+        """Return the descriptor's number, -1 when closed."""
+
+
+class _Watch:
+    __slots__ = ("inode", "input", "output", "source")
+
+    def __init__(self, source: int | HasFileno, inode: int) -> None:
+        self.source: Final = source  # what was watched first; finds the number of a socket that was closed since
         self.inode: Final = inode
         self.input = False
         self.output = False
@@ -49,54 +65,58 @@ class FdWatches:
         self._on_error: Final = on_error
         self._watches: dict[int, _Watch] = {}
 
-    def watch_input(self, fd: int, callback: Callable[[], Any]) -> None:
-        """Call `callback` while `fd` is readable (level-triggered); replaces an earlier callback.
+    def watch_input(self, source: int | HasFileno, callback: Callable[[], Any]) -> None:
+        """Call `callback` while `source` is readable (level-triggered); replaces an earlier callback.
 
         Raises:
-            ClosedError: `fd` is negative or not open, that is, its socket was closed.
+            ClosedError: `source` is closed.
         """
-        watch = self._watch(fd)
+        fd, watch = self._watch(source)
         try:
-            self._loop.add_reader(fd, self._run, callback)
+            self._loop.add_reader(source, self._run, callback)
         except (OSError, ValueError) as error:
             self._drop(fd)
             raise ClosedError(f"cannot watch descriptor {fd}: {error}") from error
         watch.input = True
 
-    def watch_output(self, fd: int, callback: Callable[[], Any]) -> None:
-        """Call `callback` while `fd` is writable; else as `watch_input`."""
-        watch = self._watch(fd)
+    def watch_output(self, source: int | HasFileno, callback: Callable[[], Any]) -> None:
+        """Call `callback` while `source` is writable; else as `watch_input`."""
+        fd, watch = self._watch(source)
         try:
-            self._loop.add_writer(fd, self._run, callback)
+            self._loop.add_writer(source, self._run, callback)
         except (OSError, ValueError) as error:
             self._drop(fd)
             raise ClosedError(f"cannot watch descriptor {fd}: {error}") from error
         watch.output = True
 
-    def unwatch_input(self, fd: int) -> bool:
-        """Stop watching `fd` for input; its callback does not run any more, not even from this poll.
+    def unwatch_input(self, source: int | HasFileno) -> bool:
+        """Stop watching `source` for input; its callback does not run any more, not even from this poll.
 
-        Call it before the socket is closed. A descriptor that is not watched, or -1 of a closed socket: no effect.
+        Call it before the socket is closed. What is not watched, or closed: no error.
 
         Returns:
             True if it was watched.
         """
+        fd = self._number(source)
         watch = self._watches.get(fd)
         if watch is None or not watch.input:
             return False
         watch.input = False
-        self._loop.remove_reader(fd)
+        with suppress(OSError):  # asyncio's epoll_ctl, when the socket is closed already; the loop has forgotten it
+            self._loop.remove_reader(fd)
         if not watch.output:
             del self._watches[fd]
         return True
 
-    def unwatch_output(self, fd: int) -> bool:
-        """Stop watching `fd` for output; else as `unwatch_input`."""
+    def unwatch_output(self, source: int | HasFileno) -> bool:
+        """Stop watching `source` for output; else as `unwatch_input`."""
+        fd = self._number(source)
         watch = self._watches.get(fd)
         if watch is None or not watch.output:
             return False
         watch.output = False
-        self._loop.remove_writer(fd)
+        with suppress(OSError):  # as in unwatch_input
+            self._loop.remove_writer(fd)
         if not watch.input:
             del self._watches[fd]
         return True
@@ -109,8 +129,19 @@ class FdWatches:
     def __len__(self) -> int:
         return len(self._watches)
 
-    def _watch(self, fd: int) -> _Watch:
-        """Return the record of `fd`, after removing one that belongs to a socket closed before."""
+    def _number(self, source: int | HasFileno) -> int:
+        """Return the number of `source`, also of a socket that was closed while it was watched."""
+        if isinstance(source, int):
+            return source
+        fd = source.fileno()
+        if fd >= 0:
+            return fd
+        # Closed too early, a bug of the caller: here it may cost a search.
+        return next((number for number, watch in self._watches.items() if watch.source is source), -1)
+
+    def _watch(self, source: int | HasFileno) -> tuple[int, _Watch]:
+        """Return number and record of `source`, after removing what a socket closed before has left behind."""
+        fd = self._number(source)
         try:
             inode = os.fstat(fd).st_ino
         except (OSError, OverflowError) as error:
@@ -124,10 +155,12 @@ class FdWatches:
             )
             watch = None
         if watch is None:
-            watch = self._watches[fd] = _Watch(inode)
-        return watch
+            watch = self._watches[fd] = _Watch(source, inode)
+        return fd, watch
 
     def _drop(self, fd: int) -> None:
         if self._watches.pop(fd, None) is not None:
-            self._loop.remove_reader(fd)
-            self._loop.remove_writer(fd)
+            with suppress(OSError):  # as in unwatch_input
+                self._loop.remove_reader(fd)
+            with suppress(OSError):
+                self._loop.remove_writer(fd)

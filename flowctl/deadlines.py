@@ -62,7 +62,7 @@ class Deadlines:
 
     def __init__(self, arm: Callable[[float], None], on_error: ErrorHook | None = None) -> None:
         self._arm: Final = arm
-        self._on_error: Final = on_error or log_error
+        self._on_error: Final = log_error if on_error is None else on_error
         self._heap: list[tuple[float, int, _Entry]] = []
         self._entries: dict[int, _Entry] = {}  # by id(owner): owners need no hash, and the entry keeps the id taken
         self._number = 0

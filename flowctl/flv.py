@@ -353,12 +353,11 @@ class FlvReader:
         word, time_word = _TAG_HEADER.unpack_from(view, at)
         size = word & _MAX_BODY_BYTES
         whole = TAG_HEADER_BYTES + size
-        if self._need == TAG_HEADER_BYTES:
-            # Seen for the first time: judge it before waiting for megabytes.
-            self._check_tag(word >> 24, size)
-            if end - at < whole:
-                self._need = whole
-                return 0
+        # Judged before its body is waited for.
+        self._check_tag(word >> 24, size)
+        if end - at < whole:
+            self._need = whole
+            return 0
         type_id = word >> 24 & _TYPE_MASK
         if type_id in _MEDIA_TYPES:
             timestamp = time_word >> 8 | (time_word & 0xFF) << 24

@@ -107,8 +107,8 @@ class PollGroup(LoopCore):
     ) -> None:
         if scratch_bytes < 4096:
             raise LocalProtocolError(f"scratch_bytes is {scratch_bytes}; it must be at least 4096")
-        super().__init__(name, clock, on_error or log_error)
-        self._loop_factory: Final = loop_factory or default_loop_factory
+        super().__init__(name, clock, log_error if on_error is None else on_error)
+        self._loop_factory: Final = default_loop_factory if loop_factory is None else loop_factory
         #: Shared receive buffer: whoever runs on this thread may fill it; nobody may keep a view of it.
         self.scratch: Final = memoryview(bytearray(scratch_bytes))
         #: Connections add to these on this thread; any thread may read them.

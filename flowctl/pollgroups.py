@@ -6,7 +6,7 @@ between equal weights the measured fraction decides.
 
 `PollGroups.rebalance` moves pollables from the heaviest group to the lightest. Three things keep it from flapping: it
 begins only when the gap is more than `threshold` of the mean weight and then works it down to half of that; a move
-must narrow the gap; and a pollable stays for `dwell_s` where it was put.
+must narrow the gap markedly; and a pollable stays for `dwell_s` where it was put.
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ DEFAULT_THRESHOLD: Final = 0.25
 
 #: Twice the smoothing time of the load figures, so that a move is seen in them before the next.
 DEFAULT_DWELL_S: Final = 10.0
+
+#: A move of weight w turns a gap g into g - 2w. With w near g the groups would only exchange their roles, and rounding
+#: could make that look like progress for ever; up to 0.9 g, the gap shrinks by a fifth at least, or is not overshot.
+_MOST_OF_GAP: Final = 0.9
+
+#: A thousandth of a connection is not worth moving.
+_LEAST_WEIGHT: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +190,7 @@ class PollGroups:
             for placement in source.pollables()
             if id(placement.pollable) not in moved
             and placement.placed_at <= settled_before
-            and 0 < placement.weight < gap
+            and _LEAST_WEIGHT <= placement.weight <= _MOST_OF_GAP * gap
         ]
         if not candidates:
             return None

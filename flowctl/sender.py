@@ -139,20 +139,40 @@ class Sender(SenderCore):
         with self._lock:
             self._unfollow_locked(DropReason.UNFOLLOWED)
 
+    def suspend_following(self) -> None:
+        """Leave the fan-out but keep the place in the log, to go on from there with another. Owning thread."""
+        with self._lock:
+            cohort = self._cohort
+            if cohort is not None:
+                self._leave_locked()
+                cohort.remove(self)
+                self._cohort = None
+
+    def resume_following(self, cohort: CohortLike) -> None:
+        """Go on where `suspend_following` left off, served by `cohort`. New owning thread.
+
+        Raises:
+            LocalProtocolError: `cohort` is for another log than the one that was followed, or none was.
+        """
+        with self._lock:
+            cursor = self._outbox.cursor
+            if self._close_reason is not None:
+                return
+            if cursor is None or self._cohort is not None or cohort.log is not cursor.log:
+                raise LocalProtocolError("a viewer can only be moved between fan-outs of the log it follows")
+            self._cohort = cohort
+            cohort.add(self)
+
     def move_to(self, cohort: CohortLike) -> None:
-        """Follow the same log through the fan-out of another thread, from the same byte on. Old owning thread.
+        """Be served by another fan-out of the same log from the same byte on. The owning thread of both.
 
         Raises:
             LocalProtocolError: another log, or none, is followed.
         """
-        with self._lock:
-            old = self._cohort
-            if old is None or cohort.log is not old.log:
-                raise LocalProtocolError("a viewer can only be moved between fan-outs of the log it follows")
-            self._leave_locked()
-            old.remove(self)
-            self._cohort = cohort
-        cohort.add(self)
+        if cohort.log is not self.following:
+            raise LocalProtocolError("a viewer can only be moved between fan-outs of the log it follows")
+        self.suspend_following()
+        self.resume_following(cohort)
 
     # -- limits and policy
 
@@ -196,6 +216,11 @@ class Sender(SenderCore):
     def closed(self) -> bool:
         """Whether nothing more is accepted."""
         return self._closing
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the last write met EAGAIN and the kernel has not called back since."""
+        return self._blocked
 
     @property
     def following(self) -> StreamLog | None:

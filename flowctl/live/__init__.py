@@ -1,1 +1,16 @@
 """Live streaming: the hub of streams, publications, publish and play sessions, and the drop policy."""
+
+from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.server import LiveServer, build_live_server
+from flowctl.live.statistics import EndedViewer, HubStatistics, StreamStatistics, ViewerStatistics
+
+__all__ = [
+    "EndedViewer",
+    "HubStatistics",
+    "LiveConfig",
+    "LiveServer",
+    "SecondPublisher",
+    "StreamStatistics",
+    "ViewerStatistics",
+    "build_live_server",
+]

@@ -189,7 +189,7 @@ class SyntheticSource:
                 f"video_bit_rate {self.video_bit_rate} leaves {other:.0f} bytes a frame, {least_other:.0f} are needed",
                 hint="raise video_bit_rate, or lower fps, key_frame_bytes or key_frame_ratio",
             )
-        _check("key frame size in bytes", key, least_key, MAX_FRAME_SIZE_BYTES)
+        _check("key_frame_bytes", key, least_key, MAX_FRAME_SIZE_BYTES)
         return (round(key), other)
 
     def _video_frame(self, index: int, rng: random.Random) -> bytes:

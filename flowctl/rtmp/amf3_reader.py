@@ -34,8 +34,8 @@ _INT_SIGN: Final = 1 << 28
 
 _unpack_double = struct.Struct(">d").unpack_from
 
-_Traits: TypeAlias = tuple[str, tuple[str, ...], bool]
-"""Class name, names of sealed members, dynamic."""
+_Traits: TypeAlias = tuple[str, tuple[str, ...], bool, int]
+"""Class name, names of sealed members, dynamic, and the octets that all these names have when written out."""
 
 
 def read_u29(data: bytes | bytearray | memoryview, pos: int) -> tuple[int, int]:
@@ -239,7 +239,9 @@ def _read_traits(reader: Amf3Reader, head: int, pos: int) -> tuple[_Traits, int]
             raise RemoteProtocolError(
                 f"AMF3 reference to traits {index}, there are {len(reader.traits)} so far", code="amf-bad-reference"
             )
-        return reader.traits[index], pos
+        traits = reader.traits[index]
+        reader.meter.repeat(traits[3])  # sent on as AMF0, every object carries its names
+        return traits, pos
     name_max = reader.meter.name_max
     class_name, pos = reader.string(pos, name_max)
     if head & 0b100:
@@ -261,7 +263,8 @@ def _read_traits(reader: Amf3Reader, head: int, pos: int) -> tuple[_Traits, int]
         raise RemoteProtocolError(
             f"AMF3 class {class_name[:64]!r} declares a member of one name twice", code="amf-bad-traits"
         )
-    traits = (class_name, tuple(names), head & 0b1000 != 0)
+    octets = len(class_name.encode()) + sum(len(name.encode()) for name in names)
+    traits = (class_name, tuple(names), head & 0b1000 != 0, octets)
     reader.traits.append(traits)
     return traits, pos
 
@@ -274,7 +277,7 @@ def _read_object(reader: Amf3Reader, pos: int, depth: int) -> tuple[AmfValue, in
     mark = reader.meter.begin(pos, depth)
     index = len(reader.objects)
     reader.objects.append(None)
-    (class_name, sealed, dynamic), pos = _read_traits(reader, head, pos)
+    (class_name, sealed, dynamic, _), pos = _read_traits(reader, head, pos)
     members: dict[str, AmfValue] = {}
     reader.expect(len(sealed), 1, pos)
     for name in sealed:

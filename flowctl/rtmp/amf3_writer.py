@@ -51,8 +51,9 @@ def encode(*values: AmfValue) -> bytes:
 
     Raises:
         LocalProtocolError: a value has no AMF3 form, a name is no `str` or is empty, an object lacks a sealed member,
-            names one twice, or has an undeclared one without being dynamic, a text has a lone surrogate, a number does not fit, or the
-            structure is deeper than 128 levels (a value that contains itself is), or has more than 2^20 values.
+            names one twice, or has an undeclared one without being dynamic, a text has a lone surrogate, a number does
+            not fit, or the structure is deeper than 128 levels (a value that contains itself is), or has more than 2^20
+            values.
     """
     writer = Amf3Writer([])
     try:

@@ -120,13 +120,14 @@ class WireLimits:
             self._check(name, 1, 2**40)
         for field in dataclasses.fields(self):
             if field.name.endswith(("_s", "_per_second")):
-                self._check(field.name, 0, 2**31)
+                self._check(field.name, 0, 2**31, (int, float))
 
-    def _check(self, name: str, low: float, high: float) -> None:
+    def _check(self, name: str, low: int, high: int, kinds: tuple[type, ...] = (int,)) -> None:
         value = getattr(self, name)
-        # A comparison with NaN is false, so NaN is refused as well.
-        if not low <= value <= high:
-            raise ConfigError(f"{name} is {value!r}, allowed is {low} to {high}")
+        # The type itself, because True is an int; a comparison with NaN is false, so NaN is refused as well.
+        if type(value) not in kinds or not low <= value <= high:
+            what = "a whole number from" if float not in kinds else "a number from"
+            raise ConfigError(f"{name} is {value!r}, allowed is {what} {low} to {high}")
 
     def message_limit(self, type_id: int) -> tuple[str, int]:
         """Return the name and the value (octets) of the limit on messages of type `type_id` (0..255).

@@ -19,6 +19,10 @@ from flowctl.rtmp.messages import (
     EVENT_PING_REQUEST,
     EVENT_PING_RESPONSE,
     EVENT_SET_BUFFER_LENGTH,
+    EVENT_STREAM_BEGIN,
+    EVENT_STREAM_DRY,
+    EVENT_STREAM_EOF,
+    EVENT_STREAM_IS_RECORDED,
     Acknowledgement,
     PeerBandwidth,
     UserControl,
@@ -29,8 +33,8 @@ from flowctl.rtmp.messages import (
 from flowctl.rtmp.session_config import ControlConfig
 from flowctl.rtmp.wire import Message
 
-_IGNORED_KINDS_MAX: Final = 64
-"""Kinds of ignored things that are reported by an event; all are counted."""
+STREAM_EVENTS: Final = frozenset({EVENT_STREAM_BEGIN, EVENT_STREAM_EOF, EVENT_STREAM_DRY, EVENT_STREAM_IS_RECORDED})
+"""User control events by which a server tells of a stream."""
 
 
 class ProtocolControl:
@@ -50,7 +54,6 @@ class ProtocolControl:
         "_pong_at",  # float: when we last answered a ping
         "_rate_count",  # int: control messages in the second that began at _rate_since
         "_rate_since",  # float
-        "_seen",  # set[str]: what has been reported as ignored
         "_send",
         "_window_sent",  # int: the window we announced last, 0 for none
         "ack_due",  # int: octets received at which the next acknowledgement is due; read by the session's hot path
@@ -68,7 +71,6 @@ class ProtocolControl:
         self._pong_at = float("-inf")
         self._rate_count = 0
         self._rate_since = now
-        self._seen: set[str] = set()
         self._window_sent = 0
         self.ack_due = self._ack_interval
         self.counters: dict[str, int] = {}
@@ -142,8 +144,11 @@ class ProtocolControl:
             return self._pong(value.timestamp, now)
         if event == EVENT_SET_BUFFER_LENGTH:
             return BufferLength(value.stream_id, value.buffer_ms)
-        # The others come from servers (a client that sends one is odd, but harmless), or are nobody's: Flash Media
-        # Server sends 31 and 32, which are documented nowhere.
+        if event in STREAM_EVENTS:
+            # The client's session reads these itself; a client that sends one to a server is odd, but harmless.
+            self.count("stream-event")
+            return None
+        # Flash Media Server sends 31 and 32, which are documented nowhere.
         return self.ignore("user-control-event", str(event))
 
     def _answer_ping(self, timestamp: int, now: float, *, muted: bool) -> None:
@@ -176,17 +181,19 @@ class ProtocolControl:
         if maximum and self._rate_count > maximum:
             raise LimitExceededError("control_messages_per_second", self._rate_count, maximum)
 
-    def count(self, name: str) -> None:
-        """Add one to counter `name`."""
-        self.counters[name] = self.counters.get(name, 0) + 1
+    def count(self, name: str, times: int = 1) -> None:
+        """Add `times` to counter `name`."""
+        self.counters[name] = self.counters.get(name, 0) + times
 
     def ignore(self, what: str, detail: str) -> Ignored | None:
-        """Count something that is ignored; return an event the first time."""
+        """Count something that is ignored; return an event the first time.
+
+        Args:
+            what: name of the counter, one of a fixed set, never the peer's words.
+            detail: what exactly, fit for a log.
+        """
         self.count(what)
-        if what in self._seen or len(self._seen) >= _IGNORED_KINDS_MAX:
-            return None
-        self._seen.add(what)
-        return Ignored(what, detail)
+        return Ignored(what, detail) if self.counters[what] == 1 else None
 
     # -------------------------------------------------------------------------------------------- the clock
 

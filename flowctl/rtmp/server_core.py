@@ -30,8 +30,20 @@ from flowctl.rtmp.wire import DEFAULT_CHUNK_SIZE, Message
 PLAYER_STATES: Final = frozenset({StreamState.PLAY_DECIDING, StreamState.PLAYING, StreamState.WAITING})
 """States of a stream that a player uses or asks for."""
 
+# Frozen sets, replaced as a whole: nearly all connections are players, and an empty set of their own is 216 bytes.
+_NONE: Final[frozenset[int]] = frozenset()
+
 _DECIDING: Final = frozenset({StreamState.PUBLISH_DECIDING, StreamState.PLAY_DECIDING})
 _ACTIVE: Final = frozenset({StreamState.PUBLISHING, StreamState.PLAYING, StreamState.WAITING})
+
+
+_HELD_OVERHEAD_BYTES: Final = 96
+"""Octets charged for a held message on top of its payload, as in a Sender's queue."""
+
+
+def held_size_bytes(message: Message) -> int:
+    """Return what a held message counts against ``paused_input_bytes``."""
+    return len(message.payload) + _HELD_OVERHEAD_BYTES
 
 
 class MessageStream:
@@ -67,7 +79,7 @@ class ServerCore:
     """
 
     __slots__ = (
-        "_awaiting",  # set[int]: publishing streams that have not sent media yet
+        "_awaiting",  # frozenset[int]: publishing streams that have not sent media yet
         "_config",
         "_connect_id",  # float: transaction id of the connect command
         "_control",
@@ -75,11 +87,13 @@ class ServerCore:
         "_enhanced",  # bool: the client's connect has Enhanced RTMP members
         "_error",  # str: why the session ended, "" while it has not
         "_handshake",  # ServerHandshake | None: None when done
+        "_held",  # list[Message]: kept back, in order
+        "_held_bytes",  # int: payload and overhead of _held
         "_object_encoding",  # int: 0 or 3, as the client asked
         "_out",  # bytearray: replies not collected yet, whole messages
         "_out_chunk_size",  # int: what the peer knows
         "_phase_since",  # float | None: start of the phase whose time is limited; None: at the next call with a time
-        "_publishing",  # set[int]: streams in PUBLISHING, for the hot path
+        "_publishing",  # frozenset[int]: streams in PUBLISHING, for the hot path
         "_state",  # ConnectionState: assigned by move_connection only
         "_streams",  # dict[int, MessageStream]
         "_url",  # RtmpUrl: from connect
@@ -88,7 +102,7 @@ class ServerCore:
     )
 
     def __init__(self, config: ServerSessionConfig, *, now: float, rng: random.Random | None = None) -> None:
-        self._awaiting: set[int] = set()
+        self._awaiting = _NONE
         self._config = config
         self._connect_id = 1.0
         self._control = ProtocolControl(config, self._send, now)
@@ -98,11 +112,13 @@ class ServerCore:
         self._handshake: ServerHandshake | None = ServerHandshake(
             rng, round(now * 1000), accept_real_ip=config.accept_real_ip
         )
+        self._held: list[Message] = []
+        self._held_bytes = 0
         self._object_encoding = 0
         self._out = bytearray()
         self._out_chunk_size = DEFAULT_CHUNK_SIZE
         self._phase_since: float | None = now
-        self._publishing: set[int] = set()
+        self._publishing = _NONE
         self._state = ConnectionState.HANDSHAKE
         self._streams: dict[int, MessageStream] = {}
         self._url = RtmpUrl()
@@ -163,11 +179,11 @@ class ServerCore:
         if stream.state is StreamState.DELETED:
             del self._streams[stream.stream_id]
         if stream.state is StreamState.PUBLISHING:
-            self._publishing.add(stream.stream_id)
-            self._awaiting.add(stream.stream_id)
+            self._publishing |= {stream.stream_id}
+            self._awaiting |= {stream.stream_id}
         else:
-            self._publishing.discard(stream.stream_id)
-            self._awaiting.discard(stream.stream_id)
+            self._publishing -= {stream.stream_id}
+            self._awaiting -= {stream.stream_id}
         stream.paused = False
         self._phase_since = None
         self._deciding = self._any_undecided()
@@ -200,6 +216,14 @@ class ServerCore:
                 raise LimitExceededError("message_streams", len(self._streams) + 1, maximum)
             stream = self._streams[stream_id] = MessageStream(stream_id)
         return stream
+
+    def _drop_held(self, stream_id: int) -> None:
+        """Forget held messages of a stream that was closed or refused: nobody is left to take them."""
+        kept = [message for message in self._held if message.msid != stream_id]
+        if len(kept) < len(self._held):
+            self._control.count("held-of-closed-stream", len(self._held) - len(kept))
+            self._held = kept
+            self._held_bytes = sum(map(held_size_bytes, kept))
 
     # ------------------------------------------------------------------------------------------------ time
 

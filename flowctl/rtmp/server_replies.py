@@ -107,6 +107,7 @@ class ServerReplies(ServerCore):
         """
         stream = self._find_stream(stream_id)
         self._move_stream(stream, StreamInput.REJECT_PUBLISH)
+        self._drop_held(stream_id)
         self._status(stream, code, description, "error")
 
     # ------------------------------------------------------------------------------------------------ play

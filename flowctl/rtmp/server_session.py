@@ -23,7 +23,6 @@ connection is to be closed.
 
 from __future__ import annotations
 
-import collections
 import random
 from typing import Final
 
@@ -33,6 +32,7 @@ from flowctl.rtmp.chunk import ChunkReader
 from flowctl.rtmp.events import HandshakeDone, MetadataReceived, ServerEvent
 from flowctl.rtmp.messages import Command, decode_message, split_aggregate
 from flowctl.rtmp.server_commands import Call, ServerCommands
+from flowctl.rtmp.server_core import held_size_bytes
 from flowctl.rtmp.server_replies import ServerReplies
 from flowctl.rtmp.server_states import ConnectionInput, ConnectionState, StreamInput, StreamState
 from flowctl.rtmp.session_config import ServerSessionConfig
@@ -55,11 +55,9 @@ from flowctl.rtmp.wire import (
 _MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
 _COMMANDS: Final = frozenset({TYPE_COMMAND_AMF0, TYPE_COMMAND_AMF3})
 _DATA: Final = frozenset({TYPE_DATA_AMF0, TYPE_DATA_AMF3})
+_STREAM: Final = _MEDIA | _DATA | {TYPE_AGGREGATE}
 _SHARED: Final = frozenset({TYPE_SHARED_AMF0, TYPE_SHARED_AMF3})
 _CLOSING: Final = frozenset({"closeStream", "deleteStream"})
-
-_HELD_OVERHEAD_BYTES: Final = 96
-"""Octets charged for a held message on top of its payload, as in a Sender's queue."""
 
 
 class ServerSession(ServerCommands, ServerReplies):
@@ -72,8 +70,6 @@ class ServerSession(ServerCommands, ServerReplies):
     """
 
     __slots__ = (
-        "_held",  # deque[Message]: kept back, in order
-        "_held_bytes",  # int: payload and overhead of _held
         "_rate_count",  # int: commands in the second that began at _rate_since
         "_rate_since",  # float
         "_reader",
@@ -81,8 +77,6 @@ class ServerSession(ServerCommands, ServerReplies):
 
     def __init__(self, config: ServerSessionConfig, *, now: float, rng: random.Random | None = None) -> None:
         super().__init__(config, now=now, rng=rng)
-        self._held: collections.deque[Message] = collections.deque()
-        self._held_bytes = 0
         self._rate_count = 0
         self._rate_since = now
         self._reader = ChunkReader(
@@ -241,7 +235,7 @@ class ServerSession(ServerCommands, ServerReplies):
         handshake = self._handshake
         if handshake is None:
             raise InternalError("the handshake is over")
-        self._out += handshake.receive(bytes(data))
+        self._out += handshake.receive(data)
         if not handshake.done:
             return b""
         self._handshake = None
@@ -263,6 +257,7 @@ class ServerSession(ServerCommands, ServerReplies):
                     self._handle(message, events, now)
                     if self.deciding:
                         break
+                    publishing = self._publishing
         # What follows a request waits for the answer.
         for message in remaining:
             self._hold(message, events, now, control_only=control_only)
@@ -273,7 +268,7 @@ class ServerSession(ServerCommands, ServerReplies):
         """Strike publishers that have sent their first media off the list of those awaited."""
         for event in events:
             if isinstance(event, Message) and event.type_id in _MEDIA:
-                self._awaiting.discard(event.msid)
+                self._awaiting -= {event.msid}
 
     def _hold(self, message: Message, events: list[ServerEvent], now: float, *, control_only: bool) -> None:
         if TYPE_SET_CHUNK_SIZE <= message.type_id <= TYPE_PEER_BANDWIDTH:
@@ -281,28 +276,25 @@ class ServerSession(ServerCommands, ServerReplies):
             return
         connected = self._state is ConnectionState.CONNECTED
         if connected and message.type_id in _COMMANDS and commands.command_name(message) in _CLOSING:
-            self._drop_held(self._command_message(message, events, now))
+            call = self._command_message(message, events, now)
+            self._drop_held(self._closing_target(call))
             return
         self._held.append(message)
-        self._held_bytes += len(message.payload) + _HELD_OVERHEAD_BYTES
+        self._held_bytes += held_size_bytes(message)
         if self._held_bytes > self._config.paused_input_bytes:
             raise LimitExceededError("paused_input_bytes", self._held_bytes, self._config.paused_input_bytes)
 
-    def _drop_held(self, call: Call) -> None:
-        """Forget held messages of the stream that `call` closed: nobody is left to take them."""
-        stream_id = self._closing_target(call)
-        kept = [message for message in self._held if message.msid != stream_id]
-        for _ in range(len(self._held) - len(kept)):
-            self._control.count("held-of-closed-stream")
-        self._held = collections.deque(kept)
-        self._held_bytes = sum(len(message.payload) + _HELD_OVERHEAD_BYTES for message in kept)
-
     def _release(self, events: list[ServerEvent], now: float) -> None:
         """Treat held messages until there are none or one of them asks our caller something."""
-        while self._held and not self._deciding:
-            message = self._held.popleft()
-            self._held_bytes -= len(message.payload) + _HELD_OVERHEAD_BYTES
+        if not self._held:
+            return
+        done = 0
+        while done < len(self._held) and not self.deciding:
+            message = self._held[done]
+            done += 1
+            self._held_bytes -= held_size_bytes(message)
             self._handle(message, events, now)
+        del self._held[:done]
         if self._awaiting:
             self._note_media(events)
 
@@ -316,7 +308,7 @@ class ServerSession(ServerCommands, ServerReplies):
         elif self._state is ConnectionState.REFUSED:
             self._control.count_rate(now)
             self._control.count("after-refusal")
-        elif type_id in _MEDIA or type_id in _DATA or type_id == TYPE_AGGREGATE:
+        elif type_id in _STREAM:
             self._stream_message(message, events, now)
         else:
             self._ignored(message, events, now)
@@ -369,19 +361,20 @@ class ServerSession(ServerCommands, ServerReplies):
             moved = Message(message.csid, message.timestamp, message.type_id, msid, message.payload)
             self._stream_message(moved, events, now)
             return
-        if stream is not None:
+        if stream is None:
+            self._control.count_rate(now)
+        else:
+            # Encoders send on until they have read that they were refused. No rate: `first_media_s` ends it.
             self._move_stream(stream, StreamInput.MEDIA)
-        self._ignored(message, events, now)
+        self._report(events, "media-without-publish", message.type_id)
 
     def _ignored(self, message: Message, events: list[ServerEvent], now: float) -> None:
-        """Count a message that nobody wants; a flood of them is a fault, their presence is not."""
+        """Count a message that is nobody's; a flood of them is a fault, their presence is not."""
         self._control.count_rate(now)
-        if message.type_id in _SHARED:
-            what = "shared-object"
-        elif message.type_id in _MEDIA or message.type_id in _DATA or message.type_id == TYPE_AGGREGATE:
-            what = "media-without-publish"
-        else:
-            what = "unknown-message-type"
-        event = self._control.ignore(what, str(message.type_id))
+        what = "shared-object" if message.type_id in _SHARED else "unknown-message-type"
+        self._report(events, what, message.type_id)
+
+    def _report(self, events: list[ServerEvent], what: str, type_id: int) -> None:
+        event = self._control.ignore(what, str(type_id))
         if event is not None:
             events.append(event)

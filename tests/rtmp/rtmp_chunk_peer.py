@@ -76,26 +76,27 @@ class ChunkPeer:
         # csid -> timestamp, delta, length, type, msid, extended field or None
         self._last: dict[int, tuple[int, int, int, int, int, int | None]] = {}
 
-    def chunks(self, message: Message) -> Iterator[bytes]:
-        """Yield the chunks of `message`, each cut by the chunk size at the time it is asked for."""
-        csid, length = message.csid, len(message.payload)
+    def chunks(self, message: Message) -> Iterator[tuple[bytes, bool]]:
+        """Yield each chunk of `message`, cut by the chunk size when it is asked for, and whether it is the last."""
+        csid, payload = message.csid, message.payload
         header, field = self._open(message)
         mode = self._modes.setdefault(csid, self._extended or self.rng.choice(["repeated", "absent", "zero"]))
-        repeated = {"repeated": field, "absent": None, "zero": 0}[mode] if field is not None else None
-        type3 = basic(3, csid) + (b"" if repeated is None else repeated.to_bytes(4, "big"))
-        yield header + message.payload[: self.chunk_size]
-        at = min(self.chunk_size, length)
-        while at < length:
-            count = self.chunk_size
+        type3 = basic(3, csid)
+        if field is not None and mode != "absent":
+            type3 += (field if mode == "repeated" else 0).to_bytes(4, "big")
+        at = min(self.chunk_size, len(payload))
+        yield header + payload[:at], at == len(payload)
+        while at < len(payload):
             head = type3
             if self._repeat_header and field is None and self.rng.random() < 0.2:
-                head = header1(csid, self._last[csid][1], length, message.type_id) if self._last[csid][1] < 2**24 else head
-            yield head + message.payload[at : at + count]
-            at += count
+                head = header1(csid, self._last[csid][1], len(payload), message.type_id)
+            end = min(at + self.chunk_size, len(payload))
+            yield head + payload[at:end], end == len(payload)
+            at = end
 
     def write(self, message: Message) -> bytes:
         """Return `message` as chunks without interruption."""
-        return b"".join(self.chunks(message))
+        return b"".join(chunk for chunk, _ in self.chunks(message))
 
     def _open(self, message: Message) -> tuple[bytes, int | None]:
         csid, length = message.csid, len(message.payload)
@@ -152,35 +153,24 @@ def interleave(peer: ChunkPeer, messages: list[Message], sizes: list[int]) -> tu
     Returns:
         The octets, and all messages in the order in which their last octets were sent, Set Chunk Size included.
     """
-    queues: dict[int, list[Message]] = {}
+    waiting: dict[int, list[Message]] = {}
     for message in messages:
-        queues.setdefault(message.csid, []).append(message)
-    running: dict[int, Iterator[bytes]] = {}
-    sent: dict[int, Message] = {}
-    out, completed, left = [], [], list(sizes)
-    while queues or running:
+        waiting.setdefault(message.csid, []).append(message)
+    running: dict[int, Iterator[tuple[bytes, bool]]] = {}
+    octets, completed, left = [], [], list(sizes)
+    while waiting:
         if left and peer.rng.random() < 0.1:
             size = left.pop()
-            out.append(set_chunk_size(size))
+            # Through the same cutting: in chunks of 1 octet it takes four.
             completed.append(Message(2, 0, 1, 0, size.to_bytes(4, "big")))
+            octets.append(peer.write(completed[-1]))
             peer.chunk_size = size
-        csid = peer.rng.choice([*queues, *(key for key in running if key not in queues)])
-        if csid not in running:
-            message = queues[csid].pop(0)
-            if not queues[csid]:
-                del queues[csid]
-            running[csid], sent[csid] = peer.chunks(message), message
-        chunk = next(running[csid], None)
-        if chunk is None:
-            # The generator ends one turn after its last chunk; that is when the message counts as sent.
+        csid = peer.rng.choice(list(waiting))
+        chunk, last = next(running.setdefault(csid, peer.chunks(waiting[csid][0])))
+        octets.append(chunk)
+        if last:
             del running[csid]
-            continue
-        out.append(chunk)
-        _note_completed(sent, csid, chunk, completed)
-    return b"".join(out), completed
-
-
-def _note_completed(sent: dict[int, Message], csid: int, chunk: bytes, completed: list[Message]) -> None:
-    message = sent[csid]
-    if not message.payload or chunk.endswith(message.payload[-1:]):
-        completed.append(message)
+            completed.append(waiting[csid].pop(0))
+            if not waiting[csid]:
+                del waiting[csid]
+    return b"".join(octets), completed

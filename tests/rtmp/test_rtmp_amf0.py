@@ -1,6 +1,5 @@
 """AMF0: every marker both ways, references, what disagreeing senders do, limits, and hostile data."""
 
-import enum
 import math
 import struct
 import tracemalloc
@@ -10,22 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp import amf0, amf0_writer
+from flowctl.rtmp import amf0
 from flowctl.rtmp.amf_limits import AmfLimits
 from flowctl.rtmp.values import (
     UNDEFINED,
     UNSUPPORTED,
-    Amf3Array,
-    Amf3Object,
     AvmPlus,
     Date,
-    Dictionary,
-    DoubleVector,
     EcmaArray,
-    IntVector,
-    ObjectVector,
     TypedObject,
-    UintVector,
     Xml,
 )
 
@@ -358,89 +350,6 @@ def test_node_limit_comes_before_the_array_when_a_true_count_is_over_it():
     with pytest.raises(LimitExceededError) as caught:
         amf0.decode(strict_array(*[b"\x05"] * 5000))
     assert (caught.value.limit, caught.value.value) == ("amf_nodes", 5001)
-
-
-# --- encoding
-
-
-class Level(enum.IntEnum):
-    ONE = 1
-
-
-class Text(str):
-    __slots__ = ()
-
-
-def test_encode_takes_python_types_that_have_an_amf0_form():
-    """Integers become numbers, tuples strict arrays, subclasses what they derive from."""
-    assert amf0.decode(amf0.encode(7, Level.ONE, Text("a"), (1, None))) == [7.0, 1.0, "a", [1.0, None]]
-
-
-def test_encode_wraps_what_only_amf3_has():
-    """Values that only AMF3 can express are written as AVM+ values."""
-    values = [
-        b"\x00\xff",
-        Amf3Array([1], {"a": 2}),
-        Amf3Object("c", ("a",), dynamic=False, properties={"a": 1}),
-        IntVector([-1]),
-        UintVector([1]),
-        DoubleVector([0.5]),
-        ObjectVector([None], "t"),
-        Dictionary([(1, 2)]),
-    ]
-    assert amf0.decode(amf0.encode(*values, bytearray(b"a"))) == [AvmPlus(value) for value in [*values, b"a"]]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        object(),
-        1j,
-        {1, 2},
-        {1: "a"},
-        {"x" * 65536: 1},
-        TypedObject("x" * 65536),
-        TypedObject(5),
-        "\ud800",
-        {"\ud800": 1},
-        10**400,
-        Date(0.0, 40000),
-        Date("soon"),
-    ],
-    ids=repr,
-)
-def test_encode_refuses_what_has_no_amf0_form(value):
-    """Each mistake of a caller is a LocalProtocolError, whatever Python raised inside."""
-    with pytest.raises(LocalProtocolError):
-        amf0.encode(value)
-
-
-def test_encode_refuses_a_structure_that_contains_itself():
-    """A cycle ends at 128 levels with an error instead of a RecursionError."""
-    value = {}
-    value["self"] = [value]
-    with pytest.raises(LocalProtocolError, match="contain itself"):
-        amf0.encode(value)
-
-
-def test_encode_writes_128_levels():
-    """The deepest structure that may be configured for decoding can be encoded."""
-    value = []
-    for _ in range(127):
-        value = [value]
-    assert amf0.decode(amf0.encode(value), AmfLimits(depth=128)) == [value]
-    with pytest.raises(LocalProtocolError):
-        amf0.encode([value])
-
-
-def test_encode_refuses_a_structure_that_unfolds_without_end(monkeypatch):
-    """Shared parts are written out, and the number of values written is limited."""
-    monkeypatch.setattr(amf0_writer, "MAX_ENCODED_NODES", 1000)
-    value = [None, None]
-    for _ in range(20):
-        value = [value, value]
-    with pytest.raises(LocalProtocolError, match="1000 values"):
-        amf0.encode(value)
 
 
 # --- properties

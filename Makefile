@@ -1,0 +1,60 @@
+# The one task runner of flowctl. Every target sets up what it needs: only Python >= 3.11 and make are asked for, no root.
+# PYTHON=... names the interpreter, VENV=... the folder of the environment, ARGS=... goes to the command that is run.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# The oldest supported first: what works there works on the others.
+PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3 python
+
+.PHONY: help setup test lint types demo serve bench fuzz clean
+.DEFAULT_GOAL := help
+
+help:  ## show the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
+
+setup: $(READY)  ## make .venv with flowctl, its tools and an FFmpeg binary, all from PyPI
+
+# Redone only when pyproject.toml changed. A candidate that cannot make an environment (some distributions split venv
+# off) is passed over for the next; a half-made environment is made again.
+$(READY): pyproject.toml
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  for name in $(PYTHONS); do \
+	    "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	    rm -rf $(VENV); echo "making $(VENV) with $$name"; \
+	    "$$name" -m venv $(VENV) && break; \
+	  done; \
+	fi; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  echo "error: no Python >= 3.11 that can make a virtual environment among: $(PYTHONS)" >&2; \
+	  echo "hint: install one (Debian, Ubuntu: python3 and python3-venv), or name it: make PYTHON=/path/to/python3" >&2; \
+	  exit 1; \
+	fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+lint: $(READY)  ## check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)  ## check types
+	$(BIN)/mypy
+
+test: lint types  ## lint, types, all tests; the last line is the count of tests
+	$(BIN)/python tests/run_all.py $(ARGS)
+
+demo: $(READY)  ## about 30 s: a live stream to healthy, slow, stalled and abusive viewers, with a report
+	$(BIN)/flowctl demo $(ARGS)
+
+serve: $(READY)  ## the live server on rtmp://127.0.0.1:1935 until Ctrl-C
+	$(BIN)/flowctl serve live $(ARGS)
+
+bench: $(READY)  ## measure, and print the figures as tables; bench/README.md says what they mean
+	$(BIN)/python bench/run.py $(ARGS)
+
+fuzz: $(READY)  ## the property tests and fuzz targets with 50 times their examples
+	$(BIN)/python -m pytest -n auto --maxprocesses=8 -m fuzz --examples-factor=50 --timeout=3600 $(ARGS)
+
+clean:  ## remove everything that was made here, the environment too
+	rm -rf $(VENV) .demo dist build bench/results .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,257 @@
+"""What publisher and player share: an RTMP client session on a connection, its one timer, and how it ended.
+
+How it works: `RtmpClient` is a `flowctl.session.Session` over the sans-I/O `ClientSession`. Octets go in, events come
+out and are handed to the derived class; what the protocol wants to say goes out in the Sender's control lane, before
+the media that waits. A connection has one timer; the protocol's deadline and the derived class's wish share it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flowctl.errors import InternalError
+from flowctl.flow import MessageClass
+from flowctl.reasons import CloseReason
+from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.events import ClientEvent, ReconnectRequested, Rejected, StatusReceived, StreamEnded
+from flowctl.rtmp.session_config import ClientSessionConfig
+from flowctl.rtmp.url import RtmpUrl
+from flowctl.rtmp.wire import Message
+from flowctl.session import Session
+
+STATUSES_KEPT: Final = 32
+"""Statuses remembered of one connection; servers send about five. Later ones are counted only."""
+
+DEFAULT_CONFIG: Final = ClientSessionConfig()
+"""One object for all clients that want nothing special."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One thing that the server said with ``onStatus`` or a refusal.
+
+    Args:
+        level: ``status``, ``warning`` or ``error``.
+        code: for example ``NetStream.Play.UnpublishNotify``.
+        description: the server's words.
+    """
+
+    level: str
+    code: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEnd:
+    """How a client's connection ended.
+
+    Args:
+        reason: as the connection saw it: FINISHED where we closed it ourselves, PEER_CLOSED, PEER_RESET and so on.
+        details: in words.
+        status: the last thing the server said that explains it. None: it said nothing.
+        after_s: seconds since the connection was made.
+    """
+
+    reason: CloseReason
+    details: str
+    status: Status | None
+    after_s: float
+
+    def __str__(self) -> str:
+        text = self.reason.value + (f" ({self.details})" if self.details else "")
+        if self.status is not None:
+            said = f": {self.status.description}" if self.status.description else ""
+            text += f"; the server said {self.status.code}{said}"
+        return text
+
+
+class RtmpClient(Session):
+    """One RTMP client; derive from it and override `ask`, `media`, `event` and `due`.
+
+    Args:
+        url: where to connect.
+        config: settings of the protocol.
+        parameters: `Rejected.retry_parameters` of the attempt before this one; "" for a first try.
+        on_end: told, on the connection's thread, that it is over; `end` says how.
+
+    Attributes:
+        url: the address.
+        statuses: what the server said, oldest first, at most `STATUSES_KEPT`.
+        status_count: how much it said in all.
+        rejected: the server's refusal. None: it has not refused us.
+        end: how the connection ended. None: it has not.
+        sock: set by `flowctl.client.connect`; used to look whether a peer we do not read is still there.
+    """
+
+    __slots__ = (
+        "_due_at",
+        "_on_end",
+        "_parameters",
+        "_protocol",
+        "end",
+        "rejected",
+        "sock",
+        "status_count",
+        "statuses",
+        "url",
+    )
+
+    def __init__(
+        self,
+        url: RtmpUrl,
+        *,
+        config: ClientSessionConfig = DEFAULT_CONFIG,
+        parameters: str = "",
+        on_end: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.url: Final = url
+        self._parameters = parameters
+        self._protocol: Final = ClientSession(config)
+        self._on_end = on_end
+        self._due_at: float | None = None
+        self.statuses: list[Status] = []
+        self.status_count = 0
+        self.rejected: Rejected | None = None
+        self.end: ClientEnd | None = None
+        self.sock: socket.socket | None = None
+
+    # -- for derived classes to override; all on the connection's thread
+
+    def ask(self, protocol: ClientSession) -> None:
+        """Say what the connection is for: ``protocol.play()`` or ``protocol.publish()``."""
+        raise NotImplementedError
+
+    def media(self, message: Message, now: float) -> None:
+        """Take one audio, video or data message."""
+
+    def event(self, event: ClientEvent, now: float) -> None:
+        """Take every other event."""
+
+    def due(self, now: float) -> None:
+        """Do what was asked for with `wake_at`."""
+
+    # -- for derived classes to use
+
+    def wake_at(self, when: float | None) -> None:
+        """Call `due` at `when`, instead of at an earlier wish. None: not at all."""
+        self._due_at = when
+        self._arm(self.connection.clock())
+
+    def flush_protocol(self) -> None:
+        """Send what the protocol has to say."""
+        data = self._protocol.data_to_send()
+        if data:
+            self.connection.sender.send(data, MessageClass.CONTROL)
+
+    def finish(self, details: str) -> None:
+        """Leave the stream in order, send what is queued, and close."""
+        if self.end is not None or self.connection.sender.closed:
+            return
+        protocol = self._protocol
+        if protocol.stream_id:
+            protocol.close_stream()
+            data = protocol.data_to_send()
+            if data:
+                # Not in the control lane: it must not overtake the media that it follows.
+                self.connection.sender.send(data, MessageClass.DATA, droppable=False)
+        self.connection.close_after_flush(details)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the connection is over. Any thread."""
+        return self.end is not None
+
+    # -- the connection's calls
+
+    def opened(self) -> None:
+        """Start the handshake."""
+        self.ask(self._protocol)
+        self._protocol.connect(self.url, parameters=self._parameters)
+        self.flush_protocol()
+        self._arm(self.connection.clock())
+
+    def received(self, data: memoryview) -> None:
+        """Hand input to the protocol and its events to the derived class."""
+        now = self.connection.clock()
+        try:
+            for event in self._protocol.receive(data, now):
+                if isinstance(event, Message):
+                    self.media(event, now)
+                else:
+                    self._take(event, now)
+        finally:
+            self.flush_protocol()
+        self._arm(now)
+
+    def timer(self, now: float) -> None:
+        """Look at the clock: the protocol's deadlines, then the derived class's."""
+        due_at = self._due_at
+        if due_at is not None and now >= due_at:
+            self._due_at = None
+            self.due(now)
+        if self.end is None and not self.connection.sender.closed:
+            self._protocol.tick(now)
+            self.flush_protocol()
+        self._arm(now)
+
+    def closed(self, reason: CloseReason, details: str) -> None:
+        """Note how it ended."""
+        explaining = [status for status in self.statuses if status.level == "error"] or self.statuses[-1:]
+        after_s = self.connection.clock() - self.connection.opened_at
+        self.end = ClientEnd(reason, details, explaining[-1] if explaining else None, after_s)
+        self.sock = None
+        if self._on_end is not None:
+            self._on_end(self)
+
+    def _take(self, event: ClientEvent, now: float) -> None:
+        if isinstance(event, StatusReceived):
+            self._note(event.level, event.code, event.description)
+        elif isinstance(event, Rejected):
+            self.rejected = event
+            self._note("error", event.code, event.description)
+            self.connection.close_after_flush(f"{event.what} refused")
+        elif isinstance(event, ReconnectRequested):
+            self._note("status", "NetConnection.Connect.ReconnectRequest", event.description)
+        elif isinstance(event, StreamEnded) and not self.statuses:
+            self._note("status", event.reason, "")
+        self.event(event, now)
+
+    def _note(self, level: str, code: str, description: str) -> None:
+        self.status_count += 1
+        if len(self.statuses) >= STATUSES_KEPT:
+            self.statuses.pop(0)  # the last ones say how it ended
+        self.statuses.append(Status(level, code, description))
+
+    def _arm(self, now: float) -> None:
+        if self.end is not None or self.connection.sender.closed:
+            return
+        times = [self._due_at] if self._due_at is not None else []
+        deadline = self._protocol.next_deadline(now)
+        if deadline is not None:
+            times.append(deadline)
+        self.connection.set_timer(min(times) if times else None)
+
+
+def peer_gone(sock: socket.socket | None) -> bool:
+    """Return whether the other end has closed or reset a connection that is not being read.
+
+    A reader learns it from `recv`; who does not read has to ask the kernel for the state (TCP_INFO, its first octet).
+    Where there is no such question to be asked, the answer is False.
+    """
+    if sock is None or sock.fileno() < 0:
+        return True
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
+        return False
+    try:
+        state = sock.getsockopt(socket.IPPROTO_TCP, option, 1)
+    except OSError as error:
+        raise InternalError(f"the state of a socket cannot be read: {error}") from error
+    return bool(state) and state[0] in _ENDED_STATES
+
+
+_ENDED_STATES: Final = frozenset({7, 8, 9})
+"""TCP_CLOSE, TCP_CLOSE_WAIT and TCP_LAST_ACK of Linux, include/net/tcp_states.h."""

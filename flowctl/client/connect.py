@@ -1,0 +1,129 @@
+"""From an rtmp:// address to a connection on a poll group: resolve, connect with a time limit, place.
+
+Connecting blocks the caller, never a poll group: tools and tests connect their clients one after the other from their
+own thread, which also spreads the joins. What has to be known before the three-way handshake is set here: the receive
+buffer (the window scale is agreed on in the SYN) and the segment size.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any, Final
+
+from flowctl.client.base import RtmpClient
+from flowctl.connection import Connection
+from flowctl.errors import BrokenError, ConfigError, RemoteProtocolError
+from flowctl.pollgroup import PollGroup
+from flowctl.receiver import DEFAULT_CAPACITY_BYTES
+from flowctl.rtmp.url import RtmpUrl, parse_url
+from flowctl.sender_types import SenderSettings
+
+DEFAULT_TIMEOUT_S: Final = 5.0
+"""Time to connect, all addresses of the host together; a SYN that got lost is sent again after 1 and 3 s."""
+
+SLOW_SEGMENT_BYTES: Final = 1400
+"""Segment size of a client with a small receive buffer: that of an Ethernet path.
+
+The loopback interface has segments of 64 KiB. With a receive buffer smaller than that, the sender may not fill one
+and falls back to probing the window, with pauses that grow from 0.2 s: a slow reader would look like a stalled one.
+"""
+
+
+def parse_address(text: str) -> RtmpUrl:
+    """Return the address of a stream to publish or play.
+
+    Raises:
+        ConfigError: it is no address, names no stream, or its scheme is not rtmp.
+    """
+    try:
+        url = parse_url(text)
+    except RemoteProtocolError as error:
+        raise ConfigError(str(error), hint="write it like rtmp://host/app/stream") from error
+    if url.scheme != "rtmp":
+        raise ConfigError(f"scheme {url.scheme!r} is not supported", hint="use an rtmp:// address")
+    if not url.host:
+        raise ConfigError("the address has no host", hint="write it like rtmp://host/app/stream")
+    if not url.stream:
+        raise ConfigError(f"{url} names no stream", hint="write it like rtmp://host/app/stream")
+    return url
+
+
+def connect_socket(url: RtmpUrl, *, timeout_s: float = DEFAULT_TIMEOUT_S, receive_buffer_bytes: int = 0) -> socket.socket:
+    """Return a connected socket, tried at each address of the host in turn; blocks the caller.
+
+    Args:
+        url: host and port count.
+        timeout_s: for all addresses together, more than 0.
+        receive_buffer_bytes: SO_RCVBUF, with segments of `SLOW_SEGMENT_BYTES`; 0 leaves both to the kernel.
+
+    Raises:
+        BrokenError: the host is unknown, or nobody answers there; says the last reason.
+    """
+    where = f"{url.host}:{url.port}"
+    try:
+        infos = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise BrokenError(f"cannot resolve {url.host}: {error.strerror}", hint="check the host's name") from error
+    end = time.monotonic() + timeout_s
+    last: OSError = TimeoutError("no address")
+    for family, kind, protocol, _, address in infos:
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            break
+        sock = socket.socket(family, kind, protocol)
+        try:
+            if receive_buffer_bytes:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SLOW_SEGMENT_BYTES)
+            sock.settimeout(left_s)
+            sock.connect(address)
+            sock.setblocking(False)
+        except OSError as error:
+            last = error
+            sock.close()
+        else:
+            return sock
+    if isinstance(last, TimeoutError):
+        raise BrokenError(f"nobody answers at {where} within {timeout_s:g} s", hint="check host and port") from last
+    raise BrokenError(
+        f"cannot connect to {where}: {last.strerror or last}", hint="check host and port, and that the server runs"
+    ) from last
+
+
+def start_client(
+    group: PollGroup,
+    client: RtmpClient,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    receive_buffer_bytes: int = 0,
+    capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
+    settings: SenderSettings | None = None,
+) -> Connection:
+    """Connect `client` to its address and place it on `group`; blocks the caller, not the group.
+
+    Args:
+        group: a running group of another thread, or of this one.
+        client: not connected yet.
+        timeout_s: see `connect_socket`.
+        receive_buffer_bytes: see `connect_socket`.
+        capacity_bytes: most bytes read at once.
+        settings: times of the Sender. None: the defaults.
+
+    Raises:
+        BrokenError: see `connect_socket`.
+    """
+    sock = connect_socket(client.url, timeout_s=timeout_s, receive_buffer_bytes=receive_buffer_bytes)
+    return place_client(group, client, sock, capacity_bytes=capacity_bytes, settings=settings)
+
+
+def place_client(group: PollGroup, client: RtmpClient, sock: socket.socket, **settings: Any) -> Connection:
+    """Place `client` on `group` with a connected socket; settings as for `Connection`."""
+    client.sock = sock
+    connection = Connection(sock, client, clock=group.clock, **settings)
+    try:
+        group.add_pollable(connection, connection.registration)
+    except BaseException:
+        sock.close()
+        raise
+    return connection

@@ -1,0 +1,113 @@
+"""When the next frame of a source is due: media time against real time, loops with continuing timestamps (pure).
+
+How it works: the source's clock is the 32-bit clock of RTMP and FLV, which wraps; the timeline adds up the differences
+between media tags as signed numbers, so a wrap is no jump and a small step back (B-frames of some muxers) is one. At
+the end of a round the timeline works out when the next frame of each track would have been due, and the next round
+begins there; its tags get timestamps that go on accordingly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from flowctl.errors import ConfigError
+from flowctl.flow import MessageClass
+from flowctl.flv import TAG_SCRIPT, FlvTag
+from flowctl.rtmp.media import inspect
+from flowctl.rtmp.wire import CLOCK_MASK
+
+_HALF: Final = 1 << 31
+
+
+def signed_difference(later: int, earlier: int) -> int:
+    """Return `later` - `earlier` on the 32-bit clock, in -2^31..2^31-1 ms."""
+    return (later - earlier + _HALF & CLOCK_MASK) - _HALF
+
+
+class TimedTag:
+    """A tag to be sent: what, when, and what it is.
+
+    Args:
+        tag: with the timestamp to send.
+        due_ms: media time since the first media tag, at pace 1.
+        message_class: for the Sender.
+    """
+
+    __slots__ = ("due_ms", "message_class", "tag")
+
+    def __init__(self, tag: FlvTag, due_ms: int, message_class: MessageClass) -> None:
+        self.tag = tag
+        self.due_ms = due_ms
+        self.message_class = message_class
+
+
+class Timeline:
+    """Iterates over a source's tags with the time each is due.
+
+    Args:
+        source: tags in decoding order. For loops it must be one that can be iterated over again.
+        loop: whether to begin again at the end, without end.
+        duration_s: ends before the first frame that is due at or after this media time. None: does not.
+
+    Attributes:
+        rounds: how often the source has begun.
+
+    Raises:
+        ConfigError: `loop` with a source that can be iterated over only once.
+    """
+
+    __slots__ = ("_duration_ms", "_elapsed_ms", "_loop", "_source", "_tracks", "rounds")
+
+    def __init__(self, source: Iterable[FlvTag], *, loop: bool = False, duration_s: float | None = None) -> None:
+        if loop and isinstance(source, Iterator):
+            raise ConfigError("this source can be iterated over only once, so it cannot loop")
+        self._source = source
+        self._loop = loop
+        self._duration_ms = None if duration_s is None else duration_s * 1000
+        self._elapsed_ms = 0  # of the last media tag
+        self._tracks: dict[int, tuple[int, int]] = {}  # type -> elapsed of its last frame, and the step to it
+        self.rounds = 0
+
+    def __iter__(self) -> Iterator[TimedTag]:
+        """Iterate over the tags; once."""
+        start_ms = 0
+        while True:
+            self.rounds += 1
+            had_media = False
+            for timed in self._round(start_ms):
+                had_media = had_media or timed.tag.type_id != TAG_SCRIPT
+                if self._duration_ms is not None and timed.due_ms >= self._duration_ms:
+                    return
+                yield timed
+            if not self._loop or not had_media:
+                return
+            start_ms = max((last + step for last, step in self._tracks.values()), default=self._elapsed_ms)
+
+    def _round(self, start_ms: int) -> Iterator[TimedTag]:
+        """Iterate over the source once, its first media tag at `start_ms`."""
+        last_timestamp: int | None = None  # of the last media tag, on the source's clock
+        shift = 0  # from the source's clock to the one that is sent
+        first_round = self.rounds == 1
+        headers: set[bytes] = set()
+        for tag in self._source:
+            if tag.type_id == TAG_SCRIPT:
+                # Metadata has timestamp 0 whatever the clock says. Once is enough: it describes the whole.
+                if first_round or last_timestamp is not None:
+                    yield TimedTag(self._moved(tag, shift), self._elapsed_ms, MessageClass.HEADER)
+                continue
+            info = inspect(tag.type_id, tag.payload)
+            if self._loop and info.packet == "sequence_end":
+                continue  # the end of a round is not the end of the track
+            if last_timestamp is None:
+                self._elapsed_ms = start_ms
+                if not first_round:
+                    shift = (self._origin + start_ms - tag.timestamp) & CLOCK_MASK
+                else:
+                    self._origin = tag.timestamp
+            else:
+                self._elapsed_ms += signed_difference(tag.timestamp, last_timestamp)
+            last_timestamp = tag.timestamp
+            self._note_track(tag.type_id, info.message_class)
+            yield TimedTag(self._moved(tag, shift), self._elapsed_ms, info.message_class)
+        del headers

@@ -1,0 +1,103 @@
+"""Which fan-out serves a connection: one per stream log and poll group, made when first needed.
+
+A `FollowPlace` ties a connection to a log. It enters the fan-out of the group on which the connection lives, leaves
+it when the connection moves, and enters the one of the next group; between the two nothing is written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S, Fanout
+from flowctl.pollgroup import PollGroup
+from flowctl.streamlog import Entry, StreamLog
+
+if TYPE_CHECKING:
+    from flowctl.connection import Connection
+
+
+class Fanouts:
+    """The fan-outs of one log, by poll group. Each is used on its group's thread only.
+
+    Args:
+        log: what is fanned out.
+        flush_interval_s: of each fan-out, in seconds.
+    """
+
+    __slots__ = ("_by_group", "flush_interval_s", "log")
+
+    def __init__(self, log: StreamLog, *, flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S) -> None:
+        self.log = log
+        self.flush_interval_s = flush_interval_s
+        self._by_group: dict[PollGroup, Fanout] = {}  # one key per thread: each thread touches its own only
+
+    def on(self, group: PollGroup) -> Fanout:
+        """Return the fan-out on `group`, made if needed. The group's thread."""
+        fanout = self._by_group.get(group)
+        if fanout is None:
+            fanout = self._by_group[group] = Fanout(self.log, group, flush_interval_s=self.flush_interval_s)
+        return fanout
+
+    def release(self, group: PollGroup) -> None:
+        """Give up the fan-out on `group` if it serves nobody any more. The group's thread."""
+        fanout = self._by_group.get(group)
+        if fanout is not None and fanout.empty:
+            fanout.close()
+            del self._by_group[group]
+
+    @property
+    def active(self) -> list[Fanout]:
+        """The fan-outs of all groups, for statistics. Any thread."""
+        return list(self._by_group.values())
+
+
+class FollowPlace:
+    """A connection's place among the viewers of a log. The connection's thread.
+
+    Args:
+        connection: who follows.
+        fanouts: of the log.
+        start: see `Sender.follow`.
+        prefix: see `Sender.follow`.
+        wait_for_key: see `Sender.follow`.
+    """
+
+    __slots__ = ("connection", "fanouts", "group")
+
+    def __init__(
+        self,
+        connection: Connection,
+        fanouts: Fanouts,
+        *,
+        start: Entry | None = None,
+        prefix: tuple[bytes, ...] = (),
+        wait_for_key: bool = False,
+    ) -> None:
+        group = connection.group
+        self.connection = connection
+        self.fanouts = fanouts
+        self.group: PollGroup | None = group
+        if group is not None:
+            connection.place = self
+            connection.sender.follow(fanouts.on(group), start=start, prefix=prefix, wait_for_key=wait_for_key)
+
+    def leave(self) -> None:
+        """Leave the group's fan-out, keeping the place in the log."""
+        group, self.group = self.group, None
+        if group is not None:
+            self.connection.sender.suspend_following()
+            self.fanouts.release(group)
+
+    def enter(self, group: PollGroup) -> None:
+        """Go on from the place in the log on `group`."""
+        if self.group is None:
+            self.group = group
+            self.connection.sender.resume_following(self.fanouts.on(group))
+
+    def end(self) -> None:
+        """Stop following; what is queued of the log is dropped and counted."""
+        group, self.group = self.group, None
+        self.connection.place = None
+        self.connection.sender.unfollow()
+        if group is not None:
+            self.fanouts.release(group)

@@ -1,0 +1,66 @@
+"""Settings of the live server."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from flowctl.errors import ConfigError
+from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
+from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.streamlog import CacheLimits
+
+
+class SecondPublisher(enum.Enum):
+    """What happens when a name that is being published is published again.
+
+    REFUSE turns the newcomer away (SRS: "busy"). REPLACE ends the first one (MediaMTX ``overridePublisher``).
+    STANDBY takes the newcomer in but passes its media on only once the first one has gone (fail-over).
+    """
+
+    REFUSE = "refuse"
+    REPLACE = "replace"
+    STANDBY = "standby"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveConfig:
+    """Settings of the live server; immutable.
+
+    Args:
+        rtmp: of each RTMP session, limits included.
+        flush_interval_s: least time between two flushes of a stream to its viewers, in seconds.
+        cache: bounds of the GOP cache of each stream.
+        second_publisher: see `SecondPublisher`.
+        return_grace_s: how long a publisher whose connection broke may stay away before its viewers are told; the
+            stream goes on without a break in its timestamps when it is back in time. 0: they are told at once.
+        players_may_wait: whether a player of an absent stream waits for it; if not, it is refused.
+        publishers_per_address: streams that one address may publish at a time. 0: any number.
+        streams: streams published or waited for at a time.
+        control_bytes_per_s: input that a viewer at its soft limit or above may still send per second, so that its
+            acknowledgements, pongs and close are seen.
+        key_wait_s: how long frames of a stream that has not shown a key frame yet are held back; they are let through
+            after that, because some encoders refresh without key frames.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    rtmp: ServerSessionConfig = field(default_factory=ServerSessionConfig)
+    flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S
+    cache: CacheLimits = field(default_factory=CacheLimits)
+    second_publisher: SecondPublisher = SecondPublisher.REFUSE
+    return_grace_s: float = 3.0
+    players_may_wait: bool = True
+    publishers_per_address: int = 8
+    streams: int = 10_000
+    control_bytes_per_s: int = 16 * 1024
+    key_wait_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("return_grace_s", "publishers_per_address", "key_wait_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 or more")
+        for name in ("streams", "control_bytes_per_s"):
+            if not getattr(self, name) >= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must be 1 or more")

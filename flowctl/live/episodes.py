@@ -1,0 +1,108 @@
+"""One log line where a viewer becomes slow, one where it gets worse, one where it has recovered: never one per packet.
+
+An episode begins with the first entry of the ledger that says something went wrong, and ends when the viewer has been
+READY for a while. A viewer that merely meets EAGAIN and recovers, as every viewer does now and then, is logged at
+debug level only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from flowctl.flow import SendState
+from flowctl.ledger import LedgerEntry, LedgerKind
+from flowctl.reasons import DropReason
+
+_QUIET_S: Final = 2.0
+"""READY for so long ends an episode; shorter, a viewer at the edge of its link would begin one per key frame."""
+
+_log: Final = structlog.get_logger("flowctl.live")
+
+
+class Episode:
+    """Log of one viewer's troubles.
+
+    Args:
+        fields: what every line names: peer, stream, connection.
+        why: explains the present state in one line.
+    """
+
+    __slots__ = ("_dropped", "_edges", "_fields", "_loud", "_since", "_why", "_worst", "quiet_at")
+
+    def __init__(self, fields: dict[str, Any], why: Callable[[], str]) -> None:
+        self._fields = fields
+        self._why = why
+        self._since: float | None = None  # None: no episode
+        self._worst = SendState.READY
+        self._edges = 0
+        self._dropped: dict[str, int] = {}
+        self._loud = False  # a line at info level was written for this episode
+        self.quiet_at: float | None = None  # when the episode ends if nothing happens until then
+
+    def take(self, entry: LedgerEntry) -> None:
+        """Take note of an entry of the ledger."""
+        if entry.kind is LedgerKind.STATE and entry.change is not None:
+            self._take_edge(entry)
+        elif entry.kind is LedgerKind.DROPS:
+            self._begin(entry.at)
+            for reason, counts in (entry.dropped or {}).items():
+                if reason is DropReason.UNFOLLOWED:
+                    continue
+                for name, count in counts.by_name().items():
+                    self._dropped[name] = self._dropped.get(name, 0) + count
+            self._say_slow(entry)
+        elif entry.kind is LedgerKind.LIMITS:
+            _log.info("limits changed", **self._fields, limits=entry.why)
+
+    def _take_edge(self, entry: LedgerEntry) -> None:
+        change = entry.change
+        if change is None:
+            return
+        self._begin(entry.at)
+        self._edges += 1
+        if change.new is SendState.READY:
+            self.quiet_at = entry.at + _QUIET_S
+        else:
+            self.quiet_at = None
+        if change.new > self._worst:
+            self._worst = change.new
+            if change.new >= SendState.SOFT_LIMIT:
+                self._say_slow(entry)
+
+    def _begin(self, at: float) -> None:
+        if self._since is None:
+            self._since = at
+            self._worst = SendState.READY
+            self._edges = 0
+            self._dropped = {}
+            self._loud = False
+
+    def _say_slow(self, entry: LedgerEntry) -> None:
+        if self._loud and entry.change is None:
+            return  # further drops of an episode are summed up at its end
+        self._loud = True
+        _log.info("viewer slow", **self._fields, state=self._worst.name, cause=entry.why, why=self._why())
+
+    def check(self, now: float) -> None:
+        """End the episode if the viewer has been READY for long enough."""
+        if self.quiet_at is not None and now >= self.quiet_at:
+            self.end(now, "viewer recovered")
+
+    def end(self, now: float, message: str | None) -> None:
+        """End the episode, with a line of its own unless `message` is None."""
+        since, self._since = self._since, None
+        self.quiet_at = None
+        if since is None or message is None:
+            return
+        write = _log.info if self._loud else _log.debug
+        write(
+            message,
+            **self._fields,
+            after_s=round(now - since, 1),
+            worst=self._worst.name,
+            changes=self._edges,
+            dropped=self._dropped or 0,
+        )

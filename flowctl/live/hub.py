@@ -1,0 +1,252 @@
+"""The hub: streams by name, who publishes and who views them, and the rules between publishers.
+
+All methods may be called from any thread; the lock guards names and membership, never the media path. What the hub
+has to tell a member it does through the member's own thread (`Member.on_thread`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from flowctl._locks import OwnedLock
+from flowctl.errors import BusyError, LimitExceededError
+from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.statistics import EndedViewer, HubStatistics, StreamStatistics, ViewerStatistics
+from flowctl.live.stream import Stream, StreamMember
+from flowctl.reasons import CloseReason
+
+_ENDED_KEPT: Final = 256
+
+
+class Viewer(StreamMember, Protocol):
+    """A viewer as the hub sees it."""
+
+    def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call on the viewer's own thread, soon. Any thread."""
+
+    def stream_ended(self, stream: Stream) -> None:
+        """Take note that the publisher has gone for good."""
+
+    def stream_published(self, stream: Stream) -> None:
+        """Take note that the stream is published (again)."""
+
+    def viewer_statistics(self) -> ViewerStatistics:
+        """Return figures. Any thread."""
+
+
+class Publisher(StreamMember, Protocol):
+    """A publisher as the hub sees it."""
+
+    def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call on the publisher's own thread, soon. Any thread."""
+
+    def publish_replaced(self, stream: Stream) -> None:
+        """Take note that another publisher has taken the name."""
+
+
+class Hub:
+    """Streams by name.
+
+    Args:
+        config: of the server.
+        clock: monotonic seconds.
+        call_later: calls back after a while, on any one thread: (delay in seconds, callback, arguments).
+    """
+
+    def __init__(self, config: LiveConfig, clock: Callable[[], float], call_later: Callable[..., Any]) -> None:
+        self.config: Final = config
+        self._clock = clock
+        self._call_later = call_later
+        self._lock = OwnedLock()
+        self._streams: dict[str, Stream] = {}  # guarded by _lock
+        self._viewers: dict[StreamMember, Viewer] = {}  # guarded by _lock
+        self._publishers: dict[StreamMember, Publisher] = {}  # guarded by _lock
+        self._published_from: dict[str, int] = {}  # streams published, by address; guarded by _lock
+        self._ended: deque[EndedViewer] = deque(maxlen=_ENDED_KEPT)  # guarded by _lock
+        self._closed: dict[CloseReason, int] = {}  # guarded by _lock
+        self._limits_hit: dict[str, int] = {}  # guarded by _lock
+
+    # -- publishers
+
+    def publish(self, name: str, publisher: Publisher) -> Stream:
+        """Enter `publisher` for the stream `name`.
+
+        Returns:
+            The stream. Its `publisher` is another one while this one is on standby.
+
+        Raises:
+            BusyError: the name is taken and the policy is to refuse.
+            LimitExceededError: too many streams, or too many of this address.
+        """
+        now = self._clock()
+        config = self.config
+        replaced: StreamMember | None = None
+        with self._lock:
+            address = publisher.peer[0]
+            count = self._published_from.get(address, 0)
+            if config.publishers_per_address and count >= config.publishers_per_address:
+                raise LimitExceededError("publishers_per_address", count + 1, config.publishers_per_address)
+            stream = self._stream_locked(name, now)
+            current = stream.publisher
+            if current is not None and config.second_publisher is SecondPublisher.REFUSE:
+                raise BusyError(
+                    f"stream {name} is being published by {current.peer[0]}:{current.peer[1]}",
+                    hint="choose another name, or start the server with --set second_publisher=replace",
+                )
+            self._published_from[address] = count + 1
+            self._publishers[publisher] = publisher
+            if current is not None and config.second_publisher is SecondPublisher.STANDBY:
+                stream.standby.append(publisher)
+                return stream
+            replaced = current
+            waiting = self._begin_locked(stream, publisher, now)
+        if replaced is not None:
+            self._tell_publisher(replaced, stream)
+        for viewer in waiting:
+            viewer.on_thread(viewer.stream_published, stream)
+        return stream
+
+    def _begin_locked(self, stream: Stream, publisher: StreamMember, now: float) -> list[Viewer]:
+        """Let `publisher`'s messages count from now on; return the viewers who were told that nobody publishes."""
+        waiting = [self._viewers[item] for item in stream.viewers] if stream.ended else []
+        stream.ended = False
+        stream.take_over(publisher, now)
+        return waiting
+
+    def _tell_publisher(self, member: StreamMember, stream: Stream) -> None:
+        with self._lock:
+            publisher = self._publishers.get(member)
+        if publisher is not None:
+            publisher.on_thread(publisher.publish_replaced, stream)
+
+    def unpublish(self, stream: Stream, publisher: Publisher, *, grace: bool) -> None:
+        """Take `publisher` out; a standby takes over, or the viewers are told, after the grace time or at once.
+
+        Args:
+            stream: the stream.
+            publisher: whose publication ends; harmless when it has ended already.
+            grace: whether its connection broke, so that it may be back soon.
+        """
+        now = self._clock()
+        waiting: list[Viewer] = []
+        ends = False
+        with self._lock:
+            if self._publishers.pop(publisher, None) is None:
+                return
+            address = publisher.peer[0]
+            self._published_from[address] -= 1
+            if not self._published_from[address]:
+                del self._published_from[address]
+            if publisher in stream.standby:
+                stream.standby.remove(publisher)
+            if stream.publisher is not publisher:
+                return
+            if stream.standby:
+                waiting = self._begin_locked(stream, stream.standby.pop(0), now)
+            else:
+                stream.take_over(None, now)
+                ends = True
+        for viewer in waiting:
+            viewer.on_thread(viewer.stream_published, stream)
+        if ends and grace and self.config.return_grace_s and stream.viewers:
+            self._call_later(self.config.return_grace_s, self._end, stream)
+        elif ends:
+            self._end(stream)
+
+    def _end(self, stream: Stream) -> None:
+        """Tell the viewers that the publisher has gone, unless one is there again."""
+        with self._lock:
+            if stream.publisher is not None or stream.ended:
+                return
+            stream.ended = True
+            stream.end(self._clock())
+            viewers = [self._viewers[item] for item in stream.viewers]
+            self._forget_if_idle_locked(stream)
+        for viewer in viewers:
+            viewer.on_thread(viewer.stream_ended, stream)
+
+    # -- viewers
+
+    def view(self, name: str, viewer: Viewer) -> Stream:
+        """Enter `viewer` for the stream `name`, which it may have to wait for (see `Stream.ended`).
+
+        Raises:
+            LimitExceededError: too many streams.
+        """
+        with self._lock:
+            stream = self._stream_locked(name, self._clock())
+            stream.viewers[viewer] = None
+            self._viewers[viewer] = viewer
+            return stream
+
+    def leave(self, stream: Stream, viewer: Viewer) -> None:
+        """Take `viewer` out; harmless when it is not in."""
+        with self._lock:
+            stream.viewers.pop(viewer, None)
+            self._viewers.pop(viewer, None)
+            self._forget_if_idle_locked(stream)
+
+    def is_published(self, name: str) -> bool:
+        """Return whether somebody publishes the stream, or may be back within the grace time."""
+        with self._lock:
+            stream = self._streams.get(name)
+            return stream is not None and not stream.ended
+
+    # -- books
+
+    def _stream_locked(self, name: str, now: float) -> Stream:
+        stream = self._streams.get(name)
+        if stream is None:
+            if len(self._streams) >= self.config.streams:
+                raise LimitExceededError("streams", len(self._streams) + 1, self.config.streams)
+            stream = self._streams[name] = Stream(name, self.config, now)
+        return stream
+
+    def _forget_if_idle_locked(self, stream: Stream) -> None:
+        idle = stream.publisher is None and stream.ended and not stream.viewers and not stream.standby
+        if idle and self._streams.get(stream.name) is stream:
+            del self._streams[stream.name]
+
+    def viewer_ended(self, viewer: EndedViewer) -> None:
+        """Keep the last figures of a viewer that has gone."""
+        with self._lock:
+            self._ended.append(viewer)
+
+    def connection_ended(self, reason: CloseReason, limit: str | None) -> None:
+        """Count the end of a connection, and the limit that ended it."""
+        with self._lock:
+            self._closed[reason] = self._closed.get(reason, 0) + 1
+            if limit is not None:
+                self._limits_hit[limit] = self._limits_hit.get(limit, 0) + 1
+
+    def snapshot(self) -> HubStatistics:
+        """Return figures of all streams and viewers. Any thread.
+
+        O(viewers), but no lock is held for longer than it takes to copy a list.
+        """
+        with self._lock:
+            members = {
+                name: (stream, [self._viewers[item] for item in stream.viewers])
+                for name, stream in self._streams.items()
+            }
+            ended, closed, limits_hit = list(self._ended), dict(self._closed), dict(self._limits_hit)
+        streams = {}
+        for name, (stream, viewers) in members.items():
+            figures = [viewer.viewer_statistics() for viewer in viewers]
+            states = [0, 0, 0, 0]
+            for item in figures:
+                states[item.state] += 1
+            publisher = stream.publisher
+            streams[name] = StreamStatistics(
+                name=name,
+                publisher=None if publisher is None else publisher.peer,
+                media=stream.media,
+                standby=len(stream.standby),
+                messages_in=tuple(stream.messages_in),
+                bytes_in=stream.bytes_in,
+                states=(states[0], states[1], states[2], states[3]),
+                viewers=figures,
+            )
+        return HubStatistics(streams=streams, ended=ended, closed=closed, limits_hit=limits_hit)

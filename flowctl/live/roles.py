@@ -1,0 +1,51 @@
+"""What a live connection does with a message stream: it publishes, or it plays."""
+
+from __future__ import annotations
+
+from flowctl.live.stream import Stream
+
+
+class Publishing:
+    """A message stream on which the peer publishes.
+
+    Attributes:
+        stream_id: message stream id.
+        stream: the stream; its `publisher` is somebody else while this one is on standby or was replaced.
+        began_at: time in seconds.
+        messages: messages received.
+        discarded: of those, not passed on because another publisher counts.
+    """
+
+    __slots__ = ("began_at", "discarded", "messages", "stream", "stream_id")
+
+    def __init__(self, stream_id: int, stream: Stream, now: float) -> None:
+        self.stream_id = stream_id
+        self.stream = stream
+        self.began_at = now
+        self.messages = 0
+        self.discarded = 0
+
+
+class Playing:
+    """The message stream on which the peer plays; one per connection.
+
+    Attributes:
+        stream_id: message stream id.
+        stream: the stream.
+        began_at: time in seconds.
+        waits_until: when waiting for a publisher is given up. None: it is published, or the wait has no limit.
+        paused: at the player's word.
+        audio: whether the player wants audio.
+        video: whether the player wants video.
+    """
+
+    __slots__ = ("audio", "began_at", "paused", "stream", "stream_id", "video", "waits_until")
+
+    def __init__(self, stream_id: int, stream: Stream, now: float) -> None:
+        self.stream_id = stream_id
+        self.stream = stream
+        self.began_at = now
+        self.waits_until: float | None = None
+        self.paused = False
+        self.audio = True
+        self.video = True

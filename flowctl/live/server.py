@@ -1,0 +1,130 @@
+"""The live server: a `Server` of live sessions and the hub that they share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from flowctl.errors import ConfigError, LimitExceededError
+from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.hub import Hub
+from flowctl.live.session import LiveSession
+from flowctl.policy import LivePolicy
+from flowctl.server import Server
+from flowctl.serving import ServeOptions
+
+_log: Final = structlog.get_logger("flowctl.live")
+_REFUSAL_LOG_S: Final = 10.0
+"""Refused connections of one address are logged at most once in this time; the next line says how many there were."""
+_MOST_REFUSED: Final = 1024
+
+EXTRA_SETTINGS: Final = {
+    "second_publisher": "refuse (default), replace or standby: when a name is published twice",
+    "return_grace": "seconds that a publisher whose connection broke may stay away unnoticed (3)",
+    "players_may_wait": "yes (default) or no: whether players may wait for a publisher",
+    "publishers_per_address": "streams that one address may publish at a time (8); 0: any number",
+}
+
+
+class LiveServer(Server):
+    """RTMP live server; see `build_live_server`.
+
+    Attributes:
+        hub: the streams.
+        config: the settings.
+    """
+
+    def __init__(self, options: ServeOptions, config: LiveConfig) -> None:
+        self.config = config
+        policy = LivePolicy()
+        super().__init__(
+            lambda: LiveSession(self.hub, config, policy, self.clock()),
+            options.host,
+            options.port,
+            limits=options.limits,
+            policy=policy,
+            settings=options.settings,
+            options=options.socket_options,
+            admission=options.admission,
+            group_count=options.group_count,
+            loop_factory=options.loop_factory,
+            on_error=options.on_error,
+            on_refused=self._log_refusal,
+        )
+        self.hub = Hub(config, self.clock, self._call_later)
+        self._refusals: dict[str, tuple[float, int]] = {}  # by address: last line, refused since; listener's thread
+
+    def _call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
+        group = self.groups.groups[0]
+        group.call_soon(lambda: group.call_later(delay_s, callback, *args))
+
+    def _log_refusal(self, peer: tuple[str, int], error: LimitExceededError) -> None:
+        """Log a refused connection, but not each one of a flood."""
+        now = self.clock()
+        last, count = self._refusals.get(peer[0], (-_REFUSAL_LOG_S, 0))
+        if now - last >= _REFUSAL_LOG_S:
+            _log.warning("connection refused", peer=peer[0], limit=error.limit, value=error.value, refused=count + 1)
+            last, count = now, -1
+        if len(self._refusals) >= _MOST_REFUSED:
+            self._refusals.clear()
+        self._refusals[peer[0]] = (last, count + 1)
+
+    def start(self) -> None:
+        """Start, and say where."""
+        super().start()
+        _log.info("live server started", url=f"rtmp://{self.address[0]}:{self.address[1]}/", groups=len(self.groups.groups))
+
+    def stop(self, deadline_s: float = 5.0) -> bool:
+        """Ask clients that understand it to reconnect, then stop as any `Server`."""
+        stopped = super().stop(deadline_s)
+        if threading.current_thread() is threading.main_thread():
+            _log.info("live server stopped", connections=self.accepted_count)
+        return stopped
+
+
+def build_live_server(options: ServeOptions) -> LiveServer:
+    """Return a live server, not started.
+
+    Raises:
+        ConfigError: a setting of `options.extra` is unknown or has a wrong value, or the address cannot be used.
+    """
+    return LiveServer(options, config_from(options))
+
+
+def config_from(options: ServeOptions) -> LiveConfig:
+    """Return the settings in `options`.
+
+    Raises:
+        ConfigError: a setting of `options.extra` is unknown or has a wrong value.
+    """
+    extra = dict(options.extra)
+    unknown = sorted(set(extra) - set(EXTRA_SETTINGS))
+    if unknown:
+        raise ConfigError(
+            f"unknown setting {unknown[0]!r} of the live server", hint=f"known are {', '.join(sorted(EXTRA_SETTINGS))}"
+        )
+    values: dict[str, Any] = {"flush_interval_s": options.flush_interval_s}
+    if "second_publisher" in extra:
+        choices = [item.value for item in SecondPublisher]
+        if extra["second_publisher"] not in choices:
+            raise ConfigError(f"second_publisher is {extra['second_publisher']!r}, it must be one of {choices}")
+        values["second_publisher"] = SecondPublisher(extra["second_publisher"])
+    if "return_grace" in extra:
+        values["return_grace_s"] = _number("return_grace", extra["return_grace"])
+    if "publishers_per_address" in extra:
+        values["publishers_per_address"] = round(_number("publishers_per_address", extra["publishers_per_address"]))
+    if "players_may_wait" in extra:
+        if extra["players_may_wait"] not in {"yes", "no"}:
+            raise ConfigError(f"players_may_wait is {extra['players_may_wait']!r}, it must be yes or no")
+        values["players_may_wait"] = extra["players_may_wait"] == "yes"
+    return LiveConfig(**values)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{name} is {text!r}, it must be a number") from None

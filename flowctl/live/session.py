@@ -1,0 +1,425 @@
+"""One RTMP connection of the live server: the wire session's events become publications, players and flow control.
+
+Path of a frame: `received` -> `ServerSession.receive` -> the message itself in the list of events -> `Stream.publish`
+-> stream log -> fan-outs of the viewers' threads. Path of trouble: the viewer's Sender changes state -> input is
+paused at SOFT_LIMIT (`send_state_changed`, under the Sender's lock), the drop policy thins -> the ledger -> one log
+line per episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
+from flowctl.fanouts import FollowPlace
+from flowctl.flow import MessageClass, SendState, StateChange
+from flowctl.ledger import LedgerEntry, LedgerKind
+from flowctl.live.config import LiveConfig
+from flowctl.live.episodes import Episode
+from flowctl.live.hub import Hub
+from flowctl.live.muting import Muted
+from flowctl.live.roles import Playing, Publishing
+from flowctl.live.statistics import EndedViewer, ViewerStatistics
+from flowctl.live.stream import Stream
+from flowctl.policy import DropPolicy
+from flowctl.reasons import CloseReason
+from flowctl.rtmp import commands
+from flowctl.rtmp import events as rtmp_events
+from flowctl.rtmp.server_session import ServerSession
+from flowctl.rtmp.server_states import StreamState
+from flowctl.rtmp.wire import Message
+from flowctl.session import Session
+
+_log: Final = structlog.get_logger("flowctl.live")
+_FLOW: Final = "flow control"
+_GRACEFUL: Final = frozenset({CloseReason.FINISHED, CloseReason.KICKED, CloseReason.BANNED, CloseReason.SHUTDOWN})
+
+
+class LiveSession(Session):
+    """Server side of one RTMP connection.
+
+    Args:
+        hub: the streams.
+        config: of the server.
+        policy: what to drop for a slow viewer.
+        now: time in seconds.
+    """
+
+    __slots__ = (
+        "_config",
+        "_episode",
+        "_hub",
+        "_limit_hit",
+        "_playing",
+        "_policy",
+        "_publishing",
+        "_rtmp",
+        "user_agent",
+    )
+
+    def __init__(self, hub: Hub, config: LiveConfig, policy: DropPolicy, now: float) -> None:
+        self._hub = hub
+        self._config = config
+        self._policy = policy
+        self._rtmp = ServerSession(config.rtmp, now=now)
+        self._publishing: dict[int, Publishing] | None = None  # by message stream id
+        self._playing: Playing | None = None
+        self._episode: Episode | None = None
+        self._limit_hit: str | None = None
+        self.user_agent = ""
+
+    # -- what the hub asks for
+
+    @property
+    def peer(self) -> tuple[str, int]:
+        """Address and port of the peer."""
+        return self.connection.peer
+
+    @property
+    def number(self) -> int:
+        """Number of the connection."""
+        return self.connection.number
+
+    def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call on the connection's thread, soon; not at all once the connection is over."""
+        group = self.connection.group
+        if group is not None:
+            group.call_soon(self._if_open, callback, args)
+
+    def _if_open(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if self.connection.ended is None:
+            callback(*args)
+            self._send_replies()
+
+    def stream_ended(self, stream: Stream) -> None:
+        """The publisher has gone for good; the log has told the player, now it waits."""
+        playing = self._playing
+        if playing is None or playing.stream is not stream or not stream.ended:
+            return
+        if self._rtmp.stream_state(playing.stream_id) is StreamState.PLAYING:
+            self._rtmp.unpublish_notify(playing.stream_id, send=False)
+        self._wait_for_publisher(playing)
+        self._arm()
+
+    def stream_published(self, stream: Stream) -> None:
+        """The stream is published (again)."""
+        playing = self._playing
+        if playing is None or playing.stream is not stream or stream.ended:
+            return
+        playing.waits_until = None
+        if self._rtmp.stream_state(playing.stream_id) is StreamState.WAITING:
+            self._rtmp.publish_notify(playing.stream_id)
+        self._arm()
+
+    def publish_replaced(self, stream: Stream) -> None:
+        """Another publisher has taken the name: this one is told and closed."""
+        for publishing in list((self._publishing or {}).values()):
+            if publishing.stream is stream:
+                self._rtmp.reject_publish(publishing.stream_id, description="Another publisher has taken the stream.")
+                self._end_publishing(publishing, grace=False, why="replaced by another publisher")
+        self._send_replies()
+        self.connection.close_after_flush("replaced by another publisher", reason=CloseReason.KICKED)
+
+    def viewer_statistics(self) -> ViewerStatistics:
+        """Return figures. Any thread."""
+        connection = self.connection
+        statistics = connection.sender.statistics()
+        return ViewerStatistics(
+            number=connection.number,
+            peer=connection.peer,
+            user_agent=self.user_agent,
+            state=statistics.state,
+            why=connection.sender.why(),
+            sender=statistics,
+            input_pauses=dict(connection.receiver.statistics().pauses),
+            connected_s=connection.now() - connection.opened_at,
+        )
+
+    # -- input
+
+    def opened(self) -> None:
+        """Start the clock of the handshake."""
+        self._arm()
+
+    def received(self, data: memoryview) -> None:
+        """Take input: all of it, unfinished messages are the wire session's."""
+        self._take(lambda now: self._rtmp.receive(data, now))
+
+    def received_control(self, data: memoryview) -> None:
+        """Take input while the output is overloaded: protocol control only, the rest is held."""
+        self._take(lambda now: self._rtmp.receive(data, now, control_only=True))
+
+    def input_resumed(self) -> None:
+        """Take what was held while the output was overloaded."""
+        if not self._rtmp.closed:
+            self._take(self._rtmp.resume)
+
+    def timer(self, now: float) -> None:
+        """Look at time limits, pings, and the ends of waits and episodes."""
+        playing, episode = self._playing, self._episode
+        if episode is not None:
+            episode.check(now)
+        if playing is not None and playing.waits_until is not None and now >= playing.waits_until:
+            limit_s = self._config.rtmp.limits.player_wait_s
+            self._rtmp.limit_status(playing.stream_id, "player_wait_s", limit_s, limit_s)
+            self._send_replies()
+            raise LimitExceededError(
+                "player_wait_s", limit_s, limit_s, f"nobody published {playing.stream.name} within {limit_s:g} s"
+            )
+        self._take(self._rtmp.tick)
+
+    def _take(self, step: Callable[[float], list[rtmp_events.ServerEvent]]) -> None:
+        """Run a step of the wire session and treat its events, until none are held back."""
+        now = self.connection.now()
+        try:
+            events = step(now)
+            while events:
+                for event in events:
+                    if type(event) is Message:
+                        self._publish(event, now)
+                    else:
+                        self._treat(event, now)
+                events = self._rtmp.resume(now)
+        except RemoteProtocolError as error:
+            if isinstance(error, LimitExceededError):
+                self._limit_hit = error.limit
+            raise
+        finally:
+            self._send_replies()
+        self._arm()
+
+    def _send_replies(self) -> None:
+        data = self._rtmp.data_to_send()
+        if data:
+            self.connection.sender.send(data, MessageClass.CONTROL)
+
+    def _publish(self, message: Message, now: float) -> None:
+        publishing = (self._publishing or {}).get(message.msid)
+        if publishing is None:
+            return
+        publishing.messages += 1
+        if not publishing.stream.publish(self, message.type_id, message.timestamp, message.payload, now):
+            publishing.discarded += 1
+
+    def _treat(self, event: rtmp_events.ServerEvent, now: float) -> None:
+        """Answer one event of the wire session; those that only inform need nothing."""
+        match event:
+            case rtmp_events.ConnectRequested():
+                self.user_agent = event.flash_ver
+                self._rtmp.accept_connect()
+            case rtmp_events.ConnectRefused():
+                refused = event.reason == "auth-failed"
+                reason = CloseReason.AUTH_REFUSED if refused else CloseReason.FINISHED
+                self._send_replies()
+                self.connection.close_after_flush(f"authentication: {event.reason}", reason=reason)
+            case rtmp_events.PublishRequested():
+                self._start_publishing(event, now)
+            case rtmp_events.PlayRequested():
+                self._start_playing(event, now)
+            case rtmp_events.MetadataReceived():
+                self._publish(event.message, now)
+            case rtmp_events.StreamClosed():
+                self._stream_closed(event)
+            case rtmp_events.PauseRequested():
+                self._pause(event)
+            case rtmp_events.ReceiveAudio():
+                self._mute(event.stream_id, audio=event.enabled)
+            case rtmp_events.ReceiveVideo():
+                self._mute(event.stream_id, video=event.enabled)
+            case _:
+                pass
+
+    # -- publishing
+
+    def _start_publishing(self, event: rtmp_events.PublishRequested, now: float) -> None:
+        name = event.url.path
+        try:
+            stream = self._hub.publish(name, self)
+        except BusyError as error:
+            self._rtmp.reject_publish(event.stream_id, commands.PUBLISH_BAD_NAME, str(error))
+            _log.info("publish refused", **self._fields(name), reason=str(error))
+            return
+        except LimitExceededError as error:
+            self._rtmp.reject_publish(event.stream_id, commands.PUBLISH_BAD_NAME, str(error))
+            _log.warning("publish refused", **self._fields(name), limit=error.limit, value=error.value)
+            return
+        if self._publishing is None:
+            self._publishing = {}
+        self._publishing[event.stream_id] = Publishing(event.stream_id, stream, now)
+        self._rtmp.accept_publish(event.stream_id)
+        standby = stream.publisher is not self
+        _log.info("publish started", **self._fields(name), kind=event.kind, standby=standby, agent=self.user_agent)
+
+    def _end_publishing(self, publishing: Publishing, *, grace: bool, why: str) -> None:
+        if self._publishing is not None:
+            self._publishing.pop(publishing.stream_id, None)
+        stream = publishing.stream
+        media = stream.media
+        self._hub.unpublish(stream, self, grace=grace)
+        _log.info(
+            "publish ended",
+            **self._fields(stream.name),
+            why=why,
+            after_s=round(self.connection.now() - publishing.began_at, 1),
+            messages=publishing.messages,
+            discarded=publishing.discarded,
+            media=media,
+        )
+
+    # -- playing
+
+    def _start_playing(self, event: rtmp_events.PlayRequested, now: float) -> None:
+        name = event.url.path
+        if self._playing is not None:
+            self._rtmp.reject_play(
+                event.stream_id, commands.PLAY_FAILED, "One connection plays one stream; close the other one first."
+            )
+            return
+        if not self._config.players_may_wait and not self._hub.is_published(name):
+            self._rtmp.reject_play(event.stream_id, description=f"Nobody publishes {name}.")
+            _log.info("play refused", **self._fields(name), reason="nobody publishes it")
+            return
+        try:
+            stream = self._hub.view(name, self)
+        except LimitExceededError as error:
+            self._rtmp.reject_play(event.stream_id, commands.PLAY_FAILED, str(error))
+            _log.warning("play refused", **self._fields(name), limit=error.limit, value=error.value)
+            return
+        playing = self._playing = Playing(event.stream_id, stream, now)
+        self._episode = Episode(self._fields(name), self.connection.sender.why)
+        if stream.ended:
+            self._rtmp.play_waiting(event.stream_id)
+            self._wait_for_publisher(playing)
+        else:
+            self._rtmp.accept_play(event.stream_id)
+        self._send_replies()  # they go first: the log follows behind them
+        self._follow(playing)
+        _log.info("play started", **self._fields(name), waiting=stream.ended, agent=self.user_agent)
+
+    def _follow(self, playing: Playing) -> None:
+        """Begin to follow the log, with the GOP cache if there is one."""
+        wire = playing.stream.wire(playing.stream_id)
+        start, prefix, wait = playing.stream.start_place(wire)
+        FollowPlace(self.connection, wire.fanouts, start=start, prefix=prefix, wait_for_key=wait)
+
+    def _wait_for_publisher(self, playing: Playing) -> None:
+        wait_s = self._config.rtmp.limits.player_wait_s
+        playing.waits_until = self.connection.now() + wait_s if wait_s else None
+
+    def _pause(self, event: rtmp_events.PauseRequested) -> None:
+        """Stop delivery, or go on at the live edge: a live stream has no place to go back to."""
+        playing = self._playing
+        if playing is None or playing.stream_id != event.stream_id or playing.paused == event.pause:
+            return
+        playing.paused = event.pause
+        if not event.pause:
+            self._follow(playing)
+        elif self.connection.place is not None:
+            self.connection.place.end()
+
+    def _mute(self, stream_id: int, *, audio: bool | None = None, video: bool | None = None) -> None:
+        playing = self._playing
+        if playing is None or playing.stream_id != stream_id:
+            return
+        playing.audio = playing.audio if audio is None else audio
+        playing.video = playing.video if video is None else video
+        policy = self._policy
+        if not (playing.audio and playing.video):
+            policy = Muted(policy, audio=playing.audio, video=playing.video)
+        self.connection.sender.set_policy(policy)
+
+    def _end_playing(self, why: str) -> None:
+        playing, self._playing = self._playing, None
+        if playing is None:
+            return
+        connection = self.connection
+        if connection.place is not None:
+            connection.place.end()
+        self._hub.leave(playing.stream, self)
+        episode, self._episode = self._episode, None
+        if episode is not None:
+            episode.end(connection.now(), None)
+        statistics = connection.sender.statistics()
+        _log.info(
+            "play ended",
+            **self._fields(playing.stream.name),
+            why=why,
+            after_s=round(connection.now() - playing.began_at, 1),
+            sent=statistics.sent.by_name(),
+            dropped={reason.value: counts.by_name() for reason, counts in statistics.dropped.items()} or 0,
+            changes=statistics.transitions,
+            longest_stall_s=round(statistics.longest_stall_s, 2),
+        )
+
+    def _stream_closed(self, event: rtmp_events.StreamClosed) -> None:
+        publishing = (self._publishing or {}).get(event.stream_id)
+        if publishing is not None:
+            self._end_publishing(publishing, grace=False, why=event.reason)
+        if self._playing is not None and self._playing.stream_id == event.stream_id:
+            self._end_playing(event.reason)
+
+    # -- flow control and the end
+
+    def send_state_changed(self, state: SendState, change: StateChange) -> None:
+        """Pause input at SOFT_LIMIT and above: who does not read is not to make us work. Under the Sender's lock."""
+        receiver = self.connection.receiver
+        if state >= SendState.SOFT_LIMIT and change.old < SendState.SOFT_LIMIT:
+            receiver.pause(_FLOW, "soft limit", control_bytes=self._config.control_bytes_per_s)
+        elif state < SendState.SOFT_LIMIT <= change.old:
+            receiver.resume(_FLOW)
+
+    def ledger_entry(self, entry: LedgerEntry) -> None:
+        """Log trouble, once per episode."""
+        if self._episode is not None and entry.kind is not LedgerKind.CLOSE:
+            self._episode.take(entry)
+            self._arm()
+
+    def closed(self, reason: CloseReason, details: str) -> None:
+        """Leave all streams, and say why the connection ended."""
+        connection = self.connection
+        self._hub.connection_ended(reason, self._limit_hit)
+        playing = self._playing
+        if playing is not None:
+            statistics = connection.sender.statistics()
+            self._hub.viewer_ended(
+                EndedViewer(
+                    connection.number,
+                    connection.peer,
+                    playing.stream.name,
+                    reason,
+                    details,
+                    statistics,
+                    connection.now() - connection.opened_at,
+                )
+            )
+            self._end_playing(f"{reason.value}: {details}" if details else reason.value)
+        for publishing in list((self._publishing or {}).values()):
+            self._end_publishing(publishing, grace=reason not in _GRACEFUL, why=reason.value)
+        _log.info(
+            "connection closed",
+            connection=connection.number,
+            peer=f"{connection.peer[0]}:{connection.peer[1]}",
+            reason=reason.value,
+            details=details,
+            after_s=round(connection.now() - connection.opened_at, 1),
+        )
+
+    def _fields(self, stream: str) -> dict[str, Any]:
+        connection = self.connection
+        peer = connection.peer
+        return {"stream": stream, "peer": f"{peer[0]}:{peer[1]}", "connection": connection.number}
+
+    def _arm(self) -> None:
+        """Have `timer` called when the next of several things is due."""
+        connection = self.connection
+        if connection.ended is not None:
+            return
+        times = [self._rtmp.next_deadline(connection.now())]
+        if self._playing is not None:
+            times.append(self._playing.waits_until)
+        if self._episode is not None:
+            times.append(self._episode.quiet_at)
+        connection.set_timer(min((when for when in times if when is not None), default=None))

@@ -1,0 +1,99 @@
+"""Snapshots of the live server: what the demo, the tests and the command line show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flowctl.flow import SendState
+from flowctl.reasons import CloseReason
+from flowctl.sender_types import SenderStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class ViewerStatistics:
+    """One viewer of a stream.
+
+    Args:
+        number: of the connection.
+        peer: address and port.
+        user_agent: what the player calls itself.
+        state: of its Sender.
+        why: the state in one line: axis, value, limit, since when, who is to blame.
+        sender: figures of its Sender.
+        input_pauses: how often its input was paused, by reason.
+        connected_s: since when it is connected.
+    """
+
+    number: int
+    peer: tuple[str, int]
+    user_agent: str
+    state: SendState
+    why: str
+    sender: SenderStatistics
+    input_pauses: dict[str, int]
+    connected_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndedViewer:
+    """A viewer that has gone.
+
+    Args:
+        number: of the connection.
+        peer: address and port.
+        stream: name of the stream it had been playing.
+        reason: why its connection ended.
+        details: axis, value and limit, or what else there is to say.
+        sender: final figures of its Sender.
+        connected_s: how long it was connected.
+    """
+
+    number: int
+    peer: tuple[str, int]
+    stream: str
+    reason: CloseReason
+    details: str
+    sender: SenderStatistics
+    connected_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatistics:
+    """One stream.
+
+    Args:
+        name: ``app/stream``.
+        publisher: address and port. None: nobody publishes.
+        media: codecs.
+        standby: publishers waiting to take over.
+        messages_in: messages published, by class (index: `MessageClass`).
+        bytes_in: payload bytes published.
+        states: number of viewers per state, READY first.
+        viewers: each of them.
+    """
+
+    name: str
+    publisher: tuple[str, int] | None
+    media: str
+    standby: int
+    messages_in: tuple[int, ...]
+    bytes_in: int
+    states: tuple[int, int, int, int]
+    viewers: list[ViewerStatistics] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class HubStatistics:
+    """The whole live server.
+
+    Args:
+        streams: all streams, by name.
+        ended: the last viewers that have gone, oldest first.
+        closed: connections ended so far, by reason.
+        limits_hit: limits that ended connections, by name.
+    """
+
+    streams: dict[str, StreamStatistics]
+    ended: list[EndedViewer]
+    closed: dict[CloseReason, int]
+    limits_hit: dict[str, int]

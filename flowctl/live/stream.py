@@ -1,0 +1,201 @@
+"""One live stream: who publishes it, what a newcomer needs first, and the logs that its viewers follow.
+
+A stream outlives its publisher while somebody waits for it. Its timeline goes on then: the timestamps of the next
+publisher are shifted so that viewers see no jump back. As long as there was one publisher only, timestamps pass
+untouched.
+
+Threads: `publish` runs on the publisher's thread under the stream's lock, which also makes the change from one
+publisher to the next a clean cut. Viewers read the logs without it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from flowctl._locks import OwnedLock
+from flowctl.flow import MessageClass
+from flowctl.live.config import LiveConfig
+from flowctl.live.wirelog import Body, WireLog
+from flowctl.rtmp.media import inspect
+from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
+from flowctl.streamlog import Entry
+
+_CLOCK: Final = 0xFFFFFFFF
+_FRAMES: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})
+_MOST_HEADERS: Final = 64
+"""Headers kept per stream: one per track and kind; a publisher that invents tracks without end gets no further."""
+_LONGEST_GAP_MS: Final = 3_600_000
+
+
+class StreamMember(Protocol):
+    """A publisher or viewer of a stream, as the stream and the hub see it."""
+
+    @property
+    def peer(self) -> tuple[str, int]:
+        """Address and port of the peer."""
+
+    @property
+    def number(self) -> int:
+        """Number of the connection."""
+
+
+class Stream:
+    """One stream by name.
+
+    Args:
+        name: ``app/stream``.
+        config: of the server.
+        now: time in seconds.
+    """
+
+    def __init__(self, name: str, config: LiveConfig, now: float) -> None:
+        self.name: Final = name
+        self.config: Final = config
+        self.created_at: Final = now
+        self._lock = OwnedLock()
+        self.publisher: StreamMember | None = None  # guarded by _lock
+        self.standby: list[StreamMember] = []  # guarded by the hub's lock
+        self.viewers: dict[StreamMember, None] = {}  # guarded by the hub's lock
+        self.ended = True  # viewers were told that nobody publishes; guarded by the hub's lock
+        self._wires: dict[int, WireLog] = {}  # by message stream id; guarded by _lock
+        self._headers: dict[object, Body] = {}  # by sticky key, in the order in which they came; guarded by _lock
+        self._shift: int | None = None  # added to timestamps; None: to be found with the next message; guarded by _lock
+        self._last_timestamp: int | None = None  # guarded by _lock
+        self._last_at = now  # when the last message came; guarded by _lock
+        self._key_seen = False  # since this publisher began; guarded by _lock
+        self._began_at = now  # when this publisher began; guarded by _lock
+        self.published_at: float | None = None
+        self.messages_in = [0] * len(MessageClass)
+        self.bytes_in = 0
+        self.before_key_count = 0
+        self.codecs: dict[str, str] = {}  # "video" and "audio", as the publisher last showed them
+
+    # -- publishing
+
+    def take_over(self, publisher: StreamMember | None, now: float) -> None:
+        """Make `publisher` the one whose messages count; None: nobody's do."""
+        with self._lock:
+            self.publisher = publisher
+            self._shift = None
+            self._key_seen = False
+            self._began_at = now
+            if publisher is not None:
+                self.published_at = now
+
+    def publish(self, publisher: StreamMember, type_id: int, timestamp: int, payload: bytes, now: float) -> bool:
+        """Pass one message on to the viewers; return False when `publisher` is not the one whose messages count.
+
+        Args:
+            publisher: who sends it.
+            type_id: RTMP message type: audio, video or data.
+            timestamp: in ms, on the publisher's clock, 0..2^32-1.
+            payload: the body.
+            now: time in seconds.
+        """
+        info = inspect(type_id, payload)
+        message_class = info.message_class
+        with self._lock:
+            if self.publisher is not publisher:
+                return False
+            timestamp = self._rebase(timestamp, now)
+            self.messages_in[message_class] += 1
+            self.bytes_in += len(payload)
+            if message_class is MessageClass.HEADER:
+                self._keep_header(info.sticky_key, type_id, payload)
+                if info.codec:
+                    self.codecs[info.kind] = info.codec
+            elif message_class is MessageClass.KEY:
+                self._key_seen = True
+            elif message_class in _FRAMES and not self._key_seen:
+                if now - self._began_at < self.config.key_wait_s:
+                    self.before_key_count += 1  # nobody could decode it
+                    return True
+                self._key_seen = True
+            headers = list(self._headers.values()) if message_class is MessageClass.KEY else []
+            for wire in self._wires.values():
+                wire.append(type_id, timestamp, payload, message_class, now, headers)
+            return True
+
+    def _rebase(self, timestamp: int, now: float) -> int:
+        """Return `timestamp` on the stream's own timeline."""
+        self._lock.assert_owned()
+        shift = self._shift
+        if shift is None:
+            last = self._last_timestamp
+            gap_ms = min(max(int((now - self._last_at) * 1000), 1), _LONGEST_GAP_MS)
+            shift = self._shift = 0 if last is None else (last + gap_ms - timestamp) & _CLOCK
+        rebased = (timestamp + shift) & _CLOCK
+        last = self._last_timestamp
+        # Audio may lag video by a little, so the latest one counts, in serial arithmetic.
+        if last is None or (rebased - last) & _CLOCK < 0x80000000:
+            self._last_timestamp = rebased
+        self._last_at = now
+        return rebased
+
+    def _keep_header(self, key: object, type_id: int, payload: bytes) -> None:
+        self._lock.assert_owned()
+        if key in self._headers or len(self._headers) < _MOST_HEADERS:
+            # Taken out first, so that the order stays that of arrival.
+            self._headers.pop(key, None)
+            self._headers[key] = (type_id, payload)
+
+    def end(self, now: float) -> None:
+        """Tell the viewers, through the logs, that nobody publishes any more, and forget what was cached."""
+        with self._lock:
+            for wire in self._wires.values():
+                wire.end(self._last_timestamp or 0, now)
+            self._headers.clear()
+            self.codecs.clear()
+
+    # -- viewing
+
+    def wire(self, msid: int) -> WireLog:
+        """Return the log for players on message stream `msid`, made when first asked for. Any thread."""
+        with self._lock:
+            wire = self._wires.get(msid)
+            if wire is None:
+                wire = self._wires[msid] = WireLog(
+                    self.name,
+                    msid,
+                    chunk_size=self.config.rtmp.out_chunk_size,
+                    cache=self.config.cache,
+                    flush_interval_s=self.config.flush_interval_s,
+                )
+            return wire
+
+    def start_place(self, wire: WireLog) -> tuple[Entry | None, tuple[bytes, ...], bool]:
+        """Return where a viewer starts now: (entry, messages before it, whether it has to wait for a key frame).
+
+        That is the key frame of the GOP cache; without one, the next key frame of a stream that has video; else, for
+        sound alone and for a stream that nobody publishes, whatever comes next.
+        """
+        cached = wire.log.cached
+        if cached is not None:
+            return cached, cached.gop.restart, False
+        with self._lock:
+            headers = list(self._headers.values())
+            timestamp = self._last_timestamp or 0
+            video = self._key_seen and any(type_id == TYPE_VIDEO for type_id, _ in headers)
+        return None, () if video else wire.headers(headers, timestamp), video
+
+    @property
+    def wires(self) -> list[WireLog]:
+        """All logs, for statistics. Any thread."""
+        with self._lock:
+            return list(self._wires.values())
+
+    @property
+    def media(self) -> str:
+        """What the stream carries, for logs: codecs of video and audio."""
+        names = [f"{kind} {self.codecs[kind]}" for kind in ("video", "audio") if kind in self.codecs]
+        return ", ".join(names) or "nothing yet"
+
+    @property
+    def messages_by_type(self) -> tuple[int, int]:
+        """(video, audio) messages published so far."""
+        counts = self.messages_in
+        video = counts[MessageClass.KEY] + counts[MessageClass.INTER] + counts[MessageClass.DISPOSABLE]
+        return video, counts[MessageClass.AUDIO]
+
+
+MEDIA_TYPES: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})

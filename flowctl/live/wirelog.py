@@ -1,0 +1,70 @@
+"""A stream in one wire format: its log, its fan-outs, and how a message is serialised for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from flowctl.fanouts import Fanouts
+from flowctl.flow import MessageClass
+from flowctl.rtmp import commands
+from flowctl.rtmp.chunk import serialise
+from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
+from flowctl.streamlog import CacheLimits, StreamLog
+
+_CSID: Final = {TYPE_AUDIO: 4, TYPE_VIDEO: 6}
+_DATA_CSID: Final = 7
+"""Chunk streams of the log: others than those of the sessions' own replies (2, 3, 5), which stand between messages."""
+
+Body = tuple[int, bytes]
+"""A message that is kept: type id and payload."""
+
+
+class WireLog:
+    """RTMP chunks for players on one message stream id.
+
+    Every message has a full header with an absolute timestamp, so that a viewer can start at any of them.
+
+    Args:
+        name: of the stream.
+        msid: message stream id that the players play on; nearly always 1.
+        chunk_size: chunk size announced to the players.
+        cache: bounds of the GOP cache.
+        flush_interval_s: of the fan-outs.
+    """
+
+    __slots__ = ("chunk_size", "fanouts", "log", "msid")
+
+    def __init__(self, name: str, msid: int, *, chunk_size: int, cache: CacheLimits, flush_interval_s: float) -> None:
+        self.msid = msid
+        self.chunk_size = chunk_size
+        self.log = StreamLog(f"{name}#{msid}", cache=cache)
+        self.fanouts = Fanouts(self.log, flush_interval_s=flush_interval_s)
+
+    def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
+        """Return one message as it goes to the players' sockets."""
+        csid = _CSID.get(type_id, _DATA_CSID)
+        return serialise(type_id, self.msid, timestamp, payload, csid, self.chunk_size)
+
+    def headers(self, bodies: Iterable[Body], timestamp: int) -> tuple[bytes, ...]:
+        """Return the headers in `bodies` with the timestamp of the message that they go before.
+
+        Metadata has timestamp 0: FFmpeg opens a stray data stream for any other.
+        """
+        return tuple(
+            self.serialise(type_id, timestamp if type_id in _CSID else 0, payload) for type_id, payload in bodies
+        )
+
+    def append(
+        self, type_id: int, timestamp: int, payload: bytes, message_class: MessageClass, now: float, headers: list[Body]
+    ) -> None:
+        """Publish one message; `headers` go before it for viewers who start here, if it is a key frame."""
+        wire = self.serialise(type_id, timestamp, payload)
+        restart = self.headers(headers, timestamp) if message_class is MessageClass.KEY else ()
+        self.log.append(wire, message_class, now, restart=restart)
+
+    def end(self, timestamp: int, now: float) -> None:
+        """Tell the players, after everything that was published, that the publisher has gone."""
+        wire = commands.end_of_stream_bytes(self.msid, chunk_size=self.chunk_size, timestamp=timestamp)
+        self.log.append(wire, MessageClass.CONTROL, now)
+        self.log.drop_cache()

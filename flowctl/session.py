@@ -1,0 +1,81 @@
+"""A session: what an application does with one connection. This is the class to derive a server from."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
+
+from flowctl.flow import MessageClass, SendState, StateChange
+from flowctl.ledger import LedgerEntry
+from flowctl.reasons import CloseReason
+from flowctl.receiver import InputResult
+from flowctl.sender_types import SendResult
+
+if TYPE_CHECKING:
+    from flowctl.connection import Connection
+
+
+class Session:
+    """One peer of a server. Derive from it and override what is needed; each method may be a coroutine function.
+
+    Methods run on the thread of the connection's poll group, so they need no lock between them; the exception is
+    `send_state_changed`. While a coroutine of `received` runs, input is not read: a slow handler slows its peer down
+    instead of filling memory.
+
+    Attributes:
+        connection: set before `opened` is called.
+    """
+
+    __slots__ = ("connection",)
+
+    connection: Connection
+
+    def opened(self) -> Awaitable[None] | None:
+        """Take note that the connection is there; the first call."""
+
+    def received(self, data: memoryview) -> Awaitable[int | None] | InputResult | int | None:
+        """Take input.
+
+        Args:
+            data: everything not consumed yet, oldest first. Valid during the call; a coroutine gets a copy.
+
+        Returns:
+            The number of bytes consumed: the rest is offered again together with what comes next. None: all of it.
+            An `InputResult` says it in full.
+        """
+
+    def received_control(self, data: memoryview) -> InputResult | int | None:
+        """Take input while output is overloaded; only protocol control may be acted upon. Not a coroutine.
+
+        Called instead of `received` while the application has paused input with a grant for control. The default
+        leaves everything for `received`, up to the Receiver's buffer.
+        """
+        del data
+        return 0
+
+    def input_resumed(self) -> None:
+        """Go on with what the session itself has set aside: input was triggered or resumed and none is kept."""
+
+    def peer_ended(self) -> bool:
+        """Decide what the end of the peer's stream means; return True to go on sending, False (default) to close."""
+        return False
+
+    def send_state_changed(self, state: SendState, change: StateChange) -> None:
+        """Take note of an edge of the Sender's state. Under the Sender's lock: see `flowctl.Frontend`."""
+
+    def ledger_entry(self, entry: LedgerEntry) -> None:
+        """Take note of a change of state, an episode of drops, a pause or the close, soon after it happened."""
+
+    def timer(self, now: float) -> None:
+        """Do what was asked for with `Connection.set_timer`."""
+
+    def closed(self, reason: CloseReason, details: str) -> Awaitable[None] | None:
+        """Take note that the connection is over, and why; the last call, exactly once."""
+
+    def send(self, data: bytes, message_class: MessageClass = MessageClass.DATA) -> SendResult:
+        """Send one message; shorthand for ``connection.sender.send``. Any thread."""
+        return self.connection.sender.send(data, message_class)
+
+    def close(self, details: str = "") -> None:
+        """Send what is queued, then close; shorthand for ``connection.close_after_flush``. Any thread."""
+        self.connection.close_after_flush(details)

@@ -1,0 +1,76 @@
+"""Socket options of a connection, with the reasons for their values."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from flowctl.errors import ConfigError
+
+NOTSENT_LOWAT_BYTES: Final = 128 * 1024
+"""Default of TCP_NOTSENT_LOWAT: how much unsent data the kernel takes before it says EAGAIN.
+
+Without it a stalled viewer of a 2.5 Mbit/s stream is noticed after about 4 MB, that is 13 s. Small enough to notice
+it within a second of media, large enough that the key frame of a 10 Mbit/s stream does not look like a slow viewer;
+the measurements are in docs/benchmarks.md.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SocketOptions:
+    """What is set on every accepted or connected socket.
+
+    Args:
+        notsent_lowat_bytes: TCP_NOTSENT_LOWAT; 0 leaves the kernel's default.
+        send_buffer_bytes: SO_SNDBUF; 0 leaves the kernel's autotuning, which is right for nearly everybody.
+        receive_buffer_bytes: SO_RCVBUF; 0 leaves the kernel's autotuning.
+
+    Raises:
+        ConfigError: a size is negative.
+    """
+
+    notsent_lowat_bytes: int = NOTSENT_LOWAT_BYTES
+    send_buffer_bytes: int = 0
+    receive_buffer_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("notsent_lowat_bytes", "send_buffer_bytes", "receive_buffer_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 (the kernel's choice) or more")
+
+    def apply(self, sock: socket.socket) -> None:
+        """Make `sock` non-blocking and set the options on it."""
+        sock.setblocking(False)
+        if sock.family in {socket.AF_INET, socket.AF_INET6}:
+            # Media is written in whole flushes: waiting to fill a segment would only add delay.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.notsent_lowat_bytes and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self.notsent_lowat_bytes)
+        if self.send_buffer_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer_bytes)
+        if self.receive_buffer_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.receive_buffer_bytes)
+
+
+def close_socket(sock: socket.socket, *, abortive: bool) -> None:
+    """Close `sock`; `abortive` resets the connection, so that the kernel frees what it still holds for the peer."""
+    with contextlib.suppress(OSError):
+        if abortive:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        else:
+            sock.shutdown(socket.SHUT_WR)
+    sock.close()
+
+
+def peer_name(sock: socket.socket) -> tuple[str, int]:
+    """Return (address, port) of the other end; ("local", 0) for a socket without an address."""
+    try:
+        name = sock.getpeername()
+    except OSError:
+        return "gone", 0
+    if isinstance(name, tuple) and len(name) >= 2:
+        return str(name[0]), int(name[1])
+    return "local", 0

@@ -1,0 +1,85 @@
+"""Line broadcast: whatever line a peer sends goes to all peers. The smallest useful server on flowctl.
+
+A peer that does not read fast enough is refused lines from its soft limit on, and disconnected at its hard limit;
+nobody else notices.
+"""
+
+from __future__ import annotations
+
+from flowctl.errors import LimitExceededError
+from flowctl.flow import SendState
+from flowctl.policy import DropDroppable
+from flowctl.server import Server
+from flowctl.serving import ServeOptions, ServerProgram
+from flowctl.session import Session
+
+LINE_BYTES = 8 * 1024
+"""Longest line taken."""
+
+
+class Room:
+    """The peers that hear each other. Peers may live on several threads: iterate over a copy."""
+
+    def __init__(self) -> None:
+        self.peers: set[Peer] = set()
+
+    def enter(self) -> Peer:
+        """Return the session of a new peer."""
+        return Peer(self)
+
+    def broadcast(self, line: bytes) -> None:
+        """Send `line` to everybody in the room."""
+        for peer in list(self.peers):
+            peer.send(line)
+
+
+class Peer(Session):
+    """One peer of the room."""
+
+    __slots__ = ("room",)
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+
+    def opened(self) -> None:
+        """Let the peer hear the others."""
+        self.room.peers.add(self)
+
+    def received(self, data: memoryview) -> int:
+        """Broadcast the whole lines in `data`; return their length, so that the rest is offered again with more."""
+        lines = bytes(data)
+        end = lines.rfind(b"\n") + 1
+        if not end and len(lines) > LINE_BYTES:
+            raise LimitExceededError("line_bytes", len(lines), LINE_BYTES)
+        if end:
+            self.room.broadcast(lines[:end])
+        return end
+
+    def closed(self, reason: object, details: str) -> None:
+        """Take the peer out of the room."""
+        self.room.peers.discard(self)
+
+
+def build(options: ServeOptions) -> Server:
+    """Return an echo server; its peers share one room."""
+    return Server(
+        Room().enter,
+        options.host,
+        options.port,
+        limits=options.limits,
+        policy=DropDroppable(refuse_from=SendState.SOFT_LIMIT, thin_from=SendState.HARD_LIMIT),
+        settings=options.settings,
+        options=options.socket_options,
+        admission=options.admission,
+        group_count=options.group_count,
+        loop_factory=options.loop_factory,
+        on_error=options.on_error,
+    )
+
+
+SERVER = ServerProgram(
+    name="echo",
+    summary="Line broadcast: each line goes to all peers, slow ones are refused and then cut.",
+    default_port=7000,
+    build=build,
+)

@@ -1,0 +1,65 @@
+"""What all tests share: markers, the two kinds of loop, and the factor by which property tests can be run longer.
+
+Markers are set here and not in the test files, so that nobody has to remember them: ``realtime`` for tests that let
+seconds pass with real processes and sockets (by folder; a test elsewhere may ask for it itself), ``fuzz`` for every
+property test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import hypothesis
+import pytest
+import uvloop
+
+HERE = Path(__file__).parent
+REALTIME_FOLDERS = frozenset({"cli", "client", "demo", "e2e", "servers"})
+"""Folders whose tests run servers and clients in real time: they get the machine for themselves (see run_all.py)."""
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--examples-factor",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run property tests with N times their examples (make fuzz)",
+    )
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "realtime: runs servers and clients in real time; not beside other tests")
+    config.addinivalue_line("markers", "fuzz: a property test; `make fuzz` runs these longer")
+
+
+def pytest_collection_modifyitems(config, items):
+    factor = config.getoption("--examples-factor")
+    for item in items:
+        if REALTIME_FOLDERS.intersection(item.path.relative_to(HERE).parts[:-1]):
+            item.add_marker("realtime")
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("fuzz")
+            if factor > 1:
+                multiply_examples(item, factor)
+
+
+def multiply_examples(item, factor: int) -> None:
+    """Give a property test `factor` times its examples.
+
+    A profile cannot do it, because the tests state their number of examples and that wins over a profile.
+    """
+    machine_case = hasattr(item.cls, "settings")  # the TestCase of a state machine keeps them on the class
+    old = item.cls.settings if machine_case else item.obj._hypothesis_internal_use_settings
+    new = hypothesis.settings(old, max_examples=old.max_examples * factor)
+    if machine_case:
+        item.cls.settings = new
+    else:
+        getattr(item.obj, "__func__", item.obj)._hypothesis_internal_use_settings = new
+
+
+@pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def loop_factory(request):
+    """Make a loop: each test that asks for this runs once on uvloop and once on asyncio's own."""
+    return request.param

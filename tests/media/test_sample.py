@@ -1,0 +1,252 @@
+"""Real samples: made by FFmpeg once per recipe, classified as encoders meant them, and clear words when it fails."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+
+import av
+import pytest
+
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.flow import MessageClass
+from flowctl.flv import FlvReader, FlvWriter
+from flowctl.media import sample as sample_module
+from flowctl.media.sample import SampleRecipe, ensure_sample, find_ffmpeg, read_label
+from flowctl.rtmp.media import inspect
+
+SMALL = {"seconds": 1.0, "width": 160, "height": 90, "gop_s": 0.5}
+RECIPES = {
+    "baseline": SampleRecipe(**SMALL, profile="baseline"),
+    "b-frames": SampleRecipe(**SMALL, b_frames=3),
+    "silent": SampleRecipe(**SMALL, audio_bit_rate=0),
+    "hevc": SampleRecipe(**SMALL, codec="hevc", b_frames=2),
+}
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory):
+    """One file per recipe."""
+    directory = tmp_path_factory.mktemp("samples")
+    return {name: ensure_sample(directory, recipe) for name, recipe in RECIPES.items()}
+
+
+def read(path):
+    return FlvReader(check_back_pointers=True).feed(path.read_bytes())
+
+
+def infos(path, type_id):
+    return [inspect(tag.type_id, tag.payload) for tag in read(path) if tag.type_id == type_id]
+
+
+def pictures(tags) -> dict[int, bytes]:
+    """Return the decoded pictures by presentation time; any decoding error fails."""
+    target = io.BytesIO()
+    writer = FlvWriter(target, audio=False)
+    for tag in tags:
+        if tag.type_id == 9:
+            writer.write_tag(tag)
+    target.seek(0)
+    found = {}
+    with av.open(target, format="flv") as container:
+        container.streams.video[0].codec_context.options = {"err_detect": "explode"}
+        for frame in container.decode(video=0):
+            found[frame.pts] = frame.to_ndarray().tobytes()
+    return found
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_sample_has_the_recipe_in_its_name_and_inside(samples, name):
+    """The file is named after its recipe, says it itself, and has the mode of any new file."""
+    path = samples[name]
+    assert path.name == f"{RECIPES[name].label}.flv"
+    assert read_label(path) == RECIPES[name].label
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_sample_has_the_frames_and_key_frames_of_its_recipe(samples, name):
+    """30 frames a second, a key frame every half second, one configuration a track."""
+    video = infos(samples[name], 9)
+    coded = [info for info in video if info.packet == "coded"]
+    assert len(coded) == 30
+    assert [index for index, info in enumerate(coded) if info.message_class is MessageClass.KEY] == [0, 15]
+    assert [info.packet for info in video].count("sequence_header") == 1
+    assert {info.codec for info in coded} == {"hvc1" if name == "hevc" else "avc1"}
+    audio = infos(samples[name], 8)
+    if name == "silent":
+        assert audio == []
+    else:
+        assert [info.packet for info in audio].count("sequence_header") == 1
+        assert len(audio) > 40
+
+
+@pytest.mark.parametrize(("name", "least"), [("b-frames", 8), ("hevc", 6)])
+def test_dropping_what_is_classed_disposable_changes_no_other_picture(samples, name, least):
+    """B-frames are found disposable; without them the others decode without an error to the same octets."""
+    tags = read(samples[name])
+    kept = [tag for tag in tags if inspect(tag.type_id, tag.payload).message_class is not MessageClass.DISPOSABLE]
+    assert len(tags) - len(kept) >= least
+    everything, rest = pictures(tags), pictures(kept)
+    assert len(everything) - len(rest) == len(tags) - len(kept)
+    assert rest == {time: everything[time] for time in rest}
+
+
+def test_sample_without_b_frames_has_no_disposable_frame(samples):
+    """Every P-frame of x264 is referred to."""
+    assert MessageClass.DISPOSABLE not in {info.message_class for info in infos(samples["baseline"], 9)}
+
+
+def test_b_frames_have_composition_times(samples):
+    """With B-frames, presentation differs from decoding."""
+    assert len({info.composition_ms for info in infos(samples["b-frames"], 9)} - {None, 0}) > 1
+
+
+@pytest.mark.parametrize(("encoder", "fourcc"), [("libvpx-vp9", b"vp09"), ("libsvtav1", b"av01"), ("libx265", b"hvc1")])
+def test_unmarked_frames_of_real_encoders_are_recognised(tmp_path, encoder, fourcc):
+    """With the frame type set to 0, as MediaMTX forwards it, the key frames found are the encoder's own."""
+    recipe = SampleRecipe(seconds=1, width=160, height=90, gop_s=0.5, audio_bit_rate=0)
+    arguments = recipe.arguments(tmp_path / "x.flv")
+    start, end = arguments.index("-c:v"), arguments.index("-b:v")
+    speed = {"libvpx-vp9": ["-deadline", "realtime", "-cpu-used", "8"], "libsvtav1": ["-preset", "12"]}
+    codec = ["-c:v", encoder, "-pix_fmt", "yuv420p", "-g", "15", "-b:v", "100k", *speed.get(encoder, ())]
+    if encoder == "libx265":
+        codec += ["-x265-params", "keyint=15:min-keyint=15:scenecut=0:log-level=error"]
+    arguments = [*arguments[:start], *codec, "-t", "1", "-f", "flv", str(tmp_path / "x.flv")]
+    assert end > start
+    done = sample_module.subprocess.run([find_ffmpeg(), *arguments], capture_output=True, check=False, timeout=60)
+    if done.returncode:
+        pytest.skip(f"this FFmpeg cannot put {encoder} into FLV: {done.stderr[:200]!r}")
+    marked = [tag.payload for tag in read(tmp_path / "x.flv") if tag.type_id == 9 and tag.payload[0] & 15 in (1, 3)]
+    assert len(marked) >= 28
+    assert {payload[1:5] for payload in marked} == {fourcc}
+    unmarked = [bytes((payload[0] & 0x8F,)) + payload[1:] for payload in marked]
+    expected = [payload[0] >> 4 & 7 == 1 for payload in marked]
+    assert sum(expected) >= 2
+    assert [inspect(9, payload).message_class is MessageClass.KEY for payload in unmarked] == expected
+
+
+def test_same_recipe_is_not_made_again(samples):
+    """A file with the wanted recipe is used as it is; FFmpeg is not even looked for."""
+    path = samples["baseline"]
+    before = path.stat()
+    again = ensure_sample(path.parent, RECIPES["baseline"], ffmpeg="/nonexistent/ffmpeg")
+    assert (again, again.stat().st_ino, again.stat().st_mtime_ns) == (path, before.st_ino, before.st_mtime_ns)
+
+
+def test_other_recipe_replaces_the_file_of_a_given_name(tmp_path):
+    """With a file name, the file is replaced when its recipe is another one, and directories are made."""
+    path = tmp_path / "deep" / "er" / "clip.flv"
+    first = SampleRecipe(**SMALL, audio_bit_rate=0)
+    assert ensure_sample(path, first) == path
+    assert ensure_sample(path, first, seconds=0.5) == path
+    assert read_label(path) == SampleRecipe(**{**SMALL, "seconds": 0.5}, audio_bit_rate=0).label
+    assert [found.name for found in path.parent.iterdir()] == ["clip.flv"]
+
+
+@pytest.mark.parametrize("content", [b"", b"FLV", b"nonsense" * 100, b"FLV\x01\x05\x00\x00\x00\x09\x00\x00\x00\x00"])
+def test_file_that_is_no_sample_has_no_label(tmp_path, content):
+    """Foreign, empty and cut files are not mistaken for samples."""
+    path = tmp_path / "x.flv"
+    path.write_bytes(content)
+    assert read_label(path) is None
+    assert read_label(tmp_path / "absent.flv") is None
+
+
+@pytest.fixture
+def no_ffmpeg(monkeypatch):
+    """A machine without FFmpeg: nothing named, empty PATH, the package not installed."""
+    monkeypatch.delenv("FLOWCTL_FFMPEG", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+
+
+@pytest.mark.usefixtures("no_ffmpeg")
+def test_missing_ffmpeg_is_explained(tmp_path):
+    """The error says what is missing and the hint what to do; no file and no directory contents are left."""
+    with pytest.raises(FlowctlError, match="FFmpeg was not found") as caught:
+        ensure_sample(tmp_path / "x.flv")
+    assert "FLOWCTL_FFMPEG" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_ffmpeg")
+def test_ffmpeg_named_by_the_environment_comes_first(tmp_path, monkeypatch):
+    """The variable is used when it names a program, and a wrong one is an error, not a reason to take another."""
+    program = tmp_path / "my-ffmpeg"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("FLOWCTL_FFMPEG", str(program))
+    assert find_ffmpeg() == program
+    monkeypatch.setenv("FLOWCTL_FFMPEG", str(tmp_path / "absent"))
+    with pytest.raises(FlowctlError, match="FLOWCTL_FFMPEG names"):
+        find_ffmpeg()
+
+
+def test_ffmpeg_of_the_package_is_found_when_there_is_no_other(monkeypatch):
+    """Without variable and PATH the binary of imageio-ffmpeg is taken."""
+    monkeypatch.delenv("FLOWCTL_FFMPEG", raising=False)
+    monkeypatch.setenv("PATH", "")
+    assert "imageio_ffmpeg" in str(find_ffmpeg())
+
+
+def fake_ffmpeg(tmp_path, script: str) -> str:
+    program = tmp_path / "fake-ffmpeg"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize(
+    ("script", "message", "hint"),
+    [
+        (
+            '[ "$2" = -encoders ] && { echo " V..... libx264  H.264"; exit 0; }; echo broken pipe >&2; exit 3',
+            "broken",
+            None,
+        ),
+        (
+            '[ "$2" = -encoders ] && { echo " V..... mpeg4 x"; exit 0; }; echo unknown encoder >&2; exit 1',
+            "1: unk",
+            "libx264",
+        ),
+        ('for last; do :; done; echo half > "$last"; exit 5', "with 5", None),
+        ("exec sleep 30", "took longer", None),
+    ],
+)
+def test_failing_ffmpeg_is_explained_and_leaves_no_file(tmp_path, script, message, hint):
+    """The error has FFmpeg's first words, the hint names a missing encoder, and nothing half made stays."""
+    program = fake_ffmpeg(tmp_path, script)
+    target = tmp_path / "out"
+    with pytest.raises(FlowctlError, match=message) as caught:
+        ensure_sample(target, ffmpeg=program, timeout_s=5 if "sleep" not in script else 0.3)
+    assert (caught.value.hint is None) == (hint is None)
+    assert hint is None or hint in caught.value.hint
+    assert list(target.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seconds": 0},
+        {"seconds": 601},
+        {"width": 15},
+        {"height": 91},
+        {"fps": 0},
+        {"gop_s": -1},
+        {"video_bit_rate": 1},
+        {"audio_bit_rate": 1},
+        {"b_frames": 9},
+        {"b_frames": 1, "profile": "baseline"},
+        {"codec": "vp9"},
+        {"profile": "extreme"},
+    ],
+)
+def test_recipe_refuses_what_cannot_be_made(options):
+    """Values outside their range are named before FFmpeg is started."""
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        SampleRecipe(**options)

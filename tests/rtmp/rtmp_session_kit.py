@@ -1,0 +1,258 @@
+"""What the session tests share: a scripted client for server sessions, a scripted server for client sessions, a pair.
+
+The scripted ends are raw: they write messages with a chunk writer and read replies with a chunk reader, and know
+nothing of the session classes' states. `split` says how octets are handed over: whole, one at a time, or at random
+places.
+"""
+
+import random
+
+from flowctl.rtmp import commands
+from flowctl.rtmp.chunk import ChunkReader, ChunkWriter
+from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.events import ConnectRequested, PlayRequested, PublishRequested
+from flowctl.rtmp.handshake import ClientHandshake, ServerHandshake
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.messages import Command, decode_message
+from flowctl.rtmp.server_session import ServerSession
+from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
+from flowctl.rtmp.values import simplify
+
+TC_URL = "rtmp://example.com/live"
+
+
+def whole(data):
+    """Hand over everything at once."""
+    return [data]
+
+
+def single(data):
+    """Hand over one octet at a time."""
+    return [data[at : at + 1] for at in range(len(data))]
+
+
+def randomly(data):
+    """Hand over pieces of 1 to 40 octets; the same ones in every run."""
+    rng = random.Random(len(data))
+    pieces, at = [], 0
+    while at < len(data):
+        size = rng.randint(1, 40)
+        pieces.append(data[at : at + size])
+        at += size
+    return pieces
+
+
+SPLITS = (whole, single, randomly)
+
+
+class ScriptedClient:
+    """A raw client on a server session, with a manual clock.
+
+    Args:
+        config: of the session; None: the defaults.
+        split: how octets are handed over.
+        handshake: whether to do the handshake at once.
+    """
+
+    def __init__(self, config=None, *, split=whole, handshake=True):
+        self.now = 0.0
+        self.session = ServerSession(config or ServerSessionConfig(), now=self.now, rng=random.Random(1))
+        self.split = split
+        self.writer = ChunkWriter()
+        self.reader = ChunkReader(WireLimits())
+        self.handshake = ClientHandshake(rng=random.Random(2))
+        if handshake:
+            self.shake()
+
+    def shake(self):
+        """Do the handshake and return its events."""
+        events = self.octets(self.handshake.start())
+        return events + self.octets(self.handshake.receive(self.session.data_to_send()))
+
+    def octets(self, data, *, control_only=False):
+        """Hand octets to the session and return the events."""
+        events = []
+        for piece in self.split(data):
+            events += self.session.receive(piece, self.now, control_only=control_only)
+        return events
+
+    def send(self, *messages, control_only=False):
+        """Hand messages to the session and return the events."""
+        return self.octets(b"".join(map(self.writer.write, messages)), control_only=control_only)
+
+    def call(self, name, transaction_id, *values, stream_id=0, control_only=False):
+        """Hand one command to the session and return the events."""
+        message = commands.command(name, transaction_id, *values, stream_id=stream_id)
+        return self.send(message, control_only=control_only)
+
+    def replies(self):
+        """Return what the session has to send, decoded."""
+        return [decode_message(message) for message in self.messages()]
+
+    def messages(self):
+        """Return what the session has to send, as messages."""
+        return self.reader.feed(self.session.data_to_send())
+
+    def statuses(self):
+        """Return (level, code) of the status messages that the session has to send; replies are forgotten."""
+        found = [reply for reply in self.replies() if isinstance(reply, Command) and reply.name == "onStatus"]
+        return [(status.arguments[0]["level"], status.arguments[0]["code"]) for status in found]
+
+    def connect(self, **members):
+        """Send connect, accept it, drop the replies and return the event."""
+        values = {"app": "live", "tcUrl": TC_URL} | members
+        (event,) = self.call("connect", 1, values)
+        self.session.accept_connect()
+        self.replies()
+        return event
+
+    def create_stream(self):
+        """Send createStream and return the stream id of the reply."""
+        self.call("createStream", 2, None)
+        (reply,) = self.replies()
+        return int(reply.arguments[0])
+
+    def publish(self, name="room", *arguments):
+        """Connect, create a stream, publish, accept and return the stream id; replies are dropped."""
+        self.connect()
+        stream_id = self.create_stream()
+        self.call("publish", 3, None, name, *arguments, stream_id=stream_id)
+        self.session.accept_publish(stream_id)
+        self.replies()
+        return stream_id
+
+    def play(self, name="room", *arguments):
+        """Connect, create a stream, play, accept and return the stream id; replies are dropped."""
+        self.connect()
+        stream_id = self.create_stream()
+        self.call("play", 3, None, name, *arguments, stream_id=stream_id)
+        self.session.accept_play(stream_id)
+        self.replies()
+        return stream_id
+
+
+class ScriptedServer:
+    """A raw server under a client session.
+
+    Args:
+        config: of the session; None: the defaults.
+        split: how octets are handed over.
+    """
+
+    def __init__(self, config=None, *, split=whole):
+        self.now = 0.0
+        self.session = ClientSession(config or ClientSessionConfig(), now=self.now, rng=random.Random(3))
+        self.split = split
+        self.writer = ChunkWriter()
+        self.reader = ChunkReader(WireLimits())
+        self.handshake = ServerHandshake(random.Random(4))
+
+    def shake(self):
+        """Answer the handshake, and return the events."""
+        events = self.octets(self.handshake.receive(self.session.data_to_send()))
+        self.handshake.receive(self.session.data_to_send())
+        self.requests_of(self.handshake.leftover)
+        return events
+
+    def octets(self, data):
+        """Hand octets to the session and return the events."""
+        events = []
+        for piece in self.split(data):
+            events += self.session.receive(piece, self.now)
+        return events
+
+    def send(self, *messages):
+        """Hand messages to the session and return the events."""
+        return self.octets(b"".join(map(self.writer.write, messages)))
+
+    def call(self, name, transaction_id, *values, stream_id=0):
+        """Hand one command to the session and return the events."""
+        return self.send(commands.command(name, transaction_id, *values, stream_id=stream_id))
+
+    def status(self, level, code, stream_id=1):
+        """Hand an onStatus to the session and return the events."""
+        return self.send(commands.on_status(stream_id, level, code, "words"))
+
+    def requests_of(self, data):
+        """Read octets of the session and return them decoded; remembered in `last` as well."""
+        self.last = [decode_message(message) for message in self.reader.feed(data)]
+        return self.last
+
+    def requests(self):
+        """Return what the session has to send, decoded."""
+        return self.requests_of(self.session.data_to_send())
+
+    def named(self):
+        """Return the commands that the session has to send, by name."""
+        return {request.name: request for request in self.requests() if isinstance(request, Command)}
+
+    def connected(self):
+        """Do handshake and connect; return the events of the connect's reply."""
+        self.shake()
+        return self.accept_connect()
+
+    def accept_connect(self, **information):
+        """Answer connect and return the events."""
+        values = commands.status("status", commands.CONNECT_SUCCESS, "ok", **information)
+        return self.call("_result", 1, {"fmsVer": "FMS/3,0,1,123"}, values)
+
+    def start(self, code):
+        """Connect, answer createStream with 1 and publish or play with `code`; return the events of the last."""
+        self.connected()
+        request = self.named()["createStream"]
+        self.call("_result", request.transaction_id, None, 1.0)
+        self.requests()
+        return self.status("status", code)
+
+
+class Pair:
+    """A server session and a client session that talk to each other; the server says yes to everything.
+
+    Args:
+        server: its settings; None: the defaults.
+        client: its settings; None: the defaults.
+        split: how octets are handed over in both directions.
+    """
+
+    def __init__(self, server=None, client=None, *, split=whole):
+        self.now = 0.0
+        self.server = ServerSession(server or ServerSessionConfig(), now=0.0, rng=random.Random(5))
+        self.client = ClientSession(client or ClientSessionConfig(), now=0.0, rng=random.Random(6))
+        self.split = split
+        self.server_events = []
+        self.client_events = []
+
+    def run(self):
+        """Carry octets to and fro until neither end has any."""
+        while True:
+            up = self.client.data_to_send()
+            for piece in self.split(up):
+                self.up(piece)
+            down = self.server.data_to_send()
+            for piece in self.split(down):
+                self.client_events += self.client.receive(piece, self.now)
+            if not up and not down:
+                return
+
+    def up(self, octets):
+        """Carry octets from the client to the server, which answers requests."""
+        events = self.server.receive(octets, self.now)
+        while events:
+            for event in events:
+                self.answer(event)
+            self.server_events += events
+            events = self.server.resume(self.now)
+
+    def answer(self, event):
+        """Say yes."""
+        if isinstance(event, ConnectRequested):
+            self.server.accept_connect()
+        elif isinstance(event, PublishRequested):
+            self.server.accept_publish(event.stream_id)
+        elif isinstance(event, PlayRequested):
+            self.server.accept_play(event.stream_id)
+
+
+def plain(value):
+    """Return AMF values without their wrappers, for comparison."""
+    return simplify(value)

@@ -1,0 +1,398 @@
+"""RTMP messages as values: control, commands, data and aggregates, and what peers really send."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.rtmp import amf0, messages
+from flowctl.rtmp.amf_limits import AmfLimits
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.messages import (
+    Abort,
+    Acknowledgement,
+    Command,
+    Data,
+    PeerBandwidth,
+    SetChunkSize,
+    UserControl,
+    WindowAckSize,
+    decode_message,
+    encode_command,
+    encode_control,
+    encode_data,
+    split_aggregate,
+)
+from flowctl.rtmp.values import UNDEFINED, AvmPlus, EcmaArray
+from flowctl.rtmp.wire import Message
+
+U32 = st.integers(0, 2**32 - 1)
+
+
+def message(type_id: int, payload: bytes, timestamp: int = 0, msid: int = 0) -> Message:
+    return Message(3, timestamp, type_id, msid, payload)
+
+
+def refused(received: Message, limits: WireLimits | None = None) -> str:
+    """Return the code with which `received` is refused."""
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode_message(received, limits or WireLimits())
+    return caught.value.code
+
+
+# ------------------------------------------------------------------------------------------------- the message
+
+
+def test_message_compares_by_value_and_shows_itself_in_short():
+    """Equal fields are equal messages; a long payload does not fill the log."""
+    assert Message(4, 1, 8, 1, b"ab") == Message(4, 1, 8, 1, b"ab")
+    for other in (
+        Message(5, 1, 8, 1, b"ab"),
+        Message(4, 2, 8, 1, b"ab"),
+        Message(4, 1, 9, 1, b"ab"),
+        Message(4, 1, 8, 2, b"ab"),
+        Message(4, 1, 8, 1, b"ac"),
+    ):
+        assert Message(4, 1, 8, 1, b"ab") != other
+    assert Message(4, 1, 8, 1, b"ab") != "ab"
+    assert repr(Message(4, 1, 8, 1, b"ab")) == "Message(csid=4, timestamp=1, type_id=8, msid=1, payload=2 octets 6162)"
+    assert len(repr(Message(4, 1, 8, 1, bytes(10_000)))) < 120
+    with pytest.raises(TypeError):
+        hash(Message(4, 1, 8, 1, b"ab"))
+
+
+def test_message_type_ids_are_those_of_the_specification():
+    """The numbers of RTMP 1.0, sections 5.4, 6.2 and 7.1."""
+    found = {name: value for name, value in vars(messages).items() if name.startswith("TYPE_")}
+    assert found == {
+        "TYPE_SET_CHUNK_SIZE": 1,
+        "TYPE_ABORT": 2,
+        "TYPE_ACK": 3,
+        "TYPE_USER_CONTROL": 4,
+        "TYPE_WINDOW_ACK_SIZE": 5,
+        "TYPE_PEER_BANDWIDTH": 6,
+        "TYPE_AUDIO": 8,
+        "TYPE_VIDEO": 9,
+        "TYPE_DATA_AMF3": 15,
+        "TYPE_SHARED_AMF3": 16,
+        "TYPE_COMMAND_AMF3": 17,
+        "TYPE_DATA_AMF0": 18,
+        "TYPE_SHARED_AMF0": 19,
+        "TYPE_COMMAND_AMF0": 20,
+        "TYPE_AGGREGATE": 22,
+    }
+
+
+# ------------------------------------------------------------------------------------------------- control
+
+
+@pytest.mark.parametrize(
+    ("value", "type_id", "body"),
+    [
+        (SetChunkSize(4096), 1, "00001000"),
+        (Abort(6), 2, "00000006"),
+        (Acknowledgement(0x01020304), 3, "01020304"),
+        (WindowAckSize(2_500_000), 5, "002625a0"),
+        (PeerBandwidth(2_500_000, messages.LIMIT_DYNAMIC), 6, "002625a002"),
+        (UserControl(messages.EVENT_STREAM_BEGIN, stream_id=1), 4, "000000000001"),
+        (UserControl(messages.EVENT_STREAM_EOF, stream_id=1), 4, "000100000001"),
+        (UserControl(messages.EVENT_STREAM_DRY, stream_id=1), 4, "000200000001"),
+        (UserControl(messages.EVENT_SET_BUFFER_LENGTH, stream_id=1, buffer_ms=3000), 4, "00030000000100000bb8"),
+        (UserControl(messages.EVENT_STREAM_IS_RECORDED, stream_id=1), 4, "000400000001"),
+        (UserControl(messages.EVENT_PING_REQUEST, timestamp=0xA0B0C0D0), 4, "0006a0b0c0d0"),
+        (UserControl(messages.EVENT_PING_RESPONSE, timestamp=0xA0B0C0D0), 4, "0007a0b0c0d0"),
+        (UserControl(messages.EVENT_BUFFER_EMPTY, raw=b"\0\0\0\1"), 4, "001f00000001"),
+        (UserControl(messages.EVENT_BUFFER_READY, raw=b"\0\0\0\1"), 4, "002000000001"),
+        (UserControl(0x1A, raw=b"\1"), 4, "001a01"),
+        (UserControl(0xFFFF), 4, "ffff"),
+    ],
+)
+def test_control_message_is_written_and_read(value, type_id, body):
+    """Chunk stream 2, message stream 0, time 0, and the body of the specification."""
+    encoded = encode_control(value)
+    assert encoded == Message(2, 0, type_id, 0, bytes.fromhex(body))
+    assert decode_message(encoded) == value
+
+
+@pytest.mark.parametrize(
+    ("type_id", "body"),
+    [(type_id, "000000") for type_id in (1, 2, 3, 5, 6)]
+    + [(4, ""), (4, "00"), (4, "0000"), (4, "0006"), (4, "0006000000"), (4, "000300000001"), (4, "0003000000010000")],
+)
+def test_control_message_with_a_short_body_is_refused(type_id, body):
+    """A number that is cut off means nothing."""
+    assert refused(message(type_id, bytes.fromhex(body))) == "control-body"
+
+
+def test_control_message_with_a_long_body_is_read():
+    """Octets after the fields are ignored."""
+    assert decode_message(message(3, b"\0\0\0\7????")) == Acknowledgement(7)
+    assert decode_message(message(4, b"\0\6\0\0\0\7????")) == UserControl(6, timestamp=7)
+
+
+def test_peer_bandwidth_without_type_or_with_an_unknown_one_is_read():
+    """Nobody acts on it, so nobody should fail on it."""
+    assert decode_message(message(6, b"\0\0\0\7")) == PeerBandwidth(7, messages.LIMIT_DYNAMIC)
+    assert decode_message(message(6, b"\0\0\0\7\x63")) == PeerBandwidth(7, 0x63)
+
+
+@pytest.mark.parametrize("value", [0, 1, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_absurd_control_values_are_read_as_they_are(value):
+    """Windows of 0 and 1 and counters beyond what was sent: what they mean is decided elsewhere."""
+    body = value.to_bytes(4, "big")
+    assert decode_message(message(5, body)) == WindowAckSize(value)
+    assert decode_message(message(3, body)) == Acknowledgement(value)
+    assert decode_message(message(4, b"\0\6" + body)) == UserControl(6, timestamp=value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        SetChunkSize(-1),
+        Acknowledgement(2**32),
+        PeerBandwidth(1, 256),
+        UserControl(65536),
+        UserControl(0, stream_id=-1),
+        UserControl(3, buffer_ms=2**32),
+    ],
+)
+def test_control_value_that_does_not_fit_is_refused(value):
+    """Our caller's mistake, told with the value."""
+    with pytest.raises(LocalProtocolError, match="out of range"):
+        encode_control(value)
+
+
+def test_acknowledgement_starts_again_before_it_passes_32_bits():
+    """FMLE disconnects when the counter wraps at 2^32; it is reset at 0xF0000000."""
+    assert Acknowledgement.of(0) == Acknowledgement(0)
+    assert Acknowledgement.of(0xF0000000 - 1) == Acknowledgement(0xF0000000 - 1)
+    assert Acknowledgement.of(0xF0000000) == Acknowledgement(0)
+    assert Acknowledgement.of(2**40 + 5).sequence_number < 0xF0000000
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.one_of(
+        st.builds(SetChunkSize, U32),
+        st.builds(Abort, U32),
+        st.builds(Acknowledgement, U32),
+        st.builds(WindowAckSize, U32),
+        st.builds(PeerBandwidth, U32, st.integers(0, 255)),
+        st.builds(UserControl, st.sampled_from([0, 1, 2, 4]), stream_id=U32),
+        st.builds(UserControl, st.sampled_from([6, 7]), timestamp=U32),
+        st.builds(UserControl, st.just(3), stream_id=U32, buffer_ms=U32),
+        st.builds(UserControl, st.integers(8, 65535), raw=st.binary(max_size=20)),
+    )
+)
+def test_control_values_survive_the_wire(value):
+    """What was encoded is decoded."""
+    assert decode_message(encode_control(value)) == value
+
+
+# ------------------------------------------------------------------------------------------------- commands
+
+
+def test_command_is_written_and_read():
+    """Name, transaction id, command object, arguments."""
+    value = Command("publish", 5.0, None, ("key?secret=1", "live"))
+    encoded = encode_command(value, msid=1, csid=8, timestamp=9)
+    assert encoded == Message(8, 9, 20, 1, amf0.encode("publish", 5.0, None, "key?secret=1", "live"))
+    assert decode_message(encoded) == value
+
+
+def test_command_in_amf3_is_written_and_read():
+    """Type 17: a format octet 0, then AMF0."""
+    value = Command("connect", 1.0, {"app": "live"}, amf3=True)
+    encoded = encode_command(value)
+    assert (encoded.type_id, encoded.csid, encoded.payload[0]) == (17, 3, 0)
+    assert decode_message(encoded) == value
+
+
+def test_command_in_amf3_has_plain_values():
+    """AMF3 values inside are unwrapped, so a Flash client's connect reads like any other."""
+    body = amf0.encode("connect", 1.0, AvmPlus({"app": "live", "objectEncoding": 3}))
+    expected = Command("connect", 1.0, {"app": "live", "objectEncoding": 3}, amf3=True)
+    assert decode_message(message(17, b"\0" + body)) == expected
+    assert decode_message(message(17, body)) == expected, "the format octet may be missing"
+
+
+def test_connect_object_may_be_an_ecma_array_with_odd_members():
+    """Some clients send it so, some iOS publishers with null and undefined members."""
+    value = EcmaArray({"app": "live", "swfUrl": None, "pageUrl": UNDEFINED})
+    assert decode_message(message(20, amf0.encode("connect", 1.0, value))) == Command("connect", 1.0, value)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (("x",), 0.0),
+        (("x", None), 0.0),
+        (("x", "1"), 0.0),
+        (("x", True), 0.0),
+        (("x", UNDEFINED), 0.0),
+        (("x", math.nan), 0.0),
+        (("x", math.inf), 0.0),
+        (("x", -3.5), -3.5),
+        (("x", 4.0), 4.0),
+    ],
+)
+def test_transaction_id_that_cannot_be_answered_is_0(values, expected):
+    """Missing, null, or no finite number: the command is read, and gets no answer by number."""
+    command = decode_message(message(20, amf0.encode(*values)))
+    assert (command.transaction_id, command.object, command.arguments) == (expected, None, ())
+
+
+@pytest.mark.parametrize("values", [(), (False,), (1.0, "connect"), ({"a": 1.0},), (None,)])
+def test_command_that_does_not_begin_with_a_name_is_refused(values):
+    """false, a number or an object as a name has crashed a server; nothing at all as well."""
+    assert refused(message(20, amf0.encode(*values))) == "command-name"
+
+
+def test_command_that_is_cut_off_is_refused():
+    """At every octet: the reader says so and nothing else happens."""
+    body = amf0.encode("connect", 1.0, {"app": "live"})
+    codes = {refused(message(20, body[:at])) for at in range(1, len(body)) if at not in (10, 19)}
+    assert codes == {"amf-truncated"}
+
+
+def test_command_is_held_to_the_amf_limits():
+    """A nesting bomb and a flood of values hit the limits of the connection."""
+    limits = WireLimits(amf=AmfLimits(depth=3, nodes=10))
+    deep = amf0.encode("x", 0.0, {"a": {"a": {"a": {"a": 1.0}}}})
+    assert refused(message(20, deep), limits) == "limit:amf_depth"
+    assert refused(message(20, amf0.encode("x", *([0.0] * 20))), limits) == "limit:amf_nodes"
+    with pytest.raises(LimitExceededError):
+        decode_message(message(20, b"\3\0\1a" * 20_000))
+
+
+# ------------------------------------------------------------------------------------------------- data and others
+
+
+def test_data_is_written_and_read():
+    """Type 18 as AMF0, type 15 with the format octet."""
+    value = Data(("@setDataFrame", "onMetaData", EcmaArray({"width": 1280.0})))
+    encoded = encode_data(value, 1, 5, 7)
+    assert encoded == Message(5, 7, 18, 1, amf0.encode(*value.values))
+    assert decode_message(encoded) == value
+    in_amf3 = encode_data(Data(("onCuePoint", {"a": 1.0}), amf3=True), 1, 5)
+    assert (in_amf3.type_id, in_amf3.payload[0]) == (15, 0)
+    assert decode_message(in_amf3) == Data(("onCuePoint", {"a": 1.0}), amf3=True)
+
+
+def test_data_need_not_begin_with_a_string_or_hold_anything():
+    """A Uniview camera sends an object first; others send an empty body."""
+    assert decode_message(message(18, amf0.encode({"a": 1.0}))) == Data(({"a": 1.0},))
+    assert decode_message(message(18, b"")) == Data(())
+
+
+@pytest.mark.parametrize("type_id", [15, 18])
+def test_time_code_of_ffmpeg_is_left_alone(type_id):
+    """Four octets that begin with 0 are no AMF0 number; they do not end the session."""
+    code = message(type_id, b"\0\1\2\3")
+    assert decode_message(code) is code
+
+
+@pytest.mark.parametrize("type_id", [0, 7, 8, 9, 10, 14, 16, 19, 21, 22, 23, 255])
+def test_message_that_is_not_for_us_is_returned_as_it_is(type_id):
+    """Audio, video, aggregates, shared objects and unknown types."""
+    received = message(type_id, b"\xff\xff")
+    assert decode_message(received) is received
+
+
+@settings(max_examples=200, deadline=None)
+@given(type_id=st.integers(0, 255), payload=st.binary(max_size=60))
+def test_any_body_is_decoded_or_refused(type_id, payload):
+    """No body of any type raises anything but a protocol error."""
+    try:
+        decode_message(message(type_id, payload))
+    except RemoteProtocolError as error:
+        assert error.code != "protocol"  # noqa: PT017 - both outcomes are right, and this one has a property
+
+
+# ------------------------------------------------------------------------------------------------- aggregates
+
+
+def part(type_id: int, timestamp: int, payload: bytes, back: bytes | None = None) -> bytes:
+    """Return one message of an aggregate, with its back pointer."""
+    head = bytes([type_id]) + len(payload).to_bytes(3, "big") + (timestamp & 0xFFFFFF).to_bytes(3, "big")
+    body = head + bytes([timestamp >> 24]) + b"\0\0\0" + payload
+    return body + (len(body).to_bytes(4, "big") if back is None else back)
+
+
+def test_aggregate_is_split_and_its_timestamps_rebased():
+    """The first message gets the aggregate's time, the others keep their distance; chunk and message stream are its."""
+    body = part(8, 500, b"a") + part(9, 510, b"vv") + part(18, 520, b"") + part(15, 530, b"d")
+    assert split_aggregate(Message(6, 2000, 22, 3, body)) == [
+        Message(6, 2000, 8, 3, b"a"),
+        Message(6, 2010, 9, 3, b"vv"),
+        Message(6, 2020, 18, 3, b""),
+        Message(6, 2030, 15, 3, b"d"),
+    ]
+
+
+def test_aggregate_clock_has_32_bits_and_wraps():
+    """The high octet of a timestamp comes last, and sums are modulo 2^32."""
+    body = part(8, 0x01FFFFFF, b"a") + part(8, 0x02000009, b"b")
+    assert [item.timestamp for item in split_aggregate(message(22, body, 0xFFFFFFFA))] == [0xFFFFFFFA, 4]
+
+
+def test_aggregate_with_going_back_clock_keeps_the_distance():
+    """Audio after video is often some ms older."""
+    body = part(9, 100, b"v") + part(8, 93, b"a")
+    assert [item.timestamp for item in split_aggregate(message(22, body, 1000))] == [1000, 993]
+
+
+def test_aggregate_without_the_last_back_pointer_is_split():
+    """Some servers leave it out, and nobody reads the others."""
+    body = part(8, 0, b"a", b"????") + part(8, 20, b"b", b"")
+    assert [item.payload for item in split_aggregate(message(22, body))] == [b"a", b"b"]
+
+
+def test_empty_aggregate_holds_nothing():
+    """No message is none."""
+    assert split_aggregate(message(22, b"")) == []
+
+
+def test_aggregate_yields_only_audio_video_and_data():
+    """Commands, control and aggregates inside would bypass what limits them; the first still sets the clock."""
+    body = b"".join(part(type_id, 10 * type_id, b"x") for type_id in (1, 4, 8, 17, 19, 20, 22, 9, 0, 255))
+    assert [(item.type_id, item.timestamp) for item in split_aggregate(message(22, body, 0))] == [(8, 70), (9, 80)]
+
+
+def test_aggregate_that_ends_inside_a_message_is_refused():
+    """At every octet except where a message ends."""
+    body = part(8, 0, b"abc") + part(9, 5, b"defg")
+    whole = {0, 14, 15, 16, 17, 18, 33, 34, 35, 36, 37}
+    for at in range(len(body)):
+        if at in whole:
+            split_aggregate(message(22, body[:at]))
+        else:
+            with pytest.raises(RemoteProtocolError) as caught:
+                split_aggregate(message(22, body[:at]))
+            assert caught.value.code == "aggregate-truncated"
+
+
+def test_aggregate_of_too_many_messages_is_refused():
+    """10 MiB could hold 700,000 empty ones."""
+    body = part(8, 0, b"") * 4097
+    assert len(split_aggregate(message(22, body[: 4096 * 15]))) == 4096
+    with pytest.raises(LimitExceededError) as caught:
+        split_aggregate(message(22, body))
+    assert (caught.value.limit, caught.value.maximum) == ("aggregate_messages", 4096)
+    with pytest.raises(LimitExceededError):
+        split_aggregate(message(22, body[:30]), WireLimits(aggregate_messages=1))
+
+
+@settings(max_examples=100, deadline=None)
+@given(payload=st.binary(max_size=200), timestamp=U32)
+def test_any_aggregate_is_split_or_refused(payload, timestamp):
+    """What comes out is never more than went in."""
+    try:
+        found = split_aggregate(message(22, payload, timestamp))
+    except RemoteProtocolError:
+        return
+    assert sum(len(item.payload) + 11 for item in found) <= len(payload)

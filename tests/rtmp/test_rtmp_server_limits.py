@@ -1,0 +1,401 @@
+"""What a server session holds back, how often it answers, how long it waits, and what it says when it gives up."""
+
+import dataclasses
+
+import pytest
+from rtmp_session_kit import SPLITS, ScriptedClient, single
+
+from flowctl.errors import ConfigError, LimitExceededError
+from flowctl.rtmp import commands
+from flowctl.rtmp.chunk import ChunkReader, Message
+from flowctl.rtmp.events import (
+    Acknowledged,
+    BufferLength,
+    PauseRequested,
+    Pong,
+    PublishRequested,
+    StreamClosed,
+)
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.messages import (
+    EVENT_PING_REQUEST,
+    EVENT_PING_RESPONSE,
+    EVENT_SET_BUFFER_LENGTH,
+    Acknowledgement,
+    PeerBandwidth,
+    UserControl,
+    WindowAckSize,
+    encode_control,
+)
+from flowctl.rtmp.session_config import ServerSessionConfig
+
+AUDIO, VIDEO, DATA = 8, 9, 18
+
+
+def video(timestamp=0, payload=b"\x17\x01\0\0\0frame", msid=1):
+    """Return a video message."""
+    return Message(6, timestamp, VIDEO, msid, payload)
+
+
+def ping(timestamp=7):
+    """Return a ping request."""
+    return encode_control(UserControl(EVENT_PING_REQUEST, timestamp=timestamp))
+
+
+@pytest.fixture(params=SPLITS, ids=lambda split: split.__name__)
+def client(request):
+    """A client that has done the handshake; each test runs with octets whole, one at a time, and at random splits."""
+    return ScriptedClient(split=request.param)
+
+
+# -------------------------------------------------------------------------- holding back, control_only, resume
+
+
+def test_pipelined_messages_wait_for_the_answer(client):
+    """A client that does not wait for the reply to publish loses nothing: its media comes after the accept."""
+    client.connect()
+    client.create_stream()
+    messages = [video(0), video(40)]
+    publish = commands.command("publish", 3, None, "room", stream_id=1)
+    (event,) = client.send(publish, *messages)
+    assert isinstance(event, PublishRequested)
+    assert client.session.deciding
+    assert client.session.resume(client.now) == []
+    assert client.session.held_bytes > 0
+    client.session.accept_publish(1)
+    assert client.session.resume(client.now) == messages
+    assert client.session.held_bytes == 0
+
+
+def test_held_messages_come_with_the_next_input_or_tick_when_nobody_resumes():
+    """A caller that forgets resume gets them a little later, in order; the deadline says at once."""
+    for call in ("receive", "tick"):
+        client = ScriptedClient()
+        client.connect()
+        client.create_stream()
+        client.send(commands.command("publish", 3, None, "room", stream_id=1), video(0))
+        client.session.accept_publish(1)
+        assert client.session.next_deadline(client.now) == client.now
+        events = client.send(video(40)) if call == "receive" else client.session.tick(client.now)
+        assert events[0] == video(0)
+
+
+def test_held_media_of_a_refused_publisher_is_dropped(client):
+    """Nobody wants it any more, however much there is; the rest goes on."""
+    client.connect()
+    client.create_stream()
+    client.send(commands.command("publish", 3, None, "room", stream_id=1), *[video(at) for at in range(300)])
+    client.session.reject_publish(1)
+    assert client.session.resume(client.now) == []
+    assert (client.session.held_bytes, client.session.counters) == (0, {"held-of-closed-stream": 300})
+
+
+def test_control_only_obeys_control_and_holds_the_rest(client):
+    """While our output is overloaded: acks, windows and closing pass, pings stay unanswered, commands wait."""
+    client.play()
+    pause = commands.command("pause", 4, None, True, 0.0, stream_id=1)
+    acknowledgement = encode_control(Acknowledgement(5000))
+    assert client.send(pause, ping(), acknowledgement, control_only=True) == [Acknowledged(5000)]
+    assert client.session.data_to_send() == b""
+    assert client.session.last_acknowledged_bytes == 5000
+    assert client.session.resume(client.now) == [PauseRequested(1, True, 0)]
+    assert client.send(ping()) == []
+    assert client.replies()[-1].event == EVENT_PING_RESPONSE
+
+
+@pytest.mark.parametrize("name", ["closeStream", "deleteStream"])
+def test_control_only_closes_streams_at_once(name):
+    """A viewer that leaves is let go, and what it had asked before is forgotten."""
+    client = ScriptedClient()
+    client.play()
+    client.call("pause", 4, None, True, 0.0, stream_id=1, control_only=True)
+    close = (None, 1.0) if name == "deleteStream" else (None,)
+    stream_id = 0 if name == "deleteStream" else 1
+    assert client.call(name, 0, *close, stream_id=stream_id, control_only=True) == [StreamClosed(1, name)]
+    assert client.session.resume(client.now) == []
+
+
+def test_paused_input_is_bounded():
+    """More than the limit ends the session with its name."""
+    client = ScriptedClient(ServerSessionConfig(paused_input_bytes=4096))
+    client.publish()
+    with pytest.raises(LimitExceededError) as caught:
+        client.send(video(payload=bytes(5000)), control_only=True)
+    assert (caught.value.limit, caught.value.maximum) == ("paused_input_bytes", 4096)
+
+
+# --------------------------------------------------------------------------- acknowledgements, pings, rates
+
+
+def test_acknowledgements_follow_the_peers_window(client):
+    """Half a window, and never more often than the floor, however small the window is."""
+    client.publish()
+    client.send(encode_control(WindowAckSize(400_000)))
+    start = client.session.bytes_received
+    client.send(*[video(at, bytes(10_000)) for at in range(19)])
+    assert client.replies() == []
+    client.send(*[video(at, bytes(10_000)) for at in range(5)])
+    (acknowledgement,) = client.replies()
+    assert start + 200_000 <= acknowledgement.sequence_number <= client.session.bytes_received
+    for window in (0, 1):
+        client.send(encode_control(WindowAckSize(window)))
+        client.replies()
+        client.send(*[video(at, bytes(1000)) for at in range(130)])
+        assert len(client.replies()) in (1, 2)
+
+
+def test_acknowledged_counter_starts_anew_at_f0000000():
+    """FMLE drops the connection when the counter passes 2^32."""
+    client = ScriptedClient()
+    client.publish()
+    client.session._control.acknowledge(0xF0000000 + 5)
+    assert client.replies() == [Acknowledgement(5)]
+
+
+def test_missing_acknowledgements_and_peer_bandwidth_do_not_stall():
+    """Nothing waits for an acknowledgement; Set Peer Bandwidth is answered with a window once."""
+    client = ScriptedClient()
+    client.play()
+    client.send(*[encode_control(PeerBandwidth(100_000))] * 3)
+    assert client.replies() == [WindowAckSize(100_000)]
+    assert client.session.next_deadline(client.now) == 60.0
+
+
+def test_pings_are_answered_once_per_interval():
+    """A pong cannot be dropped, so pings in a row get one; the others are counted."""
+    client = ScriptedClient()
+    client.play()
+    client.send(ping(1), ping(2), ping(3))
+    assert client.replies() == [UserControl(EVENT_PING_RESPONSE, timestamp=1)]
+    client.now = 1.0
+    client.send(ping(4))
+    assert client.replies() == [UserControl(EVENT_PING_RESPONSE, timestamp=4)]
+    assert client.session.counters["ping-unanswered"] == 2
+
+
+@pytest.mark.parametrize(
+    "message",
+    [ping(), encode_control(Acknowledgement(1)), Message(3, 0, 99, 0, b"x"), Message(3, 0, 19, 0, b"x")],
+    ids=["ping", "acknowledgement", "unknown type", "shared object"],
+)
+def test_flood_of_control_messages_ends_the_session(message):
+    """200 a second pass, 201 do not; a second later 200 pass again."""
+    client = ScriptedClient()
+    client.play()
+    for now in (1.0, 2.0):
+        client.now = now
+        client.send(*[message] * 200)
+    with pytest.raises(LimitExceededError) as caught:
+        client.send(message)
+    assert (caught.value.limit, caught.value.value) == ("control_messages_per_second", 201)
+
+
+def test_flood_of_commands_ends_the_session():
+    """50 commands a second; the limit is in the reason that the peer reads."""
+    client = ScriptedClient()
+    client.connect()
+    client.now = 5.0
+    for number in range(50):
+        client.call("_checkbw", number, None)
+    with pytest.raises(LimitExceededError) as caught:
+        client.call("_checkbw", 50, None)
+    assert (caught.value.limit, caught.value.maximum) == ("commands_per_second", 50)
+    status = client.replies()[-1]
+    assert "commands_per_second" in status.arguments[0]["description"]
+
+
+def test_message_streams_are_limited():
+    """Eight, and the ninth ends the session; deleting makes room."""
+    client = ScriptedClient()
+    client.connect()
+    assert [client.create_stream() for _ in range(8)] == list(range(1, 9))
+    client.call("deleteStream", 0, None, 3.0)
+    assert client.create_stream() == 3
+    with pytest.raises(LimitExceededError) as caught:
+        client.call("createStream", 2, None)
+    assert (caught.value.limit, caught.value.maximum) == ("message_streams", 8)
+
+
+def test_buffer_length_is_reported(client):
+    """Set Buffer Length names stream and ms."""
+    client.play()
+    message = encode_control(UserControl(EVENT_SET_BUFFER_LENGTH, stream_id=1, buffer_ms=3000))
+    assert client.send(message) == [BufferLength(1, 3000)]
+
+
+# -------------------------------------------------------------------------------------------------- time
+
+
+def expect_timeout(client, limit, at):
+    """Check that the session waits until `at` and then gives up over `limit`."""
+    session = client.session
+    assert session.next_deadline(client.now) == at
+    assert session.tick(at - 0.001) == []
+    with pytest.raises(LimitExceededError) as caught:
+        session.tick(at)
+    assert caught.value.limit == limit
+    assert session.closed
+    assert session.next_deadline(at) is None
+
+
+def test_slow_handshake_is_cut():
+    """5 s from accept, whatever trickles in."""
+    client = ScriptedClient(handshake=False, split=single)
+    client.now = 4.0
+    client.octets(b"\3abc")
+    expect_timeout(client, "handshake_time_s", 5.0)
+
+
+def test_silence_after_the_handshake_is_cut():
+    """10 s to the first command."""
+    client = ScriptedClient(handshake=False)
+    client.now = 2.0
+    client.shake()
+    expect_timeout(client, "first_command_s", 12.0)
+
+
+def test_silence_after_connect_is_cut():
+    """A connection that neither publishes nor plays is there for nothing."""
+    client = ScriptedClient()
+    client.now = 1.0
+    client.connect()
+    client.session.next_deadline(1.0)
+    expect_timeout(client, "first_media_s", 21.0)
+
+
+def test_publisher_without_media_is_cut():
+    """20 s from the accept to the first media; data is no media."""
+    client = ScriptedClient()
+    client.publish()
+    client.now = 3.0
+    client.send(Message(4, 0, DATA, 1, b"\2\0\1x"))
+    expect_timeout(client, "first_media_s", 23.0)
+
+
+def test_refused_client_that_stays_is_cut():
+    """It had time to read why."""
+    client = ScriptedClient()
+    client.call("connect", 1, {"app": "live"})
+    client.session.reject_connect("no")
+    client.session.next_deadline(0.0)
+    expect_timeout(client, "first_command_s", 10.0)
+
+
+def test_time_of_the_caller_is_not_counted():
+    """While our caller decides, only silence counts."""
+    client = ScriptedClient()
+    client.call("connect", 1, {"app": "live"})
+    assert client.session.next_deadline(0.0) == 60.0
+    assert client.session.tick(50.0) == []
+
+
+def test_media_and_play_end_the_waiting():
+    """A publisher that has sent media and a player have no deadline but the ping."""
+    publisher = ScriptedClient()
+    publisher.publish()
+    publisher.send(video())
+    assert publisher.session.next_deadline(0.0) == 60.0
+    player = ScriptedClient()
+    player.play()
+    assert player.session.next_deadline(0.0) == 60.0
+
+
+def test_silent_peer_is_pinged_and_then_cut():
+    """A ping after 60 s of silence; any octet saves it; nothing for 30 s more ends it."""
+    client = ScriptedClient()
+    client.play()
+    client.session.tick(60.0)
+    (request,) = client.replies()
+    assert request.event == EVENT_PING_REQUEST
+    client.now = 61.0
+    pong = encode_control(UserControl(EVENT_PING_RESPONSE, timestamp=request.timestamp))
+    assert client.send(pong) == [Pong(request.timestamp, 1.0)]
+    assert client.session.next_deadline(61.0) == 121.0
+    client.session.tick(121.0)
+    expect_timeout(client, "ping_silence_s", 151.0)
+
+
+def test_pong_to_no_ping_has_no_round_trip():
+    """Who answers what was not asked is reported, without a time."""
+    client = ScriptedClient()
+    client.play()
+    pong = encode_control(UserControl(EVENT_PING_RESPONSE, timestamp=5))
+    assert client.send(pong) == [Pong(5, None)]
+    client.session.send_ping(2.0)
+    assert client.replies() == [UserControl(EVENT_PING_REQUEST, timestamp=2000)]
+
+
+def test_silence_is_excused_while_we_do_not_read():
+    """A publisher whose input we paused is not silent."""
+    client = ScriptedClient()
+    client.publish()
+    client.session.input_paused = True
+    for now in (30.0, 200.0):
+        assert client.session.tick(now) == []
+    client.session.input_paused = False
+    expect_timeout(client, "first_media_s", 220.0)
+
+
+def test_limits_of_zero_are_off():
+    """A server may wait for ever."""
+    limits = WireLimits(handshake_time_s=0, first_command_s=0, first_media_s=0, ping_after_s=0, commands_per_second=0)
+    config = ServerSessionConfig(limits=limits, control_messages_per_second=0)
+    client = ScriptedClient(config, handshake=False)
+    assert client.session.next_deadline(0.0) is None
+    client.shake()
+    client.connect()
+    for number in range(100):
+        client.call("_checkbw", number, None)
+        client.replies()
+    client.send(*[ping()] * 500)
+    assert client.session.tick(1e6) == []
+
+
+# -------------------------------------------------------------------------------------------------- output
+
+
+def test_output_that_nobody_collects_is_bounded():
+    """Replies are limited, so a caller that forgets data_to_send finds out."""
+    client = ScriptedClient(ServerSessionConfig(pending_output_bytes=4096))
+    client.play()
+    pauses = [commands.command("pause", number, None, True, 0.0, stream_id=1) for number in range(40)]
+    with pytest.raises(LimitExceededError) as caught:
+        client.send(*pauses)
+    assert caught.value.limit == "pending_output_bytes"
+
+
+def test_output_is_whole_messages_with_full_headers(client):
+    """So media of a shared log may stand between any two results of data_to_send."""
+    client.play()
+    for _ in range(3):
+        client.session.stream_dry(1)
+        client.call("seek", 4, None, 0.0, stream_id=1)
+        octets = client.session.data_to_send()
+        assert len(ChunkReader(WireLimits(), type3_after_type0="zero").feed(octets)) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("out_chunk_size", 127),
+        ("window_ack_size_bytes", 0),
+        ("name_max_chars", 0),
+        ("paused_input_bytes", 0),
+        ("control_messages_per_second", -1),
+        ("ping_answer_interval_s", float("nan")),
+        ("credentials", {"": "x"}),
+        ("credentials", {"bob": ""}),
+        ("credentials", {"a&b": "x"}),
+    ],
+)
+def test_configuration_names_the_field_that_is_wrong(field, value):
+    """An error of configuration is found before the first connection."""
+    with pytest.raises(ConfigError, match=field if field != "credentials" else "user"):
+        ServerSessionConfig(**{field: value})
+
+
+def test_configuration_shows_no_credentials():
+    """Passwords are in no repr."""
+    config = ServerSessionConfig(credentials={"bob": "hunter2"})
+    assert "hunter2" not in repr(config)
+    assert dataclasses.replace(config, sample_access=True).authenticator is not None

@@ -1,0 +1,498 @@
+"""The server session: what it answers to each command, what it tells its caller, and what it refuses."""
+
+import pytest
+from rtmp_session_kit import SPLITS, ScriptedClient
+
+from flowctl.errors import LocalProtocolError, RemoteProtocolError
+from flowctl.rtmp import commands
+from flowctl.rtmp.chunk import ChunkReader, Message
+from flowctl.rtmp.events import (
+    ConnectRequested,
+    HandshakeDone,
+    Ignored,
+    MetadataReceived,
+    PauseRequested,
+    PlayRequested,
+    PublishRequested,
+    ReceiveAudio,
+    ReceiveVideo,
+    SeekRefused,
+    StreamClosed,
+)
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.messages import (
+    EVENT_PING_REQUEST,
+    EVENT_STREAM_BEGIN,
+    EVENT_STREAM_DRY,
+    EVENT_STREAM_EOF,
+    PeerBandwidth,
+    SetChunkSize,
+    UserControl,
+    WindowAckSize,
+    decode_message,
+    encode_control,
+)
+from flowctl.rtmp.server_states import ConnectionState, StreamState
+from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.rtmp.values import UNDEFINED
+
+AUDIO, VIDEO, DATA = 8, 9, 18
+
+
+def video(timestamp=0, payload=b"\x17\x01\0\0\0frame", msid=1):
+    """Return a video message."""
+    return Message(6, timestamp, VIDEO, msid, payload)
+
+
+def ping(timestamp=7):
+    """Return a ping request."""
+    return encode_control(UserControl(EVENT_PING_REQUEST, timestamp=timestamp))
+
+
+@pytest.fixture(params=SPLITS, ids=lambda split: split.__name__)
+def client(request):
+    """A client that has done the handshake; each test runs with octets whole, one at a time, and at random splits."""
+    return ScriptedClient(split=request.param)
+
+
+# ------------------------------------------------------------------------------------------------- connect
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.__name__)
+def test_handshake_is_reported(split):
+    """The first event of a session is the style of the handshake."""
+    client = ScriptedClient(split=split, handshake=False)
+    assert client.shake() == [HandshakeDone("simple")]
+    assert client.session.state is ConnectionState.CONNECTING
+
+
+def test_connect_is_reported(client):
+    """Everything the client says of itself is in the event."""
+    (event,) = client.call(
+        "connect",
+        1,
+        {
+            "app": "live/inst?k=v",
+            "tcUrl": "rtmp://example.com/live/inst?k=v",
+            "flashVer": "FMLE/3.0",
+            "pageUrl": "http://example.com/",
+            "objectEncoding": 3.0,
+            "fourCcList": ["av01", 5.0, "hvc1"],
+            "audioFourCcInfoMap": {"Opus": 7.0},
+            "capsEx": 3.0,
+        },
+    )
+    assert isinstance(event, ConnectRequested)
+    assert (event.app, event.instance, event.query) == ("live", "inst", {"k": "v"})
+    assert (event.tc_url, event.url.host) == ("rtmp://example.com/live/inst?k=v", "example.com")
+    assert (event.flash_ver, event.page_url, event.object_encoding) == ("FMLE/3.0", "http://example.com/", 3)
+    assert (event.fourcc_list, event.caps_ex, event.user) == (("av01", "hvc1", "Opus"), 3, None)
+    assert event.raw["flashVer"] == "FMLE/3.0"
+
+
+def test_accept_connect_announces_chunk_size_before_the_result(client):
+    """Window, bandwidth and chunk size stand before the result, which OBS needs; it has level before code."""
+    client.call("connect", 1, {"app": "live", "tcUrl": "rtmp://h/live"})
+    client.session.accept_connect()
+    window, bandwidth, chunk_size, result = client.replies()
+    assert (window, bandwidth, chunk_size) == (WindowAckSize(2500000), PeerBandwidth(2500000), SetChunkSize(65536))
+    assert (result.name, result.transaction_id, result.object["fmsVer"]) == ("_result", 1.0, "FMS/3,0,1,123")
+    (information,) = result.arguments
+    assert list(information) == ["level", "code", "description", "objectEncoding"]
+    assert (information["level"], information["code"]) == ("status", "NetConnection.Connect.Success")
+
+
+def test_accept_connect_tells_enhanced_capabilities_to_those_who_told_theirs(client):
+    """A client that announces Enhanced RTMP learns that any codec is forwarded."""
+    client.call("connect", 1, {"app": "live", "tcUrl": "rtmp://h/live", "capsEx": 1.0})
+    client.session.accept_connect()
+    (information,) = client.replies()[-1].arguments
+    assert information["videoFourCcInfoMap"] == information["audioFourCcInfoMap"] == {"*": 4.0}
+    assert (information["fourCcList"], information["capsEx"]) == (["*"], 15.0)
+
+
+def test_reject_connect_says_why_and_ignores_the_rest(client):
+    """The refusal is an _error with the caller's words; what the client still sends is counted and no fault."""
+    client.call("connect", 1, {"app": "live", "tcUrl": "rtmp://h/live"})
+    client.session.reject_connect("no such application")
+    chunk_size, error = client.replies()
+    assert chunk_size == SetChunkSize(65536)
+    assert (error.name, error.transaction_id) == ("_error", 1.0)
+    assert error.arguments[0] == {
+        "level": "error",
+        "code": "NetConnection.Connect.Rejected",
+        "description": "no such application",
+    }
+    assert client.call("createStream", 2, None) == []
+    assert client.call("connect", 1, {"app": "live"}) == []
+    assert client.send(video()) == []
+    assert (client.session.state, client.session.counters) == (ConnectionState.REFUSED, {"after-refusal": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "code"),
+    [
+        ("connect", (None,), "bad-connect"),
+        ("connect", (), "bad-connect"),
+        ("connect", ("live",), "bad-connect"),
+        ("connect", ({"app": "../etc"},), "bad-name"),
+        ("connect", ({"app": "live", "tcUrl": "rtmp://h/a/../b"},), "bad-name"),
+        ("connect", ({"app": "live", "tcUrl": "rtmp://h/" + "a" * 9000},), "bad-url"),
+        ("createStream", (None,), "unexpected-command"),
+        ("publish", (None, "room"), "unexpected-command"),
+    ],
+)
+def test_bad_first_command_is_refused_with_a_reason(name, values, code):
+    """A connect nobody can serve, or another command before it, ends the session, and the refusal names the reason."""
+    client = ScriptedClient()
+    with pytest.raises(RemoteProtocolError) as caught:
+        client.call(name, 1, *values)
+    assert caught.value.code == code
+    error = client.replies()[-1]
+    assert (error.name, error.arguments[0]["description"]) == ("_error", str(caught.value))
+    assert client.session.closed
+    with pytest.raises(LocalProtocolError, match="the session has ended"):
+        client.send(video())
+
+
+def test_second_connect_is_an_error_of_the_peer(client):
+    """A connection is connected once."""
+    client.connect()
+    with pytest.raises(RemoteProtocolError) as caught:
+        client.call("connect", 1, {"app": "live"})
+    assert caught.value.code == "unexpected-command"
+    assert client.statuses() == [("error", "NetConnection.Call.Failed")]
+
+
+def test_media_before_connect_is_an_error_of_the_peer(client):
+    """Media needs a stream, and a stream a connect."""
+    with pytest.raises(RemoteProtocolError) as caught:
+        client.send(video())
+    assert caught.value.code == "unexpected-message"
+
+
+# ------------------------------------------------------------------------------------------------- publish
+
+
+def test_encoder_dialogue_is_answered(client):
+    """releaseStream, FCPublish, createStream and publish get the replies that FMLE, OBS and FFmpeg wait for."""
+    client.connect()
+    client.call("releaseStream", 2, None, "room")
+    client.call("FCPublish", 3, None, "room")
+    client.call("createStream", 4, None)
+    release, publish, notify, create = client.replies()
+    assert (release.name, release.transaction_id, release.arguments) == ("_result", 2.0, (UNDEFINED,))
+    assert (publish.name, publish.transaction_id) == ("_result", 3.0)
+    assert (notify.name, notify.arguments[0]["code"]) == ("onFCPublish", "NetStream.Publish.Start")
+    assert (create.name, create.transaction_id, create.object, create.arguments) == ("_result", 4.0, None, (1.0,))
+    (event,) = client.call("publish", 5, None, "room?token=t", "live", stream_id=1)
+    assert isinstance(event, PublishRequested)
+    assert (event.stream_id, event.name, event.query, event.kind) == (1, "room", {"token": "t"}, "live")
+    assert event.url.path == "live/room"
+    client.session.accept_publish(1)
+    begin, started = client.replies()
+    assert begin == UserControl(EVENT_STREAM_BEGIN, stream_id=1)
+    assert (started.name, started.transaction_id) == ("onStatus", 0.0)
+    assert list(started.arguments[0]) == ["level", "code", "description"]
+    assert started.arguments[0]["code"] == "NetStream.Publish.Start"
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [("live", "live"), ("record", "record"), ("append", "append"), ("appendWithGap", "append"), ("app", "live")],
+)
+def test_publish_type_is_read(word, kind):
+    """The publishing type of section 7.2.2.6; anything else is live."""
+    client = ScriptedClient()
+    client.connect()
+    events = client.call("publish", 3, None, "room", word, stream_id=client.create_stream())
+    assert events[-1].kind == kind
+
+
+def test_media_of_a_publisher_comes_as_it_is(client):
+    """Audio, video and data are the messages themselves, in order."""
+    client.publish()
+    messages = [video(0), Message(4, 5, AUDIO, 1, b"\xaf\x01x"), Message(4, 9, DATA, 1, b"\x02\0\5onCue"), video(40)]
+    assert client.send(*messages) == messages
+
+
+def test_metadata_is_unwrapped(client):
+    """Players get onMetaData without @setDataFrame, octet for octet, and the caller gets the values."""
+    client.publish()
+    body = b"\x02\0\x0aonMetaData\x08\0\0\0\1\0\5width\0\x40\x84\0\0\0\0\0\0\0\0\x09"
+    (event,) = client.send(Message(4, 0, DATA, 1, b"\x02\0\x0d@setDataFrame" + body))
+    assert event == MetadataReceived(1, Message(4, 0, DATA, 1, body), {"width": 640.0})
+
+
+def test_aggregate_is_split(client):
+    """An aggregate message becomes the audio and video in it."""
+    client.publish()
+    part = b"\x09\0\0\3\0\0\x10\0\0\0\0abc\0\0\0\x0e"
+    assert client.send(Message(6, 100, 22, 1, part)) == [Message(6, 100, VIDEO, 1, b"abc")]
+
+
+def test_reject_publish_names_the_reason_and_frees_the_stream(client):
+    """The refused client may try another name on the same stream; media it sends meanwhile is ignored."""
+    client.connect()
+    stream_id = client.create_stream()
+    client.call("publish", 3, None, "room", stream_id=stream_id)
+    client.session.reject_publish(stream_id, "NetStream.Publish.Unauthorized", "wrong key")
+    assert client.statuses() == [("error", "NetStream.Publish.Unauthorized")]
+    assert client.send(video()) == [Ignored("media-without-publish", "9")]
+    (event,) = client.call("publish", 4, None, "other", stream_id=stream_id)
+    assert event.name == "other"
+
+
+@pytest.mark.parametrize(
+    ("name", "stream_id", "arguments", "reason"),
+    [
+        ("FCUnpublish", 0, ("room",), "FCUnpublish"),
+        ("closeStream", 1, (), "closeStream"),
+        ("publish", 1, (False,), "publish(false)"),
+    ],
+)
+def test_publisher_that_stops_is_told_so(name, stream_id, arguments, reason):
+    """FCUnpublish, closeStream and publish(false) end a publication, which is confirmed."""
+    client = ScriptedClient()
+    client.publish()
+    assert client.call(name, 9, None, *arguments, stream_id=stream_id) == [StreamClosed(1, reason)]
+    assert client.statuses() == [("status", "NetStream.Unpublish.Success")]
+    assert client.session.stream_state(1) is StreamState.IDLE
+
+
+def test_delete_stream_is_not_answered_and_frees_the_id(client):
+    """Section 7.2.2.3 has no reply; the next createStream gets the id again."""
+    client.publish()
+    assert client.call("deleteStream", 9, None, 1.0) == [StreamClosed(1, "deleteStream")]
+    assert client.replies() == []
+    assert client.session.stream_state(1) is None
+    assert client.create_stream() == 1
+
+
+def test_publish_on_a_publishing_stream_is_an_error_of_the_peer(client):
+    """A missing pair of the table ends the session, and the stream is told why."""
+    client.publish()
+    with pytest.raises(RemoteProtocolError, match="message stream 1 is publishing"):
+        client.call("publish", 9, None, "other", stream_id=1)
+    assert client.statuses() == [("error", "NetStream.Failed")]
+
+
+# ---------------------------------------------------------------------------------------------------- play
+
+
+def test_play_is_reported_and_started(client):
+    """Reset and Start, no NetStream.Data.Start, which FFmpeg would show as a data stream."""
+    client.connect()
+    client.create_stream()
+    (event,) = client.call("play", 3, None, "room?t=1", -1000.0, 5000.0, False, stream_id=1)
+    assert isinstance(event, PlayRequested)
+    assert (event.name, event.query, event.start_ms, event.duration_ms) == ("room", {"t": "1"}, -1000, 5000)
+    assert not event.reset
+    client.session.accept_play(1)
+    begin, *rest = client.replies()
+    assert begin == UserControl(EVENT_STREAM_BEGIN, stream_id=1)
+    assert [status.arguments[0]["code"] for status in rest] == ["NetStream.Play.Start"]
+
+
+def test_play_defaults_are_those_of_the_specification(client):
+    """Without arguments: live or recorded, to the end, with a reset."""
+    client.connect()
+    client.create_stream()
+    (event,) = client.call("play", 3, None, "room", stream_id=1)
+    assert (event.start_ms, event.duration_ms, event.reset) == (-2000, None, True)
+    client.session.accept_play(1)
+    assert client.statuses() == [("status", "NetStream.Play.Reset"), ("status", "NetStream.Play.Start")]
+
+
+def test_sample_access_is_sent_when_it_is_on():
+    """Only Flash players need it, so it is off by default."""
+    client = ScriptedClient(ServerSessionConfig(sample_access=True))
+    client.connect()
+    client.create_stream()
+    client.call("play", 3, None, "room", stream_id=1)
+    client.session.accept_play(1)
+    assert client.replies()[-1].values == ("|RtmpSampleAccess", True, True)
+
+
+def test_waiting_player_hears_of_publisher_and_its_end(client):
+    """A player may wait; PublishNotify, UnpublishNotify and the end of stream reach it."""
+    client.connect()
+    client.create_stream()
+    client.call("play", 3, None, "room", stream_id=1)
+    client.session.play_waiting(1)
+    assert client.statuses() == [("status", "NetStream.Play.Reset"), ("status", "NetStream.Play.Start")]
+    client.session.accept_play(1)
+    assert client.statuses() == [("status", "NetStream.Play.PublishNotify")]
+    client.session.unpublish_notify(1)
+    eof, notify = client.replies()
+    assert eof == UserControl(EVENT_STREAM_EOF, stream_id=1)
+    assert notify.arguments[0]["code"] == "NetStream.Play.UnpublishNotify"
+    assert client.session.stream_state(1) is StreamState.WAITING
+    client.session.publish_notify(1)
+    client.session.unpublish_notify(1, send=False)
+    client.replies()
+    client.session.reject_play(1, description="nobody came")
+    assert client.statuses() == [("error", "NetStream.Play.StreamNotFound")]
+
+
+def test_end_of_stream_bytes_are_the_same_as_the_notification(client):
+    """The octets for a shared log say what unpublish_notify says, with full headers at any chunk size."""
+    client.play()
+    client.session.unpublish_notify(1)
+    expected = client.messages()
+    octets = commands.end_of_stream_bytes(1, chunk_size=65536)
+    reader = ChunkReader(WireLimits())
+    assert reader.feed(octets + octets) == expected + expected
+    assert octets[0] >> 6 == 0
+
+
+def test_pause_is_answered_and_reported(client):
+    """Pause.Notify with Stream EOF, Unpause.Notify with Stream Begin; null toggles."""
+    client.play()
+    assert client.call("pause", 4, None, True, 1500.0, stream_id=1) == [PauseRequested(1, True, 1500)]
+    status, eof = client.replies()
+    assert (status.arguments[0]["code"], eof.event) == ("NetStream.Pause.Notify", EVENT_STREAM_EOF)
+    assert client.call("pause", 5, None, None, 1500.0, stream_id=1) == [PauseRequested(1, False, 1500)]
+    status, begin = client.replies()
+    assert (status.arguments[0]["code"], begin.event) == ("NetStream.Unpause.Notify", EVENT_STREAM_BEGIN)
+
+
+def test_seek_is_refused_politely(client):
+    """A live stream cannot seek; the player plays on."""
+    client.play()
+    assert client.call("seek", 4, None, 5000.0, stream_id=1) == [SeekRefused(1, 5000)]
+    assert client.statuses() == [("error", "NetStream.Seek.Failed")]
+    assert client.session.stream_state(1) is StreamState.PLAYING
+
+
+def test_receive_audio_and_video_are_reported(client):
+    """False is answered by nothing, true by Seek.Notify and Play.Start (section 7.2.2.4)."""
+    client.play()
+    assert client.call("receiveAudio", 0, None, False, stream_id=1) == [ReceiveAudio(1, False)]
+    assert client.replies() == []
+    assert client.call("receiveVideo", 0, None, True, stream_id=1) == [ReceiveVideo(1, True)]
+    assert client.statuses() == [("status", "NetStream.Seek.Notify"), ("status", "NetStream.Play.Start")]
+
+
+def test_play_on_a_playing_stream_replaces_it(client):
+    """The stream played so far is closed, then the new one is asked for; play2 does the same."""
+    client.play()
+    closed, asked = client.call("play", 4, None, "other", stream_id=1)
+    assert (closed, asked.name) == (StreamClosed(1, "play"), "other")
+    client.session.accept_play(1)
+    closed, asked = client.call("play2", 5, None, {"streamName": "third", "start": -1000.0}, stream_id=1)
+    assert (closed, asked.name, asked.start_ms, asked.reset) == (StreamClosed(1, "play2"), "third", -1000, False)
+
+
+def test_player_that_stops_is_told_so(client):
+    """CloseStream and play(false) end playing."""
+    client.play()
+    assert client.call("closeStream", 0, None, stream_id=1) == [StreamClosed(1, "closeStream")]
+    assert client.statuses() == [("status", "NetStream.Play.Stop")]
+    client.call("play", 4, None, "room", stream_id=1)
+    client.session.accept_play(1)
+    assert client.call("play", 5, None, False, stream_id=1) == [StreamClosed(1, "play(false)")]
+
+
+def test_media_from_a_player_is_an_error_of_the_peer(client):
+    """Who plays a stream does not publish on it."""
+    client.play()
+    with pytest.raises(RemoteProtocolError, match="media is not allowed, the message stream 1 is playing"):
+        client.send(video())
+    assert client.statuses() == [("error", "NetStream.Play.Failed")]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("getStreamLength", [("_result", (0.0,))]),
+        ("_checkbw", [("_result", (None,))]),
+        ("checkBandwidth", [("_result", (None,))]),
+        ("FCSubscribe", [("_result", (UNDEFINED,)), ("onFCSubscribe", None)]),
+        ("FCUnsubscribe", [("_result", (UNDEFINED,)), ("onFCUnsubscribe", None)]),
+        ("neverHeardOf", [("_result", (None,))]),
+        ("_result", []),
+        ("onStatus", []),
+    ],
+)
+def test_other_commands_are_answered(name, expected):
+    """Commands that change nothing get the reply that somebody may wait for; answers get none."""
+    client = ScriptedClient()
+    client.connect()
+    client.call(name, 6, None, "room")
+    found = [(reply.name, reply.arguments if reply.name == "_result" else None) for reply in client.replies()]
+    assert found == expected
+    client.call(name, 0, None, "room")
+    assert [reply for reply in client.replies() if reply.name == "_result"] == []
+
+
+# -------------------------------------------------------------------------------------- our caller's faults
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["accept_publish", "reject_publish", "accept_play", "play_waiting", "reject_play", "publish_notify", "stream_eof"],
+)
+def test_answer_to_nothing_is_an_error_of_the_caller(method):
+    """Answering a stream that does not exist or did not ask raises, and sends nothing."""
+    client = ScriptedClient()
+    client.connect()
+    with pytest.raises(LocalProtocolError, match="there is no message stream 1"):
+        getattr(client.session, method)(1)
+    client.create_stream()
+    if method != "stream_eof":
+        with pytest.raises(LocalProtocolError, match="message stream 1 is idle"):
+            getattr(client.session, method)(1)
+    assert client.session.data_to_send() == b""
+
+
+def test_answer_to_a_closed_request_is_an_error_of_the_caller(client):
+    """The client took its request back while we were deciding."""
+    client.connect()
+    client.create_stream()
+    client.call("publish", 3, None, "room", stream_id=1)
+    assert client.call("deleteStream", 0, None, 1.0) == [StreamClosed(1, "deleteStream")]
+    with pytest.raises(LocalProtocolError):
+        client.session.accept_publish(1)
+    with pytest.raises(LocalProtocolError):
+        client.session.accept_connect()
+
+
+def test_limit_status_names_limit_value_and_maximum(client):
+    """A peer that is to be cut learns which limit it went over."""
+    client.play()
+    client.session.limit_status(1, "soft_too_long_s", 12.5, 10)
+    (status,) = client.replies()
+    assert status.arguments[0] == {
+        "level": "error",
+        "code": "NetStream.Play.Failed",
+        "description": "limit soft_too_long_s: 12.5, allowed is 10",
+    }
+
+
+def test_reconnect_is_asked_of_clients_that_understand_it():
+    """The request of Enhanced RTMP v2 goes to message stream 0, and only to who announced it, unless forced."""
+    client = ScriptedClient()
+    client.connect()
+    assert not client.session.request_reconnect()
+    assert client.session.request_reconnect("rtmp://other/live", "moving", force=True)
+    (message,) = client.messages()
+    status = decode_message(message)
+    assert (message.msid, status.transaction_id) == (0, 0.0)
+    assert status.arguments[0] == {
+        "level": "status",
+        "code": "NetConnection.Connect.ReconnectRequest",
+        "description": "moving",
+        "tcUrl": "rtmp://other/live",
+    }
+    able = ScriptedClient()
+    able.connect(capsEx=1.0)
+    assert able.session.request_reconnect()
+
+
+def test_stream_dry_and_eof_are_user_control(client):
+    """Both name the stream."""
+    client.play()
+    client.session.stream_dry(1)
+    client.session.stream_eof(1)
+    assert client.replies() == [UserControl(EVENT_STREAM_DRY, stream_id=1), UserControl(EVENT_STREAM_EOF, stream_id=1)]

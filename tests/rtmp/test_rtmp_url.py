@@ -1,0 +1,252 @@
+"""RTMP addresses: every way that clients split and decorate them leads to one address, and bad ones are refused."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.errors import RemoteProtocolError
+from flowctl.rtmp import url as rtmp_url
+from flowctl.rtmp.url import RtmpUrl, check_name, from_connect, parse_query, parse_url, redact_url
+
+
+def code_of(function, *arguments, **keywords):
+    """Return the code of the error that a call raises."""
+    with pytest.raises(RemoteProtocolError) as caught:
+        function(*arguments, **keywords)
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "app", "stream"),
+    [
+        ("rtmp://example.com/live/room", "example.com", 1935, "live", "room"),
+        ("rtmp://example.com:19350/live/room", "example.com", 19350, "live", "room"),
+        ("rtmp://EXAMPLE.com/live/inst/room", "example.com", 1935, "live/inst", "room"),
+        ("rtmp://example.com/live", "example.com", 1935, "live", ""),
+        ("rtmp://example.com", "example.com", 1935, "__defaultApp__", ""),
+        ("rtmp://example.com/", "example.com", 1935, "__defaultApp__", ""),
+        ("rtmp://example.com//live///room/", "example.com", 1935, "live", "room"),
+        ("rtmps://example.com/live/room", "example.com", 443, "live", "room"),
+        ("rtmp://[::1]:1936/live/room", "::1", 1936, "live", "room"),
+        ("rtmp://[2001:db8::7]/live/room", "2001:db8::7", 1935, "live", "room"),
+        ("rtmp://example.com/live/_definst_/room", "example.com", 1935, "live", "room"),
+        ("rtmp://example.com/live/mp4:film.mp4", "example.com", 1935, "live", "mp4:film.mp4"),
+    ],
+)
+def test_parse_url_reads_host_port_application_and_stream(text, host, port, app, stream):
+    """The last of two or more segments is the stream, what stands before it the application with its instance."""
+    url = parse_url(text)
+    assert (host, port, app, stream) == (url.host, url.port, url.app, url.stream)
+
+
+def test_parse_url_reads_query_and_credentials():
+    """User, password and query are taken apart, values keep their octets."""
+    url = parse_url("rtmp://bob:p@ss@example.com/live/room?token=a%2Bb/c=&x")
+    assert (url.user, url.password, url.raw_query) == ("bob", "p@ss", "token=a%2Bb/c=&x")
+    assert url.query == {"token": "a%2Bb/c=", "x": ""}
+
+
+def test_parse_url_moves_a_query_that_stands_before_the_stream():
+    """``app?k=v/stream``, the form of Flash media encoders, names a stream when the path alone names none."""
+    url = parse_url("rtmp://example.com/live?vhost=demo/room")
+    assert (url.app, url.stream, url.query, url.vhost) == ("live", "room", {"vhost": "demo"}, "demo")
+
+
+def test_parse_url_keeps_a_slash_in_a_query_when_the_path_names_the_stream():
+    """A token may contain slashes."""
+    url = parse_url("rtmp://example.com/live/room?token=a/b")
+    assert (url.stream, url.query["token"]) == ("room", "a/b")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", "bad-url"),
+        ("example.com/live", "bad-url"),
+        ("rtmp:/example.com/live", "bad-url"),
+        ("rtmp://example.com:0/live/room", "bad-url"),
+        ("rtmp://example.com:65536/live/room", "bad-url"),
+        ("rtmp://example.com:" + "9" * 4000 + "/live/room", "bad-url"),
+        ("rtmp://exa[mple/live/room", "bad-url"),
+        ("rtmp://example.com/live/room?" + "x" * 9000, "bad-url"),
+        ("rtmp://example.com/live/room?" + "&".join(f"k{i}=v" for i in range(65)), "bad-url"),
+        ("rtmp://example.com/live/../room", "bad-name"),
+        ("rtmp://example.com/live/ro\0om", "bad-name"),
+    ],
+)
+def test_parse_url_refuses_what_is_no_address(text, code):
+    """Each refusal has a code; none of them is any other exception."""
+    assert code == code_of(parse_url, text)
+
+
+@pytest.mark.parametrize(
+    ("tc_url", "app", "name"),
+    [
+        ("rtmp://h/live", "live", "room?k=v"),
+        ("rtmp://h/live/", "live/", "room?k=v"),
+        ("rtmp://h/live/room", "live/room", "?k=v"),
+        ("rtmp://h/live/room?k=v", "live/room?k=v", ""),
+        ("rtmp://h/live?k=v", "live?k=v", "room"),
+        ("rtmp://h/", "", "live/room?k=v"),
+        ("rtmp://h", None, "/live/room?k=v"),
+        ("rtmp://h/live/_definst_", "live/_definst_", "room?k=v"),
+        ("'rtmp://h/live'", "live", "room?k=v"),
+        ('"rtmp://h/live" ', "live", "room?k=v"),
+    ],
+)
+def test_every_split_of_an_address_gives_the_same_stream(tc_url, app, name):
+    """OBS users put the path and the query into "Server" or "Stream Key" as they like."""
+    url = from_connect(tc_url, app).with_stream(name)
+    assert (url.host, url.app, url.stream, url.path, url.query) == ("h", "live", "room", "live/room", {"k": "v"})
+
+
+@pytest.mark.parametrize("tc_url", [None, "", "  ", "''", "live", "garbage", "rtmp://h:x/live"])
+def test_from_connect_uses_the_application_when_tcurl_is_no_address(tc_url):
+    """Cameras send no tcUrl, an empty one, or something else."""
+    url = from_connect(tc_url, "live/inst?token=t").with_stream("room")
+    assert (
+        url.host,
+        url.app,
+        url.instance,
+        url.stream,
+        url.query,
+    ) == ("", "live/inst", "inst", "room", {"token": "t"})
+
+
+def test_from_connect_without_anything_has_the_default_application():
+    """A connect object without app and tcUrl still names a place to publish."""
+    assert from_connect(None, None).with_stream("room").path == "__defaultApp__/room"
+
+
+def test_with_stream_merges_queries_and_the_later_value_wins():
+    """A query may stand in tcUrl (multitrack OBS) and in the key."""
+    url = from_connect("rtmp://h/live?a=1&b=1", "live").with_stream("room?b=2&c=3")
+    assert (url.query, url.raw_query) == ({"a": "1", "b": "2", "c": "3"}, "a=1&b=1&b=2&c=3")
+
+
+@pytest.mark.parametrize("name", ["", "?token=t", "/", "//"])
+def test_with_stream_refuses_no_name_when_the_application_has_one_segment(name):
+    """There is nothing that could be the stream."""
+    assert code_of(from_connect("rtmp://h/live", "live").with_stream, name) == "bad-name"
+
+
+@pytest.mark.parametrize(
+    ("query", "vhost"),
+    [
+        ("vhost=Demo", "demo"),
+        ("domain=demo", "demo"),
+        ("vhost=__defaultVhost__", "h"),
+        ("vhost=", "h"),
+        ("x=1", "h"),
+    ],
+)
+def test_vhost_is_the_query_or_the_host(query, vhost):
+    """``?vhost=`` and ``?domain=`` override the host, and __defaultVhost__ means none (ossrs/srs)."""
+    assert vhost == parse_url(f"rtmp://h/live/room?{query}").vhost
+    assert vhost == from_connect("rtmp://h/live", "live").with_stream(f"room?{query}").vhost
+
+
+def test_vhost_is_read_from_the_old_dotted_form():
+    """``app...vhost...name`` is how SRS took a vhost before it took queries."""
+    url = from_connect("rtmp://h/live...vhost...demo", "live").with_stream("room")
+    assert (url.vhost, url.app, url.stream) == ("demo", "live", "room")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x", "a/../b", "..", ".", "a/./b", "a\0b", "a\nb", "a\x7fb", "a\x85b", "a\u202eb", "a\ud800b", "a\\b"],
+)
+def test_check_name_refuses_traversal_and_control_characters(name):
+    """A name reaches paths and log lines, so it may not climb, forge or hide."""
+    assert code_of(check_name, name, "stream name") == "bad-name"
+    assert code_of(from_connect("rtmp://h/live", "live").with_stream, name) == "bad-name"
+
+
+@pytest.mark.parametrize("name", ["room", "room-1_2.flv", "mp4:film", "комната", "a..b", "...", "room 1", "直播"])
+def test_check_name_allows_names_in_use(name):
+    """Dots inside a name, colons, blanks and letters of any script are fine."""
+    assert name == from_connect("rtmp://h/live", "live").with_stream(name).stream
+
+
+def test_check_name_holds_the_length_to_the_limit():
+    """256 characters are allowed and 257 are not; the limit is settable; the error does not repeat the name."""
+    base = from_connect("rtmp://h/live", "live")
+    assert len(base.with_stream("x" * 256).stream) == 256
+    with pytest.raises(RemoteProtocolError, match=r"257 characters, the limit is 256") as caught:
+        base.with_stream("x" * 257)
+    assert "xxx" not in str(caught.value)
+    assert code_of(base.with_stream, "x" * 9, name_max_chars=8) == "bad-name"
+    assert code_of(from_connect, "rtmp://h/" + "x" * 9, "live", name_max_chars=8) == "bad-name"
+
+
+@pytest.mark.parametrize(
+    "name", ["key", "secret", "token", "pass", "password", "auth", "sign", "txSecret", "X-JWT", "streamKey", "wsSign"]
+)
+def test_secret_values_are_in_no_text_form(name):
+    """Neither str nor repr of an address or a query shows the value of a secret parameter."""
+    url = from_connect(f"rtmp://h/live?{name}=hunter2", "live").with_stream(f"room?{name}=hunter2&n=5")
+    for text in (str(url), repr(url), repr(url.query), url.redacted(), redact_url(f"rtmp://h/a?{name}=hunter2")):
+        assert "hunter2" not in text
+        assert "***" in text
+    assert "n=5" in str(url)
+
+
+def test_password_is_in_no_text_form():
+    """Credentials before the host are left out, or replaced in a text that was not parsed."""
+    url = parse_url("rtmp://bob:hunter2@h/live/room")
+    assert str(url) == "rtmp://h/live/room"
+    assert redact_url("rtmp://bob:hunter2@h/live/room?a=1") == "rtmp://bob:***@h/live/room?a=1"
+
+
+def test_redact_url_covers_adobe_authentication():
+    """The answer that a client appends with a second question mark is a secret too."""
+    text = "rtmp://h/live?a=1?authmod=adobe&user=bob&challenge=c&response=r0ger"
+    assert redact_url(text) == "rtmp://h/live?a=1?authmod=***&user=bob&challenge=c&response=***"
+
+
+@pytest.mark.parametrize(
+    "text", ["rtmp://h/live", "rtmp://h:19350/live/inst", "rtmp://[::1]:1936/live", "rtmps://h/live"]
+)
+def test_tc_url_is_what_a_client_sends(text):
+    """The address without the stream; a default port is left out, brackets of IPv6 are not."""
+    assert text == parse_url(f"{text}/room?k=v").tc_url
+
+
+def test_parse_query_takes_leading_question_mark_and_empty_parts():
+    """What users type by hand is read as they mean it."""
+    assert parse_query("?a=1&&b&c=x=y") == {"a": "1", "b": "", "c": "x=y"}
+
+
+NAMES = st.text(st.characters(categories=["Lu", "Ll", "Nd"]), min_size=1, max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(NAMES, min_size=2, max_size=5), st.dictionaries(NAMES, NAMES, max_size=4), st.data())
+def test_any_split_of_any_path_gives_the_same_address(segments, query, data):
+    """Wherever the path is cut between tcUrl and stream name, path and query come out the same."""
+    cut = data.draw(st.integers(0, len(segments)))
+    raw = "&".join(f"{name}={value}" for name, value in query.items())
+    app, name = "/".join(segments[:cut]), "/".join(segments[cut:])
+    url = from_connect(f"rtmp://h/{app}", app).with_stream(f"{name}?{raw}" if raw else name)
+    assert ("/".join(segments), query) == (url.path, dict(url.query))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.none(), st.text(max_size=60)), st.one_of(st.none(), st.text(max_size=40)), st.text(max_size=40))
+def test_no_text_of_a_peer_raises_anything_else(tc_url, app, name):
+    """Whatever stands in connect and publish, the outcome is an address or a RemoteProtocolError."""
+    try:
+        url = from_connect(tc_url, app).with_stream(name)
+    except RemoteProtocolError as error:
+        code = error.code
+    else:
+        code = "no error"
+        assert url.stream
+        assert ".." not in url.path.split("/")
+        assert isinstance(repr(url), str)
+    assert code in {"no error", "bad-url", "bad-name"}
+
+
+def test_default_address_is_empty():
+    """An address nobody stated has the default application and no host."""
+    assert (RtmpUrl().host, RtmpUrl().port, RtmpUrl().app, RtmpUrl().stream) == ("", 1935, rtmp_url.DEFAULT_APP, "")

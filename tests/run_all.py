@@ -1,0 +1,73 @@
+"""Run all tests: first those that only compute, side by side, then those that live in real time, one after the other.
+
+The second kind (marker ``realtime``, see conftest.py) runs servers, players and FFmpeg and lets seconds pass. Beside a
+worker that computes on every core it would measure the workers and not flowctl; alone it is as quiet as the machine.
+The last line printed is pytest's closing line with the counts of both runs added. Exit status: 0 if both passed.
+Arguments go to both runs: ``python tests/run_all.py -k echo``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = {
+    # More than 8 workers spend their time on start-up.
+    "computing": ["-m", "not realtime", "-n", "auto", "--maxprocesses=8"],
+    "real time": ["-m", "realtime", "-n", "0"],
+}
+OUTCOMES = {"failed": "failures", "errors": "errors", "skipped": "skipped"}
+"""pytest's words and those of its JUnit report."""
+NO_TESTS_SELECTED = 5
+"""Exit status of pytest when nothing was selected, for example by ``-k``: no failure of one run of two."""
+
+
+def counts_in(report: Path) -> Counter[str]:
+    """Return how many tests had which outcome, by the JUnit report that pytest wrote."""
+    counts: Counter[str] = Counter()
+    for suite in ET.parse(report).getroot().iter("testsuite"):
+        bad = {name: int(suite.get(attribute, "0")) for name, attribute in OUTCOMES.items()}
+        counts.update(bad)
+        counts["passed"] += int(suite.get("tests", "0")) - sum(bad.values())
+    return counts
+
+
+def closing_line(counts: Counter[str], seconds: float) -> str:
+    """Return what pytest would print at the end of a single run with these counts."""
+    parts = [f"{counts[name]} {name}" for name in ("failed", "passed", "skipped", "errors") if counts[name]]
+    return f"{', '.join(parts) or 'no tests ran'} in {seconds:.2f}s"
+
+
+def say(line: str) -> None:
+    """Print a line before anything the next run prints."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: list[str]) -> int:
+    """Run both halves, print the sum, return the exit status."""
+    counts: Counter[str] = Counter()
+    begun = time.monotonic()
+    statuses = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (name, options) in enumerate(RUNS.items()):
+            report = Path(folder) / f"{number}.xml"
+            say(f"-- tests: {name}")
+            command = [sys.executable, "-m", "pytest", "-q", *options, f"--junitxml={report}", *arguments]
+            statuses.append(subprocess.run(command, cwd=ROOT, check=False).returncode)
+            if report.exists():
+                counts.update(counts_in(report))
+    say(closing_line(counts, time.monotonic() - begun))
+    if counts["passed"] == 0:
+        return 1
+    return max(0 if status == NO_TESTS_SELECTED else abs(status) for status in statuses)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,348 @@
+"""Poll groups on both loops: their life, and the pollables on them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+
+import pollgroup_kit
+import pytest
+from pollgroup_kit import WAIT_S, FakePollable, on_thread
+
+from flowctl.deferred import Registration
+from flowctl.errors import ClosedError, InternalError, LocalProtocolError
+from flowctl.pollgroup import GroupState, PollGroup, default_loop_factory
+
+# Fixtures, under names of this module so that pytest finds them.
+errors = pollgroup_kit.errors
+factory = pollgroup_kit.factory
+group = pollgroup_kit.group
+make_group = pollgroup_kit.make_group
+
+
+# --- life --------------------------------------------------------------------------------------------------------
+
+
+def test_start_when_new_runs_the_loop_on_a_thread_of_its_own(make_group):
+    """A started group runs on another, daemonic, thread that carries its name."""
+    group = make_group("alpha")
+    assert group.state is GroupState.RUNNING
+    assert not group.in_thread()
+    thread = on_thread(group, threading.current_thread)
+    assert (thread.name, thread.daemon, thread.ident) == ("alpha", True, group.thread_id)
+    assert on_thread(group, asyncio.get_running_loop) is group.loop
+
+
+def test_start_when_called_twice_is_refused(group):
+    """A group has one life."""
+    with pytest.raises(LocalProtocolError):
+        group.start()
+
+
+def test_start_when_the_factory_fails_leaves_a_stopped_group():
+    """The factory's exception comes out of start, and the group counts as stopped."""
+
+    def fail():
+        raise OSError("no descriptors left")
+
+    group = PollGroup("g", loop_factory=fail)
+    with pytest.raises(OSError, match="no descriptors left"):
+        group.start()
+    assert group.state is GroupState.STOPPED
+    assert group.stop()
+
+
+def test_default_loop_factory_when_uvloop_is_missing_gives_asyncio(monkeypatch):
+    """Without uvloop the groups run on asyncio's own loop."""
+    loop = default_loop_factory()
+    loop.close()
+    assert type(loop).__module__.startswith("uvloop")
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    loop = default_loop_factory()
+    loop.close()
+    assert type(loop).__module__.startswith("asyncio")
+
+
+def test_calls_when_not_started_are_refused(make_group):
+    """A group that was not started has no loop to call anything on."""
+    group = make_group(start=False)
+    pollable = FakePollable()
+    for call in (
+        lambda: group.loop,
+        lambda: group.call_soon(print),
+        lambda: group.add_pollable(pollable, pollable.registration),
+        lambda: group.watch_input(0, print),
+    ):
+        with pytest.raises(LocalProtocolError):
+            call()
+    assert group.stop()
+
+
+def test_stop_when_running_closes_the_loop_and_refuses_work(make_group):
+    """After stop the loop is closed, calls raise ClosedError, and stopping again is no error."""
+    group = make_group()
+    assert group.stop(WAIT_S)
+    assert group.state is GroupState.STOPPED
+    assert group.loop.is_closed()
+    pollable = FakePollable()
+    with pytest.raises(ClosedError):
+        group.call_soon(print)
+    with pytest.raises(ClosedError):
+        group.add_pollable(pollable, pollable.registration)
+    assert pollable.registration.processor is None
+    assert group.stop()
+
+
+def test_stop_when_pollables_are_attached_detaches_them_and_runs_their_last_jobs(make_group):
+    """On stop each pollable is detached once on the thread, and what it schedules then still runs."""
+    group = make_group()
+    pollables = [FakePollable() for _ in range(3)]
+    ran = []
+    for number, pollable in enumerate(pollables):
+        job = pollable.registration.job(lambda number=number: ran.append(number))
+        pollable.on_detached = lambda _, p=pollable, job=job: p.registration.schedule(job)
+        group.add_pollable(pollable, pollable.registration)
+    for pollable in pollables:
+        assert pollable.attached_event.wait(WAIT_S)
+    assert group.stop(WAIT_S)
+    assert [pollable.log for pollable in pollables] == [[("attached", "g", True), ("detached", "g", True)]] * 3
+    assert ran == [0, 1, 2]
+    assert [pollable.registration.processor for pollable in pollables] == [None] * 3
+    assert group.statistics().pollables == 0
+
+
+def test_stop_when_called_on_its_own_thread_does_not_wait(group):
+    """A handler may set the end of its own group going; it gets False, and the group ends after it."""
+    assert on_thread(group, group.stop) is False
+    assert group.stop(WAIT_S)
+
+
+def test_stop_when_a_handler_hangs_gives_up_at_the_deadline(make_group):
+    """Stop returns False when the thread does not come back in time, and True once it has."""
+    group = make_group()
+    entered, go_on = threading.Event(), threading.Event()
+    group.call_soon(lambda: (entered.set(), go_on.wait(WAIT_S)))
+    assert entered.wait(WAIT_S)
+    assert group.stop(0.01) is False
+    assert group.state is GroupState.STOPPING
+    go_on.set()
+    assert group.stop(WAIT_S) is True
+
+
+def test_stop_when_a_job_never_ends_asking_ends_anyway(make_group):
+    """A job that always asks for another round cannot keep a group from stopping."""
+    group = make_group()
+    pollable = FakePollable()
+    pollable.registration.schedule(pollable.registration.job(lambda: True))
+    group.add_pollable(pollable, pollable.registration)
+    assert pollable.attached_event.wait(WAIT_S)
+    assert group.stop(WAIT_S)
+
+
+def test_stop_when_tasks_are_left_cancels_them(make_group):
+    """Tasks on the group's loop are cancelled and may clean up before the loop is closed."""
+    group = make_group()
+    cleaned = threading.Event()
+
+    async def task() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=0)
+            cleaned.set()
+
+    tasks = []
+    on_thread(group, lambda: tasks.append(group.loop.create_task(task())))
+    on_thread(group, lambda: None)
+    assert group.stop(WAIT_S)
+    assert cleaned.is_set()
+
+
+def test_thread_when_a_handler_exits_detaches_everybody_and_reports(make_group, errors):
+    """SystemExit in a handler ends the loop; it is reported, and the pollables learn of it as on stop."""
+    group = make_group()
+    pollable = FakePollable()
+    group.add_pollable(pollable, pollable.registration)
+    assert pollable.attached_event.wait(WAIT_S)
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    group.call_soon(leave)
+    assert pollable.detached_event.wait(WAIT_S)
+    assert group.stop(WAIT_S)
+    assert [type(error) for _, error in errors] == [InternalError]
+    assert "SystemExit" in str(errors[0][1])
+
+
+def test_on_running_loop_when_used_lives_on_the_callers_loop(factory):
+    """A group on the running loop uses this thread, and its stop leaves the loop running."""
+
+    async def main() -> None:
+        group = PollGroup.on_running_loop("here")
+        assert group.in_thread()
+        assert group.loop is asyncio.get_running_loop()
+        pollable = FakePollable()
+        ran = []
+        job = pollable.registration.job(lambda: ran.append(1))
+        group.add_pollable(pollable, pollable.registration)
+        assert pollable.what() == []
+        pollable.registration.schedule(job)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert pollable.what() == ["attached"]
+        assert ran == [1]
+        assert group.stop() is True
+        assert pollable.what() == ["attached", "detached"]
+        await asyncio.sleep(0)
+
+    loop = factory()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+def test_on_running_loop_when_stopped_from_a_handler_ends_after_it(factory):
+    """Inside a handler the pollables cannot be detached under its feet, so stop waits for the next turn."""
+
+    async def main() -> None:
+        group = PollGroup.on_running_loop("here")
+        pollable = FakePollable()
+        group.add_pollable(pollable, pollable.registration)
+        outcome = []
+        group.call_soon(lambda: outcome.append((group.stop(), pollable.what())))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert outcome == [(False, ["attached"])]
+        assert pollable.what() == ["attached", "detached"]
+        assert group.state is GroupState.STOPPED
+
+    loop = factory()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+def test_on_running_loop_when_stopped_from_another_thread_waits_for_it(factory):
+    """Another thread may stop such a group and waits until its thread has done so."""
+
+    async def main() -> None:
+        group = PollGroup.on_running_loop("here")
+        assert await asyncio.get_running_loop().run_in_executor(None, group.stop, WAIT_S) is True
+        assert group.state is GroupState.STOPPED
+
+    loop = factory()
+    try:
+        loop.run_until_complete(main())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()
+
+
+# --- pollables ---------------------------------------------------------------------------------------------------
+
+
+def test_add_pollable_when_jobs_are_pending_runs_them_after_attached(group):
+    """The registration is bound at once, attached runs on the thread, and jobs scheduled before run after it."""
+    pollable = FakePollable()
+    done = threading.Event()
+    job = pollable.registration.job(lambda: pollable.log.append("job") or done.set())
+    pollable.registration.schedule(job)
+    group.add_pollable(pollable, pollable.registration)
+    assert pollable.registration.processor is group.processor
+    assert done.wait(WAIT_S)
+    assert pollable.log == [("attached", "g", True), "job"]
+
+
+def test_add_pollable_when_it_is_here_already_is_refused(group):
+    """A pollable has one place."""
+    pollable = FakePollable()
+    group.add_pollable(pollable, pollable.registration)
+    with pytest.raises(LocalProtocolError):
+        group.add_pollable(pollable, Registration())
+    assert group.statistics().pollables == 1
+
+
+def test_add_pollable_when_its_registration_is_bound_elsewhere_leaves_no_trace(make_group):
+    """If the registration cannot be bound, the pollable is not counted and not attached."""
+    first, second = make_group("first"), make_group("second")
+    pollable = FakePollable()
+    first.add_pollable(pollable, pollable.registration)
+    assert pollable.attached_event.wait(WAIT_S)
+    with pytest.raises(LocalProtocolError):
+        second.add_pollable(pollable, pollable.registration)
+    assert second.statistics().pollables == 0
+    assert second.statistics().weight == 0
+    on_thread(second, lambda: None)
+    assert pollable.what() == ["attached"]
+
+
+def test_add_pollable_when_attached_raises_is_reported_and_undone(group, errors):
+    """A pollable that fails to attach is detached and gone; its jobs stay with its registration."""
+    pollable = FakePollable()
+    pollable.on_attached = lambda _: 1 // 0
+    job = pollable.registration.job(lambda: None)
+    pollable.registration.schedule(job)
+    group.add_pollable(pollable, pollable.registration)
+    assert pollable.detached_event.wait(WAIT_S)
+    on_thread(group, lambda: None)
+    assert group.statistics().pollables == 0
+    assert pollable.registration.processor is None
+    assert job.pending
+    assert [type(error) for _, error in errors] == [ZeroDivisionError]
+    assert group.statistics().errors == 1
+
+
+def test_remove_pollable_when_called_on_the_thread_is_done_at_once(group):
+    """On the group's own thread detached has run and the registration is unbound when remove_pollable returns."""
+    pollable = FakePollable()
+    group.add_pollable(pollable, pollable.registration)
+
+    def remove():
+        return group.remove_pollable(pollable), pollable.what(), pollable.registration.processor
+
+    assert on_thread(group, remove) == (True, ["attached", "detached"], None)
+    assert on_thread(group, remove)[0] is False
+
+
+def test_remove_pollable_when_called_from_another_thread_is_done_on_the_thread(group):
+    """From elsewhere the removal is counted at once and carried out on the group's thread."""
+    pollable = FakePollable()
+    group.add_pollable(pollable, pollable.registration)
+    assert group.remove_pollable(pollable)
+    assert group.statistics().pollables == 0
+    assert pollable.detached_event.wait(WAIT_S)
+    assert pollable.log[-1] == ("detached", "g", True)
+
+
+def test_remove_pollable_when_not_attached_yet_skips_attached(group):
+    """A pollable removed before its turn to be attached is detached only."""
+    pollable = FakePollable()
+
+    def add_and_remove() -> None:
+        group.add_pollable(pollable, pollable.registration)
+        group.remove_pollable(pollable)
+
+    on_thread(group, add_and_remove)
+    on_thread(group, lambda: None)
+    assert pollable.what() == ["detached"]
+    assert pollable.registration.processor is None
+
+
+def test_weight_when_pollables_say_their_load_is_its_sum(group, errors):
+    """The group's weight is the sum of what its pollables say; who says nothing, or nonsense, weighs one."""
+    pollables = [FakePollable(w) for w in (None, 2.5, float("nan"), -1.0)]
+    failing = FakePollable()
+    failing.load = lambda: 1 // 0
+    for pollable in (*pollables, failing):
+        group.add_pollable(pollable, pollable.registration)
+    assert group.statistics().weight == 6.5
+    assert [type(error) for _, error in errors] == [ZeroDivisionError]
+    pollables[0].load = lambda: 10.0
+    assert group.refresh_weight() == 15.5
+    for pollable in (*pollables, failing):
+        group.remove_pollable(pollable)
+    assert group.statistics().weight == 0.0

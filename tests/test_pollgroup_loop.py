@@ -1,0 +1,405 @@
+"""Poll groups on both loops: calls, rounds of jobs, descriptors, deadlines, and load figures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+
+import pollgroup_kit
+import pytest
+from pollgroup_kit import WAIT_S, FakePollable, on_thread
+
+from flowctl._loadmeter import SMOOTHING_S, WINDOW_S, LoadMeter
+from flowctl.deferred import Registration
+from flowctl.errors import ClosedError, InternalError, LocalProtocolError
+from flowctl.pollgroup import PollGroup
+
+# Fixtures, under names of this module so that pytest finds them.
+errors = pollgroup_kit.errors
+factory = pollgroup_kit.factory
+group = pollgroup_kit.group
+make_group = pollgroup_kit.make_group
+
+
+# --- calls and rounds --------------------------------------------------------------------------------------------
+
+
+def test_call_soon_when_called_from_everywhere_keeps_each_callers_order(group):
+    """Calls run on the group's thread, in the order in which each caller made them."""
+    log: list[int] = []
+    done = threading.Event()
+
+    def inside() -> None:
+        for number in range(100, 110):
+            group.call_soon(log.append, number)
+        group.call_soon(done.set)
+
+    for number in range(10):
+        group.call_soon(log.append, number)
+    group.call_soon(inside)
+    assert done.wait(WAIT_S)
+    assert log == [*range(10), *range(100, 110)]
+
+
+def test_handler_when_it_raises_is_reported_and_contained(group, errors):
+    """The exception of a handler is reported with the group's name, and the loop lives on."""
+    group.call_soon(lambda: 1 // 0)
+    assert on_thread(group, lambda: 7) == 7
+    assert [type(error) for _, error in errors] == [ZeroDivisionError]
+    assert errors[0][0].startswith("g: ")
+    assert group.statistics().errors == 1
+
+
+def test_task_when_it_fails_unheard_is_reported(group, errors):
+    """What asyncio would only log, the exception of a foreign callback, goes to the same hook."""
+    on_thread(group, lambda: group.loop.call_soon(lambda: 1 // 0))
+    on_thread(group, lambda: None)
+    assert [type(error) for _, error in errors] == [ZeroDivisionError]
+
+
+def test_call_later_when_time_has_passed_calls_and_can_be_cancelled(group):
+    """call_later works on the group's own thread, not from others, and gives a handle to cancel."""
+    done, cancelled = threading.Event(), []
+
+    def arm() -> None:
+        group.call_later(0.0, cancelled.append, 1).cancel()
+        group.call_later(0.001, done.set)
+
+    on_thread(group, arm)
+    assert done.wait(WAIT_S)
+    assert cancelled == []
+    with pytest.raises(LocalProtocolError):
+        group.call_later(0.0, print)
+
+
+def test_rounds_when_work_is_left_let_input_in_between(group):
+    """A job that always asks for another round does not keep the group from hearing its descriptors."""
+    ours, theirs = socket.socketpair()
+    heard = threading.Event()
+    pollable = FakePollable()
+    rounds = []
+
+    def job() -> bool:
+        rounds.append(1)
+        return not heard.is_set()
+
+    def attach(_) -> None:
+        group.watch_input(ours, lambda: (heard.set(), group.unwatch_input(ours)))
+
+    pollable.on_attached = attach
+    pollable.registration.schedule(pollable.registration.job(job))
+    group.add_pollable(pollable, pollable.registration)
+    assert pollable.attached_event.wait(WAIT_S)
+    theirs.send(b"x")
+    assert heard.wait(WAIT_S)
+    on_thread(group, lambda: None)
+    assert len(rounds) > 0
+    ours.close()
+    theirs.close()
+
+
+def test_schedule_when_loop_sleeps_wakes_it_from_any_thread(group):
+    """A schedule from another thread wakes the sleeping loop, and many of them wake it once per round."""
+    pollable = FakePollable()
+    group.add_pollable(pollable, pollable.registration)
+    done = threading.Semaphore(0)
+    job = pollable.registration.job(done.release)
+    for _ in range(50):
+        pollable.registration.schedule(job)
+        assert done.acquire(timeout=WAIT_S)
+    assert group.processor.statistics().run == 50
+
+
+def test_schedule_when_bound_before_start_runs_at_the_start(make_group):
+    """A processor may get jobs before its group is started; they run in its first round."""
+    group = make_group(start=False)
+    registration = Registration()
+    registration.bind(group.processor)
+    done = threading.Event()
+    registration.schedule(registration.job(done.set))
+    group.start()
+    assert done.wait(WAIT_S)
+
+
+def test_schedule_when_group_has_stopped_keeps_the_job(make_group, errors):
+    """Nobody runs jobs on a stopped group, but scheduling there is no error, and they can move elsewhere."""
+    gone, alive = make_group("gone"), make_group("alive")
+    registration = Registration()
+    registration.bind(gone.processor)
+    assert gone.stop(WAIT_S)
+    done = threading.Event()
+    assert registration.schedule(registration.job(done.set))
+    registration.migrate(alive.processor)
+    assert done.wait(WAIT_S)
+    assert errors == []
+
+
+# --- descriptors -------------------------------------------------------------------------------------------------
+
+
+class Pair:
+    """A socket pair and what was heard of it."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.ours.setblocking(False)
+        self.fd = self.ours.fileno()
+        self.heard: list[bytes] = []
+        self.event = threading.Event()
+
+    def on_input(self) -> None:
+        self.heard.append(self.ours.recv(100))
+        self.event.set()
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+
+
+@pytest.fixture
+def pair():
+    pair = Pair()
+    yield pair
+    pair.close()
+
+
+def test_watch_input_when_readable_calls_until_unwatched(group, pair):
+    """Input is heard while it is watched, not after; unwatching tells whether it was watched."""
+    on_thread(group, group.watch_input, pair.ours, pair.on_input)
+    assert group.statistics().watched == 1
+    pair.theirs.send(b"one")
+    assert pair.event.wait(WAIT_S)
+    assert [on_thread(group, group.unwatch_input, pair.ours) for _ in range(2)] == [True, False]
+    pair.theirs.send(b"two")
+    assert pair.ours.recv(100) == b"two"
+    assert pair.heard == [b"one"]
+    assert group.statistics().watched == 0
+
+
+def test_watch_output_when_writable_calls_until_unwatched(group, pair):
+    """Output and input of one descriptor are watched independently."""
+    done = threading.Event()
+
+    def on_output() -> None:
+        assert group.unwatch_output(pair.ours)
+        assert not group.unwatch_output(pair.ours)
+        done.set()
+
+    def watch() -> None:
+        group.watch_input(pair.ours, pair.on_input)
+        group.watch_output(pair.ours, on_output)
+
+    on_thread(group, watch)
+    assert done.wait(WAIT_S)
+    pair.theirs.send(b"still")
+    assert pair.event.wait(WAIT_S)
+    on_thread(group, group.unwatch_input, pair.ours)
+
+
+def test_watch_input_when_watched_already_replaces_the_callback(group, pair):
+    """The newest callback counts."""
+    old = []
+    on_thread(group, group.watch_input, pair.ours, lambda: old.append(1))
+    on_thread(group, group.watch_input, pair.ours, pair.on_input)
+    pair.theirs.send(b"x")
+    assert pair.event.wait(WAIT_S)
+    assert old == []
+    on_thread(group, group.unwatch_input, pair.ours)
+
+
+def test_unwatch_when_called_from_the_others_callback_stops_it_in_the_same_poll(group):
+    """Of two descriptors ready in one poll, the callback of the first may close the second: it is not called."""
+    pairs = [Pair(), Pair()]
+    called = []
+
+    def on_input(number: int) -> None:
+        called.append(number)
+        for pair in pairs:
+            group.unwatch_input(pair.ours)
+
+    def watch() -> None:
+        for number, pair in enumerate(pairs):
+            pair.theirs.send(b"x")
+            group.watch_input(pair.ours, lambda number=number: on_input(number))
+
+    on_thread(group, watch)
+    for _ in range(5):
+        on_thread(group, lambda: None)
+    assert len(called) == 1
+    for pair in pairs:
+        pair.close()
+
+
+def test_watch_when_the_socket_is_closed_raises_closed(group, pair):
+    """Watching what is closed, by socket, by its old number or by -1, is a ClosedError; unwatching it is no error."""
+    fd = pair.fd
+    pair.close()
+    for source in (pair.ours, fd, -1):
+        for watch in (group.watch_input, group.watch_output):
+            with pytest.raises(ClosedError):
+                on_thread(group, watch, source, print)
+        assert on_thread(group, group.unwatch_input, source) is False
+        assert on_thread(group, group.unwatch_output, source) is False
+    assert group.statistics().watched == 0
+
+
+def test_watch_when_a_number_was_closed_while_watched_hears_the_new_socket(group, errors):
+    """A socket closed without unwatching must not make the loop deaf to the next socket with its number."""
+    for watch_old in (group.watch_input, group.watch_output):
+        old = Pair()
+        on_thread(group, watch_old, old.fd, lambda: None)
+        on_thread(group, lambda: None)
+        new = Pair()
+        os.dup2(new.ours.fileno(), old.fd)  # closes the old socket and gives its number to the new one
+        heard = threading.Event()
+        on_thread(group, group.watch_input, old.fd, lambda new=new, heard=heard: (new.ours.recv(1), heard.set()))
+        new.theirs.send(b"x")
+        assert heard.wait(WAIT_S)
+        assert on_thread(group, group.unwatch_input, old.fd) is True
+        old.close()
+        new.close()
+    assert [type(error) for _, error in errors] == [InternalError, InternalError]
+
+
+def test_unwatch_when_the_socket_is_closed_already_is_no_error(group, pair, errors):
+    """A watched socket may be closed in the same turn; unwatching late, by the socket itself, cleans up."""
+
+    def watch_and_close() -> None:
+        group.watch_input(pair.ours, pair.on_input)
+        group.watch_output(pair.ours, lambda: None)
+        pair.ours.close()
+
+    on_thread(group, watch_and_close)
+    on_thread(group, lambda: None)
+    for unwatch in (group.unwatch_input, group.unwatch_output):
+        assert [on_thread(group, unwatch, pair.ours) for _ in range(2)] == [True, False]
+    assert group.statistics().watched == 0
+    assert pair.ours.fileno() == -1
+    assert errors == []
+
+
+def test_watch_when_called_on_another_thread_is_refused(group, pair):
+    """Loops are not thread-safe, so descriptors are watched on the group's own thread only."""
+    for call in (group.watch_input, group.watch_output):
+        with pytest.raises(LocalProtocolError):
+            call(pair.fd, print)
+    for call in (group.unwatch_input, group.unwatch_output):
+        with pytest.raises(LocalProtocolError):
+            call(pair.fd)
+
+
+# --- deadlines and figures ---------------------------------------------------------------------------------------
+
+
+class Alarm:
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.times: list[float] = []
+
+    def deadline_due(self, now: float) -> None:
+        self.times.append(now)
+        self.event.set()
+
+
+def test_deadlines_when_due_are_called_on_the_thread_not_early(group):
+    """Deadlines of many owners are called with a time at or after the one they set, with one timer armed."""
+    alarms = [Alarm() for _ in range(5)]
+    wanted: list[float] = []
+
+    def set_all() -> None:
+        now = group.clock()
+        for number, alarm in enumerate(alarms):
+            wanted.append(now + 0.004 * (5 - number))
+            group.deadlines.set(alarm, wanted[-1])
+
+    on_thread(group, set_all)
+    for alarm in alarms:
+        assert alarm.event.wait(WAIT_S)
+    assert [len(alarm.times) for alarm in alarms] == [1] * 5
+    assert all(alarm.times[0] >= when for alarm, when in zip(alarms, wanted, strict=True))
+    assert group.statistics().deadlines == 0
+
+
+def test_deadlines_when_touched_on_another_thread_are_refused(group):
+    """A deadline set from outside the group's thread is refused."""
+    with pytest.raises(LocalProtocolError):
+        group.deadlines.set(Alarm(), 1.0)
+
+
+def test_deadlines_when_the_clock_is_turned_by_hand_follow_it(factory):
+    """The group's clock decides when a deadline is due, not the loop's."""
+    now = [100.0]
+
+    async def main() -> None:
+        group = PollGroup.on_running_loop("here", clock=lambda: now[0])
+        alarm = Alarm()
+        alarm.called = asyncio.Event()
+        alarm.event.set = alarm.called.set
+        group.deadlines.set(alarm, 100.001)
+        timer = asyncio.get_running_loop().create_future()
+        group.loop.call_later(0.01, timer.set_result, None)
+        await timer
+        assert alarm.times == []
+        now[0] = 101.0
+        await alarm.called.wait()
+        assert alarm.times == [101.0]
+        group.stop()
+
+    loop = factory()
+    try:
+        loop.run_until_complete(asyncio.wait_for(main(), WAIT_S))
+    finally:
+        loop.close()
+
+
+def test_statistics_when_handlers_ran_count_them(group):
+    """Turns, bytes and jobs are counted; the figures are a frozen snapshot."""
+    before = group.statistics()
+
+    def work() -> None:
+        group.bytes_in += 10
+        group.bytes_out += 20
+
+    on_thread(group, work)
+    on_thread(group, lambda: None)  # a turn is counted when it has ended
+    after = group.statistics()
+    assert (after.name, after.bytes_in, after.bytes_out, after.errors) == ("g", 10, 20, 0)
+    assert after.turns > before.turns
+    assert 0.0 <= after.busy_fraction <= 1.0
+    assert after.longest_turn_s > 0.0
+    with pytest.raises(AttributeError):
+        after.turns = 1
+
+
+def test_scratch_when_asked_for_has_the_size_wanted(make_group):
+    """The shared receive buffer is writable memory of the size given; a tiny one is refused."""
+    assert len(make_group("a", start=False).scratch) == 256 * 1024
+    assert len(make_group("b", start=False, scratch_bytes=8192).scratch) == 8192
+    with pytest.raises(LocalProtocolError):
+        make_group("c", start=False, scratch_bytes=100)
+
+
+def test_load_meter_when_half_busy_approaches_one_half():
+    """Handlers that run half of the time show as 0.5 after a few smoothing times, and fade when nothing runs."""
+    meter = LoadMeter(0.0)
+    now = 0.0
+    while now < 6 * SMOOTHING_S:
+        meter.turn(now, now + 0.01)
+        now += 0.02
+    assert meter.busy_fraction(now) == pytest.approx(0.5, abs=0.01)
+    assert meter.busy_fraction(now + SMOOTHING_S) == pytest.approx(0.5 / 2.718, abs=0.02)
+    assert meter.busy_fraction(now) == pytest.approx(0.5, abs=0.01)
+
+
+def test_load_meter_when_turns_are_counted_keeps_the_longest():
+    """The longest turn is kept until it is asked for with forgetting; time that stands still divides by nothing."""
+    meter = LoadMeter(5.0)
+    assert meter.busy_fraction(5.0) == 0.0
+    for took in (0.01, 0.3, 0.02):
+        meter.turn(5.0, 5.0 + took)
+    assert meter.turns == 3
+    assert meter.forget_longest() == pytest.approx(0.3)
+    meter.turn(6.0, 6.0 + WINDOW_S)
+    assert meter.longest_turn_s == WINDOW_S

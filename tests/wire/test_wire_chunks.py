@@ -1,0 +1,206 @@
+"""Recorded chunk streams, messages and handshakes of other projects, read with ours.
+
+The vectors name the project and file each was taken from. They are data beside the checkout, not part of it; without
+them every test here is skipped, visibly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from flowctl.errors import RemoteProtocolError
+from flowctl.rtmp import messages
+from flowctl.rtmp.chunk import ChunkReader, Message, serialise
+from flowctl.rtmp.handshake import ServerHandshake
+from flowctl.rtmp.handshake_digest import CLIENT_KEY, find_digest
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.values import UNDEFINED, EcmaArray
+from flowctl.rtmp.wire import basic_header
+
+VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
+FILES = ("rtmp_vectors.json", "rtmp_vectors_more.json", "rtmp_fuzz_seeds.json")
+EVENTS = {
+    "stream_begin": messages.EVENT_STREAM_BEGIN,
+    "set_buffer_length": messages.EVENT_SET_BUFFER_LENGTH,
+    "ping_request": messages.EVENT_PING_REQUEST,
+}
+
+
+def vectors(*kinds: str, outcome: str | None = None) -> list:
+    """Return the vectors of `kinds` as parameters; one skipped parameter when there are none here."""
+    paths = [VECTORS / name for name in FILES if (VECTORS / name).exists()]
+    found = [
+        pytest.param(vector, id=f"{vector['id']}-{number}")
+        for path in paths
+        for number, vector in enumerate(json.loads(path.read_text())["vectors"])
+        if vector["kind"] in kinds and vector["expected"].get("outcome") == outcome
+    ]
+    absent = pytest.param(None, id="absent", marks=pytest.mark.skip(reason=f"no recorded vectors in {VECTORS}"))
+    return found or [absent]
+
+
+def pieces(data: bytes) -> list[list[bytes]]:
+    """Return `data` cut in several ways: whole, into single octets, and at random."""
+    cuts = [[data], [bytes([octet]) for octet in data]]
+    for seed in range(10):
+        rng = random.Random(seed)
+        borders = sorted({0, len(data), *(rng.randrange(len(data) + 1) for _ in range(rng.randint(1, 20)))})
+        cuts.append([data[start:end] for start, end in itertools.pairwise(borders)])
+    return cuts
+
+
+def read(data: bytes, **options) -> list[Message]:
+    """Read `data` cut in every way, which must make no difference."""
+    results = []
+    for cut in pieces(data):
+        reader = ChunkReader(**options)
+        results.append([message for piece in cut for message in reader.feed(piece)])
+    assert all(result == results[0] for result in results)
+    return results[0]
+
+
+def plain(value: object) -> object:
+    """Return a decoded value in the notation of the vectors."""
+    if isinstance(value, EcmaArray):
+        return {"$": "ecma", "count": value.count, "props": [[name, plain(item)] for name, item in value.items()]}
+    if isinstance(value, dict):
+        return {"$": "object", "props": [[name, plain(item)] for name, item in value.items()]}
+    if isinstance(value, list):
+        return {"$": "strict", "items": [plain(item) for item in value]}
+    return {"$": "undefined"} if value is UNDEFINED else value
+
+
+def values_of(command: messages.Command) -> list[object]:
+    """Return a command as the sequence of values that it was sent as."""
+    return [command.name, command.transaction_id, plain(command.object), *map(plain, command.arguments)]
+
+
+@pytest.mark.parametrize("vector", vectors("chunk_stream"))
+def test_recorded_chunk_stream_gives_the_recorded_messages(vector):
+    """Chunk stream, time, type, message stream, length and payload of every message, and its values where recorded."""
+    expected = vector["expected"]
+    found = read(bytes.fromhex(vector["input_hex"]))
+    assert len(found) == len(expected["messages"])
+    for message, wanted in zip(found, expected["messages"], strict=True):
+        assert (message.csid, message.timestamp, message.type_id) == (
+            wanted["csid"],
+            wanted["timestamp"],
+            wanted["type"],
+        )
+        assert (message.msid, len(message.payload)) == (wanted["msid"], wanted["length"])
+        if "payload_hex" in wanted:
+            assert message.payload.hex() == wanted["payload_hex"]
+        if "payload_sha256" in wanted:
+            assert hashlib.sha256(message.payload).hexdigest() == wanted["payload_sha256"]
+    if "first_body" in expected:
+        assert values_of(messages.decode_message(found[0])) == expected["first_body"]["values"]
+
+
+@pytest.mark.parametrize("vector", vectors("chunk_stream"))
+def test_recorded_chunk_stream_read_with_a_zero_delta_gives_the_other_times(vector):
+    """Where a type 3 chunk follows a type 0 chunk, the option gives the timestamps of the other school."""
+    expected = vector["expected"]
+    wanted = expected.get("alt_timestamps", [message["timestamp"] for message in expected["messages"]])
+    found = read(bytes.fromhex(vector["input_hex"]), type3_after_type0="zero")
+    assert [message.timestamp for message in found] == wanted
+
+
+@pytest.mark.parametrize("vector", vectors("chunk_stream"))
+def test_recorded_messages_survive_being_sent_on(vector):
+    """What was read and is serialised for viewers is read by them as the same."""
+    for message in ChunkReader().feed(bytes.fromhex(vector["input_hex"])):
+        octets = serialise(message.type_id, message.msid, message.timestamp, message.payload, message.csid, 128)
+        assert read(octets) == [message]
+
+
+@pytest.mark.parametrize("vector", vectors("chunk_basic_header"))
+def test_recorded_basic_header_is_read_and_written(vector):
+    """Chunk type and chunk stream id of all three forms."""
+    header, expected = bytes.fromhex(vector["input_hex"]), vector["expected"]
+    assert len(header) == expected["header_len"]
+    assert basic_header(expected["fmt"], expected["csid"]) == header
+    fields = {0: bytes(11), 1: bytes(7), 2: bytes(3)}[expected["fmt"]]
+    (message,) = read(header + fields)
+    assert message.csid == expected["csid"]
+
+
+@pytest.mark.parametrize("vector", vectors("chunk_message_header"))
+def test_recorded_message_header_is_read(vector):
+    """Fields of a type 0 and a type 1 header, the extended timestamp included."""
+    header, expected = bytes.fromhex(vector["input_hex"]), vector["expected"]
+    assert len(header) == expected["header_len"]
+    payload = bytes(range(expected["length"]))
+    (message,) = read(basic_header(expected["fmt"], 4) + header + payload)
+    timestamp = expected.get("timestamp", expected.get("delta"))
+    assert message == Message(4, timestamp, expected["type"], expected.get("msid", 0), payload)
+
+
+@pytest.mark.parametrize("vector", vectors("message", "ertmp_message"))
+def test_recorded_message_is_read_and_decoded(vector):
+    """The envelope of every message; the body of control messages and commands; the octets of media."""
+    expected = vector["expected"]
+    (message,) = read(bytes.fromhex(vector["input_hex"]))
+    assert (message.csid, message.timestamp) == (expected["csid"], expected["timestamp"])
+    assert (message.type_id, message.msid) == (expected["type"], expected["msid"])
+    body, decoded = expected["body"], messages.decode_message(message)
+    if body["name"] == "command":
+        assert values_of(decoded) == body["values"]
+    elif body["name"] == "user_control":
+        event = messages.UserControl(
+            EVENTS[body["event"]],
+            stream_id=body.get("stream_id", 0),
+            buffer_ms=body.get("buffer_ms", 0),
+            timestamp=body.get("timestamp", 0),
+        )
+        assert decoded == event
+        assert messages.encode_control(event).payload == message.payload
+    else:
+        assert decoded is message
+        assert message.payload.hex().endswith(body.get("data_hex", ""))
+
+
+@pytest.mark.parametrize("vector", vectors("handshake_packet1"))
+def test_recorded_handshake_is_recognised(vector):
+    """C0 and C1 of a Flash player: its digest is found where it was found before, and answered."""
+    data, expected = bytes.fromhex(vector["input_hex"]), vector["expected"]
+    c1, digest = data[1:], expected["digest"]
+    assert int.from_bytes(c1[:4], "big") == expected["time"]
+    assert c1[4:8].hex() == expected["peer_version_hex"]
+    assert find_digest(c1, CLIENT_KEY) == (digest["schema"], digest["offset"], bytes.fromhex(digest["digest_hex"]))
+    for cut in pieces(data):
+        server = ServerHandshake(random.Random(1))
+        assert len(b"".join(map(server.receive, cut))) == 3073
+        assert server.style == "digest"
+
+
+@pytest.mark.parametrize("vector", vectors("chunk_stream", outcome="no_crash"))
+def test_recorded_crashing_input_is_taken_or_refused(vector):
+    """Inputs that crashed another reader: ours returns messages or a protocol error, the same for every cut."""
+    data = bytes.fromhex(vector["input_hex"])
+    results = []
+    for cut in pieces(data):
+        # Other readers have no limit on unknown types, so what they say of an input was found without one.
+        reader, found, code = ChunkReader(WireLimits(command_message_bytes=0xFFFFFF)), [], None
+        try:
+            for piece in cut:
+                found += reader.feed(piece)
+        except RemoteProtocolError as error:
+            found += reader.completed_before_fault
+            code = error.code
+        results.append((found, code))
+    assert all(result == results[0] for result in results)
+    found, code = results[0]
+    for message in found:
+        # Refusing the body is right as well; anything else fails the test.
+        with contextlib.suppress(RemoteProtocolError):
+            messages.decode_message(message)
+    recorded = vector["expected"]["mini_result"]
+    assert code == {"no_previous_chunk": "chunk-no-header"}.get(recorded)
+    assert found or not recorded.startswith(("value", "body:"))

@@ -1,0 +1,113 @@
+"""Recorded audio, video and data messages of other implementations, as their own tests expect them to be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flowctl.errors import RemoteProtocolError
+from flowctl.flow import MessageClass
+from flowctl.rtmp.chunk import ChunkReader
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.media import inspect
+
+VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
+FILES = ("rtmp_vectors.json", "rtmp_vectors_more.json", "rtmp_fuzz_seeds.json")
+
+MEDIA_TYPES = (8, 9)
+CLASSIC_CODECS = {("audio", 10): "mp4a", ("video", 7): "avc1"}
+PACKETS = {"sequence_start": "sequence_header", "coded_frames": "coded", "metadata": "metadata"}
+
+
+def load(kinds):
+    """Return the vectors of some kinds, or one parameter that skips when there are no recordings."""
+    vectors = []
+    for name in FILES:
+        if (VECTORS / name).is_file():
+            vectors += json.loads((VECTORS / name).read_text())["vectors"]
+    found = [pytest.param(vector, id=vector["id"]) for vector in vectors if vector["kind"] in kinds]
+    return found or [pytest.param(None, id="absent", marks=pytest.mark.skip(reason=f"no recordings in {VECTORS}"))]
+
+
+def media_vectors():
+    """Return the recorded messages that are audio or video."""
+    return [
+        parameter
+        for parameter in load(("message", "ertmp_message"))
+        if parameter.values[0] is None or parameter.values[0]["expected"]["type"] in MEDIA_TYPES
+    ]
+
+
+def read_messages(vector):
+    return ChunkReader(WireLimits(trusted=True)).feed(bytes.fromhex(vector["input_hex"]))
+
+
+@pytest.mark.parametrize("vector", media_vectors())
+def test_recorded_message_is_classified_as_its_origin_reads_it(vector):
+    """Kind, codec, packet type and composition time are those that the origin's own test expects."""
+    expected, body = vector["expected"], vector["expected"]["body"]
+    (message,) = read_messages(vector)
+    info = inspect(message.type_id, message.payload)
+    assert info.kind == body["name"]
+    if body["enhanced"]:
+        assert info.codec == body["fourcc"]
+        assert info.packet == PACKETS[body["packet_type"]]
+    else:
+        assert info.codec == CLASSIC_CODECS[body["name"], body.get("codec_id", body.get("format"))]
+        assert info.packet == "coded"
+    if "cts" in body:
+        assert info.composition_ms == body["cts"]
+    assert expected["type"] == message.type_id
+
+
+@pytest.mark.parametrize("vector", media_vectors())
+def test_recorded_message_has_the_class_of_its_marks(vector):
+    """Configuration and metadata are HEADER, a frame marked 1 is KEY, audio frames are AUDIO, the rest is INTER."""
+    body = vector["expected"]["body"]
+    (message,) = read_messages(vector)
+    if body.get("packet_type") in ("sequence_start", "metadata"):
+        expected = MessageClass.HEADER
+    elif body["name"] == "audio":
+        expected = MessageClass.AUDIO
+    else:
+        expected = MessageClass.KEY if body["frame_type"] == 1 else MessageClass.INTER
+    assert inspect(message.type_id, message.payload).message_class is expected
+
+
+@pytest.mark.parametrize("vector", media_vectors())
+def test_recorded_header_cut_anywhere_is_never_a_key_frame(vector):
+    """A recorded configuration that loses its end stays a header or becomes INTER or AUDIO, never KEY."""
+    (message,) = read_messages(vector)
+    whole = inspect(message.type_id, message.payload)
+    for cut in range(len(message.payload)):
+        part = inspect(message.type_id, message.payload[:cut])
+        if whole.message_class is MessageClass.HEADER:
+            assert part.message_class in (MessageClass.HEADER, MessageClass.INTER, MessageClass.AUDIO)
+        else:
+            assert part.message_class is not MessageClass.HEADER
+
+
+@pytest.mark.parametrize("vector", load(("chunk_stream",)))
+def test_recorded_chunk_streams_are_classified(vector):
+    """Every message of the recorded chunk streams gets an answer of its kind, up to where the reader refuses them."""
+    reader, messages = ChunkReader(WireLimits(trusted=True)), []
+    try:
+        for octet in bytes.fromhex(vector["input_hex"]):
+            messages += reader.feed(bytes((octet,)))
+    except RemoteProtocolError:
+        # Hostile streams: how they are refused is tested with the chunk reader.
+        pass
+    kinds = {8: "audio", 9: "video"}
+    for message in messages:
+        assert inspect(message.type_id, message.payload).kind == kinds.get(message.type_id, "data")
+
+
+@pytest.mark.parametrize("vector", load(("amf0_sequence", "amf0_value", "amf3_value", "chunk_stream")))
+def test_recorded_octets_of_any_kind_are_classified_as_bodies(vector):
+    """Octets that crashed other implementations, taken as audio, video and data bodies, are answered."""
+    octets = bytes.fromhex(vector["input_hex"])
+    for type_id, kind in ((8, "audio"), (9, "video"), (18, "data")):
+        for start in range(min(len(octets), 64)):
+            assert inspect(type_id, octets[start:]).kind == kind
