@@ -165,6 +165,11 @@ class Backlog:
             self.media_bytes -= len(message.wire)
             self.taken.add(message.message_class, len(message.wire))
             count -= 1
+        # An empty deque still holds a block of 64 places (760 bytes): nothing a thousand idle viewers should pay for.
+        if not control:
+            self.control = None
+        if not media:
+            self._media = None
 
     # -- thinning
 

@@ -49,7 +49,9 @@ def parse_address(text: str) -> RtmpUrl:
     return url
 
 
-def connect_socket(url: RtmpUrl, *, timeout_s: float = DEFAULT_TIMEOUT_S, receive_buffer_bytes: int = 0) -> socket.socket:
+def connect_socket(
+    url: RtmpUrl, *, timeout_s: float = DEFAULT_TIMEOUT_S, receive_buffer_bytes: int = 0
+) -> socket.socket:
     """Return a connected socket, tried at each address of the host in turn; blocks the caller.
 
     Args:

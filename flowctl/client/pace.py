@@ -57,16 +57,18 @@ class Timeline:
         ConfigError: `loop` with a source that can be iterated over only once.
     """
 
-    __slots__ = ("_duration_ms", "_elapsed_ms", "_loop", "_source", "_tracks", "rounds")
+    __slots__ = ("_duration_ms", "_elapsed_ms", "_headers", "_loop", "_origin", "_source", "_tracks", "rounds")
 
     def __init__(self, source: Iterable[FlvTag], *, loop: bool = False, duration_s: float | None = None) -> None:
         if loop and isinstance(source, Iterator):
             raise ConfigError("this source can be iterated over only once, so it cannot loop")
         self._source = source
         self._loop = loop
-        self._duration_ms = None if duration_s is None else duration_s * 1000
+        self._duration_ms = float("inf") if duration_s is None else duration_s * 1000
         self._elapsed_ms = 0  # of the last media tag
+        self._origin = 0  # timestamp of the very first media tag
         self._tracks: dict[int, tuple[int, int]] = {}  # type -> elapsed of its last frame, and the step to it
+        self._headers: dict[object, bytes] = {}  # sticky key -> what was sent last: a round repeats none of them
         self.rounds = 0
 
     def __iter__(self) -> Iterator[TimedTag]:
@@ -74,40 +76,48 @@ class Timeline:
         start_ms = 0
         while True:
             self.rounds += 1
-            had_media = False
+            frames = 0
             for timed in self._round(start_ms):
-                had_media = had_media or timed.tag.type_id != TAG_SCRIPT
-                if self._duration_ms is not None and timed.due_ms >= self._duration_ms:
+                if timed.due_ms >= self._duration_ms:
                     return
+                frames += timed.tag.type_id != TAG_SCRIPT
                 yield timed
-            if not self._loop or not had_media:
+            if not self._loop or not frames:
                 return
             start_ms = max((last + step for last, step in self._tracks.values()), default=self._elapsed_ms)
+            # A single frame has no step to go on by: a loop of it must not be an endless burst.
+            start_ms = max(start_ms, self._elapsed_ms + 1)
 
     def _round(self, start_ms: int) -> Iterator[TimedTag]:
         """Iterate over the source once, its first media tag at `start_ms`."""
-        last_timestamp: int | None = None  # of the last media tag, on the source's clock
-        shift = 0  # from the source's clock to the one that is sent
-        first_round = self.rounds == 1
-        headers: set[bytes] = set()
+        before: int | None = None  # timestamp of the last media tag, on the source's clock
         for tag in self._source:
             if tag.type_id == TAG_SCRIPT:
-                # Metadata has timestamp 0 whatever the clock says. Once is enough: it describes the whole.
-                if first_round or last_timestamp is not None:
-                    yield TimedTag(self._moved(tag, shift), self._elapsed_ms, MessageClass.HEADER)
+                # Metadata has timestamp 0 whatever the clock says, and once is enough: it describes the whole.
+                if self.rounds == 1:
+                    yield TimedTag(tag, self._elapsed_ms, MessageClass.HEADER)
                 continue
-            info = inspect(tag.type_id, tag.payload)
-            if self._loop and info.packet == "sequence_end":
-                continue  # the end of a round is not the end of the track
-            if last_timestamp is None:
+            if before is None:
                 self._elapsed_ms = start_ms
-                if not first_round:
-                    shift = (self._origin + start_ms - tag.timestamp) & CLOCK_MASK
-                else:
-                    self._origin = tag.timestamp
+                self._origin = tag.timestamp if self.rounds == 1 else self._origin
             else:
-                self._elapsed_ms += signed_difference(tag.timestamp, last_timestamp)
-            last_timestamp = tag.timestamp
-            self._note_track(tag.type_id, info.message_class)
-            yield TimedTag(self._moved(tag, shift), self._elapsed_ms, info.message_class)
-        del headers
+                self._elapsed_ms += signed_difference(tag.timestamp, before)
+            before = tag.timestamp
+            info = inspect(tag.type_id, tag.payload)
+            key = info.sticky_key
+            if key is not None and self._headers.get(key) == tag.payload:
+                continue
+            if key is not None:
+                self._headers[key] = tag.payload
+            elif self._loop and info.packet == "sequence_end":
+                continue  # the end of a round is not the end of the track
+            else:
+                self._note_frame(tag.type_id)
+            moved = FlvTag(tag.type_id, (self._origin + self._elapsed_ms) & CLOCK_MASK, tag.payload)
+            yield TimedTag(moved, self._elapsed_ms, info.message_class)
+
+    def _note_frame(self, type_id: int) -> None:
+        last = self._tracks.get(type_id)
+        step = 0 if last is None else max(self._elapsed_ms - last[0], 0)
+        # A step of 0 (two tracks in one type, or a burst) says nothing about when the next one is due.
+        self._tracks[type_id] = (self._elapsed_ms, step or (last[1] if last is not None else 0))

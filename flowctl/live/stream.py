@@ -24,6 +24,8 @@ _CLOCK: Final = 0xFFFFFFFF
 _FRAMES: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})
 _MOST_HEADERS: Final = 64
 """Headers kept per stream: one per track and kind; a publisher that invents tracks without end gets no further."""
+_USUAL_MSID: Final = 1
+"""Message stream id on which nearly every player plays: the first that createStream gives."""
 _LONGEST_GAP_MS: Final = 3_600_000
 
 
@@ -74,6 +76,7 @@ class Stream:
 
     def take_over(self, publisher: StreamMember | None, now: float) -> None:
         """Make `publisher` the one whose messages count; None: nobody's do."""
+        self.wire(_USUAL_MSID)  # before the first viewer comes, so that it finds the GOP cache filled
         with self._lock:
             self.publisher = publisher
             self._shift = None

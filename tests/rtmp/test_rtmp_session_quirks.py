@@ -1,0 +1,380 @@
+"""What real clients do and a server must take: each test is one habit, sent as that client sends it."""
+
+import pytest
+from rtmp_session_kit import SPLITS, ScriptedClient, single, whole
+
+from flowctl.errors import LimitExceededError, RemoteProtocolError
+from flowctl.rtmp import amf0, commands
+from flowctl.rtmp.chunk import Message
+from flowctl.rtmp.events import ConnectRequested, Ignored, MetadataReceived, PublishRequested, StreamClosed
+from flowctl.rtmp.messages import Command, SetChunkSize, encode_command, encode_control
+from flowctl.rtmp.server_states import StreamState
+from flowctl.rtmp.values import UNDEFINED, AvmPlus, Date, EcmaArray, TypedObject
+
+AUDIO, VIDEO, DATA_AMF3, COMMAND_AMF3, DATA = 8, 9, 15, 17, 18
+
+
+@pytest.fixture(params=SPLITS, ids=lambda split: split.__name__)
+def client(request):
+    """A client that has done the handshake; each test runs with octets whole, one at a time, and at random splits."""
+    return ScriptedClient(split=request.param)
+
+
+def connect_with(client, values, *more):
+    """Send a connect with any command object and return the event."""
+    (event,) = client.call("connect", 1, values, *more)
+    assert isinstance(event, ConnectRequested)
+    client.session.accept_connect()
+    client.replies()
+    return event
+
+
+def video(msid=1):
+    """Return a video message."""
+    return Message(6, 0, VIDEO, msid, b"\x17\1\0\0\0x")
+
+
+def test_obs_sets_its_chunk_size_before_connect(client):
+    """OBS sends Set Chunk Size first, and its connect in chunks of that size; ours is not changed by it."""
+    assert client.octets(client.writer.set_chunk_size(4096)) == []
+    event = connect_with(client, {"app": "live", "tcUrl": "rtmp://h/live", "flashVer": "F" * 200})
+    assert event.flash_ver == "F" * 200
+    assert client.session._out_chunk_size == 65536
+
+
+def test_chunk_size_of_the_peer_does_not_change_ours(client):
+    """Red5's client once took it so; each direction has its own."""
+    client.publish()
+    client.send(encode_control(SetChunkSize(128)))
+    client.call("_checkbw", 9, None)
+    assert [reply.name for reply in client.replies()] == ["_result"]
+    assert client.session._out_chunk_size == 65536
+
+
+def test_control_messages_come_on_any_chunk_stream(client):
+    """PTZ cameras send them on 3 to 6 (mediamtx 4909)."""
+    client.publish()
+    for csid in range(3, 7):
+        assert client.send(Message(csid, 0, 5, 0, (2500000).to_bytes(4, "big"))) == []
+    assert client.send(video()) == [video()]
+
+
+@pytest.mark.parametrize("event", [31, 32, 200])
+def test_undocumented_user_control_is_ignored(event):
+    """Flash Media Server's 31 and 32 are reported once and end nothing (gortmplib 75, mediamtx 5512)."""
+    client = ScriptedClient()
+    client.publish()
+    message = Message(2, 0, 4, 0, event.to_bytes(2, "big") + b"\0\0\0\1")
+    assert client.send(message) == [Ignored("user-control-event", str(event))]
+    assert client.send(message, video()) == [video()]
+    assert client.session.counters["user-control-event"] == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"app": "live"},
+        {"app": "live", "tcurl": "rtmp://h/live"},
+        {"app": "live", "tcUrl": "'rtmp://h/live'"},
+        {"app": "live", "tcUrl": ""},
+        {"app": "live", "tcUrl": None},
+        {"app": "live", "tcUrl": UNDEFINED, "swfUrl": UNDEFINED, "pageUrl": None},
+        {"app": None, "tcUrl": "rtmp://h/live"},
+        {"tcUrl": "rtmp://h/live", "objectEncoding": UNDEFINED, "audioCodecs": None},
+        EcmaArray({"app": "live", "tcUrl": "rtmp://h/live"}),
+        TypedObject("Connection", {"app": "live"}),
+    ],
+    ids=[
+        "no tcUrl",
+        "tcurl",
+        "quotes",
+        "empty tcUrl",
+        "null tcUrl",
+        "undefined members",
+        "null app",
+        "no app",
+        "ECMA array",
+        "typed object",
+    ],
+)
+def test_connect_object_may_be_odd(values):
+    """Cameras, iOS publishers, Neko, ZLMediaKit (mediamtx 1405, lal 102, gortmplib objectOrArray)."""
+    client = ScriptedClient()
+    event = connect_with(client, values)
+    assert (event.app, event.object_encoding) == ("live", 0)
+
+
+@pytest.mark.parametrize("more", [(None,), ("user", "password"), (5.0,), (["x"],)])
+def test_connect_may_have_further_arguments_of_any_kind(more):
+    """ossrs/srs 186 and 418."""
+    assert connect_with(ScriptedClient(), {"app": "live"}, *more).app == "live"
+
+
+def test_connect_object_may_be_in_the_wrong_place():
+    """A null command object with the real one behind it."""
+    assert connect_with(ScriptedClient(), None, {"app": "live"}).app == "live"
+
+
+def test_haivision_checks_bandwidth_first_and_announces_after_createstream(client):
+    """_checkbw before createStream, FCPublish after it (ossrs/srs 844)."""
+    connect_with(client, {"app": "live"})
+    client.call("_checkbw", 2, None)
+    client.call("createStream", 3, None)
+    client.call("FCPublish", 4, None, "room")
+    assert [reply.name for reply in client.replies()] == ["_result", "_result", "_result", "onFCPublish"]
+    (event,) = client.call("publish", 5, None, "room", "live", stream_id=1)
+    assert event.name == "room"
+
+
+def test_flash_publishes_without_ceremony(client):
+    """CreateStream and publish are enough."""
+    assert client.publish() == 1
+    assert client.send(video()) == [video()]
+
+
+def test_publish_without_type_is_live(client):
+    """Lal 280."""
+    connect_with(client, {"app": "live"})
+    client.create_stream()
+    (event,) = client.call("publish", 3, None, "room", stream_id=1)
+    assert event.kind == "live"
+
+
+@pytest.mark.parametrize("name", ["publish", "play"])
+def test_wirecast_stops_with_false_as_the_name(name):
+    """A server of 2018 crashed on it (Node-Media-Server 67)."""
+    client = ScriptedClient()
+    getattr(client, name)()
+    assert client.call(name, 9, None, False, stream_id=1) == [StreamClosed(1, f"{name}(false)")]
+    assert client.session.stream_state(1) is StreamState.IDLE
+    assert client.call(name, 10, None, False, stream_id=1) == []
+
+
+@pytest.mark.parametrize("name", [5.0, {"a": 1.0}, ["x"], True, Date(0.0)])
+@pytest.mark.parametrize(("command", "code"), [("publish", "Publish.BadName"), ("play", "Play.StreamNotFound")])
+def test_name_of_a_wrong_type_is_refused_politely(command, code, name):
+    """The client is told and may try again; the session goes on."""
+    client = ScriptedClient()
+    connect_with(client, {"app": "live"})
+    client.create_stream()
+    (event,) = client.call(command, 3, None, name, stream_id=1)
+    assert (event.what, "is no string but" in event.detail) == ("bad-name", True)
+    assert client.statuses() == [("error", f"NetStream.{code}")]
+    assert client.call(command, 4, None, "room", stream_id=1)[0].name == "room"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../b", "x\0y", "x" * 4096, "a\\b", ""])
+@pytest.mark.parametrize("command", ["publish", "play"])
+def test_bad_name_is_refused_politely(command, name):
+    """Traversal, NUL, 4 KiB and nothing at all; the refusal says which rule and not the name."""
+    client = ScriptedClient()
+    connect_with(client, {"app": "live", "tcUrl": "rtmp://h/live"})
+    client.create_stream()
+    (event,) = client.call(command, 3, None, name, stream_id=1)
+    assert event.what == "bad-name"
+    assert client.session.counters["bad-name"] == 1
+
+
+@pytest.mark.parametrize(
+    ("tc_url", "app", "name"),
+    [
+        ("rtmp://h/live", "live", "room?k=v"),
+        ("rtmp://h/live/room", "live/room", "?k=v"),
+        ("rtmp://h/live/room?k=v", "live/room?k=v", ""),
+        ("rtmp://h/live?k=v", "live?k=v", "room"),
+        ("rtmp://h", "", "live/room?k=v"),
+        (None, "live/_definst_", "room?k=v"),
+    ],
+)
+@pytest.mark.parametrize("command", ["publish", "play"])
+def test_obs_users_put_path_and_query_anywhere(command, tc_url, app, name):
+    """Whatever goes into "Server" and "Stream Key", the stream is the same; a query in tcUrl is multitrack OBS."""
+    client = ScriptedClient()
+    connect_with(client, {"app": app, "tcUrl": tc_url})
+    client.create_stream()
+    (event,) = client.call(command, 3, None, name, stream_id=1)
+    assert (event.url.path, event.name, event.query) == ("live/room", "room", {"k": "v"})
+
+
+@pytest.mark.parametrize(
+    ("payload", "values"),
+    [
+        (amf0.encode("@setDataFrame", "onMetaData", {}), {}),
+        (amf0.encode("@setDataFrame", "onMetaData", None), {}),
+        (amf0.encode("@setDataFrame", "onMetaData"), {}),
+        (amf0.encode("onMetaData", EcmaArray({"width": 640.0})), {"width": 640.0}),
+        (
+            amf0.encode("@setDataFrame", "onMetaData", {"d": Date(1.0), "l": [1.0, "x"]}),
+            {"d": Date(1.0), "l": [1.0, "x"]},
+        ),
+    ],
+)
+def test_metadata_may_be_empty_or_rich(payload, values):
+    """Empty, missing, not wrapped, with dates and arrays (mediamtx 386, 3189; ossrs/srs 185)."""
+    client = ScriptedClient()
+    client.publish()
+    (event,) = client.send(Message(4, 7, DATA, 1, payload))
+    assert event.values == values
+    assert event.message == Message(4, 7, DATA, 1, payload.removeprefix(amf0.encode("@setDataFrame")))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"\0\0\0\x2a", amf0.encode(5.0, "x"), amf0.encode({"a": 1.0}), b"", b"\x99\x01", b"\2\0\x0aonMetaData\3\0\5wid"],
+    ids=["FFmpeg time code", "number first", "object first", "empty", "unknown marker", "cut metadata"],
+)
+def test_other_data_is_passed_on_unread(payload):
+    """FFmpeg's 4-octet time code, Uniview's nameless data, and what cannot be read at all (ossrs/srs 3803, 2731)."""
+    client = ScriptedClient()
+    client.publish()
+    message = Message(4, 7, DATA, 1, payload)
+    assert client.send(message) == [message]
+
+
+def test_metadata_that_is_a_bomb_ends_the_session():
+    """A limit is no quirk."""
+    client = ScriptedClient()
+    client.publish()
+    payload = amf0.encode("onMetaData") + b"\x0a\0\0\0\1" * 40
+    with pytest.raises(LimitExceededError, match="amf_depth"):
+        client.send(Message(4, 0, DATA, 1, payload))
+
+
+def test_amf3_commands_and_data_are_understood(client):
+    """Flash with object encoding 3 sends types 17 and 15; players get metadata in AMF0."""
+    connect_with(client, {"app": "live", "objectEncoding": 3.0})
+    client.create_stream()
+    publish = Command("publish", 3.0, None, ("room", "live"), amf3=True)
+    (event,) = client.send(encode_command(publish, msid=1, csid=8))
+    assert isinstance(event, PublishRequested)
+    client.session.accept_publish(1)
+    body = b"\0" + amf0.encode("@setDataFrame", "onMetaData", AvmPlus({"width": 640}))
+    (metadata,) = client.send(Message(4, 0, DATA_AMF3, 1, body))
+    assert metadata == MetadataReceived(
+        1, Message(4, 0, DATA, 1, amf0.encode("onMetaData", {"width": 640.0})), {"width": 640}
+    )
+
+
+@pytest.mark.parametrize("mark", [b"\0", b""], ids=["format octet", "none"])
+def test_amf3_close_is_seen_while_input_is_held(mark):
+    """The name of a command is found with and without the format octet of type 17."""
+    client = ScriptedClient()
+    client.play()
+    body = mark + amf0.encode("closeStream", 0.0, None)
+    assert client.send(Message(3, 0, COMMAND_AMF3, 1, body), control_only=True) == [StreamClosed(1, "closeStream")]
+
+
+def test_enhanced_rtmp_comes_without_announcement(client):
+    """OBS sends FourCC packets and no fourCcList; they pass through."""
+    event = connect_with(client, {"app": "live", "tcUrl": "rtmp://h/live"})
+    assert event.fourcc_list == ()
+    client.create_stream()
+    client.call("publish", 3, None, "room", "live", stream_id=1)
+    client.session.accept_publish(1)
+    message = Message(6, 0, VIDEO, 1, b"\x90hvc1config")
+    assert client.send(message) == [message]
+
+
+@pytest.mark.parametrize("body", [b"", b"\x17", b"\xaf\0"])
+def test_empty_and_short_media_is_passed_on(body):
+    """Zero-length audio and video occur (SRS ProtocolRecvV0LenMessage, gortmplib 106)."""
+    client = ScriptedClient()
+    client.publish()
+    messages = [Message(4, 0, AUDIO, 1, body), Message(6, 0, VIDEO, 1, body)]
+    assert client.send(*messages) == messages
+
+
+def test_media_on_another_stream_is_taken_for_the_one_there_is():
+    """Encoders that publish on 1 and send on 0."""
+    client = ScriptedClient()
+    client.publish()
+    assert client.send(video(msid=0)) == [video(msid=1)]
+    metadata = Message(4, 0, DATA, 0, amf0.encode("@setDataFrame", "onMetaData", {"width": 1.0}))
+    (event,) = client.send(metadata)
+    assert (event.stream_id, event.values) == (1, {"width": 1.0})
+    assert client.session.counters == {"media-on-other-stream": 2}
+
+
+def test_publish_on_a_stream_that_was_not_created_is_taken():
+    """Encoders that take stream 1 for granted; the number of streams stays limited."""
+    client = ScriptedClient()
+    connect_with(client, {"app": "live"})
+    for stream_id in range(1, 9):
+        assert client.call("publish", 3, None, f"room{stream_id}", stream_id=stream_id)[0].stream_id == stream_id
+        client.session.accept_publish(stream_id)
+    with pytest.raises(LimitExceededError, match="message_streams"):
+        client.call("publish", 3, None, "room9", stream_id=9)
+
+
+def test_delete_of_a_stream_that_is_gone_is_ignored(client):
+    """Encoders say FCUnpublish, closeStream and deleteStream, in any order, and some of them twice."""
+    client.publish()
+    assert client.call("FCUnpublish", 4, None, "room") == [StreamClosed(1, "FCUnpublish")]
+    assert client.call("closeStream", 0, None, stream_id=1) == []
+    assert client.call("deleteStream", 0, None, 1.0) == []
+    assert client.call("deleteStream", 0, None, 1.0) == [Ignored("delete-of-no-stream", "1")]
+    assert client.call("deleteStream", 0, None, "one") == []
+    assert client.call("FCUnpublish", 5, None, False) == []
+
+
+def test_media_after_the_end_is_ignored(client):
+    """An encoder sends on until it has read that it is over; no rate ends it."""
+    client.publish()
+    client.call("FCUnpublish", 4, None, "room")
+    assert client.send(*[video()] * 300) == [Ignored("media-without-publish", "9")]
+    assert client.session.counters == {"media-without-publish": 300}
+
+
+def test_play_commands_without_a_stream_are_ignored(client):
+    """A player that pauses what it has closed."""
+    client.play()
+    client.call("closeStream", 0, None, stream_id=1)
+    assert client.call("pause", 0, None, True, 0.0, stream_id=1) == [Ignored("command-without-play", "pause")]
+    assert client.call("seek", 0, None, 0.0, stream_id=7) == []
+
+
+@pytest.mark.parametrize("body", [b"", b"\0", b"\0\0\x03\xe8"[:3], b"\5\0\0\0\0", b"\2\0\x07conn"])
+def test_command_that_cannot_be_read_ends_the_session(body):
+    """Cut off, or no name in front: nothing after it could be trusted."""
+    client = ScriptedClient()
+    connect_with(client, {"app": "live"})
+    with pytest.raises(RemoteProtocolError) as caught:
+        client.send(Message(3, 0, 20, 0, body))
+    assert caught.value.code in {"command-name", "amf-truncated"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [(None, None, None), (UNDEFINED,) * 3, ("x", "y", "z"), (float("nan"), 1e308, {})]
+)
+def test_play_arguments_of_wrong_types_mean_the_default(arguments):
+    """Start, duration and reset fall back; numbers beyond reason are held to one."""
+    client = ScriptedClient()
+    connect_with(client, {"app": "live"})
+    client.create_stream()
+    (event,) = client.call("play", 3, None, "room", *arguments, stream_id=1)
+    assert (event.start_ms, event.reset) == (-2000, True)
+    assert event.duration_ms in (None, 2**40)
+
+
+def test_command_names_are_found_without_decoding():
+    """The name is read from the first octets, whatever follows; no name is the empty one."""
+    assert commands.command_name(commands.command("deleteStream", 0, None, 1.0)) == "deleteStream"
+    assert commands.command_name(Message(3, 0, COMMAND_AMF3, 0, b"\0\2\0\4play\xff")) == "play"
+    assert commands.command_name(Message(3, 0, 20, 0, b"\5")) == ""
+    assert commands.command_name(Message(3, 0, 20, 0, b"\2\xff\xff")) == ""
+
+
+@pytest.mark.parametrize("split", [whole, single], ids=lambda split: split.__name__)
+def test_events_show_no_secrets(split):
+    """The repr of every event on the way to publishing is free of the values of secret parameters."""
+    client = ScriptedClient(split=split)
+    connect = client.connect(
+        app="live?token=hunter2",
+        tcUrl="rtmp://bob:hunter2@h/live?token=hunter2",
+        pageUrl="http://h/?token=hunter2",
+    )
+    client.create_stream()
+    (publish,) = client.call("publish", 3, None, "room?secret=hunter2&n=5", stream_id=1)
+    assert (publish.query["secret"], publish.query["token"]) == ("hunter2", "hunter2")
+    assert "hunter2" not in repr(connect) + repr(publish) + str(publish.url)
+    assert "n=5" in str(publish.url)

@@ -1,0 +1,223 @@
+"""Attributes marked ``# guarded by _lock`` are touched under that lock only; docs/locks.md has the rules for readers.
+
+Checked on the text, class by class, bases in other files included:
+
+- A marked attribute is touched (as ``self.name``) only in ``__init__``, inside ``with self._lock:``, in a method whose
+  name ends in ``_locked``, or in a method that begins with ``self._lock.assert_owned()``.
+- A method whose name ends in ``_locked`` is called only from such places too. Where the text cannot show that, because
+  the method is called from a lambda or handed on as a value, it asserts that this thread owns the lock.
+- The remaining touches are listed in `UNLOCKED`, each with the reason why it is right. An entry that is no longer
+  needed fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from source_kit import classes_of, module_files, shown, text_of, tree_of
+
+MARK = re.compile(r"#.*\bguarded by (_\w*lock)\b")
+MARKED = re.compile(r"\s*self\.(\w+)\s*[:=]")
+
+UNLOCKED: dict[tuple[str, str], str] = {}
+"""(class.method, attribute): why it may be touched there without the lock."""
+
+
+@dataclass
+class Guarded:
+    """A class with a lock of its own, or a base with one."""
+
+    name: str
+    node: ast.ClassDef
+    file: object
+    attributes: dict[str, str] = field(default_factory=dict)  # name: lock, bases included
+
+
+def find_guarded() -> dict[str, Guarded]:
+    """Return every class that has marked attributes, its own or inherited."""
+    classes: dict[str, Guarded] = {}
+    for path in module_files().values():
+        lines = text_of(path).splitlines()
+        for node in classes_of(tree_of(path)):
+            item = Guarded(node.name, node, path)
+            for line in lines[node.lineno - 1 : node.end_lineno]:
+                mark, attribute = MARK.search(line), MARKED.match(line)
+                if mark and attribute:
+                    item.attributes[attribute[1]] = mark[1]
+            classes[node.name] = item
+    for item in classes.values():
+        for base in bases_of(item, classes):
+            item.attributes = {**base.attributes, **item.attributes}
+    return {name: item for name, item in classes.items() if item.attributes}
+
+
+def bases_of(item: Guarded, classes: dict[str, Guarded]) -> Iterator[Guarded]:
+    for base in item.node.bases:
+        known = classes.get(ast.unparse(base).split("[")[0])
+        if known is not None:
+            yield from bases_of(known, classes)
+            yield known
+
+
+CLASSES = find_guarded()
+
+
+def locks_taken(node: ast.With) -> set[str]:
+    """Return the names of the locks of self that a with statement takes."""
+    taken = [ast.unparse(item.context_expr) for item in node.items]
+    return {name.removeprefix("self.") for name in taken if name.startswith("self.")}
+
+
+def asserts_owned(method: ast.FunctionDef, lock: str) -> bool:
+    """Return whether the method's first statement after the docstring asserts ownership of `lock`."""
+    body = method.body[1:] if ast.get_docstring(method) is not None else method.body
+    return bool(body) and ast.unparse(body[0]) == f"self.{lock}.assert_owned()"
+
+
+@dataclass(frozen=True)
+class Touch:
+    """``self.name`` somewhere: under which locks, and whether the text runs it at once (False: in a lambda, later)."""
+
+    name: str
+    line: int
+    locks: frozenset[str]
+    at_once: bool
+    called: bool
+
+
+def touches(node: ast.AST, locks: frozenset[str], *, at_once: bool = True) -> Iterator[Touch]:
+    """Yield what is done with self in `node`, whose locks are held on entry."""
+    if isinstance(node, ast.With):
+        for item in node.items:
+            yield from touches(item, locks, at_once=at_once)
+        for child in node.body:
+            yield from touches(child, locks | locks_taken(node), at_once=at_once)
+        return
+    if isinstance(node, ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef):
+        # It runs when somebody calls it, which may be after the lock was given back.
+        locks, at_once = frozenset(), False
+    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    if called and ast.unparse(node.func.value) == "self":
+        yield Touch(node.func.attr, node.lineno, locks, at_once, called=True)
+        for child in (*node.args, *node.keywords):
+            yield from touches(child, locks, at_once=at_once)
+        return
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+        yield Touch(node.attr, node.lineno, locks, at_once, called=False)
+    for child in ast.iter_child_nodes(node):
+        yield from touches(child, locks, at_once=at_once)
+
+
+def methods_of(item: Guarded) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in item.node.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def inherited_methods(item: Guarded) -> dict[str, ast.FunctionDef]:
+    found: dict[str, ast.FunctionDef] = {}
+    for base in (*bases_of(item, CLASSES), item):
+        found.update(methods_of(base))
+    return found
+
+
+def held_on_entry(item: Guarded, method: ast.FunctionDef) -> frozenset[str]:
+    """Return the locks that `method` may rely on."""
+    locks = frozenset(item.attributes.values())
+    if method.name == "__init__" or method.name.endswith("_locked"):
+        return locks
+    return frozenset(lock for lock in locks if asserts_owned(method, lock))
+
+
+def touches_of(item: Guarded) -> Iterator[tuple[ast.FunctionDef, Touch]]:
+    for method in methods_of(item).values():
+        held = held_on_entry(item, method)
+        for statement in method.body:
+            for touch in touches(statement, held):
+                yield method, touch
+
+
+def unlocked_touches() -> dict[tuple[str, str], list[str]]:
+    """Return every touch of a marked attribute without its lock, by (class.method, attribute)."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for item in CLASSES.values():
+        for method, touch in touches_of(item):
+            lock = item.attributes.get(touch.name)
+            if lock is not None and lock not in touch.locks:
+                found[f"{item.name}.{method.name}", touch.name].append(shown(item.file, touch.line))
+    return found
+
+
+def test_marked_attributes_when_touched_are_touched_under_their_lock():
+    """Outside ``__init__`` and the listed exceptions, who touches a guarded attribute holds its lock."""
+    wrong = {key: places for key, places in unlocked_touches().items() if key not in UNLOCKED}
+    assert wrong == {}
+
+
+def test_exceptions_when_listed_are_still_needed():
+    """Every entry of `UNLOCKED` stands for a touch that exists, and gives a reason."""
+    assert set() == UNLOCKED.keys() - unlocked_touches().keys()
+    assert all(len(reason.split()) >= 4 for reason in UNLOCKED.values())
+
+
+def test_locked_methods_when_called_are_called_under_the_lock_or_assert_it():
+    """A method named ``x_locked`` is called under the lock, visibly; where it cannot be seen, it asserts it."""
+    wrong = []
+    for item in CLASSES.values():
+        methods = inherited_methods(item)
+        locks = set(item.attributes.values())
+        for method, touch in touches_of(item):
+            target = methods.get(touch.name)
+            if target is None or not touch.name.endswith("_locked"):
+                continue
+            seen = touch.called and touch.at_once and touch.locks & locks
+            if not seen and not any(asserts_owned(target, lock) for lock in locks):
+                wrong.append(f"{shown(item.file, touch.line)}: {item.name}.{method.name} -> {touch.name}")
+    assert wrong == []
+
+
+def test_marked_attributes_when_set_up_have_their_lock():
+    """A class with marked attributes makes the lock they name, itself or in a base."""
+    for item in CLASSES.values():
+        made = {
+            touch.name
+            for base in (*bases_of(item, CLASSES), item)
+            for _, touch in touches_of(base)
+            if touch.name.endswith("lock")
+        }
+        assert set() == set(item.attributes.values()) - made, item.name
+
+
+def test_marks_when_written_are_all_understood():
+    """Every comment that says "guarded by _x" marks an attribute of a class: none is overlooked."""
+    seen = sum(len(set(item.attributes) & own_names(item)) for item in CLASSES.values())
+    written = sum(bool(MARK.search(line)) for path in module_files().values() for line in text_of(path).splitlines())
+    assert written == seen
+    assert written > 50
+
+
+def own_names(item: Guarded) -> set[str]:
+    lines = text_of(item.file).splitlines()[item.node.lineno - 1 : item.node.end_lineno]
+    return {MARKED.match(line)[1] for line in lines if MARK.search(line) and MARKED.match(line)}
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ("with self._lock:\n    self.a += 1", set()),
+        ("with self._lock:\n    f(lambda: self.a)", {"a"}),
+        ("self._lock.assert_owned()\nself.a = 1", set()),
+        ("if self.a:\n    return", {"a"}),
+        ("with self._other:\n    self.b()", {"b"}),
+    ],
+)
+def test_checker_when_given_a_method_sees_what_is_unlocked(body, names):
+    """The checker itself tells touches under the lock from others, and what a lambda does from what is done now."""
+    source = "class X:\n    def m(self):\n" + "\n".join(f"        {line}" for line in body.splitlines())
+    node = ast.parse(source).body[0]
+    item = Guarded("X", node, "x.py", {"a": "_lock", "b": "_lock"})
+    found = {touch.name for _, touch in touches_of(item) if touch.name in "ab" and "_lock" not in touch.locks}
+    assert names == found

@@ -1,0 +1,179 @@
+"""Which module may import which: the table of legal arrows, and what the lower layers do without.
+
+Below, each layer names its modules (a package stands for everything in it) and the layers it may import. A new module
+has to be given a layer here, which is the moment to ask where it belongs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+from source_kit import Import, imports_of, module_files, shown
+
+
+@dataclass(frozen=True)
+class Layer:
+    modules: frozenset[str]
+    may_import: frozenset[str]
+    pure: bool = False
+
+
+def layer(modules: str, may_import: str = "", *, pure: bool = False) -> Layer:
+    return Layer(frozenset(modules.split()), frozenset(may_import.split()), pure)
+
+
+LAYERS = {
+    "ground": layer("errors units reasons", pure=True),
+    "flow": layer("limits flow", "ground", pure=True),
+    "wire": layer("rtmp flv", "ground flow", pure=True),
+    "queue": layer(
+        "counts policy ledger explain streamlog crossings backlog cursor sender_types outbox", "ground flow", pure=True
+    ),
+    "jobs": layer("_locks _jobs _processor deferred deadlines _loadmeter", "ground"),
+    "sending": layer("_sendercore sender fanout", "ground flow queue jobs"),
+    "receiving": layer("_holds _input receiver", "ground jobs"),
+    "loop": layer("_loopcore _loopthread _watches _placement pollgroup pollgroups", "ground jobs"),
+    "glue": layer("sockets fanouts session connection", "ground flow queue jobs sending receiving loop"),
+    "server": layer("admission server serving", "ground flow queue jobs sending receiving loop glue"),
+    "testing": layer("testing", "ground flow queue jobs sending"),
+    "media": layer("media", "ground wire"),
+    "log": layer("log", "ground wire"),
+    "client": layer("client", "ground flow queue jobs sending receiving loop glue wire media log"),
+    "live": layer("live", "ground flow queue jobs sending receiving loop glue server wire log"),
+    "demo": layer("demo", "ground flow queue jobs sending receiving loop glue server wire media log client live"),
+    "cli": layer("cli", "ground flow queue sending loop glue server wire media log client live demo"),
+}
+"""Lower layers first. `__init__` of flowctl, which re-exports, belongs to none: nothing in flowctl imports it."""
+
+IMPURE_NAMES = (
+    "asyncio datetime logging multiprocessing os select selectors signal socket ssl structlog subprocess threading "
+    "time uvloop"
+)
+IMPURE = frozenset(IMPURE_NAMES.split())
+"""What a pure module does without: input and output, threads, logs, and the clock, which is an argument there."""
+
+CLI_MAY_LOAD = ("flowctl.cli", "flowctl.errors", "flowctl.units", "flowctl.limits", "typer", "click")
+"""What `flowctl --help` may cost, beside the standard library; everything else is imported inside the commands."""
+
+MODULES = sorted(name for name in module_files() if name.startswith("flowctl."))
+
+
+def layer_of(module: str) -> str:
+    """Return the layer of a module of flowctl."""
+    second = module.split(".")[1]
+    found = [name for name, item in LAYERS.items() if second in item.modules]
+    assert len(found) == 1, f"{module} is in {len(found)} layers: give it one in tests/test_layers.py"
+    return found[0]
+
+
+def arrows(module: str) -> list[Import]:
+    """Return the imports of `module` that exist at run time."""
+    return [item for item in imports_of(module_files()[module]) if not item.typing_only]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_when_between_layers_follow_the_table(module):
+    """A module imports its own layer and those that the table allows, and never the facade or a ready-made server."""
+    own = layer_of(module)
+    wrong = []
+    for item in arrows(module):
+        if item.module == "flowctl":
+            wrong.append(f"{shown(module_files()[module], item.line)} imports flowctl itself: import the module")
+        elif item.module.startswith("flowctl."):
+            target = layer_of(item.module)
+            if target != own and target not in LAYERS[own].may_import:
+                wrong.append(f"{shown(module_files()[module], item.line)} ({own}) imports {item.module} ({target})")
+    assert wrong == []
+
+
+def test_imports_of_ready_made_servers_when_anywhere_do_not_exist():
+    """Nothing in flowctl imports flowctl_servers, not even for types: servers are found by their entry points."""
+    wrong = [
+        shown(module_files()[module], item.line)
+        for module in module_files()
+        if not module.startswith("flowctl_servers")
+        for item in imports_of(module_files()[module])
+        if item.module.split(".")[0] == "flowctl_servers"
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if LAYERS[layer_of(name)].pure])
+def test_imports_when_the_module_is_pure_are_without_io_threads_logs_and_clock(module):
+    """Pure modules import nothing that reads, writes, waits, logs or tells the time."""
+    wrong = [
+        f"{shown(module_files()[module], item.line)} imports {item.module}"
+        for item in imports_of(module_files()[module])
+        if item.module.split(".")[0] in IMPURE
+    ]
+    assert wrong == []
+
+
+def test_table_when_read_from_below_has_arrows_down_only():
+    """Every layer may import only layers that stand before it in the table, so there is no way round in a circle."""
+    before: set[str] = set()
+    for name, item in LAYERS.items():
+        assert set() == item.may_import - before, f"{name} points up"
+        assert not item.pure or all(LAYERS[below].pure for below in item.may_import), f"{name} is pure above impure"
+        before.add(name)
+
+
+def test_table_when_a_module_is_gone_names_it_no_longer():
+    """The table lists only modules that exist."""
+    there = {module.split(".")[1] for module in MODULES}
+    assert set() == {name for item in LAYERS.values() for name in item.modules} - there
+
+
+def test_modules_when_imported_first_have_no_cycle():
+    """No module needs, while it is being imported, one that needs it."""
+    needs = {
+        module: {item.module for item in arrows(module) if not item.late and item.module in module_files()} - {module}
+        for module in module_files()
+    }
+    while free := {module for module, needed in needs.items() if not needed & needs.keys()}:
+        for module in free:
+            del needs[module]
+    assert not needs, "a cycle"
+
+
+def loaded_by(code: str) -> set[str]:
+    """Return the modules that a fresh interpreter has loaded after `code`, beside those it always loads."""
+    show = "import sys; before = set(sys.modules); {}; print(*sorted(set(sys.modules) - before))"
+    command = [sys.executable, "-c", show.format(code)]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split())
+
+
+def test_import_when_all_pure_modules_are_loaded_brings_no_loop_and_no_sockets():
+    """Loading everything pure loads no asyncio, socket or threading on the way either."""
+    pure = [name for name in MODULES if LAYERS[layer_of(name)].pure]
+    assert pure
+    loaded = loaded_by("; ".join(f"import {name}" for name in pure))
+    assert set(pure) <= loaded
+    assert set() == loaded & {"asyncio", "socket", "selectors", "subprocess", "ssl", "uvloop", "structlog"}
+
+
+def test_import_when_only_flowctl_is_asked_for_loads_nothing_else():
+    """``import flowctl`` costs nothing but itself; a name is loaded when it is used."""
+    loaded = loaded_by("import flowctl")
+    assert {"flowctl"} == {name for name in loaded if name.startswith("flowctl")}
+    assert "asyncio" not in loaded
+
+
+def test_cli_when_only_its_help_is_wanted_loads_no_server():
+    """Modules of the command line import heavy things inside the commands, so that ``flowctl --help`` is fast."""
+    modules = [name for name in MODULES if name.split(".")[1] == "cli"]
+    assert modules
+    wrong = [
+        f"{shown(module_files()[module], item.line)} imports {item.module}"
+        for module in modules
+        for item in arrows(module)
+        if not item.late
+        and item.module.split(".")[0] not in sys.stdlib_module_names
+        and not item.module.startswith(CLI_MAY_LOAD)
+    ]
+    assert wrong == []
+    loaded = loaded_by("import flowctl.cli")
+    assert set() == loaded & {"flowctl.server", "flowctl.live", "flowctl.client", "uvloop", "structlog", "asyncio"}
