@@ -31,7 +31,7 @@ class LocalProtocolError(FlowctlError):
 
 
 class ReentryError(LocalProtocolError):
-    """A `send_state_changed` handler called the Sender that is notifying it (rule F3)."""
+    """A `send_state_changed` handler called the Sender that is notifying it."""
 
 
 class RemoteProtocolError(FlowctlError):

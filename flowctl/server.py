@@ -32,6 +32,8 @@ _ACCEPTS_PER_TURN: Final = 64
 _BACKLOG: Final = 1024
 _PAUSE_S: Final = 0.1
 """How long accepting rests when the process has no descriptor left; the connections wait in the backlog."""
+_REBALANCE_S: Final = 10.0
+"""How often connections are moved between threads whose loads have drifted apart."""
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 RefusalHook = Callable[[tuple[str, int], LimitExceededError], None]
@@ -92,6 +94,7 @@ class Server:
         self._lock = threading.Lock()
         self._connections: dict[int, Connection] = {}  # by number; guarded by _lock
         self._stopping = threading.Event()
+        self._rebalancing = False  # the listener's thread
         self.accepted_count = 0
         self.closed_by_reason: dict[CloseReason, int] = {}  # guarded by _lock
         self._listener = _listen(host, port)
@@ -143,6 +146,11 @@ class Server:
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping.is_set()
 
     # -- connections
 
@@ -198,6 +206,9 @@ class Server:
     def attached(self, group: PollGroup) -> None:
         """Begin to accept; called by the group."""
         group.watch_input(self._listener.fileno(), lambda: self._accept(group))
+        if len(self.groups.groups) > 1 and not self._rebalancing:
+            self._rebalancing = True
+            group.call_later(_REBALANCE_S, self._rebalance, group)
 
     def detached(self, group: PollGroup) -> None:
         """Stop accepting; called by the group."""
@@ -217,6 +228,12 @@ class Server:
                     group.call_later(_PAUSE_S, self._resume, group)
                 return
             self._admit(sock)
+
+    def _rebalance(self, group: PollGroup) -> None:
+        """Even out the threads now and then: viewers leave as they like, and placement only looks at newcomers."""
+        if not self.stopping:
+            self.groups.rebalance()
+            group.call_later(_REBALANCE_S, self._rebalance, group)
 
     def _resume(self, group: PollGroup) -> None:
         if not self._stopping.is_set() and self._listener.fileno() >= 0:

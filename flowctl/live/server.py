@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -13,6 +15,7 @@ from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession
 from flowctl.policy import LivePolicy
+from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.server import Server
 from flowctl.serving import ServeOptions
 
@@ -20,11 +23,14 @@ _log: Final = structlog.get_logger("flowctl.live")
 _REFUSAL_LOG_S: Final = 10.0
 """Refused connections of one address are logged at most once in this time; the next line says how many there were."""
 _MOST_REFUSED: Final = 1024
+_RECONNECT_HEAD_START_S: Final = 0.2
+"""Between asking clients to reconnect and closing their connections: time for the request to arrive first."""
 
 EXTRA_SETTINGS: Final = {
     "second_publisher": "refuse (default), replace or standby: when a name is published twice",
     "return_grace": "seconds that a publisher whose connection broke may stay away unnoticed (3)",
     "players_may_wait": "yes (default) or no: whether players may wait for a publisher",
+    "credentials_file": "file of user:password lines for Adobe authentication; without it there is none",
     "publishers_per_address": "streams that one address may publish at a time (8); 0: any number",
 }
 
@@ -75,10 +81,19 @@ class LiveServer(Server):
     def start(self) -> None:
         """Start, and say where."""
         super().start()
-        _log.info("live server started", url=f"rtmp://{self.address[0]}:{self.address[1]}/", groups=len(self.groups.groups))
+        _log.info(
+            "live server started", url=f"rtmp://{self.address[0]}:{self.address[1]}/", groups=len(self.groups.groups)
+        )
 
     def stop(self, deadline_s: float = 5.0) -> bool:
         """Ask clients that understand it to reconnect, then stop as any `Server`."""
+        if not self.stopping:
+            asked = [connection.session for connection in self.connections()]
+            for session in asked:
+                if isinstance(session, LiveSession):
+                    session.on_thread(session.ask_to_reconnect)
+            if asked:
+                time.sleep(min(_RECONNECT_HEAD_START_S, deadline_s / 4))
         stopped = super().stop(deadline_s)
         if threading.current_thread() is threading.main_thread():
             _log.info("live server stopped", connections=self.accepted_count)
@@ -112,6 +127,8 @@ def config_from(options: ServeOptions) -> LiveConfig:
         if extra["second_publisher"] not in choices:
             raise ConfigError(f"second_publisher is {extra['second_publisher']!r}, it must be one of {choices}")
         values["second_publisher"] = SecondPublisher(extra["second_publisher"])
+    if "credentials_file" in extra:
+        values["rtmp"] = ServerSessionConfig(credentials=read_credentials(Path(extra["credentials_file"])))
     if "return_grace" in extra:
         values["return_grace_s"] = _number("return_grace", extra["return_grace"])
     if "publishers_per_address" in extra:
@@ -121,6 +138,32 @@ def config_from(options: ServeOptions) -> LiveConfig:
             raise ConfigError(f"players_may_wait is {extra['players_may_wait']!r}, it must be yes or no")
         values["players_may_wait"] = extra["players_may_wait"] == "yes"
     return LiveConfig(**values)
+
+
+def read_credentials(path: Path) -> dict[str, str]:
+    """Return the passwords by user of a file with one ``user:password`` per line; ``#`` begins a comment line.
+
+    Raises:
+        ConfigError: the file cannot be read, is readable by others, or a line has no user or no password. No message
+            shows a password.
+    """
+    try:
+        if path.stat().st_mode & 0o004:
+            raise ConfigError(f"{path} is readable by everybody", hint=f"chmod 600 {path}")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the credentials file {path}: {error}") from error
+    credentials = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        user, colon, password = line.partition(":")
+        if not (user and colon and password):
+            raise ConfigError(f"{path}, line {number}: it must be user:password")
+        credentials[user] = password
+    if not credentials:
+        raise ConfigError(f"{path} holds no user", hint="without credentials_file there is no authentication")
+    return credentials
 
 
 def _number(name: str, text: str) -> float:

@@ -123,6 +123,11 @@ class LiveSession(Session):
         self._send_replies()
         self.connection.close_after_flush("replaced by another publisher", reason=CloseReason.KICKED)
 
+    def ask_to_reconnect(self) -> None:
+        """Ask the client to connect again, if it understands that: the server is going down."""
+        if not self._rtmp.closed:
+            self._rtmp.request_reconnect()
+
     def viewer_statistics(self) -> ViewerStatistics:
         """Return figures. Any thread."""
         connection = self.connection

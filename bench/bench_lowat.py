@@ -1,0 +1,139 @@
+"""TCP_NOTSENT_LOWAT: does a viewer that keeps up ever meet EAGAIN, and how soon is a stalled one noticed?
+
+For each value: 20 viewers of a 10 Mbit/s stream with key frames of 400 kB read as fast as they can; counted are the
+viewers that met EAGAIN, and the times it happened, after they had joined. And one viewer of a 2.5 Mbit/s stream stops
+reading; measured is how long it takes until its Sender is OVERLOADED. ``python bench/bench_lowat.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from flowctl.admission import AdmissionLimits
+from flowctl.flow import SendState
+from flowctl.live import LiveServer, build_live_server
+from flowctl.live.statistics import ViewerStatistics
+from flowctl.serving import ServeOptions
+from flowctl.sockets import SocketOptions
+
+HERE: Final = Path(__file__).resolve().parent
+VALUES: Final = (16 * 1024, 32 * 1024, 64 * 1024, 128 * 1024, 256 * 1024, 512 * 1024, 0)
+
+
+def build(lowat_bytes: int) -> LiveServer:
+    """Return a live server with one value of the option."""
+    admission = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0)
+    options = SocketOptions(notsent_lowat_bytes=lowat_bytes)
+    return build_live_server(ServeOptions(admission=admission, socket_options=options))
+
+
+def viewers(server: LiveServer) -> list[ViewerStatistics]:
+    """Return all viewers."""
+    return [viewer for stream in server.hub.snapshot().streams.values() for viewer in stream.viewers]
+
+
+def start(name: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start one of the helper scripts."""
+    return subprocess.Popen(
+        [sys.executable, str(HERE / name), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def healthy(lowat_bytes: int, seconds: float) -> tuple[int, int, float]:
+    """Return (viewers that met EAGAIN, how often in all, longest time in OVERLOADED) of 20 viewers at 10 Mbit/s."""
+    with build(lowat_bytes) as server:
+        url = f"rtmp://127.0.0.1:{server.address[1]}/live/bench"
+        publisher = start(
+            "publisher.py", url, "--bit-rate", "10000000", "--key-frame-bytes", "400000", "--duration", "60"
+        )
+        time.sleep(1)
+        crowd = start("crowd.py", "--port", str(server.address[1]), "--viewers", "20", "--window", str(seconds))
+        if crowd.stdout is None or crowd.stdin is None:
+            raise RuntimeError("the crowd has no pipes")
+        crowd.stdout.readline()
+        before = {viewer.number: viewer.sender.transitions for viewer in viewers(server)}
+        crowd.stdin.write("go\n")
+        crowd.stdin.flush()
+        time.sleep(seconds)
+        after = viewers(server)
+        edges = [viewer.sender.transitions - before.get(viewer.number, 0) for viewer in after]
+        longest = max((viewer.sender.longest_stall_s for viewer in after), default=0.0)
+        crowd.wait(20)
+        publisher.kill()
+        publisher.wait()
+        return sum(1 for item in edges if item), sum(edges) // 2, longest
+
+
+def stalled(lowat_bytes: int) -> tuple[float | None, float]:
+    """Return (seconds until OVERLOADED, bytes sent until then) for a viewer at 2.5 Mbit/s that stops reading."""
+    with build(lowat_bytes) as server:
+        url = f"rtmp://127.0.0.1:{server.address[1]}/live/bench"
+        publisher = start("publisher.py", url, "--duration", "60")
+        time.sleep(1)
+        crowd = start("crowd.py", "--port", str(server.address[1]), "--viewers", "1", "--settle", "4")
+        if crowd.stdout is None:
+            raise RuntimeError("the crowd has no pipe")
+        crowd.stdout.readline()  # from here on it waits for a line that does not come, and does not read
+        began = time.monotonic()
+        sent = viewers(server)[0].sender.bytes_sent
+        took = None
+        while time.monotonic() - began < 20:
+            viewer = viewers(server)[0]
+            if viewer.state >= SendState.OVERLOADED:
+                took = time.monotonic() - began
+                sent = viewer.sender.bytes_sent - sent
+                break
+            time.sleep(0.01)
+        for child in (crowd, publisher):
+            child.kill()
+            child.wait()
+        return took, sent
+
+
+def run(seconds: float = 10.0) -> list[dict[str, Any]]:
+    """Measure all values."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    rows = []
+    for value in VALUES:
+        met, times, longest = healthy(value, seconds)
+        took, sent = stalled(value)
+        rows.append(
+            {
+                "notsent_lowat_kib": value // 1024 or "kernel's",
+                "healthy_viewers_that_met_eagain": f"{met}/20",
+                "times": times,
+                "longest_ms": round(longest * 1000),
+                "stalled_noticed_after_s": None if took is None else round(took, 2),
+                "stalled_bytes_hidden": round(sent),
+            }
+        )
+        print(f"# {json.dumps(rows[-1])}", file=sys.stderr, flush=True)
+    return rows
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows = run(arguments.seconds)
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    print(" | ".join(rows[0]))
+    for row in rows:
+        print(" | ".join(str(value) for value in row.values()))
+
+
+if __name__ == "__main__":
+    main()
