@@ -159,7 +159,7 @@ class DeferredProcessor:
         with self._lock:
             self._jobs.append(job)
             self._scheduled_count += 1
-            return self._claim_wake_locked()
+            return not self._awake and self._claim_wake_locked()
 
     def remove(self, job: Job) -> bool:
         """Take `job` off the list and tell whether it was on it; for `Registration`, with its lock held."""
@@ -178,7 +178,7 @@ class DeferredProcessor:
             for job in jobs:
                 self._jobs.append(job)
             self._moved_in_count += len(jobs)
-            return bool(jobs) and self._claim_wake_locked()
+            return bool(jobs) and not self._awake and self._claim_wake_locked()
 
     def take_out(self, jobs: list[Job]) -> list[Job]:
         """Take those of `jobs` that are pending off the list and return them, oldest first; they stay pending.
@@ -228,9 +228,8 @@ class DeferredProcessor:
             )
 
     def _claim_wake_locked(self) -> bool:
+        """Promise the wake that the caller will call; only if nobody has."""
         self._lock.assert_owned()
-        if self._awake:
-            return False
         self._awake = True
         self._wake_count += 1
         return True

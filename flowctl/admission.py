@@ -1,17 +1,25 @@
-"""Who may connect: connections in all, per address, and new ones per address and second (pure)."""
+"""Who may connect: connections in all, per address, and new ones per address and second.
+
+The rate is a token bucket per address. Addresses are kept in the order in which they were last seen, so that what
+memory they may take is freed from the front, without a search, whoever floods us with however many addresses.
+"""
 
 from __future__ import annotations
 
 import resource
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
+from flowctl._locks import OwnedLock
 from flowctl.errors import ConfigError, LimitExceededError
 
 _RESERVED_DESCRIPTORS: Final = 64
 """Descriptors kept for everything that is not a connection: loops, logs, files."""
 _MOST_ADDRESSES: Final = 65_536
-"""Addresses remembered for their rate; beyond it those that are idle are forgotten."""
+"""Addresses remembered for their rate; beyond it those seen longest ago are forgotten."""
+_LOOKS: Final = 64
+"""Addresses looked at to make room for one: bounds the time that an accepted connection costs."""
 
 
 def descriptor_limit() -> int:
@@ -43,27 +51,51 @@ class AdmissionLimits:
 
 
 class _Address:
-    __slots__ = ("connections", "filled_at", "tokens")
+    """What is known of one address."""
+
+    __slots__ = ("connections", "filled_at", "in_second", "second", "tokens")
 
     def __init__(self, tokens: float, now: float) -> None:
         self.connections = 0
         self.tokens = tokens
-        self.filled_at = now
+        self.filled_at = now  # when the tokens were counted last
+        self.second = now  # when the running second of attempts began
+        self.in_second = 0  # attempts in it
+
+    def attempt(self, now: float) -> None:
+        """Count an attempt to connect."""
+        if now - self.second >= 1.0:
+            self.second = now
+            self.in_second = 0
+        self.in_second += 1
 
 
 class Admission:
-    """Counts connections and decides on new ones. One thread: the listener's, and `left` through it.
+    """Counts connections and decides on new ones. Any thread.
 
     Args:
         limits: see there.
     """
 
     def __init__(self, limits: AdmissionLimits) -> None:
-        self.limits = limits
-        self.connections = 0
-        self.refused: dict[str, int] = {}  # by name of the limit
-        self._most = limits.connections or descriptor_limit()
-        self._addresses: dict[str, _Address] = {}
+        self.limits: Final = limits
+        self._most: Final = limits.connections or descriptor_limit()
+        self._lock: Final = OwnedLock()
+        self._connections = 0  # guarded by _lock
+        self._refused: dict[str, int] = {}  # by name of the limit; guarded by _lock
+        self._addresses: OrderedDict[str, _Address] = OrderedDict()  # least recently seen first; guarded by _lock
+
+    @property
+    def connections(self) -> int:
+        """Connections now."""
+        with self._lock:
+            return self._connections
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Connections refused so far, by name of the limit."""
+        with self._lock:
+            return dict(self._refused)
 
     def enter(self, address: str, now: float) -> None:
         """Count a new connection of `address`.
@@ -72,47 +104,64 @@ class Admission:
             LimitExceededError: it may not connect; nothing was counted but the refusal.
         """
         limits = self.limits
-        entry = self._addresses.get(address)
-        if entry is None:
-            self._forget_idle(now)
-            entry = self._addresses[address] = _Address(float(max(limits.burst_per_address, 1)), now)
-        if self.connections >= self._most:
-            self._refuse("connections", self.connections + 1, self._most)
-        most = limits.connections_per_address
-        if most and entry.connections >= most:
-            self._refuse("connections_per_address", entry.connections + 1, most)
-        rate = limits.new_per_address_and_s
-        if rate:
-            burst = max(limits.burst_per_address, 1)
-            entry.tokens = min(float(burst), entry.tokens + (now - entry.filled_at) * rate)
-            entry.filled_at = now
-            if entry.tokens < 1:
-                self._refuse("new_per_address_and_s", rate + 1, rate)
-            entry.tokens -= 1
-        entry.connections += 1
-        self.connections += 1
+        with self._lock:
+            entry = self._entry_locked(address, now)
+            entry.attempt(now)
+            if self._connections >= self._most:
+                self._refuse_locked("connections", self._connections + 1, self._most)
+            most = limits.connections_per_address
+            if most and entry.connections >= most:
+                self._refuse_locked("connections_per_address", entry.connections + 1, most)
+            if limits.new_per_address_and_s:
+                self._take_token_locked(entry, now)
+            entry.connections += 1
+            self._connections += 1
 
     def leave(self, address: str) -> None:
         """Count the end of a connection that had entered."""
-        entry = self._addresses.get(address)
-        if entry is not None and entry.connections:
-            entry.connections -= 1
-            self.connections -= 1
+        with self._lock:
+            entry = self._addresses.get(address)
+            if entry is not None and entry.connections:
+                entry.connections -= 1
+                self._connections -= 1
 
-    def _refuse(self, limit: str, value: float, most: float) -> None:
-        self.refused[limit] = self.refused.get(limit, 0) + 1
-        raise LimitExceededError(limit, value, most)
+    def _take_token_locked(self, entry: _Address, now: float) -> None:
+        self._lock.assert_owned()
+        rate, burst = self.limits.new_per_address_and_s, max(self.limits.burst_per_address, 1)
+        entry.tokens = min(float(burst), entry.tokens + (now - entry.filled_at) * rate)
+        entry.filled_at = now
+        if entry.tokens < 1:
+            message = (
+                f"new_per_address_and_s: {entry.in_second} attempts in this second, "
+                f"the limit is {rate:g} after a burst of {burst}"
+            )
+            self._refuse_locked("new_per_address_and_s", entry.in_second, rate, message)
+        entry.tokens -= 1
 
-    def _forget_idle(self, now: float) -> None:
-        """Bound the memory of addresses: an address without connections and with a full bucket says nothing."""
-        if len(self._addresses) < _MOST_ADDRESSES:
-            return
-        rate, burst = self.limits.new_per_address_and_s, self.limits.burst_per_address
-        full_after_s = burst / rate if rate else 0.0
-        for address, entry in list(self._addresses.items()):
-            if not entry.connections and now - entry.filled_at >= full_after_s:
-                del self._addresses[address]
-        if len(self._addresses) >= _MOST_ADDRESSES:
-            oldest = min(self._addresses, key=lambda key: (self._addresses[key].connections, key))
-            if not self._addresses[oldest].connections:
-                del self._addresses[oldest]
+    def _refuse_locked(self, limit: str, value: float, most: float, message: str | None = None) -> None:
+        self._lock.assert_owned()
+        self._refused[limit] = self._refused.get(limit, 0) + 1
+        raise LimitExceededError(limit, value, most, message)
+
+    def _entry_locked(self, address: str, now: float) -> _Address:
+        """Return the entry of `address`; where there are too many, the one seen longest ago makes room.
+
+        An address with connections is passed over and counts as seen; as there are fewer connections than places
+        (or else they are what takes the memory), one without is found after few steps on average.
+        """
+        self._lock.assert_owned()
+        addresses = self._addresses
+        entry = addresses.get(address)
+        if entry is not None:
+            addresses.move_to_end(address)
+            return entry
+        for _ in range(_LOOKS):
+            if len(addresses) < _MOST_ADDRESSES:
+                break
+            oldest = next(iter(addresses))
+            if addresses[oldest].connections:
+                addresses.move_to_end(oldest)
+            else:
+                del addresses[oldest]
+        entry = addresses[address] = _Address(float(max(self.limits.burst_per_address, 1)), now)
+        return entry

@@ -3,7 +3,8 @@
 This is the only glue between sockets and the rest. The connection is the Sender's host (flush requests, deadlines,
 writability become jobs, deadlines and watches of its group) and the Receiver's reader. Everything of it runs on the
 thread of its group, which may change (`PollGroup.migrate`): the Sender then leaves the fan-out of the old thread and
-enters that of the new one at the same byte.
+enters that of the new one at the same byte. What other threads want is therefore always a job of the registration,
+which moves along, and never a call posted to a group.
 
 How it ends: whoever finds a reason calls `terminate`; the first reason counts. A job on the owning thread then closes
 Sender and Receiver, takes the connection off its group, closes the socket (with a reset where the peer does not read,
@@ -12,24 +13,26 @@ or the kernel would keep its buffers for minutes), and calls the session's `clos
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import itertools
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from flowctl._locks import OwnedLock
+from flowctl._sessioncalls import Coroutines, as_result, consume_all, handler_reason, reason_for
 from flowctl.deferred import Registration
-from flowctl.errors import BrokenError, ClosedError, InternalError, LimitExceededError, RemoteProtocolError
+from flowctl.errors import InternalError
 from flowctl.fanouts import FollowPlace
 from flowctl.flow import SendState, StateChange
+from flowctl.ledger import LedgerKind
 from flowctl.limits import NO_LIMITS, Limits
 from flowctl.policy import DropPolicy
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
-from flowctl.receiver import ALL, BLOCK, DEFAULT_CAPACITY_BYTES, DONE, InputResult, Receiver, Verdict
+from flowctl.receiver import BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, Receiver
 from flowctl.sender import Sender
 from flowctl.sender_types import SenderSettings
 from flowctl.session import Session
@@ -37,6 +40,13 @@ from flowctl.sockets import SocketOptions, close_socket, peer_name
 
 _numbers = itertools.count(1)
 _NEVER: Final = float("inf")
+_OPENING: Final = "opening"
+_EXPLAINED: Final = frozenset(
+    {CloseReason.PROTOCOL_ERROR, CloseReason.LIMIT_HIT, CloseReason.HANDSHAKE_TIMEOUT, CloseReason.IDLE}
+)
+"""Ends for which the session has usually queued an answer that says what was wrong."""
+MAX_CALLS: Final = 1024
+"""Calls that may wait for a connection's thread; more means that its group has not run for a long time."""
 
 
 class Connection:
@@ -52,22 +62,31 @@ class Connection:
         options: set on the socket.
         capacity_bytes: most input kept for a session that needs more to go on.
         clock: monotonic seconds; the clock of the poll groups.
+        peer: address and port of the other end. None: ask the socket, which no longer knows if the peer has gone.
         on_closed: told with the connection, on its thread, after the session: for whoever keeps the list.
     """
 
     __slots__ = (
+        "_calls",
+        "_calls_job",
         "_close_job",
+        "_coroutines",
+        "_deadline_job",
         "_ending",
         "_farewell",
         "_flush_job",
+        "_holds",
+        "_home",
         "_ledger_job",
         "_lock",
         "_on_closed",
         "_opened",
         "_over",
+        "_received_later",
         "_sender_due",
         "_sock",
         "_timer_due",
+        "_wished_due",
         "clock",
         "group",
         "number",
@@ -92,28 +111,37 @@ class Connection:
         options: SocketOptions | None = None,
         capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
         clock: Callable[[], float] = time.monotonic,
+        peer: tuple[str, int] | None = None,
         on_closed: Callable[[Connection], None] | None = None,
     ) -> None:
         (options or SocketOptions()).apply(sock)
         self._sock = sock
         self._lock = OwnedLock()
         self.number: Final = next(_numbers)
-        self.peer: Final = peer_name(sock)
+        self.peer: Final = peer or peer_name(sock)
         self.clock: Final = clock
         self.session: Final = session
         self.group: PollGroup | None = None  # where it lives; None on the way between two groups
+        self._home: PollGroup | None = None  # where it lived last, to report to
         self.place: FollowPlace | None = None  # where it follows a log; kept by flowctl.fanouts
         self.opened_at: Final = clock()
         self.registration: Final = Registration()
         self._flush_job: Final = self.registration.job(self._flush, "flush")
         self._close_job: Final = self.registration.job(self._finish, "close")
         self._ledger_job: Final = self.registration.job(self._read_ledger, "ledger")
+        self._deadline_job: Final = self.registration.job(self._take_wish, "deadline")
+        self._calls_job: Final = self.registration.job(self._run_calls, "calls")
         self._sender_due = self._timer_due = _NEVER  # what the one deadline of the group stands for
         self._opened = False
-        self._over = False  # `closed` was called
+        self._over = False  # the end has begun: everything is being taken down, once
+        self._wished_due = _NEVER  # a deadline that another thread asked for; guarded by _lock
+        self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] | None = None  # guarded by _lock
+        self._holds: dict[Hashable, tuple[str, float]] | None = None  # who paused input, since; guarded by _lock
         self._ending: tuple[CloseReason, str] | None = None  # the first reason; guarded by _lock
         self._farewell: tuple[CloseReason, str] | None = None  # of close_after_flush; guarded by _lock
         self._on_closed = on_closed
+        self._coroutines: Final = Coroutines(self._handler_failed)
+        self._received_later: Final = inspect.iscoroutinefunction(session.received)
         session.connection = self
         self.sender: Final = Sender(
             self, sock, limits=limits, policy=policy, frontend=self, settings=settings, deferred=deferred
@@ -140,6 +168,16 @@ class Connection:
                 self._farewell = (reason, details)
         self.sender.close_after_flush()
 
+    def drain(self, details: str) -> None:
+        """Let the session say goodbye (`Session.stopping`), then `close_after_flush` with SHUTDOWN. Any thread."""
+        self.call_soon(self._say_goodbye, details)
+
+    def _say_goodbye(self, details: str) -> None:
+        try:
+            self.session.stopping()
+        finally:
+            self.close_after_flush(details, reason=CloseReason.SHUTDOWN)
+
     def terminate(self, reason: CloseReason, details: str) -> None:
         """Do what `close` does; the Sender calls it too."""
         with self._lock:
@@ -148,10 +186,13 @@ class Connection:
             if reason is CloseReason.FINISHED and self._farewell is not None:
                 reason, details = self._farewell
             self._ending = (reason, details)
-        try:
-            self.registration.schedule(self._close_job)
-        except ClosedError:
-            return  # over already
+        self.registration.schedule(self._close_job)
+
+    def abandon(self, details: str) -> None:
+        """End a connection that is on no group and that no group will take again: its groups have stopped."""
+        if self.group is None:
+            self.terminate(CloseReason.SHUTDOWN, details)
+            self._finish()
 
     @property
     def ended(self) -> tuple[CloseReason, str] | None:
@@ -160,14 +201,18 @@ class Connection:
 
     def attached(self, group: PollGroup) -> None:
         """Begin to live on `group`; called by the group."""
-        self.group = group
-        self.receiver.attached(group)
+        self.group = self._home = group
+        try:
+            self.receiver.attached(group)
+            if self.place is not None:
+                self.place.enter(group)
+        except Exception as error:  # noqa: BLE001 - the group would drop the connection without closing it
+            self._handler_failed("attaching", error)
+            return
         self._arm()
-        if self.place is not None:
-            self.place.enter(group)
         if not self._opened:
             self._opened = True
-            self._call(self.session.opened, "opened")
+            self._call(group, self.session.opened, "opened")
         if self.sender.blocked:
             self.want_writable(True)
 
@@ -179,67 +224,97 @@ class Connection:
             self.group = None
             return
         self.receiver.detached()
-        group.unwatch_output(self._sock.fileno())
+        group.unwatch_output(self._sock)
         group.deadlines.remove(self)
-        stopping = group.state is not GroupState.RUNNING
-        if stopping:
+        if group.state is not GroupState.RUNNING:
             self.terminate(CloseReason.SHUTDOWN, f"poll group {group.name} stopped")
             self._finish()
         self.group = None
 
     def _finish(self) -> None:
-        """The one place where a connection ends, on its thread."""
+        """The one place where a connection ends, on its thread; nothing in here may keep the rest from happening."""
         if self._over or self._ending is None:
             return
         self._over = True
         reason, details = self._ending
+        if reason in _EXPLAINED:
+            self.sender.flush()  # the answer that says what was wrong, as far as it goes
         self.sender.close(reason, details)
         self._read_ledger()
         self.receiver.close()
+        self._coroutines.cancel()
         group = self.group
         if group is not None:
-            group.unwatch_output(self._sock.fileno())
+            group.unwatch_output(self._sock)
             group.deadlines.remove(self)
             group.remove_pollable(self)
         close_socket(self._sock, abortive=reason.abortive)
-        self._call(self.session.closed, "closed", reason, details)
+        self._call(group, self.session.closed, "closed", reason, details)
         self.registration.release()
         if self._on_closed is not None:
             self._on_closed(self)
 
     # -- input: the Receiver's handler
 
+    def pause_input(self, owner: Hashable, reason: str, *, control_bytes: int = 0) -> bool:
+        """Hold input on behalf of `owner` and enter it in the ledger; as `Receiver.pause`. Any thread.
+
+        Allowed from `send_state_changed`. What `Receiver.pause` is called for directly is counted, but not in the
+        ledger.
+
+        Returns:
+            True if `owner` did not hold input before.
+        """
+        if not self.receiver.pause(owner, reason, control_bytes=control_bytes):
+            return False
+        with self._lock:
+            if self._holds is None:
+                self._holds = {}
+            self._holds[owner] = (reason, self.clock())
+        self.sender.note(LedgerKind.PAUSE, f"input paused: {reason}")
+        return True
+
+    def resume_input(self, owner: Hashable) -> bool:
+        """End the hold of `owner` and enter it in the ledger; as `Receiver.resume`. Any thread.
+
+        Returns:
+            True if `owner` held input.
+        """
+        if not self.receiver.resume(owner):
+            return False
+        with self._lock:
+            reason, since = (self._holds or {}).pop(owner, ("", self.clock()))
+            if not self._holds:
+                self._holds = None
+        self.sender.note(LedgerKind.RESUME, f"input resumed: {reason}", duration_s=self.clock() - since)
+        return True
+
     def process_input(self, data: memoryview, *, control_only: bool) -> InputResult:
         """Hand input to the session."""
         if self._ending is not None:
-            return InputResult(Verdict.DONE)
-        session = self.session
-        if not data:
+            return DONE
+        session, size = self.session, len(data)
+        if not size:
             session.input_resumed()
-            return InputResult(Verdict.NEED_MORE, 0)
+            return NEED_MORE
         if control_only:
-            return _as_result(session.received_control(data), len(data))
-        if inspect.iscoroutinefunction(session.received):
+            return as_result(session.received_control(data), size)
+        group = self.group
+        if self._received_later and group is not None:
             coroutine: Any = session.received(memoryview(bytes(data)))
-            self._start(self._take_later(coroutine, len(data)))
+            self._coroutines.start(group.loop, consume_all(coroutine, size), "received", self.receiver.trigger_input)
             return BLOCK
         answer: Any = session.received(data)
-        return _as_result(answer, len(data))
-
-    async def _take_later(self, coroutine: Awaitable[int | None], size: int) -> None:
-        """Run a coroutine of `received`; input goes on when it is done."""
-        consumed = await coroutine
-        rest = size - consumed if isinstance(consumed, int) else 0
-        if rest:
-            raise InternalError(
-                f"a coroutine of received() must consume all {size} bytes, it left {rest}",
-                hint="keep what is incomplete in the session, or make received() a plain function",
-            )
-        self.receiver.trigger_input()
+        return as_result(answer, size)
 
     def process_eof(self) -> None:
         """The peer ended its stream."""
-        if not self.session.peer_ended():
+        try:
+            stays = self.session.peer_ended()
+        except Exception as error:  # noqa: BLE001 - otherwise a connection that nobody reads would stay for ever
+            self._handler_failed("peer_ended", error)
+            return
+        if not stays:
             self.terminate(CloseReason.PEER_CLOSED, "")
 
     def process_error(self, error: Exception) -> None:
@@ -247,9 +322,6 @@ class Connection:
         reason, details = reason_for(error)
         if reason is CloseReason.INTERNAL:
             self.handler_failed("received", error)
-        # The Sender may hold an answer that says what was wrong: let it go out first, as far as it goes.
-        if reason in {CloseReason.PROTOCOL_ERROR, CloseReason.LIMIT_HIT, CloseReason.HANDSHAKE_TIMEOUT}:
-            self.sender.flush()
         self.terminate(reason, details)
 
     def _watch_input(self, wanted: bool) -> None:  # noqa: FBT001 - the Receiver's signature
@@ -257,9 +329,9 @@ class Connection:
         if group is None:
             return
         if wanted:
-            group.watch_input(self._sock.fileno(), self.receiver.input_ready)
+            group.watch_input(self._sock, self.receiver.input_ready)
         else:
-            group.unwatch_input(self._sock.fileno())
+            group.unwatch_input(self._sock)
 
     # -- output: the Sender's host and frontend
 
@@ -274,7 +346,7 @@ class Connection:
 
     def request_flush(self) -> None:
         """Flush soon on the owning thread."""
-        self._schedule(self._flush_job)
+        self.registration.schedule(self._flush_job)
 
     def _flush(self) -> None:
         self.sender.flush()
@@ -285,9 +357,9 @@ class Connection:
         if group is None or self._over:
             return
         if wanted:
-            group.watch_output(self._sock.fileno(), self.sender.writable)
+            group.watch_output(self._sock, self.sender.writable)
         else:
-            group.unwatch_output(self._sock.fileno())
+            group.unwatch_output(self._sock)
 
     def send_state_changed(self, state: SendState, change: StateChange) -> None:
         """Hand an edge to the session; under the Sender's lock."""
@@ -295,33 +367,31 @@ class Connection:
 
     def ledger_grew(self) -> None:
         """Read the ledger soon."""
-        self._schedule(self._ledger_job)
+        self.registration.schedule(self._ledger_job)
 
     def _read_ledger(self) -> None:
         for entry in self.sender.unread_ledger():
-            self.session.ledger_entry(entry)
-
-    def handler_failed(self, where: str, error: Exception) -> None:
-        """Report that a handler of the session raised."""
-        group = self.group
-        if group is not None:
-            group.report(f"{where} of {self.describe()}", error)
-
-    def _schedule(self, job: Any) -> None:
-        try:
-            self.registration.schedule(job)
-        except ClosedError:
-            return  # over: nothing is flushed or read any more
+            try:
+                self.session.ledger_entry(entry)
+            except Exception as error:  # noqa: BLE001 - neither the other entries nor the end may be lost for it
+                self._handler_failed("ledger_entry", error)
 
     # -- deadlines
 
     def set_deadline(self, when: float) -> None:
         """Tick the Sender at `when`. Any thread."""
         group = self.group
-        if group is None or group.in_thread():
+        if group is not None and group.in_thread():
             self._set_sender_due(when)
-        else:
-            group.call_soon(self._set_sender_due, when)
+            return
+        with self._lock:
+            self._wished_due = min(self._wished_due, when)
+        self.registration.schedule(self._deadline_job)
+
+    def _take_wish(self) -> None:
+        with self._lock:
+            when, self._wished_due = self._wished_due, _NEVER
+        self._set_sender_due(when)
 
     def _set_sender_due(self, when: float) -> None:
         if when < self._sender_due:
@@ -352,10 +422,11 @@ class Connection:
             self.sender.tick()
         if now >= self._timer_due:
             self._timer_due = _NEVER
-            try:
-                self.session.timer(now)
-            except Exception as error:  # noqa: BLE001 - as for input: the session's error is the connection's end
-                self.process_error(error)
+            if self.ended is None:
+                try:
+                    self.session.timer(now)
+                except Exception as error:  # noqa: BLE001 - as for input: the session's error is the connection's end
+                    self._handler_failed("timer", error)
         self._arm()
 
     # -- what it is
@@ -370,53 +441,63 @@ class Connection:
 
     # -- calling the session
 
-    def _call(self, method: Callable[..., Any], where: str, *args: Any) -> None:
+    def call_soon(self, callback: Callable[..., Any], *args: Any) -> bool:
+        """Call on the connection's own thread, soon and in order, also when it moves to another. Any thread.
+
+        An exception of `callback` is reported and ends the connection, like that of a handler.
+
+        Returns:
+            False if the connection is over or about to end: it is not called then, nor if the end comes first.
+        """
+        with self._lock:
+            if self._ending is not None:
+                return False
+            if self._calls is None:
+                self._calls = deque()
+            self._calls.append((callback, args))
+            count = len(self._calls)
+        if count > MAX_CALLS:
+            self.terminate(CloseReason.INTERNAL, f"{count} calls wait for its thread, the limit is {MAX_CALLS}")
+            return False
+        self.registration.schedule(self._calls_job)
+        return True
+
+    def _run_calls(self) -> None:
+        with self._lock:
+            calls, self._calls = self._calls, None
+        for callback, args in calls or ():
+            if self.ended is not None:
+                return
+            try:
+                callback(*args)
+            except Exception as error:  # noqa: BLE001 - as for every handler
+                self._handler_failed(getattr(callback, "__name__", "call"), error)
+
+    def handler_failed(self, where: str, error: Exception) -> None:
+        """Report that a handler of the session raised. Any thread."""
+        if self._home is not None:
+            self._home.report(f"{where} of {self.describe()}", error)
+
+    def _handler_failed(self, where: str, error: Exception) -> None:
+        """End the connection for what a handler raised; report it unless it is the peer's fault."""
+        reason, details = handler_reason(error)
+        if reason is CloseReason.INTERNAL:
+            self.handler_failed(where, error)
+        self.terminate(reason, details)
+
+    def _call(self, group: PollGroup | None, method: Callable[..., Any], where: str, *args: Any) -> None:
         """Call a method of the session that may be a coroutine function; contain its exception."""
         try:
             answer = method(*args)
-            if inspect.iscoroutine(answer):
-                self._start(answer)
+            if not inspect.iscoroutine(answer):
+                return
+            if group is None:
+                answer.close()
+                raise InternalError(f"there is no loop left for the coroutine {where}()")
+            if where == "opened":
+                self.receiver.pause(_OPENING, _OPENING)
+                self._coroutines.start(group.loop, answer, where, lambda: self.receiver.resume(_OPENING))
+            else:
+                self._coroutines.start(group.loop, answer, where)
         except Exception as error:  # noqa: BLE001 - one session's fault must not cost the others their thread
-            self.handler_failed(where, error)
-            self.terminate(*reason_for(error))
-
-    def _start(self, coroutine: Any) -> None:
-        """Run a coroutine of the session on the group's loop."""
-        group = self.group
-        if group is None:
-            coroutine.close()
-            return
-        task = group.loop.create_task(coroutine)
-        _tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[Any]) -> None:
-        _tasks.discard(task)
-        if not task.cancelled():
-            error = task.exception()
-            if isinstance(error, Exception):
-                self.process_error(error)
-
-
-_tasks: set[asyncio.Task[Any]] = set()
-"""Running coroutines of sessions: a loop holds its tasks only weakly."""
-
-
-def reason_for(error: Exception) -> tuple[CloseReason, str]:
-    """Return the close reason and details that `error` stands for."""
-    if isinstance(error, LimitExceededError):
-        timeout = error.limit == "handshake_time_s"
-        return (CloseReason.HANDSHAKE_TIMEOUT if timeout else CloseReason.LIMIT_HIT), str(error)
-    if isinstance(error, RemoteProtocolError):
-        return CloseReason.PROTOCOL_ERROR, f"{error.code}: {error}"
-    if isinstance(error, (BrokenError, OSError)):
-        return CloseReason.PEER_RESET, str(error)
-    return CloseReason.INTERNAL, f"{type(error).__name__}: {error}"
-
-
-def _as_result(answer: InputResult | int | None, size: int) -> InputResult:
-    if answer is None:
-        return DONE
-    if isinstance(answer, InputResult):
-        return answer
-    return InputResult(Verdict.NEED_MORE, ALL if answer == size else answer)
+            self._handler_failed(where, error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowctl._locks import OwnedLock
 from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S, Fanout
 from flowctl.pollgroup import PollGroup
 from flowctl.streamlog import Entry, StreamLog
@@ -17,38 +18,43 @@ if TYPE_CHECKING:
 
 
 class Fanouts:
-    """The fan-outs of one log, by poll group. Each is used on its group's thread only.
+    """The fan-outs of one log, by poll group; each is used on its group's thread only.
 
     Args:
         log: what is fanned out.
         flush_interval_s: of each fan-out, in seconds.
     """
 
-    __slots__ = ("_by_group", "flush_interval_s", "log")
+    __slots__ = ("_by_group", "_lock", "flush_interval_s", "log")
 
     def __init__(self, log: StreamLog, *, flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S) -> None:
         self.log = log
         self.flush_interval_s = flush_interval_s
-        self._by_group: dict[PollGroup, Fanout] = {}  # one key per thread: each thread touches its own only
+        # The lock is also what makes listening to the log, a read and a write of its list, safe between groups.
+        self._lock = OwnedLock()
+        self._by_group: dict[PollGroup, Fanout] = {}  # guarded by _lock
 
     def on(self, group: PollGroup) -> Fanout:
         """Return the fan-out on `group`, made if needed. The group's thread."""
-        fanout = self._by_group.get(group)
-        if fanout is None:
-            fanout = self._by_group[group] = Fanout(self.log, group, flush_interval_s=self.flush_interval_s)
-        return fanout
+        with self._lock:
+            fanout = self._by_group.get(group)
+            if fanout is None:
+                fanout = self._by_group[group] = Fanout(self.log, group, flush_interval_s=self.flush_interval_s)
+            return fanout
 
     def release(self, group: PollGroup) -> None:
         """Give up the fan-out on `group` if it serves nobody any more. The group's thread."""
-        fanout = self._by_group.get(group)
-        if fanout is not None and fanout.empty:
-            fanout.close()
-            del self._by_group[group]
+        with self._lock:
+            fanout = self._by_group.get(group)
+            if fanout is not None and fanout.empty:
+                fanout.close()
+                del self._by_group[group]
 
     @property
     def active(self) -> list[Fanout]:
         """The fan-outs of all groups, for statistics. Any thread."""
-        return list(self._by_group.values())
+        with self._lock:
+            return list(self._by_group.values())
 
 
 class FollowPlace:

@@ -347,7 +347,6 @@ class Receiver:
             return
         with self._lock:
             self._offer = False
-        self._blocked = False
         data, self._kept = self._kept, b""
         self._hand_on(memoryview(data) if data else _NOTHING)
 
@@ -432,11 +431,10 @@ class Receiver:
                 self._fail(LimitExceededError("input_buffer_bytes", len(rest), self._capacity_bytes))
                 return
             if verdict is not Verdict.DONE or not rest or self._mode is InputMode.STOPPED:
+                # Stopped half-way through with DONE, the rest is offered on resumption: every change of the holders
+                # asks for an offer.
                 self._blocked = verdict is Verdict.BLOCK
                 self._kept = bytes(rest)
-                if verdict is Verdict.DONE and rest:
-                    with self._lock:
-                        self._offer = True  # stopped half-way: it goes on with the rest, not with more input
                 return
             data = rest
 
@@ -468,12 +466,13 @@ class Receiver:
 
     def _finish(self) -> None:
         """Go over to the state in which nothing is read or handed on any more."""
+        now = self._clock()
         with self._lock:
             self._over = True
             self._offer = False
             self._mode = InputMode.BULK
             if self._holds is not None:
-                self._holds.clear(self._clock())
+                self._holds.clear(now)
         self._kept = b""
         self._end = None
         self._more = False

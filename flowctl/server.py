@@ -203,6 +203,10 @@ class Server:
 
     # -- the listener: a pollable
 
+    def load(self) -> float:
+        """Weigh nothing, so that rebalancing leaves the listener where it is: admission belongs to that thread."""
+        return 0.0
+
     def attached(self, group: PollGroup) -> None:
         """Begin to accept; called by the group."""
         group.watch_input(self._listener.fileno(), lambda: self._accept(group))

@@ -19,8 +19,10 @@ class Session:
     """One peer of a server. Derive from it and override what is needed; each method may be a coroutine function.
 
     Methods run on the thread of the connection's poll group, so they need no lock between them; the exception is
-    `send_state_changed`. While a coroutine of `received` runs, input is not read: a slow handler slows its peer down
-    instead of filling memory.
+    `send_state_changed`. While a coroutine of `opened` or `received` runs, input is not read: a slow handler slows its
+    peer down instead of filling memory. A coroutine stays on the loop where it began, even if the connection is moved
+    to another group meanwhile, and is cancelled when the connection ends. What a handler raises is reported and ends
+    the connection with reason INTERNAL; a `RemoteProtocolError` ends it as the peer's fault, without a report.
 
     Attributes:
         connection: set before `opened` is called.
@@ -68,6 +70,9 @@ class Session:
 
     def timer(self, now: float) -> None:
         """Do what was asked for with `Connection.set_timer`."""
+
+    def stopping(self) -> None:
+        """Say goodbye: the server stops, and closes the connection when what is sent here has gone out."""
 
     def closed(self, reason: CloseReason, details: str) -> Awaitable[None] | None:
         """Take note that the connection is over, and why; the last call, exactly once."""

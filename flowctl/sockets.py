@@ -55,14 +55,29 @@ class SocketOptions:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.receive_buffer_bytes)
 
 
+_LEFT_UNREAD_BYTES: Final = 256 * 1024
+"""Input thrown away at an orderly close, at most."""
+
+
 def close_socket(sock: socket.socket, *, abortive: bool) -> None:
-    """Close `sock`; `abortive` resets the connection, so that the kernel frees what it still holds for the peer."""
+    """Close `sock`; `abortive` resets the connection, so that the kernel frees what it still holds for the peer.
+
+    An orderly close reads what has come and was not wanted any more: the kernel resets a connection that is closed
+    with unread input, and the reset overtakes what was sent last, which is why the peer was refused.
+    """
     with contextlib.suppress(OSError):
         if abortive:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         else:
             sock.shutdown(socket.SHUT_WR)
+            _discard_input(sock)
     sock.close()
+
+
+def _discard_input(sock: socket.socket) -> None:
+    left = _LEFT_UNREAD_BYTES
+    while left > 0 and (count := len(sock.recv(min(left, 64 * 1024), socket.MSG_DONTWAIT))):
+        left -= count
 
 
 def peer_name(sock: socket.socket) -> tuple[str, int]:

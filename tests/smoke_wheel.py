@@ -104,9 +104,11 @@ def check_live() -> None:
         ):
             played = _summary(player, "play")
             published = _summary(publisher, "publish")
-    require(_video_count(published) > 0, f"nothing was published: {published}")
-    require(_video_count(played) > 0, f"nothing was played: {played}")
-    say(f"flowctl publish, play: {_video_count(published)} video messages sent, {_video_count(played)} played")
+    sent, received = pictures(published["sent"]), pictures(played["received"])
+    require(sent > 0, f"nothing was published: {published}")
+    require(received > 0, f"nothing was played: {played}")
+    require(played["missing"]["video"] == 0, f"a viewer that keeps up lost frames: {played}")
+    say(f"flowctl publish, play: {sent} pictures sent, {received} played, none missing")
 
 
 def _summary(process: subprocess.Popen[str], name: str) -> dict[str, Any]:
@@ -117,8 +119,9 @@ def _summary(process: subprocess.Popen[str], name: str) -> dict[str, Any]:
     return summary
 
 
-def _video_count(summary: dict[str, Any]) -> int:
-    return int(summary["video"])
+def pictures(counts: dict[str, int]) -> int:
+    """Return the number of video messages in counts by class."""
+    return sum(counts.get(name, 0) for name in ("key", "inter", "disposable"))
 
 
 if __name__ == "__main__":

@@ -255,6 +255,20 @@ def test_revoke_when_running_cancels_the_request_for_another_round(bench):
     assert len(bench.log) == 2
 
 
+def test_job_when_revoked_long_ago_may_ask_for_another_round(bench):
+    """A revocation counts against the run it met, not against later ones."""
+    registration = bench.registration()
+    left = [True, None]
+    job = registration.job(lambda: left.pop(0))
+    registration.schedule(job)
+    registration.revoke(job)
+    registration.revoke(job)
+    registration.schedule(job)
+    assert bench.processor.run_round() is True
+    assert bench.processor.run_round() is False
+    assert left == []
+
+
 def test_release_when_jobs_are_pending_revokes_all(bench):
     """After a release nothing of the registration runs, other registrations do, and late calls are counted."""
     gone, stays = bench.registration(), bench.registration()
@@ -440,6 +454,18 @@ def test_migrate_when_the_running_job_raises_is_still_carried_out(bench):
         with contextlib.suppress(KeyboardInterrupt):
             bench.processor.run_round()
         assert registration.processor is other.processor
+
+
+def test_release_when_a_move_waits_cancels_the_move(bench):
+    """A registration released in the very job that its move waited for is not bound again by the move."""
+    other = Bench()
+    registration = bench.registration()
+    job = registration.job(lambda: registration.migrate(other.processor) or registration.release())
+    registration.schedule(job)
+    bench.processor.run_round()
+    assert registration.processor is None
+    assert registration.released
+    assert registration.schedule(job) is False
 
 
 def test_migrate_when_replaced_by_a_later_one_goes_to_the_later(bench):

@@ -346,3 +346,13 @@ def test_weight_when_pollables_say_their_load_is_its_sum(group, errors):
     for pollable in (*pollables, failing):
         group.remove_pollable(pollable)
     assert group.statistics().weight == 0.0
+
+
+def test_weight_when_all_have_left_is_zero_exactly(group):
+    """Sums of fractions drift; a group without pollables weighs nothing all the same."""
+    pollables = [FakePollable(weight) for weight in (0.1, 0.2, 0.3)]
+    for pollable in pollables:
+        group.add_pollable(pollable, pollable.registration)
+    for pollable in pollables:
+        group.remove_pollable(pollable)
+    assert group.statistics().weight == 0.0

@@ -74,6 +74,18 @@ def test_call_later_when_time_has_passed_calls_and_can_be_cancelled(group):
         group.call_later(0.0, print)
 
 
+def test_rounds_when_work_is_left_go_on_by_themselves(group):
+    """A job that asks for another round gets it without anybody scheduling anything."""
+    registration = Registration()
+    left = list(range(10))
+    done = threading.Event()
+    job = registration.job(lambda: left.pop() is not None if left else done.set())
+    registration.bind(group.processor)
+    registration.schedule(job)
+    assert done.wait(WAIT_S)
+    assert left == []
+
+
 def test_rounds_when_work_is_left_let_input_in_between(group):
     """A job that always asks for another round does not keep the group from hearing its descriptors."""
     ours, theirs = socket.socketpair()
@@ -319,6 +331,8 @@ def test_deadlines_when_due_are_called_on_the_thread_not_early(group):
         assert alarm.event.wait(WAIT_S)
     assert [len(alarm.times) for alarm in alarms] == [1] * 5
     assert all(alarm.times[0] >= when for alarm, when in zip(alarms, wanted, strict=True))
+    # One turn to set them, and one or two of the timer for each: it does not spin until the time has come.
+    assert group.statistics().turns <= 20
     assert group.statistics().deadlines == 0
 
 
@@ -371,6 +385,23 @@ def test_statistics_when_handlers_ran_count_them(group):
     assert after.longest_turn_s > 0.0
     with pytest.raises(AttributeError):
         after.turns = 1
+
+
+def test_statistics_when_handlers_are_nested_count_the_outer_one(group):
+    """A handler that removes a pollable, whose detached runs inside it, is one turn."""
+    pollable = FakePollable()
+    group.add_pollable(pollable, pollable.registration)
+    on_thread(group, lambda: None)
+    outcome = []
+
+    def work() -> None:
+        before = group.statistics().turns
+        group.remove_pollable(pollable)
+        outcome.append(group.statistics().turns - before)
+
+    on_thread(group, work)
+    assert pollable.what() == ["attached", "detached"]
+    assert outcome == [0]
 
 
 def test_scratch_when_asked_for_has_the_size_wanted(make_group):

@@ -259,8 +259,9 @@ def test_eof_when_the_handler_blocks_on_resumption_waits_for_the_trigger(kit):
 def test_close_when_called_inside_the_handler_ends_everything(kit):
     """After close nothing is read, handed on, delivered, or scheduled, and closing again is no error."""
     kit.handler.on_offer = lambda data: kit.receiver.close()
-    kit.handler.answers = [InputResult(Verdict.NEED_MORE, 1)]
+    kit.handler.answers = [InputResult(Verdict.DONE, 1)]
     kit.ready(b"abc", b"def", EOF)
+    assert kit.receiver.statistics().kept_bytes == 0
     kit.receiver.trigger_input()
     kit.receiver.close()
     kit.settle()

@@ -142,6 +142,16 @@ def test_control_when_granted_differently_is_the_smallest_grant(kit):
     assert kit.receiver.statistics().control_bytes_in == 8
 
 
+def test_control_when_the_grant_is_lowered_counts_at_once(kit):
+    """A holder may lower its grant within the interval; what was not read yet is cut to it."""
+    kit.receiver.pause("a", "x", control_bytes=10)
+    kit.ready(b"abc")
+    kit.receiver.pause("a", "x", control_bytes=4)
+    kit.feed.append(b"x" * 30)
+    kit.settle()
+    assert kit.receiver.statistics().control_bytes_in == 3 + 4
+
+
 def test_control_when_holds_flap_is_not_granted_anew(kit):
     """Letting go and holding again within an interval does not begin a new interval."""
     kit.receiver.pause("a", "x", control_bytes=10)

@@ -60,6 +60,23 @@ class ClientEnd:
     status: Status | None
     after_s: float
 
+    @property
+    def as_wanted(self) -> bool:
+        """Whether we ended it ourselves, in order, and the server had nothing to complain about."""
+        refused = self.status is not None and self.status.level == "error"
+        return self.reason is CloseReason.FINISHED and not refused
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        status = self.status
+        return {
+            "reason": self.reason.value,
+            "details": self.details,
+            "code": None if status is None else status.code,
+            "description": None if status is None else status.description,
+            "after_s": round(self.after_s, 3),
+        }
+
     def __str__(self) -> str:
         text = self.reason.value + (f" ({self.details})" if self.details else "")
         if self.status is not None:

@@ -20,7 +20,7 @@ from flowctl.client.base import DEFAULT_CONFIG, RtmpClient
 from flowctl.client.pace import TimedTag, Timeline
 from flowctl.counts import NO_COUNTS, Counts, Tally
 from flowctl.deferred import Job
-from flowctl.errors import ConfigError
+from flowctl.errors import ConfigError, FlowctlError
 from flowctl.flow import MessageClass, SendState, StateChange
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO, FlvTag
 from flowctl.media.stamp import MAX_SEQUENCE, has_slot, stamp
@@ -54,7 +54,7 @@ class PublisherStatistics:
         sent: tags given to the Sender, by class, bytes of their bodies.
         bytes_queued: what waits in the Sender.
         rounds: how often the source has begun.
-        media_s: media time sent.
+        media_s: media time from the first tag to the last one sent.
         lag_s: how far behind its time the next tag is; 0 where there is no pace.
         max_lag_s: the largest lag so far.
         waits: how often the pump waited for room.
@@ -86,6 +86,9 @@ class RtmpPublisher(RtmpClient):
         on_sent: told of each media tag as it was given to the Sender, with its class; for tests and reports.
         on_end: see `RtmpClient`.
 
+    Attributes:
+        source_error: what went wrong with the source, which counts as its end. None: nothing.
+
     Raises:
         ConfigError: the pace is out of range, or the source cannot loop.
     """
@@ -97,6 +100,7 @@ class RtmpPublisher(RtmpClient):
         "_numbers",
         "_on_sent",
         "_pace",
+        "_sent_ms",
         "_started_at",
         "_tags",
         "_tally",
@@ -104,6 +108,7 @@ class RtmpPublisher(RtmpClient):
         "_waited_s",
         "_waiting_since",
         "_waits",
+        "source_error",
     )
 
     def __init__(
@@ -129,29 +134,30 @@ class RtmpPublisher(RtmpClient):
         self._numbers = {TAG_VIDEO: 0, TAG_AUDIO: 0}  # of the next stamped frame
         self._on_sent = on_sent
         self._job: Job | None = None  # runs the pump; made when the connection is there
+        self._sent_ms = 0  # media time of the last tag sent
         self._started_at: float | None = None  # when the first tag was due; None: not publishing
         self._waiting_since: float | None = None  # since when there is no room
         self._tally = Tally()
         self._waits = 0
         self._waited_s = 0.0
         self._max_lag_s = 0.0
+        self.source_error: FlowctlError | None = None
 
     # -- any thread
 
     def statistics(self) -> PublisherStatistics:
         """Return a frozen snapshot. Figures of the connection's thread may be a step apart."""
         following = self._next
-        media_s = 0.0 if following is None else following.due_ms / 1000
         opened = self._job is not None
         now = self.connection.clock() if opened else 0.0
         since = self._waiting_since
-        lag_s = max(now - self._time_of(following), 0.0) if following is not None and self.end is None else 0.0
+        lag_s = max(now - self._time_of(following, now), 0.0) if following is not None and self.end is None else 0.0
         return PublisherStatistics(
             publishing=self._started_at is not None and self.end is None,
             sent=self._tally.frozen(),
             bytes_queued=self.connection.sender.load().size_bytes if opened else 0,
             rounds=self._timeline.rounds,
-            media_s=media_s,
+            media_s=self._sent_ms / 1000,
             lag_s=lag_s,
             max_lag_s=max(self._max_lag_s, lag_s),
             waits=self._waits,
@@ -173,7 +179,7 @@ class RtmpPublisher(RtmpClient):
         """Begin when the server says so; end when it takes the stream away."""
         if isinstance(event, PublishStarted) and self._started_at is None:
             self._started_at = now
-            self._next = next(self._tags, None)
+            self._take_next()
             self._pump()
         elif isinstance(event, StreamEnded):
             self.connection.close_after_flush(f"the server ended the stream: {event.reason}")
@@ -191,9 +197,10 @@ class RtmpPublisher(RtmpClient):
 
     # -- the pump
 
-    def _time_of(self, timed: TimedTag) -> float:
+    def _time_of(self, timed: TimedTag, now: float) -> float:
+        """Return when `timed` is due: `now` where there is no pace."""
         if not self._pace or self._started_at is None:
-            return self.connection.clock()
+            return now
         return self._started_at + timed.due_ms / 1000 / self._pace
 
     def _pump(self) -> None:
@@ -205,9 +212,9 @@ class RtmpPublisher(RtmpClient):
         for _ in range(_TURN_TAGS):
             timed = self._next
             if timed is None:
-                self.finish("everything was sent")
+                self.finish("everything was sent" if self.source_error is None else f"the source: {self.source_error}")
                 return
-            due_at = self._time_of(timed)
+            due_at = self._time_of(timed, now)
             if due_at > now:
                 self.wake_at(due_at)
                 return
@@ -216,11 +223,19 @@ class RtmpPublisher(RtmpClient):
                 return
             self._max_lag_s = max(self._max_lag_s, now - due_at)
             budget -= self._send(timed)
-            self._next = next(self._tags, None)
+            self._take_next()
             if budget <= 0:
                 break
         if self._job is not None:
             self.connection.registration.schedule(self._job)  # more is due, but others have their turn first
+
+    def _take_next(self) -> None:
+        """Get the next tag of the source; a source that fails ends there, and its error is kept for our caller."""
+        try:
+            self._next = next(self._tags, None)
+        except FlowctlError as error:
+            self._next = None
+            self.source_error = error
 
     def _has_room(self, now: float) -> bool:
         if self.connection.sender.load().size_bytes < MAX_QUEUED_BYTES:
@@ -236,6 +251,7 @@ class RtmpPublisher(RtmpClient):
     def _send(self, timed: TimedTag) -> int:
         """Give one tag to the Sender; return its size on the wire."""
         type_id, timestamp, payload = timed.tag
+        self._sent_ms = timed.due_ms
         if has_slot(payload):
             number = self._numbers[type_id]
             self._numbers[type_id] = number + 1 & MAX_SEQUENCE

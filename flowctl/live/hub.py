@@ -99,6 +99,7 @@ class Hub:
             self._publishers[publisher] = publisher
             if current is not None and config.second_publisher is SecondPublisher.STANDBY:
                 stream.standby.append(publisher)
+                stream.stand_by(publisher)
                 return stream
             replaced = current
             waiting = self._begin_locked(stream, publisher, now)
@@ -141,6 +142,7 @@ class Hub:
                 del self._published_from[address]
             if publisher in stream.standby:
                 stream.standby.remove(publisher)
+                stream.stand_down(publisher)
             if stream.publisher is not publisher:
                 return
             if stream.standby:

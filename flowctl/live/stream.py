@@ -61,6 +61,8 @@ class Stream:
         self.ended = True  # viewers were told that nobody publishes; guarded by the hub's lock
         self._wires: dict[int, WireLog] = {}  # by message stream id; guarded by _lock
         self._headers: dict[object, Body] = {}  # by sticky key, in the order in which they came; guarded by _lock
+        # What publishers on standby would need to have sent: encoders send headers once, at the start; guarded by _lock
+        self._standby_headers: dict[StreamMember, dict[object, Body]] = {}
         self._shift: int | None = None  # added to timestamps; None: to be found with the next message; guarded by _lock
         self._last_timestamp: int | None = None  # guarded by _lock
         self._last_at = now  # when the last message came; guarded by _lock
@@ -74,16 +76,38 @@ class Stream:
 
     # -- publishing
 
+    def stand_by(self, publisher: StreamMember) -> None:
+        """Remember the headers that `publisher` sends from now on, for `take_over`."""
+        with self._lock:
+            self._standby_headers[publisher] = {}
+
+    def stand_down(self, publisher: StreamMember) -> None:
+        """Forget a publisher that was on standby; harmless for any other."""
+        with self._lock:
+            self._standby_headers.pop(publisher, None)
+
     def take_over(self, publisher: StreamMember | None, now: float) -> None:
-        """Make `publisher` the one whose messages count; None: nobody's do."""
+        """Make `publisher` the one whose messages count; None: nobody's do.
+
+        One that was on standby has sent its headers already: they are passed on now. The headers of the publisher
+        before it are forgotten, since its tracks may be others.
+        """
         self.wire(_USUAL_MSID)  # before the first viewer comes, so that it finds the GOP cache filled
         with self._lock:
             self.publisher = publisher
             self._shift = None
             self._key_seen = False
             self._began_at = now
-            if publisher is not None:
-                self.published_at = now
+            if publisher is None:
+                return
+            self.published_at = now
+            self._headers = {}
+            self.codecs.clear()
+            timestamp = self._last_timestamp or 0
+            for key, (type_id, payload) in self._standby_headers.pop(publisher, {}).items():
+                self._take_header(key, type_id, payload)
+                for wire in self._wires.values():
+                    wire.append_header(type_id, timestamp, payload, now)
 
     def publish(self, publisher: StreamMember, type_id: int, timestamp: int, payload: bytes, now: float) -> bool:
         """Pass one message on to the viewers; return False when `publisher` is not the one whose messages count.
@@ -99,14 +123,15 @@ class Stream:
         message_class = info.message_class
         with self._lock:
             if self.publisher is not publisher:
+                waiting = self._standby_headers.get(publisher)
+                if waiting is not None and message_class is MessageClass.HEADER:
+                    _keep_header(waiting, info.sticky_key, type_id, payload)
                 return False
             timestamp = self._rebase(timestamp, now)
             self.messages_in[message_class] += 1
             self.bytes_in += len(payload)
             if message_class is MessageClass.HEADER:
-                self._keep_header(info.sticky_key, type_id, payload)
-                if info.codec:
-                    self.codecs[info.kind] = info.codec
+                self._take_header(info.sticky_key, type_id, payload)
             elif message_class is MessageClass.KEY:
                 self._key_seen = True
             elif message_class in _FRAMES and not self._key_seen:
@@ -135,12 +160,13 @@ class Stream:
         self._last_at = now
         return rebased
 
-    def _keep_header(self, key: object, type_id: int, payload: bytes) -> None:
+    def _take_header(self, key: object, type_id: int, payload: bytes) -> None:
+        """Keep a header of the publisher that counts, and note what it says about the codec."""
         self._lock.assert_owned()
-        if key in self._headers or len(self._headers) < _MOST_HEADERS:
-            # Taken out first, so that the order stays that of arrival.
-            self._headers.pop(key, None)
-            self._headers[key] = (type_id, payload)
+        _keep_header(self._headers, key, type_id, payload)
+        info = inspect(type_id, payload)
+        if info.codec:
+            self.codecs[info.kind] = info.codec
 
     def end(self, now: float) -> None:
         """Tell the viewers, through the logs, that nobody publishes any more, and forget what was cached."""
@@ -199,6 +225,13 @@ class Stream:
         counts = self.messages_in
         video = counts[MessageClass.KEY] + counts[MessageClass.INTER] + counts[MessageClass.DISPOSABLE]
         return video, counts[MessageClass.AUDIO]
+
+
+def _keep_header(headers: dict[object, Body], key: object, type_id: int, payload: bytes) -> None:
+    if key in headers or len(headers) < _MOST_HEADERS:
+        # Taken out first, so that the order stays that of arrival.
+        headers.pop(key, None)
+        headers[key] = (type_id, payload)
 
 
 MEDIA_TYPES: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})

@@ -63,6 +63,11 @@ class WireLog:
         restart = self.headers(headers, timestamp) if message_class is MessageClass.KEY else ()
         self.log.append(wire, message_class, now, restart=restart)
 
+    def append_header(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
+        """Publish a header that its publisher sent before it counted; timestamp as for `headers`."""
+        for wire in self.headers([(type_id, payload)], timestamp):
+            self.log.append(wire, MessageClass.HEADER, now)
+
     def end(self, timestamp: int, now: float) -> None:
         """Tell the players, after everything that was published, that the publisher has gone."""
         wire = commands.end_of_stream_bytes(self.msid, chunk_size=self.chunk_size, timestamp=timestamp)

@@ -85,6 +85,7 @@ class ClientCore:
     # ----------------------------------------------------------------------------------------------- output
 
     def _send(self, message: Message) -> None:
+        """Queue a message; raises `LimitExceededError` when nobody collects what is queued."""
         self._out += self._writer.write(message)
         if len(self._out) > self._config.pending_output_bytes:
             raise LimitExceededError("pending_output_bytes", len(self._out), self._config.pending_output_bytes)
@@ -123,10 +124,12 @@ class ClientCore:
             raise LocalProtocolError("connect was not called")
 
     def _fail(self, error: RemoteProtocolError) -> None:
+        """End the session; a client explains nothing to a server, which would not read it."""
         self._error = str(error)
         self._move(ClientInput.FAIL)
 
     def _phase_start(self, now: float) -> float:
+        """Return when the present state was entered, or make it `now` where no time was known then."""
         if self._since is None:
             self._since = now
         return self._since
@@ -142,6 +145,7 @@ class ClientCore:
         return (name, allowed) if allowed else None
 
     def _check_phase(self, now: float) -> None:
+        """Raise `LimitExceededError` when the present state has lasted too long."""
         limit = self._phase_limit()
         start = self._phase_start(now)
         if limit is not None and now - start >= limit[1]:
@@ -156,6 +160,7 @@ class ClientCore:
         return f"{self._url.stream}?{self._url.raw_query}" if self._url.raw_query else self._url.stream
 
     def _send_connect(self) -> None:
+        """Announce our chunk size and connect, once the handshake is done."""
         # Before connect, as OBS does it, so that the long connect is not cut into chunks of 128 octets.
         self._out += self._writer.set_chunk_size(self._config.out_chunk_size)
         values = client_commands.connect_object(

@@ -42,8 +42,13 @@ _COMMANDS: Final = frozenset({TYPE_COMMAND_AMF0, TYPE_COMMAND_AMF3})
 _ENDING: Final = frozenset(
     {commands.PLAY_UNPUBLISH_NOTIFY, commands.PLAY_STOP, commands.UNPUBLISH_SUCCESS, "NetStream.Play.Complete"}
 )
+"""Codes after which nothing more comes, until a publish notification."""
+
 _RUNNING: Final = frozenset({ClientState.ASKING, ClientState.ACTIVE})
+"""States in which a status may be about our stream."""
+
 _DESCRIPTION_MAX_CHARS: Final = 1024
+"""Limit on the server's words that are kept; a challenge of Adobe authentication is below 200."""
 
 
 class ClientReplies(ClientCore):
@@ -79,11 +84,13 @@ class ClientReplies(ClientCore):
                 events.append(ignored)
 
     def _stream_event(self, message: Message, events: list[ClientEvent]) -> None:
+        """Take a Stream EOF; the other stream events say nothing that a status does not say as well."""
         value = decode_message(message, self._config.limits)
         if isinstance(value, UserControl) and value.event == EVENT_STREAM_EOF and value.stream_id == self._stream_id:
             self._end(events, "stream_eof")
 
     def _command(self, message: Message, events: list[ClientEvent]) -> None:
+        """Take a reply, a status, or a call of the server."""
         command = decode_message(message, self._config.limits)
         if not isinstance(command, Command):
             raise InternalError(f"a message of type {message.type_id} is no command")
@@ -104,7 +111,10 @@ class ClientReplies(ClientCore):
     # --------------------------------------------------------------------------------------------- replies
 
     def _awaited(self, command: Command) -> str:
-        """Return the name of the command that `command` answers, "" for none."""
+        """Return the name of the command that `command` answers, "" for none.
+
+        By its transaction id; where that is of no command of ours (0 is common), by what the session waits for.
+        """
         name = self._replies.pop(int(command.transaction_id), "")
         if not name and self._state is ClientState.CONNECTING:
             return "connect"
@@ -114,6 +124,7 @@ class ClientReplies(ClientCore):
         return name
 
     def _on_result(self, command: Command, events: list[ClientEvent]) -> None:
+        """Go ahead after a reply to connect or createStream; publish and play are answered by a status instead."""
         name = self._awaited(command)
         if name == "connect" and self._state is ClientState.CONNECTING:
             self._connected(command, events)
@@ -123,8 +134,10 @@ class ClientReplies(ClientCore):
             self._control.count("result-of-no-use")
 
     def _connected(self, command: Command, events: list[ClientEvent]) -> None:
+        """Take the reply to connect: properties and information, either of which may be null."""
         information = commands.first_properties(list(command.arguments))
         if commands.text(information.get("level")) == "error":
+            # A refusal dressed as a result.
             self._refused("connect", information, events)
             return
         self._move(ClientInput.ACCEPTED)
@@ -135,6 +148,7 @@ class ClientReplies(ClientCore):
         self._create_stream()
 
     def _created(self, command: Command, events: list[ClientEvent]) -> None:
+        """Take the reply to createStream, and ask for what the stream is for."""
         stream_id = commands.whole(command.arguments[0] if command.arguments else None, -1)
         if self._state is not ClientState.CREATING:
             # Our caller has closed the stream before it was there.
@@ -149,7 +163,9 @@ class ClientReplies(ClientCore):
             self._refused("createStream", {"description": "the reply has no stream id"}, events)
 
     def _on_error(self, command: Command, events: list[ClientEvent]) -> None:
+        """Take an ``_error``: the refusal of what the session waits for, or of something that nothing depends on."""
         name = self._awaited(command)
+        # The object stands in the place of either.
         information = commands.first_properties([*command.arguments, command.object])
         awaited = (
             (name == "connect" and self._state is ClientState.CONNECTING)
@@ -163,6 +179,7 @@ class ClientReplies(ClientCore):
             self._control.count("error-of-no-use")
 
     def _refused(self, what: str, information: dict[str, Any], events: list[ClientEvent]) -> None:
+        """Report that `what` was refused, with what to try next if the server asks for authentication."""
         code = commands.text(information.get("code"))
         description = commands.text(information.get("description"), _DESCRIPTION_MAX_CHARS)
         retry = None
@@ -187,6 +204,10 @@ class ClientReplies(ClientCore):
     # ---------------------------------------------------------------------------------------------- status
 
     def _on_status(self, command: Command, stream_id: int, events: list[ClientEvent]) -> None:
+        """Take a status by its code; the level decides only where the code says nothing.
+
+        The message stream id is not looked at to tell connection from stream: servers put statuses on either.
+        """
         information = commands.first_properties([*command.arguments, command.object])
         code = commands.text(information.get("code"))
         level = commands.text(information.get("level"))
@@ -211,9 +232,11 @@ class ClientReplies(ClientCore):
             self._running_status(code, level, events)
 
     def _starts(self, code: str) -> bool:
+        """Return whether `code` is the one that the session's purpose waits for."""
         return code == (commands.PUBLISH_START if self._purpose == "publish" else commands.PLAY_START)
 
     def _running_status(self, code: str, level: str, events: list[ClientEvent]) -> None:
+        """Take a status while the stream runs: it went on, was taken away, or is over for now."""
         if self._starts(code) or code == commands.PLAY_PUBLISH_NOTIFY:
             self._move(ClientInput.STARTED)
             self._ended = False

@@ -27,6 +27,9 @@ from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.rtmp.url import RtmpUrl
 from flowctl.rtmp.wire import DEFAULT_CHUNK_SIZE, Message
 
+PLAYING_STATES: Final = frozenset({StreamState.PLAYING, StreamState.WAITING})
+"""States of a stream that plays; a player that waits for a publisher has been told that it plays."""
+
 PLAYER_STATES: Final = frozenset({StreamState.PLAY_DECIDING, StreamState.PLAYING, StreamState.WAITING})
 """States of a stream that a player uses or asks for."""
 
@@ -245,11 +248,13 @@ class ServerCore:
         return (name, allowed) if allowed else None
 
     def _phase_start(self, now: float) -> float:
+        """Return when the present phase began; our caller's answers carry no time, so it may begin with this call."""
         if self._phase_since is None:
             self._phase_since = now
         return self._phase_since
 
     def _check_phase(self, now: float) -> None:
+        """Raise `LimitExceededError` when the present phase has lasted too long."""
         limit = self._phase_limit()
         start = self._phase_start(now)
         if limit is not None and now - start >= limit[1]:
@@ -269,6 +274,7 @@ class ServerCore:
             self._control.count("unexplained")
 
     def _explain(self, state: ConnectionState, text: str) -> None:
+        """Say why: as a refusal of connect, as a status of each stream in use, or as one of the connection."""
         if state in (ConnectionState.CONNECTING, ConnectionState.DECIDING):
             self._send_rejection(text, commands.CONNECT_REJECTED)
         elif state is ConnectionState.CONNECTED:
@@ -280,6 +286,7 @@ class ServerCore:
                 self._send(commands.on_status(0, "error", commands.CALL_FAILED, text))
 
     def _send_rejection(self, description: str, code: str) -> None:
+        """Send the ``_error`` that answers connect; the chunk size first, since descriptions get long."""
         self._send_chunk_size()
         rejection = commands.status("error", code, description)
         self._send(commands.command("_error", self._connect_id, None, rejection))

@@ -41,7 +41,7 @@ class ServerReplies(ServerCore):
         server = {"fmsVer": config.fms_version, "capabilities": 31.0, "mode": 1.0}
         more: dict[str, Any] = {"objectEncoding": float(self._object_encoding)}
         if self._enhanced:
-            # Only to clients that told theirs; older ones have been seen to dislike long results.
+            # Only to clients that told theirs: the others cannot read it, and it doubles the length of the result.
             forwards = {"*": float(commands.CAN_FORWARD)}
             more |= {
                 "fourCcList": ["*"],

@@ -31,7 +31,8 @@ from flowctl.rtmp import commands
 from flowctl.rtmp.chunk import ChunkReader
 from flowctl.rtmp.events import HandshakeDone, MetadataReceived, ServerEvent
 from flowctl.rtmp.messages import Command, decode_message, split_aggregate
-from flowctl.rtmp.server_commands import Call, ServerCommands
+from flowctl.rtmp.server_calls import Call
+from flowctl.rtmp.server_commands import ServerCommands
 from flowctl.rtmp.server_core import held_size_bytes
 from flowctl.rtmp.server_replies import ServerReplies
 from flowctl.rtmp.server_states import ConnectionInput, ConnectionState, StreamInput, StreamState
@@ -355,7 +356,7 @@ class ServerSession(ServerCommands, ServerReplies):
         """Treat a message of a stream that is not being published."""
         stream = self._streams.get(message.msid)
         if stream is None and len(self._publishing) == 1:
-            # Some encoders publish on the stream they were given and send on another; there is one it can be.
+            # Who publishes one stream and sends on another can only mean that one; SRS and nginx-rtmp do not even look.
             (msid,) = self._publishing
             self._control.count("media-on-other-stream")
             moved = Message(message.csid, message.timestamp, message.type_id, msid, message.payload)

@@ -104,8 +104,8 @@ STREAM_TABLE: Final[dict[tuple[StreamState, StreamInput], StreamState]] = {
     (_S.PLAYING, _SI.PUBLISH_NOTIFY): _S.PLAYING,
     (_S.PLAYING, _SI.UNPUBLISH_NOTIFY): _S.WAITING,
     (_S.WAITING, _SI.UNPUBLISH_NOTIFY): _S.WAITING,
-    # On a stream that plays nothing these are answered or ignored; a player may send them while it closes.
-    **{(state, _SI.CONTROL): state for state in (_S.IDLE, _S.PLAYING, _S.WAITING)},
+    # On a stream that plays nothing these are ignored; a player may send them while it closes.
+    **{(state, _SI.CONTROL): state for state in (_S.IDLE, _S.PUBLISHING, _S.PLAYING, _S.WAITING)},
     **{(state, _SI.CLOSE): _S.IDLE for state in _S if state is not _S.DELETED},
     **{(state, _SI.DELETE): _S.DELETED for state in _S if state is not _S.DELETED},
 }

@@ -202,6 +202,15 @@ def test_client_and_server_log_in_over_three_connections(split):
     assert (connect.user, connect.tc_url, connect.app) == ("bob", "rtmp://h/live", "live")
 
 
+@pytest.mark.parametrize("place", ["app", "tcUrl"])
+def test_authentication_may_stand_in_one_place_only(place):
+    """Clients append it to app, to tcUrl, or to both."""
+    values = {"app": "live", "tcUrl": "rtmp://h/live"}
+    values[place] += "?authmod=adobe&user=bob"
+    client = ScriptedClient(ServerSessionConfig(credentials=USERS))
+    assert client.call("connect", 1, values) == [ConnectRefused("challenged", "bob")]
+
+
 def test_client_with_a_wrong_password_stops_trying():
     """The answer is refused for good, so it is sent once."""
     config = ServerSessionConfig(credentials=USERS)

@@ -315,6 +315,20 @@ def test_silent_peer_is_pinged_and_then_cut():
     expect_timeout(client, "ping_silence_s", 151.0)
 
 
+def test_any_octet_saves_a_pinged_peer():
+    """A player that acknowledges and does not answer pings is alive; the silence counts from its last octet."""
+    client = ScriptedClient()
+    client.play()
+    client.session.tick(60.0)
+    client.now = 70.0
+    client.send(encode_control(Acknowledgement(1)))
+    assert client.session.next_deadline(70.0) == 130.0
+    assert client.session.tick(129.0) == []
+    client.replies()
+    client.session.tick(130.0)
+    assert [reply.event for reply in client.replies()] == [EVENT_PING_REQUEST]
+
+
 def test_pong_to_no_ping_has_no_round_trip():
     """Who answers what was not asked is reported, without a time."""
     client = ScriptedClient()

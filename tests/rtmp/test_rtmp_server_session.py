@@ -260,6 +260,33 @@ def test_publisher_that_stops_is_told_so(name, stream_id, arguments, reason):
     assert client.session.stream_state(1) is StreamState.IDLE
 
 
+def test_media_behind_the_end_in_one_read_is_not_delivered(client):
+    """The end of a publication counts at once, also for what came in the same octets."""
+    client.publish()
+    stop = commands.command("FCUnpublish", 9, None, "room")
+    events = client.send(video(1), stop, video(2))
+    assert events == [video(1), StreamClosed(1, "FCUnpublish"), Ignored("media-without-publish", "9")]
+
+
+@pytest.mark.parametrize(("name", "closed"), [("b", [2]), ("live/b?k=v", [2]), ("c", [])])
+def test_fcunpublish_ends_the_stream_it_names(name, closed):
+    """With two publications the name decides, with or without path and query."""
+    client = ScriptedClient()
+    client.publish("a")
+    client.create_stream()
+    client.call("publish", 3, None, "b?k=v", stream_id=2)
+    client.session.accept_publish(2)
+    events = client.call("FCUnpublish", 9, None, name)
+    assert [event.stream_id for event in events] == closed
+
+
+def test_fcunpublish_of_another_name_ends_the_only_stream():
+    """With one publication there is no doubt which one is meant."""
+    client = ScriptedClient()
+    client.publish("a")
+    assert client.call("FCUnpublish", 9, None, "live") == [StreamClosed(1, "FCUnpublish")]
+
+
 def test_delete_stream_is_not_answered_and_frees_the_id(client):
     """Section 7.2.2.3 has no reply; the next createStream gets the id again."""
     client.publish()
@@ -355,6 +382,15 @@ def test_pause_is_answered_and_reported(client):
     assert client.call("pause", 5, None, None, 1500.0, stream_id=1) == [PauseRequested(1, False, 1500)]
     status, begin = client.replies()
     assert (status.arguments[0]["code"], begin.event) == ("NetStream.Unpause.Notify", EVENT_STREAM_BEGIN)
+
+
+def test_new_play_is_not_paused(client):
+    """A pause belongs to what was played: the next stream plays, so null pauses it."""
+    client.play()
+    client.call("pause", 4, None, True, 0.0, stream_id=1)
+    client.call("play", 5, None, "other", stream_id=1)
+    client.session.accept_play(1)
+    assert client.call("pause", 6, None, None, 0.0, stream_id=1) == [PauseRequested(1, True, 0)]
 
 
 def test_seek_is_refused_politely(client):

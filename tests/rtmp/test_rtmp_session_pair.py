@@ -27,6 +27,7 @@ from flowctl.rtmp.events import (
     StreamEnded,
 )
 from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.server_session import ServerSession
 from flowctl.rtmp.server_states import ConnectionState, StreamState
 from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
 
@@ -249,10 +250,7 @@ VALUES = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)),
     max_leaves=6,
 )
-NAMES = st.sampled_from(
-    "connect createStream closeStream deleteStream publish play play2 pause seek receiveAudio receiveVideo "
-    "FCPublish FCUnpublish releaseStream FCSubscribe getStreamLength _result _error onStatus _checkbw x".split()
-)
+NAMES = st.sampled_from([*ServerSession.handlers, "connect", "x"])
 
 
 @st.composite

@@ -285,7 +285,7 @@ def test_empty_and_short_media_is_passed_on(body):
 
 
 def test_media_on_another_stream_is_taken_for_the_one_there_is():
-    """Encoders that publish on 1 and send on 0."""
+    """Who publishes on 1 and sends on 0 can only mean 1."""
     client = ScriptedClient()
     client.publish()
     assert client.send(video(msid=0)) == [video(msid=1)]
@@ -296,7 +296,7 @@ def test_media_on_another_stream_is_taken_for_the_one_there_is():
 
 
 def test_publish_on_a_stream_that_was_not_created_is_taken():
-    """Encoders that take stream 1 for granted; the number of streams stays limited."""
+    """Who takes stream 1 for granted gets it; the number of streams stays limited."""
     client = ScriptedClient()
     connect_with(client, {"app": "live"})
     for stream_id in range(1, 9):

@@ -1,0 +1,131 @@
+"""How a connection calls its session: handlers may be plain functions or coroutines, and their faults stay their own.
+
+A coroutine runs as a task on the loop of the group where it began; what follows from its end is done by the
+connection, on whatever thread that lives by then. Running coroutines are kept here, because a loop holds its tasks
+only weakly, and cancelled when the connection ends: after `closed` nothing of a session runs any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from flowctl.errors import BrokenError, FlowctlError, InternalError, LimitExceededError, RemoteProtocolError
+from flowctl.reasons import CloseReason
+from flowctl.receiver import ALL, DONE, InputResult, Verdict
+
+IDLE_LIMITS: Final = frozenset({"first_command_s", "first_media_s", "ping_silence_s"})
+"""Limits that say that a peer does nothing, rather than too much."""
+
+
+def reason_for(error: Exception) -> tuple[CloseReason, str]:
+    """Return the close reason and details that `error`, of a read or of flowctl's own tree, stands for."""
+    if isinstance(error, LimitExceededError):
+        if error.limit == "handshake_time_s":
+            return CloseReason.HANDSHAKE_TIMEOUT, str(error)
+        return (CloseReason.IDLE if error.limit in IDLE_LIMITS else CloseReason.LIMIT_HIT), str(error)
+    if isinstance(error, RemoteProtocolError):
+        return CloseReason.PROTOCOL_ERROR, f"{error.code}: {error}"
+    if isinstance(error, (BrokenError, OSError)):
+        return CloseReason.PEER_RESET, str(error)
+    return CloseReason.INTERNAL, f"{type(error).__name__}: {error}"
+
+
+def handler_reason(error: Exception) -> tuple[CloseReason, str]:
+    """Return the same for what a handler raised: its OSError says nothing about this connection's socket."""
+    if isinstance(error, FlowctlError):
+        return reason_for(error)
+    return CloseReason.INTERNAL, f"{type(error).__name__}: {error}"
+
+
+def as_result(answer: InputResult | int | None, size: int) -> InputResult:
+    """Return what `Session.received` answered in the words of the Receiver.
+
+    Args:
+        answer: number of bytes consumed, None for all, or the result itself.
+        size: number of bytes that were offered.
+
+    Raises:
+        InternalError: it answered something else, for example a coroutine without being declared as one.
+    """
+    if answer is None:
+        return DONE
+    if isinstance(answer, InputResult):
+        return answer
+    if isinstance(answer, int):
+        return InputResult(Verdict.NEED_MORE, ALL if answer == size else answer)
+    if asyncio.iscoroutine(answer):
+        answer.close()
+    raise InternalError(
+        f"received() returned {type(answer).__name__}, it must return a number of bytes, an InputResult or None",
+        hint="declare a coroutine with async def",
+    )
+
+
+async def consume_all(coroutine: Coroutine[Any, Any, int | None], size: int) -> None:
+    """Await a coroutine of `Session.received`, which must take all it was given.
+
+    Raises:
+        InternalError: it left something.
+    """
+    consumed = await coroutine
+    rest = size - consumed if isinstance(consumed, int) else 0
+    if rest:
+        raise InternalError(
+            f"a coroutine of received() must consume all {size} bytes, it left {rest}",
+            hint="keep what is incomplete in the session, or make received() a plain function",
+        )
+
+
+class Coroutines:
+    """The running coroutines of one session.
+
+    Args:
+        failed: told of an exception, with the handler's name. Called on the thread of the coroutine's loop.
+    """
+
+    __slots__ = ("_failed", "_tasks")
+
+    def __init__(self, failed: Callable[[str, Exception], None]) -> None:
+        self._failed = failed
+        self._tasks: set[asyncio.Task[None]] | None = None  # most sessions have none
+
+    def start(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[Any, Any, Any],
+        where: str,
+        then: Callable[[], object] | None = None,
+    ) -> None:
+        """Run `coroutine` on `loop`, whose thread is the caller's.
+
+        Args:
+            loop: of the group.
+            coroutine: of the handler.
+            where: name of the handler.
+            then: called after it has ended without an exception.
+        """
+        task = loop.create_task(coroutine)
+        if self._tasks is None:
+            self._tasks = set()
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._done(done, where, then))
+
+    def cancel(self) -> None:
+        """Cancel all, on any thread; they take note at their next step."""
+        for task in list(self._tasks or ()):
+            loop = task.get_loop()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(task.cancel)
+
+    def _done(self, task: asyncio.Task[Any], where: str, then: Callable[[], object] | None) -> None:
+        if self._tasks is not None:
+            self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, Exception):
+            self._failed(where, error)
+        elif then is not None and error is None:
+            then()

@@ -1,0 +1,27 @@
+"""The command line: ``flowctl serve``, ``publish``, ``play``, ``demo`` and ``version``.
+
+Standard output is for data, standard error for logs and errors. Exit status: 0 done, 1 it failed while running, 2 it
+was called or configured wrongly, 130 interrupted (Ctrl-C).
+
+Each command has a module that imports next to nothing: what a command needs is imported when it runs, so that
+``flowctl --help`` is there at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from flowctl.cli.app import app
+from flowctl.cli.errors import run
+
+__all__ = ["app", "main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    Args:
+        arguments: without the program's name. None: those of the process.
+    """
+    return run(app, list(sys.argv[1:] if arguments is None else arguments))

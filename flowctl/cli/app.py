@@ -1,0 +1,41 @@
+"""The commands put together, and the options in front of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flowctl.cli import demo, play, publish, serve, version
+
+app = typer.Typer(
+    name="flowctl",
+    help="Flow control for servers that push data to many peers of unequal speed, and a live RTMP server built on it.",
+    no_args_is_help=True,
+    add_completion=False,
+    # Locals in a traceback could be stream keys; errors are printed by flowctl.cli.errors.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def options(
+    *,
+    log_level: Annotated[
+        str, typer.Option(help="Least level of log lines: debug, info, warning, error.", envvar="FLOWCTL_LOG_LEVEL")
+    ] = "info",
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Flow control for servers that push data to many peers of unequal speed."""
+    del debug  # looked for by flowctl.cli.errors, which must know it even if parsing fails
+    from flowctl.cli import common
+
+    common.settings.log_level = log_level
+
+
+app.command("serve")(serve.serve)
+app.command("publish")(publish.publish)
+app.command("play")(play.play)
+app.command("demo")(demo.demo)
+app.command("version")(version.version)

@@ -1,0 +1,66 @@
+"""What several commands share: settings in front of the command, set-up of the log, JSON output, address argument."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+
+@dataclass(slots=True)
+class Settings:
+    """Options that stand in front of the command.
+
+    Args:
+        log_level: least level of log lines.
+    """
+
+    log_level: str = "info"
+
+
+settings = Settings()
+"""Those of this process; the application's callback fills them in before a command runs."""
+
+
+def set_up_log(*, as_json: bool = False, level: str | None = None) -> None:
+    """Send the log to standard error.
+
+    Args:
+        as_json: one JSON object per line.
+        level: least level. None: as asked for in front of the command.
+
+    Raises:
+        ConfigError: there is no such level.
+    """
+    from flowctl import log
+
+    log.configure(settings.log_level if level is None else level, json=as_json)
+
+
+def print_json(value: Any) -> None:
+    """Write one line of JSON to standard output, at once, for programs that read along."""
+    typer.echo(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")))
+
+
+def optional_duration(text: str | None, field: str) -> float | None:
+    """Return the seconds that an option stands for, None if it was not given.
+
+    Raises:
+        ConfigError: it is no duration.
+    """
+    from flowctl.units import parse_duration
+
+    return None if text is None else parse_duration(text, field)
+
+
+def optional_rate(text: str | None, field: str) -> int | None:
+    """Return the bits per second that an option stands for, None if it was not given.
+
+    Raises:
+        ConfigError: it is no rate.
+    """
+    from flowctl.units import parse_bit_rate
+
+    return None if text is None else parse_bit_rate(text, field)

@@ -1,0 +1,184 @@
+"""``flowctl play``: plays an RTMP stream, counts what comes and what is missing, and can be a slow viewer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+if TYPE_CHECKING:
+    from flowctl.client.player import PlayProfile, RtmpPlayer
+    from flowctl.rtmp.url import RtmpUrl
+
+
+def play(
+    url: Annotated[str, typer.Argument(metavar="URL", help="What to play: rtmp://host/app/stream.")],
+    *,
+    rate: Annotated[str | None, typer.Option(help="Read no faster than this, for example 200k.")] = None,
+    stall_after: Annotated[str | None, typer.Option(help="Stop reading after this time, for good.")] = None,
+    resume_after: Annotated[str | None, typer.Option(help="Lift --rate and --stall-after after this time.")] = None,
+    pings: Annotated[int, typer.Option(min=0, help="Send so many ping requests per second.")] = 0,
+    acknowledge: Annotated[bool, typer.Option("--ack/--no-ack", help="Acknowledge received bytes.")] = True,
+    output: Annotated[str | None, typer.Option(metavar="FILE.flv", help="Write FLV; - is standard output.")] = None,
+    duration: Annotated[str | None, typer.Option(help="End after this time. Default: when the stream ends.")] = None,
+    stay: Annotated[bool, typer.Option("--stay", help="Stay when the stream ends, until it is back.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the summary as JSON.")] = False,
+) -> None:
+    """Play a stream and say what came, what is missing, and how it ended. Times count from the first message."""
+    from flowctl.cli.common import optional_duration, optional_rate, set_up_log
+    from flowctl.client.connect import parse_address
+    from flowctl.client.player import PlayProfile
+
+    set_up_log()
+    address = parse_address(url)
+    profile = PlayProfile(
+        rate=optional_rate(rate, "--rate"),
+        stall_after_s=optional_duration(stall_after, "--stall-after"),
+        resume_after_s=optional_duration(resume_after, "--resume-after"),
+        pings_per_s=pings,
+        stay=stay,
+    )
+    duration_s = optional_duration(duration, "--duration")
+    if output is None:
+        _play(address, profile, None, duration_s, acknowledge=acknowledge, as_json=as_json, summary_to_stderr=False)
+    elif output == "-":
+        _play(
+            address,
+            profile,
+            sys.stdout.buffer,
+            duration_s,
+            acknowledge=acknowledge,
+            as_json=as_json,
+            summary_to_stderr=True,
+        )
+    else:
+        with _open(output) as file:
+            _play(address, profile, file, duration_s, acknowledge=acknowledge, as_json=as_json, summary_to_stderr=False)
+
+
+def _open(path: str) -> BinaryIO:
+    from flowctl.errors import ConfigError
+
+    try:
+        return Path(path).open("wb")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _play(
+    address: RtmpUrl,
+    profile: PlayProfile,
+    file: BinaryIO | None,
+    duration_s: float | None,
+    *,
+    acknowledge: bool,
+    as_json: bool,
+    summary_to_stderr: bool,
+) -> None:
+    """Play, then write the summary.
+
+    Raises:
+        BrokenError: nobody answers at `address`.
+        FlowctlError: it ended otherwise than with the stream, after its time, or on demand.
+        Exit: interrupted.
+    """
+    from flowctl.cli.errors import INTERRUPTED
+    from flowctl.client.player import RtmpPlayer
+    from flowctl.client.runner import ClientRun
+    from flowctl.errors import FlowctlError
+    from flowctl.flv import FlvWriter
+    from flowctl.log import get_logger
+    from flowctl.rtmp.session_config import ClientSessionConfig
+
+    config = ClientSessionConfig(flash_version="LNX 9,0,124,2 flowctl play", acknowledge=acknowledge)
+    writer = None if file is None else FlvWriter(file)
+
+    def make(parameters: str, on_end: Any) -> RtmpPlayer:
+        return RtmpPlayer(
+            address,
+            profile,
+            writer=writer,
+            duration_s=duration_s,
+            config=config,
+            parameters=parameters,
+            on_end=on_end,
+        )
+
+    interrupted = False
+    sizes = {"capacity_bytes": profile.capacity_bytes, "receive_buffer_bytes": profile.receive_buffer_bytes}
+    with ClientRun(make, **sizes) as run:
+        run.start()
+        get_logger("flowctl.play").info("playing", url=str(address))
+        try:
+            run.wait()
+        except KeyboardInterrupt:
+            interrupted = True
+            run.finish("interrupted")
+        player = run.client
+    if file is not None:
+        file.flush()
+    _show(player, as_json=as_json, to_stderr=summary_to_stderr)
+    end = player.end
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if end is None or not end.as_wanted:
+        raise FlowctlError(f"the stream was not played to its end: {end}")
+
+
+def _show(player: RtmpPlayer, *, as_json: bool, to_stderr: bool) -> None:
+    """Write the summary to standard output, or to standard error where the media went there."""
+    import json
+
+    text = json.dumps(summary(player), ensure_ascii=False) if as_json else "\n".join(describe(player))
+    typer.echo(text, err=to_stderr)
+
+
+def summary(player: RtmpPlayer) -> dict[str, Any]:
+    """Return the figures of a player as plain values, for JSON."""
+    figures, end = player.statistics(), player.end
+
+    def seconds(value: float | None) -> float | None:
+        return None if value is None else round(value, 4)
+
+    return {
+        "url": str(player.url),
+        "received": figures.received.by_name(),
+        "bytes": figures.received.total_bytes,
+        "wire_bytes": figures.wire_bytes,
+        "media_s": seconds(figures.media_s),
+        "missing": {"video": figures.missing_video, "audio": figures.missing_audio, "exact": figures.exact},
+        "video_gaps": figures.video_gaps,
+        "broken_restarts": figures.broken_restarts,
+        "started_on_key": figures.started_on_key,
+        "first_frame_s": seconds(figures.first_frame_s),
+        "delay_s": {"mean": seconds(figures.mean_delay_s), "max": seconds(figures.max_delay_s)},
+        "pings_sent": figures.pings_sent,
+        "written_tags": figures.written_tags,
+        "statuses": [{"level": item.level, "code": item.code} for item in player.statuses],
+        "end": None if end is None else end.as_dict(),
+    }
+
+
+def describe(player: RtmpPlayer) -> list[str]:
+    """Return the figures of a player as lines for people."""
+    from flowctl.units import format_bit_rate, format_duration, format_size
+
+    figures = player.statistics()
+    received = ", ".join(f"{count} {name}" for name, count in figures.received.by_name().items()) or "nothing"
+    rate = format_bit_rate(figures.wire_bytes * 8 / figures.media_s) if figures.media_s else "no rate"
+    lines = [f"received {received}: {format_size(figures.received.total_bytes)}, {rate}"]
+    if figures.first_frame_s is not None:
+        began = {None: "no pictures", True: "began with a key frame", False: "did not begin with a key frame"}
+        lines.append(f"first frame after {format_duration(figures.first_frame_s)}, {began[figures.started_on_key]}")
+    how = "counted by stamps" if figures.exact else "worked out from timestamps"
+    missing = f"missing {figures.missing_video} pictures, {figures.missing_audio} audio frames ({how})"
+    if figures.video_gaps:
+        missing += f", in {figures.video_gaps} gaps, {figures.broken_restarts} of them not ended by a key frame"
+    lines.append(missing)
+    if figures.mean_delay_s is not None and figures.max_delay_s is not None:
+        delays = f"{format_duration(figures.mean_delay_s)} on average, {format_duration(figures.max_delay_s)} at most"
+        lines.append(f"delay {delays}")
+    lines.append(f"ended: {player.end}")
+    return lines

@@ -1,0 +1,154 @@
+"""``flowctl publish``: publishes an FLV file or a synthetic source to an RTMP server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from flowctl.client.publisher import RtmpPublisher
+    from flowctl.flv import FlvTag
+    from flowctl.rtmp.url import RtmpUrl
+
+
+def publish(
+    source: Annotated[str, typer.Argument(metavar="FILE.flv|synthetic", help="What to publish.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where to: rtmp://host/app/stream.")],
+    *,
+    loop: Annotated[bool, typer.Option("--loop/--no-loop", help="Begin again at the end of the file.")] = False,
+    duration: Annotated[str | None, typer.Option(help="End after this much media time. Default: at the end.")] = None,
+    pace: Annotated[float, typer.Option(min=0, help="Media seconds per second; 0: as fast as it is taken.")] = 1.0,
+    bit_rate: Annotated[str, typer.Option(help="Synthetic: video bits per second.")] = "2.5M",
+    fps: Annotated[float, typer.Option(min=1, max=240, help="Synthetic: frames per second.")] = 30.0,
+    key_interval: Annotated[str, typer.Option(help="Synthetic: time from key frame to key frame.")] = "2s",
+    key_frame_size: Annotated[str | None, typer.Option(help="Synthetic: bytes of a key frame.")] = None,
+    disposable_every: Annotated[int, typer.Option(min=0, help="Synthetic: every n-th frame is disposable.")] = 0,
+    audio: Annotated[bool, typer.Option("--audio/--no-audio", help="Send audio.")] = True,
+    video: Annotated[bool, typer.Option("--video/--no-video", help="Send video.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the summary as JSON.")] = False,
+) -> None:
+    """Publish a file (once, or with --loop for ever) or a synthetic source (for ever, or for --duration).
+
+    Synthetic frames carry numbers and times, by which "flowctl play" tells exactly what was lost and how late it came.
+    """
+    from flowctl.cli.common import optional_duration, set_up_log
+    from flowctl.client.connect import parse_address
+    from flowctl.errors import ConfigError
+    from flowctl.units import parse_bit_rate, parse_duration, parse_size
+
+    set_up_log()
+    address = parse_address(url)
+    duration_s = optional_duration(duration, "--duration")
+    if duration_s == 0:
+        raise ConfigError("--duration is 0: nothing to send")
+    if source == "synthetic":
+        synthetic = {
+            "video_bit_rate": parse_bit_rate(bit_rate, "--bit-rate"),
+            "fps": fps,
+            "key_interval_s": parse_duration(key_interval, "--key-interval"),
+            "key_frame_bytes": None if key_frame_size is None else parse_size(key_frame_size, "--key-frame-size"),
+            "disposable_every": disposable_every,
+        }
+        tags = _synthetic(synthetic, audio=audio, video=video)
+        # It never ends, so there is nothing to begin again.
+        publish_tags(address, tags, pace=pace, loop=False, duration_s=duration_s, as_json=as_json)
+        return
+    file = _file(source, audio=audio, video=video)
+    publish_tags(address, file, pace=pace, loop=loop, duration_s=duration_s, as_json=as_json)
+
+
+def _synthetic(settings: dict[str, Any], *, audio: bool, video: bool) -> Iterable[FlvTag]:
+    from flowctl.media.synthetic import SyntheticSource
+
+    return SyntheticSource(**settings, audio=audio, video=video)
+
+
+def _file(path: str, *, audio: bool, video: bool) -> Iterable[FlvTag]:
+    from flowctl.client.source import FlvFile, Tracks, check_has_media
+
+    tags = Tracks(FlvFile(path), audio=audio, video=video)
+    check_has_media(tags, path)
+    return tags
+
+
+def publish_tags(
+    address: RtmpUrl, tags: Iterable[FlvTag], *, pace: float, loop: bool, duration_s: float | None, as_json: bool
+) -> None:
+    """Publish `tags`, then write the summary.
+
+    Raises:
+        BrokenError: nobody answers at `address`.
+        FlowctlError: it ended otherwise than by its source or on demand.
+        Exit: interrupted.
+    """
+    from flowctl.cli.errors import INTERRUPTED
+    from flowctl.client.publisher import RtmpPublisher
+    from flowctl.client.runner import ClientRun
+    from flowctl.errors import FlowctlError
+    from flowctl.log import get_logger
+    from flowctl.rtmp.session_config import ClientSessionConfig
+
+    config = ClientSessionConfig(flash_version="FMLE/3.0 (compatible; flowctl publish)")
+
+    def make(parameters: str, on_end: Any) -> RtmpPublisher:
+        return RtmpPublisher(
+            address,
+            tags,
+            pace=pace,
+            loop=loop,
+            duration_s=duration_s,
+            config=config,
+            parameters=parameters,
+            on_end=on_end,
+        )
+
+    interrupted = False
+    with ClientRun(make) as run:
+        run.start()
+        get_logger("flowctl.publish").info("publishing", url=str(address))
+        try:
+            run.wait()
+        except KeyboardInterrupt:
+            interrupted = True
+            run.finish("interrupted")
+        publisher = run.client
+    _show(publisher, as_json=as_json)
+    end = publisher.end
+    if publisher.source_error is not None:
+        raise publisher.source_error
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if end is None or not end.as_wanted:
+        raise FlowctlError(f"the stream was not published to its end: {end}")
+
+
+def _show(publisher: RtmpPublisher, *, as_json: bool) -> None:
+    """Write the summary to standard output."""
+    from flowctl.cli.common import print_json
+    from flowctl.units import format_duration, format_size
+
+    figures, end = publisher.statistics(), publisher.end
+    if as_json:
+        print_json(
+            {
+                "url": str(publisher.url),
+                "sent": figures.sent.by_name(),
+                "bytes": figures.sent.total_bytes,
+                "media_s": round(figures.media_s, 3),
+                "rounds": figures.rounds,
+                "max_lag_s": round(figures.max_lag_s, 3),
+                "waits": figures.waits,
+                "waited_s": round(figures.waited_s, 3),
+                "end": None if end is None else end.as_dict(),
+            }
+        )
+        return
+    sent = ", ".join(f"{count} {name}" for name, count in figures.sent.by_name().items()) or "nothing"
+    typer.echo(f"sent {sent}: {format_size(figures.sent.total_bytes)}, {format_duration(figures.media_s)} of media")
+    typer.echo(
+        f"largest lag {format_duration(figures.max_lag_s)}; waited {figures.waits} times for the connection, "
+        f"{format_duration(figures.waited_s)} in all"
+    )
+    typer.echo(f"ended: {end}")

@@ -1,0 +1,158 @@
+"""``flowctl serve``: runs a server program until it is told to stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import threading
+
+    from flowctl.server import Server
+    from flowctl.serving import ServeOptions, ServerProgram
+
+
+def serve(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="live, echo, or any installed server.")] = "live",
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="Port; 0 for any free one. Default: the server's own.")] = None,
+    soft: Annotated[str | None, typer.Option(metavar="B,N[,T]", help="Soft limit: bytes,messages,age.")] = None,
+    hard: Annotated[str | None, typer.Option(metavar="B,N[,T]", help="Hard limit; default twice the soft one.")] = None,
+    low: Annotated[str | None, typer.Option(metavar="B,N[,T]", help="Low mark; default half the soft one.")] = None,
+    flush: Annotated[str, typer.Option(help="Least time between two flushes of a stream.")] = "40ms",
+    groups: Annotated[int, typer.Option(min=1, max=256, help="Poll groups, that is threads.")] = 1,
+    stuck: Annotated[str, typer.Option(help="Cut a peer whose connection takes nothing for so long; 0: off.")] = "15s",
+    soft_too_long: Annotated[str, typer.Option(help="Cut a peer above its soft limit for so long; 0: off.")] = "60s",
+    per_address: Annotated[int, typer.Option(min=0, help="Connections of one address; 0: any number.")] = 64,
+    new_per_address: Annotated[
+        float, typer.Option(min=0, help="New connections of one address per second; 0: any number.")
+    ] = 20.0,
+    max_connections: Annotated[
+        int, typer.Option(min=0, help="Connections in all; 0: what the limit of open files allows.")
+    ] = 0,
+    notsent_lowat: Annotated[
+        str, typer.Option(help="Unsent bytes the kernel takes before it says stop; 0: its own choice.")
+    ] = "128KiB",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Setting of the server program; repeatable.")
+    ] = None,
+    stats: Annotated[str | None, typer.Option(help="Log a line of figures each time this has passed.")] = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON, one object per line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object when the server is ready.")] = False,
+) -> None:
+    """Run a server until SIGINT or SIGTERM.
+
+    Limits are bytes,messages,age of what waits for one peer, for example 2MiB,2048,4s; 0 turns an axis off. Without
+    limits they are 2MiB,2048,4s soft and 4MiB,4096,8s hard.
+    """
+    from flowctl.cli.common import optional_duration, set_up_log
+    from flowctl.cli.servers import check_extra, load_server
+    from flowctl.units import parse_duration, parse_size
+
+    set_up_log(as_json=log_json)
+    program = load_server(name)
+    stats_s = optional_duration(stats, "--stats")
+    options = _options(
+        host=host,
+        port=program.default_port if port is None else port,
+        limits=(soft, hard, low),
+        flush_s=parse_duration(flush, "--flush"),
+        groups=groups,
+        stuck_s=parse_duration(stuck, "--stuck"),
+        soft_too_long_s=parse_duration(soft_too_long, "--soft-too-long"),
+        admission=(max_connections, per_address, new_per_address),
+        notsent_lowat_bytes=parse_size(notsent_lowat, "--notsent-lowat"),
+        extra=check_extra(program, settings or []),
+    )
+    _run(program, options, stats_s=stats_s, as_json=as_json)
+
+
+def _options(
+    *,
+    host: str,
+    port: int,
+    limits: tuple[str | None, str | None, str | None],
+    flush_s: float,
+    groups: int,
+    stuck_s: float,
+    soft_too_long_s: float,
+    admission: tuple[int, int, float],
+    notsent_lowat_bytes: int,
+    extra: dict[str, str],
+) -> ServeOptions:
+    from flowctl.admission import AdmissionLimits
+    from flowctl.errors import ConfigError
+    from flowctl.limits import Limits
+    from flowctl.sender_types import SenderSettings
+    from flowctl.server import DEFAULT_LIMITS
+    from flowctl.serving import ServeOptions
+    from flowctl.sockets import SocketOptions
+
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port is {port}, it must be 0 (any) to 65535")
+    soft, hard, low = limits
+    default_soft = "2MiB,2048,4s"  # as DEFAULT_LIMITS, for who gives only the others
+    connections, per_address, new_per_address = admission
+    return ServeOptions(
+        host=host,
+        port=port,
+        limits=DEFAULT_LIMITS if limits == (None, None, None) else Limits.parse(soft or default_soft, hard, low),
+        settings=SenderSettings(stuck_s=stuck_s, soft_too_long_s=soft_too_long_s),
+        admission=AdmissionLimits(
+            connections=connections, connections_per_address=per_address, new_per_address_and_s=new_per_address
+        ),
+        socket_options=SocketOptions(notsent_lowat_bytes=notsent_lowat_bytes),
+        group_count=groups,
+        flush_interval_s=flush_s,
+        extra=extra,
+    )
+
+
+def _run(program: ServerProgram, options: ServeOptions, *, stats_s: float | None, as_json: bool) -> None:
+    """Build, start, wait for a signal, stop."""
+    import os
+    import signal
+    import threading
+
+    from flowctl.cli.common import print_json
+    from flowctl.log import get_logger
+
+    logger = get_logger("flowctl.serve")
+    server = program.build(options)
+    ended = threading.Event()
+    before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server.start()
+        host, port = server.address
+        logger.info("serving", server=program.name, host=host, port=port, limits=str(options.limits))
+        if as_json:
+            print_json(_ready(program, server, options, os.getpid()))
+        _wait(server, ended, stats_s)
+    finally:
+        stopped = server.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    logger.info("stopped", server=program.name, accepted=server.accepted_count, in_time=stopped)
+
+
+def _ready(program: ServerProgram, server: Server, options: ServeOptions, pid: int) -> dict[str, Any]:
+    """Return what a program that started us has to know."""
+    host, port = server.address
+    ready: dict[str, Any] = {"server": program.name, "host": host, "port": port, "pid": pid}
+    if program.default_port == 1935:  # the registered port of RTMP
+        shown = f"[{host}]" if ":" in host else host
+        ready["url"] = f"rtmp://{shown}:{port}/"
+    ready["limits"] = str(options.limits)
+    return ready
+
+
+def _wait(server: Server, ended: threading.Event, stats_s: float | None) -> None:
+    """Wait for the end; log figures meanwhile."""
+    from flowctl.cli.figures import summary
+    from flowctl.log import get_logger
+
+    logger = get_logger("flowctl.serve")
+    while not ended.wait(stats_s or None):
+        logger.info("figures", **summary(server))

@@ -1,0 +1,60 @@
+"""Finds server programs: whatever packages registered in the entry point group ``flowctl.servers``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+from typing import Final
+
+from flowctl.errors import ConfigError
+from flowctl.serving import ServerProgram
+
+GROUP: Final = "flowctl.servers"
+
+
+def known_servers() -> dict[str, importlib.metadata.EntryPoint]:
+    """Return the entry points by name, sorted; nothing is imported."""
+    points = importlib.metadata.entry_points(group=GROUP)
+    return {point.name: point for point in sorted(points, key=lambda point: point.name)}
+
+
+def load_server(name: str) -> ServerProgram:
+    """Return the server program `name`.
+
+    Raises:
+        ConfigError: there is none, or what is registered under that name is no `ServerProgram`.
+    """
+    known = known_servers()
+    point = known.get(name)
+    if point is None:
+        listed = ", ".join(known) or "none: install the package that has it"
+        near = difflib.get_close_matches(name, known, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"unknown server {name!r}", hint=f"{meant}known servers: {listed}")
+    try:
+        program = point.load()
+    except Exception as error:
+        raise ConfigError(f"server {name!r} cannot be loaded from {point.value}: {error}") from error
+    if not isinstance(program, ServerProgram):
+        raise ConfigError(f"{point.value} is a {type(program).__name__}, not a flowctl.serving.ServerProgram")
+    return program
+
+
+def check_extra(program: ServerProgram, pairs: list[str]) -> dict[str, str]:
+    """Return the settings written as ``name=value``.
+
+    Raises:
+        ConfigError: one is not of that form, is given twice, or the program has no such setting.
+    """
+    values: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set {pair!r} is not name=value")
+        if name in values:
+            raise ConfigError(f"--set {name} is given twice")
+        if name not in program.extra:
+            listed = "; ".join(f"{key}: {text}" for key, text in sorted(program.extra.items())) or "it has none"
+            raise ConfigError(f"server {program.name!r} has no setting {name!r}", hint=listed)
+        values[name] = value
+    return values

@@ -1,0 +1,138 @@
+"""Watches the demonstration's viewers at the server: where each is now, where it has been, and how it ended.
+
+The server knows a viewer by its address and port; the clients' process tells which port is which viewer. Snapshots are
+taken a few times a second, so a state that lasted shorter may not be seen, but nothing is lost by that: times, drops
+and the end come from the server's own account of each connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowctl.demo.plan import ViewerPlan
+from flowctl.flow import EMPTY_LOAD, Load, SendState
+from flowctl.live import EndedViewer, HubStatistics, ViewerStatistics
+from flowctl.sender_types import SenderStatistics
+
+
+@dataclass(slots=True)
+class Watched:
+    """One viewer as the server sees it.
+
+    Args:
+        plan: who it is.
+        state: its state now, or its last one.
+        load: what waits for it now.
+        peak_bytes: the largest queue seen.
+        peak_age_ms: the oldest message seen in its queue.
+        dropped: messages dropped for it, by class and summed over reasons.
+        reasons: messages dropped for it, by reason.
+        time_in_states_s: seconds in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT.
+        why: the server's words for its present state.
+        connected_s: how long it has been, or was, connected.
+        cut: why the server ended its connection, or how it ended otherwise. None: it is there.
+        cut_details: limit and value.
+    """
+
+    plan: ViewerPlan
+    state: SendState | None = None
+    load: Load = EMPTY_LOAD
+    peak_bytes: int = 0
+    peak_age_ms: float = 0.0
+    dropped: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
+    time_in_states_s: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    why: str = "joining"
+    connected_s: float = 0.0
+    cut: str | None = None
+    cut_details: str = ""
+
+    def update(self, viewer: ViewerStatistics) -> None:
+        """Take over what the server says of a viewer that is there."""
+        self.load = viewer.sender.load
+        self.why = viewer.why
+        self.connected_s = viewer.connected_s
+        self._take(viewer.sender)
+
+    def end(self, viewer: EndedViewer) -> None:
+        """Take over the server's last word on a viewer."""
+        self.load = EMPTY_LOAD
+        self.connected_s = viewer.connected_s
+        self.cut = viewer.reason.value
+        self.cut_details = viewer.details
+        self.why = f"{viewer.reason.value}: {viewer.details}" if viewer.details else viewer.reason.value
+        self._take(viewer.sender)
+
+    def _take(self, sender: SenderStatistics) -> None:
+        self.state = sender.state
+        self.peak_bytes = max(self.peak_bytes, sender.load.size_bytes)
+        self.peak_age_ms = max(self.peak_age_ms, sender.load.age_ms)
+        self.time_in_states_s = sender.time_in_states_s
+        dropped: dict[str, int] = {}
+        # What was queued when a connection ended is no loss of a viewer that was served until then.
+        reasons = {reason: counts for reason, counts in sender.dropped.items() if reason.name not in _AT_THE_END}
+        for counts in reasons.values():
+            for name, count in counts.by_name().items():
+                dropped[name] = dropped.get(name, 0) + count
+        self.dropped = dropped
+        self.reasons = {reason.value: counts.total_messages for reason, counts in reasons.items()}
+
+    @property
+    def dropped_total(self) -> int:
+        """Messages dropped while it was served."""
+        return sum(self.dropped.values())
+
+    @property
+    def reached(self) -> SendState:
+        """The worst state in which it has spent any time."""
+        return max((state for state in SendState if self.time_in_states_s[state] > 0), default=SendState.READY)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "state": None if self.state is None else self.state.name,
+            "reached": self.reached.name,
+            "peak_queue_bytes": self.peak_bytes,
+            "peak_age_ms": round(self.peak_age_ms),
+            "dropped": self.dropped,
+            "reasons": self.reasons,
+            "time_in_states_s": [round(seconds, 2) for seconds in self.time_in_states_s],
+            "connected_s": round(self.connected_s, 2),
+            "cut": self.cut,
+            "cut_details": self.cut_details,
+        }
+
+
+_AT_THE_END = frozenset({"CLOSED", "UNFOLLOWED"})
+
+
+class Watch:
+    """All viewers of the demonstration.
+
+    Args:
+        viewers: who takes part.
+        ports: local port of each, by label.
+    """
+
+    def __init__(self, viewers: list[ViewerPlan], ports: dict[str, int]) -> None:
+        self.viewers = [Watched(viewer) for viewer in viewers]
+        self._by_port = {ports[watched.plan.label]: watched for watched in self.viewers}
+
+    def look(self, hub: HubStatistics) -> list[Watched]:
+        """Take over a snapshot; return the viewers whose state has changed or that have gone, in their order."""
+        changed: set[int] = set()
+        for stream in hub.streams.values():
+            for viewer in stream.viewers:
+                watched = self._by_port.get(viewer.peer[1])
+                if watched is not None and watched.cut is None:
+                    before = watched.state
+                    watched.update(viewer)
+                    if watched.state is not before:
+                        changed.add(viewer.peer[1])
+        for ended in hub.ended:
+            watched = self._by_port.get(ended.peer[1])
+            if watched is not None and watched.cut is None:
+                watched.end(ended)
+                changed.add(ended.peer[1])
+        return [watched for port, watched in self._by_port.items() if port in changed]

@@ -1,0 +1,84 @@
+"""Viewers on different threads of the server, and connections that move between the threads in mid-stream."""
+
+from __future__ import annotations
+
+import itertools
+
+from e2e_kit import NAME, connection_to, figures, wait_for_end, wait_for_viewers, wait_until
+
+from flowctl.media.synthetic import SyntheticSource
+
+SOURCE = SyntheticSource(video_bit_rate=4_000_000, fps=60.0, key_interval_s=0.5)
+VIEWERS = 4
+
+
+def groups_of(server):
+    """Return the number of connections on each poll group, the listener not counted."""
+    counts = dict.fromkeys(server.groups.groups, 0)
+    for connection in server.connections():
+        if connection.group is not None:
+            counts[connection.group] += 1
+    return list(counts.values())
+
+
+def move(connection, groups):
+    """Send a connection to the other one of two groups; return whether it went (it may still be on its way)."""
+    source = connection.group
+    return source is not None and source.migrate(connection, groups[1 - groups.index(source)])
+
+
+def test_viewers_get_the_same_when_they_are_on_different_groups(live, clients):
+    """With two poll groups the connections are spread, and every viewer gets every frame, in order."""
+    server = live(group_count=2)
+    players = [clients.play(server) for _ in range(VIEWERS)]
+    wait_for_viewers(server, VIEWERS)
+    assert min(groups_of(server)) >= 1
+    publishing = clients.publish(server, SOURCE, pace=2.0, duration_s=2.0)
+    wait_for_end(publishing, *players)
+    for player in players:
+        assert publishing.messages == player.messages
+
+
+def test_no_octet_is_lost_when_connections_move_in_mid_stream(live, clients):
+    """Viewers and the publisher change their thread many times; every viewer gets every frame, in order."""
+    server = live(group_count=2)
+    players = [clients.play(server) for _ in range(VIEWERS)]
+    wait_for_viewers(server, VIEWERS)
+    publishing = clients.publish(server, SOURCE, pace=1.0, duration_s=4.0)
+    wait_until(lambda: publishing.messages, "the first frame")
+    ends = [connection_to(server, client) for client in (publishing, *players)]
+    moves = dict.fromkeys(ends, 0)
+    for index, end in itertools.cycle(enumerate(ends)):
+        if publishing.end is not None:
+            break
+        seen = len(publishing.messages)
+        moves[end] += move(end, server.groups.groups)
+        if index % 2:  # now and then two move at once, in opposite directions
+            wait_until(lambda seen=seen: len(publishing.messages) > seen or publishing.end is not None, "more frames")
+    wait_for_end(publishing, *players)
+    assert min(moves.values()) >= 10
+    for player in players:
+        assert publishing.messages == player.messages
+
+
+def test_no_octet_is_lost_when_the_groups_are_rebalanced(live, clients):
+    """All connections crowd on one group; rebalancing spreads them while they play, and nobody loses a frame."""
+    server = live(group_count=2)
+    server.groups._dwell_s = 0.0  # by default a connection stays for 10 s where it was put
+    players = [clients.play(server) for _ in range(2 * VIEWERS)]
+    wait_for_viewers(server, 2 * VIEWERS)
+    publishing = clients.publish(server, SOURCE, pace=1.0, duration_s=3.0)
+    wait_until(lambda: publishing.messages, "the first frame")
+    first, second = server.groups.groups
+    for end in server.connections():
+        if end.group is second:
+            assert second.migrate(end, first)
+    wait_until(lambda: groups_of(server) == [2 * VIEWERS + 1, 0], "all on one group")
+    moved = wait_until(server.groups.rebalance, "connections moved")
+    assert {(move.source, move.target) for move in moved} == {(first, second)}
+    wait_until(lambda: min(groups_of(server)) >= VIEWERS - 1, "spread over both groups")
+    seen = figures(server, NAME).bytes_in
+    wait_until(lambda: figures(server, NAME) is None or figures(server, NAME).bytes_in > seen, "more frames")
+    wait_for_end(publishing, *players)
+    for player in players:
+        assert publishing.messages == player.messages

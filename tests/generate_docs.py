@@ -1,0 +1,274 @@
+"""Writes the parts of the documents that come from the code: diagrams of state machines, tables of limits and reasons.
+
+A generated part stands between ``<!-- generated: name -->`` and ``<!-- end -->``. ``python tests/generate_docs.py``
+rewrites all of them in place; test_documents.py fails while one is not what this would write.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import enum
+import inspect
+import itertools
+import re
+import sys
+import textwrap
+from collections import defaultdict
+from pathlib import Path
+
+from flowctl import pollgroup
+from flowctl.admission import AdmissionLimits
+from flowctl.flow import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
+from flowctl.limits import AxisLimits, HardPolicy, Limits
+from flowctl.live.config import LiveConfig
+from flowctl.policy import LivePolicy
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.rtmp.amf_limits import AmfLimits
+from flowctl.rtmp.client_states import CLIENT_TABLE
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.server_states import CONNECTION_TABLE, STREAM_TABLE, ConnectionInput
+from flowctl.rtmp.session_config import ControlConfig, ServerSessionConfig
+from flowctl.sender_types import SenderSettings
+from flowctl.server import DEFAULT_LIMITS
+from flowctl.sockets import SocketOptions
+from flowctl.streamlog import CacheLimits
+from flowctl.units import format_duration
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+# -- tables
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def notes_of(cls: type) -> dict[str, str]:
+    """Return what the source says of each field: in a docstring under it, or in the class docstring's ``Args``."""
+    notes: dict[str, str] = {}
+    for match in re.finditer(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", inspect.getdoc(cls) or "", re.MULTILINE):
+        notes[match[1]] = " ".join(match[2].split())
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
+    for field, text in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            notes[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return {name: note.replace("``", "`") for name, note in notes.items()}
+
+
+def value_text(name: str, value: object) -> str:
+    """Return a default as an operator would write it."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return str(value)
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if name.endswith("_bytes") or name == "out_chunk_size":
+        return size_text(value)
+    if name.endswith("_s") and "_per_" not in name and "_and_" not in name:
+        return format_duration(value).replace(".0 ", " ") if value else "0"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def size_text(value: int) -> str:
+    """Return a size in the largest binary unit that says it exactly."""
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if value and value % size == 0:
+            return f"{value // size} {unit}"
+    return str(value)
+
+
+def settings_table(cls: type, *, leave_out: frozenset[str] = frozenset()) -> str:
+    """Return the fields of a dataclass with default and meaning."""
+    notes = notes_of(cls)
+    instance = cls()
+    rows = [
+        [f"`{item.name}`", value_text(item.name, getattr(instance, item.name)), notes.get(item.name, "")]
+        for item in dataclasses.fields(cls)
+        if item.init and item.name not in leave_out and item.name in notes
+    ]
+    return table(["setting", "default", "meaning"], rows)
+
+
+def default_limits() -> str:
+    limits = DEFAULT_LIMITS
+    axes = {"bytes": limits.size, "messages": limits.messages, "age": limits.age_ms}
+    show = {"bytes": size_text, "messages": str, "age": lambda value: value_text("age_s", value / 1000)}
+    rows = [[name, show[name](axis.low), show[name](axis.soft), show[name](axis.hard)] for name, axis in axes.items()]
+    return table(["axis", "low", "soft", "hard"], rows)
+
+
+def live_policy() -> str:
+    policy = LivePolicy()
+    classes = [item for item in MessageClass if item is not MessageClass.CONTROL]
+    rows = [
+        [state.name, *(policy.decide(state, item).value for item in classes), policy.thin(state).value]
+        for state in SendState
+    ]
+    return table(["state", *(item.name for item in classes), "when entered"], rows)
+
+
+def close_reasons() -> str:
+    rows = [[f"`{item.name}`", item.value, "reset" if item.abortive else "in order"] for item in CloseReason]
+    return table(["reason", "text", "the socket is closed"], rows)
+
+
+def drop_reasons() -> str:
+    return table(["reason", "text"], [[f"`{item.name}`", item.value] for item in DropReason])
+
+
+# -- diagrams
+
+
+def diagram(edges: dict[tuple[str, str], list[str]], first: str) -> str:
+    """Return a state diagram, one arrow per pair of states with all that leads from one to the other."""
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first}"]
+    lines += [f"    {old} --> {new}: {', '.join(labels)}" for (old, new), labels in edges.items()]
+    return "\n".join([*lines, "```", ""])
+
+
+def from_table(states: dict[tuple[enum.Enum, enum.Enum], enum.Enum], leave_out: frozenset[enum.Enum]) -> str:
+    """Return the diagram of a machine that is a table of (state, input): state."""
+    edges: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (old, event), new in states.items():
+        if event not in leave_out:
+            edges[old.name, new.name].append(event.value)
+    return diagram(edges, next(iter(states))[0].name)
+
+
+def send_states() -> str:
+    """Return the diagram of the send states, found by trying every input in every situation of a small queue.
+
+    The states of the flow core are worked out from two facts, so there is no table of arrows to draw; the arrows are
+    what `FlowCore` really does, explored with a queue of 0 to 5 messages and marks at 1 (low), 2 (soft) and 4 (hard).
+    """
+    limits = Limits(messages=AxisLimits(low=1, soft=2, hard=4), hard_policy=HardPolicy.HOLD)
+    edges: dict[tuple[str, str], list[str]] = defaultdict(list)
+    open_ = [(FlowCore(limits, 0.0), 0)]
+    seen: set[tuple[int, bool, int]] = set()
+    while open_:
+        core, queued = open_.pop(0)
+        if (core._level, core.would_block, queued) in seen:
+            continue
+        seen.add((core._level, core.would_block, queued))
+        for event, after in inputs(queued):
+            following = copy.deepcopy(core)
+            load = Load(0, after, 0.0) if after else EMPTY_LOAD
+            change = following.drained(1.0) if event == "drained" else getattr(following, event)(load, 1.0)
+            if change is not None:
+                label = label_of(event, change.old, change.new)
+                if label not in edges[change.old.name, change.new.name]:
+                    edges[change.old.name, change.new.name].append(label)
+            open_.append((following, after))
+    return diagram(dict(sorted(edges.items(), key=lambda item: order_of(*item[0]))), SendState.READY.name)
+
+
+def inputs(queued: int) -> list[tuple[str, int]]:
+    """Return (input, messages queued after it) for everything that can happen to a queue of `queued` messages."""
+    found = [("drained", 0)] if queued else []
+    # Several at once stand for one message of many bytes.
+    found += [("queued", more) for more in range(queued + 1, 6)]
+    if queued:
+        found.append(("blocked", queued))
+        found += [("dropped", left) for left in range(queued)]
+    if queued > 1:
+        found += [("sent", left) for left in range(1, queued)]
+    return found
+
+
+def label_of(event: str, old: SendState, new: SendState) -> str:
+    """Return what an edge is called: by the mark that was crossed, or by what the kernel did."""
+    if new > old:
+        marks = {SendState.SOFT_LIMIT: "any axis at its soft mark", SendState.HARD_LIMIT: "any axis at its hard mark"}
+        return marks.get(new, "EAGAIN")
+    if event == "drained":
+        return "all taken"
+    return "all axes at their low mark" if old >= SendState.SOFT_LIMIT else event
+
+
+def order_of(old: str, new: str) -> tuple[int, int]:
+    return SendState[old].value, SendState[new].value
+
+
+def state_table() -> str:
+    names = ["none", "soft", "hard"]
+    rows = [[name, row[0].name, row[1].name] for name, row in zip(names, _STATE_OF, strict=True)]
+    return table(["level reached", "the kernel takes everything", "EAGAIN since the queue was last empty"], rows)
+
+
+# -- source
+
+
+def echo_source(first: str, last: str) -> str:
+    """Return the part of the echo server from the definition of `first` to the end of that of `last`."""
+    path = ROOT / "servers" / "flowctl_servers" / "echo.py"
+    text = path.read_text("utf-8")
+    spans = {name: (begin, end) for name, begin, end in definitions(ast.parse(text))}
+    lines = text.splitlines()[spans[first][0] - 1 : spans[last][1]]
+    return "\n".join(["```python", *lines, "```", ""])
+
+
+def definitions(tree: ast.Module) -> list[tuple[str, int, int]]:
+    """Return (name, first line, last line) of what a module defines; a docstring under a constant belongs to it."""
+    found: list[tuple[str, int, int]] = []
+    for node in tree.body:
+        if isinstance(node, ast.Expr) and found:
+            found[-1] = (*found[-1][:2], node.end_lineno)
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            found.append((f"import {node.names[0].name}", node.lineno, node.end_lineno))
+        elif isinstance(node, ast.Assign):
+            found.append((ast.unparse(node.targets[0]), node.lineno, node.end_lineno))
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.append((node.name, node.lineno, node.end_lineno))
+    return found
+
+
+GENERATED = {
+    "echo-begin": lambda: echo_source("import annotations", "LINE_BYTES"),
+    "echo-room": lambda: echo_source("Room", "Room"),
+    "echo-peer": lambda: echo_source("Peer", "Peer"),
+    "echo-build": lambda: echo_source("build", "SERVER"),
+    "send-states": send_states,
+    "state-table": state_table,
+    "default-limits": default_limits,
+    "live-policy": live_policy,
+    "sender-settings": lambda: settings_table(SenderSettings),
+    "admission-limits": lambda: settings_table(AdmissionLimits),
+    "socket-options": lambda: settings_table(SocketOptions),
+    "cache-limits": lambda: settings_table(CacheLimits),
+    "live-config": lambda: settings_table(LiveConfig, leave_out=frozenset({"rtmp", "cache"})),
+    "close-reasons": close_reasons,
+    "drop-reasons": drop_reasons,
+    "wire-limits": lambda: settings_table(WireLimits, leave_out=frozenset({"amf"})),
+    "amf-limits": lambda: settings_table(AmfLimits),
+    "control-config": lambda: settings_table(ControlConfig, leave_out=frozenset({"limits"})),
+    "session-config": lambda: settings_table(ServerSessionConfig),
+    "group-states": lambda: from_table(pollgroup._TABLE, frozenset()),
+    "connection-states": lambda: from_table(CONNECTION_TABLE, frozenset({ConnectionInput.FAIL})),
+    "stream-states": lambda: from_table(STREAM_TABLE, frozenset()),
+    "client-states": lambda: from_table(CLIENT_TABLE, frozenset()),
+}
+
+
+def regenerated(text: str) -> str:
+    """Return `text` with every generated part as it should be."""
+    return BLOCK.sub(lambda match: f"{match[1]}{GENERATED[match[2]]()}{match[3]}", text)
+
+
+def main() -> None:
+    """Rewrite the documents."""
+    for path in DOCUMENTS:
+        text = path.read_text("utf-8")
+        new = regenerated(text)
+        if new != text:
+            path.write_text(new, "utf-8")
+            sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The tables of the session's state machines: nothing unreachable, no way back from the end, faults put right."""
+
+import pytest
+
+from flowctl.errors import LocalProtocolError, RemoteProtocolError
+from flowctl.rtmp.client_states import CLIENT_TABLE, ClientInput, ClientState, next_client_state
+from flowctl.rtmp.server_states import (
+    CONNECTION_TABLE,
+    STREAM_TABLE,
+    ConnectionInput,
+    ConnectionState,
+    StreamInput,
+    StreamState,
+    next_connection_state,
+    next_stream_state,
+)
+
+
+def next_message_stream_state(state, event):
+    """Look up a stream's state as the other two are looked up."""
+    return next_stream_state(state, event, 1)
+
+
+MACHINES = [
+    pytest.param(CONNECTION_TABLE, ConnectionState, ConnectionInput, next_connection_state, id="connection"),
+    pytest.param(STREAM_TABLE, StreamState, StreamInput, next_message_stream_state, id="stream"),
+    pytest.param(CLIENT_TABLE, ClientState, ClientInput, next_client_state, id="client"),
+]
+
+PEER = {
+    *(ConnectionInput.HANDSHAKE_DONE, ConnectionInput.CONNECT, ConnectionInput.COMMAND),
+    *(StreamInput.PUBLISH, StreamInput.PLAY, StreamInput.CONTROL),
+    *(StreamInput.MEDIA, StreamInput.CLOSE, StreamInput.DELETE),
+    *(ClientInput.HANDSHAKE_DONE, ClientInput.ACCEPTED, ClientInput.REJECTED, ClientInput.STREAM_CREATED),
+    *(ClientInput.STARTED, ClientInput.REFUSED, ClientInput.FAIL),
+}
+
+
+@pytest.mark.parametrize(("table", "states", "inputs", "_following"), MACHINES)
+def test_every_state_is_reachable_and_every_input_used(table, states, inputs, _following):
+    """A state that nothing leads to, or an input that changes nothing anywhere, is a mistake in the table."""
+    reached, frontier = set(), {next(iter(states))}
+    while frontier:
+        reached |= frontier
+        frontier = {after for (before, _), after in table.items() if before in reached} - reached
+    assert reached == set(states)
+    assert {event for _, event in table} == set(inputs)
+
+
+@pytest.mark.parametrize(("table", "states", "inputs", "following"), MACHINES)
+def test_missing_pair_is_the_fault_of_who_gave_the_input(table, states, inputs, following):
+    """The peer's inputs raise RemoteProtocolError, our caller's LocalProtocolError; the rest follow the table."""
+    for state in states:
+        for event in inputs:
+            if (state, event) in table:
+                assert following(state, event) is table[state, event]
+                continue
+            with pytest.raises(RemoteProtocolError if event in PEER else LocalProtocolError) as caught:
+                following(state, event)
+            assert state.value in str(caught.value)
+
+
+def test_nothing_leads_back_from_the_end():
+    """A session that has failed and a stream that is deleted stay so."""
+    assert {after for (before, _), after in CONNECTION_TABLE.items() if before is ConnectionState.CLOSED} == {
+        ConnectionState.CLOSED
+    }
+    assert not [pair for pair in STREAM_TABLE if pair[0] is StreamState.DELETED]

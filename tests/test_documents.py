@@ -1,0 +1,185 @@
+"""README and docs are true: their code runs, their commands parse, links lead somewhere, tables are current.
+
+Blocks marked ``python`` are executed in order, those of one document in one namespace. A block that ends in a call of
+`serve` is run as a program of its own and talked to. In blocks marked ``console``, each line that begins with ``$`` is
+checked: targets of make must exist, options and arguments of flowctl must parse.
+"""
+
+from __future__ import annotations
+import __future__
+
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import generate_docs
+import pytest
+from source_kit import ROOT
+
+DOCUMENTS = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in generate_docs.DOCUMENTS}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+REQUIRED = {
+    "README.md",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs/concepts.md",
+    "docs/how-to.md",
+    "docs/glossary.md",
+    "docs/locks.md",
+    "docs/rtmp.md",
+    "docs/reference.md",
+    "docs/benchmarks.md",
+}
+KNOWN_FENCES = {"python", "console", "text", "mermaid", "json", "make"}
+WAIT_S = 30
+
+
+def blocks(document: str, kind: str) -> list[str]:
+    return [text for language, text in FENCE.findall(DOCUMENTS[document]) if language == kind]
+
+
+def is_server(block: str) -> bool:
+    return block.rstrip().splitlines()[-1].startswith("serve(")
+
+
+def test_documents_when_counted_are_all_there():
+    """The documents that a newcomer is promised exist."""
+    assert set() == REQUIRED - DOCUMENTS.keys()
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if "<!-- generated:" in DOCUMENTS[name]])
+def test_generated_parts_when_compared_are_current(document):
+    """Diagrams and tables are what the code says; ``python tests/generate_docs.py`` rewrites them."""
+    assert generate_docs.regenerated(DOCUMENTS[document]) == DOCUMENTS[document]
+
+
+def test_generators_when_listed_are_all_used():
+    """No generated part is made for nobody."""
+    used = {name for text in DOCUMENTS.values() for name in re.findall(r"<!-- generated: ([a-z-]+) -->", text)}
+    assert used == generate_docs.GENERATED.keys()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_blocks_when_fenced_have_a_known_language(document):
+    """Every block says what it is, so that none escapes being checked."""
+    assert set() == {language for language, _ in FENCE.findall(DOCUMENTS[document])} - KNOWN_FENCES
+    assert DOCUMENTS[document].count("```") == 2 * len(FENCE.findall(DOCUMENTS[document]))
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if blocks(name, "python")])
+def test_python_when_in_a_document_runs(document, tmp_path, monkeypatch):
+    """The Python of a document runs from top to bottom; its own assertions hold."""
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "document"}
+    future = any("from __future__ import annotations" in block for block in blocks(document, "python"))
+    flags = __future__.annotations.compiler_flag if future else 0  # the blocks of a document are one module
+    for number, block in enumerate(blocks(document, "python"), 1):
+        if not is_server(block):
+            name = f"{document}, Python block {number}"
+            exec(compile(block, name, "exec", flags, dont_inherit=True), namespace)
+
+
+@pytest.mark.parametrize(
+    ("document", "block"),
+    [(name, block) for name in DOCUMENTS for block in blocks(name, "python") if is_server(block)],
+    ids=lambda value: value if value in DOCUMENTS else "server",
+)
+def test_server_when_in_a_document_serves(document, block, tmp_path):
+    """A server shown in a document starts, passes a line from one peer to another, and stops on Ctrl-C."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    program = tmp_path / "server.py"
+    text, count = re.subn(r"port=\d+", f"port={port}", block)
+    assert count == 1
+    program.write_text(text)
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            with connect(port, process) as first, connect(port, process) as second:
+                first.settimeout(WAIT_S)
+                second.settimeout(0.1)
+                for _ in range(100):  # the second may not have been let in when the first one speaks
+                    first.sendall(b"hello\n")
+                    assert first.recv(6)
+                    try:
+                        heard = second.recv(6)
+                    except TimeoutError:
+                        continue
+                    break
+                assert heard == b"hello\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(WAIT_S) == 0
+        finally:
+            process.kill()
+
+
+def connect(port: int, process: subprocess.Popen) -> socket.socket:
+    """Connect as soon as the server listens."""
+    for _ in range(WAIT_S * 20):
+        assert process.poll() is None
+        try:
+            return socket.create_connection(("127.0.0.1", port), WAIT_S)
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    pytest.fail("the server does not listen")
+
+
+def commands(document: str) -> list[str]:
+    """Return the commands of a document's console blocks, continuation lines joined."""
+    lines = "".join(blocks(document, "console")).replace("\\\n", " ").splitlines()
+    return [line[2:].split(" #")[0].removesuffix("&").strip() for line in lines if line.startswith("$ ")]
+
+
+@pytest.mark.parametrize(("document", "command"), [(name, line) for name in DOCUMENTS for line in commands(name)])
+def test_command_when_in_a_document_is_one(document, command):
+    """Commands shown in the documents name targets, commands, options and arguments that exist."""
+    program, *arguments = shlex.split(command)
+    if program == "make":
+        names = [item for item in arguments if "=" not in item]
+        assert set() == set(names) - set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    elif program == "flowctl":
+        parse_flowctl(arguments)
+    elif program.startswith("python"):
+        assert arguments[0] in {"-m", "-X"} or (ROOT / arguments[0]).exists()
+    else:
+        assert program in {"git", "cd", "pip", "nc", "ffmpeg", "ffplay"}, f"{document}: {command}"
+
+
+def parse_flowctl(arguments: list[str]) -> None:
+    """Parse a command line of flowctl as the program does, without running it."""
+    import typer
+
+    from flowctl.cli import app
+
+    group = typer.main.get_command(app)
+    context = group.make_context("flowctl", list(arguments))
+    name = next(item for item in arguments if item in group.commands)
+    rest = arguments[arguments.index(name) + 1 :]
+    if "--help" not in rest:
+        group.commands[name].make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_when_inside_the_project_lead_somewhere(document):
+    """Relative links name files that exist and, where they name a heading, one that exists."""
+    here = (ROOT / document).parent
+    for target in LINK.findall(DOCUMENTS[document]):
+        if "://" in target:
+            continue
+        file, _, heading = target.partition("#")
+        path = (here / file).resolve() if file else ROOT / document
+        assert path.exists(), f"{document}: {target}"
+        if heading:
+            assert heading in headings(path), f"{document}: {target}"
+
+
+def headings(path: Path) -> set[str]:
+    """Return the anchors that headings of a Markdown file get."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

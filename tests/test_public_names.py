@@ -1,0 +1,74 @@
+"""The public names of flowctl: who changes this list changes the package for its users (see CHANGELOG.md)."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+
+import pytest
+from source_kit import module_files, tree_of
+
+import flowctl
+
+PUBLIC = """
+    AdmissionLimits Axis AxisLimits BrokenError BusyError CacheLimits Cause CloseReason ClosedError ConfigError
+    Connection Counts DEFAULT_LIMITS DeferredProcessor DeferredStatistics DropDroppable DropPolicy DropReason Entry
+    Fanout FanoutStatistics Fanouts FlowctlError FlushResult FollowPlace Frontend Gop GroupState HardPolicy InputResult
+    InputVerdict InternalError Job KeepAll LedgerEntry LedgerKind LimitExceededError Limits LivePolicy Load
+    LocalProtocolError MessageClass Move NO_LIMITS PollGroup PollGroupStatistics PollGroups Pollable Receiver
+    ReceiverStatistics ReentryError Registration RemoteProtocolError SendOutcome SendResult SendState Sender
+    SenderSettings SenderStatistics ServeOptions Server ServerProgram Session SocketOptions StateChange StreamLog Thin
+    Transport Verdict serve
+"""
+TESTING = "ManualClock ManualGroup ManualHost ScriptedTransport ThrottledPeer check_drop_policy would_block"
+
+
+def test_public_names_when_listed_are_these():
+    """`flowctl.__all__` is exactly the list above."""
+    assert sorted(PUBLIC.split()) == sorted(flowctl.__all__)
+
+
+def test_public_names_when_of_the_test_kit_are_these():
+    """`flowctl.testing.__all__` is exactly the list above."""
+    assert sorted(TESTING.split()) == sorted(importlib.import_module("flowctl.testing").__all__)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC.split()))
+def test_public_name_when_used_is_loaded_from_its_module_and_explained(name):
+    """Every public name can be had from the package, is the same object each time, and has words of its own."""
+    value = getattr(flowctl, name)
+    assert value is getattr(flowctl, name)
+    assert name in dir(flowctl)
+    if inspect.isclass(value) or inspect.isfunction(value):
+        assert (value.__doc__ or "").strip()
+
+
+def test_public_names_when_type_checkers_read_them_are_the_same():
+    """The imports that type checkers read name the same objects, in the same modules, as the table used at run time."""
+    block = next(node for node in tree_of(module_files()["flowctl"]).body if isinstance(node, ast.If))
+    for_checkers = {
+        name.asname or name.name: (str(node.module), name.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    at_run_time = {
+        name: (module, flowctl._RENAMED.get(name, name)) for module, names in flowctl._HOMES.items() for name in names
+    }
+    assert for_checkers == at_run_time
+    assert set(flowctl.__all__) == at_run_time.keys()
+
+
+def test_unknown_name_when_asked_for_is_an_attribute_error():
+    """A name that flowctl does not have fails as with any module."""
+    with pytest.raises(AttributeError, match="no attribute 'Sessions'"):
+        flowctl.Sessions  # noqa: B018  (that is the test)
+
+
+def test_exceptions_when_public_derive_from_one_base():
+    """Who catches `FlowctlError` catches everything that flowctl raises on purpose."""
+    errors = importlib.import_module("flowctl.errors")
+    public = {name for name in flowctl.__all__ if name.endswith("Error")}
+    assert {name for name, value in vars(errors).items() if inspect.isclass(value)} == public
+    assert all(issubclass(getattr(flowctl, name), flowctl.FlowctlError) for name in public)

@@ -1,0 +1,171 @@
+"""The house rules that ruff has no name for: size, words, and that a test can fail; CONTRIBUTING.md has the reasons."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from source_kit import ROOT, classes_of, functions_of, module_files, shown, text_of, tree_of
+
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 80
+SOURCE = sorted(module_files().values())
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+BENCHES = sorted((ROOT / "bench").rglob("*.py"))
+PYTHON = [*SOURCE, *TESTS, *BENCHES]
+TEXTS = [
+    *PYTHON,
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "bench").glob("*.md")),
+    ROOT / "Makefile",
+    ROOT / "pyproject.toml",
+    ROOT / ".ci" / "run",
+]
+CHECKS = {"fail", "fixture", "raises", "warns"}
+"""Calls of pytest that make a test one that can fail (a fixture is none, but may hold the check)."""
+UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
+FOREIGN_PATHS = re.compile(r"(?<![\w.])/(home|Users|root|work)/\w")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=name_of)
+def test_file_when_measured_is_of_readable_size(path):
+    """No file has more than 600 lines, no function more than 80: beyond that it has more than one subject."""
+    assert len(text_of(path).splitlines()) <= MAX_FILE_LINES
+    long = {
+        f"{shown(path, node.lineno)} {node.name}": node.end_lineno - node.lineno + 1
+        for node in functions_of(tree_of(path))
+        if node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
+    }
+    assert long == {}
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=name_of)
+def test_file_when_opened_says_what_it_is(path):
+    """Every file begins with a docstring whose first line is a sentence."""
+    doc = ast.get_docstring(tree_of(path))
+    assert doc
+    first = doc.split("\n\n")[0].strip()
+    assert first.endswith((".", ":", "?"))
+    assert len(first.split()) >= 4
+
+
+@pytest.mark.parametrize("path", SOURCE, ids=name_of)
+def test_public_things_when_defined_are_explained(path):
+    """Every public class and every public function or method has a docstring."""
+    bare = [
+        shown(path, node.lineno)
+        for node in [*classes_of(tree_of(path)), *functions_of(tree_of(path))]
+        if not node.name.startswith("_") and not ast.get_docstring(node) and not is_local(path, node)
+    ]
+    assert bare == []
+
+
+def is_local(path: Path, node: ast.AST) -> bool:
+    """Return whether `node` is inside a function, or in a class or overload that only types see."""
+    if any(ast.unparse(item).startswith(("overload", "typing.overload")) for item in node.decorator_list):
+        return True
+    return any(
+        outer is not node and outer.lineno < node.lineno and node.end_lineno <= outer.end_lineno
+        for outer in ast.walk(tree_of(path))
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
+        or (isinstance(outer, ast.If) and ast.unparse(outer.test) == "TYPE_CHECKING")
+        or (isinstance(outer, ast.ClassDef) and outer.name.startswith("_"))
+    )
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name_of)
+def test_text_when_shipped_is_finished_and_at_home_anywhere(path):
+    """No file promises work instead of doing it, or names a folder of somebody's machine."""
+    lines = text_of(path).splitlines()
+    wrong = [f"{shown(path, number)}: {line}" for number, line in enumerate(lines, 1) if UNFINISHED.search(line)]
+    wrong += [f"{shown(path, number)}: {line}" for number, line in enumerate(lines, 1) if FOREIGN_PATHS.search(line)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=name_of)
+def test_exemption_when_taken_names_its_rule_and_its_reason(path):
+    """Every ``noqa`` and ``type: ignore`` names the rule it is exempt from, and why."""
+    wrong = [
+        f"{shown(path, number)}: {line.strip()}"
+        for number, line in enumerate(text_of(path).splitlines(), 1)
+        for mark in [re.search(r"#\s*(noqa|type:\s*ignore)(.*)$", line)]
+        if mark and "re.search" not in line and not re.match(r"(:\s*[A-Z]|\[)[\w, -]*\]?\s*(-|#|\(|\s)\s*\S+", mark[2])
+    ]
+    assert wrong == []
+
+
+def all_tests() -> list[tuple[Path, ast.FunctionDef]]:
+    """Return every test function with its file."""
+    return [
+        (path, node)
+        for path in TESTS
+        if path.name.startswith("test_")
+        for node in functions_of(tree_of(path))
+        if node.name.startswith("test_")
+    ]
+
+
+def checks_something(path: Path, node: ast.FunctionDef) -> bool:
+    """Return whether a function asserts, or calls a function of its file or kit that does."""
+    helpers = {item.name: item for item in functions_of(tree_of(path))}
+    seen: set[str] = set()
+    open_ = [node]
+    while open_:
+        for inner in ast.walk(open_.pop()):
+            if isinstance(inner, ast.Assert | ast.Raise):
+                return True
+            if not isinstance(inner, ast.Call):
+                continue
+            called = inner.func.attr if isinstance(inner.func, ast.Attribute) else getattr(inner.func, "id", "")
+            if called in CHECKS or called.startswith(("check", "assert", "expect")):
+                return True
+            if called in helpers and called not in seen:
+                seen.add(called)
+                open_.append(helpers[called])
+    return False
+
+
+def test_tests_when_run_can_fail():
+    """Every test asserts something, itself or in a helper of its file."""
+    idle = [shown(path, node.lineno) for path, node in all_tests() if not checks_something(path, node)]
+    assert idle == []
+
+
+def test_tests_when_read_state_their_fact():
+    """Every test has a one-sentence docstring that states the fact it shows."""
+    mute = [shown(path, node.lineno) for path, node in all_tests() if not ast.get_docstring(node)]
+    assert mute == []
+
+
+def test_test_files_when_named_have_names_of_their_own():
+    """No two test files share a name: tests are no package, so the names are module names."""
+    counts = Counter(path.stem for path in TESTS if path.stem != "conftest")
+    assert {name: count for name, count in counts.items() if count > 1} == {}
+
+
+def test_words_when_counted_explain_the_source():
+    """At least a quarter of the lines of the packages are docstrings or comments: reasons are part of the code."""
+    words = code = 0
+    for path in SOURCE:
+        lines = text_of(path).splitlines()
+        documented: set[int] = set()
+        for node in ast.walk(tree_of(path)):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                documented.update(range(node.lineno, node.end_lineno + 1))
+        documented.update(number for number, line in enumerate(lines, 1) if "#" in line)
+        filled = [number for number, line in enumerate(lines, 1) if line.strip()]
+        words += len(documented.intersection(filled))
+        code += len(filled)
+    assert words / code >= 0.25
