@@ -24,7 +24,6 @@ from typing import Any, Final
 from flowctl._locks import OwnedLock
 from flowctl._sessioncalls import Coroutines, as_result, consume_all, handler_reason, reason_for
 from flowctl.deferred import Registration
-from flowctl.errors import InternalError
 from flowctl.fanouts import FollowPlace
 from flowctl.flow import SendState, StateChange
 from flowctl.ledger import LedgerKind
@@ -167,16 +166,6 @@ class Connection:
             if self._farewell is None:
                 self._farewell = (reason, details)
         self.sender.close_after_flush()
-
-    def drain(self, details: str) -> None:
-        """Let the session say goodbye (`Session.stopping`), then `close_after_flush` with SHUTDOWN. Any thread."""
-        self.call_soon(self._say_goodbye, details)
-
-    def _say_goodbye(self, details: str) -> None:
-        try:
-            self.session.stopping()
-        finally:
-            self.close_after_flush(details, reason=CloseReason.SHUTDOWN)
 
     def terminate(self, reason: CloseReason, details: str) -> None:
         """Do what `close` does; the Sender calls it too."""
@@ -491,10 +480,9 @@ class Connection:
             answer = method(*args)
             if not inspect.iscoroutine(answer):
                 return
-            if group is None:
+            if group is None:  # abandoned: there is no loop left to run it on
                 answer.close()
-                raise InternalError(f"there is no loop left for the coroutine {where}()")
-            if where == "opened":
+            elif where == "opened":
                 self.receiver.pause(_OPENING, _OPENING)
                 self._coroutines.start(group.loop, answer, where, lambda: self.receiver.resume(_OPENING))
             else:

@@ -9,8 +9,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Self
 
+from flowctl._locks import OwnedLock
 from flowctl.admission import Admission, AdmissionLimits
 from flowctl.connection import Connection
 from flowctl.deferred import Registration
@@ -22,7 +25,8 @@ from flowctl.pollgroups import PollGroups
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import SenderSettings
 from flowctl.session import Session
-from flowctl.sockets import SocketOptions, close_socket, peer_name
+from flowctl.sockets import SocketOptions, close_socket
+from flowctl.totals import NO_FLOW, FlowTotals, totals_of
 
 DEFAULT_LIMITS: Final = Limits.parse("2MiB,2048,4s", "4MiB,4096,8s")
 """Limits of a server that is given none: at 2.5 Mbit/s about 6 s and 13 s of media, or 4 s and 8 s of age."""
@@ -35,6 +39,28 @@ _PAUSE_S: Final = 0.1
 _REBALANCE_S: Final = 10.0
 """How often connections are moved between threads whose loads have drifted apart."""
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerStatistics:
+    """A snapshot of a server.
+
+    Args:
+        connections: open now.
+        accepted: accepted so far.
+        refused: turned away so far, by name of the limit.
+        accept_pauses: times that accepting rested because the process had no descriptor left.
+        closed: connections ended so far, by reason.
+        totals: what all connections were sent and spared, those that have gone included.
+    """
+
+    connections: int
+    accepted: int
+    refused: dict[str, int] = field(default_factory=dict)
+    accept_pauses: int = 0
+    closed: dict[CloseReason, int] = field(default_factory=dict)
+    totals: FlowTotals = NO_FLOW
+
 
 RefusalHook = Callable[[tuple[str, int], LimitExceededError], None]
 
@@ -91,12 +117,15 @@ class Server:
         self.admission: Final = Admission(admission or AdmissionLimits())
         self.groups: Final = PollGroups(group_count, loop_factory=loop_factory, on_error=on_error, clock=clock)
         self._registration = Registration()
-        self._lock = threading.Lock()
+        self._lock = OwnedLock()
         self._connections: dict[int, Connection] = {}  # by number; guarded by _lock
+        self._past = NO_FLOW  # of the connections that have gone; guarded by _lock
+        self._closed: dict[CloseReason, int] = {}  # connections that have gone, by reason; guarded by _lock
         self._stopping = threading.Event()
         self._rebalancing = False  # the listener's thread
         self.accepted_count = 0
-        self.closed_by_reason: dict[CloseReason, int] = {}  # guarded by _lock
+        self._accept_pauses = 0  # the listener's thread
+        self._exhausted = False  # accepting rests, or has rested and not succeeded since; the listener's thread
         self._listener = _listen(host, port)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
@@ -115,30 +144,52 @@ class Server:
 
         Returns:
             Whether all threads have ended.
+
+        Raises:
+            LocalProtocolError: called from a handler: its thread would wait for itself.
         """
+        if any(group.in_thread() for group in self.groups.groups):
+            raise LocalProtocolError(
+                "Server.stop() was called on a thread of the server", hint="call it from another thread"
+            )
         if not self._stopping.is_set():
             self._stopping.set()
             with contextlib.suppress(ClosedError, LocalProtocolError):
                 self.groups.groups[0].remove_pollable(self)
-            for connection in self.connections():
-                connection.close_after_flush("server stops", reason=CloseReason.SHUTDOWN)
-            end = time.monotonic() + deadline_s / 2
-            while self.connections() and time.monotonic() < end:
-                time.sleep(0.01)
-            for connection in self.connections():
-                connection.close(CloseReason.SHUTDOWN, "server stops")
-        stopped = self.groups.stop(deadline_s / 2)
+            self._drain(time.monotonic() + deadline_s / 2)
+        stopped = bool(self.groups.stop(deadline_s / 2))
         self._listener.close()
-        return bool(stopped)
+        if stopped:
+            for connection in self.connections():  # on the way between two groups when both stopped
+                connection.abandon("server stops")
+        return stopped
+
+    def _drain(self, end: float) -> None:
+        """Have every connection send what is queued and close; end at time `end` those that have not."""
+        asked: set[int] = set()
+        while connections := self.connections():
+            for connection in connections:
+                if connection.number not in asked:  # one may have been accepted just now
+                    asked.add(connection.number)
+                    connection.close_after_flush("server stops", reason=CloseReason.SHUTDOWN)
+            if time.monotonic() >= end:
+                break
+            time.sleep(0.005)
+        for connection in self.connections():
+            connection.close(CloseReason.SHUTDOWN, "server stops")
 
     def run(self) -> None:
         """Start, serve until SIGINT or SIGTERM, and stop. Main thread."""
         ended = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: ended.set())
-        self.start()
-        ended.wait()
-        self.stop()
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, lambda *_: ended.set()) for number in numbers]
+        try:
+            self.start()
+            ended.wait()
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)  # a second one ends a stop that takes too long
+            self.stop()
 
     def __enter__(self) -> Self:
         self.start()
@@ -162,76 +213,123 @@ class Server:
     def add_socket(self, sock: socket.socket, session: Session) -> Connection:
         """Serve a connected socket that was not accepted here, for example one that connected out. Any thread.
 
+        `sock` belongs to the server from now on, also if this fails.
+
         Raises:
             ClosedError: the server is stopping.
         """
-        connection = Connection(
-            sock,
-            session,
-            limits=self._limits,
-            policy=self._policy,
-            settings=self._settings,
-            deferred=self._deferred,
-            options=self._options,
-            clock=self.clock,
-            on_closed=self._forget,
-        )
-        with self._lock:
-            self._connections[connection.number] = connection
+        return self._serve(sock, session, peer=None, on_closed=self._gone)
+
+    def _serve(
+        self,
+        sock: socket.socket,
+        session: Session,
+        *,
+        peer: tuple[str, int] | None,
+        on_closed: Callable[[Connection], None],
+    ) -> Connection:
         try:
-            self.groups.place(connection, connection.registration)
-        except BaseException:
+            connection = Connection(
+                sock,
+                session,
+                limits=self._limits,
+                policy=self._policy,
+                settings=self._settings,
+                deferred=self._deferred,
+                options=self._options,
+                clock=self.clock,
+                peer=peer,
+                on_closed=on_closed,
+            )
             with self._lock:
-                del self._connections[connection.number]
+                self._connections[connection.number] = connection
+            try:
+                self.groups.place(connection, connection.registration)
+            except BaseException:
+                with self._lock:
+                    self._connections.pop(connection.number, None)
+                raise
+        except BaseException:
             sock.close()
             raise
         return connection
 
-    def _forget(self, connection: Connection) -> None:
+    def _gone(self, connection: Connection) -> None:
+        """Take note of the end of a connection; on its thread."""
+        figures = totals_of(connection.sender.statistics(), connection.receiver.statistics())
         reason = connection.ended[0] if connection.ended is not None else CloseReason.INTERNAL
         with self._lock:
-            known = self._connections.pop(connection.number, None)
-            self.closed_by_reason[reason] = self.closed_by_reason.get(reason, 0) + 1
-        if known is None:
-            return
-        group = self.groups.groups[0]
-        if group.in_thread():
-            self.admission.leave(connection.peer[0])
-        else:
-            with contextlib.suppress(ClosedError):
-                group.call_soon(self.admission.leave, connection.peer[0])
+            self._connections.pop(connection.number, None)
+            self._closed[reason] = self._closed.get(reason, 0) + 1
+            self._past += figures
+
+    def _accepted_gone(self, address: str, connection: Connection) -> None:
+        """Take note of the end of a connection that admission knows, by the address under which it knows it."""
+        self.admission.leave(address)
+        self._gone(connection)
+
+    @property
+    def closed_by_reason(self) -> dict[CloseReason, int]:
+        """Connections ended so far, by reason. Any thread."""
+        with self._lock:
+            return dict(self._closed)
+
+    def statistics(self) -> ServerStatistics:
+        """Return figures of the whole process. Any thread; O(connections), but no lock is held for so long."""
+        with self._lock:
+            connections, totals, closed = list(self._connections.values()), self._past, dict(self._closed)
+        for connection in connections:
+            totals += totals_of(connection.sender.statistics(), connection.receiver.statistics())
+        return ServerStatistics(
+            connections=len(connections),
+            accepted=self.accepted_count,
+            refused=self.admission.refused,
+            accept_pauses=self._accept_pauses,
+            closed=closed,
+            totals=totals,
+        )
 
     # -- the listener: a pollable
 
     def load(self) -> float:
-        """Weigh nothing, so that rebalancing leaves the listener where it is: admission belongs to that thread."""
+        """Weigh nothing, so that rebalancing leaves the listener where it is: moving it would gain nothing."""
         return 0.0
 
     def attached(self, group: PollGroup) -> None:
         """Begin to accept; called by the group."""
-        group.watch_input(self._listener.fileno(), lambda: self._accept(group))
+        if self.stopping:
+            return
+        group.watch_input(self._listener, partial(self._accept, group))
         if len(self.groups.groups) > 1 and not self._rebalancing:
             self._rebalancing = True
             group.call_later(_REBALANCE_S, self._rebalance, group)
 
     def detached(self, group: PollGroup) -> None:
         """Stop accepting; called by the group."""
-        group.unwatch_input(self._listener.fileno())
+        group.unwatch_input(self._listener)
         self._listener.close()
 
     def _accept(self, group: PollGroup) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
             try:
-                sock, _address = self._listener.accept()
+                sock, address = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in _EXHAUSTED:
-                    group.report("accept", error)
-                    group.unwatch_input(self._listener.fileno())
-                    group.call_later(_PAUSE_S, self._resume, group)
+                    self._rest(group, error)
                 return
-            self._admit(sock)
+            self._exhausted = False
+            self._admit(group, sock, (str(address[0]), int(address[1])))
+
+    def _rest(self, group: PollGroup, error: OSError) -> None:
+        """Stop accepting for a while; reported once until a connection has been accepted again."""
+        if not self._exhausted:
+            self._exhausted = True
+            self._accept_pauses += 1
+            group.report("accept", error)
+        group.unwatch_input(self._listener)
+        group.call_later(_PAUSE_S, self._resume, group)
 
     def _rebalance(self, group: PollGroup) -> None:
         """Even out the threads now and then: viewers leave as they like, and placement only looks at newcomers."""
@@ -240,13 +338,13 @@ class Server:
             group.call_later(_REBALANCE_S, self._rebalance, group)
 
     def _resume(self, group: PollGroup) -> None:
-        if not self._stopping.is_set() and self._listener.fileno() >= 0:
+        if self._listener.fileno() >= 0:
             self.attached(group)
 
-    def _admit(self, sock: socket.socket) -> None:
-        peer = peer_name(sock)
+    def _admit(self, group: PollGroup, sock: socket.socket, peer: tuple[str, int]) -> None:
+        address = peer[0]
         try:
-            self.admission.enter(peer[0], self.clock())
+            self.admission.enter(address, self.clock())
         except LimitExceededError as error:
             close_socket(sock, abortive=True)
             if self._on_refused is not None:
@@ -254,9 +352,16 @@ class Server:
             return
         self.accepted_count += 1
         try:
-            self.add_socket(sock, self._factory())
-        except ClosedError:
-            self.admission.leave(peer[0])
+            session = self._factory()
+        except Exception as error:  # noqa: BLE001 - a fault of the factory must cost neither the socket nor the place
+            sock.close()
+            self.admission.leave(address)
+            group.report("session of a new connection", error)
+            return
+        try:
+            self._serve(sock, session, peer=peer, on_closed=partial(self._accepted_gone, address))
+        except (ClosedError, OSError):  # the server stops, or the peer has gone so early that its options fail
+            self.admission.leave(address)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -71,9 +71,6 @@ class Session:
     def timer(self, now: float) -> None:
         """Do what was asked for with `Connection.set_timer`."""
 
-    def stopping(self) -> None:
-        """Say goodbye: the server stops, and closes the connection when what is sent here has gone out."""
-
     def closed(self, reason: CloseReason, details: str) -> Awaitable[None] | None:
         """Take note that the connection is over, and why; the last call, exactly once."""
 

@@ -40,7 +40,8 @@ def counts_in(report: Path) -> Counter[str]:
 
 def closing_line(counts: Counter[str], seconds: float) -> str:
     """Return what pytest would print at the end of a single run with these counts."""
-    parts = [f"{counts[name]} {name}" for name in ("failed", "passed", "skipped", "errors") if counts[name]]
+    names = {"failed": "failed", "passed": "passed", "skipped": "skipped", "errors": "error"}
+    parts = [f"{counts[name]} {word}" for name, word in names.items() if counts[name]]
     return f"{', '.join(parts) or 'no tests ran'} in {seconds:.2f}s"
 
 

@@ -59,6 +59,16 @@ class Guarded:
     attributes: dict[str, str] = field(default_factory=dict)  # name: lock, bases included
 
 
+def marks_in(lines: list[str], mark: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """Yield (attribute, what guards it) of every mark: behind the attribute, or in a comment of its own before it."""
+    for number, line in enumerate(lines):
+        found = mark.search(line)
+        if found:
+            attribute = MARKED.match(lines[number + 1] if line.lstrip().startswith("#") else line)
+            if attribute:
+                yield attribute[1], found[1]
+
+
 def find_guarded() -> dict[str, Guarded]:
     """Return every class that has marked attributes, its own or inherited."""
     classes: dict[str, Guarded] = {}
@@ -66,10 +76,7 @@ def find_guarded() -> dict[str, Guarded]:
         lines = text_of(path).splitlines()
         for node in classes_of(tree_of(path)):
             item = Guarded(node.name, node, path)
-            for line in lines[node.lineno - 1 : node.end_lineno]:
-                mark, attribute = MARK.search(line), MARKED.match(line)
-                if mark and attribute:
-                    item.attributes[attribute[1]] = mark[1]
+            item.attributes = dict(marks_in(lines[node.lineno - 1 : node.end_lineno], MARK))
             classes[node.name] = item
     for item in classes.values():
         for base in bases_of(item, classes):
@@ -222,19 +229,17 @@ def test_marks_when_written_are_all_understood():
 
 def own_names(item: Guarded) -> set[str]:
     lines = text_of(item.file).splitlines()[item.node.lineno - 1 : item.node.end_lineno]
-    return {MARKED.match(line)[1] for line in lines if MARK.search(line) and MARKED.match(line)}
+    return {attribute for attribute, _ in marks_in(lines, MARK)}
 
 
 def foreign_touches() -> dict[tuple[str, str], list[str]]:
     """Return the touches of ``stream.name`` outside the lock of the other object that guards `name`."""
-    guards: dict[tuple[str, str], str] = {}  # (variable, attribute): class with the lock
+    guards: dict[tuple[object, str, str], str] = {}  # (folder, variable, attribute): class with the lock
     for path in module_files().values():
         lines = text_of(path).splitlines()
         for node in classes_of(tree_of(path)):
-            for line in lines[node.lineno - 1 : node.end_lineno]:
-                mark, attribute = FOREIGN.search(line), MARKED.match(line)
-                if mark and attribute:
-                    guards[node.name.lower(), attribute[1]] = mark[1].capitalize()
+            for attribute, owner in marks_in(lines[node.lineno - 1 : node.end_lineno], FOREIGN):
+                guards[path.parent, node.name.lower(), attribute] = owner.capitalize()
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for path in module_files().values():
         for node in classes_of(tree_of(path)):
@@ -242,7 +247,7 @@ def foreign_touches() -> dict[tuple[str, str], list[str]]:
             for method in methods_of(item).values():
                 held = held_on_entry(item, method)
                 for variable, name, line, locks in named_touches(method, held):
-                    owner = guards.get((variable, name))
+                    owner = guards.get((path.parent, variable, name))
                     if owner is not None and not (owner == node.name and "_lock" in locks):
                         found[f"{node.name}.{method.name}", name].append(shown(path, line))
     return found

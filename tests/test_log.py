@@ -73,7 +73,7 @@ def test_standard_library_when_exception_is_logged():
     stream = io.StringIO()
     log.configure("info", json=True, stream=stream)
     try:
-        raise ValueError("rtmp://host/live/room?key=abc")
+        int("rtmp://host/live/room?key=abc")
     except ValueError:
         logging.getLogger("flowctl.loop").exception("handler failed")
     (line,) = lines(stream)

@@ -25,8 +25,8 @@ TEXTS = [
     ROOT / "pyproject.toml",
     ROOT / ".ci" / "run",
 ]
-CHECKS = {"fail", "fixture", "raises", "warns"}
-"""Calls of pytest that make a test one that can fail (a fixture is none, but may hold the check)."""
+CHECKS = {"exec", "fail", "raises", "warns"}
+"""Calls that make a test one that can fail: those of pytest, and running code that asserts (the documents')."""
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
 FOREIGN_PATHS = re.compile(r"(?<![\w.])/(home|Users|root|work)/\w")
 

@@ -110,8 +110,8 @@ def _play(
     sizes = {"capacity_bytes": profile.capacity_bytes, "receive_buffer_bytes": profile.receive_buffer_bytes}
     with ClientRun(make, **sizes) as run:
         run.start()
-        get_logger("flowctl.play").info("playing", url=str(address))
         try:
+            get_logger("flowctl.play").info("playing", url=str(address))
             run.wait()
         except KeyboardInterrupt:
             interrupted = True

@@ -107,8 +107,8 @@ def publish_tags(
     interrupted = False
     with ClientRun(make) as run:
         run.start()
-        get_logger("flowctl.publish").info("publishing", url=str(address))
         try:
+            get_logger("flowctl.publish").info("publishing", url=str(address))
             run.wait()
         except KeyboardInterrupt:
             interrupted = True

@@ -7,6 +7,7 @@ the media that waits. A connection has one timer; the protocol's deadline and th
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl
 from flowctl.rtmp.wire import Message
 from flowctl.session import Session
+
+LEAVE_S: Final = 5.0
+"""How long leaving may go on without anything happening: as `SenderSettings.close_deadline_s`."""
+
+_LEAVE_LOOK_S: Final = 0.02
 
 STATUSES_KEPT: Final = 32
 """Statuses remembered of one connection; servers send about five. Later ones are counted only."""
@@ -105,9 +111,14 @@ class RtmpClient(Session):
 
     __slots__ = (
         "_due_at",
+        "_leave_by",
+        "_leave_look",
+        "_leaving",
+        "_left_bytes",
         "_on_end",
         "_parameters",
         "_protocol",
+        "_shut",
         "end",
         "rejected",
         "sock",
@@ -129,6 +140,11 @@ class RtmpClient(Session):
         self._protocol: Final = ClientSession(config)
         self._on_end = on_end
         self._due_at: float | None = None
+        self._leaving: str | None = None  # why we are leaving; None: we are not
+        self._leave_by = 0.0  # when leaving is given up
+        self._leave_look: float | None = None  # when to look next how leaving goes
+        self._left_bytes = 0  # what was queued when we looked last
+        self._shut = False  # the sending half is closed: nothing more may be sent
         self.statuses: list[Status] = []
         self.status_count = 0
         self.rejected: Rejected | None = None
@@ -160,13 +176,20 @@ class RtmpClient(Session):
     def flush_protocol(self) -> None:
         """Send what the protocol has to say."""
         data = self._protocol.data_to_send()
-        if data:
+        if data and not self._shut:
             self.connection.sender.send(data, MessageClass.CONTROL)
 
     def finish(self, details: str) -> None:
-        """Leave the stream in order, send what is queued, and close."""
-        if self.end is not None or self.connection.sender.closed:
+        """Leave the stream in order, send what is queued, and close when the server has closed as well.
+
+        Closing at once would lose data: when input waits unread in the kernel, or comes later, it resets the connection
+        and forgets what it had not delivered yet (RFC 1122 section 4.2.2.13). So the sending half is closed first, and
+        reading goes on until the server has closed, or for `LEAVE_S` without any progress. A client that does not read
+        on purpose cannot wait for that; it has nothing to deliver either, and closes at once.
+        """
+        if self._leaving is not None or self.end is not None or self.connection.sender.closed:
             return
+        self._leaving = details
         protocol = self._protocol
         if protocol.stream_id:
             protocol.close_stream()
@@ -174,7 +197,11 @@ class RtmpClient(Session):
             if data:
                 # Not in the control lane: it must not overtake the media that it follows.
                 self.connection.sender.send(data, MessageClass.DATA, droppable=False)
-        self.connection.close_after_flush(details)
+        if self.connection.receiver.paused:
+            self.connection.close_after_flush(details)
+            return
+        self._leave_by = self.connection.clock() + LEAVE_S
+        self._leave(self.connection.clock())
 
     @property
     def ended(self) -> bool:
@@ -205,7 +232,9 @@ class RtmpClient(Session):
 
     def timer(self, now: float) -> None:
         """Look at the clock: the protocol's deadlines, then the derived class's."""
-        due_at = self._due_at
+        if self._leave_look is not None and now >= self._leave_look:
+            self._leave(now)
+        due_at = None if self._leaving is not None else self._due_at
         if due_at is not None and now >= due_at:
             self._due_at = None
             self.due(now)
@@ -214,14 +243,40 @@ class RtmpClient(Session):
             self.flush_protocol()
         self._arm(now)
 
+    def peer_ended(self) -> bool:
+        """The server has closed: the end we wait for when leaving, otherwise the end all the same."""
+        if self._leaving is None:
+            return False
+        self.connection.close(CloseReason.FINISHED, self._leaving)
+        return True
+
     def closed(self, reason: CloseReason, details: str) -> None:
         """Note how it ended."""
+        if self._shut and reason is CloseReason.PEER_RESET:
+            # All was sent, and it is up to the server in which way it closes.
+            reason, details = CloseReason.FINISHED, self._leaving or details
         explaining = [status for status in self.statuses if status.level == "error"] or self.statuses[-1:]
         after_s = self.connection.clock() - self.connection.opened_at
         self.end = ClientEnd(reason, details, explaining[-1] if explaining else None, after_s)
         self.sock = None
         if self._on_end is not None:
             self._on_end(self)
+
+    def _leave(self, now: float) -> None:
+        """Take the next step of leaving: close the sending half when all is sent; give up when nothing moves."""
+        queued_bytes = self.connection.sender.load().size_bytes
+        if queued_bytes != self._left_bytes:
+            self._left_bytes = queued_bytes
+            self._leave_by = now + LEAVE_S
+        if not queued_bytes and not self._shut and self.sock is not None:
+            self._shut = True
+            self._leave_by = now + LEAVE_S
+            with contextlib.suppress(OSError):  # the server was faster
+                self.sock.shutdown(socket.SHUT_WR)
+        if now >= self._leave_by:
+            self.connection.close(CloseReason.FINISHED if self._shut else CloseReason.STUCK, self._leaving or "")
+        self._leave_look = self._leave_by if self._shut else now + _LEAVE_LOOK_S
+        self._arm(now)
 
     def _take(self, event: ClientEvent, now: float) -> None:
         if isinstance(event, StatusReceived):
@@ -245,7 +300,9 @@ class RtmpClient(Session):
     def _arm(self, now: float) -> None:
         if self.end is not None or self.connection.sender.closed:
             return
-        times = [self._due_at] if self._due_at is not None else []
+        times = [] if self._leave_look is None else [self._leave_look]
+        if self._due_at is not None and self._leaving is None:
+            times.append(self._due_at)
         deadline = self._protocol.next_deadline(now)
         if deadline is not None:
             times.append(deadline)

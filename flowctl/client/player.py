@@ -261,7 +261,7 @@ class RtmpPlayer(RtmpClient):
         """Take input; then rest if more was read than the rate allows."""
         super().received(data)
         bucket = self._bucket
-        if bucket is not None:
+        if bucket is not None and self._leaving is None:
             now = self.connection.clock()
             wait_s = bucket.take(len(data), now)
             if wait_s > 0:

@@ -205,7 +205,7 @@ class RtmpPublisher(RtmpClient):
 
     def _pump(self) -> None:
         """Send what is due, as far as there is room, and see to it that it is run again."""
-        if self._started_at is None or self.end is not None or self.connection.sender.closed:
+        if self._started_at is None or self._leaving is not None or self.connection.sender.closed:
             return
         now = self.connection.clock()
         budget = _TURN_BYTES

@@ -22,7 +22,7 @@ _FLOOD_LIMIT: Final = "control_messages_per_second"
 _ENDED_BY_SERVER: Final = frozenset(
     reason.value
     for reason in CloseReason
-    if reason not in {CloseReason.PEER_CLOSED, CloseReason.FINISHED, CloseReason.SHUTDOWN}
+    if reason not in {CloseReason.PEER_CLOSED, CloseReason.PEER_RESET, CloseReason.FINISHED, CloseReason.SHUTDOWN}
 )
 
 

@@ -50,7 +50,8 @@ class ClientProcess:
             text=True,
         )
         self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         if self._process.stdin is not None:
             self._process.stdin.write(json.dumps(orders) + "\n")
             self._process.stdin.flush()
@@ -88,6 +89,9 @@ class ClientProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        self._reader.join()  # its end of the pipe is closed, so there is an end to what it reads
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def _build_server(plan: DemoPlan) -> LiveServer:

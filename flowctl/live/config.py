@@ -39,6 +39,8 @@ class LiveConfig:
         streams: streams published or waited for at a time.
         control_bytes_per_s: input that a viewer at its soft limit or above may still send per second, so that its
             acknowledgements, pongs and close are seen.
+        messages_per_turn: messages of one connection that are treated before the others on its thread get their turn;
+            a publisher of tiny messages is slowed down by that, others are not.
         key_wait_s: how long frames of a stream that has not shown a key frame yet are held back; they are let through
             after that, because some encoders refresh without key frames.
 
@@ -55,12 +57,13 @@ class LiveConfig:
     publishers_per_address: int = 8
     streams: int = 10_000
     control_bytes_per_s: int = 16 * 1024
+    messages_per_turn: int = 256
     key_wait_s: float = 10.0
 
     def __post_init__(self) -> None:
         for name in ("return_grace_s", "publishers_per_address", "key_wait_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 or more")
-        for name in ("streams", "control_bytes_per_s"):
+        for name in ("streams", "control_bytes_per_s", "messages_per_turn"):
             if not getattr(self, name) >= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 1 or more")

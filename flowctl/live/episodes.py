@@ -1,8 +1,9 @@
 """One log line where a viewer becomes slow, one where it gets worse, one where it has recovered: never one per packet.
 
-An episode begins with the first entry of the ledger that says something went wrong, and ends when the viewer has been
-READY for a while. A viewer that merely meets EAGAIN and recovers, as every viewer does now and then, is logged at
-debug level only.
+An episode begins with the first edge of the Sender's state, and ends when the viewer has been READY for a while and
+nothing more is dropped for it. A viewer that merely meets EAGAIN and recovers, as every viewer does now and then, is
+logged at debug level only. Drops without an edge are no trouble: the viewer has muted a track, or waits for its first
+key frame.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 
+from flowctl.counts import NO_COUNTS, Counts
 from flowctl.flow import SendState
 from flowctl.ledger import LedgerEntry, LedgerKind
 from flowctl.reasons import DropReason
@@ -28,32 +30,45 @@ class Episode:
     Args:
         fields: what every line names: peer, stream, connection.
         why: explains the present state in one line.
+        dropped: messages dropped for this viewer so far, by class.
+
+    Attributes:
+        quiet_at: when the episode ends if nothing happens until then. None: there is none, or it goes on.
     """
 
-    __slots__ = ("_dropped", "_edges", "_fields", "_loud", "_since", "_why", "_worst", "quiet_at")
+    __slots__ = (
+        "_dropped",
+        "_dropped_before",
+        "_edges",
+        "_fields",
+        "_loud",
+        "_seen",
+        "_since",
+        "_why",
+        "_worst",
+        "quiet_at",
+    )
 
-    def __init__(self, fields: dict[str, Any], why: Callable[[], str]) -> None:
+    def __init__(self, fields: dict[str, Any], why: Callable[[], str], dropped: Callable[[], Counts]) -> None:
         self._fields = fields
         self._why = why
+        self._dropped = dropped
+        self._dropped_before = NO_COUNTS  # when the episode began
+        self._seen = NO_COUNTS  # when it was looked at last
         self._since: float | None = None  # None: no episode
         self._worst = SendState.READY
         self._edges = 0
-        self._dropped: dict[str, int] = {}
         self._loud = False  # a line at info level was written for this episode
-        self.quiet_at: float | None = None  # when the episode ends if nothing happens until then
+        self.quiet_at: float | None = None
 
     def take(self, entry: LedgerEntry) -> None:
         """Take note of an entry of the ledger."""
         if entry.kind is LedgerKind.STATE and entry.change is not None:
             self._take_edge(entry)
         elif entry.kind is LedgerKind.DROPS:
-            self._begin(entry.at)
-            for reason, counts in (entry.dropped or {}).items():
-                if reason is DropReason.UNFOLLOWED:
-                    continue
-                for name, count in counts.by_name().items():
-                    self._dropped[name] = self._dropped.get(name, 0) + count
-            self._say_slow(entry)
+            own = (DropReason.UNFOLLOWED, DropReason.REQUESTED)
+            if self._since is not None and not all(reason in own for reason in entry.dropped or ()):
+                self._say_slow(entry)
         elif entry.kind is LedgerKind.LIMITS:
             _log.info("limits changed", **self._fields, limits=entry.why)
 
@@ -77,8 +92,8 @@ class Episode:
             self._since = at
             self._worst = SendState.READY
             self._edges = 0
-            self._dropped = {}
             self._loud = False
+            self._dropped_before = self._seen = self._dropped()
 
     def _say_slow(self, entry: LedgerEntry) -> None:
         if self._loud and entry.change is None:
@@ -88,7 +103,13 @@ class Episode:
 
     def check(self, now: float) -> None:
         """End the episode if the viewer has been READY for long enough."""
-        if self.quiet_at is not None and now >= self.quiet_at:
+        if self.quiet_at is None or now < self.quiet_at:
+            return
+        dropped = self._dropped()
+        if dropped != self._seen:  # it is READY, but still waits for a key frame
+            self._seen = dropped
+            self.quiet_at = now + _QUIET_S
+        else:
             self.end(now, "viewer recovered")
 
     def end(self, now: float, message: str | None) -> None:
@@ -104,5 +125,5 @@ class Episode:
             after_s=round(now - since, 1),
             worst=self._worst.name,
             changes=self._edges,
-            dropped=self._dropped or 0,
+            dropped=(self._dropped() - self._dropped_before).by_name() or 0,
         )

@@ -16,6 +16,7 @@ from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.statistics import EndedViewer, HubStatistics, StreamStatistics, ViewerStatistics
 from flowctl.live.stream import Stream, StreamMember
 from flowctl.reasons import CloseReason
+from flowctl.totals import NO_FLOW, FlowTotals
 
 _ENDED_KEPT: Final = 256
 
@@ -62,11 +63,13 @@ class Hub:
         self._lock = OwnedLock()
         self._streams: dict[str, Stream] = {}  # guarded by _lock
         self._viewers: dict[StreamMember, Viewer] = {}  # guarded by _lock
-        self._publishers: dict[StreamMember, Publisher] = {}  # guarded by _lock
+        # One connection may publish several streams, so a publication is a pair; guarded by _lock
+        self._publications: dict[tuple[Stream, StreamMember], Publisher] = {}
         self._published_from: dict[str, int] = {}  # streams published, by address; guarded by _lock
         self._ended: deque[EndedViewer] = deque(maxlen=_ENDED_KEPT)  # guarded by _lock
         self._closed: dict[CloseReason, int] = {}  # guarded by _lock
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
+        self._past = NO_FLOW  # of the viewers of streams that were forgotten; guarded by _lock
 
     # -- publishers
 
@@ -90,13 +93,14 @@ class Hub:
                 raise LimitExceededError("publishers_per_address", count + 1, config.publishers_per_address)
             stream = self._stream_locked(name, now)
             current = stream.publisher
-            if current is not None and config.second_publisher is SecondPublisher.REFUSE:
+            refuse = config.second_publisher is SecondPublisher.REFUSE or (stream, publisher) in self._publications
+            if current is not None and refuse:
                 raise BusyError(
                     f"stream {name} is being published by {current.peer[0]}:{current.peer[1]}",
                     hint="choose another name, or start the server with --set second_publisher=replace",
                 )
             self._published_from[address] = count + 1
-            self._publishers[publisher] = publisher
+            self._publications[stream, publisher] = publisher
             if current is not None and config.second_publisher is SecondPublisher.STANDBY:
                 stream.standby.append(publisher)
                 stream.stand_by(publisher)
@@ -118,7 +122,7 @@ class Hub:
 
     def _tell_publisher(self, member: StreamMember, stream: Stream) -> None:
         with self._lock:
-            publisher = self._publishers.get(member)
+            publisher = self._publications.get((stream, member))
         if publisher is not None:
             publisher.on_thread(publisher.publish_replaced, stream)
 
@@ -134,7 +138,7 @@ class Hub:
         waiting: list[Viewer] = []
         ends = False
         with self._lock:
-            if self._publishers.pop(publisher, None) is None:
+            if self._publications.pop((stream, publisher), None) is None:
                 return
             address = publisher.peer[0]
             self._published_from[address] -= 1
@@ -150,17 +154,18 @@ class Hub:
             else:
                 stream.take_over(None, now)
                 ends = True
+            takeovers = stream.takeovers
         for viewer in waiting:
             viewer.on_thread(viewer.stream_published, stream)
         if ends and grace and self.config.return_grace_s and stream.viewers:
-            self._call_later(self.config.return_grace_s, self._end, stream)
+            self._call_later(self.config.return_grace_s, self._end, stream, takeovers)
         elif ends:
-            self._end(stream)
+            self._end(stream, takeovers)
 
-    def _end(self, stream: Stream) -> None:
-        """Tell the viewers that the publisher has gone, unless one is there again."""
+    def _end(self, stream: Stream, takeovers: int) -> None:
+        """Tell the viewers that the publisher has gone, unless one is there again, or was and has a time of its own."""
         with self._lock:
-            if stream.publisher is not None or stream.ended:
+            if stream.publisher is not None or stream.ended or stream.takeovers != takeovers:
                 return
             stream.ended = True
             stream.end(self._clock())
@@ -183,11 +188,19 @@ class Hub:
             self._viewers[viewer] = viewer
             return stream
 
-    def leave(self, stream: Stream, viewer: Viewer) -> None:
-        """Take `viewer` out; harmless when it is not in."""
+    def leave(self, stream: Stream, viewer: Viewer, figures: FlowTotals = NO_FLOW) -> None:
+        """Take `viewer` out; harmless when it is not in.
+
+        Args:
+            stream: what it viewed.
+            viewer: who leaves.
+            figures: what it was sent and spared of it, which the stream's books keep.
+        """
         with self._lock:
-            stream.viewers.pop(viewer, None)
-            self._viewers.pop(viewer, None)
+            if viewer in stream.viewers:
+                del stream.viewers[viewer]
+                del self._viewers[viewer]
+                stream.past += figures
             self._forget_if_idle_locked(stream)
 
     def is_published(self, name: str) -> bool:
@@ -210,11 +223,17 @@ class Hub:
         idle = stream.publisher is None and stream.ended and not stream.viewers and not stream.standby
         if idle and self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
+            self._past += stream.past
 
     def viewer_ended(self, viewer: EndedViewer) -> None:
         """Keep the last figures of a viewer that has gone."""
         with self._lock:
             self._ended.append(viewer)
+
+    def limit_hit(self, limit: str) -> None:
+        """Count a request that was refused because of a limit."""
+        with self._lock:
+            self._limits_hit[limit] = self._limits_hit.get(limit, 0) + 1
 
     def connection_ended(self, reason: CloseReason, limit: str | None) -> None:
         """Count the end of a connection, and the limit that ended it."""
@@ -233,10 +252,14 @@ class Hub:
                 name: (stream, [self._viewers[item] for item in stream.viewers])
                 for name, stream in self._streams.items()
             }
+            past = {name: stream.past for name, stream in self._streams.items()}
+            whole = self._past
             ended, closed, limits_hit = list(self._ended), dict(self._closed), dict(self._limits_hit)
         streams = {}
         for name, (stream, viewers) in members.items():
             figures = [viewer.viewer_statistics() for viewer in viewers]
+            totals = sum((item.totals for item in figures), past[name])
+            whole += totals
             states = [0, 0, 0, 0]
             for item in figures:
                 states[item.state] += 1
@@ -250,5 +273,7 @@ class Hub:
                 bytes_in=stream.bytes_in,
                 states=(states[0], states[1], states[2], states[3]),
                 viewers=figures,
+                before_key_count=stream.before_key_count,
+                totals=totals,
             )
-        return HubStatistics(streams=streams, ended=ended, closed=closed, limits_hit=limits_hit)
+        return HubStatistics(streams=streams, ended=ended, closed=closed, limits_hit=limits_hit, totals=whole)

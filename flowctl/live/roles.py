@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from flowctl.live.stream import Stream
+from flowctl.live.wirelog import WireLog
+from flowctl.totals import FlowTotals
 
 
 class Publishing:
@@ -32,18 +34,22 @@ class Playing:
     Attributes:
         stream_id: message stream id.
         stream: the stream.
+        wire: its log for that message stream id.
         began_at: time in seconds.
+        before: the connection's figures when it began.
         waits_until: when waiting for a publisher is given up. None: it is published, or the wait has no limit.
         paused: at the player's word.
         audio: whether the player wants audio.
         video: whether the player wants video.
     """
 
-    __slots__ = ("audio", "began_at", "paused", "stream", "stream_id", "video", "waits_until")
+    __slots__ = ("audio", "before", "began_at", "paused", "stream", "stream_id", "video", "waits_until", "wire")
 
-    def __init__(self, stream_id: int, stream: Stream, now: float) -> None:
+    def __init__(self, stream_id: int, stream: Stream, wire: WireLog, before: FlowTotals, now: float) -> None:
         self.stream_id = stream_id
         self.stream = stream
+        self.wire = wire
+        self.before = before
         self.began_at = now
         self.waits_until: float | None = None
         self.paused = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from flowctl.errors import ConfigError, LimitExceededError
+from flowctl.errors import ClosedError, ConfigError, LimitExceededError
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession
@@ -65,7 +65,8 @@ class LiveServer(Server):
 
     def _call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
         group = self.groups.groups[0]
-        group.call_soon(lambda: group.call_later(delay_s, callback, *args))
+        with contextlib.suppress(ClosedError):  # the server stops: nobody is left to be told
+            group.call_soon(lambda: group.call_later(delay_s, callback, *args))
 
     def _log_refusal(self, peer: tuple[str, int], error: LimitExceededError) -> None:
         """Log a refused connection, but not each one of a flood."""
@@ -87,7 +88,8 @@ class LiveServer(Server):
 
     def stop(self, deadline_s: float = 5.0) -> bool:
         """Ask clients that understand it to reconnect, then stop as any `Server`."""
-        if not self.stopping:
+        first = not self.stopping
+        if first:
             asked = [connection.session for connection in self.connections()]
             for session in asked:
                 if isinstance(session, LiveSession):
@@ -95,7 +97,7 @@ class LiveServer(Server):
             if asked:
                 time.sleep(min(_RECONNECT_HEAD_START_S, deadline_s / 4))
         stopped = super().stop(deadline_s)
-        if threading.current_thread() is threading.main_thread():
+        if first:
             _log.info("live server stopped", connections=self.accepted_count)
         return stopped
 

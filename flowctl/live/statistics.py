@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from flowctl.flow import SendState
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import SenderStatistics
+from flowctl.totals import NO_FLOW, FlowTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class ViewerStatistics:
         why: the state in one line: axis, value, limit, since when, who is to blame.
         sender: figures of its Sender.
         input_pauses: how often its input was paused, by reason.
-        connected_s: since when it is connected.
+        connected_s: seconds since it connected.
+        totals: what it was sent and spared since it began to play this stream.
     """
 
     number: int
@@ -32,6 +34,7 @@ class ViewerStatistics:
     sender: SenderStatistics
     input_pauses: dict[str, int]
     connected_s: float
+    totals: FlowTotals = NO_FLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class StreamStatistics:
         bytes_in: payload bytes published.
         states: number of viewers per state, READY first.
         viewers: each of them.
+        before_key_count: frames not passed on because the publisher had not sent a key frame yet.
+        totals: what all viewers were sent and spared, those that have gone included.
     """
 
     name: str
@@ -80,6 +85,8 @@ class StreamStatistics:
     bytes_in: int
     states: tuple[int, int, int, int]
     viewers: list[ViewerStatistics] = field(default_factory=list)
+    before_key_count: int = 0
+    totals: FlowTotals = NO_FLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +97,12 @@ class HubStatistics:
         streams: all streams, by name.
         ended: the last viewers that have gone, oldest first.
         closed: connections ended so far, by reason.
-        limits_hit: limits that ended connections, by name.
+        limits_hit: limits that ended connections or refused requests, by name.
+        totals: what all viewers of all streams were sent and spared, those that have gone included.
     """
 
     streams: dict[str, StreamStatistics]
     ended: list[EndedViewer]
     closed: dict[CloseReason, int]
     limits_hit: dict[str, int]
+    totals: FlowTotals = NO_FLOW

@@ -13,12 +13,14 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from flowctl._locks import OwnedLock
+from flowctl.errors import LimitExceededError
 from flowctl.flow import MessageClass
 from flowctl.live.config import LiveConfig
 from flowctl.live.wirelog import Body, WireLog
 from flowctl.rtmp.media import inspect
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 from flowctl.streamlog import Entry
+from flowctl.totals import NO_FLOW
 
 _CLOCK: Final = 0xFFFFFFFF
 _FRAMES: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})
@@ -26,6 +28,8 @@ _MOST_HEADERS: Final = 64
 """Headers kept per stream: one per track and kind; a publisher that invents tracks without end gets no further."""
 _USUAL_MSID: Final = 1
 """Message stream id on which nearly every player plays: the first that createStream gives."""
+MOST_WIRES: Final = 8
+"""Message stream ids on which a stream can be played at a time; as many as a connection may open."""
 _LONGEST_GAP_MS: Final = 3_600_000
 
 
@@ -72,6 +76,8 @@ class Stream:
         self.messages_in = [0] * len(MessageClass)
         self.bytes_in = 0
         self.before_key_count = 0
+        self.takeovers = 0  # changes of `publisher`; guarded by _lock
+        self.past = NO_FLOW  # of the viewers that have gone; guarded by the hub's lock
         self.codecs: dict[str, str] = {}  # "video" and "audio", as the publisher last showed them
 
     # -- publishing
@@ -92,9 +98,10 @@ class Stream:
         One that was on standby has sent its headers already: they are passed on now. The headers of the publisher
         before it are forgotten, since its tracks may be others.
         """
-        self.wire(_USUAL_MSID)  # before the first viewer comes, so that it finds the GOP cache filled
         with self._lock:
+            self._wire_locked(_USUAL_MSID)  # before the first viewer comes, so that it finds the GOP cache filled
             self.publisher = publisher
+            self.takeovers += 1
             self._shift = None
             self._key_seen = False
             self._began_at = now
@@ -178,19 +185,44 @@ class Stream:
 
     # -- viewing
 
-    def wire(self, msid: int) -> WireLog:
-        """Return the log for players on message stream `msid`, made when first asked for. Any thread."""
+    def join(self, msid: int) -> WireLog:
+        """Return the log for a player on message stream `msid`, made when first asked for. Any thread; then `leave`.
+
+        A player may choose any number, and each log costs as much to fill as all viewers of one: their number is
+        limited, and one that nobody has any more goes.
+
+        Raises:
+            LimitExceededError: players on too many different message stream ids.
+        """
         with self._lock:
-            wire = self._wires.get(msid)
-            if wire is None:
-                wire = self._wires[msid] = WireLog(
-                    self.name,
-                    msid,
-                    chunk_size=self.config.rtmp.out_chunk_size,
-                    cache=self.config.cache,
-                    flush_interval_s=self.config.flush_interval_s,
-                )
+            if msid not in self._wires and len(self._wires) >= MOST_WIRES:
+                raise LimitExceededError("player_stream_ids", len(self._wires) + 1, MOST_WIRES)
+            wire = self._wire_locked(msid)
+            wire.viewers += 1
             return wire
+
+    def leave(self, wire: WireLog) -> None:
+        """Give up what `join` returned. Any thread."""
+        with self._lock:
+            wire.viewers -= 1
+            if not wire.viewers and wire.msid != _USUAL_MSID and self._wires.get(wire.msid) is wire:
+                del self._wires[wire.msid]
+
+    def _wire_locked(self, msid: int) -> WireLog:
+        self._lock.assert_owned()
+        wire = self._wires.get(msid)
+        if wire is None:
+            wire = self._wires[msid] = WireLog(
+                self.name,
+                msid,
+                chunk_size=self.config.rtmp.out_chunk_size,
+                cache=self.config.cache,
+                flush_interval_s=self.config.flush_interval_s,
+            )
+            usual = self._wires.get(_USUAL_MSID)
+            if usual is not None and usual is not wire:
+                wire.seed(usual)
+        return wire
 
     def start_place(self, wire: WireLog) -> tuple[Entry | None, tuple[bytes, ...], bool]:
         """Return where a viewer starts now: (entry, messages before it, whether it has to wait for a key frame).

@@ -16,6 +16,9 @@ _CSID: Final = {TYPE_AUDIO: 4, TYPE_VIDEO: 6}
 _DATA_CSID: Final = 7
 """Chunk streams of the log: others than those of the sessions' own replies (2, 3, 5), which stand between messages."""
 
+_MSID_AT: Final = 8
+"""Where the message stream id stands behind a basic header of one octet (Adobe RTMP 1.0 section 5.3.1.2.1)."""
+
 Body = tuple[int, bytes]
 """A message that is kept: type id and payload."""
 
@@ -33,10 +36,11 @@ class WireLog:
         flush_interval_s: of the fan-outs.
     """
 
-    __slots__ = ("chunk_size", "fanouts", "log", "msid")
+    __slots__ = ("chunk_size", "fanouts", "log", "msid", "viewers")
 
     def __init__(self, name: str, msid: int, *, chunk_size: int, cache: CacheLimits, flush_interval_s: float) -> None:
         self.msid = msid
+        self.viewers = 0  # who has it; guarded by the stream's lock
         self.chunk_size = chunk_size
         self.log = StreamLog(f"{name}#{msid}", cache=cache)
         self.fanouts = Fanouts(self.log, flush_interval_s=flush_interval_s)
@@ -62,6 +66,22 @@ class WireLog:
         wire = self.serialise(type_id, timestamp, payload)
         restart = self.headers(headers, timestamp) if message_class is MessageClass.KEY else ()
         self.log.append(wire, message_class, now, restart=restart)
+
+    def seed(self, other: WireLog) -> None:
+        """Begin with the GOP cache of the same stream's log for another message stream id, which it is rewritten for.
+
+        A message of a log is one type 0 chunk, the only one that names the message stream id, and type 3 chunks.
+        """
+        entry = other.log.cached
+        while entry is not None and entry.next is not None:
+            restart: tuple[bytes, ...] = ()
+            if entry.message_class is MessageClass.KEY:
+                restart = tuple(self._readdressed(wire) for wire in entry.gop.restart)
+            self.log.append(self._readdressed(entry.wire), entry.message_class, entry.enqueued_at, restart=restart)
+            entry = entry.next
+
+    def _readdressed(self, wire: bytes) -> bytes:
+        return wire[:_MSID_AT] + self.msid.to_bytes(4, "little") + wire[_MSID_AT + 4 :]
 
     def append_header(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
         """Publish a header that its publisher sent before it counted; timestamp as for `headers`."""

@@ -17,7 +17,7 @@ from traceback import format_exception
 import av
 
 from flowctl.admission import AdmissionLimits
-from flowctl.client.connect import parse_address, start_client
+from flowctl.client.connect import connect_socket, parse_address, start_client
 from flowctl.client.player import HEALTHY, RtmpPlayer
 from flowctl.client.publisher import RtmpPublisher
 from flowctl.flow import MessageClass
@@ -25,9 +25,14 @@ from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader, FlvTag, FlvWriter
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
 from flowctl.pollgroup import PollGroup
+from flowctl.rtmp import commands
+from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.events import PlayStarted, Pong, StatusReceived
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.media import inspect
-from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.rtmp.messages import encode_control
+from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
+from flowctl.rtmp.wire import Message
 from flowctl.serving import ServeOptions
 
 PATIENCE_S = 20.0
@@ -292,7 +297,9 @@ class Programs:
 
     def decode(self, path):
         """Decode a file; return what FFmpeg had to complain about. Any error ends it with a status that is not 0."""
-        program = self.start("-xerror", "-err_detect", "explode", "-i", path, "-f", "null", "-")
+        # Pictures keep their own times: a constant frame rate would be made of those that a thinned viewer got.
+        output = ("-fps_mode", "passthrough", "-enc_time_base:v", "demux", "-f", "null", "-")
+        program = self.start("-xerror", "-err_detect", "explode", "-i", path, *output)
         status = program.wait()
         return status, program.log
 
@@ -387,3 +394,73 @@ def write_flv(path, messages):
 def written_tags(messages):
     """Return messages as a source for a publisher."""
     return [FlvTag(*message) for message in messages]
+
+
+# -- a client without a thread: what is not read by the test is not read by anybody
+
+
+class RawPlayer:
+    """A player on a blocking socket with a small receive buffer, which reads only when it is told to.
+
+    Attributes:
+        events: what the protocol told, media left out.
+        pongs: timestamps of the pings that the server answered.
+    """
+
+    def __init__(self, server, *, name=NAME, receive_buffer_bytes=16 * 1024):
+        self.sock = connect_socket(parse_address(address_of(server, name)), receive_buffer_bytes=receive_buffer_bytes)
+        self.sock.settimeout(PATIENCE_S)
+        self.local_port = self.sock.getsockname()[1]
+        self.session = ClientSession(ClientSessionConfig(acknowledge=False), now=time.monotonic())
+        self.events = []
+        self.pongs = []
+        self.session.play()
+        self.session.connect(parse_address(address_of(server, name)))
+
+    def __enter__(self):
+        self.read_until(lambda: any(isinstance(event, (PlayStarted, StatusReceived)) for event in self.events))
+        return self
+
+    def __exit__(self, *exc_info):
+        self.sock.close()
+
+    def read(self):
+        """Read once and answer; return whether anything came."""
+        self.flush()
+        data = self.sock.recv(65536)
+        for event in self.session.receive(data, time.monotonic()) if data else ():
+            if isinstance(event, Pong):
+                self.pongs.append(event.timestamp)
+            elif not isinstance(event, Message):
+                self.events.append(event)
+        self.flush()
+        return bool(data)
+
+    def read_until(self, condition):
+        """Read until `condition()` holds."""
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end
+            assert self.read(), "the server ended the connection"
+
+    def read_to_end(self):
+        """Read until the server's end of the stream; a reset raises."""
+        while self.sock.recv(65536):
+            pass
+
+    def flush(self):
+        """Send what the protocol has to say."""
+        self.sock.sendall(self.session.data_to_send())
+
+    def send_control(self, value):
+        """Send a protocol or user control message."""
+        self.sock.sendall(self.session.send_message(encode_control(value)))
+
+    def send_pause(self):
+        """Send the command that pauses the stream."""
+        message = commands.command("pause", 0.0, None, True, 0.0, stream_id=self.session.stream_id)
+        self.sock.sendall(self.session.send_message(message))
+
+    def send_acknowledgement(self, count):
+        """Acknowledge any number of octets."""
+        self.sock.sendall(self.session.send_acknowledgement(count))

@@ -1,0 +1,151 @@
+"""serve, publish and play as real processes that talk to each other."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+
+from cli_kit import PATIENCE_S, finish, run, served, start
+
+from flowctl.flv import FlvReader, FlvWriter
+from flowctl.media.synthetic import SyntheticSource
+
+SMALL = ["--bit-rate", "300k", "--key-interval", "500ms"]
+
+
+def test_serve_publish_play_when_all_goes_well(tmp_path):
+    """A stream that is published and played arrives whole; all three end with status 0 and JSON that says so."""
+    target = tmp_path / "out.flv"
+    with served("live", "--log-json", "--stats", "200ms", "--soft", "1MiB,1000", "--groups", "2") as server:
+        player = start("play", server.url(), "--json", "--output", str(target))
+        publisher = start("publish", "synthetic", server.url(), "--duration", "3s", "--pace", "2", "--json", *SMALL)
+        published = finish(publisher)
+        played = finish(player)
+        server.stop()
+    assert (published[0], played[0], server.status) == (0, 0, 0)
+    sent, received = json.loads(published[1]), json.loads(played[1])
+    assert sent["sent"] == {"header": 3, "key": 6, "inter": 84, "audio": 141}
+    assert sent["end"]["reason"] == "finished"
+    # The player may join a moment after the publisher, but nothing is missing from its first frame on.
+    assert received["missing"] == {"video": 0, "audio": 0, "exact": True}
+    assert received["started_on_key"] is True
+    assert received["end"]["code"] == "NetStream.Play.UnpublishNotify"
+    tags = FlvReader(check_back_pointers=True).feed(target.read_bytes())
+    assert len(tags) == received["written_tags"]
+    logged = [json.loads(line) for line in server.log.splitlines()]
+    assert {"serving", "stopped", "figures"} <= {line["event"] for line in logged}
+    assert server.ready["url"].startswith("rtmp://127.0.0.1:")
+    assert server.ready["limits"].startswith("soft 1.0 MiB, 1000 messages, no age")
+
+
+def test_publish_when_a_file_loops_without_pace(tmp_path):
+    """A file is published several times over, and the summary for people says what was sent."""
+    path = tmp_path / "in.flv"
+    with path.open("wb") as file:
+        writer = FlvWriter(file)
+        for tag in SyntheticSource(video_bit_rate=300_000, width=64, height=64).tags(1.0):
+            writer.write_tag(tag)
+    with served() as server:
+        status, output, errors = run(
+            "publish", str(path), server.url(), "--loop", "--duration", "4s", "--pace", "0", "--no-audio"
+        )
+    assert status == 0, errors
+    assert "4 key, 116 inter" in output
+    assert "ended: finished" in output
+
+
+def test_play_when_output_is_standard_output():
+    """With --output - the media goes to standard output and the summary to standard error."""
+    with served() as server:
+        player = start("play", server.url(), "--output", "-", text=False)
+        publisher = start("publish", "synthetic", server.url(), "--duration", "2s", "--pace", "2", *SMALL)
+        assert finish(publisher)[0] == 0
+        status, output, errors = finish(player)
+    assert status == 0
+    assert len(FlvReader().feed(output)) > 10
+    assert b"missing 0 pictures, 0 audio frames (counted by stamps)" in errors
+
+
+def test_play_when_interrupted():
+    """Ctrl-C ends a player in order: with its summary and status 130."""
+    with served() as server:
+        publisher = start("publish", "synthetic", server.url(), *SMALL)
+        player = start("play", server.url(), "--json", "--stay", stderr=subprocess.PIPE, bufsize=1)
+        # The line says that the connection is made; from then on an interruption has something to end.
+        assert "playing" in player.stderr.readline()
+        player.send_signal(signal.SIGINT)
+        status, output, errors = finish(player)
+        publisher.send_signal(signal.SIGINT)
+        published = finish(publisher)
+    assert (status, published[0]) == (130, 130)
+    assert json.loads(output)["end"]["details"] == "interrupted"
+    assert "Traceback" not in errors + published[2]
+
+
+def test_play_when_the_server_cuts_it():
+    """A player that floods is cut: status 1, and the error says by which limit."""
+    with served() as server:
+        publisher = start("publish", "synthetic", server.url(), *SMALL)
+        status, output, errors = run("play", server.url(), "--pings", "2000", "--json")
+        publisher.send_signal(signal.SIGINT)
+        finish(publisher)
+    assert status == 1
+    assert json.loads(output)["pings_sent"] >= 200
+    assert "control_messages_per_second" in errors.splitlines()[-1]
+
+
+def test_play_when_it_is_refused():
+    """A player of an absent stream is refused where waiting is not allowed."""
+    with served("--set", "players_may_wait=no") as server:
+        status, output, errors = run("play", server.url())
+    assert status == 1
+    assert "received nothing" in output
+    assert "NetStream.Play.StreamNotFound" in errors
+
+
+def test_serve_when_it_is_the_echo_server():
+    """The echo server runs like any other, and SIGINT ends it in order."""
+    with served("echo") as server:
+        with socket.create_connection(("127.0.0.1", server.ready["port"]), timeout=PATIENCE_S) as peer:
+            peer.sendall(b"hello\n")
+            assert peer.recv(100) == b"hello\n"
+        server.stop(signal.SIGINT)
+    assert server.status == 0
+    assert server.ready["server"] == "echo"
+    assert "url" not in server.ready
+
+
+def test_serve_when_the_port_is_taken():
+    """A port in use is named, with what to do."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        status, _, errors = run("serve", "--port", str(taken.getsockname()[1]))
+    assert status == 2
+    assert "Address already in use" in errors
+    assert "hint: choose another port" in errors
+
+
+def test_serve_when_a_package_adds_a_server(tmp_path):
+    """A server program of another package is found by its entry point, and so are its settings."""
+    (tmp_path / "other.py").write_text(
+        "import dataclasses\n"
+        "from flowctl_servers.echo import SERVER as ECHO\n"
+        "SERVER = dataclasses.replace(ECHO, name='other', extra={'colour': 'of the lines'})\n"
+    )
+    (tmp_path / "wrong.py").write_text("SERVER = 7\n")
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[flowctl.servers]\nother = other:SERVER\nwrong = wrong:SERVER\nabsent = absent:SERVER\n"
+    )
+    path = {"env": {"PYTHONPATH": str(tmp_path)}}
+    process = start("serve", "other", "--set", "colour=red", "--port", "0", "--json", **path)
+    ready = json.loads(process.stdout.readline())
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 0
+    assert ready["server"] == "other"
+    for name, said in (("wrong", "not a flowctl.serving.ServerProgram"), ("absent", "cannot be loaded")):
+        status, _, errors = run("serve", name, **path)
+        assert (status, said in errors) == (2, True)

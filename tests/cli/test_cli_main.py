@@ -1,0 +1,144 @@
+"""The command line as such: help, version, errors with hints, exit statuses, and how little it imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from flowctl.cli import app, errors, main
+from flowctl.errors import BrokenError, ConfigError, FlowctlError
+
+COMMANDS = ("serve", "publish", "play", "demo", "version")
+
+
+def test_help_when_no_command_is_named():
+    """The help names every command."""
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert [name for name in COMMANDS if name not in result.output] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_when_a_command_is_named(command):
+    """Every command has its help, on -h as well."""
+    for option in ("--help", "-h"):
+        result = CliRunner().invoke(app, [command, option])
+        assert result.exit_code == 0
+        assert "Usage" in result.output
+
+
+def test_version_when_asked_for_json():
+    """The version is one JSON object."""
+    result = CliRunner().invoke(app, ["version", "--json"])
+    assert result.exit_code == 0
+    assert {"flowctl", "python", "loop", "system"} == set(json.loads(result.output))
+
+
+def test_version_when_asked_for_text(capsys):
+    """The version is one line."""
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("flowctl ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["serv"], "No such command 'serv'", "flowctl --help"),
+        (["play"], "Missing argument 'URL'", "flowctl play --help"),
+        (["play", "--rate"], "--rate", "flowctl play --help"),
+        (["serve", "--groups", "0"], "--groups", "flowctl serve --help"),
+        (["serve", "nothing"], "unknown server 'nothing'", "known servers: echo, live"),
+        (["serve", "ehco"], "unknown server 'ehco'", "did you mean echo?"),
+        (["serve", "--soft", "2MiB"], "soft: '2MiB'", "2MiB,2048"),
+        (["serve", "--soft", "2MiB,2", "--hard", "1MiB,2"], "hard limit of bytes", ""),
+        (["serve", "--flush", "soon"], "--flush", "8s"),
+        (["serve", "--port", "70000"], "--port is 70000", ""),
+        (["serve", "--set", "color=red"], "no setting 'color'", "second_publisher"),
+        (["serve", "--set", "color"], "not name=value", ""),
+        (["serve", "echo", "--set", "x=1"], "'echo' has no setting 'x'", "it has none"),
+        (["serve", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1", "address"),
+        (["--log-level", "loud", "serve"], "log level 'loud'", ""),
+        (["play", "http://host/live/room"], "scheme 'http'", "rtmp://"),
+        (["play", "rtmp://host/live"], "names no stream", "rtmp://host/app/stream"),
+        (["play", "rtmp://host/live/room", "--rate", "fast"], "--rate", "2.5M"),
+        (["play", "rtmp://host/live/room", "--rate", "1"], "rate is 1 bit/s", ""),
+        (["play", "rtmp://host/live/room", "--output", "/nowhere/at/all.flv"], "/nowhere/at/all.flv", ""),
+        (["publish", "nothing.flv", "rtmp://host/live/room"], "cannot read nothing.flv", ""),
+        (["publish", "synthetic", "rtmp://host/live/room", "--bit-rate", "1k"], "video_bit_rate", "raise"),
+        (["publish", "synthetic", "rtmp://host/live/room", "--no-audio", "--no-video"], "nothing to send", ""),
+        (["demo", "--duration", "1s"], "duration_s is 1", ""),
+    ],
+)
+def test_errors_when_use_or_settings_are_wrong(arguments, error, hint, capsys):
+    """Wrong use ends with status 2 and says what and what to do, without a traceback, on standard error."""
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    first, *rest = shown.err.splitlines()
+    assert first.startswith("error: ")
+    assert error in first
+    assert [line.startswith("hint: ") for line in rest] == [True] * len(rest)
+    assert hint in "".join(rest)
+
+
+def test_errors_when_nobody_listens(capsys):
+    """A failure at run time ends with status 1; a secret of the address is not shown."""
+    assert main(["--log-level", "error", "play", "rtmp://127.0.0.1:1/live/room?token=S3CRET"]) == 1
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: cannot connect to 127.0.0.1:1")
+    assert "hint: " in shown.err
+    assert "S3CRET" not in shown.err
+
+
+def run_raising(error, *arguments):
+    app_ = typer.Typer()
+
+    @app_.command()
+    def fail(*, debug: bool = False) -> None:
+        raise error
+
+    return errors.run(app_, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConfigError("x"), 2),
+        (BrokenError("x"), 1),
+        (FlowctlError("x"), 1),
+        (ZeroDivisionError("x"), 1),
+        (KeyboardInterrupt(), 130),
+        (typer.Abort(), 130),
+        (typer.Exit(7), 7),
+    ],
+)
+def test_status_when_a_command_raises(error, status, capsys):
+    """The kind of the exception decides the exit status; no traceback is shown."""
+    assert run_raising(error) == status
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [ConfigError("x"), ZeroDivisionError("x")])
+def test_errors_when_debugging(error):
+    """With --debug the exception itself comes out."""
+    with pytest.raises(type(error)):
+        run_raising(error, "--debug")
+
+
+def test_errors_when_they_hold_an_address(capsys):
+    """Secrets of addresses are taken out of errors and hints."""
+    run_raising(FlowctlError("no rtmp://h/a?key=S3CRET", hint="try rtmp://u:S3CRET@h/a"))
+    assert "S3CRET" not in capsys.readouterr().err
+
+
+def test_imports_when_only_help_is_wanted():
+    """The help needs none of what a server or client needs, so that it is there at once."""
+    heavy = ("structlog", "uvloop", "rich.live", "flowctl.connection", "flowctl.server", "flowctl.rtmp", "flowctl.live")
+    program = f"import sys, flowctl.cli; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,81 @@
+"""Missing frames found by stamps or timestamps, and the token bucket of slow readers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.client.gaps import GapFinder
+from flowctl.client.player import PlayProfile
+from flowctl.client.throttle import MAX_RATE, MIN_RATE, TokenBucket, read_size, receive_buffer
+from flowctl.errors import ConfigError
+
+
+@given(st.sets(st.integers(1, 398)), st.sampled_from([24.0, 25.0, 29.97, 30.0, 46.875, 60.0]), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_gaps_when_frames_are_left_out(left_out, fps, stamped):
+    """The missing frames are counted exactly, by number or by time, whatever the frame rate rounds to in ms."""
+    # The step must have been seen before something is missing, as it is behind a key frame.
+    left_out = {index for index in left_out if index > 4}
+    finder = GapFinder()
+    gaps = 0
+    for index in range(400):
+        if index not in left_out:
+            gaps += bool(finder.frame((2**32 - 1000 + round(index * 1000 / fps)) % 2**32, index if stamped else None))
+    assert (finder.missing, finder.gaps, finder.stamped) == (len(left_out), gaps, stamped)
+
+
+def test_gaps_when_the_publisher_comes_back():
+    """Numbers that begin anew are no loss."""
+    finder = GapFinder()
+    assert [finder.frame(0, number) for number in (500, 501, 0, 1, 3)] == [0, 0, 0, 0, 1]
+
+
+def test_gaps_when_timestamps_stand_still_or_go_back():
+    """Equal or earlier timestamps hide no frames."""
+    finder = GapFinder()
+    assert [finder.frame(timestamp) for timestamp in (0, 40, 40, 20, 60, 100)] == [0] * 6
+
+
+@given(st.integers(MIN_RATE, 10_000_000), st.lists(st.tuples(st.integers(1, 65_536), st.floats(0, 2)), max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_bucket_when_reads_wait_as_told(rate, reads):
+    """Who waits as told has never read more than the rate allows, apart from one burst and the last read."""
+    bucket, now, taken = TokenBucket(rate, 0.0), 0.0, 0
+    burst = max(rate / 8 * 0.05, 512)
+    for size, later in reads:
+        assert taken <= burst + now * rate / 8 + 1e-6 * (taken + 1)
+        taken += size
+        now += bucket.take(size, now) + later
+
+
+def test_bucket_when_nothing_is_owed():
+    """A read within the burst may be followed by another at once."""
+    assert TokenBucket(8_000_000, 0.0).take(1000, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("rate", [0, MIN_RATE - 1, MAX_RATE + 1])
+def test_bucket_when_the_rate_is_out_of_range(rate):
+    """Rates out of range are refused by name and range."""
+    with pytest.raises(ConfigError, match=f"{rate} bit/s.*{MIN_RATE} to {MAX_RATE}"):
+        TokenBucket(rate, 0.0)
+
+
+@given(st.integers(MIN_RATE, MAX_RATE))
+@settings(max_examples=100, deadline=None)
+def test_buffers_when_a_rate_is_to_show_within_a_second(rate):
+    """What may hide in the receive buffer and one read is bounded, and below a second's worth from 200 kbit/s on."""
+    hidden = 2 * receive_buffer(rate) + read_size(rate)
+    assert hidden <= 2 * 256 * 1024 + 64 * 1024
+    if rate >= 200_000:
+        assert hidden <= rate / 8
+
+
+@pytest.mark.parametrize(
+    "settings_", [{"rate": 1}, {"stall_after_s": -1.0}, {"resume_after_s": float("nan")}, {"pings_per_s": -1}]
+)
+def test_profile_when_a_value_is_out_of_range(settings_):
+    """A profile names the field it refuses."""
+    with pytest.raises(ConfigError, match=next(iter(settings_))):
+        PlayProfile(**settings_)

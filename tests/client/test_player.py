@@ -1,0 +1,249 @@
+"""The player over real loopback sockets against the live server: counts, gaps, and all kinds of bad behaviour."""
+
+from __future__ import annotations
+
+import io
+import time
+
+from client_kit import address, client_group, live_server, small_source, start_player, wait_until
+
+from flowctl.client.connect import start_client
+from flowctl.client.player import HEALTHY, PlayProfile, RtmpPlayer
+from flowctl.client.publisher import RtmpPublisher
+from flowctl.flow import MessageClass, SendState
+from flowctl.flv import FlvReader, FlvWriter
+from flowctl.limits import Limits
+from flowctl.reasons import CloseReason
+from flowctl.rtmp.session_config import ClientSessionConfig
+from flowctl.sender_types import SenderSettings
+from flowctl.sockets import SocketOptions
+
+QUICK_LIMITS = Limits.parse("64KiB,10000,600ms", "8MiB,10000,1500ms")
+"""Limits that act within two seconds on a stream of 430 kbit/s."""
+
+QUICK = {"limits": QUICK_LIMITS, "socket_options": SocketOptions(notsent_lowat_bytes=4096)}
+
+
+def play(group, server, profile=HEALTHY, **settings):
+    player = RtmpPlayer(address(server), profile, **settings)
+    start_player(group, player, profile)
+    return player
+
+
+def publish(group, server, bit_rate=400_000, **settings):
+    publisher = RtmpPublisher(address(server), small_source(video_bit_rate=bit_rate), **settings)
+    start_client(group, publisher)
+    return publisher
+
+
+def viewer(server, player):
+    """Return what the live server says of `player`, None if it does not know it (any more)."""
+    sock = player.sock
+    port = sock.getsockname()[1] if sock is not None else 0
+    for stream in server.hub.snapshot().streams.values():
+        for item in stream.viewers:
+            if item.peer[1] == port:
+                return item
+    return None
+
+
+def test_play_when_the_player_waits_for_the_publisher():
+    """A player that is there first gets every frame, from the first on, and ends with the stream."""
+    with client_group() as group, live_server() as server:
+        player = play(group, server)
+        wait_until(lambda: player.statistics().wire_bytes, "the player's connection")
+        publisher = publish(group, server, pace=8.0, duration_s=4.0)
+        wait_until(lambda: player.ended, "the player's end")
+    figures, sent = player.statistics(), publisher.statistics().sent
+    assert figures.received == sent
+    assert figures.received.messages == (0, 3, 8, 112, 0, 188, 0)
+    assert (figures.missing_video, figures.missing_audio, figures.exact) == (0, 0, True)
+    assert (figures.started_on_key, figures.broken_restarts) == (True, 0)
+    assert player.ended_by_server
+    assert player.end.as_wanted
+    assert figures.mean_delay_s is not None
+    assert 0 <= figures.mean_delay_s <= figures.max_delay_s
+
+
+def test_play_when_many_share_a_thread():
+    """Thirty players on one poll group all get every frame."""
+    with client_group() as group, live_server() as server:
+        players = [play(group, server) for _ in range(30)]
+        wait_until(lambda: all(player.statistics().wire_bytes for player in players), "all connections")
+        publish(group, server, pace=4.0, duration_s=4.0)
+        wait_until(lambda: all(player.ended for player in players), "all ends")
+    assert {player.statistics().received.messages for player in players} == {(0, 3, 8, 112, 0, 188, 0)}
+
+
+def test_play_when_joining_late():
+    """A late player begins with a key frame and misses nothing from there on."""
+    with client_group() as group, live_server() as server:
+        publisher = publish(group, server, pace=4.0, duration_s=6.0)
+        wait_until(lambda: publisher.statistics().media_s > 1.2, "the middle of the stream")
+        player = play(group, server)
+        wait_until(lambda: player.ended, "the player's end")
+    figures = player.statistics()
+    assert figures.started_on_key
+    assert (figures.missing_video, figures.missing_audio) == (0, 0)
+    assert 0 < figures.received.of(MessageClass.KEY) < 12
+    assert figures.first_frame_s is not None
+
+
+def test_play_when_written_to_a_file():
+    """The FLV that comes out holds exactly the media that was published."""
+    sent, file = [], io.BytesIO()
+    with client_group() as group, live_server() as server:
+        player = play(group, server, writer=FlvWriter(file))
+        wait_until(lambda: player.statistics().wire_bytes, "the player's connection")
+        publish(group, server, pace=8.0, duration_s=2.0, on_sent=lambda tag, _: sent.append(tag))
+        wait_until(lambda: player.ended, "the player's end")
+    tags = FlvReader(check_back_pointers=True).feed(file.getvalue())
+    assert [tag for tag in tags if tag.type_id != 18] == [tag for tag in sent if tag.type_id != 18]
+    assert [tag.payload for tag in tags if tag.type_id == 18] == [tag.payload for tag in sent if tag.type_id == 18]
+    assert player.statistics().written_tags == len(tags)
+
+
+def test_play_when_the_time_is_up():
+    """A player with a duration leaves in order while the stream goes on."""
+    with client_group() as group, live_server() as server:
+        publisher = publish(group, server)
+        player = play(group, server, duration_s=0.3)
+        wait_until(lambda: player.ended, "the player's end")
+        assert not publisher.ended
+    assert player.end.as_wanted
+    assert not player.ended_by_server
+
+
+def test_play_when_the_rate_is_limited():
+    """A slow reader reads no more than its rate, is seen as slow, is thinned, and can decode all it gets."""
+    rate = 150_000
+    with client_group() as group, live_server(**QUICK) as server:
+        publish(group, server, bit_rate=600_000)
+        profile = PlayProfile(rate=rate)
+        start = time.monotonic()
+        player = play(group, server, profile)
+        wait_until(lambda: (found := viewer(server, player)) and found.state >= SendState.SOFT_LIMIT, "the soft limit")
+        wait_until(lambda: player.statistics().video_gaps >= 2, "thinning")
+        read, took_s = player.statistics().wire_bytes, time.monotonic() - start
+        seen = viewer(server, player)
+    assert read <= rate / 8 * took_s + 2 * profile.capacity_bytes
+    assert seen.sender.dropped_messages > 0
+    assert player.statistics().broken_restarts == 0
+
+
+def test_play_when_it_stalls_for_good():
+    """A player that stops reading is cut by the hard limit, and notices although it does not read."""
+    with client_group() as group, live_server(**QUICK) as server:
+        publish(group, server, bit_rate=2_500_000)
+        player = play(group, server, PlayProfile(stall_after_s=0.2))
+        wait_until(lambda: player.ended, "the cut")
+        wait_until(lambda: server.hub.snapshot().ended, "the server's account")
+        (ended,) = server.hub.snapshot().ended
+    assert ended.reason is CloseReason.HARD_LIMIT
+    assert "1500" in ended.details
+    assert player.end.reason is CloseReason.PEER_RESET
+    assert player.statistics().stalled
+    assert player.stalled_at is not None
+
+
+def test_play_when_it_stalls_and_nothing_moves():
+    """Without other limits a player that stops reading is cut as stuck."""
+    settings = SenderSettings(stuck_s=0.5)
+    options = SocketOptions(notsent_lowat_bytes=4096, send_buffer_bytes=16 * 1024)
+    with (
+        client_group() as group,
+        live_server(limits=Limits.parse("0,0"), settings=settings, socket_options=options) as server,
+    ):
+        publish(group, server, bit_rate=2_500_000)
+        player = play(group, server, PlayProfile(stall_after_s=0.0))
+        wait_until(lambda: player.ended, "the cut")
+        wait_until(lambda: server.hub.snapshot().ended, "the server's account")
+        (ended,) = server.hub.snapshot().ended
+    assert ended.reason is CloseReason.STUCK
+
+
+def test_play_when_the_stall_is_lifted():
+    """A viewer that reads again comes back to READY and can decode what it gets."""
+    limits = Limits.parse("64KiB,10000,600ms", "8MiB,10000,60s")
+    with client_group() as group, live_server(**(QUICK | {"limits": limits})) as server:
+        publish(group, server, bit_rate=2_500_000)
+        player = play(group, server, PlayProfile(stall_after_s=0.2, resume_after_s=2.0))
+        wait_until(lambda: (found := viewer(server, player)) and found.state >= SendState.SOFT_LIMIT, "the soft limit")
+        wait_until(lambda: (found := viewer(server, player)) and found.sender.recoveries, "the recovery")
+        before = player.statistics().received.of(MessageClass.KEY)
+        wait_until(lambda: player.statistics().received.of(MessageClass.KEY) > before + 1, "more key frames")
+        assert not player.ended
+    figures = player.statistics()
+    assert figures.missing_video > 0
+    assert figures.broken_restarts == 0
+    assert not figures.stalled
+
+
+def test_play_when_it_floods_pings():
+    """A flood of pings is cut by its limit, which the player is told."""
+    with client_group() as group, live_server() as server:
+        publish(group, server)
+        player = play(group, server, PlayProfile(pings_per_s=2000))
+        wait_until(lambda: player.ended, "the cut")
+        wait_until(lambda: server.hub.snapshot().ended, "the server's account")
+        (ended,) = server.hub.snapshot().ended
+    assert ended.reason is CloseReason.LIMIT_HIT
+    assert "control_messages_per_second" in ended.details
+    assert player.statistics().pings_sent >= 200
+    assert "control_messages_per_second" in player.end.status.description
+    assert not player.end.as_wanted
+
+
+def test_play_when_pings_are_few():
+    """A few pings per second are no flood."""
+    with client_group() as group, live_server() as server:
+        publish(group, server, pace=2.0, duration_s=3.0)
+        player = play(group, server, PlayProfile(pings_per_s=20))
+        wait_until(lambda: player.ended, "the end")
+    assert player.end.as_wanted
+    assert player.statistics().pings_sent > 10
+
+
+def test_play_when_it_does_not_acknowledge():
+    """A player that never acknowledges is served all the same."""
+    config = ClientSessionConfig(acknowledge=False, answer_pings=False)
+    with client_group() as group, live_server() as server:
+        player = play(group, server, config=config)
+        wait_until(lambda: player.statistics().wire_bytes, "the player's connection")
+        publish(group, server, pace=8.0, duration_s=4.0)
+        wait_until(lambda: player.ended, "the player's end")
+    assert player.statistics().received.messages == (0, 3, 8, 112, 0, 188, 0)
+
+
+def test_play_when_the_stream_is_absent_and_waiting_is_not_allowed():
+    """A refused player says by which code."""
+    with client_group() as group, live_server(extra={"players_may_wait": "no"}) as server:
+        player = play(group, server)
+        wait_until(lambda: player.ended, "the player's end")
+    assert player.rejected is not None
+    assert player.end.status.code == "NetStream.Play.StreamNotFound"
+    assert not player.end.as_wanted
+
+
+def test_play_when_the_publisher_comes_back():
+    """A player that stays plays on when the stream is published again; new numbers are no loss."""
+    with client_group() as group, live_server() as server:
+        player = play(group, server, PlayProfile(stay=True))
+        for _ in range(2):
+            publisher = publish(group, server, pace=8.0, duration_s=2.0)
+            wait_until(lambda publisher=publisher: publisher.ended, "the publisher's end")
+        wait_until(lambda: player.statistics().received.of(MessageClass.KEY) == 8, "both rounds")
+        assert not player.ended
+    assert player.statistics().missing_video == 0
+
+
+def test_play_when_the_server_stops():
+    """The end of the server ends the player, and says so."""
+    with client_group() as group:
+        with live_server() as server:
+            publish(group, server)
+            player = play(group, server)
+            wait_until(lambda: player.statistics().playing, "media")
+        wait_until(lambda: player.ended, "the player's end")
+    assert player.end.reason in {CloseReason.PEER_CLOSED, CloseReason.PEER_RESET, CloseReason.FINISHED}
+    assert str(player.end)

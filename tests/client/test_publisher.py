@@ -1,0 +1,262 @@
+"""The publisher over real loopback sockets: all arrives, in order; a server that does not read is waited for."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from client_kit import Sink, address, client_group, live_server, sink_server, small_source, wait_until
+
+from flowctl.client.connect import connect_socket, parse_address, start_client
+from flowctl.client.publisher import MAX_QUEUED_BYTES, RtmpPublisher
+from flowctl.client.runner import ClientRun
+from flowctl.client.source import FlvFile, Tracks, check_has_media
+from flowctl.errors import BrokenError, ConfigError, FlowctlError
+from flowctl.flow import MessageClass
+from flowctl.flv import FlvWriter
+from flowctl.media.stamp import read_stamp
+from flowctl.reasons import CloseReason
+from flowctl.rtmp.events import ConnectRefused, MetadataReceived, PublishRequested, StreamClosed
+from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
+
+
+def media(tags):
+    return [tag for tag in tags if tag.type_id in (TYPE_AUDIO, TYPE_VIDEO)]
+
+
+def publish(group, server, source, **settings):
+    publisher = RtmpPublisher(address(server), source, **settings)
+    start_client(group, publisher)
+    return publisher
+
+
+def write_file(path, tags):
+    with path.open("wb") as file:
+        writer = FlvWriter(file)
+        for tag in tags:
+            writer.write_tag(tag)
+    return path
+
+
+def test_publish_when_unpaced():
+    """Every tag arrives once, in order, with its timestamp, and the stream is left in order."""
+    sent = []
+    with client_group() as group, sink_server() as (server, sinks):
+        publisher = publish(
+            group, server, small_source(), pace=0, duration_s=4.0, on_sent=lambda tag, _: sent.append(tag)
+        )
+        wait_until(lambda: publisher.ended, "the publisher's end")
+        (sink,) = sinks
+        wait_until(lambda: any(isinstance(event, StreamClosed) for event in sink.events), "the stream's end")
+    arrived = [(message.type_id, message.timestamp, message.payload) for message in sink.messages]
+    assert arrived == [tuple(tag) for tag in media(sent)]
+    assert publisher.end.as_wanted
+    assert publisher.statistics().sent.messages == (0, 3, 8, 112, 0, 188, 0)
+    (metadata,) = [event for event in sink.events if isinstance(event, MetadataReceived)]
+    assert metadata.values["encoder"] == "flowctl synthetic source"
+
+
+def test_publish_when_frames_are_synthetic():
+    """Stamps count up per track without a hole, and carry the wall clock."""
+    before = time.time_ns() // 1000
+    with client_group() as group, sink_server() as (server, sinks):
+        publisher = publish(group, server, small_source(), pace=0, duration_s=2.0)
+        wait_until(lambda: publisher.ended and sinks[0].messages[-1].timestamp > 1950, "all frames")
+    after = time.time_ns() // 1000
+    for type_id in (TYPE_AUDIO, TYPE_VIDEO):
+        stamps = [read_stamp(message.payload) for message in sinks[0].messages if message.type_id == type_id]
+        stamps = [stamp for stamp in stamps if stamp is not None]
+        assert [number for number, _ in stamps] == list(range(len(stamps)))
+        assert all(before <= at <= after for _, at in stamps)
+
+
+def test_publish_when_a_file_loops(tmp_path):
+    """A file that is repeated goes on in time and in stamps, and repeats no headers."""
+    path = write_file(tmp_path / "a.flv", small_source().tags(1.0))
+    with client_group() as group, sink_server() as (server, sinks):
+        publisher = publish(group, server, FlvFile(path), pace=0, loop=True, duration_s=3.5)
+        wait_until(lambda: publisher.ended and sinks[0].messages[-1].timestamp > 3400, "all rounds")
+    video = [message for message in sinks[0].messages if message.type_id == TYPE_VIDEO]
+    steps = [later.timestamp - earlier.timestamp for earlier, later in itertools.pairwise(video[1:])]
+    # A round ends when the audio does, 1 ms after the next picture would have been due.
+    assert set(steps) == {33, 34, 35}
+    assert len(video) == 1 + 105
+    assert publisher.statistics().rounds == 4
+
+
+def test_publish_when_the_server_does_not_read():
+    """The queue stays within its bound while the server does not read; nothing is lost when it reads again."""
+    sink = Sink()
+    sink.hold_after = 1
+    source = small_source(video_bit_rate=20_000_000)
+    with client_group() as group, sink_server(sink) as (server, _):
+        publisher = publish(group, server, source, pace=0, duration_s=10.0)
+        wait_until(lambda: publisher.statistics().waits, "the wait for room")
+        largest = 0
+        for _ in range(20):
+            largest = max(largest, publisher.statistics().bytes_queued)
+        assert not publisher.ended
+        sink.release()
+        wait_until(lambda: publisher.ended, "the publisher's end")
+        wait_until(lambda: any(isinstance(event, StreamClosed) for event in sink.events), "the stream's end")
+    assert MAX_QUEUED_BYTES // 2 < largest < 2 * MAX_QUEUED_BYTES
+    stamps = [read_stamp(message.payload) for message in sink.messages if message.type_id == TYPE_VIDEO]
+    assert [stamp[0] for stamp in stamps if stamp is not None] == list(range(300))
+    assert publisher.statistics().waited_s > 0
+
+
+def test_publish_when_paced():
+    """A paced publisher sends nothing before its time."""
+    times = []
+    start = time.monotonic()
+    with client_group() as group, sink_server() as (server, _):
+        publisher = publish(
+            group,
+            server,
+            small_source(),
+            pace=4.0,
+            duration_s=2.0,
+            on_sent=lambda tag, _: times.append((time.monotonic() - start, tag.timestamp)),
+        )
+        wait_until(lambda: publisher.ended, "the publisher's end")
+    assert len(times) == 3 + 60 + 94
+    assert all(at >= timestamp / 4000 - 0.002 for at, timestamp in times)
+    assert publisher.statistics().max_lag_s >= 0
+
+
+def test_publish_when_the_name_is_taken():
+    """The second publisher of a name is refused, and says by which code."""
+    with client_group() as group, live_server() as server:
+        first = publish(group, server, small_source())
+        wait_until(lambda: first.statistics().publishing, "the first publisher")
+        second = publish(group, server, small_source())
+        wait_until(lambda: second.ended, "the second publisher's end")
+        assert not first.ended
+    assert second.end.status.code == "NetStream.Publish.BadName"
+    assert not second.end.as_wanted
+    assert second.statistics().sent.total_messages == 0
+
+
+def test_publish_when_a_login_is_wanted():
+    """Adobe authentication is gone through on three connections with the user and password of the address."""
+    config = ServerSessionConfig(credentials={"ann": "pw"})
+    with sink_server(config=config) as (server, sinks):
+        url = parse_address(f"rtmp://ann:pw@127.0.0.1:{server.address[1]}/live/room")
+        with ClientRun(
+            lambda parameters, on_end: RtmpPublisher(
+                url, small_source(), pace=0, duration_s=1.0, parameters=parameters, on_end=on_end
+            )
+        ) as run:
+            run.start()
+            assert run.wait()
+    refusals = [event.reason for sink in sinks for event in sink.events if isinstance(event, ConnectRefused)]
+    assert refusals == ["need-auth", "challenged"]
+    assert run.client.end.as_wanted
+    assert any(isinstance(event, PublishRequested) for event in sinks[-1].events)
+
+
+def test_publish_when_the_password_is_wrong():
+    """A wrong password is refused for good."""
+    config = ServerSessionConfig(credentials={"ann": "pw"})
+    with sink_server(config=config) as (server, _):
+        url = parse_address(f"rtmp://ann:no@127.0.0.1:{server.address[1]}/live/room")
+        with ClientRun(
+            lambda parameters, on_end: RtmpPublisher(url, small_source(), parameters=parameters, on_end=on_end)
+        ) as run:
+            run.start()
+            assert run.wait()
+    assert run.client.rejected.retry_parameters is None
+    assert not run.client.end.as_wanted
+    assert "pw" not in str(run.client.end)
+
+
+def test_publish_when_the_server_goes_away():
+    """A server that ends in the middle ends the publisher, with a reason that is not ours."""
+    with client_group() as group:
+        with sink_server() as (server, _):
+            publisher = publish(group, server, small_source())
+            wait_until(lambda: publisher.statistics().sent.total_messages > 20, "some media")
+        wait_until(lambda: publisher.ended, "the publisher's end")
+    assert publisher.end.reason in {CloseReason.PEER_CLOSED, CloseReason.PEER_RESET}
+
+
+def test_publish_when_the_file_is_broken(tmp_path):
+    """A file that turns into garbage is published up to there, and its error is kept."""
+    path = write_file(tmp_path / "a.flv", small_source().tags(1.0))
+    with path.open("ab") as file:
+        file.write(b"\xff" * 64)
+    with client_group() as group, sink_server() as (server, _):
+        publisher = publish(group, server, FlvFile(path), pace=0)
+        wait_until(lambda: publisher.ended, "the publisher's end")
+    assert publisher.source_error.code == "flv-out-of-step"
+    assert publisher.statistics().sent.of(MessageClass.KEY) == 2
+
+
+@pytest.mark.parametrize("pace", [-1.0, 1e9, float("nan")])
+def test_publisher_when_the_pace_is_out_of_range(pace):
+    """A pace out of range is refused."""
+    with pytest.raises(ConfigError, match="pace"):
+        RtmpPublisher(parse_address("rtmp://h/a/b"), [], pace=pace)
+
+
+def test_file_when_it_is_cut_off(tmp_path):
+    """A recording that was interrupted ends with its last whole tag."""
+    path = write_file(tmp_path / "a.flv", small_source().tags(1.0))
+    whole = list(FlvFile(path))
+    path.write_bytes(path.read_bytes()[:-10])
+    assert list(FlvFile(path)) == whole[:-1]
+
+
+@pytest.mark.parametrize("content", [b"", b"FL", b"RIFF" + bytes(100)])
+def test_file_when_it_is_no_flv(tmp_path, content):
+    """What is no FLV is refused with the command that would make one."""
+    path = tmp_path / "a.flv"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        FlvFile(path)
+    assert "ffmpeg" in caught.value.hint
+
+
+def test_file_when_it_is_missing(tmp_path):
+    """A missing file is named."""
+    with pytest.raises(ConfigError, match=r"nowhere\.flv"):
+        FlvFile(tmp_path / "nowhere.flv")
+
+
+def test_tracks_when_one_is_left_out():
+    """Tracks leaves out one kind of tag, every time it is iterated over; both left out is refused."""
+    source = list(small_source().tags(0.2))
+    only_audio = Tracks(source, video=False)
+    for _ in range(2):
+        assert {tag.type_id for tag in only_audio} == {8, 18}
+    with pytest.raises(FlowctlError, match="no audio and no video"):
+        check_has_media(Tracks(list(Tracks(source, video=False)), audio=False), "it")
+    with pytest.raises(ConfigError):
+        Tracks(source, audio=False, video=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("http://host/live/room", "http"),
+        ("rtmp://host/live", "names no stream"),
+        ("rtmp:///live/room", "no host"),
+        ("room", "address"),
+        ("rtmp://host:99999/live/room", "port"),
+    ],
+)
+def test_address_when_it_cannot_be_used(text, said):
+    """An address that cannot be used is refused with a hint what one looks like."""
+    with pytest.raises(ConfigError, match=said) as caught:
+        parse_address(text)
+    assert "rtmp://" in caught.value.hint
+
+
+def test_connect_when_nobody_listens():
+    """A refused connection names the address."""
+    with sink_server() as (server, _):
+        url = address(server)
+    with pytest.raises(BrokenError, match=f"127.0.0.1:{url.port}"):
+        connect_socket(url)

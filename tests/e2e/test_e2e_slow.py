@@ -1,0 +1,218 @@
+"""Slow viewers: thinned at key frames and back in step when their link recovers, or cut with a reason.
+
+The limits are small here, so that what takes many seconds with the defaults takes a few. The stream is a real
+recording, played again and again, because a synthetic picture would look right however many frames were missing.
+"""
+
+from __future__ import annotations
+
+import pytest
+from e2e_kit import (
+    CLOCK,
+    PICTURES,
+    RawPlayer,
+    connection_to,
+    ended_viewer,
+    keys_in,
+    viewer_of,
+    wait_for_end,
+    wait_for_states,
+    wait_for_viewers,
+    wait_until,
+    watch,
+    write_flv,
+)
+
+from flowctl.client.player import PlayProfile
+from flowctl.flow import MessageClass, SendState
+from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader, FlvWriter
+from flowctl.limits import Limits
+from flowctl.media.synthetic import SyntheticSource
+from flowctl.reasons import CloseReason
+from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl
+from flowctl.sender_types import SenderSettings
+from flowctl.sockets import SocketOptions
+
+HEALTHY_VIEWERS = 20
+EARLY = SocketOptions(notsent_lowat_bytes=32 * 1024)
+"""The kernel says EAGAIN early, so that a stream of 2 Mbit/s shows a slow viewer in less than a second."""
+SMALL_BUFFERS = SocketOptions(notsent_lowat_bytes=16 * 1024, send_buffer_bytes=16 * 1024)
+"""The same for the recordings, which have 0.5 Mbit/s."""
+PATIENT = SenderSettings(stuck_s=0, soft_too_long_s=0)
+SOFT = "soft limit"
+BIG_KEYS = SyntheticSource(video_bit_rate=2_000_000, key_frame_bytes=120_000, key_interval_s=1.0)
+"""A key frame under way cannot be dropped: with a soft limit below its size SOFT_LIMIT lasts until it is read."""
+
+
+def key_frames_after_gaps(received, sent, classes):
+    """Fail unless what a thinned viewer got is a stream that can be decoded; return the number of gaps.
+
+    Args:
+        received: (type, timestamp, payload) of what it got.
+        sent: the same of all that was published; no two are alike.
+        classes: of what was published.
+    """
+    place = {message: index for index, message in enumerate(sent)}
+    headers = {payload for (_, _, payload), item in zip(sent, classes, strict=True) if item is MessageClass.HEADER}
+    at, gaps, since_picture = -1, 0, []
+    for message in received:
+        if message[2] in headers:
+            since_picture.append(message)
+            continue
+        index = place[message]  # nothing was changed: payload and timestamp are those of the publisher
+        assert index > at, "out of order, or twice"
+        at = index
+        if classes[index] not in PICTURES:
+            continue
+        lost = [item for item in classes[last_picture(since_picture, place) + 1 : index] if item in PICTURES]
+        if any(item is not MessageClass.DISPOSABLE for item in lost):
+            gaps += 1
+            assert classes[index] is MessageClass.KEY
+            restart = [item for item in since_picture if item[2] in headers]
+            assert {item[0] for item in restart} == {TAG_VIDEO, TAG_AUDIO}, "no headers before the key frame"
+            assert {item[1] for item in restart} == {message[1]}
+        since_picture = [message]
+    return gaps
+
+
+def last_picture(since_picture, place):
+    """Return where in the stream the picture is with which the list begins; -1 before the first one."""
+    return place.get(since_picture[0], -1) if since_picture else -1
+
+
+def sounds_older_than_the_restart(received, sent, classes):
+    """Return the audio frames that came after a key frame that ended a gap, but belong before it."""
+    place = {message: index for index, message in enumerate(sent)}
+    newest_key, late = 0, []
+    for message in received:
+        index = place.get(message)
+        if index is not None and classes[index] is MessageClass.KEY:
+            newest_key = message[1]
+        if message[0] == TAG_AUDIO and index is not None and (message[1] - newest_key) % CLOCK >= CLOCK // 2:
+            late.append(message)
+    return late
+
+
+@pytest.mark.parametrize("name", ["plain", "b_frames"])
+def test_throttled_viewer_recovers_and_what_it_got_decodes(name, live, clients, programs, sample, tmp_path):
+    """A viewer read too slowly becomes OVERLOADED and SOFT_LIMIT; set free, READY; 20 others get every frame.
+
+    What it got is decodable throughout: after each gap come the headers and a key frame, and no older sound.
+    """
+    limits = Limits.parse("48KiB,0,1500ms", "1MiB,0,60s")
+    server = live(limits=limits, settings=PATIENT, socket_options=SMALL_BUFFERS)
+    healthy = [clients.play(server) for _ in range(HEALTHY_VIEWERS)]
+    tags = FlvReader().feed(sample(name).read_bytes())
+    with (tmp_path / "slow.flv").open("wb") as file:
+        slow = clients.play(server, PlayProfile(rate=150_000, resume_after_s=4.0), writer=FlvWriter(file))
+        number = connection_to(server, slow).number
+        wait_for_viewers(server, HEALTHY_VIEWERS + 1)
+        publishing = clients.publish(server, tags, loop=True, duration_s=7.0)
+        wait_for_states(server, number, SendState.OVERLOADED)
+        # Thinning ends SOFT_LIMIT as soon as it begins; what is left to see of it is that input was paused.
+        wait_until(lambda: viewer_of(server, number).input_pauses.get(SOFT), "SOFT_LIMIT")
+        wait_until(lambda: slow.player._bucket is None, "the throttle lifted")
+        wait_until(lambda: viewer_of(server, number).state is SendState.READY, "READY again")
+        figures = viewer_of(server, number)
+        assert figures.sender.restarts + figures.sender.recoveries >= 1
+        wait_for_end(publishing, slow, *healthy)
+
+    for player in healthy:
+        assert publishing.messages == player.messages
+    gaps = key_frames_after_gaps(slow.messages, publishing.messages, publishing.classes)
+    assert gaps >= 1
+    assert len(slow.messages) < len(publishing.messages)
+    assert publishing.messages[-1] == slow.messages[-1]
+    assert sounds_older_than_the_restart(slow.messages, publishing.messages, publishing.classes) == []
+    assert programs.decode(tmp_path / "slow.flv") == (0, "")
+    right = watch(write_flv(tmp_path / "sent.flv", publishing.messages)).pictures
+    seen = watch(tmp_path / "slow.flv")
+    assert {time: right[time] for time in seen.pictures} == seen.pictures
+    assert len(seen.pictures) == sum(item in PICTURES for item in slow.classes)
+    assert len(seen.pictures) < len(right)
+    assert keys_in(slow.classes)
+
+
+STALLS = {
+    "hard_limit": ("64KiB,0,500ms", "8MiB,0,1500ms", PATIENT, CloseReason.HARD_LIMIT, "age"),
+    "stuck": ("64KiB,0", "8MiB,0", SenderSettings(stuck_s=1.0, soft_too_long_s=0), CloseReason.STUCK, "took nothing"),
+    "soft_too_long": (
+        "64KiB,0",
+        "8MiB,0",
+        SenderSettings(stuck_s=0, soft_too_long_s=1.0),
+        CloseReason.SOFT_TOO_LONG,
+        "SOFT_LIMIT",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STALLS)
+def test_stalled_viewer_is_reset_with_its_reason_and_others_lose_nothing(case, live, clients):
+    """A viewer that stops reading is cut at the limit that is set, and its socket reset; 20 others get every frame."""
+    soft, hard, settings, reason, words = STALLS[case]
+    server = live(settings=settings, socket_options=EARLY)
+    healthy = [clients.play(server) for _ in range(HEALTHY_VIEWERS)]
+    with RawPlayer(server) as stalled:
+        wait_for_viewers(server, HEALTHY_VIEWERS + 1)
+        end = connection_to(server, stalled)
+        number = end.number
+        end.sender.set_limits(Limits.parse(soft, hard))
+        publishing = clients.publish(server, BIG_KEYS, duration_s=4.0)
+        ended = wait_until(lambda: ended_viewer(server, number), "the stalled viewer cut")
+        wait_for_viewers(server, HEALTHY_VIEWERS)
+        assert reason is ended.reason
+        assert words in ended.details
+        assert {reason: 1} == server.hub.snapshot().closed
+        with pytest.raises(ConnectionResetError):
+            stalled.read_to_end()
+        wait_for_end(publishing, *healthy)
+    for player in healthy:
+        assert publishing.messages == player.messages
+
+
+def test_input_of_a_soft_limited_viewer_is_paused_but_its_acknowledgements_are_seen(live, clients):
+    """At SOFT_LIMIT acknowledgements still count, commands wait and pings stay unanswered; READY, all is as before."""
+    limits = Limits.parse("64KiB,0", "8MiB,0")
+    server = live(limits=limits, settings=PATIENT, socket_options=SMALL_BUFFERS)
+    with RawPlayer(server) as viewer:
+        wait_for_viewers(server, 1)
+        end = connection_to(server, viewer)
+        publishing = clients.publish(server, BIG_KEYS)
+        wait_for_states(server, end.number, SendState.SOFT_LIMIT)
+        held = wait_until(lambda: end.receiver.statistics().held_by, "input held")
+        assert list(held) == [SOFT]
+        viewer.send_control(UserControl(EVENT_PING_REQUEST, timestamp=4711))
+        viewer.send_pause()
+        viewer.send_acknowledgement(123_456)
+        rtmp = end.session._rtmp
+        wait_until(lambda: rtmp.last_acknowledged_bytes == 123_456, "the acknowledgement seen")
+        assert rtmp.held_bytes > 0
+        assert end.session._playing.paused is False
+        assert end.sender.state is SendState.SOFT_LIMIT
+
+        viewer.read_until(lambda: end.sender.state is SendState.READY)
+        wait_until(lambda: end.session._playing.paused, "the held command obeyed")
+        assert end.receiver.statistics().held_by == {}
+        viewer.send_control(UserControl(EVENT_PING_REQUEST, timestamp=4712))
+        viewer.read_until(lambda: 4712 in viewer.pongs)
+        assert viewer.pongs == [4712]
+        assert viewer_of(server, end.number).input_pauses[SOFT] >= 1
+        publishing.connection.close()
+        wait_for_end(publishing)
+
+
+def test_limits_can_be_changed_while_a_viewer_is_slow(live, clients):
+    """Limits raised on a slow viewer bring it back from SOFT_LIMIT at once; lowered, they cut it."""
+    server = live(limits=Limits.parse("64KiB,0", "64MiB,0"), settings=PATIENT, socket_options=SMALL_BUFFERS)
+    with RawPlayer(server) as viewer:
+        wait_for_viewers(server, 1)
+        end = connection_to(server, viewer)
+        publishing = clients.publish(server, BIG_KEYS)
+        wait_for_states(server, end.number, SendState.SOFT_LIMIT)
+        end.sender.set_limits(Limits.parse("512MiB,0"))
+        wait_until(lambda: end.sender.state is SendState.OVERLOADED, "back from SOFT_LIMIT")
+        end.sender.set_limits(Limits.parse("1KiB,0", "2KiB,0"))
+        ended = wait_until(lambda: ended_viewer(server, end.number), "cut")
+        assert ended.reason is CloseReason.HARD_LIMIT
+        publishing.connection.close()
+        wait_for_end(publishing)

@@ -1,0 +1,198 @@
+"""The hub's books: who publishes and views what, what all of them were sent and spared, and that nothing is left over."""
+
+from __future__ import annotations
+
+import pytest
+from live_kit import World, audio, config, inter, key
+
+from flowctl.errors import BusyError, LimitExceededError
+from flowctl.flow import MessageClass, SendState
+from flowctl.limits import Limits
+from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.hub import Hub
+from flowctl.reasons import CloseReason
+from flowctl.testing import ManualClock, ManualGroup
+
+TIGHT = Limits.parse("8KiB,0", "32KiB,0")
+
+
+class Member:
+    """A publisher or viewer that notes what the hub tells it."""
+
+    def __init__(self, address="192.0.2.1") -> None:
+        self.peer = (address, 1)
+        self.number = 1
+        self.told = []
+
+    def on_thread(self, callback, *args) -> None:
+        callback(*args)
+
+    def stream_ended(self, stream) -> None:
+        self.told.append("ended")
+
+    def stream_published(self, stream) -> None:
+        self.told.append("published")
+
+    def publish_replaced(self, stream) -> None:
+        self.told.append("replaced")
+
+
+def make_hub(**fields):
+    group = ManualGroup(ManualClock())
+    return Hub(LiveConfig(**fields), group.clock, group.call_later), group
+
+
+def test_publish_when_name_is_taken_names_who_has_it():
+    """The refusal says who publishes, so that the operator can find it."""
+    hub, _ = make_hub()
+    hub.publish("live/a", Member("192.0.2.7"))
+    with pytest.raises(BusyError, match=r"live/a is being published by 192\.0\.2\.7:1"):
+        hub.publish("live/a", Member())
+
+
+def test_unpublish_when_repeated_or_foreign_changes_nothing():
+    """Ending a publication that is over, or never was, leaves the books alone."""
+    hub, _ = make_hub(publishers_per_address=1)
+    first, other = Member(), Member("192.0.2.9")
+    stream = hub.publish("live/a", first)
+    hub.unpublish(stream, other, grace=False)
+    assert stream.publisher is first
+    hub.unpublish(stream, first, grace=False)
+    hub.unpublish(stream, first, grace=False)
+    hub.publish("live/a", first)
+    with pytest.raises(LimitExceededError) as caught:
+        hub.publish("live/b", first)
+    assert ("publishers_per_address", 2, 1) == (caught.value.limit, caught.value.value, caught.value.maximum)
+
+
+def test_publisher_when_it_has_two_streams_ends_each_alone():
+    """A publication is a pair of stream and connection: ending one says nothing about the other."""
+    hub, _ = make_hub()
+    publisher = Member()
+    one, two = hub.publish("live/1", publisher), hub.publish("live/2", publisher)
+    hub.unpublish(one, publisher, grace=False)
+    assert (None, publisher) == (one.publisher, two.publisher)
+    hub.unpublish(two, publisher, grace=False)
+    assert two.publisher is None
+    assert hub.snapshot().streams == {}
+
+
+def test_standby_when_the_first_goes_takes_over_in_the_order_of_coming():
+    """Standbys queue; one that leaves while waiting is forgotten."""
+    hub, _ = make_hub(second_publisher=SecondPublisher.STANDBY)
+    first, second, third = Member(), Member(), Member()
+    stream = hub.publish("live/a", first)
+    hub.publish("live/a", second)
+    hub.publish("live/a", third)
+    hub.unpublish(stream, second, grace=False)
+    hub.unpublish(stream, first, grace=False)
+    assert stream.publisher is third
+    assert stream.standby == []
+
+
+def test_replace_when_the_old_one_leaves_late_does_not_end_the_new_one():
+    """The replaced publisher's own end finds that the stream is no longer its."""
+    hub, _ = make_hub(second_publisher=SecondPublisher.REPLACE)
+    old, new, viewer = Member(), Member(), Member()
+    stream = hub.publish("live/a", old)
+    hub.view("live/a", viewer)
+    hub.publish("live/a", new)
+    hub.unpublish(stream, old, grace=False)
+    assert stream.publisher is new
+    assert (["replaced"], []) == (old.told, viewer.told)
+
+
+def test_grace_when_nobody_views_is_not_waited_for():
+    """Without viewers there is nobody to spare: the name is free at once."""
+    hub, _ = make_hub()
+    publisher = Member()
+    stream = hub.publish("live/a", publisher)
+    hub.unpublish(stream, publisher, grace=True)
+    assert hub.snapshot().streams == {}
+
+
+def test_grace_when_zero_tells_viewers_at_once_and_otherwise_after_it():
+    """The grace time is a setting; 0 turns it off."""
+    for grace_s, at_once in ((0.0, ["ended"]), (3.0, [])):
+        hub, group = make_hub(return_grace_s=grace_s)
+        publisher, viewer = Member(), Member()
+        stream = hub.publish("live/a", publisher)
+        hub.view("live/a", viewer)
+        hub.unpublish(stream, publisher, grace=True)
+        assert viewer.told == at_once
+        group.run(3.1)
+        assert viewer.told == ["ended"]
+        hub.publish("live/a", publisher)
+        assert viewer.told == ["ended", "published"]
+
+
+def slow_and_healthy(world):
+    """Publish to a healthy viewer, one that is slow for a while, and one that is cut; return them."""
+    publisher = world.publisher()
+    healthy, slow, stuck = world.player(), world.player(), world.player()
+    for number in range(60):
+        slow.wire.room = 2000 if number < 30 else None
+        stuck.wire.room = 0
+        publisher.video(number * 40, key(b"%d" % number, 600) if number % 10 == 0 else inter(b"%d" % number, 600))
+        publisher.audio(number * 40 + 1, audio(b"%d" % number))
+        if number < 30:
+            slow.reads = number % 8 == 0
+    slow.reads = True
+    world.run(1)
+    return publisher, healthy, slow, stuck
+
+
+def test_totals_when_viewers_come_slow_down_and_go_are_conserved():
+    """Accepted = sent + dropped + queued per viewer, stream and process, present and past viewers together."""
+    world = World(limits=TIGHT)
+    _, healthy, slow, stuck = slow_and_healthy(world)
+    sums = [world.stream().totals, world.hub.snapshot().totals]
+    sums += [viewer.totals for viewer in world.stream().viewers]
+    assert [item.conserved for item in sums] == [True] * len(sums)
+    before = world.stream().totals
+    assert before.connections == 3
+    assert before.dropped_messages > 0
+    assert before.recoveries >= 1
+    assert before.transitions >= 2
+    assert before.time_in_states_s[SendState.SOFT_LIMIT] > 0
+    assert before.input_pauses["soft limit"] >= 1
+    for viewer in (healthy, slow, stuck):
+        viewer.vanish()
+    after = world.stream().totals
+    assert world.stream().viewers == []
+    assert after.conserved
+    assert after.connections == 3
+    assert after.queued.total_messages == 0
+    assert after.accepted.of(MessageClass.KEY) == before.accepted.of(MessageClass.KEY)
+    assert len(world.hub.snapshot().ended) == 3
+
+
+def test_totals_when_a_stream_is_forgotten_stay_in_those_of_the_process():
+    """The name goes, the counts stay."""
+    world = World(config(return_grace_s=0.0), limits=TIGHT)
+    publisher, healthy, slow, stuck = slow_and_healthy(world)
+    for peer in (healthy, slow, stuck, publisher):
+        peer.vanish()
+    snapshot = world.hub.snapshot()
+    assert snapshot.streams == {}
+    assert snapshot.totals.connections == 3
+    assert snapshot.totals.sent.of(MessageClass.KEY) >= 6
+    assert snapshot.totals.conserved
+    assert snapshot.closed == {CloseReason.PEER_RESET: 4}
+
+
+def test_totals_when_one_connection_plays_two_streams_are_kept_apart():
+    """Each stream's books have what the viewer was sent of it, and the sums are the connection's own."""
+    world = World()
+    for name in ("live/1", "live/2"):
+        publisher = world.publisher(name)
+        publisher.video(0, key(b"k"))
+    viewer = world.player("live/1")
+    viewer.command("deleteStream", None, 1.0, stream_id=0)
+    viewer.command("play", None, "2", stream_id=1)
+    one, two = (world.stream(name).totals for name in ("live/1", "live/2"))
+    assert (1, 1) == (one.sent.of(MessageClass.KEY), two.sent.of(MessageClass.KEY))
+    assert one.conserved
+    assert two.conserved
+    whole = viewer.connection.sender.statistics()
+    assert whole.sent.of(MessageClass.HEADER) == one.sent.of(MessageClass.HEADER) + two.sent.of(MessageClass.HEADER)

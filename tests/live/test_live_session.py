@@ -1,0 +1,600 @@
+"""Publishing and playing over RTMP, from connect to the end, without sockets: what clients are told and get."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, disposable, inter, key
+
+from flowctl.limits import Limits
+from flowctl.live.config import SecondPublisher
+from flowctl.reasons import CloseReason
+from flowctl.rtmp import commands
+from flowctl.rtmp.events import PlayStarted, PublishStarted, StatusReceived, StreamEnded
+from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
+from flowctl.rtmp.session_config import ClientSessionConfig
+from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
+from flowctl.streamlog import CacheLimits
+
+
+def reason(peer):
+    return peer.ended[0] if peer.ended else None
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    assert world.group.failures == []
+
+
+@pytest.mark.parametrize("kind", ["live", "record", "append", ""])
+def test_publish_when_of_any_type_is_live(world, kind):
+    """Publishing live, record, append or with no type at all starts the stream and reaches its viewers."""
+    publisher = world.connect().publish(kind=kind)
+    assert publisher.has(PublishStarted)
+    viewer = world.player()
+    publisher.headers()
+    publisher.video(0, key(b"k"))
+    assert viewer.payloads == [AVC_HEADER, AAC_HEADER, key(b"k")]
+
+
+@pytest.mark.parametrize("piece", [1, 7, None])
+def test_stream_when_read_in_any_pieces_arrives_whole(piece):
+    """Whether the server reads one octet at a time or all at once, viewers get the same messages and times."""
+    world = World(piece=piece)
+    publisher = world.publisher()
+    viewer = world.player()
+    frames = [(key(b"k", 300), 0), (audio(b"a"), 10), (inter(b"i", 200), 40), (disposable(b"d"), 80)]
+    for body, at in frames:
+        publisher.audio(at, body) if body[0] == 0xAF else publisher.video(at, body)
+    assert viewer.times[2:] == frames
+    assert world.group.failures == []
+
+
+def test_play_when_stream_is_live_begins_with_metadata_headers_and_key_frame(world):
+    """A late joiner gets metadata, sequence headers, then the GOP cache from its key frame on, at once and in order."""
+    publisher = world.publisher()
+    for at, body in ((0, key(b"old")), (40, inter(b"1")), (80, key(b"new")), (120, inter(b"2"))):
+        publisher.video(at, body)
+    publisher.audio(130, audio(b"a"))
+    viewer = world.player()
+    assert viewer.codes == [commands.PLAY_RESET]
+    assert viewer.has(PlayStarted, stream_id=1)
+    assert viewer.media[0].payload.startswith(b"\x02\x00\x0aonMetaData")
+    assert viewer.times == [
+        (AVC_HEADER, 80),
+        (AAC_HEADER, 80),
+        (key(b"new"), 80),
+        (inter(b"2"), 120),
+        (audio(b"a"), 130),
+    ]
+
+
+def test_play_when_reset_is_not_wanted_sends_no_reset(world):
+    """The fourth argument of play decides about NetStream.Play.Reset."""
+    world.publisher()
+    viewer = world.connect()
+    viewer._connect("live/room")
+    viewer.command("createStream", None, stream_id=0, transaction_id=9)
+    viewer.command("play", None, "room", -2000.0, -1.0, False, stream_id=1)
+    assert commands.PLAY_RESET not in viewer.codes
+    assert viewer.live._playing is not None
+
+
+def test_player_when_nobody_publishes_waits_and_then_gets_everything(world):
+    """A waiting player is told of the publisher and gets the stream from its first message."""
+    viewer = world.player()
+    assert viewer.live._playing.waits_until is not None
+    publisher = world.publisher()
+    publisher.video(0, key(b"k"))
+    assert commands.PLAY_PUBLISH_NOTIFY in viewer.codes
+    assert viewer.payloads == [AVC_HEADER, AAC_HEADER, key(b"k")]
+    world.run(120)
+    assert commands.PLAY_FAILED not in viewer.codes
+
+
+def test_player_when_waiting_too_long_is_cut_with_the_limit():
+    """A player that waited for the limit is told so, closed, and counted under the limit's name."""
+    world = World(config(wire={"player_wait_s": 30.0}))
+    viewer = world.player()
+    world.run(29)
+    assert viewer.ended is None
+    world.run(2)
+    assert reason(viewer) is CloseReason.LIMIT_HIT
+    assert "nobody published live/room within 30 s" in viewer.ended[1]
+    assert commands.PLAY_FAILED in viewer.codes
+    assert world.hub.snapshot().limits_hit == {"player_wait_s": 1}
+    assert world.hub.snapshot().streams == {}
+
+
+def test_player_when_waiting_is_not_allowed_is_refused_and_may_stay():
+    """With players_may_wait off, play of an absent stream is answered with StreamNotFound."""
+    world = World(config(players_may_wait=False))
+    viewer = world.player()
+    assert viewer.codes == [commands.PLAY_NOT_FOUND]
+    assert viewer.ended is None
+
+
+def test_second_publisher_when_policy_is_refuse_is_turned_away(world):
+    """The first publisher goes on; the second one is told BadName."""
+    first = world.publisher()
+    viewer = world.player()
+    second = world.connect().publish()
+    assert second.codes == [commands.PUBLISH_BAD_NAME]
+    first.video(0, key(b"first"))
+    assert viewer.payloads[-1] == key(b"first")
+
+
+def test_second_publisher_when_policy_is_replace_takes_over():
+    """The first publisher is told and closed; viewers go on, without a jump back in time."""
+    world = World(config(second_publisher=SecondPublisher.REPLACE))
+    first = world.publisher()
+    viewer = world.player()
+    first.video(5000, key(b"first"))
+    second = world.publisher()
+    second.video(0, key(b"second"))
+    assert commands.PUBLISH_BAD_NAME in first.codes
+    assert reason(first) is CloseReason.KICKED
+    assert viewer.payloads[-1] == key(b"second")
+    assert viewer.times[-1][1] > 5000
+    assert not viewer.has(StreamEnded)
+
+
+def test_second_publisher_when_policy_is_standby_takes_over_with_its_own_headers():
+    """A standby's frames count only after the first has gone; then its headers come first, and a key frame."""
+    world = World(config(second_publisher=SecondPublisher.STANDBY))
+    first = world.publisher()
+    viewer = world.player()
+    first.video(0, key(b"first"))
+    second = world.connect().publish()
+    other = AVC_HEADER + b"other"
+    second.video(0, other)
+    second.video(0, key(b"unseen"))
+    assert world.stream().standby == 1
+    first.vanish()
+    second.video(40, inter(b"undecodable"))
+    second.video(80, key(b"second"))
+    assert viewer.payloads[-2:] == [other, key(b"second")]
+    assert key(b"unseen") not in viewer.payloads
+    assert not viewer.has(StreamEnded)
+    assert world.stream().standby == 0
+
+
+def test_stream_when_audio_only_starts_at_once(world):
+    """Without video, a late joiner gets the header and then whatever comes."""
+    publisher = world.connect().publish()
+    publisher.audio(0, AAC_HEADER)
+    publisher.audio(20, audio(b"1"))
+    viewer = world.player()
+    publisher.audio(40, audio(b"2"))
+    assert viewer.payloads == [AAC_HEADER, audio(b"2")]
+
+
+def test_stream_when_video_only_starts_at_its_key_frame(world):
+    """Without audio, a late joiner starts at the key frame of the cache."""
+    publisher = world.connect().publish()
+    publisher.video(0, AVC_HEADER)
+    publisher.video(0, key(b"k"))
+    publisher.video(40, inter(b"1"))
+    assert world.player().payloads == [AVC_HEADER, key(b"k"), inter(b"1")]
+
+
+def test_publisher_when_gone_and_back_in_time_continues_the_timeline(world):
+    """Within the grace time viewers are told nothing, and timestamps go on from where they were."""
+    first = world.publisher()
+    viewer = world.player()
+    first.video(90_000, key(b"1"))
+    first.vanish()
+    world.run(2)
+    back = world.publisher()
+    back.video(0, key(b"2"))
+    assert not viewer.has(StreamEnded)
+    (_, before), (_, after) = viewer.times[2], viewer.times[-1]
+    assert (viewer.times[2][0], viewer.times[-1][0]) == (key(b"1"), key(b"2"))
+    assert 2000 <= after - before <= 2300
+    world.run(10)
+    assert not viewer.has(StreamEnded)
+
+
+def test_publisher_when_gone_twice_has_the_whole_grace_time_each_time(world):
+    """The first break's timer says nothing about the second break."""
+    viewer = world.player()
+    world.publisher().vanish()
+    world.run(2.5)
+    world.publisher().vanish()
+    world.run(1.5)
+    assert not viewer.has(StreamEnded)
+    world.run(2)
+    assert viewer.has(StreamEnded)
+
+
+@pytest.mark.parametrize("how", ["vanish", "leave", "close_stream"])
+def test_publisher_when_gone_for_good_is_told_to_viewers_who_then_wait(world, how):
+    """Viewers get UnpublishNotify, after the grace time where the connection broke; a new publisher finds them."""
+    publisher = world.publisher()
+    viewer = world.player()
+    publisher.video(0, key(b"1"))
+    if how == "close_stream":
+        publisher.session.close_stream()
+        world.run()
+        assert viewer.has(StreamEnded)
+    else:
+        getattr(publisher, how)()
+        assert not viewer.has(StreamEnded)
+        world.run(4)
+    assert viewer.has(StreamEnded)
+    assert viewer.live._playing.waits_until is not None
+    again = world.publisher()
+    again.video(0, key(b"2"))
+    assert commands.PLAY_PUBLISH_NOTIFY in viewer.codes
+    assert viewer.payloads[-1] == key(b"2")
+
+
+def test_cache_when_over_its_bounds_is_emptied_until_the_next_key_frame():
+    """A publisher without key frames cannot make the cache grow: a late joiner then waits for the next one."""
+    for cache in (CacheLimits(messages=10), CacheLimits(size_bytes=600), CacheLimits(duration_s=0.5)):
+        world = World(config(cache=cache))
+        publisher = world.publisher()
+        publisher.video(0, key(b"old"))
+        for number in range(30):
+            publisher.video(40 + number * 40, inter(b"%d" % number, 30))
+        viewer = world.player()
+        assert viewer.payloads == []
+        publisher.video(2000, inter(b"late"))
+        publisher.video(2040, key(b"new"))
+        assert viewer.payloads == [AVC_HEADER, AAC_HEADER, key(b"new")]
+
+
+def test_receive_audio_and_video_when_off_spare_the_player_that_track(world):
+    """receiveVideo(false) leaves the audio; switched on again, video goes on at a key frame."""
+    publisher = world.publisher()
+    publisher.video(0, key(b"0"))
+    viewer = world.player()
+    viewer.command("receiveVideo", None, False)
+    viewer.forget()
+    for at, body in ((40, inter(b"1")), (80, key(b"2"))):
+        publisher.video(at, body)
+    publisher.audio(90, audio(b"a"))
+    assert viewer.payloads == [audio(b"a")]
+    viewer.command("receiveVideo", None, True)
+    publisher.video(120, inter(b"3"))
+    publisher.video(160, key(b"4"))
+    assert viewer.payloads[1:] == [AVC_HEADER, AAC_HEADER, key(b"4")]
+    viewer.command("receiveAudio", None, False)
+    viewer.forget()
+    publisher.audio(200, audio(b"b"))
+    publisher.video(240, inter(b"5"))
+    assert viewer.payloads == [inter(b"5")]
+
+
+def test_pause_when_asked_stops_delivery_and_goes_on_at_the_live_edge(world):
+    """A paused player gets nothing; resumed, it starts at the newest key frame, with headers."""
+    publisher = world.publisher()
+    publisher.video(0, key(b"0"))
+    viewer = world.player()
+    viewer.command("pause", None, True, 0.0)
+    viewer.forget()
+    publisher.video(40, inter(b"1"))
+    publisher.video(80, key(b"2"))
+    assert viewer.payloads == []
+    viewer.command("pause", None, False, 0.0)
+    assert viewer.payloads == [AVC_HEADER, AAC_HEADER, key(b"2")]
+
+
+def test_seek_when_live_is_refused_politely(world):
+    """Seek.Failed, and the stream goes on."""
+    publisher = world.publisher()
+    viewer = world.player()
+    viewer.reads = False  # our client gives up on any error; others go on
+    viewer.command("seek", None, 1000.0)
+    publisher.video(0, key(b"k"))
+    viewer.reads = True
+    world.run()
+    assert commands.SEEK_FAILED in viewer.codes
+    assert viewer.payloads[-1] == key(b"k")
+
+
+@pytest.mark.parametrize("name", ["closeStream", "deleteStream"])
+def test_stream_when_closed_by_its_player_may_be_played_again(world, name):
+    """After closeStream or deleteStream nothing more comes, the stream forgets the viewer, and it may play again."""
+    publisher = world.publisher()
+    viewer = world.player()
+    viewer.command(name, None, 1.0)
+    viewer.forget()
+    publisher.video(0, key(b"1"))
+    assert viewer.payloads == []
+    assert world.stream().viewers == []
+    viewer.command("play", None, "room", stream_id=1)
+    assert viewer.payloads == [AVC_HEADER, AAC_HEADER, key(b"1")]
+
+
+def test_message_streams_when_several_publish_each_on_its_own(world):
+    """One connection publishes two streams; ending one leaves the other, and both names are free in the end."""
+    publisher = world.publisher("live/one")
+    publisher.command("createStream", None, stream_id=0, transaction_id=9)
+    publisher.command("publish", None, "two", "live", stream_id=2)
+    assert set(world.hub.snapshot().streams) == {"live/one", "live/two"}
+    viewer = world.player("live/two")
+    publisher.message(Message(4, 0, TYPE_AUDIO, 2, AAC_HEADER))
+    publisher.message(Message(4, 20, TYPE_AUDIO, 2, audio(b"2")))
+    assert viewer.payloads == [AAC_HEADER, audio(b"2")]
+    publisher.command("deleteStream", None, 1.0, stream_id=0)
+    assert set(world.hub.snapshot().streams) == {"live/two"}
+    publisher.message(Message(4, 40, TYPE_AUDIO, 2, audio(b"3")))
+    assert viewer.payloads[-1] == audio(b"3")
+    publisher.leave()
+    viewer.leave()
+    world.run(4)
+    assert world.hub.snapshot().streams == {}
+
+
+def test_publish_when_repeated_by_the_same_connection_is_refused():
+    """Under every policy: a connection neither replaces itself nor stands by for itself."""
+    for policy in SecondPublisher:
+        world = World(config(second_publisher=policy))
+        publisher, viewer = world.publisher(), world.player()
+        publisher.command("createStream", None, stream_id=0, transaction_id=9)
+        publisher.reads = False  # our client would take the refusal for its first stream
+        publisher.command("publish", None, "room", "live", stream_id=2)
+        publisher.video(0, key(b"k"))
+        publisher.reads = True
+        world.run()
+        assert commands.PUBLISH_BAD_NAME in publisher.codes
+        assert viewer.payloads[-1] == key(b"k")
+
+
+def test_play_when_on_another_message_stream_gets_the_cache_too(world):
+    """A player on message stream 5 gets headers and GOP cache addressed to it, and what follows."""
+    publisher = world.publisher()
+    publisher.video(0, key(b"k", 70_000))
+    publisher.video(40, inter(b"1"))
+    viewer = world.connect()
+    viewer._connect("live/room")
+    viewer.command("play", None, "room", stream_id=5)
+    publisher.video(80, inter(b"2"))
+    assert viewer.payloads == [AVC_HEADER, AAC_HEADER, key(b"k", 70_000), inter(b"1"), inter(b"2")]
+    assert {message.msid for message in viewer.media} == {5}
+
+
+def test_play_when_on_too_many_message_stream_ids_is_refused(world):
+    """Players choose the ids, and each id costs a log: beyond eight of one stream they are refused, until one goes."""
+    world.publisher()
+    viewers = []
+    for number in range(2, 10):
+        viewer = world.connect()
+        viewer._connect("live/room")
+        viewer.command("play", None, "room", stream_id=number)
+        viewers.append(viewer)
+    assert commands.PLAY_FAILED in viewers[-1].codes
+    assert [commands.PLAY_FAILED in viewer.codes for viewer in viewers[:-1]] == [False] * 7
+    assert world.hub.snapshot().limits_hit == {"player_stream_ids": 1}
+    viewers[0].leave()
+    viewers[-1].command("play", None, "room", stream_id=9)
+    assert len(world.stream().viewers) == 7
+
+
+def test_play_when_playing_already_is_refused(world):
+    """One connection plays one stream at a time."""
+    world.publisher()
+    viewer = world.player()
+    viewer.command("createStream", None, stream_id=0, transaction_id=9)
+    viewer.reads = False
+    viewer.command("play", None, "other", stream_id=2)
+    assert len(world.stream().viewers) == 1
+    viewer.reads = True
+    world.run()
+    assert commands.PLAY_FAILED in viewer.codes
+
+
+def test_headers_when_repeated_or_changed_reach_everybody_and_newcomers_get_the_newest(world):
+    """Repeated sequence headers do no harm; a changed one is sent on, and a late joiner gets the new one only."""
+    publisher = world.publisher()
+    early = world.player()
+    publisher.video(0, key(b"1"))
+    changed = AVC_HEADER + b"changed"
+    for body in (AVC_HEADER, AVC_HEADER, changed):
+        publisher.video(1000, body)
+    publisher.video(1040, key(b"2"))
+    assert early.payloads[3:] == [AVC_HEADER, AVC_HEADER, changed, key(b"2")]
+    assert world.player().payloads == [AAC_HEADER, changed, key(b"2")]
+
+
+def test_frames_when_before_the_first_key_frame_are_held_back_for_a_while():
+    """Nobody could decode them; after key_wait_s they pass, for encoders that refresh without key frames."""
+    world = World(config(key_wait_s=5.0))
+    publisher = world.publisher()
+    viewer = world.player()
+    publisher.video(0, inter(b"1"))
+    assert viewer.payloads == [AVC_HEADER, AAC_HEADER]
+    assert world.stream().before_key_count == 1
+    world.run(5)
+    publisher.video(5000, inter(b"2"))
+    assert viewer.payloads[-1] == inter(b"2")
+
+
+def test_publishers_when_too_many_of_an_address_are_refused():
+    """The limit is per address; a name that is given up may be taken again."""
+    world = World(config(publishers_per_address=2))
+    first, _ = world.publisher("live/1"), world.publisher("live/2")
+    third = world.connect().publish("live/3")
+    assert third.codes == [commands.PUBLISH_BAD_NAME]
+    assert world.connect("192.0.2.9").publish("live/4").has(PublishStarted)
+    assert world.hub.snapshot().limits_hit == {"publishers_per_address": 1}
+    first.leave()
+    assert world.connect().publish("live/5").has(PublishStarted)
+
+
+def test_streams_when_too_many_are_refused_to_publishers_and_players():
+    """The number of names is limited, those of waiting players included."""
+    world = World(config(streams=2))
+    world.publisher("live/1")
+    waiting = world.player("live/2")
+    assert world.connect().publish("live/3").codes == [commands.PUBLISH_BAD_NAME]
+    assert world.player("live/4").codes == [commands.PLAY_FAILED]
+    waiting.leave()
+    assert world.connect().publish("live/3").has(PublishStarted)
+
+
+def test_times_when_exceeded_close_with_their_reason():
+    """No handshake, no command, no media, no sign of life: each has its limit and its reason."""
+    world = World()
+    silent, shaken = world.connect(), world.connect()
+    shaken.session.connect("rtmp://example.com/live/x")
+    shaken.carry()
+    shaken.reads = False
+    publisher = world.connect().publish("live/mute")
+    world.run(6)
+    assert (reason(silent), silent.ended[1]) == (CloseReason.HANDSHAKE_TIMEOUT, silent.ended[1])
+    assert silent.ended[1].startswith("handshake_time_s")
+    world.run(18)
+    assert reason(publisher) is CloseReason.IDLE
+    assert publisher.ended[1].startswith("first_media_s")
+    idle = world.connect()
+    idle._connect("live/x")
+    world.run(21)
+    assert reason(idle) is CloseReason.IDLE
+    gone = world.publisher("live/gone")
+    gone.video(0, key(b"k"))
+    gone.reads = False
+    world.run(95)
+    assert reason(gone) is CloseReason.IDLE
+    assert gone.ended[1].startswith("ping_silence_s")
+    assert world.hub.snapshot().limits_hit == {"handshake_time_s": 2, "first_media_s": 2, "ping_silence_s": 1}
+
+
+def test_input_when_viewer_is_at_its_soft_limit_is_held_but_for_control():
+    """Commands wait, pings are not answered, acknowledgements and close are seen; all goes on when it has recovered."""
+    world = World(limits=Limits.parse("3000,0", "0,0"))
+    publisher = world.publisher()
+    viewer = world.player()
+    viewer.wire.room = 0
+    for number in range(20):
+        publisher.video(number * 40, key(b"%d" % number, 400))
+    assert viewer.state.name == "SOFT_LIMIT"
+    viewer.message(encode_control(UserControl(EVENT_PING_REQUEST, timestamp=7)))
+    viewer.send(viewer.session.send_acknowledgement(4711))
+    viewer.command("seek", None, 1.0)
+    assert viewer.live._rtmp.last_acknowledged_bytes == 4711
+    assert viewer.live._rtmp.held_bytes > 0
+    world.run(5)
+    assert viewer.live._rtmp.held_bytes > 0
+    assert set(world.stream().viewers[0].input_pauses) == {"soft limit"}
+    viewer.wire.room = None
+    world.run(1)
+    assert viewer.state.name == "READY"
+    assert commands.SEEK_FAILED in viewer.codes
+    assert viewer.live._rtmp.held_bytes == 0
+    kinds = [entry.kind.name for entry in viewer.connection.sender.ledger()]
+    assert kinds.count("PAUSE") == kinds.count("RESUME") == viewer.connection.receiver.statistics().pauses["soft limit"]
+    assert world.group.failures == []
+
+
+def test_viewer_when_closing_at_its_soft_limit_is_heard():
+    """A deleteStream passes although input is held."""
+    world = World(limits=Limits.parse("3000,0", "0,0"))
+    publisher = world.publisher()
+    viewer = world.player()
+    viewer.wire.room = 0
+    for number in range(20):
+        publisher.video(number * 40, key(b"%d" % number, 400))
+    viewer.command("deleteStream", None, 1.0, stream_id=0)
+    assert world.stream().viewers == []
+
+
+def test_flood_when_of_tiny_messages_gives_way_to_others_between_turns():
+    """However many messages a read holds, a turn treats a bounded number of them; none is lost."""
+    world = World(config(messages_per_turn=64))
+    publisher = world.publisher()
+    viewer = world.player()
+    session = publisher.session
+    flood = b"".join(session.send_audio(number, audio(b"%d" % number)) for number in range(3000))
+    publisher.send(flood, run=False)
+    most, turns = 0, 0
+    while publisher.wire.up or publisher.connection.receiver.statistics().kept_bytes:
+        before = world.hub.snapshot().streams["live/room"].messages_in[5]
+        world.group.turn()
+        most = max(most, world.hub.snapshot().streams["live/room"].messages_in[5] - before)
+        turns += 1
+    world.run()
+    # A turn of the hand-made group is a read and a round of jobs, and one piece of 4096 octets may overshoot.
+    assert most <= 2 * (64 + 4096 // 14)
+    assert turns >= 3000 // most
+    assert viewer.payloads[2:] == [audio(b"%d" % number) for number in range(3000)]
+
+
+def test_peer_when_breaking_the_protocol_is_told_why_and_closed(world):
+    """A limit of the wire ends the connection with its name, in the reason and in the status sent."""
+    peer = world.publisher()
+    peer.send(b"\x02\x00\x00\x00\x00\x00\x04\x01\x00\x00\x00\x00\x7f\xff\xff\xff")
+    assert reason(peer) is CloseReason.LIMIT_HIT
+    assert "chunk_size_max_bytes" in peer.ended[1]
+    assert any(isinstance(event, StatusReceived) and "chunk_size" in event.description for event in peer.events)
+    assert [connection.number for connection in world.gone] == [peer.connection.number]
+
+
+def test_authentication_when_configured_lets_in_who_knows_the_password():
+    """A wrong or missing password ends with AUTH_REFUSED or a challenge; the right one connects."""
+    world = World(config(rtmp={"credentials": {"ann": "correct horse"}}))
+    peer = world.connect(settings=ClientSessionConfig())
+    peer.session.publish()
+    peer.session.connect("rtmp://ann:wrong@example.com/live/room")
+    world.run()
+    parameters = peer.events[-1].retry_parameters
+    for _ in range(3):
+        peer = world.connect()
+        peer.session.publish()
+        peer.session.connect("rtmp://ann:wrong@example.com/live/room", parameters=parameters or "")
+        world.run()
+        rejected = [event for event in peer.events if getattr(event, "what", "") == "connect"]
+        parameters = rejected[-1].retry_parameters if rejected else None
+        if parameters is None:
+            break
+    assert reason(peer) is CloseReason.AUTH_REFUSED
+    assert world.hub.snapshot().streams == {}
+
+
+def test_reconnect_when_the_server_asks_reaches_clients_that_understand(world):
+    """NetConnection.Connect.ReconnectRequest goes to a client that announced it."""
+    publisher = world.publisher()
+    publisher.live.on_thread(publisher.live.ask_to_reconnect)
+    world.run()
+    assert any(type(event).__name__ == "ReconnectRequested" for event in publisher.events)
+
+
+def test_moving_when_a_stream_ends_between_two_groups_is_not_missed(world):
+    """What the hub tells a viewer on its way between two threads is waiting for it there."""
+    publisher = world.publisher()
+    viewer = world.player()
+    connection = viewer.connection
+    connection.detached(world.group)
+    connection.registration.unbind()
+    publisher.session.close_stream()
+    world.run()
+    world.group.add(connection)
+    world.run()
+    assert viewer.has(StreamEnded)
+    assert viewer.live._playing.waits_until is not None
+
+
+def test_timestamps_when_wrapping_go_on(world):
+    """A publisher whose clock passes 2^32 ms is passed on without a jump; so are extended timestamps."""
+    publisher = world.publisher()
+    viewer = world.player()
+    first = 2**32 - 60
+    publisher.video(first, key(b"0"))
+    for number in range(1, 4):
+        publisher.video((first + number * 40) % 2**32, inter(b"%d" % number))
+    steps = [at for _, at in viewer.times[2:]]
+    assert [(after - before) % 2**32 for before, after in pairwise(steps)] == [40, 40, 40]
+
+
+def test_type_when_video_of_another_stream_is_ignored(world):
+    """Media on a message stream that publishes nothing does not end up in anybody's stream."""
+    publisher = world.publisher()
+    publisher.command("createStream", None, stream_id=0, transaction_id=9)
+    viewer = world.player()
+    publisher.message(Message(6, 0, TYPE_VIDEO, 2, key(b"stray")))
+    publisher.video(40, key(b"k"))
+    assert viewer.payloads == [AVC_HEADER, AAC_HEADER, key(b"k")]

@@ -1,0 +1,178 @@
+"""One stream: whose messages count, its timeline across publishers, its headers, and its logs per message stream id."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from live_kit import AAC_HEADER, AVC_HEADER, audio, inter, key
+
+from flowctl.errors import LimitExceededError
+from flowctl.flow import MessageClass
+from flowctl.live.config import LiveConfig
+from flowctl.live.stream import MOST_WIRES, Stream
+from flowctl.rtmp.chunk import ChunkReader
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.messages import SetChunkSize, encode_control
+from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
+
+
+class Member:
+    """Anybody."""
+
+    peer = ("192.0.2.1", 1)
+    number = 1
+
+
+def read(wires, chunk_size=65536):
+    """Return the messages in the wire octets of a log."""
+    reader = ChunkReader(WireLimits())
+    control = encode_control(SetChunkSize(chunk_size))
+    head = b"\x02\x00\x00\x00" + len(control.payload).to_bytes(3, "big") + b"\x01\x00\x00\x00\x00" + control.payload
+    reader.feed(head)
+    return reader.feed(b"".join(wires))
+
+
+def watched(stream, msid=1):
+    """Return a function that gives what was appended to the stream's log since."""
+    wire = stream.join(msid)
+    place = [wire.log.tail]
+
+    def since():
+        wires = []
+        while place[0].next is not None:
+            wires.append(place[0].wire)
+            place[0] = place[0].next
+        return read(wires)
+
+    return since
+
+
+@pytest.fixture
+def stream():
+    return Stream("live/a", LiveConfig(), 0.0)
+
+
+def test_publish_when_not_the_publisher_is_not_passed_on(stream):
+    """Only the messages of the one who counts reach the log."""
+    first, second = Member(), Member()
+    stream.take_over(first, 0.0)
+    since = watched(stream)
+    assert stream.publish(first, TYPE_VIDEO, 0, key(b"1"), 0.0)
+    assert not stream.publish(second, TYPE_VIDEO, 0, key(b"2"), 0.0)
+    assert [message.payload for message in since()] == [key(b"1")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2**32 - 1), st.floats(0, 100), st.lists(st.integers(0, 2000), max_size=5)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_timeline_when_publishers_follow_each_other_never_runs_backwards(turns):
+    """Whatever clocks successive publishers have, the stream's own goes on, by wall-clock time in between."""
+    stream = Stream("live/a", LiveConfig(), 0.0)
+    since = watched(stream)
+    now = 0.0
+    for first, pause, steps in turns:
+        publisher = Member()
+        now += pause
+        stream.take_over(publisher, now)
+        at = first
+        for step in [0, *steps]:
+            at = (at + step) % 2**32
+            now += step / 1000
+            stream.publish(publisher, TYPE_AUDIO, at, audio(b"x"), now)
+    times = [message.timestamp for message in since()]
+    assert len(times) == sum(len(steps) + 1 for _, _, steps in turns)
+    assert all((after - before) % 2**32 < 2**31 for before, after in zip(times, times[1:], strict=False))
+
+
+def test_take_over_when_by_another_forgets_the_old_headers(stream):
+    """The tracks of the next publisher may be others: nobody is sent the old configuration."""
+    first, second = Member(), Member()
+    stream.take_over(first, 0.0)
+    stream.publish(first, TYPE_VIDEO, 0, AVC_HEADER, 0.0)
+    assert stream.media == "video avc1"
+    stream.take_over(second, 1.0)
+    stream.publish(second, TYPE_AUDIO, 0, AAC_HEADER, 1.0)
+    _, prefix, wait = stream.start_place(stream.join(1))
+    assert [message.payload for message in read(prefix)] == [AAC_HEADER]
+    assert (False, "audio mp4a") == (wait, stream.media)
+
+
+def test_headers_when_invented_without_end_are_bounded(stream):
+    """One header per track and kind, and no more than 64 in all."""
+    publisher = Member()
+    stream.take_over(publisher, 0.0)
+    for track in range(200):
+        # Enhanced RTMP v2 multitrack, one track: sequence start of avc1.
+        body = bytes([0x96, 0x00]) + b"avc1" + bytes([track]) + b"\x01\x64\x00\x1f"
+        stream.publish(publisher, TYPE_VIDEO, 0, body, 0.0)
+    assert stream.messages_in[MessageClass.HEADER] == 200
+    _, prefix, _ = stream.start_place(stream.join(1))
+    assert len(stream._headers) == 64
+    assert prefix == ()  # there was no key frame yet, so it is not known what a viewer would need
+
+
+def test_start_place_when_there_is_video_waits_for_its_key_frame(stream):
+    """Without a cache, a viewer of video starts at the next key frame and gets the headers there."""
+    publisher = Member()
+    stream.take_over(publisher, 0.0)
+    stream.publish(publisher, TYPE_VIDEO, 0, AVC_HEADER, 0.0)
+    stream.publish(publisher, TYPE_VIDEO, 0, key(b"1"), 0.0)
+    wire = stream.join(1)
+    wire.log.drop_cache()
+    assert stream.start_place(wire) == (None, (), True)
+
+
+def test_join_when_on_another_id_has_the_same_messages_readdressed(stream):
+    """A log made late begins with the GOP cache; messages longer than a chunk stay whole."""
+    publisher = Member()
+    stream.take_over(publisher, 0.0)
+    bodies = [AVC_HEADER, key(b"k", 200_000), inter(b"1"), inter(b"2")]
+    for number, body in enumerate(bodies):
+        stream.publish(publisher, TYPE_VIDEO, 2**24 + number, body, 0.0)
+    wire = stream.join(77)
+    entry, prefix, _ = stream.start_place(wire)
+    wires = [*prefix]
+    while entry.next is not None:
+        wires.append(entry.wire)
+        entry = entry.next
+    messages = read(wires)
+    assert [message.payload for message in messages] == bodies
+    assert {message.msid for message in messages} == {77}
+    assert [message.timestamp for message in messages] == [2**24 + 1, 2**24 + 1, 2**24 + 2, 2**24 + 3]
+
+
+def test_join_when_of_too_many_ids_is_refused_and_leaving_makes_room(stream):
+    """Each id costs a log; the usual one stays, the others go with their last viewer."""
+    wires = [stream.join(msid) for msid in range(1, MOST_WIRES + 1)]
+    stream.join(2)
+    with pytest.raises(LimitExceededError, match="player_stream_ids is 9, the limit is 8"):
+        stream.join(99)
+    stream.leave(wires[1])
+    with pytest.raises(LimitExceededError):
+        stream.join(99)
+    stream.leave(wires[1])
+    assert stream.join(99).msid == 99
+    stream.leave(wires[0])
+    assert 1 in [wire.msid for wire in stream.wires]
+
+
+def test_end_when_told_empties_the_cache_and_says_so_in_every_log(stream):
+    """Players on any message stream id read the end behind the last frame."""
+    publisher = Member()
+    stream.take_over(publisher, 0.0)
+    logs = [watched(stream, msid) for msid in (1, 3)]
+    stream.publish(publisher, TYPE_VIDEO, 0, key(b"1"), 0.0)
+    stream.take_over(None, 1.0)
+    stream.end(1.0)
+    for since, msid in zip(logs, (1, 3), strict=True):
+        messages = since()
+        assert messages[0].payload == key(b"1")
+        assert b"NetStream.Play.UnpublishNotify" in messages[-1].payload
+        assert messages[-1].msid == msid
+    assert [wire.log.cached for wire in stream.wires] == [None, None]
