@@ -52,7 +52,8 @@ serve: $(READY)  ## the live server on rtmp://127.0.0.1:1935 until Ctrl-C
 bench: $(READY)  ## measure, and print the figures as tables; bench/README.md says what they mean
 	$(BIN)/python bench/run.py $(ARGS)
 
-fuzz: $(READY)  ## the property tests and fuzz targets with 50 times their examples
+fuzz: $(READY)  ## the fuzz target for 5 minutes, then the property tests with 50 times their examples
+	$(BIN)/python tests/rtmp/fuzz_rtmp.py --seconds 300
 	$(BIN)/python -m pytest -n auto --maxprocesses=8 -m fuzz --examples-factor=50 --timeout=3600 $(ARGS)
 
 clean:  ## remove everything that was made here, the environment too

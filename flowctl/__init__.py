@@ -44,11 +44,12 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.receiver import Verdict as InputVerdict
     from flowctl.sender import FlushResult, Sender
     from flowctl.sender_types import Frontend, SenderSettings, SenderStatistics, SendOutcome, SendResult, Transport
-    from flowctl.server import DEFAULT_LIMITS, Server, serve
+    from flowctl.server import DEFAULT_LIMITS, Server, ServerStatistics, serve
     from flowctl.serving import ServeOptions, ServerProgram
     from flowctl.session import Session
     from flowctl.sockets import SocketOptions
     from flowctl.streamlog import CacheLimits, Entry, Gop, StreamLog
+    from flowctl.totals import FlowTotals
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -74,6 +75,7 @@ __all__ = [
     "Fanout",
     "FanoutStatistics",
     "Fanouts",
+    "FlowTotals",
     "FlowctlError",
     "FlushResult",
     "FollowPlace",
@@ -113,6 +115,7 @@ __all__ = [
     "ServeOptions",
     "Server",
     "ServerProgram",
+    "ServerStatistics",
     "Session",
     "SocketOptions",
     "StateChange",
@@ -214,6 +217,7 @@ _HOMES: Final = {
     "flowctl.server": (
         "DEFAULT_LIMITS",
         "Server",
+        "ServerStatistics",
         "serve",
     ),
     "flowctl.serving": (
@@ -228,6 +232,7 @@ _HOMES: Final = {
         "Gop",
         "StreamLog",
     ),
+    "flowctl.totals": ("FlowTotals",),
 }
 """Module of every public name."""
 _RENAMED: Final = {"InputVerdict": "Verdict"}

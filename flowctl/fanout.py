@@ -220,6 +220,9 @@ class Fanout:
             elif result is FlushResult.BLOCKED:
                 self._runnable.pop(sender, None)
                 self._watch(sender)
+        if not len(self._crossings):
+            # Nobody lags, so nobody looks: an old group would hold everything that was published after it.
+            self._gop = self.log.gop
         self._rounds += 1
         self._longest_round_s = max(self._longest_round_s, self._host.now() - began)
 

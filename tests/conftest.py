@@ -8,6 +8,7 @@ property test.
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import hypothesis
@@ -17,6 +18,8 @@ import uvloop
 HERE = Path(__file__).parent
 REALTIME_FOLDERS = frozenset({"cli", "client", "demo", "e2e", "servers"})
 """Folders whose tests run servers and clients in real time: they get the machine for themselves (see run_all.py)."""
+
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def pytest_addoption(parser):
@@ -32,6 +35,14 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "realtime: runs servers and clients in real time; not beside other tests")
     config.addinivalue_line("markers", "fuzz: a property test; `make fuzz` runs these longer")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc):
+    """Take addresses out of the names of parameters: workers side by side must call a test by the same name."""
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        if mark.kwargs.get("ids") is repr:
+            mark.kwargs["ids"] = lambda value: ADDRESS.sub("", repr(value))
 
 
 def pytest_collection_modifyitems(config, items):

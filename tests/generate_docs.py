@@ -23,6 +23,7 @@ from flowctl.admission import AdmissionLimits
 from flowctl.flow import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
 from flowctl.limits import AxisLimits, HardPolicy, Limits
 from flowctl.live.config import LiveConfig
+from flowctl.live.server import EXTRA_SETTINGS
 from flowctl.policy import LivePolicy
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.amf_limits import AmfLimits
@@ -242,6 +243,7 @@ GENERATED = {
     "socket-options": lambda: settings_table(SocketOptions),
     "cache-limits": lambda: settings_table(CacheLimits),
     "live-config": lambda: settings_table(LiveConfig, leave_out=frozenset({"rtmp", "cache"})),
+    "live-settings": lambda: table(["NAME", "is"], [[f"`{name}`", text] for name, text in EXTRA_SETTINGS.items()]),
     "close-reasons": close_reasons,
     "drop-reasons": drop_reasons,
     "wire-limits": lambda: settings_table(WireLimits, leave_out=frozenset({"amf"})),

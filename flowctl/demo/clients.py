@@ -124,8 +124,9 @@ class Clients:
             pass
         last = time.monotonic() + _LAST_WAIT_S
         while time.monotonic() < last and not given_up.wait(0.1):
-            if all(viewer.player.ended for viewer in self._viewers):
-                return
+            players = [viewer.player for viewer in self._viewers]
+            if all(player.ended or player.statistics().stalled for player in players):
+                return  # who does not read gets nothing more
 
     def results(self) -> dict[str, Any]:
         """Stop all clients; return what was published and what each viewer got."""

@@ -19,11 +19,6 @@ from flowctl.units import format_duration, format_size
 
 _STALL_CUTS: Final = frozenset({CloseReason.HARD_LIMIT.value, CloseReason.STUCK.value})
 _FLOOD_LIMIT: Final = "control_messages_per_second"
-_ENDED_BY_SERVER: Final = frozenset(
-    reason.value
-    for reason in CloseReason
-    if reason not in {CloseReason.PEER_CLOSED, CloseReason.PEER_RESET, CloseReason.FINISHED, CloseReason.SHUTDOWN}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +135,7 @@ def _check_healthy(watched: Watched, audit: Audit) -> list[str]:
         faults.append(f"lost {_counted(audit.missing)}, and it is healthy")
     if watched.dropped_total:
         faults.append(f"the server dropped {_counted(watched.dropped)} for it, and it is healthy")
-    if watched.cut in _ENDED_BY_SERVER:
+    if watched.was_cut:
         faults.append(f"was cut, and it is healthy: {watched.why}")
     return faults
 
@@ -150,7 +145,7 @@ def _check_slow(watched: Watched, audit: Audit) -> list[str]:
     faults = []
     if watched.reached < SendState.OVERLOADED or not watched.dropped_total:
         faults.append(f"was not thinned: nothing was dropped for it, the worst state was {watched.reached.name}")
-    if watched.cut in _ENDED_BY_SERVER:
+    if watched.was_cut:
         faults.append(f"was cut instead of being thinned: {watched.why}")
     return faults
 
@@ -180,7 +175,7 @@ def _line(outcome: Outcome) -> str:
     if watched.reasons:
         lost += f" ({_counted(watched.reasons)})"
     text = f"  {watched.plan.label:<11} reached {watched.reached.name}; {lost}"
-    if watched.cut in _ENDED_BY_SERVER:
+    if watched.was_cut:
         since = outcome.stalled_before_cut_s
         when = f"after {format_duration(watched.connected_s)}"
         if since is not None:

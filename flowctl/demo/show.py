@@ -81,7 +81,7 @@ def _healthy_row(viewers: list[Watched]) -> tuple[str, str, str, str, str]:
 def _row(watched: Watched) -> tuple[str, str, str, str, str]:
     state = "-" if watched.state is None else watched.state.name
     if watched.cut is not None:
-        state = f"cut after {format_duration(watched.connected_s)}"
+        state = f"{'cut' if watched.was_cut else 'left'} after {format_duration(watched.connected_s)}"
     # The state stands in a column of its own.
     why = watched.why.partition("; ")[2] or watched.why
     return watched.plan.label, state, _queue(watched), _drops(watched), why[:_WHY_CHARS]

@@ -13,6 +13,7 @@ from typing import Any
 from flowctl.demo.plan import ViewerPlan
 from flowctl.flow import EMPTY_LOAD, Load, SendState
 from flowctl.live import EndedViewer, HubStatistics, ViewerStatistics
+from flowctl.reasons import CloseReason
 from flowctl.sender_types import SenderStatistics
 
 
@@ -84,6 +85,11 @@ class Watched:
         return sum(self.dropped.values())
 
     @property
+    def was_cut(self) -> bool:
+        """Whether the server ended its connection, rather than the viewer or the end of the demonstration."""
+        return self.cut is not None and self.cut not in _NO_CUT
+
+    @property
     def reached(self) -> SendState:
         """The worst state in which it has spent any time."""
         return max((state for state in SendState if self.time_in_states_s[state] > 0), default=SendState.READY)
@@ -105,6 +111,10 @@ class Watched:
 
 
 _AT_THE_END = frozenset({"CLOSED", "UNFOLLOWED"})
+_NO_CUT = frozenset(
+    reason.value
+    for reason in (CloseReason.PEER_CLOSED, CloseReason.PEER_RESET, CloseReason.FINISHED, CloseReason.SHUTDOWN)
+)
 
 
 class Watch:

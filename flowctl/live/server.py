@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -134,7 +135,7 @@ def config_from(options: ServeOptions) -> LiveConfig:
     if "return_grace" in extra:
         values["return_grace_s"] = _number("return_grace", extra["return_grace"])
     if "publishers_per_address" in extra:
-        values["publishers_per_address"] = round(_number("publishers_per_address", extra["publishers_per_address"]))
+        values["publishers_per_address"] = _whole("publishers_per_address", extra["publishers_per_address"])
     if "players_may_wait" in extra:
         if extra["players_may_wait"] not in {"yes", "no"}:
             raise ConfigError(f"players_may_wait is {extra['players_may_wait']!r}, it must be yes or no")
@@ -169,7 +170,14 @@ def read_credentials(path: Path) -> dict[str, str]:
 
 
 def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"{name} is {text!r}, it must be a number") from None
+    with contextlib.suppress(ValueError):
+        value = float(text)
+        if math.isfinite(value):
+            return value
+    raise ConfigError(f"{name} is {text!r}, it must be a number")
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"{name} is {text!r}, it must be a whole number, 0 or more")
+    return int(text)

@@ -216,3 +216,16 @@ def test_limits_can_be_changed_while_a_viewer_is_slow(live, clients):
         assert ended.reason is CloseReason.HARD_LIMIT
         publishing.connection.close()
         wait_for_end(publishing)
+
+
+def test_joining_viewer_loses_nothing_when_the_cache_is_larger_than_its_limits(live, clients):
+    """A GOP cache far beyond soft and hard limit reaches a viewer that keeps up, whole and with all that follows."""
+    server = live(limits=Limits.parse("32KiB,32,1s", "64KiB,64,5s"), settings=PATIENT)
+    source = SyntheticSource(video_bit_rate=3_000_000, key_interval_s=600.0, key_frame_bytes=20_000)
+    publishing = clients.publish(server, source)
+    wait_until(lambda: len(publishing.messages) > 100, "a cache beyond the limits")
+    late = clients.play(server)
+    wait_until(lambda: len(late.messages) > 180, "the cache and more")
+    clients.group.call_soon(publishing.publisher.finish, "the test is over")
+    wait_for_end(publishing, late)
+    assert publishing.messages == late.messages

@@ -37,13 +37,13 @@ def test_extra_when_given_as_text_sets_the_field():
         "publishers_per_address": "3",
     }
     config = config_from(ServeOptions(extra=extra, flush_interval_s=0.1))
-    assert (SecondPublisher.STANDBY, 1.5, False, 3, 0.1) == (
+    assert (
         config.second_publisher,
         config.return_grace_s,
         config.players_may_wait,
         config.publishers_per_address,
         config.flush_interval_s,
-    )
+    ) == (SecondPublisher.STANDBY, 1.5, False, 3, 0.1)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_seed_when_from_another_id_changes_nothing_but_the_id(timestamp):
     assert {message.msid for message in messages} == {0xA1B2C3D4}
     assert [message.timestamp for message in messages] == [0, timestamp, timestamp, timestamp + 40]
     assert [bytes(message.payload) for message in messages[2:]] == [key(b"k", 1000), inter(b"i", 300)]
-    assert (5.0, 5.04) == (entry.enqueued_at, entry.next.enqueued_at)
+    assert (entry.enqueued_at, entry.next.enqueued_at) == (5.0, 5.04)
 
 
 def test_seed_when_there_is_no_cache_leaves_the_log_empty():
@@ -71,5 +71,5 @@ def test_end_when_appended_closes_the_cache_and_is_never_dropped():
     wire.append(TYPE_VIDEO, 0, key(b"k"), MessageClass.KEY, 0.0, [])
     entry = wire.log.tail
     wire.end(40, 1.0)
-    assert (MessageClass.CONTROL, None) == (entry.message_class, wire.log.cached)
+    assert (entry.message_class, wire.log.cached) == (MessageClass.CONTROL, None)
     assert b"UnpublishNotify" in decode(entry.wire)[-1].payload

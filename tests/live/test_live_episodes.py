@@ -1,0 +1,229 @@
+"""Log lines of the live server: one per episode, never one per packet, naming peer, stream, cause, value and limit."""
+
+from __future__ import annotations
+
+import pytest
+import structlog
+from live_kit import AVC_HEADER, World, audio, config, disposable, inter, key
+
+from flowctl.counts import NO_COUNTS, Counts
+from flowctl.flow import Cause, SendState, StateChange
+from flowctl.ledger import LedgerEntry, LedgerKind
+from flowctl.limits import Axis, Limits
+from flowctl.live.episodes import Episode
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.sender_types import SenderSettings
+
+TIGHT = Limits.parse("8KiB,0", "32KiB,0")
+FIELDS = {"stream": "live/a", "peer": "192.0.2.1:1", "connection": 1}
+
+
+@pytest.fixture
+def lines():
+    with structlog.testing.capture_logs() as captured:
+        yield captured
+
+
+def named(lines, event):
+    return [line for line in lines if line["event"] == event]
+
+
+class Script:
+    """An episode with a hand-made Sender behind it."""
+
+    def __init__(self) -> None:
+        self.dropped = NO_COUNTS
+        self.episode = Episode(FIELDS, lambda: "because", lambda: self.dropped)
+        self.state = SendState.READY
+
+    def edge(self, state, at) -> None:
+        change = StateChange(1, self.state, state, Cause.QUEUED, Axis.BYTES, 9000.0, 8192, at)
+        self.state = state
+        self.episode.take(LedgerEntry(LedgerKind.STATE, at, "queued: bytes 9000, limit 8192", change=change))
+
+    def drop(self, count, at, reason=DropReason.THINNED) -> None:
+        lost = Counts((0, 0, 0, count, 0, 0, 0), (0, 0, 0, count * 100, 0, 0, 0))
+        self.dropped += lost
+        self.episode.take(LedgerEntry(LedgerKind.DROPS, at, "thinned", dropped={reason: lost}))
+
+
+def test_episode_when_viewer_only_blocks_now_and_then_is_a_debug_line(lines):
+    """Every viewer meets EAGAIN: that alone is nothing to tell people about."""
+    script = Script()
+    script.edge(SendState.OVERLOADED, 1.0)
+    script.edge(SendState.READY, 1.5)
+    script.episode.check(3.4)
+    assert lines == []
+    script.episode.check(3.5)
+    assert [(line["event"], line["log_level"], line["worst"]) for line in lines] == [
+        ("viewer recovered", "debug", "OVERLOADED")
+    ]
+
+
+def test_episode_when_viewer_is_slow_has_one_line_when_it_gets_worse_and_one_at_the_end(lines):
+    """However often it crosses the soft limit and however much is dropped."""
+    script = Script()
+    for number in range(50):
+        script.edge(SendState.OVERLOADED, number)
+        script.edge(SendState.SOFT_LIMIT, number + 0.2)
+        script.drop(10, number + 0.3)
+        script.edge(SendState.READY, number + 0.4)
+        script.episode.check(number + 0.9)
+    script.episode.check(60.0)
+    script.episode.check(63.0)
+    slow, recovered = lines
+    assert slow == {
+        "event": "viewer slow",
+        "log_level": "info",
+        **FIELDS,
+        "state": "SOFT_LIMIT",
+        "cause": "queued: bytes 9000, limit 8192",
+        "why": "because",
+    }
+    assert (recovered["event"], recovered["dropped"], recovered["changes"]) == ("viewer recovered", {"inter": 500}, 150)
+
+
+def test_episode_when_still_waiting_for_a_key_frame_is_not_over(lines):
+    """READY again, but losing frames: the end says what was lost in all."""
+    script = Script()
+    script.edge(SendState.SOFT_LIMIT, 1.0)
+    script.edge(SendState.READY, 1.1)
+    script.dropped = Counts((0, 0, 0, 7, 0, 0, 0), (0,) * 7)
+    script.episode.check(3.2)
+    assert named(lines, "viewer recovered") == []
+    script.episode.check(5.3)
+    assert named(lines, "viewer recovered")[0]["dropped"] == {"inter": 7}
+
+
+@pytest.mark.parametrize("reason", DropReason)
+def test_drops_when_without_an_edge_are_no_trouble(lines, reason):
+    """A muted track, or the frames before a joiner's first key frame, make nobody a slow viewer."""
+    script = Script()
+    script.drop(100, 1.0, reason)
+    script.episode.check(100.0)
+    assert lines == []
+
+
+def test_drops_when_the_viewer_left_the_stream_itself_are_not_its_slowness(lines):
+    """What was queued when it left is no loss."""
+    script = Script()
+    script.edge(SendState.OVERLOADED, 1.0)
+    script.drop(5, 1.1, DropReason.UNFOLLOWED)
+    assert named(lines, "viewer slow") == []
+
+
+def test_limits_when_changed_are_a_line(lines):
+    """An operator's change is worth one."""
+    script = Script()
+    script.episode.take(LedgerEntry(LedgerKind.LIMITS, 1.0, "soft 1 MiB"))
+    assert lines == [{"event": "limits changed", "log_level": "info", **FIELDS, "limits": "soft 1 MiB"}]
+
+
+def test_log_when_a_viewer_is_slow_for_long_does_not_grow_with_the_packets(lines):
+    """A thousand frames to a viewer that reads too slowly make a handful of lines, all naming peer and stream."""
+    world = World(limits=TIGHT)
+    publisher = world.publisher()
+    viewer = world.player()
+    viewer.wire.room = 3000
+    for number in range(500):
+        publisher.video(number * 40, key(b"%d" % number, 500) if number % 25 == 0 else inter(b"%d" % number, 500))
+        publisher.audio(number * 40 + 1, audio(b"%d" % number))
+        viewer.reads = number % 20 == 0
+    viewer.reads = True
+    world.run(8)
+    told = [line for line in lines if line.get("connection") == viewer.connection.number]
+    assert [line["event"] for line in told] == ["play started", "viewer slow", "viewer recovered"]
+    assert {line["peer"] for line in told} == {"192.0.2.1:40001"}
+    assert {line["stream"] for line in told} == {"live/room"}
+    assert "limit 8192" in told[1]["cause"]
+    assert "queued" in told[1]["why"]
+    assert told[2]["dropped"]["inter"] > 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "settings", "reason", "words"),
+    [
+        (Limits.parse("4KiB,0", "8KiB,0"), SenderSettings(), CloseReason.HARD_LIMIT, "limit 8192"),
+        (Limits.parse("0,0,100s", "0,0,200s"), SenderSettings(stuck_s=3.0), CloseReason.STUCK, "the limit is 3 s"),
+        (
+            Limits.parse("1KiB,0", "0,0", "1,0"),
+            SenderSettings(stuck_s=0.0, soft_too_long_s=5.0),
+            CloseReason.SOFT_TOO_LONG,
+            "the limit is 5 s",
+        ),
+    ],
+)
+def test_log_when_a_viewer_is_cut_names_limit_and_value(lines, limits, settings, reason, words):
+    """Its end is one line with the reason, and the socket is reset so that the kernel frees what it holds."""
+    world = World(limits=limits, sender=settings)
+    publisher = world.publisher(limits=Limits())
+    healthy, stuck = world.player(limits=Limits()), world.player()
+    world.run(1)
+    stuck.wire.room = 0
+    for number in range(60):
+        publisher.video(number * 100, AVC_HEADER + b"." * 400)  # headers are never dropped, so the queue grows
+        world.run(0.1)
+    (ended,) = [line for line in named(lines, "play ended") if line["connection"] == stuck.connection.number]
+    (closed,) = [line for line in named(lines, "connection closed") if line["connection"] == stuck.connection.number]
+    assert stuck.ended[0] is reason
+    assert (closed["reason"], words in closed["details"]) == (reason.value, True)
+    assert ended["why"].startswith(reason.value)
+    assert ended["dropped"]
+    assert stuck.wire.reset
+    assert len(healthy.payloads) == 62
+    assert world.hub.snapshot().closed[reason] == 1
+
+
+def test_log_when_refused_names_the_limit(lines):
+    """Refusals of publishers and players name limit, value and maximum."""
+    world = World(config(publishers_per_address=1))
+    world.publisher("live/1")
+    world.connect().publish("live/2")
+    (line,) = named(lines, "publish refused")
+    assert (line["limit"], line["value"], line["maximum"], line["stream"]) == (
+        "publishers_per_address",
+        2,
+        1,
+        "live/2",
+    )
+
+
+def test_log_when_a_disposable_frame_is_left_out_says_so_at_the_end(lines):
+    """OVERLOADED refuses frames nobody needs: told once, with the count at the end."""
+    world = World()
+    publisher = world.publisher()
+    viewer = world.player()
+    publisher.video(0, key(b"k"))
+    viewer.wire.room = 0
+    for number in range(10):
+        publisher.video(40 + number * 40, disposable(b"%d" % number))
+    viewer.wire.room = None
+    world.run(6)
+    assert [line["state"] for line in named(lines, "viewer slow")] == ["OVERLOADED"]
+    assert named(lines, "viewer recovered")[0]["dropped"]["disposable"] > 0
+
+
+def test_log_when_secrets_are_in_addresses_shows_none_of_them(lines):
+    """Keys and tokens in tcUrl, in the stream name's query, or in a broken address never reach the log."""
+    world = World()
+    secret = "s3cr3t-token"
+    publisher = world.connect()
+    publisher.session.publish(f"room?key={secret}&token={secret}")
+    publisher._connect(f"live?secret={secret}")
+    publisher.headers()
+    viewer = world.connect()
+    viewer.session.play(f"room?token={secret}")
+    viewer._connect(f"live?secret={secret}")
+    second = world.connect()
+    second.session.publish(f"room?key={secret}")
+    second._connect("live")
+    bad = world.connect()
+    bad.session.publish(f"../../x?key={secret}")
+    bad._connect("live")
+    publisher.vanish()
+    viewer.leave()
+    world.run(90)
+    assert len(named(lines, "publish started")) >= 1
+    assert len(named(lines, "connection closed")) == 4
+    assert secret not in repr(lines)
+    assert secret not in repr(world.hub.snapshot())

@@ -1,0 +1,588 @@
+"""Connections on real sockets and both loops: input, output, timers, and the one end that each of them has."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import struct
+import threading
+
+import pytest
+from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_until
+
+from flowctl.errors import InternalError, LimitExceededError, ReentryError, RemoteProtocolError
+from flowctl.flow import MessageClass, SendState
+from flowctl.ledger import LedgerKind
+from flowctl.limits import Limits
+from flowctl.reasons import CloseReason
+from flowctl.sender_types import SenderSettings, SendOutcome
+from flowctl.session import Session
+from flowctl.sockets import SocketOptions
+
+__all__ = ["failures", "groups", "link"]  # fixtures
+
+SMALL = SocketOptions(send_buffer_bytes=4096)
+
+
+def ask(connection, function, *args):
+    """Call `function` on the connection's thread and return its answer."""
+    done, answers = threading.Event(), []
+    assert connection.call_soon(lambda: (answers.append(function(*args)), done.set()))
+    assert done.wait(WAIT_S)
+    return answers[0]
+
+
+# -- input
+
+
+def test_received_when_it_takes_whole_lines_is_offered_the_rest_again(link):
+    """What a session leaves is offered again with what comes next, whatever the pieces; nothing is lost."""
+    session = Noting(lambda data: data.rfind(b"\n") + 1)
+    _, peer = link(session)
+    text = b"".join(b"line %d\n" % number for number in range(200))
+    rng = random.Random(1)
+    at = 0
+    while at < len(text):
+        step = rng.choice((1, 3, 50))
+        peer.sendall(text[at : at + step])
+        at += step
+    wait_until(lambda: len(session.got) == len(text), "all input")
+    assert bytes(session.got) == text
+    assert len(session.threads) == 1
+
+
+def test_received_when_it_never_takes_anything_ends_with_the_buffers_limit(link):
+    """A full buffer is the peer's fault, with the limit's name."""
+    session = Noting(lambda data: 0)
+    _, peer = link(session, capacity_bytes=1000)
+    peer.sendall(b"x" * 5000)
+    reason, details = session.wait_end()
+    assert (reason, details) == (CloseReason.LIMIT_HIT, "input_buffer_bytes is 1000, the limit is 1000")
+
+
+class Slow(Session):
+    """Takes input in a coroutine that waits to be let on."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.taken, self.ends = [], []
+        self.over = threading.Event()
+        self.fault = None
+        self.cancelled = False
+
+    async def opened(self) -> None:
+        await asyncio.sleep(0)
+        self.taken.append(b"(opened)")
+
+    async def received(self, data):
+        self.taken.append(bytes(data))
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        if self.fault is not None:
+            raise self.fault
+
+    async def closed(self, reason, details) -> None:
+        await asyncio.sleep(0)
+        self.ends.append((reason, details))
+        self.over.set()
+
+    def wait_end(self):
+        assert self.over.wait(WAIT_S)
+        return self.ends[0]
+
+
+def test_received_when_a_coroutine_runs_input_waits_for_it(link):
+    """Nothing is read meanwhile, so a slow handler slows its peer down; then everything comes, in order."""
+    session = Slow()
+    connection, peer = link(session)
+    peer.sendall(b"first")
+    wait_until(lambda: session.taken == [b"(opened)", b"first"])
+    peer.sendall(b"second")
+    for _ in range(20):
+        ask(connection, lambda: None)
+    assert session.taken == [b"(opened)", b"first"]
+    assert connection.receiver.statistics().blocked
+    ask(connection, session.gate.set)
+    wait_until(lambda: session.taken == [b"(opened)", b"first", b"second"])
+    peer.close()
+    assert session.wait_end() == (CloseReason.PEER_CLOSED, "")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "reported"),
+    [
+        (ValueError("oops"), CloseReason.INTERNAL, True),
+        (FileNotFoundError(2, "no such file"), CloseReason.INTERNAL, True),
+        (RemoteProtocolError("bad", code="x"), CloseReason.PROTOCOL_ERROR, False),
+        (LimitExceededError("lines", 2, 1), CloseReason.LIMIT_HIT, False),
+    ],
+)
+def test_received_when_its_coroutine_fails_closes_with_the_reason(link, failures, fault, reason, reported):
+    """Our faults are INTERNAL and reported; the peer's are its own and are not."""
+    session = Slow()
+    connection, peer = link(session)
+    session.fault = fault
+    peer.sendall(b"x")
+    wait_until(lambda: b"x" in session.taken)
+    ask(connection, session.gate.set)
+    assert session.wait_end()[0] is reason
+    assert [error for _, error in failures] == ([fault] if reported else [])
+    assert all("received of connection" in where for where, _ in failures)
+    failures.clear()
+
+
+def test_received_when_the_connection_ends_its_coroutine_is_cancelled(link):
+    """After `closed` nothing of the session runs any more."""
+    session = Slow()
+    connection, peer = link(session)
+    peer.sendall(b"x")
+    wait_until(lambda: b"x" in session.taken)
+    connection.close(CloseReason.KICKED, "enough")
+    assert session.wait_end() == (CloseReason.KICKED, "enough")
+    wait_until(lambda: session.cancelled)
+    assert not session.gate.is_set()
+
+
+def test_received_when_a_plain_function_returns_a_coroutine_says_what_to_do(link, failures):
+    """It is an error of the application with a clear message, not a hang."""
+
+    async def later():
+        raise AssertionError("never awaited")
+
+    session = Noting(lambda data: later())
+    session.received = lambda data: later()
+    _, peer = link(session)
+    peer.sendall(b"x")
+    reason, details = session.wait_end()
+    assert reason is CloseReason.INTERNAL
+    assert "received() returned coroutine" in details
+    failures.clear()
+
+
+@pytest.mark.parametrize("name", ["opened", "received", "peer_ended", "timer", "closed", "input_resumed"])
+def test_handler_when_it_raises_is_reported_and_ends_only_its_connection(link, groups, failures, name):
+    """INTERNAL, once, with the handler's name; the neighbour on the same thread notices nothing."""
+    neighbour = Noting()
+    _, other = link(neighbour)
+
+    def fail(*args):
+        raise ValueError(name)
+
+    failing = type("Failing", (Noting,), {name: fail})()
+    connection, peer = link(failing)
+    if name == "timer":
+        ask(connection, lambda: connection.set_timer(connection.now()))
+    elif name == "input_resumed":
+        connection.receiver.trigger_input()
+    elif name == "received":
+        peer.sendall(b"x")
+    elif name in {"peer_ended", "closed"}:
+        peer.shutdown(socket.SHUT_WR)
+    wait_until(lambda: connection.fileno() < 0, "the close")
+    wait_until(lambda: failures, "the report")
+    expected = CloseReason.PEER_CLOSED if name == "closed" else CloseReason.INTERNAL
+    assert connection.ended[0] is expected
+    wait_until(lambda: not any(item.pollable is connection for item in groups[0].pollables()))
+    other.sendall(b"still here")
+    wait_until(lambda: bytes(neighbour.got) == b"still here")
+    assert len(failures) == 1
+    failures.clear()
+
+
+def test_ledger_entry_when_it_raises_costs_neither_the_other_entries_nor_the_end(link, failures):
+    """The socket is closed and `closed` called all the same."""
+
+    class Failing(Noting):
+        def ledger_entry(self, entry) -> None:
+            self.entries.append(entry)
+            raise ValueError("ledger")
+
+    session = Failing()
+    connection, _ = link(session)
+    connection.close(CloseReason.KICKED, "bye")
+    assert session.wait_end() == (CloseReason.KICKED, "bye")
+    assert connection.fileno() == -1
+    assert [entry.kind for entry in session.entries] == [LedgerKind.CLOSE]
+    wait_until(lambda: failures)
+    failures.clear()
+
+
+# -- the end
+
+
+def test_end_when_the_peer_closes_is_told_once(link):
+    """End of stream: PEER_CLOSED, `closed` is the last call and the only one of its kind."""
+    session = Noting()
+    connection, peer = link(session)
+    peer.sendall(b"bye")
+    peer.close()
+    assert session.wait_end() == (CloseReason.PEER_CLOSED, "")
+    connection.close(CloseReason.KICKED, "late")
+    connection.close_after_flush("later")
+    assert connection.call_soon(print) is False
+    assert session.calls == ["opened", "received", "peer_ended", "closed"]
+    assert connection.ended == (CloseReason.PEER_CLOSED, "")
+    assert connection.sender.send(b"x").outcome is SendOutcome.CLOSED
+    assert connection.sender.statistics().sends_after_close == 1
+
+
+def test_end_when_the_peer_resets_is_peer_reset(link):
+    """A reset is told apart from an orderly end."""
+    session = Noting()
+    _, peer = link(session, tcp=True)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+    assert session.wait_end()[0] is CloseReason.PEER_RESET
+
+
+def test_end_when_the_peer_half_closes_may_go_on_sending(link):
+    """A session that stays sends what it has to and closes itself."""
+    session = Noting()
+    session.stays = True
+    connection, peer = link(session, tcp=True)
+    peer.sendall(b"request")
+    peer.shutdown(socket.SHUT_WR)
+    wait_until(lambda: "peer_ended" in session.calls)
+    assert connection.sender.send(b"answer").outcome is SendOutcome.ACCEPTED
+    connection.close_after_flush("done")
+    assert Reader(peer).wait() == b"answer"
+    assert session.wait_end() == (CloseReason.FINISHED, "done")
+
+
+def test_end_when_many_threads_close_has_one_reason(link):
+    """The first one counts, for everybody."""
+    session = Noting()
+    connection, _ = link(session)
+    reasons = [CloseReason.KICKED, CloseReason.BANNED, CloseReason.IDLE, CloseReason.SHUTDOWN]
+    threads = [threading.Thread(target=connection.close, args=(item, item.value)) for item in reasons * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    reason, details = session.wait_end()
+    assert details == reason.value
+    assert connection.ended == (reason, details)
+    assert session.calls.count("closed") == 1
+
+
+def test_close_after_flush_when_the_peer_reads_sends_everything_first(link):
+    """All that was queued arrives, then the end; the reason is the one that was asked for."""
+    session = Noting()
+    connection, peer = link(session, tcp=True, options=SMALL)
+    data = [bytes([number % 256]) * 10_000 for number in range(100)]
+    for item in data:
+        connection.sender.send(item)
+    connection.close_after_flush("goodbye", reason=CloseReason.KICKED)
+    assert connection.sender.send(b"late").outcome is SendOutcome.CLOSED
+    assert Reader(peer).wait() == b"".join(data)
+    assert session.wait_end() == (CloseReason.KICKED, "goodbye")
+
+
+def test_close_after_flush_when_the_peer_does_not_read_gives_up_and_resets(link):
+    """After the deadline the connection is reset, so that the kernel does not keep its buffers."""
+    session = Noting()
+    settings = SenderSettings(close_deadline_s=0.05)
+    connection, peer = link(session, tcp=True, options=SMALL, settings=settings)
+    for _ in range(100):
+        connection.sender.send(b"x" * 100_000)
+    connection.close_after_flush("goodbye")
+    reason, details = session.wait_end()
+    assert reason is CloseReason.STUCK
+    assert "0.05 s" in details
+    assert isinstance(_end_of(peer), ConnectionResetError)
+
+
+def _end_of(peer):
+    reader = Reader(peer)
+    reader.wait()
+    return reader.error
+
+
+@pytest.mark.parametrize("reason", CloseReason)
+def test_close_when_abortive_resets_and_otherwise_ends_in_order(link, reason):
+    """Each reason knows whether the peer is reset."""
+    session = Noting()
+    connection, peer = link(session, tcp=True)
+    connection.close(reason, "")
+    session.wait_end()
+    assert isinstance(_end_of(peer), ConnectionResetError) is reason.abortive
+
+
+def test_close_when_the_peer_was_wrong_sends_what_says_so(link):
+    """An answer queued before the error goes out, although the peer has sent more than was read."""
+
+    class Strict(Noting):
+        def received(self, data):
+            self.send(b"error: no", MessageClass.CONTROL)
+            raise RemoteProtocolError("no", code="bad")
+
+    session = Strict()
+    _, peer = link(session, tcp=True)
+    peer.sendall(b"x" * 100_000)
+    assert Reader(peer).wait() == b"error: no"
+    assert session.wait_end() == (CloseReason.PROTOCOL_ERROR, "bad: no")
+
+
+def test_close_when_at_the_hard_limit_names_it(link):
+    """The Sender's own end arrives at the session with axis, value and limit."""
+    session = Noting()
+    limits = Limits.parse("100KiB,0", "200KiB,0")
+    connection, _ = link(session, tcp=True, options=SMALL, limits=limits)
+    while connection.sender.send(b"x" * 50_000).outcome is not SendOutcome.CLOSED:
+        pass
+    reason, details = session.wait_end()
+    assert reason is CloseReason.HARD_LIMIT
+    assert "limit 204800" in details
+    assert [change.new for change in session.edges][-1] is SendState.HARD_LIMIT
+    wait_until(lambda: session.entries[-1].kind is LedgerKind.CLOSE)
+
+
+def test_group_when_stopped_ends_its_connections_with_shutdown(link, groups):
+    """Nobody is forgotten: `closed` is called on the group's thread before it ends."""
+    sessions = [Noting() for _ in range(5)]
+    connections = [link(session)[0] for session in sessions]
+    assert groups[0].stop(WAIT_S)
+    assert [session.ends for session in sessions] == [[(CloseReason.SHUTDOWN, "poll group one stopped")]] * 5
+    assert [connection.fileno() for connection in connections] == [-1] * 5
+
+
+def test_abandon_when_no_group_is_left_closes_all_the_same():
+    """A connection caught between two groups that stop is ended by whoever stops them."""
+    from flowctl.connection import Connection
+
+    ours, peer = socket.socketpair()
+    session = Noting()
+    connection = Connection(ours, session)
+    connection.abandon("nobody left")
+    assert session.ends == [(CloseReason.SHUTDOWN, "nobody left")]
+    assert peer.recv(1) == b""
+    peer.close()
+
+
+# -- calls, timers, pauses
+
+
+def test_timer_when_set_is_called_once_and_an_earlier_wish_is_replaced(link):
+    """One timer per connection; None takes it back."""
+    session = Noting()
+    connection, _ = link(session)
+    ask(connection, lambda: (connection.set_timer(connection.now() + 1000), connection.set_timer(connection.now())))
+    wait_until(lambda: "timer" in session.calls)
+    ask(connection, lambda: (connection.set_timer(connection.now() + 0.001), connection.set_timer(None)))
+    ask(connection, lambda: connection.set_timer(connection.now() + 1000))
+    for _ in range(10):
+        ask(connection, lambda: None)
+    assert session.calls.count("timer") == 1
+
+
+def test_calls_when_from_many_threads_run_on_the_connections_own_in_order(link):
+    """Each thread's calls keep their order, all run on one thread, and all before the end."""
+    session = Noting()
+    connection, _ = link(session)
+    ran = []
+    threads = [
+        threading.Thread(
+            target=lambda name=name: [
+                wait_until(lambda number=number: connection.call_soon(ran.append, (name, number)))
+                for number in range(100)
+            ]
+        )
+        for name in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: len(ran) == 400)
+    for name in range(4):
+        assert [number for who, number in ran if who == name] == list(range(100))
+
+
+def test_call_when_it_raises_ends_the_connection(link, failures):
+    """Like any handler."""
+    session = Noting()
+    connection, _ = link(session)
+    connection.call_soon(lambda: 1 / 0)
+    assert session.wait_end()[0] is CloseReason.INTERNAL
+    assert len(failures) == 1
+    failures.clear()
+
+
+def test_calls_when_too_many_wait_end_the_connection(link, groups):
+    """A thread that hangs must not let them pile up without end."""
+    session = Noting()
+    connection, _ = link(session)
+    gate, hanging = threading.Event(), threading.Event()
+    groups[0].call_soon(lambda: (hanging.set(), gate.wait(WAIT_S)))
+    assert hanging.wait(WAIT_S)
+    taken = [connection.call_soon(print) for _ in range(1030)]
+    gate.set()
+    assert taken.count(True) == 1024
+    reason, details = session.wait_end()
+    assert (reason, details) == (CloseReason.INTERNAL, "1025 calls wait for its thread, the limit is 1024")
+
+
+def test_pause_when_held_stops_input_and_stands_in_the_ledger(link):
+    """Every pause has an entry and every resumption one with its length; input waits meanwhile."""
+    session = Noting()
+    connection, peer = link(session)
+    assert connection.pause_input("me", "tired")
+    assert not connection.pause_input("me", "tired")
+    for _ in range(3):
+        ask(connection, lambda: None)
+    peer.sendall(b"x")
+    for _ in range(10):
+        ask(connection, lambda: None)
+    assert bytes(session.got) == b""
+    assert connection.resume_input("me")
+    assert not connection.resume_input("me")
+    wait_until(lambda: bytes(session.got) == b"x")
+    wait_until(lambda: len(session.entries) == 2)
+    assert [(entry.kind, entry.why) for entry in session.entries] == [
+        (LedgerKind.PAUSE, "input paused: tired"),
+        (LedgerKind.RESUME, "input resumed: tired"),
+    ]
+    assert session.entries[1].duration_s >= 0
+    assert connection.receiver.statistics().pauses == {"tired": 1}
+
+
+def test_pause_when_from_the_state_handler_is_allowed_and_other_calls_are_refused(link, failures):
+    """Pausing input from send_state_changed works; calling the Sender there raises at once."""
+    refusals = []
+
+    class Pausing(Noting):
+        def send_state_changed(self, state, change) -> None:
+            self.edges.append(change)
+            self.connection.pause_input(self, "slow peer") if state else self.connection.resume_input(self)
+            try:
+                self.send(b"no")
+            except ReentryError as error:
+                refusals.append(error)
+
+    session = Pausing()
+    connection, peer = link(session, tcp=True, options=SMALL)
+    for _ in range(200):
+        connection.sender.send(b"x" * 5_000)
+    wait_until(lambda: session.edges)
+    reader = Reader(peer)
+    wait_until(lambda: session.edges[-1].new is SendState.READY)
+    wait_until(lambda: not connection.receiver.paused)
+    assert len(refusals) == len(session.edges) >= 2
+    connection.close_after_flush()
+    assert reader.wait() == b"x" * 1_000_000
+
+
+# -- threads and moving
+
+
+def test_send_when_from_many_threads_keeps_each_ones_order(link):
+    """Messages are whole, and those of one thread arrive in its order, in both modes."""
+    for deferred in (True, False):
+        session = Noting()
+        connection, peer = link(session, tcp=True, deferred=deferred, options=SMALL)
+        reader = Reader(peer)
+
+        def work(name, connection=connection):
+            for number in range(300):
+                connection.sender.send(b"%d:%06d" % (name, number) + b"." * 92)
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        connection.close_after_flush()
+        data = reader.wait()
+        assert len(data) == 4 * 300 * 100
+        messages = [data[at : at + 100] for at in range(0, len(data), 100)]
+        for name in range(4):
+            own = [int(message[2:8]) for message in messages if message.startswith(b"%d:" % name)]
+            assert own == list(range(300))
+
+
+def test_migrate_when_sending_and_receiving_loses_and_reorders_nothing(link, groups):
+    """Moved to and fro between two threads while both ends send: every byte arrives, in order, on one thread a time."""
+    session = Noting()
+    connection, peer = link(session, tcp=True, options=SMALL)
+    reader = Reader(peer)
+    stop = threading.Event()
+
+    def move():
+        turn = 0
+        while not stop.is_set():
+            here, there = groups[turn % 2], groups[(turn + 1) % 2]
+            if here.migrate(connection, there):
+                turn += 1
+                wait_until(lambda there=there: connection.group is there or stop.is_set())
+
+    mover = threading.Thread(target=move)
+    mover.start()
+    ours = [b"%08d" % number + b"." * 192 for number in range(3000)]
+    theirs = [b"%08d" % number for number in range(3000)]
+    talker = threading.Thread(target=lambda: [peer.sendall(item) for item in theirs])
+    talker.start()
+    for item in ours:
+        connection.sender.send(item)
+    talker.join()
+    wait_until(lambda: len(session.got) == 8 * 3000, "all input")
+    wait_until(lambda: connection.sender.statistics().queued.total_messages == 0, "all output")
+    stop.set()
+    mover.join()
+    connection.close_after_flush()
+    assert reader.wait() == b"".join(ours)
+    assert bytes(session.got) == b"".join(theirs)
+    assert session.wait_end()[0] is CloseReason.FINISHED
+    assert session.calls.count("opened") == 1
+
+
+def test_migrate_when_a_call_waits_takes_it_along(link, groups):
+    """What was asked for before, during and after the move is done once each, in order."""
+    session = Noting()
+    connection, _ = link(session)
+    ran = []
+    for number in range(50):
+        connection.call_soon(lambda number=number: ran.append(number))
+        if number % 10 == 5:
+            group = connection.group
+            if group is not None:
+                group.migrate(connection, groups[0] if group is groups[1] else groups[1])
+    wait_until(lambda: len(ran) == 50)
+    assert ran == list(range(50))
+
+
+def test_attached_when_the_buffer_does_not_fit_ends_the_connection(link, failures):
+    """A setting that cannot work closes the socket instead of leaving it open and unread."""
+    session = Noting()
+    connection, peer = link(session, capacity_bytes=1 << 24)
+    assert session.wait_end()[0] is CloseReason.INTERNAL
+    assert peer.recv(1) == b""
+    assert connection.fileno() == -1
+    assert any("attaching" in where for where, _ in failures)
+    failures.clear()
+
+
+def test_describe_when_asked_names_number_and_peer(link):
+    """For reports: number and address."""
+    connection, peer = link(Noting(), tcp=True)
+    port = peer.getsockname()[1]
+    assert connection.describe() == f"connection {connection.number} (127.0.0.1:{port})"
+
+
+def test_error_when_of_input_handlers_is_wrapped_with_its_cause(link, failures):
+    """The report carries the original exception."""
+
+    def fail(data):
+        raise KeyError("missing")
+
+    session = Noting(fail)
+    _, peer = link(session)
+    peer.sendall(b"x")
+    assert session.wait_end()[0] is CloseReason.INTERNAL
+    ((_, error),) = failures
+    assert isinstance(error, InternalError)
+    assert isinstance(error.__cause__, KeyError)
+    failures.clear()

@@ -1,0 +1,343 @@
+"""The server on real sockets and both loops: who is let in, what is counted, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import threading
+
+import pytest
+from connection_kit import WAIT_S, Noting, Reader, wait_until
+
+from flowctl.admission import AdmissionLimits
+from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
+from flowctl.flow import MessageClass
+from flowctl.limits import NO_LIMITS
+from flowctl.reasons import CloseReason
+from flowctl.sender_types import SenderSettings
+from flowctl.server import Server
+from flowctl.sockets import SocketOptions
+
+FREE = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)
+
+
+@pytest.fixture
+def make(loop_factory):
+    """Make servers of noting sessions; what their handlers raise is in `errors`, their sessions in `sessions`."""
+    servers = []
+
+    def build(factory=Noting, **options):
+        sessions, errors = [], []
+
+        def session():
+            sessions.append(factory())
+            return sessions[-1]
+
+        options.setdefault("admission", FREE)
+        server = Server(session, loop_factory=loop_factory, on_error=lambda *error: errors.append(error), **options)
+        server.sessions, server.errors = sessions, errors
+        servers.append(server)
+        server.start()
+        return server
+
+    yield build
+    for server in servers:
+        assert server.stop()
+        assert server.errors == []
+
+
+def connect(server):
+    sock = socket.create_connection(server.address, WAIT_S)
+    sock.settimeout(WAIT_S)
+    return sock
+
+
+def is_refused(server) -> bool:
+    """Return whether the server resets a new connection, or closes it."""
+    try:
+        with connect(server) as sock:
+            return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_connections_when_they_come_and_go_are_counted_once(make):
+    """Accepted, open, closed by reason; and the figures of those who have gone stay."""
+    server = make()
+    socks = [connect(server) for _ in range(3)]
+    wait_until(lambda: len(server.connections()) == 3)
+    for connection in server.connections():
+        connection.sender.send(b"hello", MessageClass.KEY)
+    for sock in socks:
+        assert sock.recv(5) == b"hello"
+        sock.sendall(b"input")
+    wait_until(lambda: all(session.got for session in server.sessions))
+    before = server.statistics()
+    for sock in socks:
+        sock.close()
+    wait_until(lambda: not server.connections())
+    after = server.statistics()
+    assert (before.connections, after.connections, after.accepted) == (3, 0, 3)
+    assert after.closed == server.closed_by_reason == {CloseReason.PEER_CLOSED: 3}
+    for figures in (before.totals, after.totals):
+        assert figures.conserved
+        assert figures.connections == 3
+        assert figures.sent.of(MessageClass.KEY) == 3
+        assert figures.bytes_in == 15
+
+
+def test_stop_when_connections_are_open_sends_what_is_queued_and_ends_them_with_shutdown(make):
+    """Each peer gets everything first; each session is told once; a second stop changes nothing."""
+    server = make(group_count=2, options=SocketOptions(send_buffer_bytes=4096), limits=NO_LIMITS)
+    readers = [Reader(connect(server)) for _ in range(6)]
+    wait_until(lambda: len(server.connections()) == 6)
+    for connection in server.connections():
+        for _ in range(10):
+            connection.sender.send(b"x" * 50_000)
+    assert server.stop()
+    assert [reader.wait() for reader in readers] == [b"x" * 500_000] * 6
+    assert [session.ends for session in server.sessions] == [[(CloseReason.SHUTDOWN, "server stops")]] * 6
+    assert server.stop()
+    assert server.statistics().closed == {CloseReason.SHUTDOWN: 6}
+    with pytest.raises(OSError, match="refused"):
+        connect(server)
+
+
+def test_stop_when_a_peer_does_not_read_ends_in_time_all_the_same(make):
+    """What is not taken by half of the deadline is dropped."""
+    settings = SenderSettings(close_deadline_s=60.0)
+    server = make(options=SocketOptions(send_buffer_bytes=4096), limits=NO_LIMITS, settings=settings)
+    with connect(server):
+        (connection,) = wait_until(server.connections)
+        for _ in range(50):
+            connection.sender.send(b"x" * 200_000)
+        assert server.stop(0.3)
+        assert server.sessions[0].ends == [(CloseReason.SHUTDOWN, "server stops")]
+
+
+def test_stop_when_called_by_a_handler_says_so_instead_of_hanging(make):
+    """Its thread would wait for itself."""
+    server = make()
+    outcome = []
+
+    def stop_from_inside():
+        try:
+            server.stop()
+        except LocalProtocolError as error:
+            outcome.append(str(error))
+
+    with connect(server):
+        (connection,) = wait_until(server.connections)
+        connection.call_soon(stop_from_inside)
+        wait_until(lambda: outcome)
+    assert "on a thread of the server" in outcome[0]
+    assert not server.stopping
+
+
+def test_stop_when_never_started_frees_the_port(loop_factory):
+    """The listener is closed."""
+    server = Server(Noting, loop_factory=loop_factory)
+    assert server.stop()
+    Server(Noting, port=server.address[1], loop_factory=loop_factory).stop()
+
+
+def test_run_when_signalled_stops_and_puts_the_handlers_back(loop_factory):
+    """SIGINT ends `run`; the handlers of whoever called it are in force again."""
+    before = signal.getsignal(signal.SIGINT)
+    server = Server(Noting, loop_factory=loop_factory)
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    server.run()
+    assert server.stopping
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_accept_when_the_address_is_full_refuses_and_recovers(make):
+    """Over the limit a peer is reset at once, and told to the hook; when others have left, it gets in."""
+    refusals = []
+    limits = AdmissionLimits(connections_per_address=2, new_per_address_and_s=0.0)
+    server = make(admission=limits, on_refused=lambda peer, error: refusals.append((peer, error)))
+    first, second = connect(server), connect(server)
+    wait_until(lambda: len(server.connections()) == 2)
+    assert is_refused(server)
+    ((peer, error),) = wait_until(lambda: refusals, "the refusal")
+    assert (peer[0], error.limit, error.value, error.maximum) == ("127.0.0.1", "connections_per_address", 3, 2)
+    first.close()
+    wait_until(lambda: len(server.connections()) == 1)
+    third = connect(server)
+    wait_until(lambda: len(server.connections()) == 2)
+    assert server.statistics().refused == {"connections_per_address": 1}
+    second.close()
+    third.close()
+
+
+def test_accept_when_all_places_were_taken_and_left_accepts_again(make):
+    """Connections to the limit, resets included, then as many again: no place is lost."""
+    server = make(
+        admission=AdmissionLimits(connections=30, connections_per_address=0, new_per_address_and_s=0.0), group_count=2
+    )
+    for _ in range(3):
+        socks = [connect(server) for _ in range(30)]
+        wait_until(lambda: len(server.connections()) == 30)
+        assert is_refused(server)
+        for number, sock in enumerate(socks):
+            if number % 2:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+            sock.close()
+        wait_until(lambda: not server.connections() and not server.admission.connections)
+    assert server.statistics().accepted == 90
+
+
+def test_accept_when_peers_leave_before_they_are_served_loses_no_place(make):
+    """A connection that is reset while it waits in the backlog is counted out under the address it came from."""
+    server = make(admission=AdmissionLimits(connections_per_address=5, new_per_address_and_s=0.0))
+    gate, hanging = threading.Event(), threading.Event()
+    group = server.groups.groups[0]
+    for _ in range(5):
+        gate.clear()
+        hanging.clear()
+        group.call_soon(lambda: (hanging.set(), gate.wait(WAIT_S)))
+        assert hanging.wait(WAIT_S)
+        for _ in range(4):
+            sock = connect(server)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+            sock.close()
+        gate.set()
+        wait_until(lambda: not server.admission.connections and not server.connections())
+    with connect(server):
+        wait_until(lambda: len(server.connections()) == 1)
+
+
+def test_accept_when_too_fast_is_refused_by_rate(make):
+    """The burst gets in, what comes at once after it does not."""
+    limits = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.001, burst_per_address=3)
+    server = make(admission=limits)
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(connect(server))
+        wait_until(lambda: len(server.connections()) == 3)
+        assert is_refused(server)
+        assert server.statistics().refused == {"new_per_address_and_s": 1}
+
+
+def test_accept_when_the_session_cannot_be_made_costs_neither_socket_nor_place(make):
+    """A fault of the factory is reported; the peer is closed; later ones get in."""
+    broken = [True]
+
+    def factory():
+        if broken[0]:
+            raise ValueError("no session")
+        return Noting()
+
+    server = make(factory, admission=AdmissionLimits(connections_per_address=1, new_per_address_and_s=0.0))
+    for _ in range(3):
+        assert is_refused(server)
+    assert [str(error) for _, error in server.errors] == ["no session"] * 3
+    server.errors.clear()
+    broken[0] = False
+    with connect(server):
+        wait_until(lambda: len(server.connections()) == 1)
+
+
+class Exhausted:
+    """A listener for which the process has no descriptor left, for a while."""
+
+    def __init__(self, listener, times) -> None:
+        self._listener, self.times = listener, times
+
+    def accept(self):
+        if self.times:
+            self.times -= 1
+            raise OSError(errno.EMFILE, "too many open files")
+        return self._listener.accept()
+
+    def __getattr__(self, name):
+        return getattr(self._listener, name)
+
+
+def test_accept_when_descriptors_are_used_up_rests_and_goes_on(make):
+    """One report for the whole episode, no spinning, and the waiting peer is accepted afterwards."""
+    server = make()
+    group = server.groups.groups[0]
+    done = threading.Event()
+
+    def exhaust():
+        group.unwatch_input(server._listener)
+        server._listener = Exhausted(server._listener, 3)
+        server.attached(group)
+        done.set()
+
+    group.call_soon(exhaust)
+    assert done.wait(WAIT_S)
+    with connect(server) as sock:
+        wait_until(server.connections)
+        server.connections()[0].sender.send(b"welcome")
+        assert sock.recv(7) == b"welcome"
+    ((where, error),) = server.errors
+    assert (error.errno, where.endswith("accept")) == (errno.EMFILE, True)
+    assert server.statistics().accept_pauses == 1
+    server.errors.clear()
+
+
+def test_add_socket_when_connected_elsewhere_is_served_and_takes_no_place(make):
+    """A connection out is served like any other, and its end frees no place that it never had."""
+    server = make(admission=AdmissionLimits(connections_per_address=1, new_per_address_and_s=0.0))
+    with connect(server), socket.create_server(("127.0.0.1", 0)) as listener:
+        wait_until(lambda: len(server.connections()) == 1)
+        out = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+        session = Noting()
+        connection = server.add_socket(out, session)
+        far.sendall(b"hi")
+        wait_until(lambda: bytes(session.got) == b"hi")
+        connection.close_after_flush()
+        session.wait_end()
+        far.close()
+        wait_until(lambda: len(server.connections()) == 1)
+        assert server.admission.connections == 1
+        assert is_refused(server)
+
+
+def test_add_socket_when_stopped_closes_it(make):
+    """Nobody would serve it."""
+    server = make()
+    server.stop()
+    ours, peer = socket.socketpair()
+    with pytest.raises(ClosedError):
+        server.add_socket(ours, Noting())
+    assert ours.fileno() == -1
+    peer.close()
+
+
+def test_groups_when_several_share_the_connections(make):
+    """Placement is even, and each session stays on one thread."""
+    server = make(group_count=2)
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(connect(server)) for _ in range(10)]
+        wait_until(lambda: len(server.sessions) == 10 and all("opened" in item.calls for item in server.sessions))
+        counts = [sum(item.group is group for item in server.connections()) for group in server.groups.groups]
+        assert sorted(counts) == [5, 5]
+        for sock in socks:
+            sock.sendall(b"x")
+        wait_until(lambda: all(session.got for session in server.sessions))
+        assert {len(session.threads) for session in server.sessions} == {1}
+
+
+@pytest.mark.parametrize(
+    ("host", "words"), [("256.256.256.256", "cannot listen on"), ("192.0.2.1", "cannot listen on")]
+)
+def test_listen_when_the_address_is_not_ours_says_which(host, words):
+    """The error names host and port and hints at what to do."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        Server(Noting, host)
+    assert caught.value.hint
+
+
+def test_listen_when_the_port_is_taken_hints_at_another():
+    """The usual mistake has its own hint."""
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(ConfigError) as caught:
+        Server(Noting, port=other.getsockname()[1])
+    assert caught.value.hint == "choose another port, or 0 for any"

@@ -1,0 +1,96 @@
+"""Socket options, and how a socket is closed: in order with the last words arriving, or with a reset."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from flowctl.errors import ConfigError
+from flowctl.sockets import NOTSENT_LOWAT_BYTES, SocketOptions, close_socket, peer_name
+
+
+@pytest.fixture
+def tcp():
+    """A connected pair over loopback: (ours, the peer's)."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        peer = socket.create_connection(listener.getsockname(), 10)
+        ours, _ = listener.accept()
+    yield ours, peer
+    ours.close()
+    peer.close()
+
+
+def test_apply_when_tcp_sets_what_was_asked(tcp):
+    """Non-blocking, no delay, the low-water mark of unsent data, and both buffers."""
+    ours, _ = tcp
+    SocketOptions(send_buffer_bytes=32768, receive_buffer_bytes=16384).apply(ours)
+    assert ours.getblocking() is False
+    assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == NOTSENT_LOWAT_BYTES
+    # The kernel doubles what it is asked for, for its own book-keeping (socket(7)).
+    assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 65536
+    assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 32768
+
+
+def test_apply_when_zero_leaves_the_kernels_choice(tcp):
+    """0 is off for every size."""
+    ours, peer = tcp
+    before = peer.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    SocketOptions(notsent_lowat_bytes=0).apply(ours)
+    assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) in {0, 0xFFFFFFFF, -1}
+    assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= min(before, 16384)
+
+
+def test_apply_when_not_tcp_sets_only_what_there_is():
+    """A socket pair has no TCP options."""
+    ours, peer = socket.socketpair()
+    with ours, peer:
+        SocketOptions().apply(ours)
+        assert ours.getblocking() is False
+
+
+@pytest.mark.parametrize("name", ["notsent_lowat_bytes", "send_buffer_bytes", "receive_buffer_bytes"])
+def test_options_when_negative_are_refused_by_name(name):
+    """The error names field and value."""
+    with pytest.raises(ConfigError, match=f"{name} is -1, it must be 0"):
+        SocketOptions(**{name: -1})
+
+
+def test_close_when_in_order_delivers_the_last_words_despite_unread_input(tcp):
+    """The kernel resets a connection closed with unread input; what has come is read first, so it does not."""
+    ours, peer = tcp
+    SocketOptions().apply(ours)
+    peer.sendall(b"x" * 1000)
+    ours.sendall(b"refused because of a limit")
+    close_socket(ours, abortive=False)
+    assert peer.recv(100) == b"refused because of a limit"
+    assert peer.recv(100) == b""
+
+
+def test_close_when_abortive_resets(tcp):
+    """The peer sees a reset, and nothing stays in our kernel."""
+    ours, peer = tcp
+    ours.sendall(b"never mind")
+    close_socket(ours, abortive=True)
+    with pytest.raises(ConnectionResetError):
+        peer.makefile("rb").read()
+
+
+@pytest.mark.parametrize("abortive", [True, False])
+def test_close_when_the_peer_has_gone_is_no_error(tcp, abortive):
+    """A socket that is broken already is closed all the same."""
+    ours, peer = tcp
+    close_socket(peer, abortive=True)
+    close_socket(ours, abortive=abortive)
+    assert ours.fileno() == -1
+
+
+def test_peer_name_when_there_is_one_or_none(tcp):
+    """Address and port; stand-ins where the socket has none or has gone."""
+    ours, peer = tcp
+    assert peer_name(ours) == peer.getsockname()[:2]
+    one, two = socket.socketpair()
+    with one, two:
+        assert peer_name(one) == ("local", 0)
+    assert peer_name(one) == ("gone", 0)
