@@ -1,4 +1,4 @@
-# The one task runner of flowctl. Every target sets up what it needs: only Python >= 3.11 and make are asked for, no root.
+# The one task runner of flowctl. Every target sets up what it needs: Python >= 3.11 and make are all, and no root.
 # PYTHON=... names the interpreter, VENV=... the folder of the environment, ARGS=... goes to the command that is run.
 
 VENV ?= .venv

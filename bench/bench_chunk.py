@@ -100,6 +100,17 @@ def bench_serialise(chunk_size: int, messages: list[Message], repeat: int) -> di
     }
 
 
+def run(repeat: int = 10) -> list[dict[str, float | str]]:
+    """Measure reader and serialiser at each chunk size."""
+    messages = publisher_messages()
+    rows: list[dict[str, float | str]] = []
+    for name, measure in (("ChunkReader.feed", bench_reader), ("serialise", bench_serialise)):
+        for size in CHUNK_SIZES:
+            figures = measure(size, messages, repeat)
+            rows.append({"what": name, **{key: round(value, 3) for key, value in figures.items()}})
+    return rows
+
+
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 HERE: Final = Path(__file__).resolve().parent
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -67,12 +67,10 @@ def process(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str
 @contextlib.contextmanager
 def flowctl_server(arguments: argparse.Namespace) -> Iterator[tuple[int, list[int]]]:
     """Run the live server; yields (port, process ids)."""
-    command = [sys.executable, "/tmp/serve_tmp.py", str(arguments.flush), "1", "v"]
-    X = [sys.executable, "-m", "flowctl", "serve", "live", "--port", "0", "--json"]
-    X += ["--per-address", "0", "--new-per-address", "0", "--flush", f"{arguments.flush * 1000:g}ms"]
+    command = [sys.executable, "-m", "flowctl", "--log-level", "error", "serve", "live", "--port", "0", "--json"]
+    command += ["--per-address", "0", "--new-per-address", "0", "--flush", f"{arguments.flush * 1000:g}ms"]
     with process(command, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        ready = json.loads(child.stdout.readline())
+        ready = json.loads(_output_of(child).readline())
         yield int(ready["port"]), [child.pid]
 
 
@@ -97,6 +95,12 @@ def nginx_server(arguments: argparse.Namespace) -> Iterator[tuple[int, list[int]
             yield port, [child.pid, *map(int, children.stdout.split())]
 
 
+def _output_of(child: subprocess.Popen[str]) -> IO[str]:
+    if child.stdout is None:
+        raise RuntimeError("the process has no output")
+    return child.stdout
+
+
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run one contender once and return its figures."""
     if name == "bare loop":
@@ -117,8 +121,7 @@ def measure_bare(arguments: argparse.Namespace) -> dict[str, Any]:
     command += ["--bit-rate", str(arguments.bit_rate), "--interval", str(arguments.flush or 0.016)]
     command += ["--duration", str(arguments.window + 30)]
     with process(command, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        port = int(json.loads(child.stdout.readline())["port"])
+        port = int(json.loads(_output_of(child).readline())["port"])
         base = resident_bytes([child.pid])
         return {"name": "bare loop", **watch(port, [child.pid], base, arguments, ["--bare"])}
 
@@ -128,16 +131,16 @@ def watch(port: int, pids: list[int], base: int, arguments: argparse.Namespace, 
     command = [sys.executable, str(HERE / "crowd.py"), "--port", str(port), "--viewers", str(arguments.viewers)]
     command += ["--window", str(arguments.window), *more]
     with process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as crowd:
-        assert crowd.stdin is not None
-        assert crowd.stdout is not None
-        ready = json.loads(crowd.stdout.readline())
+        ready = json.loads(_output_of(crowd).readline())
+        if crowd.stdin is None:
+            raise RuntimeError("the crowd has no input")
         crowd.stdin.write("go\n")
         crowd.stdin.flush()
         cpu, began = cpu_seconds(pids), time.monotonic()
         time.sleep(max(arguments.window - 0.5, 0.5))
         used, took = cpu_seconds(pids) - cpu, time.monotonic() - began
         memory = resident_bytes(pids) - base
-        figures = json.loads(crowd.stdout.readline())
+        figures = json.loads(_output_of(crowd).readline())
     viewers = max(figures["viewers"], 1)
     return {
         "cpu_us_per_viewer_s": used / took / viewers * 1e6,

@@ -412,7 +412,7 @@ class SenderCore:
             self._settle_locked(self._core.dropped(self._load_locked(now), now), now)
         self._close_episode_locked(now)
 
-    def _stop_following_locked(self, now: float) -> None:  # noqa: ARG002 - the signature of pending actions
+    def _stop_following_locked(self, now: float) -> None:
         cursor = self._outbox.cursor
         if cursor is not None:
             self._leave_locked()

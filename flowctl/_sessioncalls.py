@@ -39,7 +39,7 @@ def handler_reason(error: Exception) -> tuple[CloseReason, str]:
     return CloseReason.INTERNAL, f"{type(error).__name__}: {error}"
 
 
-def as_result(answer: InputResult | int | None, size: int) -> InputResult:
+def as_result(answer: object, size: int) -> InputResult:
     """Return what `Session.received` answered in the words of the Receiver.
 
     Args:

@@ -51,11 +51,11 @@ class DropPolicy(Protocol):
 class KeepAll:
     """Drop nothing: for peers whose every message counts; only the limits protect the server."""
 
-    def decide(self, state: SendState, message_class: MessageClass) -> Verdict:  # noqa: ARG002 - the protocol's arguments
+    def decide(self, state: SendState, message_class: MessageClass) -> Verdict:
         """Keep every message."""
         return Verdict.KEEP
 
-    def thin(self, state: SendState) -> Thin:  # noqa: ARG002 - the protocol's argument
+    def thin(self, state: SendState) -> Thin:
         """Leave the queue alone."""
         return Thin.NOTHING
 

@@ -196,7 +196,7 @@ def test_accept_when_peers_leave_before_they_are_served_loses_no_place(make):
     server = make(admission=AdmissionLimits(connections_per_address=5, new_per_address_and_s=0.0))
     gate, hanging = threading.Event(), threading.Event()
     group = server.groups.groups[0]
-    for _ in range(5):
+    for turn in range(5):
         gate.clear()
         hanging.clear()
         group.call_soon(lambda: (hanging.set(), gate.wait(WAIT_S)))
@@ -206,7 +206,8 @@ def test_accept_when_peers_leave_before_they_are_served_loses_no_place(make):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
             sock.close()
         gate.set()
-        wait_until(lambda: not server.admission.connections and not server.connections())
+        wait_until(lambda turn=turn: server.statistics().accepted == 4 * (turn + 1), "accepting")
+        wait_until(lambda: not server.admission.connections and not server.connections(), "their end")
     with connect(server):
         wait_until(lambda: len(server.connections()) == 1)
 
@@ -235,6 +236,7 @@ def test_accept_when_the_session_cannot_be_made_costs_neither_socket_nor_place(m
     server = make(factory, admission=AdmissionLimits(connections_per_address=1, new_per_address_and_s=0.0))
     for _ in range(3):
         assert is_refused(server)
+    wait_until(lambda: len(server.errors) == 3, "the reports")
     assert [str(error) for _, error in server.errors] == ["no session"] * 3
     server.errors.clear()
     broken[0] = False

@@ -1,7 +1,7 @@
 """Line broadcast: whatever line a peer sends goes to all peers. The smallest useful server on flowctl.
 
-A peer that does not read fast enough is refused lines from its soft limit on, and disconnected at its hard limit;
-nobody else notices.
+A peer that does not read fast enough is refused lines from its soft limit on, and disconnected when what it was sent
+before has become older than its hard limit (or is stuck for too long); nobody else notices.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def test_connections_that_come_too_fast_are_refused_and_later_taken(live, client
         for _ in range(100):
             with contextlib.suppress(ConnectionError):
                 open_socket(server).close()
-        assert wait_until(lambda: server.admission.refused.get("new_per_address_and_s", 0), "refusals") >= 50
+        wait_until(lambda: server.admission.refused.get("new_per_address_and_s", 0) >= 50, "refusals")
 
 
 def test_ping_flooder_is_cut_at_the_limit_of_control_messages(live, clients):

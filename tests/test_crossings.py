@@ -1,0 +1,128 @@
+"""Crossings: who is due when a log grows, against a dictionary; and that old places do not pile up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.crossings import Crossings
+from flowctl.limits import OFF_MARK
+
+
+class Unordered:
+    """An item like a Sender: it can be hashed but not compared."""
+
+    __slots__ = ()
+
+
+def test_due_when_either_place_is_reached_reports_once():
+    """An item is reported when the log reaches its offset or its sequence, whichever comes first, and only then."""
+    crossings = Crossings()
+    crossings.watch("by offset", 100, OFF_MARK)
+    crossings.watch("by sequence", OFF_MARK, 10)
+    crossings.watch("both", 50, 5)
+    assert (crossings.next_offset, crossings.next_sequence) == (50, 5)
+    assert crossings.due(49, 4) == []
+    assert crossings.due(50, 5) == ["both"]
+    assert crossings.due(100, 9) == ["by offset"]
+    assert crossings.due(100, 10) == ["by sequence"]
+    assert len(crossings) == 0
+    assert crossings.due(OFF_MARK - 1, OFF_MARK - 1) == []
+
+
+def test_watch_when_repeated_replaces_the_place():
+    """An item is watched at one place: the last; earlier ones, nearer or farther, are forgotten."""
+    crossings = Crossings()
+    crossings.watch("item", 10, OFF_MARK)
+    crossings.watch("item", 20, OFF_MARK)
+    assert len(crossings) == 1
+    assert crossings.due(19, 0) == []
+    crossings.watch("item", 5, OFF_MARK)
+    assert crossings.due(5, 0) == ["item"]
+
+
+def test_watch_when_there_is_no_place_forgets():
+    """Watching for nothing is not watching."""
+    crossings = Crossings()
+    crossings.watch("item", 10, 10)
+    crossings.watch("item", OFF_MARK, OFF_MARK)
+    assert len(crossings) == 0
+    assert crossings.due(OFF_MARK - 1, OFF_MARK - 1) == []
+
+
+def test_forget_when_not_watched_is_harmless():
+    """Forgetting is idempotent and touches nobody else."""
+    crossings = Crossings()
+    crossings.forget("nobody")
+    crossings.watch("one", 1, 1)
+    crossings.watch("two", 1, 1)
+    crossings.forget("one")
+    crossings.forget("one")
+    assert crossings.due(1, 1) == ["two"]
+
+
+def test_next_places_when_nobody_is_watched_are_never():
+    """An empty set never has to be asked."""
+    crossings = Crossings()
+    assert (crossings.next_offset, crossings.next_sequence) == (OFF_MARK, OFF_MARK)
+    crossings.watch("item", 3, OFF_MARK)
+    crossings.due(3, 0)
+    assert (crossings.next_offset, crossings.next_sequence) == (OFF_MARK, OFF_MARK)
+
+
+def test_watch_when_places_are_equal_never_compares_items():
+    """Items need no order, though they wait for the same place."""
+    crossings, items = Crossings(), [Unordered() for _ in range(50)]
+    for item in items:
+        crossings.watch(item, 7, 7)
+    assert set(crossings.due(7, 7)) == set(items)
+
+
+@pytest.mark.parametrize("offset", [lambda step: step, lambda step: 10**9 - step, lambda step: OFF_MARK])
+def test_watch_when_repeated_for_ever_keeps_the_heaps_small(offset):
+    """Ten viewers that are watched anew 10,000 times leave only a few times ten places behind."""
+    crossings = Crossings()
+    for step in range(10_000):
+        crossings.watch(step % 10, offset(step), 10**6 + step)
+    assert len(crossings) == 10
+    assert max(len(crossings._by_offset), len(crossings._by_sequence)) <= 4 * 10 + 16
+    assert sorted(crossings.due(0, 2 * 10**6)) == list(range(10))
+
+
+places = st.one_of(st.integers(0, 60), st.just(OFF_MARK))
+calls = st.one_of(
+    st.tuples(st.just("watch"), st.integers(0, 5), places, places),
+    st.tuples(st.just("forget"), st.integers(0, 5), st.just(0), st.just(0)),
+    st.tuples(st.just("due"), st.just(0), st.integers(0, 60), st.integers(0, 60)),
+)
+
+
+@given(st.lists(calls, max_size=120))
+@settings(max_examples=200, deadline=None)
+def test_crossings_for_any_calls_do_what_a_dictionary_does(history):
+    """After any calls the same items are due as by looking at each, and asking earlier would have been of no use."""
+    crossings, watched = Crossings(), {}
+    for name, item, offset, sequence in history:
+        if name == "watch":
+            crossings.watch(item, offset, sequence)
+            watched[item] = (offset, sequence)
+            if min(offset, sequence) >= OFF_MARK:
+                del watched[item]
+        elif name == "forget":
+            crossings.forget(item)
+            watched.pop(item, None)
+        else:
+            expected = {key for key, place in watched.items() if place[0] <= offset or place[1] <= sequence}
+            must_ask = offset >= crossings.next_offset or sequence >= crossings.next_sequence
+            assert must_ask or not expected, "the places to ask at would have missed one"
+            due = crossings.due(offset, sequence)
+            assert len(due) == len(set(due))
+            assert set(due) == expected
+            watched = {key: place for key, place in watched.items() if key not in expected}
+        assert len(crossings) == len(watched)
+        nearest = [min((place[axis] for place in watched.values()), default=OFF_MARK) for axis in (0, 1)]
+        assert crossings.next_offset <= nearest[0]
+        assert crossings.next_sequence <= nearest[1]
+        if name == "due":  # forgetting may leave a place that is asked at in vain, once
+            assert [crossings.next_offset, crossings.next_sequence] == nearest

@@ -1,0 +1,150 @@
+"""The ledger: bounded, read once, and its lines; with the counts by class that its episodes are made of."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.counts import NO_COUNTS, Counts, Tally, total
+from flowctl.flow import Cause, MessageClass, SendState, StateChange
+from flowctl.ledger import (
+    LEDGER_ENTRIES,
+    Ledger,
+    LedgerEntry,
+    LedgerKind,
+    describe_change,
+    describe_drops,
+    difference,
+)
+from flowctl.limits import Axis
+from flowctl.reasons import DropReason
+
+
+def counts(**messages):
+    """Return counts from names of classes in lower case; ten bytes a message."""
+    tally = Tally()
+    for name, count in messages.items():
+        for _ in range(count):
+            tally.add(MessageClass[name.upper()], 10)
+    return tally.frozen()
+
+
+def entry(number):
+    return LedgerEntry(LedgerKind.DROPS, float(number), f"entry {number}")
+
+
+def numbers(entries):
+    return [int(item.at) for item in entries]
+
+
+def test_ledger_when_full_forgets_the_oldest_and_counts_them():
+    """It never holds more than its bound; what is forgotten is counted, and the order stays."""
+    ledger = Ledger()
+    for number in range(LEDGER_ENTRIES + 36):
+        ledger.add(entry(number))
+        assert len(ledger.entries()) <= LEDGER_ENTRIES
+    assert numbers(ledger.entries()) == list(range(36, LEDGER_ENTRIES + 36))
+    assert ledger.forgotten == 36
+
+
+def test_unread_when_read_again_is_what_came_since():
+    """Every entry is unread once; reading all of them changes nothing about that."""
+    ledger = Ledger()
+    assert ledger.unread() == ()
+    ledger.add(entry(1))
+    ledger.add(entry(2))
+    assert numbers(ledger.entries()) == [1, 2]
+    assert numbers(ledger.unread()) == [1, 2]
+    assert ledger.unread() == ()
+    ledger.add(entry(3))
+    assert numbers(ledger.unread()) == [3]
+    assert numbers(ledger.entries()) == [1, 2, 3]
+
+
+@given(st.lists(st.one_of(st.just(0), st.integers(1, 150)), max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_unread_for_any_rhythm_gives_the_newest_in_order_and_none_twice(rhythm):
+    """Adding any numbers between two readings gives those that are still kept, oldest first, and never one twice."""
+    ledger, added, read = Ledger(), 0, 0
+    for count in rhythm:
+        for _ in range(count):
+            ledger.add(entry(added))
+            added += 1
+        assert numbers(ledger.unread()) == list(range(max(read, added - LEDGER_ENTRIES), added))
+        read = added
+        assert numbers(ledger.entries()) == list(range(max(0, added - LEDGER_ENTRIES), added))
+        assert ledger.forgotten == max(0, added - LEDGER_ENTRIES)
+
+
+@pytest.mark.parametrize(
+    ("cause", "axis", "value", "limit", "line"),
+    [
+        (Cause.QUEUED, Axis.BYTES, 2097152.0, 2097152, "queued: bytes 2097152, limit 2097152"),
+        (Cause.TICK, Axis.AGE, 4000.4, 4000, "tick: age_ms 4000, limit 4000"),
+        (Cause.LIMITS_SET, Axis.MESSAGES, 7.0, 5, "limits set: messages 7, limit 5"),
+        (Cause.WOULD_BLOCK, None, None, None, "would block"),
+        (Cause.DRAINED, None, None, None, "drained"),
+    ],
+)
+def test_describe_change_when_an_axis_decided_names_it_with_value_and_limit(cause, axis, value, limit, line):
+    """The line has cause, axis, value and limit, or the cause alone where the EAGAIN bit decided."""
+    change = StateChange(1, SendState.READY, SendState.SOFT_LIMIT, cause, axis, value, limit, 0.0)
+    assert describe_change(change) == line
+
+
+def test_describe_drops_when_several_reasons_applied_lists_each_with_its_classes():
+    """An episode is told by reason, in their order, and within each by class; what was not dropped is not named."""
+    lost = {
+        DropReason.REFUSED: counts(disposable=3, inter=12),
+        DropReason.THINNED: counts(audio=1),
+    }
+    assert describe_drops(lost) == "refused by policy: 12 inter, 3 disposable; thinned from the queue: 1 audio"
+    assert describe_drops({}) == ""
+
+
+def test_difference_when_accounts_grew_has_what_came_between():
+    """Only reasons that have taken something since are in it, new ones included."""
+    before = {DropReason.REFUSED: counts(inter=2), DropReason.HELD: counts(data=1)}
+    after = {
+        DropReason.REFUSED: counts(inter=5, audio=1),
+        DropReason.HELD: counts(data=1),
+        DropReason.CLOSED: counts(key=1),
+    }
+    expected = {DropReason.REFUSED: counts(inter=3, audio=1), DropReason.CLOSED: counts(key=1)}
+    assert difference(after, before) == expected
+    assert difference(after, after) == {}
+    assert difference(before, {}) == before
+
+
+messages = st.lists(st.tuples(st.sampled_from(MessageClass), st.integers(0, 1000)), max_size=30)
+
+
+@given(messages, messages)
+@settings(max_examples=100, deadline=None)
+def test_counts_for_any_messages_add_up_by_class(first, second):
+    """Counting two lots together is counting each and adding; taking one away leaves the other."""
+    tallies = [Tally(), Tally(), Tally()]
+    for index, lot in ((0, first), (1, second), (2, first + second)):
+        for item, size in lot:
+            tallies[index].add(item, size)
+    one, two, both = (tally.frozen() for tally in tallies)
+    assert one + two == both == total([one, two])
+    assert both - two == one
+    assert both - both == NO_COUNTS
+    assert both.total_messages == len(first) + len(second)
+    assert both.total_bytes == sum(size for _, size in first + second)
+    tallies[0].add_all(two.messages, two.sizes_bytes)
+    assert tallies[0].frozen() == both
+    assert one + two == both, "a frozen count does not change with its tally"
+    for item, size in second:
+        tallies[2].remove(item, size)
+    assert tallies[2].frozen() == one
+
+
+def test_counts_when_asked_by_name_leave_out_zeros():
+    """Names are the classes in lower case, in their order; one class can be asked for by itself."""
+    some = counts(audio=2, key=1)
+    assert list(some.by_name().items()) == [("key", 1), ("audio", 2)]
+    assert (some.of(MessageClass.AUDIO), some.of(MessageClass.DATA)) == (2, 0)
+    assert Counts() == NO_COUNTS

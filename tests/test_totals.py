@@ -1,0 +1,59 @@
+"""Sums of many connections' figures: adding and taking off are exact, and conservation holds for the sum."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.counts import NO_COUNTS, Counts, total
+from flowctl.flow import CLASS_COUNT
+from flowctl.reasons import DropReason
+from flowctl.totals import NO_FLOW, FlowTotals
+
+counts = st.lists(st.integers(0, 9), min_size=CLASS_COUNT, max_size=CLASS_COUNT).map(
+    lambda numbers: Counts(tuple(numbers), tuple(number * 7 for number in numbers))
+)
+
+
+@st.composite
+def flows(draw):
+    sent, queued = draw(counts), draw(counts)
+    dropped = draw(st.dictionaries(st.sampled_from(DropReason), counts.filter(lambda item: item.total_messages)))
+    return FlowTotals(
+        connections=1,
+        accepted=sent + queued + total(dropped.values()),
+        sent=sent,
+        queued=queued,
+        dropped=dropped,
+        time_in_states_s=tuple(float(draw(st.integers(0, 50))) for _ in range(4)),
+        transitions=draw(st.integers(0, 9)),
+        bytes_in=draw(st.integers(0, 9)),
+        input_pauses=draw(st.dictionaries(st.sampled_from(["soft limit", "other"]), st.integers(1, 5))),
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(flows(), max_size=5))
+def test_sum_when_of_any_connections_is_conserved_and_can_be_taken_apart(items):
+    """What holds for each holds for all, and an earlier sum taken off leaves exactly the rest."""
+    whole = sum(items, NO_FLOW)
+    assert whole.conserved
+    assert whole.connections == len(items)
+    assert whole.dropped_messages == sum(item.dropped_messages for item in items)
+    for item in items:
+        rest = whole - item
+        assert rest.conserved
+        assert rest + item == whole
+
+
+@settings(max_examples=40, deadline=None)
+@given(flows())
+def test_settled_when_something_is_queued_leaves_it_out(item):
+    """As if it had not been offered yet: what a connection brings along into a stream, or takes away from it."""
+    settled = item.settled()
+    assert settled.conserved
+    assert settled.queued == NO_COUNTS
+    assert settled.sent == item.sent
+    since = item - item.baseline()
+    assert since.conserved
+    assert (since.connections, since.sent, since.accepted) == (1, NO_COUNTS, item.queued)
