@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from e2e_kit import Clients, Programs, open_live_server
+from e2e_kit import Clients, open_live_server
+from e2e_programs import Programs
 
 from flowctl.errors import FlowctlError
 from flowctl.media.sample import SampleRecipe, ensure_sample, find_ffmpeg

@@ -7,32 +7,22 @@ within a time that is far longer than any machine needs.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
-import subprocess
 import time
 from pathlib import Path
 from traceback import format_exception
 
-import av
-
 from flowctl.admission import AdmissionLimits
-from flowctl.client.connect import connect_socket, parse_address, start_client
+from flowctl.client.connect import parse_address, start_client
 from flowctl.client.player import HEALTHY, RtmpPlayer
 from flowctl.client.publisher import RtmpPublisher
 from flowctl.flow import MessageClass
-from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader, FlvTag, FlvWriter
+from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
 from flowctl.pollgroup import PollGroup
-from flowctl.rtmp import commands
-from flowctl.rtmp.client_session import ClientSession
-from flowctl.rtmp.events import PlayStarted, Pong, StatusReceived
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.media import inspect
-from flowctl.rtmp.messages import encode_control
-from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
-from flowctl.rtmp.wire import Message
+from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.serving import ServeOptions
 
 PATIENCE_S = 20.0
@@ -252,218 +242,3 @@ def frames_of(messages, type_id):
 def read_flv(path):
     """Return (type, timestamp, payload) of the audio and video tags of a file."""
     return [tuple(tag) for tag in FlvReader().feed(Path(path).read_bytes()) if tag.type_id in MEDIA]
-
-
-# -- FFmpeg
-
-_STREAM_OUTPUT = ("-f", "flv", "-flvflags", "no_duration_filesize")
-"""A stream has no beginning to go back to; without the flag FFmpeg complains about it at the end."""
-
-
-class Programs:
-    """Starts FFmpeg processes and ends, by their ids, those that a test has left running."""
-
-    def __init__(self, path, folder):
-        self.path = path
-        self.folder = folder
-        self._running = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        for program in self._running:
-            if program.process.poll() is None:
-                program.process.kill()
-            program.process.wait(10)
-
-    def start(self, *arguments):
-        """Start FFmpeg."""
-        program = Program(
-            [str(self.path), "-hide_banner", "-nostdin", "-loglevel", "warning", *map(str, arguments)],
-            self.folder / f"ffmpeg-{len(self._running)}.log",
-        )
-        self._running.append(program)
-        return program
-
-    def publish(self, server, path, *options, rate=1.0, name=NAME):
-        """Publish a file with its own timestamps, `rate` times as fast as real time."""
-        output = ("-c", "copy", *_STREAM_OUTPUT, address_of(server, name))
-        return self.start("-readrate", rate, "-i", path, *options, *output)
-
-    def play(self, server, target, *, name=NAME):
-        """Record a stream to an FLV file; it ends when the stream does."""
-        return self.start("-i", address_of(server, name), "-c", "copy", "-copyts", "-f", "flv", "-y", target)
-
-    def decode(self, path):
-        """Decode a file; return what FFmpeg had to complain about. Any error ends it with a status that is not 0."""
-        # Pictures keep their own times: a constant frame rate would be made of those that a thinned viewer got.
-        output = ("-fps_mode", "passthrough", "-enc_time_base:v", "demux", "-f", "null", "-")
-        program = self.start("-xerror", "-err_detect", "explode", "-i", path, *output)
-        status = program.wait()
-        return status, program.log
-
-
-class Program:
-    """One FFmpeg process; its words go to a file, so that it never waits for a reader."""
-
-    def __init__(self, command, log_path):
-        self._log_path = log_path
-        with log_path.open("wb") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
-
-    @property
-    def log(self):
-        """What it has said."""
-        return self._log_path.read_text(encoding="utf-8", errors="replace")
-
-    def wait(self):
-        """Return its exit status."""
-        return self.process.wait(PATIENCE_S)
-
-    def kill(self):
-        """End it as a crash would."""
-        self.process.kill()
-        self.process.wait(PATIENCE_S)
-
-
-# -- PyAV
-
-
-@dataclasses.dataclass(frozen=True)
-class Packet:
-    """A demultiplexed packet; times in ms, as FLV has them."""
-
-    kind: str
-    pts: int
-    dts: int
-    key: bool
-    data: bytes
-
-
-@dataclasses.dataclass
-class Watched:
-    """What PyAV made of a file or stream.
-
-    Attributes:
-        packets: in order.
-        pictures: digest of each decoded picture, by its time in ms. A decoder hides a missing reference frame and
-            goes on without an error; the pixels tell.
-        sounds: number of decoded audio frames.
-    """
-
-    packets: list[Packet] = dataclasses.field(default_factory=list)
-    pictures: dict[int, bytes] = dataclasses.field(default_factory=dict)
-    sounds: int = 0
-
-    def of(self, kind):
-        """Return the packets of one track."""
-        return [packet for packet in self.packets if packet.kind == kind]
-
-
-def watch(source):
-    """Read and decode a file or URL to its end; a decoding error raises."""
-    watched = Watched()
-    with av.open(str(source), timeout=(PATIENCE_S, PATIENCE_S)) as container:
-        for stream in container.streams:
-            if stream.type in ("video", "audio"):
-                stream.codec_context.options = {"err_detect": "explode"}
-                stream.codec_context.thread_count = 1
-        for packet in container.demux():
-            kind = packet.stream.type
-            if packet.dts is not None and packet.size:
-                watched.packets.append(Packet(kind, packet.pts, packet.dts, packet.is_keyframe, bytes(packet)))
-            for frame in packet.decode() if kind in ("video", "audio") else ():
-                assert not frame.is_corrupt
-                if kind == "audio":
-                    watched.sounds += 1
-                else:
-                    watched.pictures[frame.pts] = hashlib.md5(b"".join(map(bytes, frame.planes))).digest()
-    return watched
-
-
-def write_flv(path, messages):
-    """Write (type, timestamp, payload) to a file."""
-    with Path(path).open("wb") as file:
-        writer = FlvWriter(file)
-        for message in messages:
-            writer.write(*message)
-    return path
-
-
-def written_tags(messages):
-    """Return messages as a source for a publisher."""
-    return [FlvTag(*message) for message in messages]
-
-
-# -- a client without a thread: what is not read by the test is not read by anybody
-
-
-class RawPlayer:
-    """A player on a blocking socket with a small receive buffer, which reads only when it is told to.
-
-    Attributes:
-        events: what the protocol told, media left out.
-        pongs: timestamps of the pings that the server answered.
-    """
-
-    def __init__(self, server, *, name=NAME, receive_buffer_bytes=16 * 1024):
-        self.sock = connect_socket(parse_address(address_of(server, name)), receive_buffer_bytes=receive_buffer_bytes)
-        self.sock.settimeout(PATIENCE_S)
-        self.local_port = self.sock.getsockname()[1]
-        self.session = ClientSession(ClientSessionConfig(acknowledge=False), now=time.monotonic())
-        self.events = []
-        self.pongs = []
-        self.session.play()
-        self.session.connect(parse_address(address_of(server, name)))
-
-    def __enter__(self):
-        self.read_until(lambda: any(isinstance(event, (PlayStarted, StatusReceived)) for event in self.events))
-        return self
-
-    def __exit__(self, *exc_info):
-        self.sock.close()
-
-    def read(self):
-        """Read once and answer; return whether anything came."""
-        self.flush()
-        data = self.sock.recv(65536)
-        for event in self.session.receive(data, time.monotonic()) if data else ():
-            if isinstance(event, Pong):
-                self.pongs.append(event.timestamp)
-            elif not isinstance(event, Message):
-                self.events.append(event)
-        self.flush()
-        return bool(data)
-
-    def read_until(self, condition):
-        """Read until `condition()` holds, which may need no more than time."""
-        end = time.monotonic() + PATIENCE_S
-        self.sock.settimeout(0.05)
-        while not condition():
-            assert time.monotonic() < end, "not in time"
-            with contextlib.suppress(TimeoutError):
-                assert self.read(), "the server ended the connection"
-        self.sock.settimeout(PATIENCE_S)
-
-    def read_to_end(self):
-        """Read until the server's end of the stream; a reset raises."""
-        while self.sock.recv(65536):
-            pass
-
-    def flush(self):
-        """Send what the protocol has to say."""
-        self.sock.sendall(self.session.data_to_send())
-
-    def send_control(self, value):
-        """Send a protocol or user control message."""
-        self.sock.sendall(self.session.send_message(encode_control(value)))
-
-    def send_pause(self):
-        """Send the command that pauses the stream."""
-        message = commands.command("pause", 0.0, None, True, 0.0, stream_id=self.session.stream_id)
-        self.sock.sendall(self.session.send_message(message))
-
-    def send_acknowledgement(self, count):
-        """Acknowledge any number of octets."""
-        self.sock.sendall(self.session.send_acknowledgement(count))

@@ -11,16 +11,8 @@ import os
 import socket
 
 import pytest
-from e2e_kit import (
-    PATIENCE_S,
-    RawPlayer,
-    connection_to,
-    resident_bytes,
-    viewer_of,
-    wait_for_end,
-    wait_for_viewers,
-    wait_until,
-)
+from e2e_kit import PATIENCE_S, connection_to, resident_bytes, viewer_of, wait_for_end, wait_for_viewers, wait_until
+from e2e_raw import RawPlayer
 
 from flowctl.admission import AdmissionLimits
 from flowctl.client.player import PlayProfile

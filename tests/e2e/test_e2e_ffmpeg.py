@@ -15,9 +15,8 @@ from e2e_kit import (
     wait_for_keys,
     wait_for_viewers,
     wait_until,
-    watch,
-    write_flv,
 )
+from e2e_programs import watch, write_flv
 
 from flowctl.client.player import PlayProfile
 from flowctl.flow import MessageClass

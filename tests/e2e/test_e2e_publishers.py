@@ -15,8 +15,8 @@ from e2e_kit import (
     wait_for_keys,
     wait_for_viewers,
     wait_until,
-    watch,
 )
+from e2e_programs import watch
 
 from flowctl.client.player import PlayProfile
 from flowctl.flow import MessageClass

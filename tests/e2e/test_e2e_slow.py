@@ -10,7 +10,6 @@ import pytest
 from e2e_kit import (
     CLOCK,
     PICTURES,
-    RawPlayer,
     connection_to,
     ended_viewer,
     keys_in,
@@ -19,9 +18,9 @@ from e2e_kit import (
     wait_for_states,
     wait_for_viewers,
     wait_until,
-    watch,
-    write_flv,
 )
+from e2e_programs import watch, write_flv
+from e2e_raw import RawPlayer
 
 from flowctl.client.player import PlayProfile
 from flowctl.flow import MessageClass, SendState

@@ -1,0 +1,213 @@
+"""Limits of the live layer, held input and fairness, authentication, and viewers on their way between threads."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, inter, key
+
+from flowctl.limits import Limits
+from flowctl.reasons import CloseReason
+from flowctl.rtmp import commands
+from flowctl.rtmp.events import PublishStarted, StatusReceived, StreamEnded
+from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
+from flowctl.rtmp.session_config import ClientSessionConfig
+from flowctl.rtmp.wire import TYPE_VIDEO, Message
+
+
+def reason(peer):
+    return peer.ended[0] if peer.ended else None
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    assert world.group.failures == []
+
+
+def test_publishers_when_too_many_of_an_address_are_refused():
+    """The limit is per address; a name that is given up may be taken again."""
+    world = World(config(publishers_per_address=2))
+    first, _ = world.publisher("live/1"), world.publisher("live/2")
+    third = world.connect().publish("live/3")
+    assert third.codes == [commands.PUBLISH_BAD_NAME]
+    assert world.connect("192.0.2.9").publish("live/4").has(PublishStarted)
+    assert world.hub.snapshot().limits_hit == {"publishers_per_address": 1}
+    first.leave()
+    assert world.connect().publish("live/5").has(PublishStarted)
+
+
+def test_streams_when_too_many_are_refused_to_publishers_and_players():
+    """The number of names is limited, those of waiting players included."""
+    world = World(config(streams=2))
+    world.publisher("live/1")
+    waiting = world.player("live/2")
+    assert world.connect().publish("live/3").codes == [commands.PUBLISH_BAD_NAME]
+    assert world.player("live/4").codes == [commands.PLAY_FAILED]
+    waiting.leave()
+    assert world.connect().publish("live/3").has(PublishStarted)
+
+
+def test_times_when_exceeded_close_with_their_reason():
+    """No handshake, no command, no media, no sign of life: each has its limit and its reason."""
+    world = World()
+    silent, shaken = world.connect(), world.connect()
+    shaken.session.connect("rtmp://example.com/live/x")
+    shaken.carry()
+    shaken.reads = False
+    publisher = world.connect().publish("live/mute")
+    world.run(6)
+    assert (reason(silent), silent.ended[1]) == (CloseReason.HANDSHAKE_TIMEOUT, silent.ended[1])
+    assert silent.ended[1].startswith("handshake_time_s")
+    world.run(18)
+    assert reason(publisher) is CloseReason.IDLE
+    assert publisher.ended[1].startswith("first_media_s")
+    idle = world.connect()
+    idle._connect("live/x")
+    world.run(21)
+    assert reason(idle) is CloseReason.IDLE
+    gone = world.publisher("live/gone")
+    gone.video(0, key(b"k"))
+    gone.reads = False
+    world.run(95)
+    assert reason(gone) is CloseReason.IDLE
+    assert gone.ended[1].startswith("ping_silence_s")
+    assert world.hub.snapshot().limits_hit == {"handshake_time_s": 2, "first_media_s": 2, "ping_silence_s": 1}
+
+
+def test_input_when_viewer_is_at_its_soft_limit_is_held_but_for_control():
+    """Commands wait, pings are not answered, acknowledgements and close are seen; all goes on when it has recovered."""
+    world = World(limits=Limits.parse("3000,0", "0,0"))
+    publisher = world.publisher()
+    viewer = world.player()
+    viewer.wire.room = 0
+    for number in range(20):
+        publisher.video(number * 40, key(b"%d" % number, 400))
+    assert viewer.state.name == "SOFT_LIMIT"
+    viewer.message(encode_control(UserControl(EVENT_PING_REQUEST, timestamp=7)))
+    viewer.send(viewer.session.send_acknowledgement(4711))
+    viewer.command("seek", None, 1.0)
+    assert viewer.live._rtmp.last_acknowledged_bytes == 4711
+    assert viewer.live._rtmp.held_bytes > 0
+    world.run(5)
+    assert viewer.live._rtmp.held_bytes > 0
+    assert set(world.stream().viewers[0].input_pauses) == {"soft limit"}
+    viewer.wire.room = None
+    world.run(1)
+    assert viewer.state.name == "READY"
+    assert commands.SEEK_FAILED in viewer.codes
+    assert viewer.live._rtmp.held_bytes == 0
+    kinds = [entry.kind.name for entry in viewer.connection.sender.ledger()]
+    assert kinds.count("PAUSE") == kinds.count("RESUME") == viewer.connection.receiver.statistics().pauses["soft limit"]
+    assert world.group.failures == []
+
+
+def test_viewer_when_closing_at_its_soft_limit_is_heard():
+    """A deleteStream passes although input is held."""
+    world = World(limits=Limits.parse("3000,0", "0,0"))
+    publisher = world.publisher()
+    viewer = world.player()
+    viewer.wire.room = 0
+    for number in range(20):
+        publisher.video(number * 40, key(b"%d" % number, 400))
+    viewer.command("deleteStream", None, 1.0, stream_id=0)
+    assert world.stream().viewers == []
+
+
+def test_flood_when_of_tiny_messages_gives_way_to_others_between_turns():
+    """However many messages a read holds, a turn treats a bounded number of them; none is lost."""
+    world = World(config(messages_per_turn=64))
+    publisher = world.publisher()
+    viewer = world.player()
+    session = publisher.session
+    flood = b"".join(session.send_audio(number, audio(b"%d" % number)) for number in range(3000))
+    publisher.send(flood, run=False)
+    most, turns = 0, 0
+    while publisher.wire.up or publisher.connection.receiver.statistics().kept_bytes:
+        before = world.hub.snapshot().streams["live/room"].messages_in[5]
+        world.group.turn()
+        most = max(most, world.hub.snapshot().streams["live/room"].messages_in[5] - before)
+        turns += 1
+    world.run()
+    # A turn of the hand-made group is a read and a round of jobs, and one piece of 4096 octets may overshoot.
+    assert most <= 2 * (64 + 4096 // 14)
+    assert turns >= 3000 // most
+    assert viewer.payloads[2:] == [audio(b"%d" % number) for number in range(3000)]
+
+
+def test_peer_when_breaking_the_protocol_is_told_why_and_closed(world):
+    """A limit of the wire ends the connection with its name, in the reason and in the status sent."""
+    peer = world.publisher()
+    peer.send(b"\x02\x00\x00\x00\x00\x00\x04\x01\x00\x00\x00\x00\x7f\xff\xff\xff")
+    assert reason(peer) is CloseReason.LIMIT_HIT
+    assert "chunk_size_max_bytes" in peer.ended[1]
+    assert any(isinstance(event, StatusReceived) and "chunk_size" in event.description for event in peer.events)
+    assert [connection.number for connection in world.gone] == [peer.connection.number]
+
+
+def test_authentication_when_configured_lets_in_who_knows_the_password():
+    """A wrong or missing password ends with AUTH_REFUSED or a challenge; the right one connects."""
+    world = World(config(rtmp={"credentials": {"ann": "correct horse"}}))
+    peer = world.connect(settings=ClientSessionConfig())
+    peer.session.publish()
+    peer.session.connect("rtmp://ann:wrong@example.com/live/room")
+    world.run()
+    parameters = peer.events[-1].retry_parameters
+    for _ in range(3):
+        peer = world.connect()
+        peer.session.publish()
+        peer.session.connect("rtmp://ann:wrong@example.com/live/room", parameters=parameters or "")
+        world.run()
+        rejected = [event for event in peer.events if getattr(event, "what", "") == "connect"]
+        parameters = rejected[-1].retry_parameters if rejected else None
+        if parameters is None:
+            break
+    assert reason(peer) is CloseReason.AUTH_REFUSED
+    assert world.hub.snapshot().streams == {}
+
+
+def test_reconnect_when_the_server_asks_reaches_clients_that_understand(world):
+    """NetConnection.Connect.ReconnectRequest goes to a client that announced it."""
+    publisher = world.publisher()
+    publisher.live.on_thread(publisher.live.ask_to_reconnect)
+    world.run()
+    assert any(type(event).__name__ == "ReconnectRequested" for event in publisher.events)
+
+
+def test_moving_when_a_stream_ends_between_two_groups_is_not_missed(world):
+    """What the hub tells a viewer on its way between two threads is waiting for it there."""
+    publisher = world.publisher()
+    viewer = world.player()
+    connection = viewer.connection
+    connection.detached(world.group)
+    connection.registration.unbind()
+    publisher.session.close_stream()
+    world.run()
+    world.group.add(connection)
+    world.run()
+    assert viewer.has(StreamEnded)
+    assert viewer.live._playing.waits_until is not None
+
+
+def test_timestamps_when_wrapping_go_on(world):
+    """A publisher whose clock passes 2^32 ms is passed on without a jump; so are extended timestamps."""
+    publisher = world.publisher()
+    viewer = world.player()
+    first = 2**32 - 60
+    publisher.video(first, key(b"0"))
+    for number in range(1, 4):
+        publisher.video((first + number * 40) % 2**32, inter(b"%d" % number))
+    steps = [at for _, at in viewer.times[2:]]
+    assert [(after - before) % 2**32 for before, after in pairwise(steps)] == [40, 40, 40]
+
+
+def test_type_when_video_of_another_stream_is_ignored(world):
+    """Media on a message stream that publishes nothing does not end up in anybody's stream."""
+    publisher = world.publisher()
+    publisher.command("createStream", None, stream_id=0, transaction_id=9)
+    viewer = world.player()
+    publisher.message(Message(6, 0, TYPE_VIDEO, 2, key(b"stray")))
+    publisher.video(40, key(b"k"))
+    assert viewer.payloads == [AVC_HEADER, AAC_HEADER, key(b"k")]
