@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import errno
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 from flowctl._locks import OwnedLock
 from flowctl.counts import Counts
@@ -20,7 +20,7 @@ from flowctl.flow import FlowCore, Load, MessageClass, SendState, StateChange
 from flowctl.ledger import Ledger, LedgerEntry, LedgerKind, describe_change, describe_drops, difference
 from flowctl.limits import NO_LIMITS, OFF_MARK, Limits
 from flowctl.outbox import Outbox
-from flowctl.policy import DropPolicy, KeepAll, Thin, refused_mask
+from flowctl.policy import DROPPABLE_MASK, DropPolicy, KeepAll, Thin, refused_mask
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import (
     CohortLike,
@@ -31,6 +31,10 @@ from flowctl.sender_types import (
     SendResult,
     Transport,
 )
+from flowctl.streamlog import Place
+
+if TYPE_CHECKING:
+    from flowctl.sender import Sender
 
 
 class FlushResult(enum.Enum):
@@ -45,7 +49,6 @@ class FlushResult(enum.Enum):
 RESULTS: Final = {(outcome, state): SendResult(outcome, state) for outcome in SendOutcome for state in SendState}
 _DEFAULT_SETTINGS: Final = SenderSettings()
 _KEEP_ALL: Final = KeepAll()
-_HELD_MASK: Final = sum(1 << item for item in MessageClass if item is not MessageClass.CONTROL)
 _RESET_ERRORS: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ETIMEDOUT})
 _JOIN_CHECK_S: Final = 0.5
 """How often a joiner's load is compared: shorter than any group of pictures, longer than several flushes."""
@@ -59,14 +62,17 @@ class SenderCore:
     __slots__ = (
         "_blocked",
         "_close_deadline",
+        "_close_details",
         "_close_reason",
         "_closing",
         "_cohort",
         "_core",
         "_episode",
         "_frontend",
+        "_held",
         "_host",
         "_joined_check",
+        "_lagging",
         "_ledger",
         "_lock",
         "_longest_stall_s",
@@ -106,23 +112,32 @@ class SenderCore:
         self._core = FlowCore(limits, now)  # guarded by _lock
         self._policy = policy or _KEEP_ALL  # guarded by _lock
         self._mask = 0  # classes refused in the present state; guarded by _lock
+        self._held = False  # all but control and headers are: the hard limit is held; guarded by _lock
         self._outbox = Outbox()  # guarded by _lock
         self._cohort: CohortLike | None = None  # the fan-out of the followed log; guarded by _lock
         self._member = False  # the cohort writes the log for us; guarded by _lock
         self._pending: list[Callable[[float], None]] | None = None  # for the owning thread; guarded by _lock
         self._blocked = False  # the last write met EAGAIN and the kernel has not called back; guarded by _lock
-        self._progress_at = now  # when the kernel last took something, or the queue was empty; guarded by _lock
+        self._lagging = False  # the last write left something; guarded by _lock
+        self._progress_at = now  # when the kernel last took something, or began to refuse; guarded by _lock
         self._longest_stall_s = 0.0  # guarded by _lock
         self._joined_check: tuple[float, int] | None = None  # (time, load) of a joiner's last check; guarded by _lock
         self._closing = False  # no more sends are taken; guarded by _lock
         self._close_reason: CloseReason | None = None  # set once, when the Sender is over; guarded by _lock
+        self._close_details = ""  # guarded by _lock
         self._close_deadline: float | None = None  # guarded by _lock
         self._sends_after_close = 0  # guarded by _lock
         self._notifying = False  # a handler is running; guarded by _lock
         self._ledger: Ledger | None = None  # guarded by _lock
         self._episode: tuple[float, dict[DropReason, Counts]] | None = None  # open episode of drops; guarded by _lock
+        if policy is not None:
+            self._mask = self._refused_locked(SendState.READY)
 
     # -- what to do where
+
+    @property
+    def _sender(self) -> Sender:
+        return cast("Sender", self)  # the class is split for its length only: it has one subclass
 
     def _refuse_reentry(self, method: str) -> None:
         if self._notifying and self._lock.owned():
@@ -135,8 +150,19 @@ class SenderCore:
         """Whether this thread must leave edges to the owning one."""
         return self._cohort is not None and not self._host.in_thread()
 
-    def _load_locked(self, now: float, *, counted: bool = True) -> Load:
-        return self._outbox.load(now, self._core.limits.overhead_bytes, counted=counted)
+    def _load_locked(self, now: float) -> Load:
+        """Return all that is queued."""
+        return self._outbox.load(now, self._core.limits.overhead_bytes)
+
+    def _counted_locked(self, now: float) -> Load:
+        """Return the load that counts against the limits.
+
+        What was published since the last flush has not been offered to the kernel yet: it is no sign of a slow peer
+        and does not count, or a burst would cost a viewer frames that its link has room for. What a flush has left
+        behind does, with all that follows, until everything is taken. What joining gave does not.
+        """
+        overhead = self._core.limits.overhead_bytes
+        return self._outbox.load(now, overhead, log=self._lagging and not self._member, given=False)
 
     def _joining_locked(self) -> bool:
         cursor = self._outbox.cursor
@@ -155,11 +181,8 @@ class SenderCore:
             if self._core.final:
                 self._fail_locked(CloseReason.HARD_LIMIT, describe_change(edge))
                 return
-            mode = self._policy.thin(edge.new) if edge.new > edge.old else Thin.NOTHING
-            if mode is not Thin.NOTHING and not self._joining_locked():
-                self._open_episode_locked(now)
-                if self._thin_locked(mode, now, DropReason.THINNED):
-                    following = self._core.dropped(self._load_locked(now), now)
+            if edge.new > edge.old and not self._joining_locked() and self._thin_for_locked(edge.new, now):
+                following = self._core.dropped(self._counted_locked(now), now)
         self._apply_mask_locked(now)
         self._arm_locked(now)
 
@@ -175,10 +198,45 @@ class SenderCore:
         finally:
             self._notifying = False
 
+    # -- the policy: the application's code, so it is contained like a handler, and like one it may not call back
+
+    def _refused_locked(self, state: SendState) -> int:
+        """Ask the policy which classes it refuses in `state`."""
+        self._notifying = True
+        try:
+            return refused_mask(self._policy, state)
+        except Exception as error:  # noqa: BLE001 - as for handlers; a policy that fails refuses nothing
+            self._host.handler_failed("decide", error)
+            return 0
+        finally:
+            self._notifying = False
+
+    def _thin_for_locked(self, state: SendState, now: float) -> bool:
+        """Thin the queue as the policy wants it in `state`; return whether it wants anything."""
+        self._notifying = True
+        try:
+            mode = self._policy.thin(state)
+        except Exception as error:  # noqa: BLE001 - as for `decide`
+            self._host.handler_failed("thin", error)
+            mode = Thin.NOTHING
+        finally:
+            self._notifying = False
+        if mode is Thin.NOTHING:
+            return False
+        self._thin_locked(mode, now, DropReason.THINNED)
+        return True
+
+    def _thin_locked(self, mode: Thin, now: float, reason: DropReason) -> None:
+        """Thin what is queued by `mode`."""
+        self._open_episode_locked(now)
+        self._leave_locked()
+        self._outbox.thin(mode, self._core.limits, now, reason)
+
     def _apply_mask_locked(self, now: float) -> None:
         """Put in force what the policy refuses in the present state."""
         held = self._core.state is SendState.HARD_LIMIT
-        mask = _HELD_MASK if held else refused_mask(self._policy, self._core.state)
+        mask = DROPPABLE_MASK if held else self._refused_locked(self._core.state)
+        self._held = held
         if mask == self._mask:
             return
         self._mask = mask
@@ -189,29 +247,27 @@ class SenderCore:
             self._leave_locked()
             cursor.refuse(mask, DropReason.HELD if held else DropReason.REFUSED, now)
 
-    def _thin_locked(self, mode: Thin, now: float, reason: DropReason) -> int:
-        """Thin what is queued by `mode`; return the number of messages dropped."""
-        self._leave_locked()
-        return self._outbox.thin(mode, self._core.limits, now, reason)
-
     def _look_locked(self, now: float, *, queued: bool = False) -> None:
         """Notice what time and the growth of the log (`queued`) have changed since the last look."""
         cursor = self._outbox.cursor
         if cursor is not None and not self._member:
-            if cursor.poll(now):
+            if cursor.poll(now, replace=self._core.state >= SendState.SOFT_LIMIT):
                 self._open_episode_locked(now)
+                self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
             self._check_joining_locked(cursor, now)
-        load = self._load_locked(now)
-        self._settle_locked(self._core.queued(load, now) if queued else self._core.ticked(load, now), now)
+            cursor.compact()
+        if self._close_reason is None:
+            load = self._counted_locked(now)
+            self._settle_locked(self._core.queued(load, now) if queued else self._core.ticked(load, now), now)
 
     def _next_crossing_locked(self, now: float) -> tuple[int, int]:
         """Where in the log the next limit can be reached at the earliest, as (offset, sequence)."""
         cursor = self._outbox.cursor
-        if cursor is None:
+        if cursor is None or not self._lagging:
             return OFF_MARK, OFF_MARK
-        load = self._load_locked(now)
+        tail = cursor.log.tail  # read first: what is published meanwhile makes the answer too early, never too late
+        load = self._counted_locked(now)
         size_mark, messages_mark, _ = self._core.marks_above(load)
-        tail = cursor.log.tail
         offset = sequence = OFF_MARK
         if size_mark < OFF_MARK:
             # Bytes and overhead add up to the mark, so one of the two has to grow by half of the gap at least.
@@ -237,26 +293,31 @@ class SenderCore:
         if failure is not None:
             self._broken_locked(failure)
             return FlushResult.CLOSED
+        core = self._core
         if blocked:
-            self._blocked = True
+            if not core.would_block and not written:
+                self._progress_at = now  # a stall begins with the first write that is refused, not with the last taken
+            self._blocked = self._lagging = True
             self._leave_locked()
-            self._settle_locked(self._core.blocked(self._load_locked(now), now), now)
+            self._settle_locked(core.blocked(self._counted_locked(now), now), now)
             return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
         if not outbox.empty(with_log=not self._member):
-            self._settle_locked(self._core.sent(self._load_locked(now), now), now)
+            self._lagging = True
+            self._settle_locked(core.sent(self._counted_locked(now), now), now)
             return FlushResult.MORE if self._close_reason is None else FlushResult.CLOSED
         self._progress_locked(now)
+        self._lagging = False
         cursor = outbox.cursor
         if cursor is not None and not self._member and cursor.joining_to is not None:
             cursor.end_joining(DropReason.REFUSED, now)
-        self._settle_locked(self._core.drained(now), now)
+        self._settle_locked(core.drained(now), now)
         self._close_episode_locked(now)
         return FlushResult.DRAINED
 
-    def _send_now_locked(self, data: bytes, message_class: MessageClass, now: float) -> SendResult:
+    def _send_now_locked(self, data: bytes, message_class: MessageClass, now: float, track: int) -> SendResult:
         """Immediate mode with nothing queued: write in the caller's thread."""
         self._lock.assert_owned()
-        self._outbox.put_in_flight(data, message_class, now)
+        self._outbox.put_in_flight(data, message_class, now, track)
         result = self._write_locked(now)
         if result is FlushResult.BLOCKED:
             self._blocked = False  # the owning thread must meet EAGAIN itself, to watch the socket
@@ -273,26 +334,19 @@ class SenderCore:
 
     def _leave_locked(self) -> None:
         """Leave the cohort, if in one, with the cursor where the cohort stands."""
-        cohort = self._cohort
-        if cohort is not None and self._member:
-            self._outbox.bytes_sent += self._place_locked()
-            self._member = False
-            cohort.left(self)
-
-    def _place_locked(self) -> int:
-        """Put the cursor of a member where its cohort stands; return the bytes that the cohort has written for it."""
         cohort, cursor = self._cohort, self._outbox.cursor
-        if not self._member or cohort is None or cursor is None:
-            return 0
-        cursor.entry = cohort.at
-        return cursor.entry.offset
+        if cohort is not None and cursor is not None and self._member:
+            cursor.place = Place(cohort.place.entry)
+            self._outbox.bytes_sent += cursor.entry.offset
+            self._member = False
+            cohort.left(self._sender)
 
     def _unfollow_locked(self, reason: DropReason) -> None:
         self._lock.assert_owned()
         cohort = self._cohort
         if cohort is not None:
             self._leave_locked()
-            cohort.remove(self)
+            cohort.remove(self._sender)
             self._cohort = None
         self._outbox.unfollow(reason)
 
@@ -322,29 +376,32 @@ class SenderCore:
     # -- times
 
     def _check_joining_locked(self, cursor: LogCursor, now: float) -> None:
-        """A joiner stops being one when it is old enough and its load no longer falls."""
+        """A joiner stops being one when it has taken the cache, or is old enough and its load no longer falls."""
         if cursor.joining_to is None:
             return
         age_limits = self._core.limits.age_ms
         grace_s = (age_limits.low or 0) / 1000 if age_limits.on else self._settings.join_grace_s
         load = self._outbox.joining_load_bytes
         checked = self._joined_check
-        if checked is None or now - cursor.joined_at <= grace_s:
+        if cursor.cache_taken and self._lagging:
+            self._open_episode_locked(now)
+            cursor.end_joining(DropReason.REFUSED, now)
+        elif checked is None or now - cursor.joined_at <= grace_s:
             self._joined_check = (now, load)
         elif now - checked[0] >= _JOIN_CHECK_S:
             self._joined_check = (now, load)
             if load >= checked[1]:
                 self._open_episode_locked(now)
                 cursor.end_joining(DropReason.REFUSED, now)
-                mode = self._policy.thin(self._core.state)
-                if self._core.state >= SendState.SOFT_LIMIT and mode is not Thin.NOTHING:
-                    self._thin_locked(mode, now, DropReason.THINNED)
+                if self._core.state >= SendState.SOFT_LIMIT:
+                    self._thin_for_locked(self._core.state, now)
 
     def _check_times_locked(self, now: float) -> None:
         if self._close_reason is not None:
             return
         settings, core = self._settings, self._core
-        stalled_s, soft_s = now - self._progress_at, now - core.since
+        stalled_s = now - self._progress_at
+        soft_s = now - core.slow_since if core.slow_since is not None else 0.0
         if self._close_deadline is not None and now >= self._close_deadline:
             limit = settings.close_deadline_s
             self._fail_locked(CloseReason.STUCK, f"not everything was taken within {limit:g} s after closing began")
@@ -353,10 +410,10 @@ class SenderCore:
             self._fail_locked(
                 CloseReason.STUCK, f"the kernel took nothing for {stalled_s:.1f} s, the limit is {limit:g} s"
             )
-        elif core.state >= SendState.SOFT_LIMIT and 0 < settings.soft_too_long_s <= soft_s:
+        elif core.slow_since is not None and 0 < settings.soft_too_long_s <= soft_s:
             limit = settings.soft_too_long_s
             self._fail_locked(
-                CloseReason.SOFT_TOO_LONG, f"at {core.state.name} for {soft_s:.1f} s, the limit is {limit:g} s"
+                CloseReason.SOFT_TOO_LONG, f"at or above SOFT_LIMIT for {soft_s:.1f} s, the limit is {limit:g} s"
             )
 
     def _arm_locked(self, now: float) -> None:
@@ -366,7 +423,7 @@ class SenderCore:
         settings, core = self._settings, self._core
         times = [self._close_deadline] if self._close_deadline is not None else []
         if core.would_block:
-            load = self._load_locked(now)
+            load = self._counted_locked(now)
             age_mark = core.marks_above(load)[2]
             if age_mark < OFF_MARK and load.messages:
                 times.append(now + max(age_mark - load.age_ms, 1.0) / 1000)
@@ -376,8 +433,8 @@ class SenderCore:
                 times.append(now + _JOIN_CHECK_S)
             elif self._outbox.waiting_for_key:
                 times.append(now + _KEY_POLL_S)
-        if settings.soft_too_long_s and core.state >= SendState.SOFT_LIMIT:
-            times.append(core.since + settings.soft_too_long_s)
+        if settings.soft_too_long_s and core.slow_since is not None:
+            times.append(core.slow_since + settings.soft_too_long_s)
         if times:
             self._host.set_deadline(min(times))
 
@@ -394,29 +451,38 @@ class SenderCore:
             )
 
     def _set_limits_locked(self, limits: Limits, now: float) -> None:
+        self._lock.assert_owned()
+        self._lock.assert_owned()
         self._note_locked(LedgerEntry(LedgerKind.LIMITS, now, str(limits)))
-        self._place_locked()
-        self._settle_locked(self._core.limits_set(limits, self._load_locked(now), now), now)
+        core = self._core
+        self._settle_locked(core.limits_set(limits, self._counted_locked(now), now), now)
+        if core.final:  # without an edge where a held hard limit was made a final one; the first reason counts
+            self._fail_locked(CloseReason.HARD_LIMIT, "the hard limit is reached and no longer held")
         self._arm_locked(now)
         if self._cohort is not None:
-            self._cohort.limits_changed()
+            self._cohort.limits_changed(self._sender)
 
     def _set_policy_locked(self, policy: DropPolicy, now: float) -> None:
+        self._lock.assert_owned()
+        self._lock.assert_owned()
         self._policy = policy
         self._apply_mask_locked(now)
+        self._arm_locked(now)
 
     def _thin_request_locked(self, mode: Thin, now: float) -> None:
-        self._place_locked()
-        self._open_episode_locked(now)
-        if self._thin_locked(mode, now, DropReason.REQUESTED):
-            self._settle_locked(self._core.dropped(self._load_locked(now), now), now)
+        self._lock.assert_owned()
+        self._lock.assert_owned()
+        self._thin_locked(mode, now, DropReason.REQUESTED)
+        self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
         self._close_episode_locked(now)
 
     def _stop_following_locked(self, now: float) -> None:
+        self._lock.assert_owned()
+        self._lock.assert_owned()
         cursor = self._outbox.cursor
         if cursor is not None:
             self._leave_locked()
-            cursor.stop = cursor.log.tail
+            cursor.finish(now)
 
     def _broken_locked(self, error: OSError) -> None:
         reset = error.errno in _RESET_ERRORS
@@ -429,7 +495,7 @@ class SenderCore:
             return
         now = self._host.now()
         self._closing = True
-        self._close_reason = reason
+        self._close_reason, self._close_details = reason, details
         self._open_episode_locked(now)
         self._unfollow_locked(DropReason.CLOSED)
         self._outbox.drop_everything(DropReason.CLOSED)

@@ -68,6 +68,11 @@ class Tally:
         self.messages[message_class] += 1
         self.sizes[message_class] += size_bytes
 
+    def remove(self, message_class: MessageClass, size_bytes: int) -> None:
+        """Take back one message."""
+        self.messages[message_class] -= 1
+        self.sizes[message_class] -= size_bytes
+
     def add_all(self, messages: Sequence[int], sizes: Sequence[int]) -> None:
         """Count a whole column of numbers by class."""
         for index in range(CLASS_COUNT):

@@ -44,7 +44,7 @@ class Crossings(Generic[_T]):
         # The ticket comes second in the tuples and is unique, so items are never compared.
         heapq.heappush(self._by_offset, (offset, ticket, item))
         heapq.heappush(self._by_sequence, (sequence, ticket, item))
-        if len(self._by_offset) > _MOST_STALE * len(self._numbers) + 16:
+        if max(len(self._by_offset), len(self._by_sequence)) > _MOST_STALE * len(self._numbers) + 16:
             self._rebuild()
         self._find_next()
 

@@ -1,54 +1,50 @@
 """A viewer's place in a stream log: what is queued for it, what it is spared, and where it starts again (pure).
 
 Theory of operation. The cursor stands at the entry to be handed over next. What lies between it and the log's tail is
-the viewer's queue, less what its policy refuses. Refusals are kept as a few *gates*: from a sequence number on, a bit
-mask of refused classes and the reason. The queue by class is then a subtraction of totals per gate, whatever its
-length. Only a viewer that lags has gates; entries are looked at one by one only when they are handed over.
+the viewer's queue, less what its policy refuses. Refusals are kept as a few *gates* (see `flowctl.gates`), so the
+queue by class is a subtraction of totals per gate, whatever its length; entries are looked at one by one only when
+they are handed over. What goes out before the entry at the cursor (restart messages, control messages of a part that
+was skipped) stands in the *lane*.
 
-A loss that breaks references (an inter frame) puts the cursor into *key wait*: inter frames are refused until the
-next key frame of the log, before which the viewer gets the restart messages (metadata, codec configuration). The wait
-ends without a key frame after `KEY_WAIT_S` or two groups of pictures, whichever is longer; that is counted.
+A loss that breaks references (a key or inter frame) puts the cursor into *key wait*: inter frames are refused until
+the next key frame of the log, before which the viewer gets the restart messages (metadata, codec configuration). The
+wait ends without a key frame after `KEY_WAIT_S` or two groups of pictures, whichever is longer; that is counted.
 
 *Joining*: a new viewer is given the GOP cache at once. What it was given so does not count against its limits while
 its load falls or its age is below the low mark, and nothing is dropped for it meanwhile.
+
+Threads: its Sender's lock guards it, but the log may grow meanwhile, and key frames appear, on the publisher's
+thread. Each method therefore reads the tail once, and a key frame that is waited for is passed in `_settle` only.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
-from flowctl.counts import Counts, Tally
-from flowctl.flow import CLASS_COUNT, MessageClass
-from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, Room
+from flowctl.flow import MessageClass
+from flowctl.gates import KeyWait, frames_before
+from flowctl.lane import Item
+from flowctl.logqueue import CONTROL, HEADER, LogQueue
+from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
 from flowctl.reasons import DropReason
-from flowctl.streamlog import Entry, Gop, StreamLog, subtract
+from flowctl.streamlog import Entry, StreamLog
 
-KEY_WAIT_S: Final = 10.0
-"""Shortest time after which waiting for a key frame is given up."""
+_KEY: Final = MessageClass.KEY
+_INTER: Final = MessageClass.INTER
+_AUDIO: Final = MessageClass.AUDIO
+_KEY_BIT: Final = 1 << _KEY
+_INTER_BIT: Final = 1 << _INTER
+_ALL_BUT_KEY: Final = DROPPABLE_MASK & ~_KEY_BIT
+_ALL_BUT_KEY_AND_AUDIO: Final = _ALL_BUT_KEY & ~(1 << _AUDIO)
 
-_CONTROL: Final = MessageClass.CONTROL
-_HEADER: Final = MessageClass.HEADER
-_INTER_BIT: Final = 1 << MessageClass.INTER
-_KEY_AND_AUDIO_REFUSED: Final = DROPPABLE_MASK & ~(1 << MessageClass.AUDIO | 1 << MessageClass.KEY)
-
-
-class Gate:
-    """From `start` on, messages of the classes in `mask` are refused for `reason`.
-
-    `restart` holds messages to hand over right before `start`.
-    """
-
-    __slots__ = ("mask", "reason", "restart", "start")
-
-    def __init__(self, start: Entry, mask: int, reason: DropReason, restart: tuple[bytes, ...] = ()) -> None:
-        self.start = start
-        self.mask = mask
-        self.reason = reason
-        self.restart = restart
+_PINNED_BYTES: Final = 1024 * 1024
+_PINNED_RATIO: Final = 4
+"""A queue that spans this many bytes of log, and as many times its own size, is copied out of the log (`compact`)."""
+_ENTRY_BYTES: Final = 512
+"""What an entry costs beside its message: two tuples of seven and nine slots, measured 420-500 bytes."""
 
 
-class LogCursor:
+class LogCursor(LogQueue):
     """One viewer's position in one log. Not thread-safe: its Sender's lock guards it.
 
     Args:
@@ -59,25 +55,7 @@ class LogCursor:
         wait_for_key: refuse video until the next key frame (a viewer that joins between key frames).
     """
 
-    __slots__ = (
-        "_base_counts",
-        "_base_sizes",
-        "_dropped",
-        "_extra",
-        "_gates",
-        "_prefix",
-        "_wait_gop",
-        "_wait_mask",
-        "_wait_since",
-        "entry",
-        "joined_at",
-        "joining_to",
-        "key_waits_expired",
-        "log",
-        "mask",
-        "restarts",
-        "stop",
-    )
+    __slots__ = ("_wait", "joining_to", "key_waits_expired", "mask", "restarts")
 
     def __init__(
         self,
@@ -89,136 +67,149 @@ class LogCursor:
         wait_for_key: bool = False,
     ) -> None:
         tail = log.tail
-        self.log = log
-        self.entry = tail if start is None else start
-        self.joined_at = now
+        start = start or tail
+        super().__init__(log, start, now)
         self.joining_to: Entry | None = tail  # the cache ends here; None once joining is over
-        self.stop: Entry | None = None  # where to end: nothing published after is for this viewer
         self.mask = 0  # what the policy refuses in the present state
         self.restarts = 0
         self.key_waits_expired = 0
-        self._base_counts = self.entry.counts
-        self._base_sizes = self.entry.sizes
-        self._gates: list[Gate] = []
-        self._prefix: deque[tuple[MessageClass, bytes, float]] | None = None
-        self._extra: Tally | None = None  # messages that are not entries: the restart messages
-        self._dropped: dict[DropReason, Tally] = {}
-        self._wait_gop: Gop | None = None
-        self._wait_mask = 0
-        self._wait_since = 0.0
+        self._wait: KeyWait | None = None
         if prefix:
             self._offer_restart(prefix)
-            self._prefix = deque((_HEADER, wire, now) for wire in prefix)
+            for wire in prefix:
+                self._push(HEADER, wire, now)
         if wait_for_key:
-            self._wait(self.entry, BROKEN_MASK, DropReason.KEY_WAIT, now)
+            self._wait = KeyWait(start, now, lost=True)
+            self._refuse_from(start, BROKEN_MASK, DropReason.KEY_WAIT, now)
 
     # -- the queue
 
-    def load(self) -> tuple[int, int]:
-        """Return (wire bytes, messages) that are queued and not refused."""
-        tail = self._tail()
-        size = tail.offset - self.entry.offset
-        messages = tail.sequence - self.entry.sequence
-        if self._gates:
-            for counts, sizes, _ in self._refused_ahead(tail):
-                size -= sum(sizes)
-                messages -= sum(counts)
-            for gate in self._gates:
-                size += sum(map(len, gate.restart))
-                messages += len(gate.restart)
-        if self._prefix:
-            size += sum(len(item[1]) for item in self._prefix)
-            messages += len(self._prefix)
-        return size, messages
-
     def allowance(self) -> tuple[int, int]:
         """Return (bytes, messages) of the load that joining gave and that do not count against the limits."""
-        end = self.joining_to
-        if end is None or end.offset <= self.entry.offset:
-            return 0, 0
-        return end.offset - self.entry.offset, end.sequence - self.entry.sequence
+        end, entry = self.joining_to, self.place.entry
+        return (0, 0) if end is None or end.sequence < entry.sequence else self._load_between(entry, end)
 
     def oldest_at(self) -> float | None:
         """Return since when the oldest queued message waits for this viewer, in seconds. None: nothing is queued."""
-        self._skip_refused()
-        if self._prefix:
-            return self._prefix[0][2]
-        entry = self.entry
+        self._settle()
+        if self._lane is not None:
+            return self._lane.oldest_at
+        entry = self.place.entry
         return None if entry is self._tail() else max(entry.enqueued_at, self.joined_at)
 
     def oldest_counted_at(self) -> float | None:
         """As `oldest_at`, but leaving out what joining gave."""
         end = self.joining_to
-        if end is None or end.sequence <= self.entry.sequence:
+        if end is None or end.sequence < self.place.entry.sequence:
             return self.oldest_at()
-        return None if end.next is None else max(end.enqueued_at, self.joined_at)
+        return None if end is self._tail() else max(end.enqueued_at, self.joined_at)
+
+    @property
+    def cache_taken(self) -> bool:
+        """Whether nothing is left of what joining gave."""
+        end = self.joining_to
+        return end is None or (end.sequence <= self.place.entry.sequence and self._lane is None)
 
     @property
     def caught_up(self) -> bool:
         """Whether nothing is queued, now that refused messages are stepped over."""
-        self._skip_refused()
-        return self.entry is self._tail() and not self._prefix
+        self._settle()
+        return self.place.entry is self._tail() and self._lane is None
 
     @property
     def plain(self) -> bool:
         """Whether this viewer takes every message from here on, so that it can be served together with others."""
-        return not self.mask and self._wait_gop is None and self.joining_to is None and not self._gates
+        return not self.mask and self._wait is None and self.joining_to is None and self._gates is None
 
-    def peek(self, most: int, budget_bytes: int) -> list[tuple[MessageClass, bytes, float]]:
-        """Return the next messages to send as (class, wire, enqueued at): at most `most`, none after `budget_bytes`."""
-        self._skip_refused()
-        items: list[tuple[MessageClass, bytes, float]] = []
+    def peek(self, most: int, budget_bytes: int) -> list[Item]:
+        """Return the next messages to send as (class, wire, since): at most `most`, none after `budget_bytes`.
+
+        What is returned ends before a place where something else comes first (restart messages); ask again then.
+        """
+        self._settle()
+        items: list[Item] = []
         size = 0
-        for item in self._prefix or ():
+        for item in self._lane or ():
+            if len(items) >= most or size >= budget_bytes:
+                return items
             items.append(item)
             size += len(item[1])
-        entry, tail = self.entry, self._tail()
+        entry, tail, joined_at = self.place.entry, self._tail(), self.joined_at
         gates = self._gates
-        stops = {id(gate.start) for gate in gates if gate.restart}
-        while len(items) < most and size < budget_bytes:
+        mask, ahead = (gates.mask, iter(gates.ahead)) if gates is not None else (0, iter(()))
+        gate = next(ahead, None)
+        while len(items) < most and size < budget_bytes and entry is not tail:
+            if gate is not None and entry is gate.start:
+                if gate.restart:
+                    break
+                mask, gate = gate.mask, next(ahead, None)
             following = entry.next
-            if following is None or entry is tail or id(entry) in stops:
-                break  # at a stop the restart messages go first; the next call finds them
-            if not gates or not self._mask_at(entry) >> entry.message_class & 1:
-                items.append((entry.message_class, entry.wire, entry.enqueued_at))
+            if following is None or self._awaited(entry):
+                break
+            if not mask >> entry.message_class & 1:
+                items.append((entry.message_class, entry.wire, max(entry.enqueued_at, joined_at)))
                 size += len(entry.wire)
             entry = following
         return items
 
     def take(self, count: int) -> None:
         """Move past the first `count` messages that `peek` returned: they are sent, or in flight."""
-        prefix = self._prefix
-        while prefix and count:
-            prefix.popleft()
+        while self._lane is not None and count:
+            self._lane.pop()
+            self._tidy_lane()
             count -= 1
-        if prefix is not None and not prefix:
-            self._prefix = None
         while count:
-            self._skip_refused()
-            following = self.entry.next
+            self._settle()
+            following = self.place.entry.next
             if following is None:  # cannot happen while `count` is what peek returned
                 raise AssertionError("took more messages than the log holds")
-            self.entry = following
+            self.place.entry = following
             count -= 1
-        self._skip_refused()
+        self._settle()
+
+    def compact(self) -> None:
+        """Copy what is queued out of the log where that lets much more of the log go.
+
+        A viewer that is refused nearly everything (HARD_LIMIT held, a policy that drops all while overloaded) would
+        keep all that is published behind the few messages it still has to get.
+        """
+        gates = self._gates
+        if gates is None or self.joining_to is not None:
+            return
+        tail, entry = self._tail(), self.place.entry
+        span = tail.offset - entry.offset + (tail.sequence - entry.sequence) * _ENTRY_BYTES
+        size, messages = self.load()
+        if span <= _PINNED_BYTES or span <= _PINNED_RATIO * (size + messages * _ENTRY_BYTES):
+            return
+        self._settle()
+        while (entry := self.place.entry) is not tail and entry.next is not None:
+            self._push(entry.message_class, entry.wire, entry.enqueued_at)
+            self.place.entry = entry.next
+            self._settle()
 
     # -- refusing
 
     def refuse(self, mask: int, reason: DropReason, now: float) -> None:
         """From the log's tail on, refuse the classes in `mask`; 0 accepts everything again.
 
-        Refusing inter frames breaks the references of what follows: they stay refused until the next key frame.
-        While joining, nothing is refused; `end_joining` makes up for it.
+        Where frames that others refer to are lost by it, they stay refused until the next key frame. While joining,
+        nothing is refused; `end_joining` makes up for it.
         """
+        if self._wait is not None:
+            self.poll(now)  # under the mask that was in force up to here
         self.mask = mask
-        if self.joining_to is not None:
+        if self.joining_to is not None or self._stop is not None:
             return
-        if mask & _INTER_BIT and self._wait_gop is None and self.log.has_video:
-            self._wait(self.log.tail, mask, reason, now)
-        elif self._wait_gop is not None:
-            self._open_gate(self.log.tail, mask | self._wait_mask, DropReason.KEY_WAIT)
-        else:
-            self._open_gate(self.log.tail, mask, reason)
+        tail, wait = self.log.tail, self._wait
+        breaks = bool(mask & (_KEY_BIT | _INTER_BIT))
+        if wait is not None:
+            reason = DropReason.KEY_WAIT
+            if not breaks and not wait.broken_at(tail):
+                wait = self._wait = None
+                reason = DropReason.REFUSED
+        elif breaks:
+            wait = self._wait = KeyWait(tail, now, lost=False)
+        self._open(tail, mask | (wait.mask if wait is not None else 0), reason, (), now)
 
     def end_joining(self, reason: DropReason, now: float) -> None:
         """Stop treating the load as a joiner's; what the present state refuses is refused from now on."""
@@ -226,32 +217,45 @@ class LogCursor:
         if self.mask:
             self.refuse(self.mask, reason, now)
 
-    def poll(self, now: float) -> bool:
-        """Notice a key frame that was waited for, or that the wait has lasted too long; return whether it ended."""
-        gop = self._wait_gop
-        if gop is None:
+    def poll(self, now: float, *, replace: bool = False) -> bool:
+        """Notice a key frame that was waited for, or that the wait has lasted too long; return whether it ended.
+
+        Args:
+            now: time in seconds.
+            replace: where only key frames get through, let the newest one take the place of all that is queued.
+        """
+        wait = self._wait
+        if wait is None or self._stop is not None:
             return False
-        following = gop.next
-        if following is not None:
-            while self.mask & _INTER_BIT and following.next is not None:
-                following = following.next  # only key frames get through: the newest is the one to have
-            self._resume_at(following, now)
-            return True
-        if now - self._wait_since >= max(KEY_WAIT_S, 2 * self.log.gop_duration_s):
+        if self.mask & _KEY_BIT:
+            # Nothing can end the wait while key frames are refused as well, and it must not hold the log meanwhile.
+            wait.rebase(self.log.tail)
+            return False
+        inter = bool(self.mask & _INTER_BIT)
+        ended = False
+        while wait is not None and (key := wait.key) is not None:
+            while inter and replace and key.gop.next_key is not None:
+                key = key.gop.next_key
+            if inter and replace:
+                self._drop_up_to(key, DropReason.THINNED)
+            self._resume_at(key)
+            wait, ended = self._wait, True
+        if wait is None or inter or now - wait.since < max(KEY_WAIT_S, 2 * self.log.gop_duration_s):
+            return ended
+        self._wait = None
+        if wait.broken_at(self.log.tail):
             self.key_waits_expired += 1
-            self._wait_gop = None
-            self._open_gate(self.log.tail, self.mask & ~BROKEN_MASK, DropReason.REFUSED, self.log.gop.restart)
-            return True
-        return False
+        self._open(self.log.tail, self.mask, DropReason.REFUSED, self.log.gop.restart, now)
+        return True
 
     @property
     def waiting_for_key(self) -> bool:
-        """Whether inter frames are refused until the next key frame."""
-        return self._wait_gop is not None
+        """Whether frames were lost and inter frames are refused until the next key frame."""
+        return self._wait is not None and self._wait.broken_at(self._tail())
 
     # -- thinning
 
-    def thin_to_key_frame(self, room: Room, now: float) -> None:
+    def thin_to_key_frame(self, room: Room, now: float, reason: DropReason = DropReason.THINNED) -> None:
         """Skip to a key frame so that what stays fits.
 
         That is the first key frame from which on everything fits; else the newest one with its audio alone; else the
@@ -260,265 +264,157 @@ class LogCursor:
         Args:
             room: what may stay queued.
             now: time in seconds.
+            reason: what the losses are counted as.
         """
+        self.poll(now)
         if not self.log.has_video:
-            self._thin_oldest(room)
+            self._thin_oldest(room, reason)
             return
-        tail = self._tail()
-        newest: Gop | None = None
-        gop = self._next_gop()
-        while gop is not None and gop.key is not None:
-            key = newest_key = gop.key
-            newest = gop
+        entry, tail = self.place.entry, self._tail()
+        newest: Entry | None = None
+        key = entry if entry.gop.key_sequence == entry.sequence else entry.gop.next_key
+        while key is not None and key.sequence < tail.sequence:
+            newest = key
             if room.fits(tail.offset - key.offset, tail.sequence - key.sequence, key.enqueued_at):
-                self._jump(gop, DropReason.THINNED)
+                self._jump(key, reason)
                 return
-            gop = gop.next
-        if newest is not None and self._key_and_audio_fit(newest_key, room):
-            self._jump(newest, DropReason.THINNED)
-            self._gates = []
-            self._wait(newest_key, _KEY_AND_AUDIO_REFUSED, DropReason.THINNED, now, gop=newest)
+            key = key.gop.next_key
+        if newest is not None and _key_and_audio_fit(newest, tail, room):
+            self._jump(newest, reason)
+            self._wait_from(KeyWait.after(newest), newest, _ALL_BUT_KEY_AND_AUDIO, reason, now)
         else:
-            self._drop_up_to(tail, DropReason.THINNED)
-            self._wait(tail, DROPPABLE_MASK, DropReason.KEY_WAIT, now)
+            self._drop_all_droppable(tail, reason, _ALL_BUT_KEY, now)
 
     def drop_droppable(self, reason: DropReason, now: float) -> None:
         """Drop all of the queue that may be dropped; a lost frame leads to waiting for the next key frame."""
-        tail = self._tail()
-        lost = subtract(tail.counts, self.entry.counts)
-        broken = bool(lost[MessageClass.KEY] or lost[MessageClass.INTER])
-        self._drop_up_to(tail, reason, keep_headers=not broken)
-        if broken:
-            self._wait(tail, BROKEN_MASK, DropReason.KEY_WAIT, now)
+        self.poll(now)
+        self._drop_all_droppable(self._tail(), reason, BROKEN_MASK, now)
+
+    def finish(self, now: float) -> None:
+        """Take nothing that is published from now on; what is queued stays."""
+        if self._stop is None:
+            tail = self.log.tail
+            self.poll(now)  # a key frame that came already is still for this viewer
+            self._end_at(tail, DropReason.THINNED)
 
     def drop_everything(self, reason: DropReason) -> None:
-        """Drop the whole queue, whatever its class: the connection is over."""
-        self._drop_up_to(self._tail(), reason)
-        for message_class, wire, _ in self._prefix or ():
-            self._tally(reason).add(message_class, len(wire))
-        for gate in self._gates:
-            gate.restart = ()
-        self._prefix = None
+        """Drop the whole queue, whatever its class, and take nothing more: the viewer leaves."""
+        self._end_at(self._tail(), reason)
+        self._drop_up_to(self._tail(), reason, kept=())
 
-    # -- accounts
+    def _end_at(self, tail: Entry, reason: DropReason) -> None:
+        self._stop = tail
+        self._wait = None
+        if self._gates is not None:
+            self._lose(self._gates.cut(tail.sequence), reason)
 
-    def accepted(self) -> Counts:
-        """Everything this viewer was offered: entries since it joined, and restart messages."""
-        tail = self._tail()
-        counts = subtract(tail.counts, self._base_counts)
-        sizes = subtract(tail.sizes, self._base_sizes)
-        own = Counts(tuple(counts), tuple(sizes))
-        return own + self._extra.frozen() if self._extra else own
+    # -- inside: places
 
-    def dropped(self) -> dict[DropReason, Counts]:
-        """What was refused or thrown away, by reason, including what is refused ahead of the cursor."""
-        result = {reason: tally.frozen() for reason, tally in self._dropped.items()}
-        for counts, sizes, reason in self._refused_ahead(self._tail()):
-            refused = Counts(tuple(counts), tuple(sizes))
-            result[reason] = result[reason] + refused if reason in result else refused
-        return result
-
-    def queued(self) -> Counts:
-        """What is queued and not refused."""
-        tally = Tally()
-        tail = self._tail()
-        tally.add_all(subtract(tail.counts, self.entry.counts), subtract(tail.sizes, self.entry.sizes))
-        for counts, sizes, _ in self._refused_ahead(tail):
-            tally.add_all([-item for item in counts], [-item for item in sizes])
-        for message_class, wire, _ in self._prefix or ():
-            tally.add(message_class, len(wire))
-        for gate in self._gates:
-            for wire in gate.restart:
-                tally.add(_HEADER, len(wire))
-        return tally.frozen()
-
-    # -- inside
-
-    def _tail(self) -> Entry:
-        return self.stop or self.log.tail
-
-    def _offer_restart(self, wires: tuple[bytes, ...]) -> None:
-        """Count restart messages as offered; they are not entries of the log."""
-        if self._extra is None:
-            self._extra = Tally()
-        for wire in wires:
-            self._extra.add(_HEADER, len(wire))
-
-    def _push(self, message_class: MessageClass, wire: bytes, entry: Entry) -> None:
-        """Hand `wire` over before anything else; it is as old as `entry`."""
-        if self._prefix is None:
-            self._prefix = deque()
-        since = entry.enqueued_at if entry.next is not None else self.log.gop.started_at
-        self._prefix.append((message_class, wire, max(since, self.joined_at)))
-
-    def _tally(self, reason: DropReason) -> Tally:
-        tally = self._dropped.get(reason)
-        if tally is None:
-            tally = self._dropped[reason] = Tally()
-        return tally
-
-    def _open_gate(self, start: Entry, mask: int, reason: DropReason, restart: tuple[bytes, ...] = ()) -> None:
+    def _settle(self) -> None:
+        """Step over refused entries at the cursor; a key frame that is waited for ends the wait here."""
         gates = self._gates
-        if restart:
-            self._offer_restart(restart)
-        if gates and gates[-1].start is start:
-            restart = gates[-1].restart + restart
-            gates.pop()
-        if restart or (gates[-1].mask if gates else 0) != mask:
-            gates.append(Gate(start, mask, reason, restart))
-
-    def _wait(self, start: Entry, mask: int, reason: DropReason, now: float, *, gop: Gop | None = None) -> None:
-        """Refuse `mask` from `start` until the key frame after `gop` (None: after the group that is open now)."""
-        if self._wait_gop is None:
-            self._wait_since = now
-        self._wait_gop = gop or self.log.gop
-        self._wait_mask = mask | BROKEN_MASK
-        self._open_gate(start, mask | BROKEN_MASK, reason)
-
-    def _resume_at(self, gop: Gop, now: float) -> None:
-        """The key frame of `gop` ends the wait: accept what the state allows from it on."""
-        self._wait_gop = None
-        key = _key_of(gop)
-        if self.mask & _INTER_BIT:
-            # Still too slow for more than key frames: the newest replaces what is queued, and the wait goes on.
-            self._jump(gop, DropReason.THINNED)
-            self._gates = []
-            self._wait(key, self.mask, DropReason.KEY_WAIT, now, gop=gop)
+        if gates is None:
             return
-        # Sound that was let through before the key frame is left in its place; the restart messages wait at the gate.
-        self._gates = [gate for gate in self._gates if gate.start.sequence < key.sequence]
-        self._open_gate(key, self.mask, DropReason.REFUSED, gop.restart)
-
-    def _mask_at(self, entry: Entry) -> int:
-        mask = 0
-        for gate in self._gates:
-            if gate.start.sequence > entry.sequence:
-                break
-            mask = gate.mask
-        return mask
-
-    def _refused_ahead(self, end: Entry) -> list[tuple[list[int], list[int], DropReason]]:
-        """Return (messages by class, bytes by class, reason) per gate between the cursor and `end`."""
-        gates = self._gates
-        result = []
-        for index, gate in enumerate(gates):
-            start = gate.start if gate.start.sequence > self.entry.sequence else self.entry
-            stop = gates[index + 1].start if index + 1 < len(gates) else end
-            stop = stop if stop.sequence < end.sequence else end
-            if not gate.mask or stop.sequence <= start.sequence:
-                continue
-            counts, sizes = subtract(stop.counts, start.counts), subtract(stop.sizes, start.sizes)
-            for item in range(CLASS_COUNT):
-                if not gate.mask >> item & 1:
-                    counts[item] = sizes[item] = 0
-            result.append((counts, sizes, gate.reason))
-        return result
-
-    def _skip_refused(self) -> None:
-        """Step over refused entries at the cursor, and forget gates that lie behind it."""
-        gates = self._gates
-        while gates:
-            entry = self.entry
-            while len(gates) > 1 and gates[1].start.sequence <= entry.sequence:
-                self._pass_gate(gates.pop(0))
-            gate = gates[0]
-            if gate.start.sequence > entry.sequence:
+        place = self.place
+        while True:
+            self._arrive()
+            if gates.open_wide and self._wait is None:
+                self._gates = None
                 return
-            self._pass_gate(gate)
-            if not gate.mask:
-                if len(gates) > 1:
-                    return
-                gates.clear()
-                return
+            entry = place.entry
             following = entry.next
-            if following is None or entry is self.stop or not gate.mask >> entry.message_class & 1:
+            if following is None or entry is self._stop:
                 return
-            self._tally(gate.reason).add(entry.message_class, len(entry.wire))
-            self.entry = following
+            if self._awaited(entry):
+                self._resume_at(entry)
+                continue
+            if not gates.mask >> entry.message_class & 1:
+                return
+            self._tally(gates.reason).add(entry.message_class, len(entry.wire))
+            place.entry = following
 
-    def _pass_gate(self, gate: Gate) -> None:
-        """The cursor is at or behind `gate`: its restart messages are due."""
-        for wire in gate.restart:
-            self._push(_HEADER, wire, gate.start)
-        gate.restart = ()
+    def _awaited(self, entry: Entry) -> bool:
+        """Whether `entry`, which is complete, is a key frame that ends the wait."""
+        wait = self._wait
+        return (
+            wait is not None
+            and entry.message_class is _KEY
+            and entry.sequence >= wait.start
+            and not self.mask & _KEY_BIT
+            and self._stop is None
+        )
 
-    def _next_gop(self) -> Gop | None:
-        """The first group whose key frame is at or after the cursor."""
-        entry = self.entry
-        if entry.next is not None and entry.message_class is MessageClass.KEY:
-            return entry.gop
-        return entry.gop.next
+    def _resume_at(self, key: Entry) -> None:
+        """`key`, which is not behind the cursor, ends the wait: from it on, accept what the state allows.
 
-    def _key_and_audio_fit(self, key: Entry, room: Room) -> bool:
-        tail = self._tail()
-        audio_bytes = tail.sizes[MessageClass.AUDIO] - key.sizes[MessageClass.AUDIO]
-        audio_messages = tail.counts[MessageClass.AUDIO] - key.counts[MessageClass.AUDIO]
-        return room.fits(len(key.wire) + audio_bytes, 1 + audio_messages, key.enqueued_at)
-
-    def _drop_up_to(self, end: Entry, reason: DropReason, *, keep_headers: bool = False) -> None:
-        """Move the cursor to `end`, counting what lies between as dropped.
-
-        Control messages between are kept, in order. So are headers where no restart will bring newer ones; otherwise
-        they count as dropped, being superseded.
+        Sound that was let through before it is left in its place; the restart messages go in front of it.
         """
-        start = self.entry
-        if end.sequence <= start.sequence:
+        inter = self.mask & _INTER_BIT
+        broken = self._wait is None or self._wait.broken_at(key)
+        self._wait = KeyWait.after(key) if inter else None
+        if self._gates is not None:
+            self._lose(self._gates.cut(key.sequence), DropReason.THINNED)
+        self.restarts += broken
+        restart = key.gop.restart if broken else ()
+        self._open(key, self.mask | (BROKEN_MASK if inter else 0), DropReason.REFUSED, restart, key.enqueued_at)
+
+    def _jump(self, key: Entry, reason: DropReason) -> None:
+        """Go to `key`, its restart messages first; nothing to do where the cursor stands there already."""
+        lane = self._lane
+        if key is self.place.entry and (lane is None or not lane.has_any_but((CONTROL, HEADER))):
             return
-        counts, sizes = subtract(end.counts, start.counts), subtract(end.sizes, start.sizes)
-        for refused_counts, refused_sizes, why in self._refused_ahead(end):
-            self._tally(why).add_all(refused_counts, refused_sizes)
-            counts = [a - b for a, b in zip(counts, refused_counts, strict=True)]
-            sizes = [a - b for a, b in zip(sizes, refused_sizes, strict=True)]
-        kept = (_CONTROL, _HEADER) if keep_headers else (_CONTROL,)
-        if any(counts[item] for item in kept):
-            entry = start
-            while entry is not end and entry.next is not None:
-                if entry.message_class in kept:
-                    self._push(entry.message_class, entry.wire, entry)
-                entry = entry.next
-            for item in kept:
-                counts[item] = sizes[item] = 0
-        self._tally(reason).add_all(counts, sizes)
-        mask = self._mask_at(end)
-        for gate in self._gates:
-            if gate.restart and gate.start.sequence <= end.sequence:
-                self._tally(reason).add_all(*_header_totals(gate.restart))
-                gate.restart = ()
-        behind = [gate for gate in self._gates if gate.start.sequence > end.sequence]
-        self._gates = ([Gate(end, mask, DropReason.REFUSED)] if mask else []) + behind
-        self.entry = end
+        due = self._gates is not None and any(gate.start is key and gate.restart for gate in self._gates.ahead)
+        self._drop_up_to(key, reason)
+        self.restarts += 1
+        if not due:
+            self._offer_restart(key.gop.restart)
+            for wire in key.gop.restart:
+                self._push(HEADER, wire, key.enqueued_at)
 
-    def _jump(self, gop: Gop, reason: DropReason) -> None:
-        """Go to the key frame of `gop`, its restart messages first; nothing to do where the cursor is there already."""
-        key = _key_of(gop)
-        if key.sequence > self.entry.sequence:
-            self._drop_up_to(key, reason)
-            self.restarts += 1
-            self._offer_restart(gop.restart)
-            for wire in gop.restart:
-                self._push(_HEADER, wire, key)
+    # -- inside: dropping
 
-    def _thin_oldest(self, room: Room) -> None:
-        tail = self._tail()
-        entry = self.entry
+    def _drop_all_droppable(self, tail: Entry, reason: DropReason, meanwhile: int, now: float) -> None:
+        """Drop the queue up to `tail`; where that broke references, wait for a key frame and refuse `meanwhile`."""
+        lost = frames_before(tail) > frames_before(self.place.entry)
+        if self._lane is not None:
+            in_lane = self._lane.tally.messages
+            lost = lost or bool(in_lane[_KEY] or in_lane[_INTER])
+        self._drop_up_to(tail, reason, kept=(CONTROL,) if lost else (CONTROL, HEADER))
+        if lost or self._wait is not None:
+            wait = KeyWait(tail, now, lost=lost or self.waiting_for_key)
+            self._wait_from(wait, tail, meanwhile, DropReason.KEY_WAIT, now)
+
+    def _thin_oldest(self, room: Room, reason: DropReason) -> None:
+        tail, entry, lane = self._tail(), self.place.entry, self._lane
+        size, messages = (lane.size_bytes, len(lane)) if lane is not None else (0, 0)
+        since = lane.oldest_at if lane is not None else entry.enqueued_at
+        if room.fits(size + tail.offset - entry.offset, messages + tail.sequence - entry.sequence, since):
+            return
         while (
             entry is not tail
             and entry.next is not None
             and not room.fits(tail.offset - entry.offset, tail.sequence - entry.sequence, entry.enqueued_at)
         ):
             entry = entry.next
-        self._drop_up_to(entry, DropReason.THINNED, keep_headers=True)
+        self._drop_up_to(entry, reason, kept=(CONTROL, HEADER))
+
+    # -- inside: refusing and counting
+
+    def _wait_from(self, wait: KeyWait, start: Entry, mask: int, reason: DropReason, now: float) -> None:
+        """Wait for a key frame as `wait` says, refusing `mask` from `start` on meanwhile."""
+        if self._stop is not None:
+            return
+        wait.since = now
+        if self._wait is not None:
+            wait.since = self._wait.since
+            wait.lost = wait.lost or self._wait.lost
+            mask |= self._wait.mask
+        wait.mask = mask | BROKEN_MASK
+        self._wait = wait
+        self._refuse_from(start, mask | BROKEN_MASK, reason, now)
 
 
-def _key_of(gop: Gop) -> Entry:
-    """The key frame of a group that is not the nameless one at the beginning of a log."""
-    if gop.key is None:
-        raise AssertionError("only the first group of a log has no key frame")
-    return gop.key
-
-
-def _header_totals(wires: tuple[bytes, ...]) -> tuple[list[int], list[int]]:
-    counts, sizes = [0] * CLASS_COUNT, [0] * CLASS_COUNT
-    counts[_HEADER] = len(wires)
-    sizes[_HEADER] = sum(len(wire) for wire in wires)
-    return counts, sizes
+def _key_and_audio_fit(key: Entry, tail: Entry, room: Room) -> bool:
+    audio_bytes = tail.sizes[_AUDIO] - key.sizes[_AUDIO]
+    audio_messages = tail.counts[_AUDIO] - key.counts[_AUDIO]
+    return room.fits(len(key.wire) + audio_bytes, 1 + audio_messages, key.enqueued_at)

@@ -10,8 +10,9 @@ its own cursor, whenever its socket is writable. Once it has taken everything an
 the cohort again. New viewers start alone, with the GOP cache.
 
 A flush happens at most every `flush_interval_s`, and at once after a pause: the first message after a quiet interval
-does not wait. Limits are looked at when the log has grown to where the next one can be crossed, so that viewers far
-from any limit cost nothing there either.
+does not wait. What has not been offered to the kernel yet does not count against a viewer's limits, so members have
+none to cross. Those who lag are looked at when the log has grown to where their next limit can be crossed, and after
+each key frame: who is far from any limit costs nothing there either.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from flowctl.crossings import Crossings
-from flowctl.errors import ConfigError
-from flowctl.limits import OFF_MARK
+from flowctl.errors import ClosedError, ConfigError
 from flowctl.sender import FlushResult, Sender
-from flowctl.streamlog import Entry, StreamLog
+from flowctl.streamlog import Entry, Place, StreamLog
 
 DEFAULT_FLUSH_INTERVAL_S: Final = 0.040
 """Two and a half frames at 60 fps: the delay nobody sees, at a third of the cost of writing each message."""
@@ -83,7 +83,7 @@ class Fanout:
         if not 0 <= flush_interval_s <= 10:
             raise ConfigError(f"flush_interval_s is {flush_interval_s}, it must be between 0 and 10 s")
         self.log = log
-        self.at: Entry = log.tail
+        self.place = Place(log.tail)  # where all members stand; their cursors share it
         self.flush_interval_s = flush_interval_s
         self._host = host
         self._members: list[Sender] = []
@@ -93,9 +93,8 @@ class Fanout:
         self._armed = False  # a flush is on its way
         self._last_flush = host.now() - flush_interval_s
         self._crossings: Crossings[Sender] = Crossings()  # the lagging viewers, by where to look at them next
-        self._gop = log.gop  # the group that was open at the last look
-        self._min_marks = (OFF_MARK, OFF_MARK, OFF_MARK)  # least first mark of all members: bytes, messages, ms
-        self._marks_stale = False
+        # Number of the key frame that was newest at the last look. The group itself would hold all that came after it.
+        self._key_sequence = log.gop.key_sequence
         self._closed = False
         self._rounds = self._left = self._cohort_bytes = 0
         self._longest_round_s = 0.0
@@ -131,10 +130,9 @@ class Fanout:
         self._runnable.pop(sender, None)
         self._crossings.forget(sender)
 
-    def limits_changed(self) -> None:
-        """Take note that a viewer's limits are new."""
-        self._marks_stale = True
-        for sender in list(self._alone):
+    def limits_changed(self, sender: Sender) -> None:
+        """Take note that the limits of `sender` are new."""
+        if sender in self._alone:
             self._crossings.watch(sender, 0, 0)  # with the next message
 
     def close(self) -> None:
@@ -164,12 +162,17 @@ class Fanout:
         self._members.append(sender)
         self._sends.append(sender.transport_send)
         sender.enter_cohort()
-        self._lower_marks(sender)
 
     # -- flushing
 
     def appended(self, log: StreamLog) -> None:
         """Take note that the log has grown: see that a flush comes, and look at limits. The publisher's thread."""
+        try:
+            self._note_growth(log)
+        except ClosedError:
+            self.close()  # the group is gone: the publisher and its other listeners go on
+
+    def _note_growth(self, log: StreamLog) -> None:
         if not self._armed:
             self._armed = True
             if self._host.in_thread():
@@ -180,7 +183,7 @@ class Fanout:
         if (
             tail.sequence >= crossings.next_sequence
             or tail.offset >= crossings.next_offset
-            or (log.gop is not self._gop and len(crossings))
+            or (log.gop.key_sequence != self._key_sequence and len(crossings))
         ):
             if self._host.in_thread():
                 self._look_at_crossings()
@@ -207,28 +210,29 @@ class Fanout:
             return
         began = self._last_flush = self._host.now()
         tail = self.log.tail
-        if self._members and tail is not self.at:
-            self._judge_members(tail, began)
+        if self._members and tail is not self.place.entry:
             self._write_members(tail)
-        self.at = tail
+        self.place.entry = tail
         for sender in list(self._runnable):
-            if sender not in self._runnable:
-                continue  # an earlier one's handler ended it
-            result = sender.flush()
-            if result is FlushResult.DRAINED and sender.ready_for_cohort(tail):
-                self._admit(sender)
-            elif result is FlushResult.BLOCKED:
-                self._runnable.pop(sender, None)
-                self._watch(sender)
-        if not len(self._crossings):
-            # Nobody lags, so nobody looks: an old group would hold everything that was published after it.
-            self._gop = self.log.gop
+            if sender in self._runnable:  # an earlier one's handler may have ended it
+                self._flush_alone(sender, tail)
         self._rounds += 1
         self._longest_round_s = max(self._longest_round_s, self._host.now() - began)
 
+    def _flush_alone(self, sender: Sender, tail: Entry) -> None:
+        """Flush a viewer from its own cursor, and see where it belongs now."""
+        result = sender.flush()
+        if sender not in self._runnable:
+            return  # it has ended, or its handler has ended the following
+        if result is FlushResult.DRAINED and sender.ready_for_cohort(tail):
+            self._admit(sender)
+        elif result is FlushResult.BLOCKED:
+            self._runnable.pop(sender, None)
+            self._watch(sender)
+
     def _write_members(self, tail: Entry) -> None:
         """The hot loop: the same bytes to all members; who does not take all of them is collected."""
-        data = gather(self.at, tail)
+        data = gather(self.place.entry, tail)
         size = len(data)
         slow: list[tuple[Sender, int, OSError | None]] = []
         members = self._members
@@ -250,35 +254,6 @@ class Fanout:
 
     # -- limits
 
-    def _lower_marks(self, sender: Sender) -> None:
-        limits = sender.limits
-        first = (
-            min(limits.size.marks[1:]),
-            min(limits.messages.marks[1:]),
-            min(limits.age_ms.marks[1:]),
-        )
-        least = self._min_marks
-        self._min_marks = (min(least[0], first[0]), min(least[1], first[1]), min(least[2], first[2]))
-
-    def _judge_members(self, tail: Entry, now: float) -> None:
-        """Show members their load before it is written, but only when it can reach the first limit of any of them."""
-        if self._marks_stale:
-            self._marks_stale = False
-            self._min_marks = (OFF_MARK, OFF_MARK, OFF_MARK)
-            for sender in self._members:
-                self._lower_marks(sender)
-        least = self._min_marks
-        at = self.at
-        messages = tail.sequence - at.sequence
-        # The overhead differs by viewer; 4 KiB per message is more than anybody charges, and costs a look at most.
-        if (
-            tail.offset - at.offset + messages * 4096 >= least[0]
-            or messages >= least[1]
-            or (now - at.enqueued_at) * 1000 >= least[2]
-        ):
-            for sender in list(self._members):
-                sender.log_grew()
-
     def _watch(self, sender: Sender) -> None:
         """Look at a lagging viewer again when the log has grown to where its next limit can be crossed."""
         offset, sequence = sender.log_grew()
@@ -289,8 +264,8 @@ class Fanout:
         """Show the viewers whose next limit may be reached their load; after a key frame, all that lag."""
         log = self.log
         due = self._crossings.due(log.tail.offset, log.tail.sequence)
-        if log.gop is not self._gop:
-            self._gop = log.gop
+        if log.gop.key_sequence != self._key_sequence:
+            self._key_sequence = log.gop.key_sequence
             due = [sender for sender in self._alone if sender not in self._runnable]
         for sender in due:
             if sender in self._alone and sender not in self._runnable:

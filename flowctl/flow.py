@@ -119,6 +119,15 @@ class FlowCore:
     Args:
         limits: the limits in force.
         now: start time in seconds.
+
+    Attributes:
+        would_block: a write met EAGAIN, and not everything has been taken by the kernel since.
+        state: the present state.
+        final: whether HARD_LIMIT was reached and the limits said that it ends the connection; never taken back.
+        slow_since: since when the state is SOFT_LIMIT or worse without a break, in seconds. None while it is not.
+        last_change: the last edge. None before the first.
+        recoveries: edges back to READY.
+        limits: the limits in force.
     """
 
     __slots__ = (
@@ -130,9 +139,11 @@ class FlowCore:
         "_since",
         "_soft_marks",
         "_time_in",
+        "final",
         "last_change",
         "limits",
         "recoveries",
+        "slow_since",
         "state",
         "would_block",
     )
@@ -141,7 +152,9 @@ class FlowCore:
         self.would_block = False
         self.state = SendState.READY
         self.last_change: StateChange | None = None
-        self.recoveries = 0  # edges back to READY
+        self.final = False
+        self.slow_since: float | None = None
+        self.recoveries = 0
         self._level = _NO_LEVEL
         self._sequence = 0
         self._since = now
@@ -187,20 +200,15 @@ class FlowCore:
         """Put `limits` in force at once.
 
         A HARD_LIMIT that is final stays: the connection is already being closed for it. One that is held and whose
-        mark is no longer reached becomes SOFT_LIMIT, or is left where the load is at or below the new low marks.
+        mark is no longer reached becomes SOFT_LIMIT, or is left where soft is off or the load is at or below the new
+        low marks. One that was held, is still reached and is final by the new limits makes no edge: see `final`.
         """
-        final = self.final
         self._adopt(limits)
-        if self._level == _HARD and not final and min(self._soft_marks) < OFF_MARK:
-            self._level = _SOFT
-        return self._update(Cause.LIMITS_SET, load, now, frozen=final)
+        if self._level == _HARD and not self.final:
+            self._level = _SOFT if min(self._soft_marks) < OFF_MARK else _NO_LEVEL
+        return self._update(Cause.LIMITS_SET, load, now)
 
     # -- what the state is
-
-    @property
-    def final(self) -> bool:
-        """Whether HARD_LIMIT was reached and the limits say that it ends the connection."""
-        return self._level == _HARD and self.limits.hard_policy is HardPolicy.CLOSE
 
     @property
     def since(self) -> float:
@@ -238,11 +246,11 @@ class FlowCore:
 
     # -- the rule
 
-    def _update(self, cause: Cause, load: Load, now: float, *, frozen: bool = False) -> StateChange | None:
+    def _update(self, cause: Cause, load: Load, now: float) -> StateChange | None:
         old_level = self._level
-        axis: Axis | None = None
-        if not frozen and (old_level != _HARD or self.limits.hard_policy is HardPolicy.HOLD):
-            axis = self._relevel(load)
+        axis = None if self.final else self._relevel(load)
+        if self._level == _HARD and self.limits.hard_policy is HardPolicy.CLOSE:
+            self.final = True
         new = _STATE_OF[self._level][self.would_block]
         if new is self.state:
             return None
@@ -297,6 +305,10 @@ class FlowCore:
         self._sequence += 1
         if new is SendState.READY:
             self.recoveries += 1
+        if new < SendState.SOFT_LIMIT:
+            self.slow_since = None
+        elif self.slow_since is None:
+            self.slow_since = now
         change = StateChange(self._sequence, self.state, new, cause, axis, value, limit, now)
         self.state = new
         self.last_change = change

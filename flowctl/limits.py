@@ -151,6 +151,10 @@ NO_LIMITS: Final = Limits()
 """Every axis off."""
 
 
+_MOST_DIGITS: Final = 15
+"""Of a number of messages: more cannot be meant, and int() refuses some thousands."""
+
+
 def _age(value_ms: int) -> str:
     return format_duration(value_ms / 1000) if value_ms else "no age"
 
@@ -164,7 +168,12 @@ def _parse_marks(text: str, field_name: str) -> list[int | None]:
             hint="write it like 2MiB,2048 or 2MiB,2048,4s; 0 turns an axis off",
         )
     size = parse_size(parts[0], f"{field_name} bytes")
-    if not parts[1].isdecimal():
+    if not (parts[1].isascii() and parts[1].isdecimal() and len(parts[1]) <= _MOST_DIGITS):
         raise ConfigError(f"{field_name} messages: {parts[1]!r} is not a whole number, 0 or more")
-    age = round(parse_duration(parts[2], f"{field_name} age") * 1000) if len(parts) == 3 else None
+    age = None
+    if len(parts) == 3:
+        seconds = parse_duration(parts[2], f"{field_name} age")
+        age = round(seconds * 1000)
+        if seconds and not age:
+            raise ConfigError(f"{field_name} age: {parts[2]!r} is less than 1 ms", hint="0 turns the axis off")
     return [size, int(parts[1]), age]

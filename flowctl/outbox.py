@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Final
 
 from flowctl.backlog import Backlog
-from flowctl.counts import NO_COUNTS, Counts, total
+from flowctl.counts import NO_COUNTS, Counts
 from flowctl.cursor import LogCursor
 from flowctl.flow import Load, MessageClass
 from flowctl.limits import Limits
@@ -75,10 +75,9 @@ class Outbox:
         done = self._inflight is None and not len(self.backlog)
         return done and (not with_log or cursor is None or cursor.caught_up)
 
-    def put_in_flight(self, wire: bytes, message_class: MessageClass, now: float) -> None:
+    def put_in_flight(self, wire: bytes, message_class: MessageClass, now: float, track: int) -> None:
         """Take a message past the backlog, accounts included; only while `idle`."""
-        self.backlog.accepted.add(message_class, len(wire))
-        self.backlog.taken.add(message_class, len(wire))
+        self.backlog.pass_by(wire, message_class, now, track)
         self._set_inflight(memoryview(wire), message_class, len(wire), now)
 
     def write(
@@ -89,10 +88,12 @@ class Outbox:
         Returns:
             (bytes taken by the kernel, whether a write met EAGAIN, the error that ended the connection or None).
         """
+        if self._inflight is not None:
+            most -= 1  # it takes one of the parts that a system call can hold
         own = self.backlog.peek(most, budget_bytes) if len(self.backlog) else []
         room = budget_bytes - sum(len(item[1]) for item in own)
         cursor = self.cursor if with_log else None
-        followed = cursor.peek(most - len(own), room) if cursor is not None and room > 0 else []
+        followed = cursor.peek(most - len(own), room) if cursor is not None and room > 0 and most > len(own) else []
         items = own + followed
         buffers: list[bytes | memoryview] = [item[1] for item in items]
         if self._inflight is not None:
@@ -144,19 +145,26 @@ class Outbox:
 
     # -- the load
 
-    def load(self, now: float, overhead_bytes: int, *, counted: bool = True) -> Load:
-        """Return what is queued; `counted`: without what joining gave, which does not count against the limits."""
+    def load(self, now: float, overhead_bytes: int, *, log: bool = True, given: bool = True) -> Load:
+        """Return what is queued.
+
+        Args:
+            now: time in seconds.
+            overhead_bytes: charged per message.
+            log: whether what is queued in the followed log is part of it.
+            given: whether what joining gave is part of it.
+        """
         backlog, cursor = self.backlog, self.cursor
         size, messages, oldest = backlog.size_bytes, len(backlog), backlog.oldest_at
         joining = cursor is not None and cursor.joining_to is not None
-        if self._inflight is not None and not (counted and joining and self._inflight_given):
+        if self._inflight is not None and (given or not (joining and self._inflight_given)):
             size += len(self._inflight)
             messages += 1
             oldest = self._inflight_since if oldest is None else min(oldest, self._inflight_since)
-        if cursor is not None:
-            since = cursor.oldest_counted_at() if counted else cursor.oldest_at()
+        if cursor is not None and log:
+            since = cursor.oldest_at() if given else cursor.oldest_counted_at()
             log_size, log_messages = cursor.load()
-            if counted:
+            if not given:
                 given_size, given_messages = cursor.allowance()
                 log_size, log_messages = max(log_size - given_size, 0), max(log_messages - given_messages, 0)
             size += log_size
@@ -174,28 +182,27 @@ class Outbox:
 
     # -- thinning and ending
 
-    def thin(self, mode: Thin, limits: Limits, now: float, reason: DropReason) -> int:
-        """Thin what is queued by `mode`; return the number of messages dropped."""
-        before = self.dropped_messages
+    def thin(self, mode: Thin, limits: Limits, now: float, reason: DropReason) -> None:
+        """Thin what is queued by `mode`; what is dropped is counted as `reason`."""
         cursor, backlog = self.cursor, self.backlog
         if mode is Thin.DROPPABLE:
-            backlog.drop_droppable(reason)
+            backlog.drop_droppable(reason, now)
             if cursor is not None:
                 cursor.drop_droppable(reason, now)
         elif mode is Thin.TO_KEY_FRAME:
-            room = self._room(limits, now)
             if cursor is not None:
-                cursor.thin_to_key_frame(room, now)
-            else:
-                backlog.thin_to_key_frame(room, now)
-        return self.dropped_messages - before
+                cursor.thin_to_key_frame(
+                    self._room(limits, now, backlog.media_bytes, backlog.media_messages), now, reason
+                )
+            size, messages = cursor.load() if cursor is not None else (0, 0)
+            backlog.thin_to_key_frame(self._room(limits, now, size, messages), now, reason)
 
-    def _room(self, limits: Limits, now: float) -> Room:
-        """Return what media may stay queued for the load to be at the low marks."""
+    def _room(self, limits: Limits, now: float, more_bytes: int, more_messages: int) -> Room:
+        """Return what a part of the queue may hold for the whole to be at the low marks; `more_...` is in the rest."""
         backlog, overhead = self.backlog, limits.overhead_bytes
         rest = len(self._inflight) if self._inflight is not None else 0
-        fixed = len(backlog.control or ()) + (1 if rest else 0)
-        size = limits.size.marks[0] - rest - backlog.control_bytes - fixed * overhead
+        fixed = len(backlog.control or ()) + (1 if rest else 0) + more_messages
+        size = limits.size.marks[0] - rest - backlog.control_bytes - more_bytes - fixed * overhead
         return Room(size, limits.messages.marks[0] - fixed, now - limits.age_ms.marks[0] / 1000, overhead)
 
     def follow(self, cursor: LogCursor) -> None:
@@ -208,9 +215,10 @@ class Outbox:
         if cursor is None:
             return
         cursor.drop_everything(reason)
-        self._past_accepted += cursor.accepted()
+        accepted, dropped, _ = cursor.accounts()
+        self._past_accepted += accepted
         past = self._past_dropped or {}
-        _add_by_reason(past, cursor.dropped())
+        _add_by_reason(past, dropped)
         self._past_dropped = past
         self._past_restarts += cursor.restarts
         self._past_key_waits += cursor.key_waits_expired
@@ -225,45 +233,44 @@ class Outbox:
 
     # -- accounts
 
-    def accepted(self) -> Counts:
-        """Everything that was offered, by class."""
-        own = self.backlog.accepted.frozen() + self._past_accepted
-        return own + self.cursor.accepted() if self.cursor is not None else own
+    def accounts(self) -> tuple[Counts, dict[DropReason, Counts], Counts]:
+        """Return (accepted, dropped by reason, queued) by class; what is in none of the last two was sent.
 
-    def dropped(self) -> dict[DropReason, Counts]:
-        """What was refused or thrown away, by reason and class."""
+        A message in flight counts as queued until its last byte is out.
+        """
+        accepted = self.backlog.accepted.frozen() + self._past_accepted
+        queued = self.backlog.queued() + self._inflight_counts()
         result = dict(self._past_dropped or {})
         _add_by_reason(result, self.backlog.dropped())
         if self.cursor is not None:
-            _add_by_reason(result, self.cursor.dropped())
+            log_accepted, log_dropped, log_queued = self.cursor.accounts()
+            accepted += log_accepted
+            queued += log_queued
+            _add_by_reason(result, log_dropped)
         if self._lost.total_messages:
             _add_by_reason(result, {DropReason.CLOSED: self._lost})
-        return {reason: counts for reason, counts in result.items() if counts.total_messages}
+        return accepted, {reason: counts for reason, counts in result.items() if counts.total_messages}, queued
 
-    def queued(self) -> Counts:
-        """What is left, a message in flight included, by class."""
-        own = self.backlog.queued() + self._inflight_counts()
-        return own + self.cursor.queued() if self.cursor is not None else own
-
-    @property
-    def dropped_messages(self) -> int:
-        """Dropped messages of all classes and reasons."""
-        return total(self.dropped().values()).total_messages
+    def dropped(self) -> dict[DropReason, Counts]:
+        """What was refused or thrown away, by reason and class."""
+        return self.accounts()[1]
 
     @property
     def restarts(self) -> int:
         """Times the peer was brought to a key frame after a loss."""
-        return self._past_restarts + (self.cursor.restarts if self.cursor is not None else 0)
+        own = self.backlog.restarts + self._past_restarts
+        return own + (self.cursor.restarts if self.cursor is not None else 0)
 
     @property
     def key_waits_expired(self) -> int:
         """Times no key frame came in time."""
-        return self._past_key_waits + (self.cursor.key_waits_expired if self.cursor is not None else 0)
+        own = self.backlog.key_waits_expired + self._past_key_waits
+        return own + (self.cursor.key_waits_expired if self.cursor is not None else 0)
 
     @property
     def waiting_for_key(self) -> bool:
         """Whether inter frames are refused until the next key frame."""
-        return self.cursor.waiting_for_key if self.cursor is not None else self.backlog.waiting_for_key
+        return self.backlog.waiting_for_key or (self.cursor is not None and self.cursor.waiting_for_key)
 
     def _inflight_counts(self) -> Counts:
         if self._inflight is None:
@@ -296,6 +303,8 @@ def gather_write(transport: Transport, buffers: list[bytes | memoryview]) -> tup
             return written, True, None
         except OSError as error:
             return written, False, error
+        if not count:  # no socket does this; a transport that does must not spin us
+            return written, True, None
         written += count
         left -= count
         if left:

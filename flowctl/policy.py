@@ -128,6 +128,9 @@ class Room(NamedTuple):
         return size <= self.size_bytes and messages <= self.messages and since >= self.oldest_from
 
 
+KEY_WAIT_S: Final = 10.0
+"""Shortest time after which waiting for a key frame is given up; two groups of pictures, where that is longer."""
+
 _UNDROPPABLE: Final = (MessageClass.CONTROL, MessageClass.HEADER)
 DROPPABLE_MASK: Final = sum(1 << item for item in MessageClass if item not in _UNDROPPABLE)
 """Bit per class that a log may drop at all."""

@@ -85,17 +85,23 @@ class Sender(SenderCore):
                 return RESULTS[SendOutcome.CLOSED, self._core.state]
             now = self._host.now()
             outbox = self._outbox
-            plain = not (self._mask or self._blocked or outbox.backlog.waiting_for_key)
-            if not self.deferred and plain and outbox.idle and message_class is not MessageClass.HEADER:
-                return self._send_now_locked(data, message_class, now)
-            reason = outbox.backlog.offer(data, message_class, now, mask=self._mask, droppable=droppable, track=track)
+            plain = not (self._mask or self._held or self._blocked or outbox.backlog.waiting_for_key)
+            if not self.deferred and plain and outbox.idle:
+                return self._send_now_locked(data, message_class, now, track)
+            reason = outbox.backlog.offer(
+                data, message_class, now, mask=self._mask, held=self._held, droppable=droppable, track=track
+            )
             if reason is not None:
                 self._open_episode_locked(now)
                 return RESULTS[SendOutcome.DROPPED, self._core.state]
-            if not self._foreign_locked():
+            foreign = self._foreign_locked()
+            if not foreign:
                 self._check_control_locked()
-                self._settle_locked(self._core.queued(self._load_locked(now), now), now)
-            if not self._blocked:
+                if self._close_reason is None:
+                    self._settle_locked(self._core.queued(self._counted_locked(now), now), now)
+                if self._close_reason is not None:
+                    return RESULTS[SendOutcome.CLOSED, self._core.state]
+            if foreign or not self._blocked:
                 self._host.request_flush()
             return RESULTS[SendOutcome.ACCEPTED, self._core.state]
 
@@ -128,6 +134,8 @@ class Sender(SenderCore):
                 return
             cursor = LogCursor(cohort.log, now=self._host.now(), start=start, prefix=prefix, wait_for_key=wait_for_key)
             cursor.mask = self._mask
+            if wait_for_key:
+                self._open_episode_locked(cursor.joined_at)
             self._outbox.follow(cursor)
             self._joined_check = None
             self._cohort = cohort
@@ -141,6 +149,7 @@ class Sender(SenderCore):
 
     def suspend_following(self) -> None:
         """Leave the fan-out but keep the place in the log, to go on from there with another. Owning thread."""
+        self._refuse_reentry("suspend_following")
         with self._lock:
             cohort = self._cohort
             if cohort is not None:
@@ -154,6 +163,7 @@ class Sender(SenderCore):
         Raises:
             LocalProtocolError: `cohort` is for another log than the one that was followed, or none was.
         """
+        self._refuse_reentry("resume_following")
         with self._lock:
             cursor = self._outbox.cursor
             if self._close_reason is not None:
@@ -169,6 +179,7 @@ class Sender(SenderCore):
         Raises:
             LocalProtocolError: another log, or none, is followed.
         """
+        self._refuse_reentry("move_to")
         if cohort.log is not self.following:
             raise LocalProtocolError("a viewer can only be moved between fan-outs of the log it follows")
         self.suspend_following()
@@ -198,7 +209,17 @@ class Sender(SenderCore):
                 self._pending = [*(self._pending or ()), action]
                 self._host.request_flush()
             else:
-                action(self._host.now())
+                now = self._host.now()
+                self._run_pending_locked(now)  # what was asked for first comes first
+                if self._close_reason is None:
+                    action(now)
+
+    def _run_pending_locked(self, now: float) -> None:
+        """Do what other threads have asked for; after the end of the Sender there is nothing to do it to."""
+        pending, self._pending = self._pending, None
+        for action in pending or ():
+            if self._close_reason is None:
+                action(now)
 
     # -- what it is
 
@@ -233,17 +254,17 @@ class Sender(SenderCore):
         self._refuse_reentry("why")
         with self._lock:
             now = self._host.now()
-            self._place_locked()
             cursor = self._outbox.cursor
             return explain(
                 self._core,
-                self._load_locked(now, counted=False),
+                self._load_locked(now),
                 now,
                 largest_bytes=cursor.log.largest_bytes if cursor else 0,
                 joining=self._joining_locked(),
                 waiting_for_key=self._outbox.waiting_for_key,
                 stalled_s=now - self._progress_at if self._core.would_block else 0.0,
                 close_reason=self._close_reason,
+                details=self._close_details,
             )
 
     def statistics(self) -> SenderStatistics:
@@ -251,13 +272,14 @@ class Sender(SenderCore):
         self._refuse_reentry("statistics")
         with self._lock:
             now = self._host.now()
-            sent_by_cohort = self._place_locked()
-            outbox, core = self._outbox, self._core
-            accepted, queued, dropped = outbox.accepted(), outbox.queued(), outbox.dropped()
+            outbox, core, cursor = self._outbox, self._core, self._outbox.cursor
+            sent_by_cohort = cursor.entry.offset if self._member and cursor is not None else 0
+            load = self._load_locked(now)  # first: it moves the cursor past what is refused
+            accepted, dropped, queued = outbox.accounts()
             return SenderStatistics(
                 state=core.state,
                 since=core.since,
-                load=self._load_locked(now, counted=False),
+                load=load,
                 accepted=accepted,
                 sent=accepted - queued - total(dropped.values()),
                 dropped=dropped,
@@ -277,8 +299,7 @@ class Sender(SenderCore):
         """Return what is queued and not yet taken by the kernel, on three axes. Any thread."""
         self._refuse_reentry("load")
         with self._lock:
-            self._place_locked()
-            return self._load_locked(self._host.now(), counted=False)
+            return self._load_locked(self._host.now())
 
     def ledger(self) -> tuple[LedgerEntry, ...]:
         """Return the last changes of state, episodes of drops, and the close, oldest first. Any thread."""
@@ -308,28 +329,30 @@ class Sender(SenderCore):
         self._refuse_reentry("flush")
         with self._lock:
             now = self._host.now()
-            pending, self._pending = self._pending, None
-            for action in pending or ():
-                action(now)
+            self._run_pending_locked(now)
             if self._close_reason is not None:
                 return FlushResult.CLOSED
             self._check_control_locked()
             self._look_locked(now, queued=True)
-            if self._blocked or self._close_reason is not None:
-                return FlushResult.BLOCKED if self._close_reason is None else FlushResult.CLOSED
-            result = self._write_locked(now)
-            if result is FlushResult.BLOCKED:
-                self._host.want_writable(True)
-                self._arm_locked(now)
-            elif result is FlushResult.MORE:
-                self._host.request_flush()
-            elif result is FlushResult.DRAINED and self._closing:
-                self._fail_locked(CloseReason.FINISHED, "everything was sent")
-                return FlushResult.CLOSED
-            return result
+            return self._flush_locked(now)
+
+    def _flush_locked(self, now: float) -> FlushResult:
+        if self._blocked or self._close_reason is not None:
+            return FlushResult.BLOCKED if self._close_reason is None else FlushResult.CLOSED
+        result = self._write_locked(now)
+        if result is FlushResult.BLOCKED:
+            self._host.want_writable(True)
+            self._arm_locked(now)
+        elif result is FlushResult.MORE:
+            self._host.request_flush()
+        elif result is FlushResult.DRAINED and self._closing:
+            self._fail_locked(CloseReason.FINISHED, "everything was sent")
+            return FlushResult.CLOSED
+        return result
 
     def writable(self) -> FlushResult:
         """Go on writing: the kernel can take more. Owning thread."""
+        self._refuse_reentry("writable")
         with self._lock:
             self._blocked = False
         self._host.want_writable(False)
@@ -345,10 +368,12 @@ class Sender(SenderCore):
             (offset, sequence) of the log before which asking again is of no use.
         """
         with self._lock:
-            if self._close_reason is not None or self._outbox.cursor is None:
+            cursor = self._outbox.cursor
+            if self._close_reason is not None or cursor is None:
                 return OFF_MARK, OFF_MARK
+            if self._notifying:  # our own handler has published something: look when it is done
+                return cursor.log.tail.offset + 1, cursor.log.tail.sequence + 1
             now = self._host.now()
-            self._place_locked()
             self._look_locked(now, queued=True)
             return self._next_crossing_locked(now)
 
@@ -358,7 +383,7 @@ class Sender(SenderCore):
         with self._lock:
             if self._close_reason is None:
                 now = self._host.now()
-                self._place_locked()
+                self._run_pending_locked(now)
                 self._look_locked(now)
                 self._check_times_locked(now)
                 self._arm_locked(now)
@@ -372,8 +397,9 @@ class Sender(SenderCore):
             if self._closing:
                 return
             self._closing = True
-            self._close_deadline = self._host.now() + self._settings.close_deadline_s
-            self._host.set_deadline(self._close_deadline)
+            if self._settings.close_deadline_s:
+                self._close_deadline = self._host.now() + self._settings.close_deadline_s
+                self._host.set_deadline(self._close_deadline)
             self._pending = [*(self._pending or ()), self._stop_following_locked]
             self._host.request_flush()
 
@@ -408,6 +434,7 @@ class Sender(SenderCore):
                 and not self._closing
                 and cursor.caught_up
                 and cursor.entry is at
+                and not self._member
                 and cursor.plain
                 and self._outbox.empty(with_log=False)
             )
@@ -415,9 +442,11 @@ class Sender(SenderCore):
     def enter_cohort(self) -> None:
         """The cohort writes the log for this viewer from now on, from where both stand."""
         with self._lock:
-            if self._cohort is not None:
+            cohort, cursor = self._cohort, self._outbox.cursor
+            if cohort is not None and cursor is not None:
                 self._member = True
-                self._outbox.bytes_sent -= self._cohort.at.offset  # added back when it is left, or asked for
+                cursor.place = cohort.place  # its own would hold the log from here on
+                self._outbox.bytes_sent -= cursor.entry.offset  # added back when it is left, or asked for
 
     def leave_cohort(self, written: int) -> None:
         """Go on alone from where the cohort stands and `written` bytes on, which the kernel took."""

@@ -11,7 +11,7 @@ from flowctl.counts import NO_COUNTS, Counts
 from flowctl.errors import ConfigError
 from flowctl.flow import EMPTY_LOAD, Load, SendState, StateChange
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.streamlog import Entry, StreamLog
+from flowctl.streamlog import Place, StreamLog
 
 if TYPE_CHECKING:
     from flowctl.sender import Sender
@@ -72,7 +72,7 @@ class CohortLike(Protocol):
         """The log that is fanned out."""
 
     @property
-    def at(self) -> Entry:
+    def place(self) -> Place:
         """Where all members stand: what comes before has been written to each of them."""
 
     def add(self, sender: Sender) -> None:
@@ -87,8 +87,8 @@ class CohortLike(Protocol):
     def remove(self, sender: Sender) -> None:
         """Serve `sender` no longer. Owning thread."""
 
-    def limits_changed(self) -> None:
-        """Take note that a member's limits are new. Owning thread."""
+    def limits_changed(self, sender: Sender) -> None:
+        """Take note that the limits of `sender` are new. Owning thread."""
 
 
 class SenderHost(Protocol):
@@ -126,12 +126,13 @@ class SenderSettings:
     Args:
         stuck_s: close when the kernel took nothing for this long while something is queued.
         soft_too_long_s: close after this long at or above SOFT_LIMIT without a break.
-        close_deadline_s: after `close_after_flush`, abort when this has passed. Must be above 0: a peer that does not
-            read would otherwise never be closed.
+        close_deadline_s: after `close_after_flush`, abort when this has passed. Turned off together with `stuck_s`, a
+            peer that does not read is never closed.
         control_bytes: limit of the control lane; beyond it the connection is closed.
         control_messages: the same in messages.
         turn_bytes: how much one connection writes before others get their turn.
-        turn_messages: the same in messages; at most IOV_MAX (1024) go into one system call.
+        turn_messages: the same in messages, a message in flight included; at most IOV_MAX (1024), which is what one
+            system call takes.
         join_grace_s: how long a joiner is not judged on its age where the age axis is off.
     """
 
@@ -145,10 +146,10 @@ class SenderSettings:
     join_grace_s: float = 2.0
 
     def __post_init__(self) -> None:
-        for name in ("stuck_s", "soft_too_long_s", "join_grace_s"):
+        for name in ("stuck_s", "soft_too_long_s", "close_deadline_s", "join_grace_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 (off) or more seconds")
-        for name in ("control_bytes", "control_messages", "turn_bytes", "turn_messages", "close_deadline_s"):
+        for name in ("control_bytes", "control_messages", "turn_bytes", "turn_messages"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be more than 0")
         if self.turn_messages > 1024:

@@ -8,7 +8,10 @@ is a subtraction.
 
 Nobody trims the log. An entry lives exactly as long as a cursor stands at or before it, or the GOP cache holds it:
 Python's reference counts do the book-keeping that a ring buffer would need a "slowest reader" for, and a viewer that
-falls behind costs no memory of its own. How far behind one may fall is bounded by its limits.
+falls behind costs no memory of its own. How far behind one may fall is bounded by its limits. For this to hold, every
+reference in here points forwards: an entry to the next one and to its group, a group to the *next* key frame, never
+to its own. A group that held its own key frame would be a cycle, which only the garbage collector could free, and
+would keep all of a group alive for whoever stands at its end.
 
 Appending is for one thread at a time (the publisher's). Reading is for any thread and needs no lock: an entry is
 filled before its `next` is set, and `tail` is replaced last.
@@ -20,6 +23,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.flow import CLASS_COUNT, MessageClass
 
 _ZEROS: Final = (0,) * CLASS_COUNT
@@ -31,17 +35,19 @@ class Gop:
     """A group of pictures: a key frame and what follows it up to the next one.
 
     Attributes:
-        key: entry of the key frame. None for what came before the first one.
-        next: the following group, set when its key frame is appended.
-        restart: wire messages to send before `key` to a viewer that starts here (metadata and codec configuration).
-        started_at: enqueue time of the key frame in seconds.
+        key_sequence: sequence number of its key frame; -1 for what came before the first one. A number and not the
+            entry: see the module.
+        next_key: the key frame that ends this group and opens the following one, `next_key.gop`. None while open.
+        restart: wire messages to send before its key frame to a viewer that starts there (metadata and codec
+            configuration).
+        started_at: enqueue time of its key frame in seconds.
     """
 
-    __slots__ = ("key", "next", "restart", "started_at")
+    __slots__ = ("key_sequence", "next_key", "restart", "started_at")
 
-    def __init__(self, key: Entry | None, restart: tuple[bytes, ...], started_at: float) -> None:
-        self.key = key
-        self.next: Gop | None = None
+    def __init__(self, key_sequence: int, restart: tuple[bytes, ...], started_at: float) -> None:
+        self.key_sequence = key_sequence
+        self.next_key: Entry | None = None
         self.restart = restart
         self.started_at = started_at
 
@@ -75,6 +81,15 @@ class Entry:
         self.next: Entry | None = None
 
 
+class Place:
+    """A position in a log that viewers can share: moving it moves all of them, and holds the log once."""
+
+    __slots__ = ("entry",)
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+
+
 class LogListener(Protocol):
     """Someone who flushes viewers of a log: one per log and poll group."""
 
@@ -98,6 +113,11 @@ class CacheLimits:
     size_bytes: int = 16 * 1024 * 1024
     messages: int = 4096
     duration_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("size_bytes", "messages", "duration_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} of the GOP cache is {getattr(self, name)}, it must be 0 or more")
 
 
 _names = itertools.count(1)
@@ -126,7 +146,7 @@ class StreamLog:
     def __init__(self, name: str | None = None, *, cache: CacheLimits | None = None) -> None:
         self.name = name or f"log-{next(_names)}"
         self.cache = cache or CacheLimits()
-        self.gop = Gop(None, (), 0.0)
+        self.gop = Gop(-1, (), 0.0)
         self.tail = Entry(0, 0, _ZEROS, _ZEROS, self.gop)
         self.has_video = False
         self.largest_bytes = 0  # largest message seen: a soft limit below twice of it cannot work
@@ -145,7 +165,7 @@ class StreamLog:
         """Add one message at the end; O(1) in the number of viewers.
 
         Args:
-            wire: the message as it goes to the socket, complete.
+            wire: the message as it goes to the socket, complete; not empty.
             message_class: its class; KEY opens a new group. Whether a message of a log may be dropped follows from
                 its class alone (CONTROL and HEADER never are).
             now: time in seconds.
@@ -153,11 +173,14 @@ class StreamLog:
 
         Returns:
             The entry that holds the message.
+
+        Raises:
+            LocalProtocolError: a message is empty. The kernel never takes an empty message, so nobody could pass it.
         """
-        entry = self.tail
         size = len(wire)
-        if message_class is _KEY:
-            self._open_gop(entry, restart, now)
+        if not size or not all(restart):
+            raise LocalProtocolError("an empty message cannot be published", hint="leave it out")
+        entry = self.tail
         if message_class in _VIDEO:
             self.has_video = True
         self.largest_bytes = max(self.largest_bytes, size)
@@ -167,6 +190,8 @@ class StreamLog:
         entry.wire = wire
         entry.message_class = message_class
         entry.enqueued_at = now
+        if message_class is _KEY:
+            self._open_gop(entry, restart, now)
         tail = Entry(entry.sequence + 1, entry.offset + size, tuple(counts), tuple(sizes), self.gop)
         # The order of these two lines is what lets other threads read without a lock.
         entry.next = tail
@@ -178,11 +203,12 @@ class StreamLog:
 
     def _open_gop(self, entry: Entry, restart: tuple[bytes, ...], now: float) -> None:
         previous = self.gop
-        gop = Gop(entry, restart, now)
-        if previous.key is not None:
+        gop = Gop(entry.sequence, restart, now)
+        if previous.key_sequence >= 0:
             self.gop_duration_s = now - previous.started_at
+        # Who finds the key frame through the previous group finds it filled and with its own group.
         entry.gop = gop
-        previous.next = gop
+        previous.next_key = entry
         self.gop = gop
         self._cached = entry
 

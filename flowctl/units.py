@@ -11,7 +11,8 @@ from typing import Final
 
 from flowctl.errors import ConfigError
 
-_NUMBER = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]*)\s*$")
+# At most 15 digits on each side: beyond, a float is no longer exact, and with hundreds it becomes infinite.
+_NUMBER = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z/]*)\s*", re.ASCII)
 
 _SIZE_UNITS: Final[dict[str, int]] = {
     "": 1,
@@ -39,7 +40,7 @@ _RATE_PREFIXES: Final[dict[str, int]] = {"": 1, "k": 1000, "m": 1000**2, "g": 10
 
 
 def _split(text: str, field: str, example: str) -> tuple[float, str]:
-    match = _NUMBER.match(text)
+    match = _NUMBER.fullmatch(text)
     if match is None:
         raise ConfigError(f"{field}: {text!r} is not a number with a unit", hint=f"write it like {example}")
     return float(match[1]), match[2].lower()
@@ -76,7 +77,11 @@ def parse_bit_rate(text: str, field: str = "rate") -> int:
         ConfigError: `text` has no number or an unknown unit; names `field`.
     """
     number, unit = _split(text, field, "2.5M")
-    prefix = unit.removesuffix("bit/s").removesuffix("bps").removesuffix("bit")
+    prefix = unit
+    for suffix in ("bit/s", "bps", "bit"):
+        if unit.endswith(suffix):
+            prefix = unit.removesuffix(suffix)
+            break
     if prefix not in _RATE_PREFIXES:
         raise ConfigError(f"{field}: unknown unit {unit!r} in {text!r}", hint="use k, M or G, meaning kbit/s and so on")
     return round(number * _RATE_PREFIXES[prefix])
@@ -86,25 +91,26 @@ def format_size(value_bytes: float) -> str:
     """Return `value_bytes` for people, for example ``1.5 MiB``."""
     size = float(value_bytes)
     for unit in ("B", "KiB", "MiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        if abs(size) < 1023.5:  # from there on it would be shown as 1024
+            return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 99.95 else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
 
 
 def format_duration(value_s: float) -> str:
     """Return `value_s` seconds for people, for example ``850 ms``, ``8.0 s`` or ``2 min 5 s``."""
-    if abs(value_s) < 1:
+    if abs(value_s) < 0.9995:
         return f"{value_s * 1000:.0f} ms"
-    if abs(value_s) < 120:
+    if abs(value_s) < 119.95:
         return f"{value_s:.1f} s"
-    return f"{value_s // 60:.0f} min {value_s % 60:.0f} s"
+    minutes, seconds = divmod(round(abs(value_s)), 60)
+    return f"{'-' if value_s < 0 else ''}{minutes} min {seconds} s"
 
 
 def format_bit_rate(value_bits_per_s: float) -> str:
     """Return a bit rate for people, for example ``2.50 Mbit/s``."""
-    if abs(value_bits_per_s) < 1000:
+    if abs(value_bits_per_s) < 999.5:
         return f"{value_bits_per_s:.0f} bit/s"
-    if abs(value_bits_per_s) < 1e6:
+    if abs(value_bits_per_s) < 999_500:
         return f"{value_bits_per_s / 1000:.0f} kbit/s"
     return f"{value_bits_per_s / 1e6:.2f} Mbit/s"

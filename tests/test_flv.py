@@ -230,8 +230,9 @@ def test_finish_tells_a_stream_that_ends_inside(cut):
 def test_finish_accepts_an_end_between_tags(cut):
     """A stream with no tag, whole or with a cut back pointer, has ended properly."""
     reader = FlvReader()
-    reader.feed(stream()[:cut])
+    tags = reader.feed(stream()[:cut])
     reader.finish()
+    assert tags == []
 
 
 @pytest.mark.parametrize("options", [{"max_tag_bytes": 0}, {"max_tag_bytes": 1 << 24}, {"max_unfinished_bytes": 0}])

@@ -30,7 +30,9 @@ LAYERS = {
     "flow": layer("limits flow", "ground", pure=True),
     "wire": layer("rtmp flv", "ground flow", pure=True),
     "queue": layer(
-        "counts policy ledger explain streamlog crossings backlog cursor sender_types outbox", "ground flow", pure=True
+        "counts policy ledger explain streamlog crossings lane gates logqueue backlog cursor sender_types outbox",
+        "ground flow",
+        pure=True,
     ),
     "jobs": layer("_locks _jobs _processor deferred deadlines _loadmeter", "ground"),
     "sending": layer("_sendercore sender fanout", "ground flow queue jobs"),
@@ -46,7 +48,7 @@ LAYERS = {
     "client": layer("client", "ground flow queue jobs sending receiving loop glue wire media log"),
     "live": layer("live", "ground flow queue jobs sending receiving loop glue server wire log"),
     "demo": layer("demo", "ground flow queue jobs sending receiving loop glue server wire media log client live"),
-    "cli": layer("cli", "ground flow queue sending loop glue server wire media log client live demo"),
+    "cli": layer("cli __main__", "ground flow queue sending loop glue server wire media log client live demo"),
 }
 """Lower layers first. `__init__` of flowctl, which re-exports, belongs to none: nothing in flowctl imports it."""
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import Any
+from math import inf
+from typing import Any, Final
 
 from flowctl.reasons import CloseReason
 from flowctl.sender import FlushResult, Sender
 from flowctl.testing.clock import ManualClock
+
+MOST_CALLS: Final = 100_000
+"""Calls in one run of a group: more is an endless loop, and a test that reports it is better than one that hangs."""
 
 
 class ManualGroup:
@@ -41,14 +45,20 @@ class ManualGroup:
         heapq.heappush(self._calls, (self.clock() + delay_s, next(self._numbers), callback, args))
 
     def run(self, seconds: float = 0.0) -> None:
-        """Advance the time, stopping at each call that is due on the way."""
+        """Advance the time, stopping at each call that is due on the way.
+
+        Raises:
+            AssertionError: there are always more calls due.
+        """
         end = self.clock() + seconds
-        for _ in range(100_000):
+        for _ in range(MOST_CALLS):
             if not self._calls or self._calls[0][0] > end:
                 break
             when, _number, callback, args = heapq.heappop(self._calls)
             self.clock.advance(max(0.0, when - self.clock()))
             callback(*args)
+        else:
+            raise AssertionError(f"{MOST_CALLS} calls without an end in sight: something always asks for another")
         self.clock.advance(max(0.0, end - self.clock()))
 
 
@@ -74,6 +84,7 @@ class ManualHost:
         self.ledger_notes = 0
         self.foreign = False
         self._flush_requested = False
+        self._due = inf  # the earliest time for which a tick is on its way
 
     def now(self) -> float:
         """Return the group's time."""
@@ -92,17 +103,26 @@ class ManualHost:
     def _flush(self) -> None:
         self._flush_requested = False
         if self.sender is not None:
-            self.sender.flush()
+            foreign, self.foreign = self.foreign, False  # this is the owning thread, whoever asked
+            try:
+                self.sender.flush()
+            finally:
+                self.foreign = foreign
 
     def want_writable(self, wanted: bool) -> None:  # noqa: FBT001 - the signature of the protocol
         """Take note."""
         self.wants_writable = wanted
 
     def set_deadline(self, when: float) -> None:
-        """Tick in the group's run when the time has come."""
-        self.group.call_later(max(0.0, when - self.group.now()), self._tick)
+        """Tick in the group's run when the time has come, unless a tick is due before."""
+        if when < self._due:
+            self._due = when
+            self.group.call_later(max(0.0, when - self.group.now()), self._tick, when)
 
-    def _tick(self) -> None:
+    def _tick(self, when: float) -> None:
+        if when != self._due:
+            return  # an earlier time was asked for since
+        self._due = inf
         if self.sender is not None:
             self.sender.tick()
 

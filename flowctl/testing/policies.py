@@ -2,54 +2,74 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Final
+
 from flowctl.flow import MessageClass, SendState
 from flowctl.policy import DropPolicy, Thin, Verdict
+
+_CLASSES: Final[list[MessageClass]] = [item for item in MessageClass if item is not MessageClass.CONTROL]
+_NEEDS: Final = (
+    (MessageClass.KEY, MessageClass.INTER),
+    (MessageClass.KEY, MessageClass.DISPOSABLE),
+    (MessageClass.INTER, MessageClass.DISPOSABLE),
+)
 
 
 def check_drop_policy(policy: DropPolicy) -> None:
     """Check what every drop policy must hold to.
 
     - Decisions are pure: the same arguments give the same answer, whatever was asked in between.
-    - READY keeps everything: a peer that keeps up never loses a message.
+    - Answers are a `Verdict` and a `Thin`.
+    - READY keeps everything and thins nothing: a peer that keeps up never loses a message.
     - HEADER is never refused: without it nothing that follows can be decoded.
     - A worse state never keeps what a better one drops.
-    - Where key frames are refused, so are the frames that need them.
-    - READY thins nothing.
+    - Where frames are refused, so are the frames that need them: INTER and DISPOSABLE need KEY, DISPOSABLE needs INTER.
 
     Raises:
         AssertionError: one of them does not hold; says which, with state and class.
     """
-    first = _decisions(policy)
-    second = _decisions(policy)
-    _check(first == second, "decide() and thin() must be pure functions of their arguments")
-    classes = [item for item in MessageClass if item is not MessageClass.CONTROL]
-    for item in classes:
-        name = item.name
+    decisions = _decisions(policy, list(SendState), _CLASSES)
+    for states, classes in (
+        (list(reversed(SendState)), _CLASSES),
+        (list(SendState), list(reversed(_CLASSES))),
+        ([SendState.HARD_LIMIT, *SendState], [MessageClass.AUDIO, *_CLASSES]),
+    ):
+        again = _decisions(policy, states, classes)
+        _check(decisions == again, "decide() and thin() must be pure functions of their arguments")
+    for (state, item), answer in decisions.items():
+        kind = Verdict if item is not None else Thin
+        _check(isinstance(answer, kind), f"{state.name}: the answer {answer!r} is not a {kind.__name__}")
+    for item in _CLASSES:
         _check(
-            policy.decide(SendState.READY, item) is Verdict.KEEP,
-            f"READY drops {name}: a peer that keeps up must not lose anything",
+            decisions[SendState.READY, item] is Verdict.KEEP,
+            f"READY drops {item.name}: a peer that keeps up must not lose anything",
         )
-        kept = [policy.decide(state, item) is Verdict.KEEP for state in SendState]
-        for better, worse in zip(SendState, list(SendState)[1:], strict=False):
-            _check(kept[better] or not kept[worse], f"{name} is dropped in {better.name} but kept in {worse.name}")
+        kept = [decisions[state, item] is Verdict.KEEP for state in SendState]
+        for better, worse in itertools.pairwise(SendState):
+            _check(kept[better] or not kept[worse], f"{item.name} is dropped in {better.name} but kept in {worse.name}")
     for state in SendState:
         _check(
-            policy.decide(state, MessageClass.HEADER) is Verdict.KEEP,
+            decisions[state, MessageClass.HEADER] is Verdict.KEEP,
             f"{state.name} drops HEADER: nothing after it could be decoded",
         )
-        if policy.decide(state, MessageClass.KEY) is Verdict.DROP:
-            for item in (MessageClass.INTER, MessageClass.DISPOSABLE):
-                _check(
-                    policy.decide(state, item) is Verdict.DROP,
-                    f"{state.name} drops KEY but keeps {item.name}, which cannot be decoded without it",
-                )
-    _check(policy.thin(SendState.READY) is Thin.NOTHING, "READY must not thin the queue")
+        for needed, needing in _NEEDS:
+            _check(
+                decisions[state, needed] is Verdict.KEEP or decisions[state, needing] is Verdict.DROP,
+                f"{state.name} drops {needed.name} but keeps {needing.name}, which cannot be decoded without it",
+            )
+    _check(decisions[SendState.READY, None] is Thin.NOTHING, "READY must not thin the queue")
 
 
-def _decisions(policy: DropPolicy) -> list[object]:
-    answers: list[object] = [policy.thin(state) for state in SendState]
-    for state in reversed(SendState):
-        answers += [policy.decide(state, item) for item in MessageClass if item is not MessageClass.CONTROL]
+def _decisions(
+    policy: DropPolicy, states: list[SendState], classes: list[MessageClass]
+) -> dict[tuple[SendState, MessageClass | None], Verdict | Thin]:
+    """Return all answers by state and class; class None: `thin`."""
+    answers: dict[tuple[SendState, MessageClass | None], Verdict | Thin] = {}
+    for state in states:
+        answers[state, None] = policy.thin(state)
+        for item in classes:
+            answers[state, item] = policy.decide(state, item)
     return answers
 
 

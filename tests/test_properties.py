@@ -1,0 +1,231 @@
+"""Random histories: whatever happens, nothing is lost unaccounted, reordered, repeated or undecodable."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis.strategies as st
+from flow_kit import (
+    AUDIO,
+    CONTROL,
+    DATA,
+    DISPOSABLE,
+    HEADER,
+    INTER,
+    KEY,
+    OWN,
+    Published,
+    Viewer,
+    check_accounts,
+    check_edges,
+    check_stream,
+    frame,
+)
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from flowctl.fanout import Fanout
+from flowctl.flow import SendState
+from flowctl.limits import AxisLimits, HardPolicy, Limits
+from flowctl.policy import DropDroppable, KeepAll, LivePolicy, Thin
+from flowctl.reasons import CloseReason
+from flowctl.sender_types import SenderSettings, SendOutcome
+from flowctl.testing import ManualGroup
+
+POLICIES = (LivePolicy(), KeepAll(), DropDroppable(), DropDroppable(SendState.SOFT_LIMIT, SendState.SOFT_LIMIT))
+TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0, turn_bytes=2000, turn_messages=7, control_bytes=1 << 20)
+
+media = st.sampled_from([KEY, KEY, INTER, INTER, INTER, DISPOSABLE, DISPOSABLE, AUDIO, AUDIO, HEADER, DATA, CONTROL])
+sizes = st.sampled_from([11, 11, 50, 100, 400, 2500])
+rooms = st.sampled_from([0, 1, 5, 11, 60, 300, 1000])
+
+
+@st.composite
+def limits(draw):
+    """Limits from far too small to far too large, each axis on or off."""
+
+    def axis(low, high, name):
+        soft = draw(st.one_of(st.just(0), st.integers(low, high)))
+        return AxisLimits(soft=soft, hard=draw(st.sampled_from([0, soft, 2 * soft, 8 * soft])), name=name)
+
+    return Limits(
+        size=axis(1, 4000, "bytes"),
+        messages=axis(1, 30, "messages"),
+        age_ms=axis(1, 3000, "age"),
+        overhead_bytes=draw(st.sampled_from([0, 96])),
+        hard_policy=draw(st.sampled_from(HardPolicy)),
+    )
+
+
+class FanoutHistory(RuleBasedStateMachine):
+    """Several viewers of one log: some slow in any way, one whose peer takes everything."""
+
+    def __init__(self):
+        super().__init__()
+        self.group = ManualGroup()
+        self.published = Published(self.group)
+        self.fanout = Fanout(self.published.log, self.group)
+        self.viewers = []
+        self.own = Counter()
+        self.offered = {}
+        self.expired = set()
+        self.fast = self.new_viewer(LivePolicy(), Limits.parse("500,5,100ms", "500,5,100ms"), SenderSettings())
+        self.follow(self.fast)
+
+    def new_viewer(self, policy, limit, settings=TIMELESS):
+        viewer = Viewer(self.group, policy=policy, limits=limit, settings=settings)
+        self.viewers.append(viewer)
+        self.offered[viewer] = Counter()
+        return viewer
+
+    def follow(self, viewer):
+        viewer.follow(self.fanout)
+        viewer.following = True
+        self.offered[viewer].update(self.published.classes[viewer.joined :])
+
+    @initialize(policies=st.lists(st.sampled_from(POLICIES), min_size=1, max_size=3), limit=limits())
+    def start(self, policies, limit):
+        for policy in policies:
+            self.follow(self.new_viewer(policy, limit))
+
+    slow = st.integers(1, 6)
+
+    def pick(self, index):
+        return self.viewers[1 + index % (len(self.viewers) - 1)]
+
+    @rule(message_class=media, size=sizes)
+    def publish(self, message_class, size):
+        self.published.publish(message_class, size)
+        for viewer in self.viewers:
+            if viewer.sender.following is not None:
+                self.offered[viewer][message_class] += 1
+
+    @rule(text=st.text("KIDA", min_size=1, max_size=12), size=sizes)
+    def publish_many(self, text, size):
+        for letter in text:
+            self.publish({"K": KEY, "I": INTER, "D": DISPOSABLE, "A": AUDIO}[letter], size)
+
+    @rule(seconds=st.sampled_from([0.0, 0.01, 0.04, 0.04, 0.3, 1.0, 11.0]))
+    def wait(self, seconds):
+        self.group.run(seconds)
+
+    @rule(index=slow, room=rooms, most=st.sampled_from([None, None, 1, 7, 100]))
+    def kernel_takes(self, index, room, most):
+        viewer = self.pick(index)
+        viewer.peer.most = most
+        viewer.give(room)
+
+    @rule(index=slow)
+    def kernel_takes_everything(self, index):
+        viewer = self.pick(index)
+        viewer.peer.most = None
+        viewer.give(None)
+
+    @rule(index=slow, limit=limits(), foreign=st.booleans())
+    def set_limits(self, index, limit, foreign):
+        self.call(self.pick(index), lambda sender: sender.set_limits(limit), foreign)
+
+    @rule(index=slow, policy=st.sampled_from(POLICIES), foreign=st.booleans())
+    def set_policy(self, index, policy, foreign):
+        self.call(self.pick(index), lambda sender: sender.set_policy(policy), foreign)
+
+    @rule(index=slow, mode=st.sampled_from(Thin), foreign=st.booleans())
+    def thin(self, index, mode, foreign):
+        self.call(self.pick(index), lambda sender: sender.thin(mode), foreign)
+
+    def call(self, viewer, action, foreign):
+        viewer.host.foreign = foreign
+        action(viewer.sender)
+        viewer.host.foreign = False
+
+    @rule(index=slow, message_class=st.sampled_from([CONTROL, DATA]), size=sizes, foreign=st.booleans())
+    def send(self, index, message_class, size, foreign):
+        viewer = self.pick(index)
+        number = self.own[viewer] = self.own[viewer] + 1
+
+        def send(sender):
+            result = sender.send(frame(OWN, message_class, number, size), message_class)
+            if result.outcome is not SendOutcome.CLOSED or sender.statistics().sends_after_close == before:
+                self.offered[viewer][message_class] += 1
+
+        before = viewer.sender.statistics().sends_after_close
+        self.call(viewer, send, foreign)
+
+    @rule(index=slow)
+    def unfollow(self, index):
+        viewer = self.pick(index)
+        viewer.sender.unfollow()
+
+    @precondition(lambda self: len(self.viewers) < 6)
+    @rule(policy=st.sampled_from(POLICIES), limit=limits())
+    def join(self, policy, limit):
+        self.follow(self.new_viewer(policy, limit))
+
+    @rule(index=slow)
+    def close_after_flush(self, index):
+        self.pick(index).sender.close_after_flush()
+
+    @invariant()
+    def accounts_hold(self):
+        for viewer in self.viewers:
+            if viewer.sender.closed:
+                check_accounts(viewer)
+            else:
+                check_accounts(viewer, self.offered[viewer])
+            check_edges(viewer)
+            if viewer.sender.statistics().key_waits_expired:
+                self.expired.add(viewer)
+            check_stream(viewer, self.published, key_wait_expired=viewer in self.expired)
+            own = [(kind, number) for origin, kind, number, _ in viewer.frames if origin == OWN]
+            for lane in (CONTROL, DATA):
+                numbers = [number for kind, number in own if kind is lane]
+                assert numbers == sorted(set(numbers))
+            assert not viewer.host.failures
+            assert len(viewer.host.closed) <= 1
+
+    @invariant()
+    def the_fast_viewer_loses_nothing(self):
+        assert not self.fast.host.closed
+        assert self.fast.numbers() == list(range(len(self.fast.numbers())))
+        assert not self.fast.sender.statistics().dropped
+        assert not self.fast.edges.changes
+
+    def teardown(self):
+        for viewer in self.viewers:
+            viewer.peer.most = None
+            viewer.drain()
+        self.group.run(1.0)
+        for viewer in self.viewers:
+            statistics = viewer.sender.statistics()
+            check_accounts(viewer)
+            assert statistics.queued.total_messages == 0
+            if statistics.close_reason is None:
+                assert viewer.sender.state is SendState.READY, viewer.sender.why()
+            else:
+                assert statistics.close_reason in {
+                    CloseReason.HARD_LIMIT,
+                    CloseReason.FINISHED,
+                    CloseReason.STUCK,
+                    CloseReason.LIMIT_HIT,
+                }
+                hard = statistics.close_reason is CloseReason.HARD_LIMIT
+                assert not hard or statistics.state is SendState.HARD_LIMIT
+        assert self.fast.numbers() == list(range(len(self.published.classes)))
+        # Whoever still follows is served again like everybody, once a key frame has come.
+        self.group.run(0.1)
+        number = self.published.publish(KEY)
+        self.group.run(0.1)
+        last = self.published.publish(INTER)
+        self.group.run(0.1)
+        for viewer in self.viewers:
+            if viewer.sender.following is not None:
+                assert viewer.numbers()[-2:] == [number, last]
+                assert viewer.sender.ledger() is not None
+        alone = self.fanout.statistics().alone
+        assert alone == 0, "who takes everything again is a member of the cohort again"
+
+
+TestFanoutHistory = FanoutHistory.TestCase
+TestFanoutHistory.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, report_multiple_bugs=False
+)
