@@ -452,7 +452,6 @@ class SenderCore:
 
     def _set_limits_locked(self, limits: Limits, now: float) -> None:
         self._lock.assert_owned()
-        self._lock.assert_owned()
         self._note_locked(LedgerEntry(LedgerKind.LIMITS, now, str(limits)))
         core = self._core
         self._settle_locked(core.limits_set(limits, self._counted_locked(now), now), now)
@@ -464,20 +463,17 @@ class SenderCore:
 
     def _set_policy_locked(self, policy: DropPolicy, now: float) -> None:
         self._lock.assert_owned()
-        self._lock.assert_owned()
         self._policy = policy
         self._apply_mask_locked(now)
         self._arm_locked(now)
 
     def _thin_request_locked(self, mode: Thin, now: float) -> None:
         self._lock.assert_owned()
-        self._lock.assert_owned()
         self._thin_locked(mode, now, DropReason.REQUESTED)
         self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
         self._close_episode_locked(now)
 
     def _stop_following_locked(self, now: float) -> None:
-        self._lock.assert_owned()
         self._lock.assert_owned()
         cursor = self._outbox.cursor
         if cursor is not None:

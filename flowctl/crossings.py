@@ -51,6 +51,10 @@ class Crossings(Generic[_T]):
     def forget(self, item: _T) -> None:
         """Report `item` no more; harmless when it is not watched."""
         self._numbers.pop(item, None)
+        if not self._numbers:  # what is stale would keep items alive until somebody is watched again
+            self._by_offset.clear()
+            self._by_sequence.clear()
+            self.next_offset = self.next_sequence = OFF_MARK
 
     def due(self, offset: int, sequence: int) -> list[_T]:
         """Return the items whose place the log has reached; they are not watched any more."""

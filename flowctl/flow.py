@@ -200,13 +200,16 @@ class FlowCore:
         """Put `limits` in force at once.
 
         A HARD_LIMIT that is final stays: the connection is already being closed for it. One that is held and whose
-        mark is no longer reached becomes SOFT_LIMIT, or is left where soft is off or the load is at or below the new
-        low marks. One that was held, is still reached and is final by the new limits makes no edge: see `final`.
+        mark is no longer reached becomes SOFT_LIMIT, or is left where the load is at or below the new low marks. With
+        soft off on all axes there is no SOFT_LIMIT to be in: it is left, and so is a held HARD_LIMIT. One that was
+        held, is still reached and is final by the new limits makes no edge: see `final`.
         """
+        old_level = self._level
         self._adopt(limits)
-        if self._level == _HARD and not self.final:
-            self._level = _SOFT if min(self._soft_marks) < OFF_MARK else _NO_LEVEL
-        return self._update(Cause.LIMITS_SET, load, now)
+        if not self.final:
+            # The hard mark, if it is still reached, is found again below.
+            self._level = min(old_level, _SOFT if min(self._soft_marks) < OFF_MARK else _NO_LEVEL)
+        return self._update(Cause.LIMITS_SET, load, now, old_level)
 
     # -- what the state is
 
@@ -246,8 +249,9 @@ class FlowCore:
 
     # -- the rule
 
-    def _update(self, cause: Cause, load: Load, now: float) -> StateChange | None:
-        old_level = self._level
+    def _update(self, cause: Cause, load: Load, now: float, old_level: int | None = None) -> StateChange | None:
+        """Set level and state; `old_level` is the level before the event where the event itself has changed it."""
+        old_level = self._level if old_level is None else old_level
         axis = None if self.final else self._relevel(load)
         if self._level == _HARD and self.limits.hard_policy is HardPolicy.CLOSE:
             self.final = True
@@ -258,7 +262,7 @@ class FlowCore:
         return self._enter(new, cause, axis if value is not None else None, value, limit, now)
 
     def _relevel(self, load: Load) -> Axis | None:
-        """Set the level from `load`; return the axis that decided."""
+        """Set the level from `load`; return the axis that decided, None where none did."""
         hard = _first_reached(load, self._hard_marks)
         if hard is not None:
             self._level = _HARD
@@ -266,13 +270,13 @@ class FlowCore:
         if self._level:
             above = self._first_above_low(load)
             if above is not None:
-                return above
+                return _first_reached(load, self._soft_marks) or above
             self._level = _NO_LEVEL
+            return _largest_share(load, self._low_marks)
         soft = _first_reached(load, self._soft_marks)
         if soft is not None:
             self._level = _SOFT
-            return soft
-        return _largest_share(load, self._low_marks)
+        return soft
 
     def _first_above_low(self, load: Load) -> Axis | None:
         low = self._low_marks
@@ -291,6 +295,8 @@ class FlowCore:
             Axis.AGE: (2, load.age_ms),
         }[axis]
         marks = {_NO_LEVEL: self._low_marks, _SOFT: self._soft_marks, _HARD: self._hard_marks}[self._level]
+        if self._level == _SOFT and value < marks[index]:
+            marks = self._low_marks  # a held HARD_LIMIT that other limits made SOFT_LIMIT: this is what keeps it there
         return value, marks[index]
 
     def _enter(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,10 @@ class Unordered:
     """An item like a Sender: it can be hashed but not compared."""
 
     __slots__ = ()
+
+
+class Mortal:
+    """An item whose end can be seen."""
 
 
 def test_due_when_either_place_is_reached_reports_once():
@@ -49,6 +55,19 @@ def test_watch_when_there_is_no_place_forgets():
     crossings.watch("item", OFF_MARK, OFF_MARK)
     assert len(crossings) == 0
     assert crossings.due(OFF_MARK - 1, OFF_MARK - 1) == []
+
+
+def test_forget_when_it_was_the_last_one_keeps_nobody_alive():
+    """Once nothing is watched, no stale place holds an item, and the log may grow without a look at anybody."""
+    crossings = Crossings()
+    item = Mortal()
+    gone = weakref.ref(item)
+    for offset in (10, 20):
+        crossings.watch(item, offset, offset)
+    crossings.forget(item)
+    del item
+    assert (crossings.next_offset, crossings.next_sequence) == (OFF_MARK, OFF_MARK)
+    assert gone() is None
 
 
 def test_forget_when_not_watched_is_harmless():

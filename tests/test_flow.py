@@ -53,8 +53,11 @@ class Naive:
             self.blocked = False
         if limits is not None:
             self.limits = limits
+            soft_on = any(axis.soft for _, _, axis in self.axes(load))
             if self.level == 2 and not self.final:
-                self.level = 1 if any(axis.soft for _, _, axis in self.axes(load)) else 0
+                self.level = 1 if soft_on else 0
+            if self.level == 1 and not soft_on:
+                self.level = 0
         if not self.final:
             self.level = self.new_level(load)
             self.final = self.level == 2 and self.limits.hard_policy is HardPolicy.CLOSE
@@ -116,6 +119,9 @@ def check_edge(edge, core, naive, before, old_level, event, now):
         mark = (axis.low, axis.soft, axis.hard)[naive.level]
         assert edge.limit == mark
         assert value <= mark if naive.level == 0 else value >= mark
+    elif new is SOFT_LIMIT:
+        value, axis = next((value, axis) for name, value, axis in naive.axes(load) if name is edge.axis)
+        assert (edge.value, edge.limit) == (value, axis.soft if axis.soft and value >= axis.soft else axis.low)
 
 
 def explore(core, naive, events, depth, count=0):
@@ -137,6 +143,7 @@ def explore(core, naive, events, depth, count=0):
 NARROW = Limits(size=AxisLimits(soft=100), messages=AxisLimits(soft=4, hard=6, low=2))
 HELD = dataclasses.replace(NARROW, hard_policy=HardPolicy.HOLD)
 WIDE = dataclasses.replace(HELD, size=AxisLimits(soft=300, hard=400), messages=AxisLimits())
+HARD_ONLY = by_messages(0, 6, policy=HardPolicy.HOLD)
 LOADS = (
     (Cause.DRAINED, EMPTY_LOAD, None),
     (Cause.WOULD_BLOCK, Load(10, 1), None),
@@ -156,6 +163,7 @@ LOADS = (
         pytest.param(NO_LIMITS, (NARROW,), id="limits-come"),
         pytest.param(HELD, (WIDE, NO_LIMITS), id="limits-go"),
         pytest.param(HELD, (NARROW,), id="hold-becomes-final"),
+        pytest.param(HELD, (HARD_ONLY,), id="soft-goes"),
         pytest.param(by_messages(0, 6, policy=HardPolicy.HOLD), (), id="hard-only"),
     ],
 )
@@ -331,6 +339,27 @@ def test_limits_set_when_live_are_in_force_at_once():
     assert (edge.new, edge.cause, edge.axis, edge.limit) == (SOFT_LIMIT, Cause.LIMITS_SET, Axis.MESSAGES, 4)
     assert core.limits_set(by_messages(1_500_000, low=999_999), messages(1_000_000), 3.0) is None
     assert core.limits_set(by_messages(1_500_000, low=1_000_000), messages(1_000_000), 4.0).new is READY
+
+
+def test_soft_limit_when_all_soft_marks_are_turned_off_is_left():
+    """Without a soft mark there is no SOFT_LIMIT to be in, however far the load is above the low mark."""
+    core = FlowCore(by_messages(4, 20), 0.0)
+    core.queued(messages(15), 1.0)
+    edge = core.limits_set(by_messages(0, 20), messages(15), 2.0)
+    assert (edge.old, edge.new, edge.cause) == (SOFT_LIMIT, READY, Cause.LIMITS_SET)
+    assert (edge.axis, edge.value, edge.limit) == (None, None, None)
+    assert core.slow_since is None
+    assert core.queued(messages(20), 3.0).new is HARD_LIMIT
+
+
+@pytest.mark.parametrize(("soft", "limit"), [pytest.param(8, 8, id="soft"), pytest.param(40, 5, id="low")])
+def test_hard_limit_when_held_and_limits_widen_names_what_keeps_it_at_soft(soft, limit):
+    """The edge down to SOFT_LIMIT names axis, value and the mark: soft where it is reached, else low."""
+    core = FlowCore(by_messages(4, 6, policy=HardPolicy.HOLD), 0.0)
+    core.queued(messages(9), 1.0)
+    edge = core.limits_set(by_messages(soft, 100, low=5, policy=HardPolicy.HOLD), messages(9), 2.0)
+    assert (edge.old, edge.new) == (HARD_LIMIT, SOFT_LIMIT)
+    assert (edge.axis, edge.value, edge.limit) == (Axis.MESSAGES, 9.0, limit)
 
 
 @pytest.mark.parametrize("field", ["size", "messages", "age_ms"])

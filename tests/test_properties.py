@@ -229,3 +229,123 @@ TestFanoutHistory = FanoutHistory.TestCase
 TestFanoutHistory.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, report_multiple_bugs=False
 )
+
+
+class OwnQueueHistory(RuleBasedStateMachine):
+    """One Sender without a stream log: what the application sends it, and whatever its peer does."""
+
+    def __init__(self):
+        super().__init__()
+        self.group = ManualGroup()
+        self.offered = Counter()
+        self.classes = []
+        self.newest_header = {}
+        self.headers_at = {}  # newest header per track when a key frame was offered
+
+    @initialize(policy=st.sampled_from(POLICIES), limit=limits(), deferred=st.booleans())
+    def start(self, policy, limit, deferred):
+        self.viewer = Viewer(self.group, policy=policy, limits=limit, settings=TIMELESS, deferred=deferred)
+        self.sender = self.viewer.sender
+
+    @rule(message_class=media, size=sizes, track=st.integers(0, 1))
+    def send(self, message_class, size, track):
+        number = len(self.classes)
+        refused = self.sender.statistics().sends_after_close
+        if message_class is HEADER:
+            size = 60 + track  # tells the track
+        result = self.sender.send(frame(OWN, message_class, number, size), message_class, track=track)
+        assert result.state is self.sender.state
+        if self.sender.statistics().sends_after_close > refused:
+            assert result.outcome is SendOutcome.CLOSED
+            return
+        self.classes.append(message_class)
+        self.offered[message_class] += 1
+        if message_class is KEY:
+            self.headers_at[number] = dict(self.newest_header)
+        if message_class is HEADER:
+            self.newest_header[track] = number
+
+    @rule(text=st.text("KIIDA", min_size=1, max_size=12), size=sizes)
+    def send_many(self, text, size):
+        for letter in text:
+            self.send({"K": KEY, "I": INTER, "D": DISPOSABLE, "A": AUDIO}[letter], size, 0)
+
+    @rule(seconds=st.sampled_from([0.0, 0.0, 0.3, 1.0, 11.0]))
+    def wait(self, seconds):
+        self.group.run(seconds)
+
+    @rule(room=rooms, most=st.sampled_from([None, None, 1, 7, 100]))
+    def kernel_takes(self, room, most):
+        self.viewer.peer.most = most
+        self.viewer.give(room)
+
+    @rule()
+    def kernel_takes_everything(self):
+        self.viewer.peer.most = None
+        self.viewer.give(None)
+
+    @rule(limit=limits())
+    def set_limits(self, limit):
+        self.sender.set_limits(limit)
+
+    @rule(policy=st.sampled_from(POLICIES))
+    def set_policy(self, policy):
+        self.sender.set_policy(policy)
+
+    @rule(mode=st.sampled_from(Thin))
+    def thin(self, mode):
+        self.sender.thin(mode)
+
+    @precondition(lambda self: len(self.classes) > 30)
+    @rule()
+    def close_after_flush(self):
+        self.sender.close_after_flush()
+
+    @invariant()
+    def everything_holds(self):
+        if not hasattr(self, "viewer"):
+            return
+        viewer = self.viewer
+        check_accounts(viewer, self.offered)
+        check_edges(viewer)
+        for lane in (True, False):
+            numbers = [
+                number
+                for _, message_class, number, _ in viewer.frames
+                if message_class is not HEADER and (message_class is CONTROL) is lane
+            ]
+            assert numbers == sorted(set(numbers)), "reordered or twice"
+        if not self.sender.statistics().key_waits_expired:
+            self.check_decodable()
+        assert not viewer.host.failures
+
+    def check_decodable(self):
+        """No frame after a loss before a key frame; there the newest header of each track goes first."""
+        known_to, headers = -1, {}
+        for _, message_class, number, size in self.viewer.frames:
+            if message_class is HEADER:
+                headers[size - 60] = max(number, headers.get(size - 60, -1))
+                continue
+            if message_class in (KEY, INTER, DISPOSABLE):
+                gap = any(item in (KEY, INTER) for item in self.classes[known_to + 1 : number])
+                if message_class is KEY and gap:
+                    for track, newest in self.headers_at[number].items():
+                        assert headers.get(track, -1) >= newest, f"key frame {number} without header of {track}"
+                assert message_class is KEY or not gap, f"frame {number} refers to one lost after {known_to}"
+                known_to = number if message_class is not DISPOSABLE else known_to
+
+    def teardown(self):
+        if not hasattr(self, "viewer"):
+            return
+        self.viewer.peer.most = None
+        self.viewer.drain()
+        self.group.run(1.0)
+        statistics = self.sender.statistics()
+        assert statistics.queued.total_messages == 0
+        if statistics.close_reason is None:
+            assert self.sender.state is SendState.READY, self.sender.why()
+            assert statistics.recoveries == sum(change.new is SendState.READY for change in self.viewer.edges.changes)
+
+
+TestOwnQueueHistory = OwnQueueHistory.TestCase
+TestOwnQueueHistory.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

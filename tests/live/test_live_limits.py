@@ -82,9 +82,11 @@ def test_input_when_viewer_is_at_its_soft_limit_is_held_but_for_control():
     world = World(limits=Limits.parse("3000,0", "0,0"))
     publisher = world.publisher()
     viewer = world.player()
-    viewer.wire.room = 0
+    # A message in flight is always finished, so one that is larger than the limit keeps the viewer at it.
+    viewer.reads = False
+    viewer.wire.room = len(viewer.wire.down) + 100
     for number in range(20):
-        publisher.video(number * 40, key(b"%d" % number, 400))
+        publisher.video(number * 40, key(b"%d" % number, 5000))
     assert viewer.state.name == "SOFT_LIMIT"
     viewer.message(encode_control(UserControl(EVENT_PING_REQUEST, timestamp=7)))
     viewer.send(viewer.session.send_acknowledgement(4711))
@@ -94,6 +96,7 @@ def test_input_when_viewer_is_at_its_soft_limit_is_held_but_for_control():
     world.run(5)
     assert viewer.live._rtmp.held_bytes > 0
     assert set(world.stream().viewers[0].input_pauses) == {"soft limit"}
+    viewer.reads = True
     viewer.wire.room = None
     world.run(1)
     assert viewer.state.name == "READY"
