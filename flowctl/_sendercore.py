@@ -290,6 +290,7 @@ class SenderCore:
         )
         if written:
             self._progress_locked(now)
+            self._host.wrote(written)
         if failure is not None:
             self._broken_locked(failure)
             return FlushResult.CLOSED

@@ -333,6 +333,12 @@ class Connection:
         group = self.group
         return group is None or group.in_thread()
 
+    def wrote(self, size_bytes: int) -> None:
+        """Count what the kernel has taken."""
+        group = self.group
+        if group is not None:
+            group.bytes_out += size_bytes
+
     def request_flush(self) -> None:
         """Flush soon on the owning thread."""
         self.registration.schedule(self._flush_job)

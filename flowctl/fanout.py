@@ -33,6 +33,8 @@ DEFAULT_FLUSH_INTERVAL_S: Final = 0.040
 class FanoutHost(Protocol):
     """What a fan-out needs of its poll group."""
 
+    bytes_out: int
+
     def now(self) -> float:
         """Return the time in seconds."""
 
@@ -246,7 +248,9 @@ class Fanout:
             else:
                 if count != size:
                     slow.append((members[index], count, None))
-        self._cohort_bytes += size * (len(members) - len(slow))
+        written = size * (len(members) - len(slow)) + sum(count for _, count, _ in slow)
+        self._cohort_bytes += written
+        self._host.bytes_out += written
         for sender, count, failure in slow:
             sender.leave_cohort(count)
             if failure is not None:

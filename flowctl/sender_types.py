@@ -97,6 +97,9 @@ class SenderHost(Protocol):
     def now(self) -> float:
         """Return the time in seconds."""
 
+    def wrote(self, size_bytes: int) -> None:
+        """Count what the kernel has taken; writes of a cohort are counted by its fan-out. The writing thread."""
+
     def request_flush(self) -> None:
         """Call `Sender.flush` soon on the owning thread. Any thread; idempotent while pending."""
 

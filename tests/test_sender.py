@@ -1,4 +1,4 @@
-"""The Sender of one peer: modes, EAGAIN, order, budgets, contained application code, the ledger, `why()`, threads."""
+"""The Sender of one peer: modes, EAGAIN, order, budgets, limits and policy, requests of other threads, several senders."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ from collections import Counter
 import pytest
 from flow_kit import (
     AUDIO,
-    CLASS_OF,
-    CONTROL,
     DATA,
-    DISPOSABLE,
     HEAD_BYTES,
-    INTER,
-    KEY,
     OWN,
     Peer,
     Published,
@@ -24,59 +19,18 @@ from flow_kit import (
     check_edges,
     frame,
 )
+from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talker, by_messages
 
-from flowctl.errors import LocalProtocolError, ReentryError
+from flowctl.errors import LocalProtocolError
 from flowctl.fanout import Fanout
-from flowctl.flow import Axis, Cause, SendState
+from flowctl.flow import Axis, Cause
 from flowctl.ledger import LedgerKind
-from flowctl.limits import NO_LIMITS, AxisLimits, HardPolicy, Limits
-from flowctl.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
+from flowctl.limits import NO_LIMITS, HardPolicy
+from flowctl.policy import DropDroppable, LivePolicy, Thin
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
 from flowctl.sender_types import SenderSettings, SendOutcome
 from flowctl.testing import ManualGroup, ManualHost, ScriptedTransport, ThrottledPeer, would_block
-
-READY, OVERLOADED, SOFT_LIMIT, HARD_LIMIT = SendState
-TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0, close_deadline_s=0)
-
-
-class Talker(Viewer):
-    """A viewer that is sent messages of its own, numbered from 0."""
-
-    def __init__(self, peer=None, **settings):
-        super().__init__(ManualGroup(), peer, **settings)
-        self.offered = Counter()
-        self.number = 0
-
-    def say(self, text, size=HEAD_BYTES, **options):
-        """Send one message per letter of `text` (C H K I D A X); return the results."""
-        results = []
-        for letter in text:
-            item = CLASS_OF[letter]
-            results.append(self.sender.send(frame(OWN, item, self.number, size), item, **options))
-            self.number += 1
-            self.offered[item] += results[-1].outcome is not SendOutcome.CLOSED
-        return results
-
-    def heard(self):
-        """Numbers of the complete messages that the peer has received."""
-        return self.numbers(OWN)
-
-    def states(self):
-        """All states announced so far."""
-        return [change.new for change in self.edges.changes]
-
-
-def by_messages(soft, hard=None, low=None, policy=HardPolicy.CLOSE):
-    return Limits(messages=AxisLimits(soft=soft, hard=hard, low=low), hard_policy=policy)
-
-
-def on_other_thread(action):
-    """Run `action` on a thread of its own and wait for it."""
-    thread = threading.Thread(target=action)
-    thread.start()
-    thread.join()
-
 
 # -- modes and writing
 
@@ -251,146 +205,6 @@ def test_send_when_empty_is_refused():
     assert viewer.sender.statistics().accepted.total_messages == 0
 
 
-# -- application code under the lock
-
-CALLS = {
-    "send": lambda sender, _: sender.send(b"x"),
-    "follow": lambda sender, fanout: sender.follow(fanout),
-    "unfollow": lambda sender, _: sender.unfollow(),
-    "suspend_following": lambda sender, _: sender.suspend_following(),
-    "resume_following": lambda sender, fanout: sender.resume_following(fanout),
-    "move_to": lambda sender, fanout: sender.move_to(fanout),
-    "set_limits": lambda sender, _: sender.set_limits(NO_LIMITS),
-    "set_policy": lambda sender, _: sender.set_policy(KeepAll()),
-    "thin": lambda sender, _: sender.thin(),
-    "why": lambda sender, _: sender.why(),
-    "statistics": lambda sender, _: sender.statistics(),
-    "load": lambda sender, _: sender.load(),
-    "ledger": lambda sender, _: sender.ledger(),
-    "unread_ledger": lambda sender, _: sender.unread_ledger(),
-    "flush": lambda sender, _: sender.flush(),
-    "writable": lambda sender, _: sender.writable(),
-    "tick": lambda sender, _: sender.tick(),
-    "close_after_flush": lambda sender, _: sender.close_after_flush(),
-    "close": lambda sender, _: sender.close(CloseReason.KICKED),
-}
-FOR_THE_FANOUT = {"log_grew", "ready_for_cohort", "enter_cohort", "leave_cohort", "broken"}
-
-
-def test_reentry_calls_are_all_public_methods():
-    """No public method is left out of the test below but `note`, which is allowed, and those for the fan-out."""
-    public = {name for name, item in vars(Sender).items() if callable(item) and not name.startswith("_")}
-    assert set(CALLS) == public - FOR_THE_FANOUT - {"note"}
-
-
-@pytest.mark.parametrize("method", CALLS)
-def test_method_when_called_from_the_handler_raises_and_changes_nothing(method):
-    """Calling the Sender from send_state_changed raises at once, names the method, and half-applies nothing."""
-    viewer = Talker(Peer(room=30), limits=by_messages(5, 100))
-    fanout = Fanout(Published(viewer.group).log, viewer.group)
-    errors = []
-
-    def call(_state, _change):
-        with pytest.raises(ReentryError) as caught:
-            CALLS[method](viewer.sender, fanout)
-        errors.append(str(caught.value))
-
-    viewer.edges.hook = call
-    viewer.say("X" * 6)
-    viewer.group.run()
-    viewer.drain()
-    assert viewer.states() == [SOFT_LIMIT, OVERLOADED, READY] or viewer.states() == [SOFT_LIMIT, READY]
-    assert len(errors) == len(viewer.edges.changes)
-    assert all(f"Sender.{method}()" in text for text in errors)
-    assert viewer.heard() == list(range(6))
-    assert (viewer.sender.closed, viewer.sender.following, viewer.host.failures) == (False, None, [])
-    check_accounts(viewer, viewer.offered)
-    check_edges(viewer)
-
-
-def test_handler_when_it_reads_properties_and_notes_is_allowed():
-    """State, limits and blocked can be read, and a pause of input noted, from the handler."""
-    viewer = Talker(Peer(room=0))
-    seen = []
-
-    def look(state, _change):
-        seen.append((viewer.sender.state is state, viewer.sender.limits, viewer.sender.closed))
-        viewer.sender.note(LedgerKind.PAUSE, "input paused")
-
-    viewer.edges.hook = look
-    viewer.say("X")
-    viewer.group.run()
-    assert seen == [(True, NO_LIMITS, False)]
-    assert [entry.kind for entry in viewer.sender.ledger()] == [LedgerKind.STATE, LedgerKind.PAUSE]
-
-
-def test_handler_when_it_raises_is_contained():
-    """A handler that raises is reported, and costs neither a message nor an edge, nor the lock."""
-    viewer = Talker(Peer(room=5))
-    error = RuntimeError("the application's")
-
-    def fail(_state, _change):
-        raise error
-
-    viewer.edges.hook = fail
-    viewer.say("XX")
-    viewer.group.run()
-    viewer.drain()
-    assert viewer.host.failures == [("send_state_changed", error)] * 2
-    assert viewer.heard() == [0, 1]
-    check_edges(viewer)
-
-
-class FailingPolicy:
-    """Raises in one of its methods in every state but READY; refuses data and thins otherwise."""
-
-    def __init__(self, method):
-        self.method = method
-        self.error = RuntimeError(method)
-
-    def decide(self, state, message_class):
-        if self.method == "decide" and state is not READY:
-            raise self.error
-        return Verdict.DROP if state is not READY and message_class is DATA else Verdict.KEEP
-
-    def thin(self, _state):
-        if self.method == "thin":
-            raise self.error
-        return Thin.NOTHING
-
-
-@pytest.mark.parametrize(("method", "outcome"), [("decide", SendOutcome.ACCEPTED), ("thin", SendOutcome.DROPPED)])
-def test_policy_when_it_raises_is_contained(method, outcome):
-    """A policy that fails to decide refuses nothing; one that fails to thin leaves the queue alone."""
-    policy = FailingPolicy(method)
-    viewer = Talker(Peer(room=0), policy=policy)
-    viewer.say("X")
-    viewer.group.run()
-    assert viewer.say("X") == [(outcome, OVERLOADED)]
-    assert set(viewer.host.failures) == {(method, policy.error)}
-    viewer.drain()
-    assert viewer.sender.state is READY
-    check_accounts(viewer, viewer.offered)
-
-
-def test_policy_when_it_calls_the_sender_is_refused_like_a_handler():
-    """A policy runs under the lock as well: its call raises, is reported, and counts as a failed decision."""
-
-    class Caller(KeepAll):
-        def decide(self, state, message_class):
-            if state is not READY:
-                viewer.sender.close(CloseReason.KICKED)
-            return super().decide(state, message_class)
-
-    viewer = Talker(Peer(room=0), policy=Caller())
-    viewer.say("X")
-    viewer.group.run()
-    ((where, error),) = viewer.host.failures
-    assert where == "decide"
-    assert isinstance(error, ReentryError)
-    assert viewer.sender.closed is False
-
-
 # -- limits and policy
 
 
@@ -505,72 +319,6 @@ def test_requests_when_following_from_another_thread_are_done_by_the_owner_in_or
     check_edges(viewer)
 
 
-# -- ledger, why, statistics
-
-
-def test_ledger_over_two_episodes_has_one_entry_each_and_one_per_edge():
-    """All drops from the first refusal to recovery make one entry, with what and how long; each edge makes one."""
-    viewer = Talker(Peer(room=0), policy=DropDroppable())
-    for count in (2, 3):
-        viewer.give(0)
-        viewer.say("X")
-        viewer.group.run(1.0)
-        viewer.say("X" * count)
-        viewer.group.run(1.0)
-        viewer.drain()
-    ledger = viewer.sender.ledger()
-    drops = [entry for entry in ledger if entry.kind is LedgerKind.DROPS]
-    assert [entry.dropped[DropReason.REFUSED].of(DATA) for entry in drops] == [2, 3]
-    assert [entry.duration_s for entry in drops] == pytest.approx([2.0, 2.0])
-    assert drops[1].why == "refused by policy: 3 data"
-    assert [entry.change for entry in ledger if entry.kind is LedgerKind.STATE] == viewer.edges.changes
-    assert viewer.host.ledger_notes == len(ledger)
-    assert viewer.sender.unread_ledger() == ledger
-    assert viewer.sender.unread_ledger() == ()
-    viewer.sender.close(CloseReason.KICKED, "enough")
-    (entry,) = viewer.sender.unread_ledger()
-    assert (entry.kind, entry.reason, entry.why) == (LedgerKind.CLOSE, CloseReason.KICKED, "enough")
-
-
-def test_why_in_each_state_names_axis_value_limit_time_and_blame():
-    """One line tells what the state is, since when, by which mark, and whose fault it is."""
-    viewer = Talker(Peer(room=0), limits=by_messages(3, 9), settings=TIMELESS)
-    assert "READY" in viewer.sender.why()
-    assert "nothing queued" in viewer.sender.why()
-    viewer.say("X")
-    viewer.group.run(2.0)
-    assert viewer.sender.why().startswith("OVERLOADED for 2s; would block; queued 107")
-    assert "in 1 messages, oldest 2s; the kernel has taken nothing for 2s; to blame: viewer link" in viewer.sender.why()
-    viewer.say("XX")
-    assert "SOFT_LIMIT for 0s; queued: messages 3, limit 3" in viewer.sender.why()
-    viewer.sender.set_limits(by_messages(2, 9))
-    viewer.sender.close(CloseReason.KICKED, "by hand")
-    assert viewer.sender.why() == "closed: kicked (by hand)"
-
-
-def test_statistics_over_a_stall_account_for_time_and_messages():
-    """Time in states adds up to the clock, the stall is measured, and each message is in exactly one place."""
-    viewer = Talker(Peer(room=0), policy=LivePolicy(), settings=TIMELESS)
-    began = viewer.group.now()
-    viewer.group.run(1.0)
-    viewer.say("KID")
-    viewer.group.run(3.0)
-    viewer.say("DAX")
-    viewer.give(HEAD_BYTES + 3)
-    statistics = viewer.sender.statistics()
-    assert statistics.accepted.by_name() == {"key": 1, "inter": 1, "disposable": 2, "audio": 1, "data": 1}
-    assert statistics.sent.by_name() == {"key": 1}
-    assert statistics.queued.by_name() == {"inter": 1, "disposable": 1, "audio": 1, "data": 1}
-    assert statistics.dropped_messages == 1
-    assert statistics.time_in_states_s == pytest.approx((1.0, 3.0, 0.0, 0.0))
-    assert statistics.longest_stall_s == pytest.approx(3.0)
-    viewer.drain()
-    statistics = viewer.sender.statistics()
-    assert (statistics.transitions, statistics.recoveries, statistics.state) == (2, 1, READY)
-    assert sum(statistics.time_in_states_s) == pytest.approx(viewer.group.now() - began)
-    check_accounts(viewer, viewer.offered)
-
-
 # -- threads
 
 
@@ -620,8 +368,3 @@ def test_send_when_several_threads_call_keeps_the_order_of_each(deferred):
     assert not host.failures
     check_accounts(viewer, Counter({AUDIO: count * threads}))
     check_edges(viewer)
-
-
-def test_names_of_classes_are_those_of_the_kit():
-    """The letters that the tests above use stand for all classes."""
-    assert [CLASS_OF[letter] for letter in "CKID"] == [CONTROL, KEY, INTER, DISPOSABLE]

@@ -39,6 +39,9 @@ from flowctl.rtmp.wire import (
 
 _DATA: Final = frozenset({TYPE_DATA_AMF0, TYPE_DATA_AMF3})
 _COMMANDS: Final = frozenset({TYPE_COMMAND_AMF0, TYPE_COMMAND_AMF3})
+_HARMLESS: Final = frozenset({commands.SEEK_FAILED, "NetStream.Pause.Failed"})
+"""Errors of a request that leave the stream running."""
+
 _ENDING: Final = frozenset(
     {commands.PLAY_UNPUBLISH_NOTIFY, commands.PLAY_STOP, commands.UNPUBLISH_SUCCESS, "NetStream.Play.Complete"}
 )
@@ -240,7 +243,7 @@ class ClientReplies(ClientCore):
         if self._starts(code) or code == commands.PLAY_PUBLISH_NOTIFY:
             self._move(ClientInput.STARTED)
             self._ended = False
-        elif level == "error":
+        elif level == "error" and code not in _HARMLESS:
             self._end(events, code)
             self._move(ClientInput.REFUSED)
             self._forget_stream()

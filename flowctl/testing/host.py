@@ -27,6 +27,7 @@ class ManualGroup:
         self.clock = clock or ManualClock()
         self._calls: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._numbers = itertools.count()
+        self.bytes_out = 0
 
     def now(self) -> float:
         """Return the time in seconds."""
@@ -93,6 +94,10 @@ class ManualHost:
     def in_thread(self) -> bool:
         """Return False while `foreign` is set."""
         return not self.foreign
+
+    def wrote(self, size_bytes: int) -> None:
+        """Count for the group."""
+        self.group.bytes_out += size_bytes
 
     def request_flush(self) -> None:
         """Flush in the group's next run."""

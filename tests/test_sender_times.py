@@ -1,0 +1,253 @@
+"""A Sender over time: stuck peers, closing, the ledger, `why()`, statistics."""
+
+from __future__ import annotations
+
+import pytest
+from flow_kit import (
+    DATA,
+    HEAD_BYTES,
+    Peer,
+    Published,
+    Viewer,
+    check_accounts,
+)
+from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talker, by_messages
+
+from flowctl.fanout import Fanout
+from flowctl.flow import Axis, Cause
+from flowctl.ledger import LedgerKind
+from flowctl.limits import AxisLimits, Limits
+from flowctl.policy import DropDroppable, LivePolicy
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.sender_types import SenderSettings, SendOutcome
+from flowctl.testing import ManualGroup
+
+# -- times
+
+
+def test_stuck_when_kernel_takes_nothing_for_its_time_closes_once():
+    """The time counts from the first write that was refused, and the end is announced once."""
+    viewer = Talker(Peer(room=0))
+    viewer.group.run(100.0)
+    viewer.say("X")
+    viewer.group.run(14.9)
+    assert viewer.host.closed == []
+    viewer.group.run(0.2)
+    ((reason, details),) = viewer.host.closed
+    assert reason is CloseReason.STUCK
+    assert "15" in details
+    viewer.group.run(100.0)
+    assert len(viewer.host.closed) == 1
+
+
+def test_stuck_when_the_kernel_takes_a_byte_begins_anew():
+    """Any progress is a sign of life: a peer that takes one byte every ten seconds is not stuck."""
+    viewer = Talker(Peer(room=0))
+    viewer.say("X")
+    for _ in range(5):
+        viewer.group.run(10.0)
+        viewer.give(1)
+    assert viewer.host.closed == []
+    assert viewer.sender.statistics().longest_stall_s == pytest.approx(10.0)
+    viewer.group.run(15.0)
+    assert [reason for reason, _ in viewer.host.closed] == [CloseReason.STUCK]
+
+
+def test_soft_too_long_when_level_lasts_closes_and_a_break_begins_anew():
+    """Time at or above SOFT_LIMIT counts without a break; leaving the level starts it again."""
+    settings = SenderSettings(stuck_s=0, soft_too_long_s=60)
+    viewer = Talker(Peer(room=0), limits=by_messages(4, 100), settings=settings)
+    viewer.say("XXXX")
+    viewer.group.run(59.0)
+    viewer.give(2 * HEAD_BYTES)
+    assert viewer.sender.state is OVERLOADED
+    viewer.say("XX")
+    viewer.group.run(59.9)
+    assert viewer.host.closed == []
+    viewer.group.run(0.2)
+    assert [reason for reason, _ in viewer.host.closed] == [CloseReason.SOFT_TOO_LONG]
+
+
+def test_close_deadline_when_peer_does_not_take_the_rest_aborts():
+    """Closing after a flush gives up when its own deadline has passed, before the peer counts as stuck."""
+    viewer = Talker(Peer(room=0))
+    viewer.say("X")
+    viewer.sender.close_after_flush()
+    viewer.group.run(4.9)
+    assert viewer.host.closed == []
+    viewer.group.run(0.2)
+    ((reason, details),) = viewer.host.closed
+    assert reason is CloseReason.STUCK
+    assert "closing began" in details
+
+
+def test_times_when_all_are_off_never_close():
+    """0 turns each time off: a peer that takes nothing stays, at SOFT_LIMIT and closing, and can still finish."""
+    viewer = Talker(Peer(room=0), limits=by_messages(2, 100), settings=TIMELESS)
+    viewer.say("XXX")
+    viewer.sender.close_after_flush()
+    viewer.group.run(100_000.0)
+    assert viewer.host.closed == []
+    assert viewer.sender.state is SOFT_LIMIT
+    viewer.drain()
+    assert viewer.heard() == [0, 1, 2]
+    assert [reason for reason, _ in viewer.host.closed] == [CloseReason.FINISHED]
+
+
+def test_age_when_only_time_passes_reaches_the_limit_by_a_tick():
+    """The age axis needs no event: the Sender asks for a tick at the time at which its mark is reached."""
+    limits = Limits(age_ms=AxisLimits(soft=2000, hard=5000))
+    viewer = Talker(Peer(room=0), limits=limits, settings=TIMELESS)
+    viewer.say("X")
+    viewer.group.run(1.9)
+    assert viewer.states() == [OVERLOADED]
+    viewer.group.run(10.0)
+    assert [(change.new, change.cause, change.axis) for change in viewer.edges.changes[1:]] == [
+        (SOFT_LIMIT, Cause.TICK, Axis.AGE),
+        (HARD_LIMIT, Cause.TICK, Axis.AGE),
+    ]
+    assert [change.at - viewer.edges.changes[0].at for change in viewer.edges.changes] == pytest.approx(
+        [0, 2, 5], abs=0.01
+    )
+
+
+# -- closing
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+@pytest.mark.parametrize("text", ["", "XXX"])
+def test_close_after_flush_when_peer_takes_everything_finishes(text, deferred):
+    """Everything queued is sent, then the Sender ends, also where nothing was queued and nobody else flushes."""
+    viewer = Talker(Peer(room=0 if text else None), deferred=deferred)
+    viewer.say(text)
+    viewer.sender.close_after_flush()
+    viewer.sender.close_after_flush()
+    assert [result.outcome for result in viewer.say("X")] == [SendOutcome.CLOSED]
+    viewer.group.run()
+    viewer.drain()
+    assert viewer.heard() == list(range(len(text)))
+    assert viewer.host.closed == [(CloseReason.FINISHED, "everything was sent")]
+
+
+def test_close_after_flush_when_following_sends_what_was_published_before():
+    """What the log holds when closing begins is sent; what is published after is for others."""
+    group = ManualGroup()
+    viewer, other = Viewer(group, Peer(room=20)), Viewer(group)
+    published = Published(group)
+    fanout = Fanout(published.log, group, flush_interval_s=0)
+    for item in (viewer, other):
+        item.follow(fanout)
+    published.script("KIA")
+    group.run()
+    viewer.sender.close_after_flush()
+    group.run()
+    published.script("IKI")
+    viewer.drain()
+    assert viewer.numbers() == [0, 1, 2]
+    assert other.numbers() == [0, 1, 2, 3, 4, 5]
+    assert viewer.host.closed == [(CloseReason.FINISHED, "everything was sent")]
+    assert viewer.sender.following is None
+    check_accounts(viewer)
+
+
+def test_close_after_flush_when_a_member_of_the_cohort_finishes_too():
+    """A viewer that keeps up gets what is published before closing, not yet flushed, and leaves."""
+    group = ManualGroup()
+    viewer = Viewer(group)
+    published = Published(group)
+    fanout = Fanout(published.log, group)
+    viewer.follow(fanout)
+    published.script("KI")
+    group.run(1.0)
+    assert fanout.statistics().members == 1
+    published.script("II")
+    viewer.sender.close_after_flush()
+    published.script("I")
+    group.run(1.0)
+    assert viewer.numbers()[:3] == [0, 1, 2]
+    assert viewer.host.closed == [(CloseReason.FINISHED, "everything was sent")]
+    assert fanout.empty is True
+    check_accounts(viewer)
+
+
+def test_send_after_close_is_counted_and_not_accepted():
+    """Messages after the end are refused with CLOSED and counted apart; the first reason of an end counts."""
+    viewer = Talker()
+    viewer.say("X")
+    viewer.sender.close(CloseReason.KICKED, "first")
+    viewer.sender.close(CloseReason.BANNED, "second")
+    assert [result.outcome for result in viewer.say("XC")] == [SendOutcome.CLOSED] * 2
+    statistics = viewer.sender.statistics()
+    assert statistics.sends_after_close == 2
+    assert statistics.close_reason is CloseReason.KICKED
+    assert viewer.host.closed == [(CloseReason.KICKED, "first")]
+    viewer.group.run(100.0)
+    assert viewer.peer.writes == 0
+    check_accounts(viewer, viewer.offered)
+
+
+# -- ledger, why, statistics
+
+
+def test_ledger_over_two_episodes_has_one_entry_each_and_one_per_edge():
+    """All drops from the first refusal to recovery make one entry, with what and how long; each edge makes one."""
+    viewer = Talker(Peer(room=0), policy=DropDroppable())
+    for count in (2, 3):
+        viewer.give(0)
+        viewer.say("X")
+        viewer.group.run(1.0)
+        viewer.say("X" * count)
+        viewer.group.run(1.0)
+        viewer.drain()
+    ledger = viewer.sender.ledger()
+    drops = [entry for entry in ledger if entry.kind is LedgerKind.DROPS]
+    assert [entry.dropped[DropReason.REFUSED].of(DATA) for entry in drops] == [2, 3]
+    assert [entry.duration_s for entry in drops] == pytest.approx([2.0, 2.0])
+    assert drops[1].why == "refused by policy: 3 data"
+    assert [entry.change for entry in ledger if entry.kind is LedgerKind.STATE] == viewer.edges.changes
+    assert viewer.host.ledger_notes == len(ledger)
+    assert viewer.sender.unread_ledger() == ledger
+    assert viewer.sender.unread_ledger() == ()
+    viewer.sender.close(CloseReason.KICKED, "enough")
+    (entry,) = viewer.sender.unread_ledger()
+    assert (entry.kind, entry.reason, entry.why) == (LedgerKind.CLOSE, CloseReason.KICKED, "enough")
+
+
+def test_why_in_each_state_names_axis_value_limit_time_and_blame():
+    """One line tells what the state is, since when, by which mark, and whose fault it is."""
+    viewer = Talker(Peer(room=0), limits=by_messages(3, 9), settings=TIMELESS)
+    assert "READY" in viewer.sender.why()
+    assert "nothing queued" in viewer.sender.why()
+    viewer.say("X")
+    viewer.group.run(2.0)
+    assert viewer.sender.why().startswith("OVERLOADED for 2.0 s; would block; queued 107 B in 1 messages")
+    assert "oldest 2.0 s; the kernel has taken nothing for 2.0 s; to blame: viewer link" in viewer.sender.why()
+    viewer.say("XX")
+    assert "queued: messages 3, limit 3" in viewer.sender.why()
+    assert viewer.sender.why().startswith("SOFT_LIMIT for 0")
+    viewer.sender.set_limits(by_messages(2, 9))
+    viewer.sender.close(CloseReason.KICKED, "by hand")
+    assert viewer.sender.why() == "closed: kicked (by hand)"
+
+
+def test_statistics_over_a_stall_account_for_time_and_messages():
+    """Time in states adds up to the clock, the stall is measured, and each message is in exactly one place."""
+    viewer = Talker(Peer(room=0), policy=LivePolicy(), settings=TIMELESS)
+    began = viewer.group.now()
+    viewer.group.run(1.0)
+    viewer.say("KID")
+    viewer.group.run(3.0)
+    viewer.say("DAX")
+    viewer.give(HEAD_BYTES + 3)
+    statistics = viewer.sender.statistics()
+    assert statistics.accepted.by_name() == {"key": 1, "inter": 1, "disposable": 2, "audio": 1, "data": 1}
+    assert statistics.sent.by_name() == {"key": 1}
+    assert statistics.queued.by_name() == {"inter": 1, "disposable": 1, "audio": 1, "data": 1}
+    assert statistics.dropped_messages == 1
+    assert statistics.time_in_states_s == pytest.approx((1.0, 3.0, 0.0, 0.0))
+    assert statistics.longest_stall_s == pytest.approx(3.0)
+    viewer.drain()
+    statistics = viewer.sender.statistics()
+    assert (statistics.transitions, statistics.recoveries, statistics.state) == (2, 1, READY)
+    assert sum(statistics.time_in_states_s) == pytest.approx(viewer.group.now() - began)
+    check_accounts(viewer, viewer.offered)
