@@ -73,13 +73,27 @@ def healthy(lowat_bytes: int, seconds: float) -> tuple[int, int, float]:
         return sum(1 for item in edges if item), sum(edges) // 2, longest
 
 
-def stalled(lowat_bytes: int) -> tuple[float | None, float]:
-    """Return (seconds until OVERLOADED, bytes sent until then) for a viewer at 2.5 Mbit/s that stops reading."""
+def stalled(lowat_bytes: int, receive_buffer_bytes: int) -> tuple[float | None, float]:
+    """Return (seconds until OVERLOADED, bytes sent until then) for a viewer at 2.5 Mbit/s that stops reading.
+
+    What the peer's own kernel takes in, nobody can see from here: with a receive buffer that the kernel has tuned up
+    to megabytes while the viewer was fast, most of the time passes there. A small fixed buffer shows our own share.
+    """
     with build(lowat_bytes) as server:
         url = f"rtmp://127.0.0.1:{server.address[1]}/live/bench"
         publisher = start("publisher.py", url, "--duration", "60")
         time.sleep(1)
-        crowd = start("crowd.py", "--port", str(server.address[1]), "--viewers", "1", "--settle", "4")
+        crowd = start(
+            "crowd.py",
+            "--port",
+            str(server.address[1]),
+            "--viewers",
+            "1",
+            "--settle",
+            "4",
+            "--receive-buffer",
+            str(receive_buffer_bytes),
+        )
         if crowd.stdout is None:
             raise RuntimeError("the crowd has no pipe")
         crowd.stdout.readline()  # from here on it waits for a line that does not come, and does not read
@@ -105,7 +119,8 @@ def run(seconds: float = 10.0) -> list[dict[str, Any]]:
     rows = []
     for value in VALUES:
         met, times, longest = healthy(value, seconds)
-        took, sent = stalled(value)
+        took, sent = stalled(value, 32 * 1024)
+        tuned_took, tuned_sent = stalled(value, 0)
         rows.append(
             {
                 "notsent_lowat_kib": value // 1024 or "kernel's",
@@ -114,6 +129,8 @@ def run(seconds: float = 10.0) -> list[dict[str, Any]]:
                 "longest_ms": round(longest * 1000),
                 "stalled_noticed_after_s": None if took is None else round(took, 2),
                 "stalled_bytes_hidden": round(sent),
+                "noticed_after_s_if_peer_buffer_is_tuned": None if tuned_took is None else round(tuned_took, 2),
+                "bytes_hidden_then": round(tuned_sent),
             }
         )
         print(f"# {json.dumps(rows[-1])}", file=sys.stderr, flush=True)

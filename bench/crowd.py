@@ -80,9 +80,11 @@ class Viewer:
 _SINK = bytearray(_WIDE)
 
 
-def connect(address: tuple[str, int], source: str) -> socket.socket:
-    """Connect from `source`, an address of 127.0.0.0/8."""
+def connect(address: tuple[str, int], source: str, receive_buffer_bytes: int) -> socket.socket:
+    """Connect from `source`, an address of 127.0.0.0/8; a receive buffer of 0 bytes leaves the kernel's autotuning."""
     sock = socket.socket()
+    if receive_buffer_bytes:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.bind((source, 0))
     sock.connect(address)
@@ -114,7 +116,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         return failed
 
     for index in range(arguments.viewers):
-        sock = connect(address, f"127.0.{1 + index // 250}.{1 + index % 250}")
+        sock = connect(address, f"127.0.{1 + index // 250}.{1 + index % 250}", arguments.receive_buffer)
         viewer = Viewer(sock, url, measured=index % arguments.measure_every == 0)
         viewers[sock.fileno()] = viewer
         poll.register(sock, select.EPOLLIN)
@@ -160,6 +162,7 @@ def main() -> None:
     parser.add_argument("--measure-every", type=int, default=50)
     parser.add_argument("--settle", type=float, default=2.0)
     parser.add_argument("--window", type=float, default=10.0)
+    parser.add_argument("--receive-buffer", type=int, default=0)
     parser.add_argument("--bare", action="store_true")
     print(json.dumps(run(parser.parse_args())), flush=True)
 
