@@ -56,6 +56,12 @@ _KEY_POLL_S: Final = 0.25
 """How often a blocked viewer that waits for a key frame is looked after; the log's growth does it sooner."""
 
 
+_LOOK_BYTES: Final = 512 * 1024
+_LOOK_MESSAGES: Final = 1024
+"""How much a log may grow before a lagging viewer is looked at even where it can reach no limit: what it holds of the
+log is to be copied out in time (`LogCursor.compact`), and without limits, timers and video nothing else would come."""
+
+
 class SenderCore:
     """State and rules of a Sender; `flowctl.sender.Sender` adds the public methods. Arguments as there."""
 
@@ -119,7 +125,8 @@ class SenderCore:
         self._pending: list[Callable[[float], None]] | None = None  # for the owning thread; guarded by _lock
         self._blocked = False  # the last write met EAGAIN and the kernel has not called back; guarded by _lock
         self._lagging = False  # the last write left something; guarded by _lock
-        self._progress_at = now  # when the kernel last took something, or began to refuse; guarded by _lock
+        # When the kernel last took something, or began to refuse; when the Sender ended, once it has.
+        self._progress_at = now  # guarded by _lock
         self._longest_stall_s = 0.0  # guarded by _lock
         self._joined_check: tuple[float, int] | None = None  # (time, load) of a joiner's last check; guarded by _lock
         self._closing = False  # no more sends are taken; guarded by _lock
@@ -149,6 +156,14 @@ class SenderCore:
     def _foreign_locked(self) -> bool:
         """Whether this thread must leave edges to the owning one."""
         return self._cohort is not None and not self._host.in_thread()
+
+    def _now_locked(self) -> float:
+        """Return the time for those who look; it stands still when the Sender has ended."""
+        return self._host.now() if self._close_reason is None else self._progress_at
+
+    def _stalled_s_locked(self, now: float) -> float:
+        """Return for how long the kernel has taken nothing while something is queued."""
+        return now - self._progress_at if self._core.would_block else 0.0
 
     def _load_locked(self, now: float) -> Load:
         """Return all that is queued."""
@@ -261,20 +276,20 @@ class SenderCore:
             self._settle_locked(self._core.queued(load, now) if queued else self._core.ticked(load, now), now)
 
     def _next_crossing_locked(self, now: float) -> tuple[int, int]:
-        """Where in the log the next limit can be reached at the earliest, as (offset, sequence)."""
+        """Where in the log to look again, as (offset, sequence): where the next limit can be reached, or before."""
         cursor = self._outbox.cursor
         if cursor is None or not self._lagging:
             return OFF_MARK, OFF_MARK
         tail = cursor.log.tail  # read first: what is published meanwhile makes the answer too early, never too late
         load = self._counted_locked(now)
         size_mark, messages_mark, _ = self._core.marks_above(load)
-        offset = sequence = OFF_MARK
+        offset, sequence = tail.offset + _LOOK_BYTES, tail.sequence + _LOOK_MESSAGES
         if size_mark < OFF_MARK:
             # Bytes and overhead add up to the mark, so one of the two has to grow by half of the gap at least.
             half = max((size_mark - load.size_bytes) // 2, 1)
             overhead = self._core.limits.overhead_bytes
-            offset = tail.offset + half
-            sequence = tail.sequence + max(half // overhead, 1) if overhead else OFF_MARK
+            offset = min(offset, tail.offset + half)
+            sequence = min(sequence, tail.sequence + max(half // overhead, 1)) if overhead else sequence
         if messages_mark < OFF_MARK:
             sequence = min(sequence, tail.sequence + max(messages_mark - load.messages, 1))
         return offset, sequence
@@ -493,6 +508,7 @@ class SenderCore:
         now = self._host.now()
         self._closing = True
         self._close_reason, self._close_details = reason, details
+        self._progress_locked(now)  # from here on it says when the Sender ended
         self._open_episode_locked(now)
         self._unfollow_locked(DropReason.CLOSED)
         self._outbox.drop_everything(DropReason.CLOSED)

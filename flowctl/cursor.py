@@ -237,6 +237,7 @@ class LogCursor(LogQueue):
             while inter and replace and key.gop.next_key is not None:
                 key = key.gop.next_key
             if inter and replace:
+                wait.lost = wait.lost or self._holds_frames(key)
                 self._drop_up_to(key, DropReason.THINNED)
             self._resume_at(key)
             wait, ended = self._wait, True
@@ -306,7 +307,8 @@ class LogCursor(LogQueue):
         self._stop = tail
         self._wait = None
         if self._gates is not None:
-            self._lose(self._gates.cut(tail.sequence), reason)
+            for gate in self._gates.cut(tail.sequence):
+                self._lose(gate.restart, reason)
 
     # -- inside: places
 
@@ -352,11 +354,16 @@ class LogCursor(LogQueue):
         inter = self.mask & _INTER_BIT
         broken = self._wait is None or self._wait.broken_at(key)
         self._wait = KeyWait.after(key) if inter else None
-        if self._gates is not None:
-            self._lose(self._gates.cut(key.sequence), DropReason.THINNED)
+        mask, restart = self.mask | (BROKEN_MASK if inter else 0), key.gop.restart if broken else ()
+        for gate in self._gates.cut(key.sequence) if self._gates is not None else ():
+            if gate.start is key and gate.restart:
+                # The wait before this one ended here too, and its restart messages are not out yet.
+                broken, restart = False, ()
+                self._open(key, mask, DropReason.REFUSED, gate.restart, gate.since, offered=True)
+            else:
+                self._lose(gate.restart, DropReason.THINNED)
         self.restarts += broken
-        restart = key.gop.restart if broken else ()
-        self._open(key, self.mask | (BROKEN_MASK if inter else 0), DropReason.REFUSED, restart, key.enqueued_at)
+        self._open(key, mask, DropReason.REFUSED, restart, key.enqueued_at)
 
     def _jump(self, key: Entry, reason: DropReason) -> None:
         """Go to `key`, its restart messages first; nothing to do where the cursor stands there already."""
@@ -375,14 +382,17 @@ class LogCursor(LogQueue):
 
     def _drop_all_droppable(self, tail: Entry, reason: DropReason, meanwhile: int, now: float) -> None:
         """Drop the queue up to `tail`; where that broke references, wait for a key frame and refuse `meanwhile`."""
-        lost = frames_before(tail) > frames_before(self.place.entry)
-        if self._lane is not None:
-            in_lane = self._lane.tally.messages
-            lost = lost or bool(in_lane[_KEY] or in_lane[_INTER])
+        lost = self._holds_frames(tail)
         self._drop_up_to(tail, reason, kept=(CONTROL,) if lost else (CONTROL, HEADER))
         if lost or self._wait is not None:
             wait = KeyWait(tail, now, lost=lost or self.waiting_for_key)
             self._wait_from(wait, tail, meanwhile, DropReason.KEY_WAIT, now)
+
+    def _holds_frames(self, end: Entry) -> bool:
+        """Whether frames that others may refer to lie in the lane or between the cursor and `end`."""
+        in_lane = self._lane.tally.messages if self._lane is not None else None
+        ahead = frames_before(end) > frames_before(self.place.entry)
+        return ahead or (in_lane is not None and bool(in_lane[_KEY] or in_lane[_INTER]))
 
     def _thin_oldest(self, room: Room, reason: DropReason) -> None:
         tail, entry, lane = self._tail(), self.place.entry, self._lane

@@ -99,11 +99,11 @@ class Gates:
                 passed.append(gate)
         return passed
 
-    def cut(self, sequence: int) -> list[bytes]:
-        """Forget the gates from `sequence` on; return the messages that will not be handed over for it."""
-        lost: list[bytes] = []
+    def cut(self, sequence: int) -> list[Gate]:
+        """Forget the gates from `sequence` on, and return them: their messages will not be handed over."""
+        lost = []
         while self.ahead and self.ahead[-1].start.sequence >= sequence:
-            lost += self.ahead.pop().restart
+            lost.append(self.ahead.pop())
         return lost
 
     def refused(self, first: Entry, last: Entry) -> list[Refused]:

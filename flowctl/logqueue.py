@@ -153,7 +153,7 @@ class LogQueue:
                     for wire in gate.restart:
                         self._push(HEADER, wire, gate.since)
                 else:
-                    self._lose(list(gate.restart), reason)
+                    self._lose(gate.restart, reason)
             if entry.message_class in kept:
                 self._push(entry.message_class, entry.wire, entry.enqueued_at)
             if entry.next is None:
@@ -163,9 +163,19 @@ class LogQueue:
 
     # -- inside: refusing and counting
 
-    def _open(self, start: Entry, mask: int, reason: DropReason, restart: tuple[bytes, ...], now: float) -> None:
+    def _open(
+        self,
+        start: Entry,
+        mask: int,
+        reason: DropReason,
+        restart: tuple[bytes, ...],
+        now: float,
+        *,
+        offered: bool = False,
+    ) -> None:
         """From `start` on, where no gate lies behind, refuse just `mask`; hand `restart` over before it."""
-        self._offer_restart(restart)
+        if not offered:
+            self._offer_restart(restart)
         if self._gates is None:
             if not mask and not restart:
                 return
@@ -187,7 +197,7 @@ class LogQueue:
             if self._extra is not None:
                 self._extra.add(HEADER, len(wire))
 
-    def _lose(self, wires: list[bytes], reason: DropReason) -> None:
+    def _lose(self, wires: tuple[bytes, ...], reason: DropReason) -> None:
         """Count restart messages that will not be handed over."""
         for wire in wires:
             self._tally(reason).add(HEADER, len(wire))

@@ -253,7 +253,7 @@ class Sender(SenderCore):
         """Explain the present state in one line: axis, value, limit, since when, and who is to blame. Any thread."""
         self._refuse_reentry("why")
         with self._lock:
-            now = self._host.now()
+            now = self._now_locked()
             cursor = self._outbox.cursor
             return explain(
                 self._core,
@@ -262,7 +262,7 @@ class Sender(SenderCore):
                 largest_bytes=cursor.log.largest_bytes if cursor else 0,
                 joining=self._joining_locked(),
                 waiting_for_key=self._outbox.waiting_for_key,
-                stalled_s=now - self._progress_at if self._core.would_block else 0.0,
+                stalled_s=self._stalled_s_locked(now),
                 close_reason=self._close_reason,
                 details=self._close_details,
             )
@@ -271,7 +271,7 @@ class Sender(SenderCore):
         """Return a snapshot; O(1) work under the lock whatever is queued. Any thread."""
         self._refuse_reentry("statistics")
         with self._lock:
-            now = self._host.now()
+            now = self._now_locked()
             outbox, core, cursor = self._outbox, self._core, self._outbox.cursor
             sent_by_cohort = cursor.entry.offset if self._member and cursor is not None else 0
             load = self._load_locked(now)  # first: it moves the cursor past what is refused
@@ -287,7 +287,7 @@ class Sender(SenderCore):
                 time_in_states_s=core.time_in_states(now),
                 transitions=core.transitions,
                 recoveries=core.recoveries,
-                longest_stall_s=max(self._longest_stall_s, now - self._progress_at if core.would_block else 0.0),
+                longest_stall_s=max(self._longest_stall_s, self._stalled_s_locked(now)),
                 sends_after_close=self._sends_after_close,
                 restarts=outbox.restarts,
                 key_waits_expired=outbox.key_waits_expired,

@@ -27,12 +27,26 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from flowctl.fanout import Fanout
 from flowctl.flow import SendState
 from flowctl.limits import AxisLimits, HardPolicy, Limits
-from flowctl.policy import DropDroppable, KeepAll, LivePolicy, Thin
+from flowctl.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import SenderSettings, SendOutcome
 from flowctl.testing import ManualGroup
 
-POLICIES = (LivePolicy(), KeepAll(), DropDroppable(), DropDroppable(SendState.SOFT_LIMIT, SendState.SOFT_LIMIT))
+
+class KeyFramesOnly(LivePolicy):
+    """A viewer that has asked for less: no inter frames in whatever state."""
+
+    def decide(self, state, message_class):
+        return Verdict.DROP if message_class in (INTER, DISPOSABLE) else super().decide(state, message_class)
+
+
+POLICIES = (
+    LivePolicy(),
+    KeepAll(),
+    DropDroppable(),
+    DropDroppable(SendState.SOFT_LIMIT, SendState.SOFT_LIMIT),
+    KeyFramesOnly(),
+)
 TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0, turn_bytes=2000, turn_messages=7, control_bytes=1 << 20)
 
 media = st.sampled_from([KEY, KEY, INTER, INTER, INTER, DISPOSABLE, DISPOSABLE, AUDIO, AUDIO, HEADER, DATA, CONTROL])
@@ -64,7 +78,7 @@ class FanoutHistory(RuleBasedStateMachine):
         super().__init__()
         self.group = ManualGroup()
         self.published = Published(self.group)
-        self.fanout = Fanout(self.published.log, self.group)
+        self.fanouts = [Fanout(self.published.log, self.group), Fanout(self.published.log, self.group)]
         self.viewers = []
         self.own = Counter()
         self.offered = {}
@@ -79,8 +93,7 @@ class FanoutHistory(RuleBasedStateMachine):
         return viewer
 
     def follow(self, viewer):
-        viewer.follow(self.fanout)
-        viewer.following = True
+        viewer.follow(self.fanouts[len(self.viewers) % 2])
         self.offered[viewer].update(self.published.classes[viewer.joined :])
 
     @initialize(policies=st.lists(st.sampled_from(POLICIES), min_size=1, max_size=3), limit=limits())
@@ -151,6 +164,26 @@ class FanoutHistory(RuleBasedStateMachine):
         before = viewer.sender.statistics().sends_after_close
         self.call(viewer, send, foreign)
 
+    @rule(index=st.integers(0, 6), to=st.integers(0, 1))
+    def move(self, index, to):
+        sender = self.viewers[index % len(self.viewers)].sender
+        if sender.following is not None:
+            sender.move_to(self.fanouts[to])
+
+    @rule(index=st.integers(0, 6), to=st.integers(0, 1), text=st.text("KIDA", max_size=6))
+    def move_slowly(self, index, to, text):
+        """Publish while the viewer is on its way between two fan-outs."""
+        viewer = self.viewers[index % len(self.viewers)]
+        if viewer.sender.following is None:
+            return
+        viewer.sender.suspend_following()
+        for letter in text:
+            item = {"K": KEY, "I": INTER, "D": DISPOSABLE, "A": AUDIO}[letter]
+            self.publish(item, 11)
+            self.offered[viewer][item] += 1
+        self.group.run(0.04)
+        viewer.sender.resume_following(self.fanouts[to])
+
     @rule(index=slow)
     def unfollow(self, index):
         viewer = self.pick(index)
@@ -211,7 +244,9 @@ class FanoutHistory(RuleBasedStateMachine):
                 hard = statistics.close_reason is CloseReason.HARD_LIMIT
                 assert not hard or statistics.state is SendState.HARD_LIMIT
         assert self.fast.numbers() == list(range(len(self.published.classes)))
-        # Whoever still follows is served again like everybody, once a key frame has come.
+        # Whoever still follows and wants all is served again like everybody, once a key frame has come.
+        for viewer in self.viewers:
+            viewer.sender.set_policy(KeepAll())
         self.group.run(0.1)
         number = self.published.publish(KEY)
         self.group.run(0.1)
@@ -221,7 +256,7 @@ class FanoutHistory(RuleBasedStateMachine):
             if viewer.sender.following is not None:
                 assert viewer.numbers()[-2:] == [number, last]
                 assert viewer.sender.ledger() is not None
-        alone = self.fanout.statistics().alone
+        alone = sum(fanout.statistics().alone for fanout in self.fanouts)
         assert alone == 0, "who takes everything again is a member of the cohort again"
 
 

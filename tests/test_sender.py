@@ -1,4 +1,4 @@
-"""The Sender of one peer: modes, EAGAIN, order, budgets, limits and policy, requests of other threads, several senders."""
+"""The Sender of one peer: modes, EAGAIN, order, budgets, limits and policy, what other threads ask for and send."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from flowctl.testing import ManualGroup, ManualHost, ScriptedTransport, Throttle
 def test_send_when_deferred_leaves_writing_to_the_owning_thread():
     """In deferred mode nothing is written before the owning thread flushes, and then all in one call."""
     viewer = Talker()
-    outcomes = [result.outcome for result in viewer.say("XXX")]
+    outcomes = [result.outcome for result in viewer.say("X" * 3)]
     assert outcomes == [SendOutcome.ACCEPTED] * 3
     assert viewer.peer.writes == 0
     viewer.group.run()
@@ -95,7 +95,7 @@ def test_eagain_at_every_byte_resumes_exactly(deferred):
 def test_partial_write_when_no_eagain_follows_is_no_sign_of_a_slow_peer():
     """A kernel that takes one byte a call takes everything in one flush, without an edge."""
     viewer = Talker(Peer(most=1))
-    viewer.say("XXX")
+    viewer.say("X" * 3)
     viewer.group.run()
     assert viewer.heard() == [0, 1, 2]
     assert viewer.states() == []
@@ -104,7 +104,7 @@ def test_partial_write_when_no_eagain_follows_is_no_sign_of_a_slow_peer():
 def test_eagain_when_everything_is_taken_later_clears_only_then():
     """OVERLOADED lasts until the last byte is taken; each wake-up that leaves something makes no edge."""
     viewer = Talker(Peer(room=0))
-    viewer.say("XXX")
+    viewer.say("X" * 3)
     viewer.group.run()
     for _ in range(2):
         viewer.give(HEAD_BYTES)
@@ -225,7 +225,7 @@ def test_send_when_policy_refuses_says_so_and_keeps_the_rest():
 def test_hard_limit_when_final_closes_with_that_reason():
     """The message that reaches the hard mark ends the connection: its sender learns it, everything is counted."""
     viewer = Talker(Peer(room=0), limits=by_messages(2, 4))
-    results = viewer.say("XXXX")
+    results = viewer.say("X" * 4)
     assert [result.outcome for result in results] == [SendOutcome.ACCEPTED] * 3 + [SendOutcome.CLOSED]
     assert viewer.states() == [SOFT_LIMIT, HARD_LIMIT]
     assert viewer.host.closed == [(CloseReason.HARD_LIMIT, "queued: messages 4, limit 4")]
@@ -235,7 +235,7 @@ def test_hard_limit_when_final_closes_with_that_reason():
 def test_hard_limit_when_held_refuses_all_but_control_and_headers_until_low():
     """A held HARD_LIMIT takes control and headers only, droppable or not, and is left at the low mark."""
     viewer = Talker(Peer(room=0), limits=by_messages(4, 4, 2, HardPolicy.HOLD), settings=TIMELESS)
-    viewer.say("XXXX")
+    viewer.say("X" * 4)
     viewer.group.run()
     assert viewer.sender.state is HARD_LIMIT
     assert [result.outcome for result in viewer.say("X", droppable=False)] == [SendOutcome.DROPPED]
@@ -251,7 +251,7 @@ def test_hard_limit_when_held_refuses_all_but_control_and_headers_until_low():
 def test_set_limits_when_load_is_above_acts_at_once():
     """Tighter limits change the state before `set_limits` returns, and the ledger says who set them."""
     viewer = Talker(Peer(room=0))
-    viewer.say("XXX")
+    viewer.say("X" * 3)
     viewer.sender.set_limits(by_messages(3, 9))
     assert viewer.sender.state is SOFT_LIMIT
     (change,) = viewer.edges.changes
@@ -306,7 +306,9 @@ def test_requests_when_following_from_another_thread_are_done_by_the_owner_in_or
     if not foreign:
         ask()
     else:
-        on_other_thread(ask)
+        other = threading.Thread(target=ask)
+        other.start()
+        other.join()
         assert viewer.states() == [OVERLOADED]
         assert viewer.sender.closed is True
         assert viewer.host.closed == []

@@ -1,0 +1,49 @@
+"""What the tests of the fan-out share: a log, its fan-out, and viewers under the live policy."""
+
+from __future__ import annotations
+
+from flow_kit import (
+    HEAD_BYTES,
+    Published,
+    Viewer,
+    check_accounts,
+    check_edges,
+    check_stream,
+)
+
+from flowctl.fanout import Fanout
+from flowctl.limits import NO_LIMITS
+from flowctl.policy import LivePolicy
+from flowctl.sender_types import SenderSettings
+from flowctl.testing import ManualGroup
+
+TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0)
+
+
+class Stage:
+    """A log, its fan-out, and viewers under the live policy that have taken the cache and are members."""
+
+    def __init__(self, count=0, *, interval_s=0.0, limits=NO_LIMITS, script="K", cache=None):
+        self.group = ManualGroup()
+        self.published = Published(self.group, cache=cache)
+        self.fanout = Fanout(self.published.log, self.group, flush_interval_s=interval_s)
+        self.published.script(script)
+        self.viewers = [self.viewer(limits=limits) for _ in range(count)]
+        for viewer in self.viewers:
+            viewer.follow(self.fanout)
+        self.group.run(1.0)
+        assert self.fanout.statistics().members == count
+
+    def viewer(self, peer=None, *, limits=NO_LIMITS, settings=TIMELESS):
+        return Viewer(self.group, peer, policy=LivePolicy(), limits=limits, settings=settings)
+
+    def publish(self, text, size=HEAD_BYTES):
+        """Publish a message per letter (C H K I D A X) and flush."""
+        self.published.script(text, size)
+        self.group.run()
+
+    def check(self, *, key_wait_expired=False):
+        for viewer in self.viewers:
+            check_accounts(viewer)
+            check_edges(viewer)
+            check_stream(viewer, self.published, key_wait_expired=key_wait_expired)

@@ -1,0 +1,488 @@
+"""A viewer's cursor in a log: thinning, what it keeps alive, a log that grows meanwhile, and random lives."""
+
+from __future__ import annotations
+
+import gc
+import random
+
+import pytest
+from cursor_kit import LETTERS, ROOMY, Follower
+from flow_kit import AUDIO, CLASS_OF, CONTROL, HEADER, KEY, RESTART, parse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.counts import total
+from flowctl.cursor import LogCursor
+from flowctl.flow import MessageClass
+from flowctl.lane import Lane
+from flowctl.limits import OFF_MARK
+from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, Room, refused_mask
+from flowctl.reasons import DropReason
+from flowctl.streamlog import StreamLog
+
+VIDEO_MASK = 1 << KEY | BROKEN_MASK
+
+
+# --- thinning ----------------------------------------------------------------------------------------------------
+
+
+def test_thin_when_a_later_key_frame_fits_skips_to_the_first_that_does():
+    """Everything before that key frame goes, sound included; its headers come first."""
+    follower = Follower()
+    follower.publish("KIAIKIAKIA")
+    follower.cursor.thin_to_key_frame(Room(6 * 11, 99, 0, 0), follower.now)
+    assert follower.queued == "HHKKIIAA"
+    assert follower.take() == "rrKIAKIA"
+    assert follower.dropped(DropReason.THINNED) == "KIIA"
+    assert follower.cursor.restarts == 1
+    assert follower.cursor.plain
+
+
+@pytest.mark.parametrize(
+    ("room", "expected"),
+    [
+        (Room(3 * 11, 99, 0.0, 0), "rrKIA"),
+        (Room(OFF_MARK, 3, 0.0, 0), "rrKIA"),
+        (Room(OFF_MARK, 99, 101.0, 0), "rrKIA"),
+        (Room(3 * 11 + 3 * 96, 99, 0.0, 96), "rrKIA"),
+        (ROOMY, "KIIKIA"),
+    ],
+    ids=["bytes", "messages", "age", "overhead", "no limit"],
+)
+def test_thin_for_each_axis_takes_what_fits(room, expected):
+    """Bytes with overhead, messages and age all have a say in what may stay."""
+    follower = Follower()
+    follower.publish("KII")
+    follower.now += 1
+    follower.publish("KIA")
+    follower.cursor.thin_to_key_frame(room, follower.now)
+    assert follower.take() == expected
+
+
+def test_thin_when_the_newest_group_is_too_large_keeps_its_key_frame_and_sound():
+    """The picture stands and the sound goes on until the next key frame."""
+    follower = Follower()
+    follower.publish("KIA")
+    follower.publish("K", 50)
+    follower.publish("IAXIAD", 50)
+    follower.cursor.thin_to_key_frame(Room(150, 99, 0, 0), follower.now)
+    assert follower.queued == "HHKAA"
+    follower.publish("IDXA")
+    follower.publish("KIX")
+    assert follower.take() == "rrKAAArrKIX"
+    assert follower.cursor.restarts == 2
+
+
+def test_thin_when_a_key_frame_alone_is_too_large_waits_for_the_next_one():
+    """With limits below one key frame nothing is kept: an honest gap instead of half a picture."""
+    follower = Follower()
+    follower.publish("K", 5000)
+    follower.publish("IAC")
+    follower.cursor.thin_to_key_frame(Room(1000, 99, 0, 0), follower.now)
+    assert follower.queued == "C"
+    assert follower.cursor.waiting_for_key
+    follower.publish("IAXKI")
+    assert follower.take() == "CrrKI"
+    assert follower.dropped(DropReason.KEY_WAIT) == "IAX"
+
+
+def test_thin_when_nothing_is_queued_breaks_nothing():
+    """A message in flight may be what reached the limit: with nothing lost there is nothing to wait for."""
+    follower = Follower("KI")
+    follower.take()
+    follower.cursor.thin_to_key_frame(Room(-1, 0, 0, 0), follower.now)
+    follower.publish("IA")
+    assert follower.take() == "IA"
+    assert follower.dropped() == ""
+
+
+def test_thin_when_only_sound_is_queued_drops_it_without_a_wait():
+    """In a stream with video, sound queued alone goes without costing the pictures after it."""
+    follower = Follower("KI")
+    follower.take()
+    follower.publish("AAA")
+    follower.cursor.thin_to_key_frame(Room(11, 99, 0, 0), follower.now)
+    follower.publish("IA")
+    assert follower.take() == "IA"
+    assert follower.dropped() == "AAA"
+
+
+def test_thin_while_waiting_for_a_key_frame_keeps_waiting_for_the_same():
+    """Thinning again in a wait drops what has gathered, and the next key frame still ends it."""
+    follower = Follower("K")
+    follower.take()
+    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
+    follower.publish("IAA")
+    follower.cursor.thin_to_key_frame(Room(11, 99, 0, 0), follower.now)
+    assert follower.queued == ""
+    follower.publish("IA")
+    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
+    follower.publish("IAKIA")
+    assert follower.take() == "rrKIA"
+
+
+def test_thin_when_the_awaited_key_frame_has_come_counts_it():
+    """A key frame that was waited for, and not looked at yet, is one to skip to."""
+    follower = Follower("K")
+    follower.take()
+    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
+    follower.publish("IAA")
+    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
+    follower.publish("KI")
+    follower.cursor.thin_to_key_frame(Room(50, 99, 0, 0), follower.now)
+    assert follower.take() == "rrKI"
+    assert follower.dropped(DropReason.THINNED) == "AA"
+
+
+def test_thin_when_repeated_at_the_same_key_frame_sends_no_headers_twice():
+    """Who stands at the key frame already has its headers."""
+    follower = Follower()
+    follower.publish("KIKI")
+    for _ in range(3):
+        follower.cursor.thin_to_key_frame(Room(22, 99, 0, 0), follower.now)
+    assert follower.take() == "rrKI"
+    assert follower.cursor.restarts == 1
+
+
+def test_thin_when_again_before_the_headers_are_out_replaces_them():
+    """Headers of a restart that never happened are superseded, and counted."""
+    follower = Follower()
+    follower.publish("KIKI")
+    follower.cursor.thin_to_key_frame(Room(22, 99, 0, 0), follower.now)
+    follower.publish("IKI")
+    follower.cursor.thin_to_key_frame(Room(22, 99, 0, 0), follower.now)
+    assert follower.queued == "HHKI"
+    assert follower.dropped(DropReason.THINNED) == "HHKKIII"
+    ((origin, _, number, _),) = parse(follower.cursor.peek(1, 1)[0][1])[0]
+    assert (origin, number) == (RESTART, 5)
+
+
+def test_thin_audio_alone_drops_the_oldest_and_keeps_headers():
+    """Without video the oldest sound goes until the rest fits; no wait, no gap after it."""
+    follower = Follower()
+    follower.publish("HAAAAA")
+    follower.cursor.thin_to_key_frame(Room(OFF_MARK, 2, 0, 0), follower.now)
+    assert follower.take() == "HAA"
+    assert follower.numbers == [0, 4, 5]
+    assert follower.dropped(DropReason.THINNED) == "AAA"
+    assert follower.cursor.plain
+
+
+def test_thin_audio_alone_when_all_fits_drops_nothing():
+    """The room is a limit, not an order."""
+    follower = Follower()
+    follower.publish("AAA")
+    follower.cursor.thin_to_key_frame(Room(33, 3, 0, 0), follower.now)
+    assert follower.take() == "AAA"
+
+
+def test_drop_droppable_when_frames_are_lost_waits_and_headers_are_superseded():
+    """All that may go goes; control stays; the headers of the next restart replace those that were queued."""
+    follower = Follower()
+    follower.publish("KHICADX")
+    follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
+    assert follower.queued == "C"
+    assert follower.dropped(DropReason.REQUESTED) == "HKIDAX"
+    follower.publish("IAKI")
+    assert follower.take() == "CArrKI"
+
+
+def test_drop_droppable_when_no_frame_is_lost_keeps_headers():
+    """Without a loss no restart follows, so the headers that are queued must arrive."""
+    follower = Follower("KI")
+    follower.take()
+    follower.publish("AHDXC")
+    follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
+    follower.publish("IA")
+    assert follower.take() == "HCIA"
+
+
+# --- what it keeps alive -----------------------------------------------------------------------------------------
+
+
+class Wire(bytes):
+    """A message that knows how many of its kind are alive."""
+
+    __slots__ = ()
+    alive = 0
+
+    def __new__(cls, size):
+        Wire.alive += 1
+        return super().__new__(cls, size)
+
+    def __del__(self):
+        Wire.alive -= 1
+
+
+@pytest.fixture
+def alive():
+    """Return how many `Wire` messages live; the cycle collector is off, so only reference counts free them."""
+    gc.collect()
+    gc.disable()
+    Wire.alive = 0
+    yield lambda: Wire.alive
+    gc.enable()
+
+
+def publish_wires(log, classes, count, size, now=100.0):
+    for number in range(count):
+        log.append(Wire(size), CLASS_OF[classes[number % len(classes)]], now)
+
+
+@pytest.mark.parametrize("refused", [DROPPABLE_MASK, DROPPABLE_MASK & ~VIDEO_MASK, BROKEN_MASK, 1 << AUDIO])
+def test_log_when_a_viewer_passes_refusals_is_let_go(alive, refused):
+    """Neither gates behind the cursor nor a wait for a key frame hold what the viewer has passed."""
+    log = StreamLog()
+    cursor = LogCursor(log, now=100.0)
+    cursor.joining_to = None
+    publish_wires(log, "KIAD", 4, 10)
+    cursor.refuse(refused, DropReason.HELD, 100.0)
+    for _ in range(50):
+        publish_wires(log, "IADAX", 100, 10)
+        cursor.poll(100.0)
+        while items := cursor.peek(64, 10_000):
+            cursor.take(len(items))
+    log.drop_cache()
+    assert alive() <= 1
+
+
+@pytest.mark.parametrize("with_keys", [False, True])
+def test_log_when_a_viewer_is_stuck_and_refused_nearly_all_is_not_kept_for_it(alive, with_keys):
+    """A viewer that stands still keeps the few messages it will get, not the megabytes that it is refused."""
+    log = StreamLog()
+    cursor = LogCursor(log, now=100.0)
+    cursor.joining_to = None
+    publish_wires(log, "KIAI", 8, 1000)
+    cursor.refuse(DROPPABLE_MASK, DropReason.HELD, 100.0)
+    expected = cursor.accounts()[2]
+    most = 0
+    for _ in range(40):
+        publish_wires(log, "KIDA" if with_keys else "IDA", 100, 1000)
+        cursor.poll(100.0, replace=True)
+        cursor.compact()
+        log.drop_cache()
+        most = max(most, alive())
+    assert most <= 8 + 1200
+    assert cursor.accounts()[2] == expected
+    assert cursor.load() == (8000, 8)
+    cursor.refuse(0, DropReason.REFUSED, 100.0)
+    assert [item[0] for item in cursor.peek(99, 10**6)] == [CLASS_OF[letter] for letter in "KIAIKIAI"]
+
+
+def test_compact_when_sound_goes_on_keeps_order_and_restarts():
+    """Copying the queue out of the log changes nothing of what is handed over, restart messages included."""
+    follower = Follower("K")
+    follower.take()
+    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
+    for _ in range(5):
+        follower.publish("IIIIIIIIII", 50_000)
+        follower.publish("AC")
+        follower.cursor.compact()
+    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
+    follower.publish("K")
+    for _ in range(3):
+        follower.publish("I")
+    follower.cursor.poll(follower.now)
+    follower.cursor.compact()
+    assert follower.queued == "CCCCCHHKIIIAAAAA"
+    assert follower.take() == "ACACACACACrrKIII"
+    assert follower.numbers == sorted(follower.numbers)
+
+
+def test_compact_when_the_queue_is_worth_its_log_does_nothing():
+    """A viewer that is refused little keeps reading from the log."""
+    follower = Follower("K")
+    follower.cursor.refuse(1 << MessageClass.DISPOSABLE, DropReason.REFUSED, follower.now)
+    follower.publish("ID" * 20, 100_000)
+    follower.cursor.compact()
+    assert follower.cursor._lane is None
+    follower.take()
+    follower.cursor.compact()
+    assert follower.cursor._lane is None
+
+
+# --- a publisher on another thread -------------------------------------------------------------------------------
+
+
+class HalfWayLog(StreamLog):
+    """A log that lets a test act while a key frame is being appended, as another thread may."""
+
+    __slots__ = ("act",)
+
+    def _open_gop(self, entry, restart, now):
+        super()._open_gop(entry, restart, now)
+        self.act()
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+@pytest.mark.parametrize("take", [False, True])
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda cursor, now: cursor.refuse(BROKEN_MASK, DropReason.REFUSED, now),
+        lambda cursor, now: cursor.refuse(VIDEO_MASK, DropReason.REFUSED, now),
+        lambda cursor, now: cursor.poll(now),
+        lambda cursor, now: cursor.poll(now, replace=True),
+        lambda cursor, now: cursor.thin_to_key_frame(Room(0, 0, 0, 0), now),
+        lambda cursor, now: cursor.thin_to_key_frame(ROOMY, now),
+        lambda cursor, now: cursor.drop_droppable(DropReason.REQUESTED, now),
+        lambda cursor, now: None,
+        lambda cursor, now: (cursor.load(), cursor.oldest_at(), cursor.accounts(), cursor.caught_up),
+    ],
+    ids=["refuse", "refuse keys", "poll", "replace", "thin", "thin roomy", "drop", "nothing", "look"],
+)
+def test_cursor_when_a_key_frame_is_half_appended_neither_misses_nor_repeats_it(action, take, waiting):
+    """Whatever a viewer's thread does at that instant: the key frame comes once, with headers if a frame was lost."""
+    follower = Follower()
+    follower.log = HalfWayLog()
+    follower.log.act = lambda: None
+    follower.publish("KI")
+    cursor = follower.cursor = LogCursor(follower.log, now=follower.now)
+    cursor.joining_to = None
+    if waiting:
+        cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
+        follower.publish("I")
+        cursor.refuse(0, DropReason.REFUSED, follower.now)
+    else:
+        follower.publish("A")
+    follower.log.act = lambda: (action(cursor, follower.now), follower.take() if take else None)
+    key = follower.publish("K").sequence - 1
+    follower.log.act = lambda: None
+    cursor.poll(follower.now)
+    cursor.refuse(0, DropReason.REFUSED, follower.now)
+    follower.publish("IAKI")
+    follower.take()
+    assert follower.numbers == sorted(set(follower.numbers))
+    assert follower.numbers[-2:] == [key + 3, key + 4]
+    last = None if waiting else key - 2  # the last frame before, which was handed over
+    for number in follower.numbers:
+        item = follower.classes[number]
+        if item in "KI":
+            whole = last is not None and not any(letter in "KI" for letter in follower.classes[last + 1 : number])
+            assert whole or (item == "K" and number in follower.restarted), f"{item}{number} after {last}"
+            last = number
+    accepted, dropped, queued = cursor.accounts()
+    assert accepted.total_messages == len(follower.got) + total(dropped.values()).total_messages
+    assert queued.total_messages == 0
+
+
+# --- the lane ----------------------------------------------------------------------------------------------------
+
+
+def test_lane_when_filtered_keeps_order_and_counts():
+    """What is thrown away is counted by class; the rest keeps its order, sizes and age."""
+    lane = Lane()
+    for number, letter in enumerate("CHAHC"):
+        lane.push(CLASS_OF[letter], bytes(number + 1), float(number))
+    lost = Lane().tally
+    assert lane.has_any_but((CONTROL, HEADER))
+    lane.drop_all_but((CONTROL, HEADER), lost)
+    assert not lane.has_any_but((CONTROL, HEADER))
+    assert ([item[2] for item in lane], lane.size_bytes, len(lane)) == ([0.0, 1.0, 3.0, 4.0], 1 + 2 + 4 + 5, 4)
+    assert (lost.messages[AUDIO], lost.sizes[AUDIO]) == (1, 3)
+    lane.pop()
+    assert (lane.oldest_at, lane.size_bytes) == (1.0, 11)
+    assert (lane.tally.messages[CONTROL], lane.tally.sizes[CONTROL]) == (1, 5)
+
+
+# --- against a plain list ----------------------------------------------------------------------------------------
+
+
+class PlainQueue:
+    """The queue of one viewer as a list of its own, with every decision taken message by message.
+
+    Without thinning and without losing key or inter frames, gates must come to the same.
+    """
+
+    def __init__(self):
+        self.queue = []
+        self.dropped = []
+        self.mask = 0
+
+    def offer(self, letter):
+        (self.dropped if self.mask >> CLASS_OF[letter] & 1 else self.queue).append(letter)
+
+
+harmless = [CLASS_OF[letter] for letter in "DAX"]
+steps = st.one_of(
+    st.tuples(st.just("publish"), st.text("CHKIDAX", max_size=8)),
+    st.tuples(st.just("refuse"), st.sets(st.sampled_from(harmless))),
+    st.tuples(st.just("take"), st.integers(0, 6)),
+    st.tuples(st.just("drop"), st.none()),
+)
+
+
+@given(st.lists(steps, max_size=30))
+@settings(max_examples=200, deadline=None)
+def test_gates_for_any_history_do_what_a_plain_queue_does(history):
+    """Subtraction per gate gives the same queue, the same losses and the same order as deciding one by one."""
+    follower, plain = Follower("K"), PlainQueue()
+    follower.take()
+    for step, argument in history:
+        if step == "publish":
+            follower.publish(argument)
+            for letter in argument:
+                plain.offer(letter)
+        elif step == "refuse":
+            plain.mask = sum(1 << item for item in argument)
+            follower.cursor.refuse(plain.mask, DropReason.REFUSED, follower.now)
+        elif step == "take":
+            expected, plain.queue = "".join(plain.queue[:argument]), plain.queue[argument:]
+            assert follower.take(argument) == expected
+        elif not {"K", "I"} & set(plain.queue):
+            plain.dropped += [letter for letter in plain.queue if letter in "DAX"]
+            plain.queue = [letter for letter in plain.queue if letter not in "DAX"]
+            follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
+        assert sorted(follower.queued) == sorted(plain.queue)
+        assert sorted(follower.dropped()) == sorted(plain.dropped)
+        assert follower.cursor.load() == (11 * len(plain.queue), len(plain.queue))
+
+
+def test_cursor_over_a_long_random_life_keeps_its_books():
+    """Thousands of steps of everything at once: offered is handed over, dropped or queued, by class."""
+    random_source = random.Random(20110710)
+    follower = Follower("K")
+    offered = dict.fromkeys(LETTERS, 0)
+    handed = dict(offered)
+    follower.cursor = LogCursor(follower.log, now=follower.now)
+    follower.cursor.joining_to = None
+    for _ in range(3000):
+        follower.now += random_source.random() / 4
+        step = random_source.randrange(9)
+        if step < 4:
+            text = random_source.choices("CHKIIIDDAAAX", k=random_source.randrange(12))
+            follower.publish(text, random_source.choice([11, 100, 1000]))
+            for letter in text:
+                offered[letter] += 1
+        elif step == 4:
+            mask = sum(1 << CLASS_OF[letter] for letter in random_source.sample("KIDAX", random_source.randrange(5)))
+            follower.cursor.refuse(mask, DropReason.REFUSED, follower.now)
+        elif step == 5:
+            follower.cursor.poll(follower.now, replace=random_source.random() < 0.5)
+        elif step == 6:
+            room = Room(random_source.randrange(4000), random_source.randrange(12), follower.now - 1, 96)
+            follower.cursor.thin_to_key_frame(room, follower.now)
+        elif step == 7 and random_source.random() < 0.2:
+            follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
+        for letter in follower.take(random_source.randrange(6)):
+            handed["H" if letter == "r" else letter] += 1
+        accepted, dropped, queued = follower.cursor.accounts()
+        lost = total(dropped.values())
+        for letter, item in CLASS_OF.items():
+            assert accepted.messages[item] == handed[letter] + lost.messages[item] + queued.messages[item]
+            assert letter == "H" or accepted.messages[item] == offered[letter]
+    assert follower.numbers == sorted(set(follower.numbers))
+    assert follower.cursor.restarts > 10
+
+
+def test_masks_when_used_here_leave_control_and_headers_alone():
+    """Whatever a policy says, the log's control messages and headers are nobody's to refuse."""
+
+    class DropsAll:
+        def decide(self, state, message_class):
+            from flowctl.policy import Verdict
+
+            return Verdict.DROP
+
+    assert refused_mask(DropsAll(), 0) == DROPPABLE_MASK
+    assert not DROPPABLE_MASK & (1 << CONTROL | 1 << HEADER)

@@ -1,0 +1,267 @@
+"""Fan-out: the cohort and who leaves it, joining, moving between fan-outs."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+
+import pytest
+from fanout_kit import Stage
+from flow_kit import (
+    HEAD_BYTES,
+    LOG,
+    RESTART,
+    Peer,
+    Published,
+    check_accounts,
+)
+from sender_kit import OVERLOADED, READY, SOFT_LIMIT, by_messages
+
+from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
+from flowctl.fanout import Fanout
+from flowctl.limits import AxisLimits, Limits
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.streamlog import CacheLimits
+from flowctl.testing import ManualGroup
+
+# -- the cohort
+
+
+def test_flush_when_viewers_keep_up_costs_one_send_each():
+    """Whatever was published since the last flush goes to each member in one system call."""
+    stage = Stage(3)
+    before = [viewer.peer.writes for viewer in stage.viewers]
+    stage.publish("IADX")
+    assert [viewer.peer.writes for viewer in stage.viewers] == [count + 1 for count in before]
+    assert [viewer.numbers() for viewer in stage.viewers] == [[0, 1, 2, 3, 4]] * 3
+    assert stage.fanout.statistics().cohort_bytes == 3 * 4 * HEAD_BYTES
+    stage.check()
+
+
+def test_flush_when_interval_is_set_writes_at_once_after_a_pause_and_then_together():
+    """The first message after a quiet interval does not wait; those that follow are written together."""
+    stage = Stage(1, interval_s=0.04)
+    (viewer,) = stage.viewers
+    before = viewer.peer.writes
+    stage.publish("I")
+    assert viewer.peer.writes == before + 1
+    stage.publish("II")
+    stage.group.run(0.039)
+    assert viewer.peer.writes == before + 1
+    stage.group.run(0.002)
+    assert viewer.peer.writes == before + 2
+    assert viewer.numbers() == [0, 1, 2, 3]
+
+
+def test_member_when_kernel_is_full_leaves_and_returns():
+    """A member that meets EAGAIN goes on from the exact byte alone, costs nobody else anything, and comes back."""
+    stage = Stage(3)
+    slow = stage.viewers[0]
+    slow.peer.room = 15
+    stage.publish("IAI")
+    assert stage.fanout.statistics().members == 2
+    assert stage.fanout.statistics().left == 1
+    assert slow.sender.state is OVERLOADED
+    stage.publish("AI")
+    assert [viewer.numbers() for viewer in stage.viewers[1:]] == [[0, 1, 2, 3, 4, 5]] * 2
+    slow.drain()
+    stage.group.run(1.0)
+    assert slow.numbers() == [0, 1, 2, 3, 4, 5]
+    assert [change.new for change in slow.edges.changes] == [OVERLOADED, READY]
+    assert stage.fanout.statistics().members == 3
+    assert not slow.sender.statistics().dropped
+    stage.check()
+
+
+def test_members_when_several_fail_in_one_flush_end_alone():
+    """Members whose socket is gone end with their reason, wherever they stand; the others miss nothing."""
+    stage = Stage(5)
+    for index in (0, 2, 4):
+        stage.viewers[index].peer.failure = OSError(errno.ECONNRESET, "scripted")
+    stage.viewers[3].peer.room = 0
+    stage.publish("II")
+    stage.viewers[3].drain()
+    stage.publish("I")
+    ended = [[reason for reason, _ in viewer.host.closed] for viewer in stage.viewers]
+    assert ended == [[CloseReason.PEER_RESET], [], [CloseReason.PEER_RESET], [], [CloseReason.PEER_RESET]]
+    assert [stage.viewers[index].numbers() for index in (1, 3)] == [[0, 1, 2, 3]] * 2
+    stage.check()
+
+
+def test_member_when_own_message_is_sent_gets_it_between_two_of_the_log():
+    """A message for one member alone does not make it leave, and goes out whole between the log's."""
+    stage = Stage(2)
+    viewer = stage.viewers[0]
+    stage.publish("I")
+    viewer.sender.send(b"".join([b"O", bytes([0]), (7).to_bytes(4, "big"), HEAD_BYTES.to_bytes(5, "big")]))
+    stage.publish("I")
+    assert viewer.numbers(b"O") == [7]
+    assert viewer.numbers() == [0, 1, 2]
+    assert stage.fanout.statistics().members == 2
+
+
+def test_member_when_it_leaves_the_log_goes_on_without_it():
+    """`unfollow` ends the following for one; what was not flushed to it yet is counted as left behind."""
+    stage = Stage(2)
+    stage.published.script("I")
+    stage.viewers[0].sender.unfollow()
+    stage.publish("I")
+    assert [viewer.numbers() for viewer in stage.viewers] == [[0], [0, 1, 2]]
+    assert stage.viewers[0].sender.statistics().dropped[DropReason.UNFOLLOWED].by_name() == {"inter": 1}
+    stage.check()
+
+
+def test_fanout_when_misused_says_so():
+    """An impossible interval, a second log, and a move to another log are the caller's mistakes."""
+    stage = Stage(1)
+    (viewer,) = stage.viewers
+    with pytest.raises(ConfigError, match="flush_interval_s is 11"):
+        Fanout(stage.published.log, stage.group, flush_interval_s=11)
+    with pytest.raises(LocalProtocolError, match="already"):
+        viewer.sender.follow(stage.fanout)
+    other = Fanout(Published(stage.group).log, stage.group)
+    with pytest.raises(LocalProtocolError, match="of the log it follows"):
+        viewer.sender.move_to(other)
+    with pytest.raises(LocalProtocolError, match="of the log it follows"):
+        viewer.sender.resume_following(stage.fanout)
+    stage.publish("I")
+    assert viewer.numbers() == [0, 1]
+
+
+def test_fanout_when_its_group_is_gone_stops_listening():
+    """A publisher outlives the groups of its viewers: appending goes on, and the fan-out is not called again."""
+
+    class Gone(ManualGroup):
+        calls = 0
+
+        def call_soon(self, callback, *args):
+            self.calls += 1
+            raise ClosedError("the group is closed")
+
+    group = Gone()
+    published = Published(group)
+    Fanout(published.log, group)
+    published.script("KII")
+    assert group.calls == 1
+    assert published.log.tail.sequence == 3
+
+
+# -- joining
+
+
+def test_joiner_when_there_is_a_cache_gets_headers_and_the_whole_group():
+    """A viewer starts at the newest key frame, its headers first, without waiting for the next one."""
+    stage = Stage(script="KIKIA")
+    viewer = stage.viewer()
+    viewer.follow(stage.fanout)
+    stage.group.run()
+    assert [(origin, number) for origin, _, number, _ in viewer.frames] == [
+        (RESTART, 2),
+        (RESTART, 2),
+        (LOG, 2),
+        (LOG, 3),
+        (LOG, 4),
+    ]
+    stage.publish("I")
+    assert viewer.numbers() == [2, 3, 4, 5]
+    assert stage.fanout.statistics().members == 1
+
+
+def test_joiner_when_there_is_no_cache_waits_for_a_key_frame_hearing_sound():
+    """Without a cache only sound comes before the next key frame and its headers."""
+    stage = Stage(script="KI", cache=CacheLimits(size_bytes=0))
+    viewer = stage.viewer()
+    viewer.follow(stage.fanout)
+    stage.publish("IADKI")
+    assert viewer.classes() == "AHHKI"
+    assert viewer.sender.statistics().dropped[DropReason.KEY_WAIT].by_name() == {"inter": 1, "disposable": 1}
+
+
+def test_joiner_when_load_falls_loses_nothing():
+    """A viewer that takes the cache through a slow link is not slow: EAGAIN, a cache above all limits, no drop."""
+    stage = Stage(script="K" + "IDA" * 10)
+    viewer = stage.viewer(Peer(room=0), limits=by_messages(10, 20))
+    stage.viewers.append(viewer)
+    viewer.follow(stage.fanout)
+    stage.group.run()
+    for step in range(60):
+        if step % 3 == 0:
+            stage.publish("A")
+        stage.group.run(0.2)
+        viewer.give(2 * HEAD_BYTES)
+    viewer.drain()
+    stage.group.run(1.0)
+    assert viewer.numbers() == list(range(len(stage.published.classes)))
+    assert not viewer.sender.statistics().dropped
+    assert max(change.new for change in viewer.edges.changes) is OVERLOADED
+    assert stage.fanout.statistics().members == 1
+    stage.check()
+
+
+def test_joiner_when_it_stalls_is_spared_until_its_age_passes_the_low_mark():
+    """A joiner that takes nothing loses nothing up to the age axis's low mark; then it is slow like anybody."""
+    limits = Limits(messages=AxisLimits(soft=8, hard=1000), age_ms=AxisLimits(soft=4000, hard=60_000, low=2000))
+    stage = Stage(script="K" + "I" * 20)
+    viewer = stage.viewer(Peer(room=0), limits=limits)
+    stage.viewers.append(viewer)
+    viewer.follow(stage.fanout)
+    stage.publish("DD")
+    stage.group.run(1.9)
+    assert viewer.sender.state is OVERLOADED
+    assert not viewer.sender.statistics().dropped
+    assert "still taking the GOP cache" in viewer.sender.why()
+    stage.group.run(1.5)
+    assert viewer.sender.state is OVERLOADED, "SOFT_LIMIT was entered, and thinning led back below it"
+    assert SOFT_LIMIT in [change.new for change in viewer.edges.changes]
+    assert viewer.sender.statistics().dropped[DropReason.THINNED].total_messages > 8
+    assert "still taking" not in viewer.sender.why()
+    viewer.drain()
+    stage.publish("KI")
+    assert viewer.numbers()[-2:] == [23, 24]
+    stage.check()
+
+
+# -- moving between fan-outs
+
+
+@pytest.mark.parametrize("room", [None, 0, 1, 17, 40])
+def test_move_between_fanouts_loses_and_repeats_no_byte(room):
+    """Member, lagging or with a message in flight: after a move the stream goes on at the very byte."""
+    stage = Stage(1)
+    (viewer,) = stage.viewers
+    fanouts = itertools.cycle([Fanout(stage.published.log, stage.group, flush_interval_s=0), stage.fanout])
+    for _ in range(6):
+        viewer.peer.room = room
+        stage.publish("IAI")
+        viewer.sender.move_to(next(fanouts))
+        stage.publish("AI")
+        check_accounts(viewer)
+        viewer.give(None)
+        stage.group.run()
+    assert viewer.numbers() == list(range(len(stage.published.classes)))
+    stage.check()
+
+
+@pytest.mark.parametrize("room", [None, 0, 17])
+def test_suspended_viewer_resumes_with_what_was_published_meanwhile(room):
+    """Between two fan-outs, of two groups, nothing is written and nothing lost; the old one serves it no more."""
+    stage = Stage(1)
+    (viewer,) = stage.viewers
+    viewer.peer.room = room
+    stage.publish("IA")
+    viewer.sender.suspend_following()
+    assert viewer.sender.following is None
+    assert stage.fanout.empty is True
+    viewer.peer.room = None
+    written = len(viewer.peer.received)
+    stage.publish("IAIA")
+    assert len(viewer.peer.received) == written
+    group = ManualGroup(stage.group.clock)
+    other = Fanout(stage.published.log, group)
+    viewer.host.group = viewer.group = group
+    viewer.sender.resume_following(other)
+    viewer.drain()
+    group.run(1.0)
+    assert viewer.numbers() == list(range(7))
+    assert other.statistics().members == 1
+    stage.check()
