@@ -399,24 +399,23 @@ class SenderCore:
         grace_s = (age_limits.low or 0) / 1000 if age_limits.on else self._settings.join_grace_s
         load = self._outbox.joining_load_bytes
         checked = self._joined_check
-        if cursor.cache_taken and self._lagging:
-            self._open_episode_locked(now)
-            cursor.end_joining(DropReason.REFUSED, now)
-        elif checked is None or now - cursor.joined_at <= grace_s:
+        slow = False
+        if checked is None or now - cursor.joined_at <= grace_s:
             self._joined_check = (now, load)
         elif now - checked[0] >= _JOIN_CHECK_S:
             self._joined_check = (now, load)
-            if load >= checked[1]:
-                self._open_episode_locked(now)
-                cursor.end_joining(DropReason.REFUSED, now)
-                if self._core.state >= SendState.SOFT_LIMIT:
-                    self._thin_for_locked(self._core.state, now)
+            slow = load >= checked[1]
+        if slow or (self._lagging and cursor.cache_taken):
+            self._open_episode_locked(now)
+            cursor.end_joining(DropReason.REFUSED, now)
+            if self._core.state >= SendState.SOFT_LIMIT:
+                self._thin_for_locked(self._core.state, now)
 
     def _check_times_locked(self, now: float) -> None:
         if self._close_reason is not None:
             return
         settings, core = self._settings, self._core
-        stalled_s = now - self._progress_at
+        stalled_s = now - self._stalled_since_locked(now)
         soft_s = now - core.slow_since if core.slow_since is not None else 0.0
         if self._close_deadline is not None and now >= self._close_deadline:
             limit = settings.close_deadline_s
@@ -432,6 +431,14 @@ class SenderCore:
                 CloseReason.SOFT_TOO_LONG, f"at or above SOFT_LIMIT for {soft_s:.1f} s, the limit is {limit:g} s"
             )
 
+    def _stalled_since_locked(self, now: float) -> float:
+        """Return since when the kernel has taken nothing while something was queued, in seconds; `now` for not at all.
+
+        No longer than the oldest queued message has waited: before that there was nothing to take.
+        """
+        load = self._load_locked(now)
+        return max(self._progress_at, now - load.age_ms / 1000) if load.messages else now
+
     def _arm_locked(self, now: float) -> None:
         """Ask for a tick at the earliest time at which something could change by time alone."""
         if self._close_reason is not None:
@@ -443,8 +450,8 @@ class SenderCore:
             age_mark = core.marks_above(load)[2]
             if age_mark < OFF_MARK and load.messages:
                 times.append(now + max(age_mark - load.age_ms, 1.0) / 1000)
-            if settings.stuck_s:
-                times.append(self._progress_at + settings.stuck_s)
+            if settings.stuck_s and self._load_locked(now).messages:
+                times.append(self._stalled_since_locked(now) + settings.stuck_s)
             if self._joining_locked():
                 times.append(now + _JOIN_CHECK_S)
             elif self._outbox.waiting_for_key:
@@ -496,9 +503,10 @@ class SenderCore:
             self._leave_locked()
             cursor.finish(now)
 
-    def _broken_locked(self, error: OSError) -> None:
-        reset = error.errno in _RESET_ERRORS
-        self._fail_locked(CloseReason.PEER_RESET if reset else CloseReason.INTERNAL, f"write failed: {error}")
+    def _broken_locked(self, error: Exception) -> None:
+        reset = isinstance(error, OSError) and error.errno in _RESET_ERRORS
+        details = f"write failed: {error}" if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        self._fail_locked(CloseReason.PEER_RESET if reset else CloseReason.INTERNAL, details)
 
     def _fail_locked(self, reason: CloseReason, details: str) -> None:
         """The one place where a Sender ends."""

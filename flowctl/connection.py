@@ -31,7 +31,7 @@ from flowctl.limits import NO_LIMITS, Limits
 from flowctl.policy import DropPolicy
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
-from flowctl.receiver import BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, Receiver
+from flowctl.receiver import BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, Receiver, Verdict
 from flowctl.sender import Sender
 from flowctl.sender_types import SenderSettings
 from flowctl.session import Session
@@ -82,6 +82,7 @@ class Connection:
         "_opened",
         "_over",
         "_received_later",
+        "_receiving",
         "_sender_due",
         "_sock",
         "_timer_due",
@@ -140,6 +141,7 @@ class Connection:
         self._farewell: tuple[CloseReason, str] | None = None  # of close_after_flush; guarded by _lock
         self._on_closed = on_closed
         self._coroutines: Final = Coroutines(self._handler_failed)
+        self._receiving = False  # a coroutine of `received` runs
         self._received_later: Final = inspect.iscoroutinefunction(session.received)
         session.connection = self
         self.sender: Final = Sender(
@@ -282,6 +284,8 @@ class Connection:
         """Hand input to the session."""
         if self._ending is not None:
             return DONE
+        if self._receiving:
+            return InputResult(Verdict.BLOCK, 0)  # one at a time: its end triggers input
         session, size = self.session, len(data)
         if not size:
             session.input_resumed()
@@ -291,10 +295,16 @@ class Connection:
         group = self.group
         if self._received_later and group is not None:
             coroutine: Any = session.received(memoryview(bytes(data)))
-            self._coroutines.start(group.loop, consume_all(coroutine, size), "received", self.receiver.trigger_input)
+            self._receiving = True
+            self._coroutines.start(group.loop, consume_all(coroutine, size), "received", self._received_all)
             return BLOCK
         answer: Any = session.received(data)
         return as_result(answer, size)
+
+    def _received_all(self) -> None:
+        """A coroutine of `received` has ended: go on with input."""
+        self._receiving = False
+        self.receiver.trigger_input()
 
     def process_eof(self) -> None:
         """The peer ended its stream."""

@@ -197,11 +197,14 @@ class LogCursor(LogQueue):
         """
         if self._wait is not None:
             self.poll(now)  # under the mask that was in force up to here
+        breaks = bool(mask & (_KEY_BIT | _INTER_BIT))
+        if self._wait is not None and not breaks and self.mask & (_KEY_BIT | _INTER_BIT):
+            # Until now it was the policy that kept frames back, so that giving up would not have brought one.
+            self._wait.since = now
         self.mask = mask
         if self.joining_to is not None or self._stop is not None:
             return
         tail, wait = self.log.tail, self._wait
-        breaks = bool(mask & (_KEY_BIT | _INTER_BIT))
         if wait is not None:
             reason = DropReason.KEY_WAIT
             if not breaks and not wait.broken_at(tail):

@@ -93,6 +93,7 @@ class Fanout:
         self._alone: dict[Sender, None] = {}  # everybody else, in the order in which they came
         self._runnable: dict[Sender, None] = {}  # those of them that the kernel has not refused
         self._armed = False  # a flush is on its way
+        self._looking = False  # a look at the crossings is on its way
         self._last_flush = host.now() - flush_interval_s
         self._crossings: Crossings[Sender] = Crossings()  # the lagging viewers, by where to look at them next
         # Number of the key frame that was newest at the last look. The group itself would hold all that came after it.
@@ -189,7 +190,8 @@ class Fanout:
         ):
             if self._host.in_thread():
                 self._look_at_crossings()
-            else:
+            elif not self._looking:
+                self._looking = True
                 self._host.call_soon(self._look_at_crossings)
 
     def _arm(self) -> None:
@@ -223,7 +225,12 @@ class Fanout:
 
     def _flush_alone(self, sender: Sender, tail: Entry) -> None:
         """Flush a viewer from its own cursor, and see where it belongs now."""
-        result = sender.flush()
+        try:
+            result = sender.flush()
+        except Exception as error:  # noqa: BLE001 - a fault in one viewer must not cost the others their stream
+            self.remove(sender)
+            sender.broken(error)
+            return
         if sender not in self._runnable:
             return  # it has ended, or its handler has ended the following
         if result is FlushResult.DRAINED and sender.ready_for_cohort(tail):
@@ -266,7 +273,7 @@ class Fanout:
 
     def _look_at_crossings(self) -> None:
         """Show the viewers whose next limit may be reached their load; after a key frame, all that lag."""
-        log = self.log
+        log, self._looking = self.log, False
         due = self._crossings.due(log.tail.offset, log.tail.sequence)
         if log.gop.key_sequence != self._key_sequence:
             self._key_sequence = log.gop.key_sequence

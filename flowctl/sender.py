@@ -103,6 +103,8 @@ class Sender(SenderCore):
                     return RESULTS[SendOutcome.CLOSED, self._core.state]
             if foreign or not self._blocked:
                 self._host.request_flush()
+            elif len(outbox.backlog) == 1:
+                self._arm_locked(now)  # the first message to wait behind EAGAIN starts the clocks
             return RESULTS[SendOutcome.ACCEPTED, self._core.state]
 
     # -- following a stream log: the owning thread
@@ -146,6 +148,9 @@ class Sender(SenderCore):
         self._refuse_reentry("unfollow")
         with self._lock:
             self._unfollow_locked(DropReason.UNFOLLOWED)
+            if self._close_reason is None:
+                now = self._host.now()
+                self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
 
     def suspend_following(self) -> None:
         """Leave the fan-out but keep the place in the log, to go on from there with another. Owning thread."""
@@ -166,8 +171,8 @@ class Sender(SenderCore):
         self._refuse_reentry("resume_following")
         with self._lock:
             cursor = self._outbox.cursor
-            if self._close_reason is not None:
-                return
+            if self._close_reason is not None or (self._closing and cursor is None):
+                return  # over, or it was closing already when it was to follow
             if cursor is None or self._cohort is not None or cohort.log is not cursor.log:
                 raise LocalProtocolError("a viewer can only be moved between fan-outs of the log it follows")
             self._cohort = cohort
@@ -375,6 +380,7 @@ class Sender(SenderCore):
                 return cursor.log.tail.offset + 1, cursor.log.tail.sequence + 1
             now = self._host.now()
             self._look_locked(now, queued=True)
+            self._arm_locked(now)
             return self._next_crossing_locked(now)
 
     def tick(self) -> None:
@@ -456,7 +462,9 @@ class Sender(SenderCore):
                 self._progress_locked(self._host.now())
                 self._outbox.consume_followed(written)
 
-    def broken(self, error: OSError) -> None:
-        """A write of the cohort failed: the connection is over."""
+    def broken(self, error: Exception) -> None:
+        """A write of the cohort failed, or a flush raised, which is a fault of ours: the connection is over."""
+        if not isinstance(error, OSError):
+            self._host.handler_failed("flush", error)
         with self._lock:
             self._broken_locked(error)

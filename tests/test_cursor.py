@@ -235,7 +235,7 @@ def test_wait_when_groups_are_long_lasts_two_of_them():
 
 
 def test_wait_when_the_policy_still_refuses_inter_frames_does_not_expire():
-    """Giving up the wait would not bring a frame; it ends once the policy would let some through."""
+    """Giving up the wait would not bring a frame; its time counts from when the policy would let some through."""
     follower = Follower("K")
     follower.take()
     follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
@@ -245,6 +245,10 @@ def test_wait_when_the_policy_still_refuses_inter_frames_does_not_expire():
     follower.publish("I")
     assert follower.take() == ""
     follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
+    follower.publish("I")
+    assert follower.cursor.poll(follower.now) is False
+    assert follower.take() == ""
+    follower.now += KEY_WAIT_S
     assert follower.cursor.poll(follower.now) is True
     assert follower.cursor.key_waits_expired == 1
 

@@ -17,7 +17,7 @@ from flowctl.fanout import Fanout
 from flowctl.flow import Axis, Cause
 from flowctl.ledger import LedgerKind
 from flowctl.limits import AxisLimits, Limits
-from flowctl.policy import DropDroppable, LivePolicy
+from flowctl.policy import DropDroppable, LivePolicy, Thin
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import SenderSettings, SendOutcome
 from flowctl.testing import ManualGroup
@@ -251,3 +251,18 @@ def test_statistics_over_a_stall_account_for_time_and_messages():
     assert (statistics.transitions, statistics.recoveries, statistics.state) == (2, 1, READY)
     assert sum(statistics.time_in_states_s) == pytest.approx(viewer.group.now() - began)
     check_accounts(viewer, viewer.offered)
+
+
+def test_clocks_when_a_message_is_queued_behind_eagain_start_with_it():
+    """A queue emptied by thinning stops the clocks; the next message starts them, the age axis included."""
+    talker = Talker(Peer(room=0), limits=Limits.parse("0,0,1s", "0,0,2s"), settings=SenderSettings(stuck_s=10))
+    talker.say("XX")
+    talker.group.run(0.01)
+    talker.sender.thin(Thin.DROPPABLE)
+    talker.group.run(60)
+    assert talker.host.closed == []
+    talker.say("C")
+    talker.group.run(1.9)
+    assert talker.host.closed == []
+    talker.group.run(0.2)
+    assert [reason for reason, _ in talker.host.closed] == [CloseReason.HARD_LIMIT]
