@@ -112,6 +112,26 @@ def test_received_when_a_coroutine_runs_input_waits_for_it(link):
     assert session.wait_end() == (CloseReason.PEER_CLOSED, "")
 
 
+def test_received_when_input_is_resumed_or_triggered_runs_one_coroutine_at_a_time(link):
+    """Whoever asks for input while a coroutine takes some, the next one begins only when it has ended."""
+    session = Slow()
+    connection, peer = link(session)
+    peer.sendall(b"first")
+    wait_until(lambda: session.taken == [b"(opened)", b"first"])
+    connection.pause_input("test", "test")
+    connection.resume_input("test")
+    connection.receiver.trigger_input()
+    peer.sendall(b"second")
+    for _ in range(20):
+        ask(connection, lambda: None)
+    assert session.taken == [b"(opened)", b"first"]
+    ask(connection, session.gate.set)
+    wait_until(lambda: session.taken == [b"(opened)", b"first", b"second"])
+    assert not session.cancelled
+    peer.close()
+    assert session.wait_end() == (CloseReason.PEER_CLOSED, "")
+
+
 @pytest.mark.parametrize(
     ("fault", "reason", "reported"),
     [

@@ -266,3 +266,24 @@ def test_clocks_when_a_message_is_queued_behind_eagain_start_with_it():
     assert talker.host.closed == []
     talker.group.run(0.2)
     assert [reason for reason, _ in talker.host.closed] == [CloseReason.HARD_LIMIT]
+
+
+def test_unfollow_when_at_the_soft_limit_leaves_it():
+    """Leaving a stream empties the queue: the state says so, and nothing queued is not stuck."""
+    group = ManualGroup()
+    published = Published(group)
+    fanout = Fanout(published.log, group)
+    viewer = Viewer(group, limits=Limits.parse("0,10", "0,100"))
+    viewer.follow(fanout)
+    published.script("K")
+    group.run(0.1)
+    viewer.peer.room = 0
+    published.script("A" * 20)
+    group.run(0.1)
+    published.script("A")
+    group.run(0.1)
+    assert viewer.sender.state is SOFT_LIMIT
+    viewer.sender.unfollow()
+    assert viewer.sender.state is OVERLOADED
+    group.run(30)
+    assert viewer.host.closed == []
