@@ -163,7 +163,7 @@ class SenderCore:
 
     def _stalled_s_locked(self, now: float) -> float:
         """Return for how long the kernel has taken nothing while something is queued."""
-        return now - self._progress_at if self._core.would_block else 0.0
+        return now - self._stalled_since_locked(now) if self._core.would_block else 0.0
 
     def _load_locked(self, now: float) -> Load:
         """Return all that is queued."""

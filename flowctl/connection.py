@@ -24,6 +24,7 @@ from typing import Any, Final
 from flowctl._locks import OwnedLock
 from flowctl._sessioncalls import Coroutines, as_result, consume_all, handler_reason, reason_for
 from flowctl.deferred import Registration
+from flowctl.errors import ReentryError
 from flowctl.fanouts import FollowPlace
 from flowctl.flow import SendState, StateChange
 from flowctl.ledger import LedgerKind
@@ -165,9 +166,15 @@ class Connection:
     def close_after_flush(self, details: str = "", *, reason: CloseReason = CloseReason.FINISHED) -> None:
         """Send what is queued, then end with `reason`; give up after the Sender's close deadline. Any thread."""
         with self._lock:
-            if self._farewell is None:
+            first = self._farewell is None
+            if first:
                 self._farewell = (reason, details)
-        self.sender.close_after_flush()
+        try:
+            self.sender.close_after_flush()
+        except ReentryError:
+            with self._lock:
+                self._farewell = None if first else self._farewell
+            raise
 
     def terminate(self, reason: CloseReason, details: str) -> None:
         """Do what `close` does; the Sender calls it too."""

@@ -170,10 +170,14 @@ class Fanout:
 
     def appended(self, log: StreamLog) -> None:
         """Take note that the log has grown: see that a flush comes, and look at limits. The publisher's thread."""
+        if self._closed:
+            return
         try:
             self._note_growth(log)
         except ClosedError:
-            self.close()  # the group is gone: the publisher and its other listeners go on
+            # The group is gone: the publisher and its other listeners go on. It stays on the log's list, for this is
+            # not the thread to change that list; whoever releases the fan-out does it.
+            self._closed = True
 
     def _note_growth(self, log: StreamLog) -> None:
         if not self._armed:

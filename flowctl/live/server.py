@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -16,9 +17,12 @@ from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession
 from flowctl.policy import LivePolicy
+from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.server import Server
 from flowctl.serving import ServeOptions
+from flowctl.streamlog import CacheLimits
+from flowctl.units import format_duration, format_size, parse_duration, parse_size
 
 _log: Final = structlog.get_logger("flowctl.live")
 _REFUSAL_LOG_S: Final = 10.0
@@ -27,12 +31,39 @@ _MOST_REFUSED: Final = 1024
 _RECONNECT_HEAD_START_S: Final = 0.2
 """Between asking clients to reconnect and closing their connections: time for the request to arrive first."""
 
+_WIRE_SETTINGS: Final[dict[str, float]] = {
+    field.name: field.default for field in dataclasses.fields(WireLimits) if type(field.default) in {int, float}
+}
+"""Numeric fields of `WireLimits` with their defaults; settings of the command line under the same names."""
+_CACHE_FIELDS: Final = {"cache_bytes": "size_bytes", "cache_messages": "messages", "cache_s": "duration_s"}
+_CACHE_SETTINGS: Final[dict[str, float]] = {
+    name: getattr(CacheLimits(), field) for name, field in _CACHE_FIELDS.items()
+}
+_MOST_DIGITS: Final = 15
+"""As for numbers with units: more are a typing error, and Python refuses to read thousands of them."""
+
+
+def _described(what: str, settings: dict[str, float]) -> dict[str, str]:
+    """Return what each of `settings` is: its kind, which its name tells, and its default."""
+    texts = {}
+    for name, default in settings.items():
+        kind, shown = "a number", f"{default:g}"
+        if name.endswith("_bytes"):
+            kind, shown = "a size", format_size(default)
+        elif name.endswith("_s"):
+            kind, shown = "a duration", format_duration(default)
+        texts[name] = f"{what}, {kind} ({shown.replace('.0 ', ' ')})"
+    return texts
+
+
 EXTRA_SETTINGS: Final = {
     "second_publisher": "refuse (default), replace or standby: when a name is published twice",
     "return_grace": "seconds that a publisher whose connection broke may stay away unnoticed (3)",
     "players_may_wait": "yes (default) or no: whether players may wait for a publisher",
     "credentials_file": "file of user:password lines for Adobe authentication; without it there is none",
     "publishers_per_address": "streams that one address may publish at a time (8); 0: any number",
+    **_described("GOP cache of a stream", _CACHE_SETTINGS),
+    **_described("limit of each RTMP connection", _WIRE_SETTINGS),
 }
 
 
@@ -130,8 +161,12 @@ def config_from(options: ServeOptions) -> LiveConfig:
         if extra["second_publisher"] not in choices:
             raise ConfigError(f"second_publisher is {extra['second_publisher']!r}, it must be one of {choices}")
         values["second_publisher"] = SecondPublisher(extra["second_publisher"])
+    rtmp: dict[str, Any] = {"limits": WireLimits(**_given(extra, _WIRE_SETTINGS))}
     if "credentials_file" in extra:
-        values["rtmp"] = ServerSessionConfig(credentials=read_credentials(Path(extra["credentials_file"])))
+        rtmp["credentials"] = read_credentials(Path(extra["credentials_file"]))
+    values["rtmp"] = ServerSessionConfig(**rtmp)
+    cache = _given(extra, _CACHE_SETTINGS)
+    values["cache"] = CacheLimits(**{_CACHE_FIELDS[name]: value for name, value in cache.items()})
     if "return_grace" in extra:
         values["return_grace_s"] = _number("return_grace", extra["return_grace"])
     if "publishers_per_address" in extra:
@@ -169,6 +204,21 @@ def read_credentials(path: Path) -> dict[str, str]:
     return credentials
 
 
+def _given(extra: dict[str, str], settings: dict[str, float]) -> dict[str, Any]:
+    """Return those of `settings` that `extra` has, read as their names and the types of their defaults tell."""
+    values: dict[str, Any] = {}
+    for name, default in settings.items():
+        if name not in extra:
+            continue
+        if name.endswith("_bytes"):
+            values[name] = parse_size(extra[name], name)
+        elif name.endswith("_s"):
+            values[name] = parse_duration(extra[name], name)
+        else:
+            values[name] = (_number if isinstance(default, float) else _whole)(name, extra[name])
+    return values
+
+
 def _number(name: str, text: str) -> float:
     with contextlib.suppress(ValueError):
         value = float(text)
@@ -178,6 +228,6 @@ def _number(name: str, text: str) -> float:
 
 
 def _whole(name: str, text: str) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
         raise ConfigError(f"{name} is {text!r}, it must be a whole number, 0 or more")
     return int(text)

@@ -24,7 +24,7 @@ from flowctl.live.hub import Hub
 from flowctl.live.muting import Muted
 from flowctl.live.roles import Playing, Publishing
 from flowctl.live.statistics import EndedViewer, ViewerStatistics
-from flowctl.live.stream import Stream
+from flowctl.live.stream import StartPlace, Stream
 from flowctl.policy import DropPolicy
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.receiver import DONE, InputResult, Verdict
@@ -105,14 +105,18 @@ class LiveSession(Session):
         self._send_replies()
 
     def stream_ended(self, stream: Stream) -> None:
-        """The publisher has gone for good; the log has told the player, now it waits."""
+        """The publisher has gone for good; now the player waits."""
         playing = self._playing
         if playing is None or playing.stream is not stream or not stream.ended:
             return
-        if self._rtmp.stream_state(playing.stream_id) is StreamState.PLAYING:
-            self._rtmp.unpublish_notify(playing.stream_id, send=False)
+        self._note_end(playing)
         self._wait_for_publisher(playing)
         self._arm()
+
+    def _note_end(self, playing: Playing) -> None:
+        """Let a player wait from now on; one that has left the log, paused, is told here, others by the log."""
+        if self._rtmp.stream_state(playing.stream_id) is StreamState.PLAYING:
+            self._rtmp.unpublish_notify(playing.stream_id, send=self.connection.place is None)
 
     def stream_published(self, stream: Stream) -> None:
         """The stream is published (again)."""
@@ -120,6 +124,7 @@ class LiveSession(Session):
         if playing is None or playing.stream is not stream or stream.ended:
             return
         playing.waits_until = None
+        self._note_end(playing)  # where the stream was back before `stream_ended` ran: the log has told the player
         if self._rtmp.stream_state(playing.stream_id) is StreamState.WAITING:
             self._rtmp.publish_notify(playing.stream_id)
         self._arm()
@@ -350,20 +355,22 @@ class LiveSession(Session):
             return
         playing = self._playing = Playing(event.stream_id, stream, wire, self._figures().baseline(), now)
         self._episode = Episode(self._fields(name), self.connection.sender.why, self._dropped)
-        if stream.ended:
+        # In this order: what ends the stream after the look stands in the log that the player then follows.
+        place = stream.start_place(wire)
+        waiting = stream.ended
+        if waiting:
             self._rtmp.play_waiting(event.stream_id)
             self._wait_for_publisher(playing)
         else:
             self._rtmp.accept_play(event.stream_id)
         self._send_replies()  # they go first: the log follows behind them
-        self._follow(playing)
-        _log.info("play started", **self._fields(name), waiting=stream.ended, agent=self.user_agent)
+        self._follow(playing, place)
+        _log.info("play started", **self._fields(name), waiting=waiting, agent=self.user_agent)
 
-    def _follow(self, playing: Playing) -> None:
+    def _follow(self, playing: Playing, place: StartPlace) -> None:
         """Begin to follow the log, with the GOP cache if there is one."""
-        wire = playing.wire
-        start, prefix, wait = playing.stream.start_place(wire)
-        FollowPlace(self.connection, wire.fanouts, start=start, prefix=prefix, wait_for_key=wait)
+        start, prefix, wait = place
+        FollowPlace(self.connection, playing.wire.fanouts, start=start, prefix=prefix, wait_for_key=wait)
 
     def _wait_for_publisher(self, playing: Playing) -> None:
         wait_s = self._config.rtmp.limits.player_wait_s
@@ -376,7 +383,10 @@ class LiveSession(Session):
             return
         playing.paused = event.pause
         if not event.pause:
-            self._follow(playing)
+            place = playing.stream.start_place(playing.wire)
+            if playing.stream.ended:
+                self._note_end(playing)  # the log's word about it is before the place
+            self._follow(playing, place)
         elif self.connection.place is not None:
             self.connection.place.end()
 
@@ -398,6 +408,8 @@ class LiveSession(Session):
         connection = self.connection
         if connection.place is not None:
             connection.place.end()
+        if not (playing.audio and playing.video):
+            connection.sender.set_policy(self._policy)  # what this play has muted, the next one has not
         # Also out of what waits to be sent to it: what it was offered of the stream is settled when it leaves.
         playing.stream.leave(playing.wire)
         self._hub.leave(playing.stream, self, self._figures().settled() - playing.before)

@@ -24,6 +24,8 @@ from flowctl.totals import NO_FLOW
 
 _CLOCK: Final = 0xFFFFFFFF
 _FRAMES: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})
+_CLOCKED: Final = _FRAMES | {MessageClass.KEY, MessageClass.AUDIO}
+"""What shows the publisher's clock. Encoders send headers and metadata with timestamp 0, whatever their clock says."""
 _MOST_HEADERS: Final = 64
 """Headers kept per stream: one per track and kind; a publisher that invents tracks without end gets no further."""
 _USUAL_MSID: Final = 1
@@ -31,6 +33,10 @@ _USUAL_MSID: Final = 1
 MOST_WIRES: Final = 8
 """Message stream ids on which a stream can be played at a time; as many as a connection may open."""
 _LONGEST_GAP_MS: Final = 3_600_000
+
+
+StartPlace = tuple[Entry, tuple[bytes, ...], bool]
+"""Where a viewer starts: the entry of the log, wire messages before it, whether it waits for a key frame first."""
 
 
 class StreamMember(Protocol):
@@ -67,7 +73,7 @@ class Stream:
         self._headers: dict[object, Body] = {}  # by sticky key, in the order in which they came; guarded by _lock
         # What publishers on standby would need to have sent: encoders send headers once, at the start; guarded by _lock
         self._standby_headers: dict[StreamMember, dict[object, Body]] = {}
-        self._shift: int | None = None  # added to timestamps; None: to be found with the next message; guarded by _lock
+        self._shift: int | None = None  # added to timestamps; None: the next frame will show it; guarded by _lock
         self._last_timestamp: int | None = None  # guarded by _lock
         self._last_at = now  # when the last message came; guarded by _lock
         self._key_seen = False  # since this publisher began; guarded by _lock
@@ -134,7 +140,7 @@ class Stream:
                 if waiting is not None and message_class is MessageClass.HEADER:
                     _keep_header(waiting, info.sticky_key, type_id, payload)
                 return False
-            timestamp = self._rebase(timestamp, now)
+            timestamp = self._rebase(timestamp, message_class, now)
             self.messages_in[message_class] += 1
             self.bytes_in += len(payload)
             if message_class is MessageClass.HEADER:
@@ -151,16 +157,23 @@ class Stream:
                 wire.append(type_id, timestamp, payload, message_class, now, headers)
             return True
 
-    def _rebase(self, timestamp: int, now: float) -> int:
-        """Return `timestamp` on the stream's own timeline."""
+    def _rebase(self, timestamp: int, message_class: MessageClass, now: float) -> int:
+        """Return `timestamp` on the stream's own timeline.
+
+        The first frame of a publisher that follows another one goes on where that one stopped, by wall-clock time;
+        what comes before its first frame stands there too.
+        """
         self._lock.assert_owned()
-        shift = self._shift
-        if shift is None:
-            last = self._last_timestamp
+        shift, last = self._shift, self._last_timestamp
+        if last is None:
+            shift = self._shift = 0
+        elif shift is None:
             gap_ms = min(max(int((now - self._last_at) * 1000), 1), _LONGEST_GAP_MS)
-            shift = self._shift = 0 if last is None else (last + gap_ms - timestamp) & _CLOCK
-        rebased = (timestamp + shift) & _CLOCK
-        last = self._last_timestamp
+            resumed = (last + gap_ms) & _CLOCK
+            if message_class not in _CLOCKED:
+                return resumed  # without moving the end of the timeline, so that the first frame is not behind it
+            shift = self._shift = (resumed - timestamp) & _CLOCK
+        rebased = (timestamp + (shift or 0)) & _CLOCK
         # Audio may lag video by a little, so the latest one counts, in serial arithmetic.
         if last is None or (rebased - last) & _CLOCK < 0x80000000:
             self._last_timestamp = rebased
@@ -224,20 +237,23 @@ class Stream:
                 wire.seed(usual)
         return wire
 
-    def start_place(self, wire: WireLog) -> tuple[Entry | None, tuple[bytes, ...], bool]:
+    def start_place(self, wire: WireLog) -> StartPlace:
         """Return where a viewer starts now: (entry, messages before it, whether it has to wait for a key frame).
 
         That is the key frame of the GOP cache; without one, the next key frame of a stream that has video; else, for
-        sound alone and for a stream that nobody publishes, whatever comes next.
+        sound alone and for a stream that nobody publishes, whatever comes next. Any thread: whatever is published
+        after this call stands in the log at the entry or behind it, so that a viewer misses nothing in between.
         """
-        cached = wire.log.cached
-        if cached is not None:
-            return cached, cached.gop.restart, False
         with self._lock:
-            headers = list(self._headers.values())
-            timestamp = self._last_timestamp or 0
-            video = self._key_seen and any(type_id == TYPE_VIDEO for type_id, _ in headers)
-        return None, () if video else wire.headers(headers, timestamp), video
+            cached = wire.log.cached
+            if cached is not None:
+                return cached, cached.gop.restart, False
+            # A frame that was passed on is what shows video: H.263 and VP6 have no header that could, and the log of
+            # another message stream id begins empty.
+            if self._key_seen:
+                return wire.log.tail, (), True
+            headers, timestamp = list(self._headers.values()), self._last_timestamp or 0
+            return wire.log.tail, wire.headers(headers, timestamp), False
 
     @property
     def wires(self) -> list[WireLog]:
@@ -248,7 +264,8 @@ class Stream:
     @property
     def media(self) -> str:
         """What the stream carries, for logs: codecs of video and audio."""
-        names = [f"{kind} {self.codecs[kind]}" for kind in ("video", "audio") if kind in self.codecs]
+        # One look-up each: the publisher's thread may take an entry away between two.
+        names = [f"{kind} {codec}" for kind in ("video", "audio") if (codec := self.codecs.get(kind))]
         return ", ".join(names) or "nothing yet"
 
     @property
