@@ -24,6 +24,7 @@ from typing import Any, Final
 from flowctl._locks import OwnedLock
 from flowctl._sessioncalls import Coroutines, as_result, consume_all, handler_reason, reason_for
 from flowctl.deferred import Registration
+from flowctl.delay import DelayMeter, unacknowledged_bytes
 from flowctl.errors import ReentryError
 from flowctl.fanouts import FollowPlace
 from flowctl.flow import SendState, StateChange
@@ -72,6 +73,7 @@ class Connection:
         "_close_job",
         "_coroutines",
         "_deadline_job",
+        "_delay",
         "_ending",
         "_farewell",
         "_flush_job",
@@ -142,6 +144,7 @@ class Connection:
         self._farewell: tuple[CloseReason, str] | None = None  # of close_after_flush; guarded by _lock
         self._on_closed = on_closed
         self._coroutines: Final = Coroutines(self._handler_failed)
+        self._delay: DelayMeter | None = None  # made when first asked for; guarded by _lock
         self._receiving = False  # a coroutine of `received` runs
         self._received_later: Final = inspect.iscoroutinefunction(session.received)
         session.connection = self
@@ -442,6 +445,19 @@ class Connection:
         self._arm()
 
     # -- what it is
+
+    def delay_ms(self) -> float:
+        """Return how far behind the peer is: our queue and the kernel's over the rate at which it takes. Any thread.
+
+        The rate comes from earlier calls, a fifth of a second apart or more; see `flowctl.delay`.
+        """
+        statistics = self.sender.statistics()
+        with self._lock:
+            if self._delay is None:
+                self._delay = DelayMeter()
+            return self._delay.sample(
+                self.clock(), statistics.queued.total_bytes, statistics.bytes_sent, unacknowledged_bytes(self._sock)
+            )
 
     def describe(self) -> str:
         """Return number and peer, for logs."""

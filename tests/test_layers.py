@@ -39,7 +39,7 @@ LAYERS = {
     "receiving": layer("_holds _input receiver", "ground jobs"),
     "loop": layer("_loopcore _loopthread _watches _placement pollgroup pollgroups", "ground jobs"),
     "glue": layer(
-        "sockets fanouts session _sessioncalls connection totals", "ground flow queue jobs sending receiving loop"
+        "sockets delay fanouts session _sessioncalls connection totals", "ground flow queue jobs sending receiving loop"
     ),
     "server": layer("admission server serving", "ground flow queue jobs sending receiving loop glue"),
     "testing": layer("testing", "ground flow queue jobs sending"),

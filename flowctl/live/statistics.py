@@ -24,6 +24,7 @@ class ViewerStatistics:
         input_pauses: how often its input was paused, by reason.
         connected_s: seconds since it connected.
         totals: what it was sent and spared since it began to play this stream.
+        viewer_delay_ms: how far behind it is: our queue and the kernel's, over the rate at which it takes.
     """
 
     number: int
@@ -35,6 +36,7 @@ class ViewerStatistics:
     input_pauses: dict[str, int]
     connected_s: float
     totals: FlowTotals = NO_FLOW
+    viewer_delay_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
