@@ -31,19 +31,21 @@ _MOST_REFUSED: Final = 1024
 _RECONNECT_HEAD_START_S: Final = 0.2
 """Between asking clients to reconnect and closing their connections: time for the request to arrive first."""
 
-_WIRE_SETTINGS: Final[dict[str, float]] = {
-    field.name: field.default for field in dataclasses.fields(WireLimits) if type(field.default) in {int, float}
+_WIRE_SETTINGS: Final[dict[str, int | float]] = {
+    field.name: getattr(WireLimits(), field.name)
+    for field in dataclasses.fields(WireLimits)
+    if type(field.default) in {int, float}  # the type itself, because True is an int
 }
 """Numeric fields of `WireLimits` with their defaults; settings of the command line under the same names."""
 _CACHE_FIELDS: Final = {"cache_bytes": "size_bytes", "cache_messages": "messages", "cache_s": "duration_s"}
-_CACHE_SETTINGS: Final[dict[str, float]] = {
+_CACHE_SETTINGS: Final[dict[str, int | float]] = {
     name: getattr(CacheLimits(), field) for name, field in _CACHE_FIELDS.items()
 }
 _MOST_DIGITS: Final = 15
 """As for numbers with units: more are a typing error, and Python refuses to read thousands of them."""
 
 
-def _described(what: str, settings: dict[str, float]) -> dict[str, str]:
+def _described(what: str, settings: dict[str, int | float]) -> dict[str, str]:
     """Return what each of `settings` is: its kind, which its name tells, and its default."""
     texts = {}
     for name, default in settings.items():
@@ -204,7 +206,7 @@ def read_credentials(path: Path) -> dict[str, str]:
     return credentials
 
 
-def _given(extra: dict[str, str], settings: dict[str, float]) -> dict[str, Any]:
+def _given(extra: dict[str, str], settings: dict[str, int | float]) -> dict[str, Any]:
     """Return those of `settings` that `extra` has, read as their names and the types of their defaults tell."""
     values: dict[str, Any] = {}
     for name, default in settings.items():
@@ -215,7 +217,7 @@ def _given(extra: dict[str, str], settings: dict[str, float]) -> dict[str, Any]:
         elif name.endswith("_s"):
             values[name] = parse_duration(extra[name], name)
         else:
-            values[name] = (_number if isinstance(default, float) else _whole)(name, extra[name])
+            values[name] = (_whole if isinstance(default, int) else _number)(name, extra[name])
     return values
 
 

@@ -159,6 +159,7 @@ class LiveSession(Session):
             input_pauses=dict(received.pauses),
             connected_s=connection.now() - connection.opened_at,
             totals=totals_of(statistics, received) - before,
+            viewer_delay_ms=connection.delay_ms(),
         )
 
     def _figures(self) -> FlowTotals:

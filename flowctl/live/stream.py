@@ -26,6 +26,7 @@ _CLOCK: Final = 0xFFFFFFFF
 _FRAMES: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})
 _CLOCKED: Final = _FRAMES | {MessageClass.KEY, MessageClass.AUDIO}
 """What shows the publisher's clock. Encoders send headers and metadata with timestamp 0, whatever their clock says."""
+_WITH_HEADERS: Final = frozenset({MessageClass.KEY, MessageClass.HEADER})
 _MOST_HEADERS: Final = 64
 """Headers kept per stream: one per track and kind; a publisher that invents tracks without end gets no further."""
 _USUAL_MSID: Final = 1
@@ -152,7 +153,7 @@ class Stream:
                     self.before_key_count += 1  # nobody could decode it
                     return True
                 self._key_seen = True
-            headers = list(self._headers.values()) if message_class is MessageClass.KEY else []
+            headers = list(self._headers.values()) if message_class in _WITH_HEADERS else []
             for wire in self._wires.values():
                 wire.append(type_id, timestamp, payload, message_class, now, headers)
             return True

@@ -62,10 +62,16 @@ class WireLog:
     def append(
         self, type_id: int, timestamp: int, payload: bytes, message_class: MessageClass, now: float, headers: list[Body]
     ) -> None:
-        """Publish one message; `headers` go before it for viewers who start here, if it is a key frame."""
+        """Publish one message.
+
+        `headers`, those up to this message, go before it for viewers who start here, if it is a key frame.
+        """
         wire = self.serialise(type_id, timestamp, payload)
         restart = self.headers(headers, timestamp) if message_class is MessageClass.KEY else ()
         self.log.append(wire, message_class, now, restart=restart)
+        if message_class is MessageClass.HEADER and self.log.gop.key_sequence < 0:
+            # A stream that refreshes without key frames: who has waited for one in vain gets the headers all the same.
+            self.log.gop.restart = self.headers(headers, timestamp)
 
     def seed(self, other: WireLog) -> None:
         """Begin with the GOP cache of the same stream's log for another message stream id, which it is rewritten for.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from flowctl.errors import ConfigError
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.server import EXTRA_SETTINGS, config_from, read_credentials
+from flowctl.rtmp.limits import WireLimits
 from flowctl.serving import ServeOptions
+from flowctl.streamlog import CacheLimits
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,16 @@ def test_extra_when_given_as_text_sets_the_field():
         ({"publishers_per_address": "x"}, "publishers_per_address is 'x'"),
         ({"publishers_per_address": "inf"}, "publishers_per_address is 'inf'"),
         ({"publishers_per_address": "2.5"}, "publishers_per_address is '2.5'"),
+        ({"publishers_per_address": "9" * 5000}, "publishers_per_address is '9"),
+        ({"media_message_bytes": "1"}, "media_message_bytes is 1, allowed is a whole number from 512 to 16777215"),
+        ({"media_message_bytes": "big"}, "media_message_bytes: 'big' is not a number with a unit"),
+        ({"chunk_streams": "0"}, "chunk_streams is 0, allowed is a whole number from 1 to 65598"),
+        ({"chunk_streams": "1.5"}, "chunk_streams is '1.5', it must be a whole number"),
+        ({"commands_per_second": "-1"}, "commands_per_second is -1.0, allowed is a number from 0"),
+        ({"player_wait_s": "1year"}, "player_wait_s: unknown unit 'year'"),
+        ({"cache_bytes": "-1"}, "cache_bytes: '-1' is not a number with a unit"),
+        ({"cache_messages": "many"}, "cache_messages is 'many', it must be a whole number, 0 or more"),
+        ({"trusted": "1"}, "unknown setting 'trusted'"),
     ],
 )
 def test_extra_when_wrong_is_refused_by_name(extra, words):
@@ -64,6 +78,44 @@ def test_extra_when_wrong_is_refused_by_name(extra, words):
     with pytest.raises(ConfigError) as caught:
         config_from(ServeOptions(extra=extra))
     assert words in str(caught.value)
+
+
+def test_wire_limits_when_given_as_text_are_those_of_every_session(tmp_path):
+    """Sizes, durations and counts with their units, and the credentials, end in the same settings of the sessions."""
+    users = tmp_path / "users"
+    users.write_text("ann:pw\n")
+    users.chmod(0o600)
+    extra = {
+        "media_message_bytes": "2MiB",
+        "player_wait_s": "2min",
+        "ping_after_s": "0",
+        "chunk_streams": "8",
+        "commands_per_second": "2.5",
+        "credentials_file": str(users),
+    }
+    config = config_from(ServeOptions(extra=extra)).rtmp
+    assert config.credentials == {"ann": "pw"}
+    assert config.limits == WireLimits(
+        media_message_bytes=2 << 20, player_wait_s=120.0, ping_after_s=0.0, chunk_streams=8, commands_per_second=2.5
+    )
+    assert config_from(ServeOptions()) == LiveConfig()
+
+
+def test_wire_limits_when_numeric_can_all_be_set():
+    """Each number of the wire limits is a setting, and its own default is accepted as text."""
+    numeric = {
+        item.name: item.default for item in dataclasses.fields(WireLimits) if item.name not in {"amf", "trusted"}
+    }
+    assert set(numeric) <= set(EXTRA_SETTINGS)
+    config = config_from(ServeOptions(extra={name: f"{value:g}" for name, value in numeric.items() if value < 1e6}))
+    assert config.rtmp.limits == WireLimits()
+
+
+def test_cache_limits_when_given_as_text_bound_the_cache():
+    """The GOP cache has settings of its own for each of its bounds."""
+    extra = {"cache_bytes": "1MiB", "cache_messages": "100", "cache_s": "1500ms"}
+    config = config_from(ServeOptions(extra=extra))
+    assert config.cache == CacheLimits(size_bytes=1 << 20, messages=100, duration_s=1.5)
 
 
 def test_extra_when_unknown_hints_at_all_that_are_known():

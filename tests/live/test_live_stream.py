@@ -7,16 +7,17 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_kit import AAC_HEADER, AVC_HEADER, audio, inter, key
+from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, inter, key
 
 from flowctl.errors import LimitExceededError
 from flowctl.flow import MessageClass
 from flowctl.live.config import LiveConfig
 from flowctl.live.stream import MOST_WIRES, Stream
+from flowctl.rtmp.amf0 import encode
 from flowctl.rtmp.chunk import ChunkReader
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.messages import SetChunkSize, encode_control
-from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
+from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
 
 
 class Member:
@@ -127,7 +128,74 @@ def test_start_place_when_there_is_video_waits_for_its_key_frame(stream):
     stream.publish(publisher, TYPE_VIDEO, 0, key(b"1"), 0.0)
     wire = stream.join(1)
     wire.log.drop_cache()
-    assert stream.start_place(wire) == (None, (), True)
+    assert stream.start_place(wire) == (wire.log.tail, (), True)
+
+
+@pytest.mark.parametrize("first", [0x12, 0x14], ids=["H.263", "VP6"])
+@pytest.mark.parametrize("msid", [1, 5])
+def test_start_place_when_video_has_no_sequence_header_waits_for_its_key_frame(stream, first, msid):
+    """That frames were passed on shows that there is video, also to a log that begins after them."""
+    publisher = Member()
+    stream.take_over(publisher, 0.0)
+    stream.publish(publisher, TYPE_VIDEO, 0, bytes([first]) + b"\x00\x00\x84key", 0.0)
+    for wire in stream.wires:
+        wire.log.drop_cache()
+    wire = stream.join(msid)
+    assert stream.start_place(wire) == (wire.log.tail, (), True)
+
+
+@pytest.mark.parametrize("frames", [[], [key(b"1")]])
+def test_start_place_when_a_header_follows_has_it_at_or_behind_the_entry(stream, frames):
+    """A header published between finding the place and following the log is not lost."""
+    publisher = Member()
+    stream.take_over(publisher, 0.0)
+    for body in frames:
+        stream.publish(publisher, TYPE_VIDEO, 0, body, 0.0)
+    wire = stream.join(1)
+    wire.log.drop_cache()
+    entry, _, _ = stream.start_place(wire)
+    stream.publish(publisher, TYPE_VIDEO, 0, AVC_HEADER, 0.0)
+    assert [message.payload for message in read([entry.wire])] == [AVC_HEADER]
+
+
+def test_headers_when_a_publisher_returns_do_not_fix_its_clock(stream):
+    """Encoders send headers and metadata at 0 whatever their clock says; the first frame shows it."""
+    first, second = Member(), Member()
+    since = watched(stream)
+    stream.take_over(first, 0.0)
+    stream.publish(first, TYPE_VIDEO, 1000, key(b"1"), 0.0)
+    stream.take_over(second, 2.0)
+    stream.publish(second, TYPE_DATA_AMF0, 0, encode("onMetaData", {"width": 640.0}), 2.0)
+    stream.publish(second, TYPE_DATA_AMF0, 0, encode("onTextData", {}), 2.0)
+    stream.publish(second, TYPE_VIDEO, 0, AVC_HEADER, 2.0)
+    stream.publish(second, TYPE_AUDIO, 0, AAC_HEADER, 2.5)
+    stream.publish(second, TYPE_VIDEO, 500_000, key(b"2"), 2.5)
+    stream.publish(second, TYPE_AUDIO, 500_040, audio(b"a"), 2.5)
+    stream.publish(second, TYPE_AUDIO, 500_060, AAC_HEADER, 2.5)
+    assert [message.timestamp for message in since()] == [1000, 3000, 3000, 3000, 3500, 3500, 3540, 3560]
+
+
+def test_timestamps_when_there_was_one_publisher_only_are_untouched(stream):
+    """Headers at 0 and frames at any other time stay where they are."""
+    publisher = Member()
+    since = watched(stream)
+    stream.take_over(publisher, 0.0)
+    stream.publish(publisher, TYPE_VIDEO, 0, AVC_HEADER, 5.0)
+    stream.publish(publisher, TYPE_VIDEO, 500_000, key(b"1"), 5.0)
+    assert [message.timestamp for message in since()] == [0, 500_000]
+
+
+def test_media_when_the_publisher_changes_meanwhile_is_read_safely(stream):
+    """A codec that is taken away while another thread reads it is shown, or not; no error."""
+
+    class Vanishing(dict):
+        def __contains__(self, name):
+            found = super().__contains__(name)
+            self.clear()
+            return found
+
+    stream.codecs = Vanishing(video="avc1")
+    assert stream.media == "video avc1"
 
 
 def test_join_when_on_another_id_has_the_same_messages_readdressed(stream):
@@ -178,3 +246,20 @@ def test_end_when_told_empties_the_cache_and_says_so_in_every_log(stream):
         assert b"NetStream.Play.UnpublishNotify" in messages[-1].payload
         assert messages[-1].msid == msid
     assert [wire.log.cached for wire in stream.wires] == [None, None]
+
+
+def test_join_when_there_is_never_a_key_frame_gets_the_headers_after_the_wait():
+    """A stream that refreshes without key frames can be joined late: when the wait is over, headers come first."""
+    world = World(config(key_wait_s=1.0))
+    publisher = world.publisher()
+    publisher.video(0, AVC_HEADER)
+    for number in range(60):
+        publisher.video(number * 40, inter(b"%d" % number))
+        world.run(0.04)
+    viewer = world.player()
+    for number in range(60, 400):
+        publisher.video(number * 40, inter(b"%d" % number))
+        world.run(0.04)
+    bodies = [message.payload for message in viewer.media if message.type_id == 9]
+    assert bodies[0] == AVC_HEADER
+    assert len(bodies) > 20

@@ -1,0 +1,121 @@
+"""What players are told when a stream ends and begins again, however that falls between their own steps."""
+
+from __future__ import annotations
+
+import pytest
+from live_kit import AAC_HEADER, AVC_HEADER, World, key
+
+from flowctl.live.session import LiveSession
+from flowctl.rtmp import commands
+from flowctl.rtmp.wire import TYPE_VIDEO
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    assert world.group.failures == []
+
+
+def octets(peer, name, *values):
+    """Return a command on the peer's message stream, to be sent together with others."""
+    return peer.session.send_message(commands.command(name, 0, *values, stream_id=peer.session.stream_id))
+
+
+def ends(peer):
+    """Return how often the peer was told that the stream has ended."""
+    return peer.codes.count(commands.PLAY_UNPUBLISH_NOTIFY)
+
+
+def test_player_when_published_again_at_once_is_told_of_both(world):
+    """A stream that ends and begins within one piece of input: its log says the end, so the player hears the start."""
+    publisher = world.publisher()
+    viewer = world.player()
+    viewer.forget()
+    publisher.reads = False  # our client does not know that it published again
+    publisher.send(octets(publisher, "closeStream", None) + octets(publisher, "publish", None, "room", "live"))
+    publisher.video(0, AVC_HEADER)
+    publisher.video(0, key(b"2"))
+    assert viewer.codes == ["stream_eof", commands.PLAY_UNPUBLISH_NOTIFY, commands.PLAY_PUBLISH_NOTIFY]
+    assert viewer.payloads == [AVC_HEADER, key(b"2")]
+    publisher.send(octets(publisher, "closeStream", None))
+    assert ends(viewer) == 2
+    assert viewer.live._playing.waits_until is not None
+
+
+def test_player_when_paused_is_told_that_the_stream_ended(world):
+    """A paused player has left the log that tells the others; resumed, it waits and finds the next publisher."""
+    publisher = world.publisher()
+    viewer = world.player()
+    viewer.command("pause", None, True, 0.0)
+    publisher.session.close_stream()
+    world.run()
+    assert ends(viewer) == 1
+    assert viewer.live._playing.waits_until is not None
+    viewer.command("pause", None, False, 0.0)
+    world.publisher().video(0, key(b"2"))
+    assert ends(viewer) == 1
+    assert viewer.codes[-1] == commands.PLAY_PUBLISH_NOTIFY
+    assert viewer.payloads[-3:] == [AVC_HEADER, AAC_HEADER, key(b"2")]
+
+
+def test_player_when_resumed_before_it_heard_of_the_end_is_told_once(world, monkeypatch):
+    """The end is in the log before the place at which the player goes on, and the hub's word comes after it."""
+    publisher = world.publisher()
+    viewer = world.player()
+    viewer.command("pause", None, True, 0.0)
+    told = []
+    monkeypatch.setattr(LiveSession, "on_thread", lambda _, callback, *args: told.append((callback, args)))
+    publisher.session.close_stream()
+    world.run()
+    viewer.command("pause", None, False, 0.0)
+    assert ends(viewer) == 1
+    for callback, args in told:
+        viewer.live._answer(callback, args)
+    world.run()
+    assert (len(told), ends(viewer)) == (1, 1)
+    assert viewer.live._playing.waits_until is not None
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_player_when_a_header_comes_while_it_joins_gets_it(world, monkeypatch, resumes):
+    """The publisher runs on: what it sends between the look for a place and the following is in the log behind it."""
+    publisher = world.connect().publish()
+    viewer = world.player() if resumes else world.connect()
+    if resumes:
+        viewer.command("pause", None, True, 0.0)
+    stream = publisher.live._publishing[1].stream
+    found = type(stream).start_place
+
+    def overtaken(self, wire):
+        place = found(self, wire)
+        monkeypatch.undo()
+        stream.publish(publisher.live, TYPE_VIDEO, 0, AVC_HEADER, world.clock())
+        return place
+
+    monkeypatch.setattr(type(stream), "start_place", overtaken)
+    if resumes:
+        viewer.command("pause", None, False, 0.0)
+    else:
+        viewer.play()
+    publisher.video(0, key(b"1"))
+    assert viewer.payloads == [AVC_HEADER, key(b"1")]
+
+
+def test_player_when_the_stream_ends_while_it_joins_is_told(world, monkeypatch):
+    """What ends a stream after the look for a place is in the log behind that place."""
+    publisher = world.publisher()
+    viewer = world.connect()
+    stream = publisher.live._publishing[1].stream
+    found = type(stream).start_place
+
+    def overtaken(self, wire):
+        place = found(self, wire)
+        monkeypatch.undo()
+        world.hub.unpublish(stream, publisher.live, grace=False)
+        return place
+
+    monkeypatch.setattr(type(stream), "start_place", overtaken)
+    viewer.play()
+    assert ends(viewer) == 1
+    assert viewer.live._playing.waits_until is not None
