@@ -43,8 +43,9 @@ types: $(READY)  ## check types
 test: lint types  ## lint, types, all tests; the last line is the count of tests
 	$(BIN)/python tests/run_all.py $(ARGS)
 
-demo: $(READY)  ## about 30 s: a live stream to healthy, slow, stalled and abusive viewers, with a report
-	$(BIN)/flowctl demo $(ARGS)
+# The recording stays in this folder.
+demo: $(READY)  ## about 30 s (the first time a minute): a live stream to healthy, slow, stalled and abusive viewers, with a report
+	FLOWCTL_CACHE='$(CURDIR)/.demo' $(BIN)/flowctl demo $(ARGS)
 
 serve: $(READY)  ## the live server on rtmp://127.0.0.1:1935 until Ctrl-C
 	$(BIN)/flowctl serve live $(ARGS)

@@ -375,7 +375,9 @@ def _listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = infos[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}", hint="give an address of this machine") from error
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}", hint="give an address of this machine"
+        ) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

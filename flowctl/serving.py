@@ -58,6 +58,7 @@ class ServerProgram:
         default_port: port where none is given.
         build: makes the server, not started.
         extra: name of each setting that `ServeOptions.extra` may hold, and what it does.
+        has_streams: whether `ServeOptions.flush_interval_s` means something to it; if not, ``--flush`` is refused.
     """
 
     name: str
@@ -65,3 +66,4 @@ class ServerProgram:
     default_port: int
     build: Callable[[ServeOptions], Server]
     extra: Mapping[str, str] = field(default_factory=dict)
+    has_streams: bool = True

@@ -13,9 +13,10 @@ from flowctl.errors import ConfigError
 NOTSENT_LOWAT_BYTES: Final = 128 * 1024
 """Default of TCP_NOTSENT_LOWAT: how much unsent data the kernel takes before it says EAGAIN.
 
-Without it a stalled viewer of a 2.5 Mbit/s stream is noticed after about 4 MB, that is 13 s. Small enough to notice
-it within a second of media, large enough that the key frame of a 10 Mbit/s stream does not look like a slow viewer;
-the measurements are in docs/benchmarks.md.
+Without it a stalled viewer of a 2.5 Mbit/s stream is noticed after about 4 MB, that is 13 s. Small enough that
+what our own kernel hides is less than a second of media, large enough that the key frame of a 10 Mbit/s stream does
+not look like a slow viewer; the measurements are in docs/benchmarks.md. The receive buffer of the peer, which its
+kernel may tune up to megabytes, comes on top and is not ours to set.
 """
 
 

@@ -19,6 +19,12 @@ app = typer.Typer(
 )
 
 
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it with the option's value
+    if wanted:
+        version.version()
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     *,
@@ -26,8 +32,12 @@ def options(
         str, typer.Option(help="Least level of log lines: debug, info, warning, error.", envvar="FLOWCTL_LOG_LEVEL")
     ] = "info",
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="As the command version.")
+    ] = False,
 ) -> None:
     """Flow control for servers that push data to many peers of unequal speed."""
+    del show_version  # its callback has ended the program
     del debug  # looked for by flowctl.cli.errors, which must know it even if parsing fails
     from flowctl.cli import common
 

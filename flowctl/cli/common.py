@@ -24,6 +24,12 @@ settings = Settings()
 """Those of this process; the application's callback fills them in before a command runs."""
 
 
+def given(context: typer.Context, parameter: str) -> bool:
+    """Return whether the parameter of that name stands on the command line, and is not just its default."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def set_up_log(*, as_json: bool = False, level: str | None = None) -> None:
     """Send the log to standard error.
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from types import FrameType
 from typing import Final
 
 import typer
@@ -15,9 +19,30 @@ FAILED: Final = 1
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
+TERMINATED: Final = 143
+"""128 + SIGTERM, likewise."""
 
 _USAGE: Final = typer.BadParameter.__mro__[2]
 """ClickException, base of all errors of use: typer has it from click or, in newer versions, in itself."""
+
+
+class TerminatedError(BaseException):
+    """SIGTERM, where it is to end a command like Ctrl-C. No KeyboardInterrupt: typer makes status 130 of those."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Within this context SIGTERM raises `TerminatedError` as SIGINT raises KeyboardInterrupt. Main thread."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise TerminatedError
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run(app: typer.Typer, arguments: list[str]) -> int:
@@ -32,6 +57,8 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
         status = app(arguments, prog_name="flowctl", standalone_mode=False)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except TerminatedError:
+        return TERMINATED
     except typer.Exit as error:
         return error.exit_code
     except typer.Abort:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def play(
     url: Annotated[str, typer.Argument(metavar="URL", help="What to play: rtmp://host/app/stream.")],
     *,
-    rate: Annotated[str | None, typer.Option(help="Read no faster than this, for example 200k.")] = None,
+    rate: Annotated[str | None, typer.Option(help="Bits per second to read at most, like 200k.")] = None,
     stall_after: Annotated[str | None, typer.Option(help="Stop reading after this time, for good.")] = None,
     resume_after: Annotated[str | None, typer.Option(help="Lift --rate and --stall-after after this time.")] = None,
     pings: Annotated[int, typer.Option(min=0, help="Send so many ping requests per second.")] = 0,
@@ -84,7 +84,7 @@ def _play(
         FlowctlError: it ended otherwise than with the stream, after its time, or on demand.
         Exit: interrupted.
     """
-    from flowctl.cli.errors import INTERRUPTED
+    from flowctl.cli.errors import INTERRUPTED, TERMINATED, TerminatedError, terminable
     from flowctl.client.player import RtmpPlayer
     from flowctl.client.runner import ClientRun
     from flowctl.errors import FlowctlError
@@ -106,23 +106,23 @@ def _play(
             on_end=on_end,
         )
 
-    interrupted = False
+    ended_by_signal = None
     sizes = {"capacity_bytes": profile.capacity_bytes, "receive_buffer_bytes": profile.receive_buffer_bytes}
-    with ClientRun(make, **sizes) as run:
+    with terminable(), ClientRun(make, **sizes) as run:
         run.start()
         try:
             get_logger("flowctl.play").info("playing", url=str(address))
             run.wait()
-        except KeyboardInterrupt:
-            interrupted = True
+        except (KeyboardInterrupt, TerminatedError) as error:
+            ended_by_signal = TERMINATED if isinstance(error, TerminatedError) else INTERRUPTED
             run.finish("interrupted")
         player = run.client
     if file is not None:
         file.flush()
     _show(player, as_json=as_json, to_stderr=summary_to_stderr)
     end = player.end
-    if interrupted:
-        raise typer.Exit(INTERRUPTED)
+    if ended_by_signal is not None:
+        raise typer.Exit(ended_by_signal)
     if end is None or not end.as_wanted:
         raise FlowctlError(f"the stream was not played to its end: {end}")
 
@@ -148,6 +148,7 @@ def summary(player: RtmpPlayer) -> dict[str, Any]:
         "bytes": figures.received.total_bytes,
         "wire_bytes": figures.wire_bytes,
         "media_s": seconds(figures.media_s),
+        "elapsed_s": seconds(figures.elapsed_s),
         "missing": {"video": figures.missing_video, "audio": figures.missing_audio, "exact": figures.exact},
         "video_gaps": figures.video_gaps,
         "broken_restarts": figures.broken_restarts,
@@ -167,8 +168,12 @@ def describe(player: RtmpPlayer) -> list[str]:
 
     figures = player.statistics()
     received = ", ".join(f"{count} {name}" for name, count in figures.received.by_name().items()) or "nothing"
-    rate = format_bit_rate(figures.wire_bytes * 8 / figures.media_s) if figures.media_s else "no rate"
-    lines = [f"received {received}: {format_size(figures.received.total_bytes)}, {rate}"]
+    lines = [
+        f"received {received}: {format_size(figures.received.total_bytes)}, {format_duration(figures.media_s)} of media"
+    ]
+    if figures.elapsed_s:
+        rate = format_bit_rate(figures.wire_bytes * 8 / figures.elapsed_s)
+        lines.append(f"read {rate} for {format_duration(figures.elapsed_s)}, the burst of the server's cache included")
     if figures.first_frame_s is not None:
         began = {None: "no pictures", True: "began with a key frame", False: "did not begin with a key frame"}
         lines.append(f"first frame after {format_duration(figures.first_frame_s)}, {began[figures.started_on_key]}")
@@ -179,6 +184,6 @@ def describe(player: RtmpPlayer) -> list[str]:
     lines.append(missing)
     if figures.mean_delay_s is not None and figures.max_delay_s is not None:
         delays = f"{format_duration(figures.mean_delay_s)} on average, {format_duration(figures.max_delay_s)} at most"
-        lines.append(f"delay {delays}")
+        lines.append(f"delay {delays}, of frames newer than the play")
     lines.append(f"ended: {player.end}")
     return lines

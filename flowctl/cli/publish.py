@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -13,7 +13,18 @@ if TYPE_CHECKING:
     from flowctl.rtmp.url import RtmpUrl
 
 
+_SYNTHETIC_OPTIONS: Final = {
+    "video_bit_rate": "--bit-rate",
+    "fps": "--fps",
+    "key_interval_s": "--key-interval",
+    "key_frame_bytes": "--key-frame-size",
+    "disposable_every": "--disposable-every",
+}
+"""Setting of `SyntheticSource` and the option that sets it."""
+
+
 def publish(
+    context: typer.Context,
     source: Annotated[str, typer.Argument(metavar="FILE.flv|synthetic", help="What to publish.")],
     url: Annotated[str, typer.Argument(metavar="URL", help="Where to: rtmp://host/app/stream.")],
     *,
@@ -55,19 +66,62 @@ def publish(
         # It never ends, so there is nothing to begin again.
         publish_tags(address, tags, pace=pace, loop=False, duration_s=duration_s, as_json=as_json)
         return
+    _refuse_ignored(context, source)
     file = _file(source, audio=audio, video=video)
     publish_tags(address, file, pace=pace, loop=loop, duration_s=duration_s, as_json=as_json)
 
 
 def _synthetic(settings: dict[str, Any], *, audio: bool, video: bool) -> Iterable[FlvTag]:
+    """Return the synthetic source.
+
+    Raises:
+        ConfigError: a setting is out of range; it is named as its option.
+    """
+    from flowctl.errors import ConfigError
     from flowctl.media.synthetic import SyntheticSource
 
-    return SyntheticSource(**settings, audio=audio, video=video)
+    try:
+        return SyntheticSource(**settings, audio=audio, video=video)
+    except ConfigError as error:
+        text = str(error)
+        for name, option in _SYNTHETIC_OPTIONS.items():
+            text = text.replace(name, option)
+        hint = "raise --bit-rate, or lower --fps or --key-frame-size" if error.hint else None
+        raise ConfigError(text, hint=hint) from error
+
+
+def _refuse_ignored(context: typer.Context, source: str) -> None:
+    """Refuse options that a file would ignore.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    from flowctl.cli.common import given
+    from flowctl.errors import ConfigError
+
+    for option in _SYNTHETIC_OPTIONS.values():
+        if given(context, option[2:].replace("-", "_")):
+            raise ConfigError(
+                f"{option} is for the synthetic source, and {source} is a file",
+                hint=f"leave it out, or: flowctl publish synthetic URL {option} ...",
+            )
 
 
 def _file(path: str, *, audio: bool, video: bool) -> Iterable[FlvTag]:
-    from flowctl.client.source import FlvFile, Tracks, check_has_media
+    """Return the tags of a file.
 
+    Raises:
+        ConfigError: it cannot be read, or is no FLV.
+        FlowctlError: it holds nothing to send.
+    """
+    import difflib
+    from pathlib import Path
+
+    from flowctl.client.source import FlvFile, Tracks, check_has_media
+    from flowctl.errors import ConfigError
+
+    if difflib.get_close_matches(path, ["synthetic"]) and not Path(path).exists():
+        raise ConfigError(f"there is no file {path}", hint="did you mean synthetic?")
     tags = Tracks(FlvFile(path), audio=audio, video=video)
     check_has_media(tags, path)
     return tags
@@ -83,7 +137,7 @@ def publish_tags(
         FlowctlError: it ended otherwise than by its source or on demand.
         Exit: interrupted.
     """
-    from flowctl.cli.errors import INTERRUPTED
+    from flowctl.cli.errors import INTERRUPTED, TERMINATED, TerminatedError, terminable
     from flowctl.client.publisher import RtmpPublisher
     from flowctl.client.runner import ClientRun
     from flowctl.errors import FlowctlError
@@ -104,22 +158,22 @@ def publish_tags(
             on_end=on_end,
         )
 
-    interrupted = False
-    with ClientRun(make) as run:
+    ended_by_signal = None
+    with terminable(), ClientRun(make) as run:
         run.start()
         try:
             get_logger("flowctl.publish").info("publishing", url=str(address))
             run.wait()
-        except KeyboardInterrupt:
-            interrupted = True
+        except (KeyboardInterrupt, TerminatedError) as error:
+            ended_by_signal = TERMINATED if isinstance(error, TerminatedError) else INTERRUPTED
             run.finish("interrupted")
         publisher = run.client
     _show(publisher, as_json=as_json)
     end = publisher.end
     if publisher.source_error is not None:
         raise publisher.source_error
-    if interrupted:
-        raise typer.Exit(INTERRUPTED)
+    if ended_by_signal is not None:
+        raise typer.Exit(ended_by_signal)
     if end is None or not end.as_wanted:
         raise FlowctlError(f"the stream was not published to its end: {end}")
 

@@ -9,11 +9,13 @@ import typer
 if TYPE_CHECKING:
     import threading
 
+    from flowctl.limits import Limits
     from flowctl.server import Server
     from flowctl.serving import ServeOptions, ServerProgram
 
 
 def serve(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="live, echo, or any installed server.")] = "live",
     *,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -38,7 +40,7 @@ def serve(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Setting of the server program; repeatable.")
     ] = None,
-    stats: Annotated[str | None, typer.Option(help="Log a line of figures each time this has passed.")] = None,
+    stats: Annotated[str | None, typer.Option(help="Log a line of figures each time this has passed; 0: off.")] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON, one object per line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object when the server is ready.")] = False,
 ) -> None:
@@ -47,17 +49,20 @@ def serve(
     Limits are bytes,messages,age of what waits for one peer, for example 2MiB,2048,4s; 0 turns an axis off. Without
     limits they are 2MiB,2048,4s soft and 4MiB,4096,8s hard.
     """
-    from flowctl.cli.common import optional_duration, set_up_log
+    from flowctl.cli.common import given, optional_duration, set_up_log
     from flowctl.cli.servers import check_extra, load_server
+    from flowctl.errors import ConfigError
     from flowctl.units import parse_duration, parse_size
 
     set_up_log(as_json=log_json)
     program = load_server(name)
+    if given(context, "flush") and not program.has_streams:
+        raise ConfigError(f"server {name!r} has no streams to flush, it would ignore --flush", hint="leave it out")
     stats_s = optional_duration(stats, "--stats")
     options = _options(
         host=host,
         port=program.default_port if port is None else port,
-        limits=(soft, hard, low),
+        limits=_limits(soft, hard, low),
         flush_s=parse_duration(flush, "--flush"),
         groups=groups,
         stuck_s=parse_duration(stuck, "--stuck"),
@@ -69,11 +74,33 @@ def serve(
     _run(program, options, stats_s=stats_s, as_json=as_json)
 
 
+def _limits(soft: str | None, hard: str | None, low: str | None) -> Limits:
+    """Return the limits that were asked for; the soft ones are the default where only others are given.
+
+    Raises:
+        ConfigError: one does not parse, or they do not go together.
+    """
+    from flowctl.errors import ConfigError
+    from flowctl.limits import Limits
+    from flowctl.server import DEFAULT_LIMITS
+
+    if soft is not None:
+        return Limits.parse(soft, hard, low)
+    if hard is None and low is None:
+        return DEFAULT_LIMITS
+    Limits.parse("0,0", hard, low)  # raises what is wrong with them by themselves
+    default = DEFAULT_LIMITS
+    try:
+        return Limits.parse(f"{default.size.soft},{default.messages.soft},{default.age_ms.soft}ms", hard, low)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, which is the default", hint="give --soft as well") from error
+
+
 def _options(
     *,
     host: str,
     port: int,
-    limits: tuple[str | None, str | None, str | None],
+    limits: Limits,
     flush_s: float,
     groups: int,
     stuck_s: float,
@@ -84,21 +111,17 @@ def _options(
 ) -> ServeOptions:
     from flowctl.admission import AdmissionLimits
     from flowctl.errors import ConfigError
-    from flowctl.limits import Limits
     from flowctl.sender_types import SenderSettings
-    from flowctl.server import DEFAULT_LIMITS
     from flowctl.serving import ServeOptions
     from flowctl.sockets import SocketOptions
 
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port is {port}, it must be 0 (any) to 65535")
-    soft, hard, low = limits
-    default_soft = "2MiB,2048,4s"  # as DEFAULT_LIMITS, for who gives only the others
     connections, per_address, new_per_address = admission
     return ServeOptions(
         host=host,
         port=port,
-        limits=DEFAULT_LIMITS if limits == (None, None, None) else Limits.parse(soft or default_soft, hard, low),
+        limits=limits,
         settings=SenderSettings(stuck_s=stuck_s, soft_too_long_s=soft_too_long_s),
         admission=AdmissionLimits(
             connections=connections, connections_per_address=per_address, new_per_address_and_s=new_per_address

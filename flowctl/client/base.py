@@ -35,6 +35,21 @@ DEFAULT_CONFIG: Final = ClientSessionConfig()
 """One object for all clients that want nothing special."""
 
 
+_EXPLAINING: Final = frozenset(
+    {
+        "NetConnection.Connect.AppShutdown",
+        "NetConnection.Connect.Closed",
+        "NetConnection.Connect.ReconnectRequest",
+        "NetStream.Play.Complete",
+        "NetStream.Play.Stop",
+        "NetStream.Play.UnpublishNotify",
+        "NetStream.Unpublish.Success",
+        "stream_eof",
+    }
+)
+"""What a server says to end a stream or a connection without an error. Its other words (Play.Reset) end nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """One thing that the server said with ``onStatus`` or a refusal.
@@ -57,7 +72,7 @@ class ClientEnd:
     Args:
         reason: as the connection saw it: FINISHED where we closed it ourselves, PEER_CLOSED, PEER_RESET and so on.
         details: in words.
-        status: the last thing the server said that explains it. None: it said nothing.
+        status: the last error that the server told us, or what it ended the stream with. None: it said neither.
         after_s: seconds since the connection was made.
     """
 
@@ -84,7 +99,9 @@ class ClientEnd:
         }
 
     def __str__(self) -> str:
-        text = self.reason.value + (f" ({self.details})" if self.details else "")
+        # Reasons are worded for servers, whose peers are clients; here it is the other way round.
+        reason = self.reason.value.replace("peer", "server")
+        text = reason + (f" ({self.details})" if self.details else "")
         if self.status is not None:
             said = f": {self.status.description}" if self.status.description else ""
             text += f"; the server said {self.status.code}{said}"
@@ -255,7 +272,8 @@ class RtmpClient(Session):
         if self._shut and reason is CloseReason.PEER_RESET:
             # All was sent, and it is up to the server in which way it closes.
             reason, details = CloseReason.FINISHED, self._leaving or details
-        explaining = [status for status in self.statuses if status.level == "error"] or self.statuses[-1:]
+        explaining = [status for status in self.statuses if status.level == "error"]
+        explaining = explaining or [status for status in self.statuses[-1:] if status.code in _EXPLAINING]
         after_s = self.connection.clock() - self.connection.opened_at
         self.end = ClientEnd(reason, details, explaining[-1] if explaining else None, after_s)
         self.sock = None

@@ -39,7 +39,7 @@ def parse_address(text: str) -> RtmpUrl:
     try:
         url = parse_url(text)
     except RemoteProtocolError as error:
-        raise ConfigError(str(error), hint="write it like rtmp://host/app/stream") from error
+        raise ConfigError(f"{text!r}: {error}", hint="write it like rtmp://host/app/stream") from error
     if url.scheme != "rtmp":
         raise ConfigError(f"scheme {url.scheme!r} is not supported", hint="use an rtmp:// address")
     if not url.host:

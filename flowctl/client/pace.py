@@ -25,6 +25,33 @@ def signed_difference(later: int, earlier: int) -> int:
     return (later - earlier + _HALF & CLOCK_MASK) - _HALF
 
 
+_NEW_CLOCK_MS: Final = -1000
+"""Steps back by more than this are another publisher's clock; by less, tracks that are interleaved loosely."""
+
+
+class MediaClock:
+    """Adds up how much media time a row of timestamps covers.
+
+    Attributes:
+        covered_ms: from the first timestamp to the latest one. A step back to another clock adds nothing.
+    """
+
+    __slots__ = ("_at_ms", "_before", "covered_ms")
+
+    def __init__(self) -> None:
+        self._before: int | None = None  # the last timestamp
+        self._at_ms = 0  # where it stands on the time line that begins with the first one
+        self.covered_ms = 0
+
+    def frame(self, timestamp: int) -> None:
+        """Take the timestamp of one frame, on the 32-bit clock."""
+        if self._before is not None:
+            step_ms = signed_difference(timestamp, self._before)
+            self._at_ms += step_ms if step_ms >= _NEW_CLOCK_MS else 0
+            self.covered_ms = max(self.covered_ms, self._at_ms)
+        self._before = timestamp
+
+
 class TimedTag:
     """A tag to be sent: what, when, and what it is.
 

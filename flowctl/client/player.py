@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from flowctl.client.base import DEFAULT_CONFIG, RtmpClient, peer_gone
 from flowctl.client.gaps import GapFinder
+from flowctl.client.pace import MediaClock
 from flowctl.client.player_types import HEALTHY, PlayerStatistics, PlayProfile
 from flowctl.client.throttle import TokenBucket
 from flowctl.counts import Tally
@@ -77,7 +78,9 @@ class RtmpPlayer(RtmpClient):
         "_delay",
         "_duration_s",
         "_first_at",
+        "_joined_us",
         "_last_at",
+        "_media_clock",
         "_needs_key",
         "_on_message",
         "_ping_due",
@@ -115,7 +118,9 @@ class RtmpPlayer(RtmpClient):
         self._tally = Tally()
         self._video = GapFinder()
         self._audio = GapFinder()
+        self._media_clock = MediaClock()
         self._delay = _Delay()
+        self._joined_us = 0.0  # wall clock at which the play began; what is stamped earlier was cached by the server
         self._bucket: TokenBucket | None = None  # None: not throttled (any more)
         self._throttled_until = _NEVER  # when the bucket allows reading again; `_NEVER` while reading
         self._ping_due = _NEVER  # when the next pings are due
@@ -153,7 +158,8 @@ class RtmpPlayer(RtmpClient):
             first_frame_s=self.first_frame_s,
             mean_delay_s=delay.sum_s / delay.count if delay.count else None,
             max_delay_s=delay.max_s if delay.count else None,
-            media_s=0.0 if first_at is None else self._last_at - first_at,
+            media_s=self._media_clock.covered_ms / 1000,
+            elapsed_s=0.0 if first_at is None else self._last_at - first_at,
             stalled=self._stalled,
             pings_sent=self._pings_sent,
             written_tags=0 if self._writer is None else self._writer.tags_written,
@@ -179,9 +185,12 @@ class RtmpPlayer(RtmpClient):
 
     def event(self, event: ClientEvent, now: float) -> None:
         """Note when the play begins and ends."""
-        if isinstance(event, PlayStarted) and self._profile.pings_per_s and self._ping_due == _NEVER:
-            self._ping_due = now
-            self._plan(now)
+        if isinstance(event, PlayStarted):
+            if self._first_at is None:
+                self._joined_us = time.time() * 1e6
+            if self._profile.pings_per_s and self._ping_due == _NEVER:
+                self._ping_due = now
+                self._plan(now)
         elif isinstance(event, StreamEnded):
             self.ended_by_server = True
             if not self._profile.stay:
@@ -198,6 +207,7 @@ class RtmpPlayer(RtmpClient):
         if message_class in _PICTURES:
             self._picture(message, message_class, now)
         elif message_class is MessageClass.AUDIO:
+            self._media_clock.frame(message.timestamp)
             self._audio.frame(message.timestamp, self._stamp(message))
             self._note_first(now)
         if self._on_message is not None and message.type_id in (TYPE_AUDIO, TYPE_VIDEO):
@@ -221,7 +231,7 @@ class RtmpPlayer(RtmpClient):
                 self.finish("played as long as was asked for")
                 return
         if self._stalled and peer_gone(self.sock):
-            self.connection.close(CloseReason.PEER_RESET, "the peer ended the connection while it was not read")
+            self.connection.close(CloseReason.PEER_RESET, "the server ended the connection while it was not read")
             return
         if now >= self._ping_due:
             self._ping(now)
@@ -244,6 +254,7 @@ class RtmpPlayer(RtmpClient):
         if self.started_on_key is None:
             self.started_on_key = is_key
         self._note_first(now)
+        self._media_clock.frame(message.timestamp)
         if self._video.frame(message.timestamp, self._stamp(message)):
             self._needs_key = True
         if self._needs_key:
@@ -251,15 +262,16 @@ class RtmpPlayer(RtmpClient):
             self.broken_restarts += not is_key
 
     def _stamp(self, message: Message) -> int | None:
-        """Return the number of a stamped frame, and note its delay."""
+        """Return the number of a stamped frame, and note its delay unless it is older than our play."""
         found = read_stamp(message.payload)
         if found is None:
             return None
-        delay_s = time.time() - found[1] / 1e6
-        delay = self._delay
-        delay.sum_s += delay_s
-        delay.count += 1
-        delay.max_s = max(delay.max_s, delay_s)
+        if found[1] >= self._joined_us:
+            delay_s = time.time() - found[1] / 1e6
+            delay = self._delay
+            delay.sum_s += delay_s
+            delay.count += 1
+            delay.max_s = max(delay.max_s, delay_s)
         return found[0]
 
     def _write(self, message: Message) -> None:

@@ -78,9 +78,12 @@ class PlayerStatistics:
             be left out without a key frame, so this is 0 for a source that has none.
         started_on_key: whether the first picture was a key frame. None: none came.
         first_frame_s: seconds from connecting to the first audio or video frame. None: none came.
-        mean_delay_s: mean time from the publisher's stamp to here. None: the frames have no stamps.
+        mean_delay_s: mean time from the publisher's stamp to here, of frames stamped after the play began: older ones
+            come from the server's cache, and their age is no delay. None: there are none, or they have no stamps.
         max_delay_s: the largest one. None: likewise.
-        media_s: seconds from the first media message to the last.
+        media_s: media time from the first frame to the latest, by timestamps: more than `elapsed_s` by what the
+            server's cache held.
+        elapsed_s: seconds from the first media message to the last.
         stalled: whether it has stopped reading.
         pings_sent: ping requests sent.
         written_tags: FLV tags written.
@@ -99,6 +102,7 @@ class PlayerStatistics:
     mean_delay_s: float | None = None
     max_delay_s: float | None = None
     media_s: float = 0.0
+    elapsed_s: float = 0.0
     stalled: bool = False
     pings_sent: int = 0
     written_tags: int = 0

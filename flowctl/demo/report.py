@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.demo.audit import Audit
-from flowctl.demo.plan import Kind
+from flowctl.demo.plan import RECIPE, Kind
 from flowctl.demo.watch import Watched
 from flowctl.flow import SendState
 from flowctl.reasons import CloseReason
-from flowctl.units import format_duration, format_size
+from flowctl.units import format_bit_rate, format_duration, format_size
 
 _STALL_CUTS: Final = frozenset({CloseReason.HARD_LIMIT.value, CloseReason.STUCK.value})
 _FLOOD_LIMIT: Final = "control_messages_per_second"
@@ -99,6 +99,9 @@ class Report:
             "",
             f"{len(healthy)} healthy viewers received {received} frames and lost {lost}",
         ]
+        if any(outcome.watched.plan.kind is Kind.SLOW for outcome in self.outcomes):
+            bit_rate = format_bit_rate(RECIPE.video_bit_rate + RECIPE.audio_bit_rate)
+            lines.append(f"slow viewers read no more than the stated share of the stream's bit rate, {bit_rate}")
         lines += [
             _line(outcome)
             for outcome in self.outcomes

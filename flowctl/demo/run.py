@@ -144,7 +144,7 @@ def make_recording(plan: DemoPlan, display: Display) -> Path | None:
     try:
         return ensure_sample(directory, RECIPE)
     except FlowctlError as error:
-        hint = f"{error.hint}; or publish a synthetic source: --synthetic" if error.hint else "try --synthetic"
+        hint = "give --synthetic, which needs no FFmpeg" + (f"; or: {error.hint}" if error.hint else "")
         raise FlowctlError(str(error), hint=hint) from error
 
 

@@ -161,7 +161,8 @@ def config_from(options: ServeOptions) -> LiveConfig:
     if "second_publisher" in extra:
         choices = [item.value for item in SecondPublisher]
         if extra["second_publisher"] not in choices:
-            raise ConfigError(f"second_publisher is {extra['second_publisher']!r}, it must be one of {choices}")
+            allowed = f"{', '.join(choices[:-1])} or {choices[-1]}"
+            raise ConfigError(f"second_publisher is {extra['second_publisher']!r}, it must be {allowed}")
         values["second_publisher"] = SecondPublisher(extra["second_publisher"])
     rtmp: dict[str, Any] = {"limits": WireLimits(**_given(extra, _WIRE_SETTINGS))}
     if "credentials_file" in extra:

@@ -277,9 +277,12 @@ class LiveSession(Session):
                 self._send_replies()
                 self.connection.close_after_flush(f"authentication: {event.reason}", reason=reason)
             case rtmp_events.PublishRequested():
-                self._start_publishing(event, now)
+                # Withdrawn in the same breath (deleteStream passes while a request is decided): nothing to answer.
+                if self._rtmp.stream_state(event.stream_id) is StreamState.PUBLISH_DECIDING:
+                    self._start_publishing(event, now)
             case rtmp_events.PlayRequested():
-                self._start_playing(event, now)
+                if self._rtmp.stream_state(event.stream_id) is StreamState.PLAY_DECIDING:
+                    self._start_playing(event, now)
             case rtmp_events.MetadataReceived():
                 self._publish(event.message, now)
             case rtmp_events.StreamClosed():

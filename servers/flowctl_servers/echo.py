@@ -82,4 +82,5 @@ SERVER = ServerProgram(
     summary="Line broadcast: each line goes to all peers, slow ones are refused and then cut.",
     default_port=7000,
     build=build,
+    has_streams=False,
 )

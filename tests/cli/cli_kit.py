@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 COMMAND = [sys.executable, "-c", "import sys; from flowctl.cli import main; sys.exit(main())"]
 PATIENCE_S = 30.0
@@ -59,6 +60,13 @@ class Served:
 
     def url(self, stream="live/room"):
         return f"rtmp://127.0.0.1:{self.ready['port']}/{stream}"
+
+    def wait_logged(self, text):
+        """Wait until the log has a line with `text`."""
+        end = time.monotonic() + PATIENCE_S
+        while not any(text in line for line in list(self._errors)):
+            assert time.monotonic() < end, f"not logged: {text}"
+            time.sleep(0.01)
 
     def stop(self, number=signal.SIGTERM):
         """Send a signal and wait for the end."""

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 
+import pytest
 from cli_kit import PATIENCE_S, finish, run, served, start
 
 from flowctl.flv import FlvReader, FlvWriter
@@ -31,6 +32,8 @@ def test_serve_publish_play_when_all_goes_well(tmp_path):
     # The player may join a moment after the publisher, but nothing is missing from its first frame on.
     assert received["missing"] == {"video": 0, "audio": 0, "exact": True}
     assert received["started_on_key"] is True
+    # Media at twice its pace takes half its time; the player may have joined late.
+    assert received["media_s"] > received["elapsed_s"] > 0
     assert received["end"]["code"] == "NetStream.Play.UnpublishNotify"
     tags = FlvReader(check_back_pointers=True).feed(target.read_bytes())
     assert len(tags) == received["written_tags"]
@@ -68,19 +71,24 @@ def test_play_when_output_is_standard_output():
     assert b"missing 0 pictures, 0 audio frames (counted by stamps)" in errors
 
 
-def test_play_when_interrupted():
-    """Ctrl-C ends a player in order: with its summary and status 130."""
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_play_when_ended_by_a_signal(number, expected):
+    """Ctrl-C and SIGTERM end player and publisher in order: with their summaries and statuses of their own."""
     with served() as server:
-        publisher = start("publish", "synthetic", server.url(), *SMALL)
+        publisher = start("publish", "synthetic", server.url(), "--json", *SMALL)
         player = start("play", server.url(), "--json", "--stay", stderr=subprocess.PIPE, bufsize=1)
-        # The line says that the connection is made; from then on an interruption has something to end.
+        # The lines say that the connections are made; from then on an interruption has something to end.
         assert "playing" in player.stderr.readline()
-        player.send_signal(signal.SIGINT)
+        assert "publishing" in publisher.stderr.readline()
+        server.wait_logged("play started")
+        player.send_signal(number)
         status, output, errors = finish(player)
-        publisher.send_signal(signal.SIGINT)
+        publisher.send_signal(number)
         published = finish(publisher)
-    assert (status, published[0]) == (130, 130)
-    assert json.loads(output)["end"]["details"] == "interrupted"
+    assert (status, published[0]) == (expected, expected)
+    ends = [json.loads(text)["end"] for text in (output, published[1])]
+    assert [end["details"] for end in ends] == ["interrupted"] * 2
+    assert ends[0]["code"] is None  # the last thing that the server said to the player does not explain its end
     assert "Traceback" not in errors + published[2]
 
 

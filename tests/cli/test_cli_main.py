@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,11 @@ import typer
 from typer.testing import CliRunner
 
 from flowctl.cli import app, errors, main
+from flowctl.cli import serve as serve_module
+from flowctl.cli.serve import serve
 from flowctl.errors import BrokenError, ConfigError, FlowctlError
+from flowctl.limits import Limits
+from flowctl.server import DEFAULT_LIMITS
 
 COMMANDS = ("serve", "publish", "play", "demo", "version")
 
@@ -32,6 +37,19 @@ def test_help_when_a_command_is_named(command):
         assert "Usage" in result.output
 
 
+def test_help_of_serve_when_it_states_the_default_limits():
+    """The limits named in the help are those that a server has."""
+    soft, hard = re.search(r"limits\s+they are (\S+) soft and (\S+) hard", serve.__doc__).groups()
+    assert Limits.parse(soft, hard) == DEFAULT_LIMITS
+
+
+@pytest.mark.parametrize("given", [("--hard", "5MiB,5000,9s"), ("--low", "1KiB,1,1s")])
+def test_limits_when_the_soft_one_is_not_given(given):
+    """Where only another limit is given, the soft one is the default."""
+    marks = {"hard": None, "low": None} | {given[0][2:]: given[1]}
+    assert serve_module._limits(None, **marks) == Limits.parse("2MiB,2048,4s", **marks)
+
+
 def test_version_when_asked_for_json():
     """The version is one JSON object."""
     result = CliRunner().invoke(app, ["version", "--json"])
@@ -42,7 +60,10 @@ def test_version_when_asked_for_json():
 def test_version_when_asked_for_text(capsys):
     """The version is one line."""
     assert main(["version"]) == 0
-    assert capsys.readouterr().out.startswith("flowctl ")
+    shown = capsys.readouterr().out
+    assert shown.startswith("flowctl ")
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == shown
 
 
 @pytest.mark.parametrize(
@@ -56,6 +77,9 @@ def test_version_when_asked_for_text(capsys):
         (["serve", "ehco"], "unknown server 'ehco'", "did you mean echo?"),
         (["serve", "--soft", "2MiB"], "soft: '2MiB'", "2MiB,2048"),
         (["serve", "--soft", "2MiB,2", "--hard", "1MiB,2"], "hard limit of bytes", ""),
+        (["serve", "--hard", "1MiB,100"], "the soft limit 2097152, which is the default", "give --soft as well"),
+        (["serve", "--hard", "much"], "hard: 'much'", "2MiB,2048"),
+        (["serve", "echo", "--flush", "40ms"], "no streams to flush", "leave it out"),
         (["serve", "--flush", "soon"], "--flush", "8s"),
         (["serve", "--port", "70000"], "--port is 70000", ""),
         (["serve", "--set", "color=red"], "no setting 'color'", "second_publisher"),
@@ -64,12 +88,16 @@ def test_version_when_asked_for_text(capsys):
         (["serve", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1", "address"),
         (["--log-level", "loud", "serve"], "log level 'loud'", ""),
         (["play", "http://host/live/room"], "scheme 'http'", "rtmp://"),
+        (["play", "ADDRESS"], "'ADDRESS': address is not", "rtmp://host/app/stream"),
         (["play", "rtmp://host/live"], "names no stream", "rtmp://host/app/stream"),
         (["play", "rtmp://host/live/room", "--rate", "fast"], "--rate", "2.5M"),
         (["play", "rtmp://host/live/room", "--rate", "1"], "rate is 1 bit/s", ""),
         (["play", "rtmp://host/live/room", "--output", "/nowhere/at/all.flv"], "/nowhere/at/all.flv", ""),
         (["publish", "nothing.flv", "rtmp://host/live/room"], "cannot read nothing.flv", ""),
-        (["publish", "synthetic", "rtmp://host/live/room", "--bit-rate", "1k"], "video_bit_rate", "raise"),
+        (["publish", "synthetic", "rtmp://host/live/room", "--bit-rate", "1k"], "--bit-rate 1000", "--key-frame-size"),
+        (["publish", "synthetic", "rtmp://host/live/room", "--bit-rate", "0"], "--bit-rate 0", "raise --bit-rate"),
+        (["publish", "syntetic", "rtmp://host/live/room"], "no file syntetic", "did you mean synthetic?"),
+        (["publish", "a.flv", "rtmp://host/live/room", "--fps", "30"], "--fps is for the synthetic", "leave it out"),
         (["publish", "synthetic", "rtmp://host/live/room", "--no-audio", "--no-video"], "nothing to send", ""),
         (["demo", "--duration", "1s"], "duration_s is 1", ""),
     ],
@@ -113,6 +141,7 @@ def run_raising(error, *arguments):
         (FlowctlError("x"), 1),
         (ZeroDivisionError("x"), 1),
         (KeyboardInterrupt(), 130),
+        (errors.TerminatedError(), 143),
         (typer.Abort(), 130),
         (typer.Exit(7), 7),
     ],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.client.pace import Timeline, signed_difference
+from flowctl.client.pace import MediaClock, Timeline, signed_difference
 from flowctl.errors import ConfigError
 from flowctl.flow import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO, FlvTag
@@ -17,6 +17,25 @@ from flowctl.media.synthetic import SyntheticSource
 CONFIG = SyntheticSource(width=64, height=64).headers()[1]
 END = b"\x17\x02\x00\x00\x00"
 META = FlvTag(TAG_SCRIPT, 0, b"\x02\x00\x0aonMetaData\x03\x00\x00\x09")
+
+
+@pytest.mark.parametrize(
+    ("timestamps", "covered_ms"),
+    [
+        ([], 0),
+        ([700], 0),
+        ([0, 33, 21, 67], 67),  # audio and video are interleaved
+        ([0xFFFFFFF0, 0x10], 32),  # the clock wraps
+        ([5000, 6000, 0, 500], 1500),  # another publisher's clock
+        ([0, 0x7FFFFFFF, 0xFFFFFFFE], 0xFFFFFFFE),  # longer than half of the clock
+    ],
+)
+def test_media_clock_when_frames_come(timestamps, covered_ms):
+    """Media time is what the timestamps cover, on a clock that wraps and may change."""
+    clock = MediaClock()
+    for timestamp in timestamps:
+        clock.frame(timestamp)
+    assert clock.covered_ms == covered_ms
 
 
 def key(timestamp):

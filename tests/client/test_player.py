@@ -7,14 +7,17 @@ import time
 
 from client_kit import address, client_group, live_server, small_source, start_player, wait_until
 
-from flowctl.client.connect import start_client
+from flowctl.client.connect import parse_address, start_client
 from flowctl.client.player import HEALTHY, PlayProfile, RtmpPlayer
 from flowctl.client.publisher import RtmpPublisher
 from flowctl.flow import MessageClass, SendState
 from flowctl.flv import FlvReader, FlvWriter
 from flowctl.limits import Limits
+from flowctl.media.stamp import has_slot, stamp
 from flowctl.reasons import CloseReason
+from flowctl.rtmp.events import PlayStarted
 from flowctl.rtmp.session_config import ClientSessionConfig
+from flowctl.rtmp.wire import TYPE_VIDEO, Message
 from flowctl.sender_types import SenderSettings
 from flowctl.sockets import SocketOptions
 
@@ -87,6 +90,8 @@ def test_play_when_joining_late():
     assert (figures.missing_video, figures.missing_audio) == (0, 0)
     assert 0 < figures.received.of(MessageClass.KEY) < 12
     assert figures.first_frame_s is not None
+    # What the server had in its cache came at once: it is media, but no time has passed, and its age is no delay.
+    assert figures.media_s > figures.elapsed_s > 0
 
 
 def test_play_when_written_to_a_file():
@@ -111,6 +116,8 @@ def test_play_when_the_time_is_up():
         wait_until(lambda: player.ended, "the player's end")
         assert not publisher.ended
     assert player.end.as_wanted
+    assert player.end.status is None  # neither an error nor the end of the stream, so it explains nothing
+    assert str(player.end) == "finished (played as long as was asked for)"
     assert not player.ended_by_server
 
 
@@ -142,6 +149,7 @@ def test_play_when_it_stalls_for_good():
     assert ended.reason is CloseReason.HARD_LIMIT
     assert "1500" in ended.details
     assert player.end.reason is CloseReason.PEER_RESET
+    assert str(player.end).startswith("server reset (the server ended")
     assert player.statistics().stalled
     assert player.stalled_at is not None
 
@@ -247,3 +255,17 @@ def test_play_when_the_server_stops():
         wait_until(lambda: player.ended, "the player's end")
     assert player.end.reason in {CloseReason.PEER_CLOSED, CloseReason.PEER_RESET, CloseReason.FINISHED}
     assert str(player.end)
+
+
+def test_delay_when_frames_are_older_than_the_play(monkeypatch):
+    """What was stamped before the play began comes from a cache: its age is no delay."""
+    now_s = 1000.0
+    monkeypatch.setattr("flowctl.client.player.time.time", lambda: now_s)
+    player = RtmpPlayer(parse_address("rtmp://host/live/room"))
+    slot = next(tag.payload for tag in small_source().tags(0.5) if has_slot(tag.payload))
+    player.event(PlayStarted(1), 0.0)
+    for number, at_s in enumerate((997.0, 999.5, 1000.0, 1000.25)):
+        now_s = max(at_s, 1000.0) + 0.5
+        player._stamp(Message(6, 0, TYPE_VIDEO, 1, stamp(slot, number, round(at_s * 1e6))))
+    figures = player.statistics()
+    assert (figures.mean_delay_s, figures.max_delay_s) == (0.5, 0.5)

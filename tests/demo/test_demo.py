@@ -70,7 +70,7 @@ def test_demo_when_there_is_no_ffmpeg(monkeypatch, tmp_path):
     monkeypatch.setattr("flowctl.media.sample.find_ffmpeg", _no_ffmpeg)
     with pytest.raises(FlowctlError) as caught:
         make_recording(DemoPlan(), LineDisplay())
-    assert "--synthetic" in caught.value.hint
+    assert caught.value.hint.startswith("give --synthetic")
     assert "install FFmpeg" in caught.value.hint
 
 

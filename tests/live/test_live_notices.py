@@ -119,3 +119,14 @@ def test_player_when_the_stream_ends_while_it_joins_is_told(world, monkeypatch):
     viewer.play()
     assert ends(viewer) == 1
     assert viewer.live._playing.waits_until is not None
+
+
+@pytest.mark.parametrize("name", ["play", "publish"])
+def test_request_when_withdrawn_in_the_same_breath_is_forgotten(world, name):
+    """A client that asks and leaves at once harms nobody: nothing is answered, nothing stays behind."""
+    peer = world.player()
+    asked = octets(peer, "closeStream", None) + octets(peer, name, None, "other", "live")
+    gone = commands.command("deleteStream", 0, None, float(peer.session.stream_id), stream_id=0)
+    peer.send(asked + peer.session.send_message(gone))
+    assert peer.connection.ended is None
+    assert set(world.hub.snapshot().streams) <= {"live/room"}

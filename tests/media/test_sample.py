@@ -214,19 +214,25 @@ def fake_ffmpeg(tmp_path, script: str) -> str:
             "1: unk",
             "libx264",
         ),
-        ('for last; do :; done; echo half > "$last"; exit 5', "with 5", None),
+        (
+            '[ "$2" = -encoders ] && { echo " V libx264 x"; exit; }; for last; do :; done; echo half >"$last"; exit 5',
+            "with 5",
+            None,
+        ),
         ("exec sleep 30", "took longer", None),
     ],
 )
-def test_failing_ffmpeg_is_explained_and_leaves_no_file(tmp_path, script, message, hint):
+def test_failing_ffmpeg_is_explained_and_leaves_no_file(tmp_path, monkeypatch, script, message, hint):
     """The error has FFmpeg's first words, the hint names a missing encoder, and nothing half made stays."""
     program = fake_ffmpeg(tmp_path, script)
     target = tmp_path / "out"
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(FlowctlError, match=message) as caught:
         ensure_sample(target, ffmpeg=program, timeout_s=5 if "sleep" not in script else 0.3)
     assert (caught.value.hint is None) == (hint is None)
     assert hint is None or hint in caught.value.hint
     assert list(target.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"fake-ffmpeg", "out"}
 
 
 @pytest.mark.parametrize(
