@@ -169,14 +169,14 @@ class SenderCore:
         """Return all that is queued."""
         return self._outbox.load(now, self._core.limits.overhead_bytes)
 
-    def _counted_locked(self, now: float) -> Load:
-        """Return the load that counts against the limits.
+    def _counted_locked(self, now: float, limits: Limits | None = None) -> Load:
+        """Return the load that counts against the limits; None: those in force.
 
         What was published since the last flush has not been offered to the kernel yet: it is no sign of a slow peer
         and does not count, or a burst would cost a viewer frames that its link has room for. What a flush has left
         behind does, with all that follows, until everything is taken. What joining gave does not.
         """
-        overhead = self._core.limits.overhead_bytes
+        overhead = (limits or self._core.limits).overhead_bytes
         return self._outbox.load(now, overhead, log=self._lagging and not self._member, given=False)
 
     def _joining_locked(self) -> bool:
@@ -405,7 +405,7 @@ class SenderCore:
         elif now - checked[0] >= _JOIN_CHECK_S:
             self._joined_check = (now, load)
             slow = load >= checked[1]
-        if slow or (self._lagging and cursor.cache_taken):
+        if slow or (self._lagging and self._outbox.cache_taken):
             self._open_episode_locked(now)
             cursor.end_joining(DropReason.REFUSED, now)
             if self._core.state >= SendState.SOFT_LIMIT:
@@ -477,7 +477,7 @@ class SenderCore:
         self._lock.assert_owned()
         self._note_locked(LedgerEntry(LedgerKind.LIMITS, now, str(limits)))
         core = self._core
-        self._settle_locked(core.limits_set(limits, self._counted_locked(now), now), now)
+        self._settle_locked(core.limits_set(limits, self._counted_locked(now, limits), now), now)
         if core.final:  # without an edge where a held hard limit was made a final one; the first reason counts
             self._fail_locked(CloseReason.HARD_LIMIT, "the hard limit is reached and no longer held")
         self._arm_locked(now)

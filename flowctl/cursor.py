@@ -247,8 +247,7 @@ class LogCursor(LogQueue):
         if wait is None or inter or now - wait.since < max(KEY_WAIT_S, 2 * self.log.gop_duration_s):
             return ended
         self._wait = None
-        if wait.broken_at(self.log.tail):
-            self.key_waits_expired += 1
+        self.key_waits_expired += 1
         self._open(self.log.tail, self.mask, DropReason.REFUSED, self.log.gop.restart, now)
         return True
 
@@ -291,7 +290,6 @@ class LogCursor(LogQueue):
 
     def drop_droppable(self, reason: DropReason, now: float) -> None:
         """Drop all of the queue that may be dropped; a lost frame leads to waiting for the next key frame."""
-        self.poll(now)
         self._drop_all_droppable(self._tail(), reason, BROKEN_MASK, now)
 
     def finish(self, now: float) -> None:
@@ -346,7 +344,6 @@ class LogCursor(LogQueue):
             and entry.message_class is _KEY
             and entry.sequence >= wait.start
             and not self.mask & _KEY_BIT
-            and self._stop is None
         )
 
     def _resume_at(self, key: Entry) -> None:

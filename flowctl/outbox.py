@@ -180,6 +180,12 @@ class Outbox:
         rest = len(self._inflight) if self._inflight is not None else 0
         return rest + (self.cursor.load()[0] if self.cursor is not None else 0)
 
+    @property
+    def cache_taken(self) -> bool:
+        """Whether nothing is left of what joining gave, the message in flight included."""
+        given = self._inflight is not None and self._inflight_given
+        return not given and (self.cursor is None or self.cursor.cache_taken)
+
     # -- thinning and ending
 
     def thin(self, mode: Thin, limits: Limits, now: float, reason: DropReason) -> None:

@@ -1,0 +1,437 @@
+"""Corners where log, cursor, outbox, Sender and fan-out meet: what nobody must pay for who keeps up, and more."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from cursor_kit import Follower
+from fanout_kit import Stage
+from flow_kit import CONTROL, DATA, INTER, KEY, OWN, Peer, check_accounts, frame
+from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, Talker, by_messages
+
+from flowctl.cursor import LogCursor
+from flowctl.flow import MessageClass
+from flowctl.ledger import LedgerKind
+from flowctl.limits import HardPolicy, Limits
+from flowctl.policy import BROKEN_MASK, DropDroppable, KeepAll, LivePolicy, Room, Verdict
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.sender import FlushResult
+from flowctl.sender_types import SenderSettings, SendOutcome
+from flowctl.streamlog import StreamLog
+
+# --- who keeps up pays for nothing -------------------------------------------------------------------------------
+
+
+def test_burst_when_it_is_above_every_limit_costs_a_viewer_that_takes_it_nothing():
+    """What was not offered to the kernel yet is no sign of a slow peer, for members and for joiners alike."""
+    limits = Limits.parse("100,3,10ms", "200,5,20ms")
+    stage = Stage(2, interval_s=0.04, limits=limits)
+    joiner = stage.viewer(limits=limits)
+    joiner.follow(stage.fanout)
+    for _ in range(5):
+        stage.published.script("KIIIDDAAX" * 5, 500)
+        for viewer in (*stage.viewers, joiner):
+            viewer.sender.tick()
+            viewer.sender.set_limits(limits)
+        stage.group.run(1.0)
+    for viewer in (*stage.viewers, joiner):
+        assert viewer.numbers() == list(range(1 + 5 * 45))
+        assert viewer.edges.changes == []
+        check_accounts(viewer)
+
+
+def test_rest_of_a_turn_when_it_is_above_the_limit_counts():
+    """What one turn has offered and left behind is load, although no write was refused: our loop is to blame."""
+    stage = Stage(limits=by_messages(5))
+    viewer = stage.viewer(limits=by_messages(5, 100), settings=SenderSettings(turn_messages=10))
+    viewer.follow(stage.fanout)
+    stage.group.run()
+    stage.published.script("I" * 25)
+    viewer.sender.set_policy(KeepAll())
+    viewer.sender.thin()
+    viewer.sender.flush()
+    stage.published.script("K" + "I" * 24)
+    assert viewer.sender.flush() is FlushResult.MORE
+    assert viewer.sender.state is SOFT_LIMIT
+    stage.group.run(1.0)
+    assert viewer.sender.state is READY
+    stage.published.script("I" * 20)
+    viewer.sender.tick()
+    assert viewer.sender.state is READY, "all was taken, so what comes next has to be offered first"
+    check_accounts(viewer)
+
+
+def test_policy_when_it_refuses_in_ready_keeps_sound_in_order_and_the_viewer_served():
+    """A viewer that wants key frames only is slow in nothing: no sound is lost for it, and it may change its mind."""
+
+    class KeyFramesOnly(KeepAll):
+        def decide(self, state, message_class):
+            return Verdict.DROP if message_class is INTER else Verdict.KEEP
+
+    stage = Stage(1)
+    (viewer,) = stage.viewers
+    viewer.sender.set_policy(KeyFramesOnly())
+    for _ in range(3):
+        stage.publish("AIAKAI")
+    assert viewer.classes().replace("H", "") == "K" + "AAKA" * 3
+    viewer.sender.set_policy(KeepAll())
+    stage.publish("AIAKAI")
+    assert viewer.classes().replace("H", "") == "K" + "AAKA" * 3 + "AAKAI"
+    stage.publish("I")
+    assert stage.fanout.statistics().members == 1
+    assert viewer.edges.changes == []
+    check_accounts(viewer)
+
+
+def test_key_frames_when_nothing_was_lost_between_them_bring_no_headers_again():
+    """A restart is for who lost something."""
+    follower = Follower("K")
+    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
+    follower.publish("KKIKKK")
+    assert follower.take() == "KKrrKKK"
+    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
+    follower.publish("I")
+    assert follower.take() == "I"
+    assert follower.cursor.restarts == 1
+
+
+# --- joining -----------------------------------------------------------------------------------------------------
+
+
+def test_joiner_when_its_cache_is_partly_out_is_not_judged_by_the_rest():
+    """A key frame of the cache that is half taken counts as little as the half that is not."""
+    stage = Stage(script="")
+    stage.publish("K", 5000)
+    joiner = stage.viewer(Peer(room=100), limits=Limits.parse("1000,2", "3000,4"))
+    joiner.follow(stage.fanout)
+    for _ in range(10):
+        stage.group.run(0.3)
+        assert joiner.sender.state is OVERLOADED
+        joiner.give(300)
+    joiner.drain()
+    assert joiner.numbers() == [0]
+
+
+def test_joiner_when_new_messages_reach_its_limit_is_not_thinned_before_its_cache_is_taken():
+    """SOFT_LIMIT is announced, but nothing is dropped while the cache goes out; then it is a viewer like others."""
+    stage = Stage(script="KIII")
+    joiner = stage.viewer(Peer(room=0), limits=by_messages(6, 100))
+    joiner.follow(stage.fanout)
+    stage.group.run(0.1)
+    for _ in range(8):
+        stage.publish("I")
+        joiner.give(7)
+    assert joiner.sender.state is SOFT_LIMIT
+    assert joiner.sender.statistics().dropped == {}
+    joiner.give(11 * 5)
+    stage.group.run(1.0)
+    assert joiner.sender.statistics().dropped_messages > 0
+    stage.publish("KI")
+    joiner.drain()
+    assert joiner.numbers()[:4] == [0, 1, 2, 3]
+    assert joiner.numbers()[-2:] == [12, 13]
+    check_accounts(joiner)
+
+
+def test_age_of_messages_kept_for_a_joiner_counts_from_its_joining():
+    """A control message of a skipped part is as old for a viewer as the viewer, not as the message."""
+    log = StreamLog()
+    key = log.append(b"k", KEY, 10.0)
+    log.append(b"c", CONTROL, 11.0)
+    cursor = LogCursor(log, now=100.0, start=key)
+    cursor.drop_droppable(DropReason.REQUESTED, 100.0)
+    assert cursor.oldest_at() == 100.0
+
+
+# --- limits ------------------------------------------------------------------------------------------------------
+
+
+def test_limits_when_tightened_on_a_lagging_viewer_are_noticed_with_the_message_that_reaches_them():
+    """No flush, no tick: publishing itself shows a viewer its load where the next mark may be."""
+    stage = Stage(1, limits=by_messages(1000))
+    (viewer,) = stage.viewers
+    viewer.give(0)
+    stage.publish("I")
+    viewer.sender.set_policy(KeepAll())
+    stage.publish("I")  # from here on the look after a key frame is over
+    viewer.sender.set_limits(by_messages(8, 1000))
+    for number in range(3, 12):
+        stage.published.script("I")
+        assert (viewer.sender.state is SOFT_LIMIT) == (number >= 8)
+
+
+def test_limits_when_asked_for_from_two_threads_are_those_asked_for_last():
+    """What another thread asked for first does not come back over what the owning thread sets meanwhile."""
+    stage = Stage(1)
+    (viewer,) = stage.viewers
+    viewer.host.foreign = True
+    viewer.sender.set_limits(by_messages(5))
+    viewer.host.foreign = False
+    viewer.sender.set_limits(by_messages(7))
+    stage.group.run()
+    assert viewer.sender.limits == by_messages(7)
+    kinds = [entry.kind for entry in viewer.sender.ledger()]
+    assert kinds == [LedgerKind.LIMITS] * 2
+
+
+def test_send_from_another_thread_to_a_blocked_viewer_is_still_limited():
+    """The owning thread is asked to look, although there is nothing to write: or the queue would grow unseen."""
+    stage = Stage(1, limits=by_messages(1000))
+    (viewer,) = stage.viewers
+    viewer.sender.set_policy(KeepAll())
+    viewer.give(0)
+    stage.publish("I")
+    viewer.sender.set_limits(by_messages(5, 10))
+    viewer.host.foreign = True
+    outcomes = [viewer.sender.send(frame(OWN, DATA, number), DATA).outcome for number in range(20)]
+    assert outcomes == [SendOutcome.ACCEPTED] * 20
+    assert viewer.sender.state is OVERLOADED, "edges are for the owning thread while a log is followed"
+    stage.group.run()
+    assert viewer.sender.state is HARD_LIMIT
+    assert viewer.host.closed[0][0] is CloseReason.HARD_LIMIT
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [by_messages(9, 100, low=5), Limits.parse("99,0", "0,0", "55,0", overhead_bytes=0)],
+    ids=["messages", "bytes"],
+)
+def test_thinning_when_own_messages_are_queued_too_makes_room_for_both(limits):
+    """The log's part of a queue is thinned to what the rest of it leaves free; then the rest, if it must."""
+    stage = Stage(1)
+    (viewer,) = stage.viewers
+    viewer.give(0)
+    stage.publish("KIA")
+    for number in range(3):
+        viewer.sender.send(frame(OWN, DATA, number), DATA, droppable=False)
+    viewer.sender.set_limits(limits)
+    stage.publish("KI")
+    assert viewer.sender.state is OVERLOADED
+    stage.publish("I")
+    assert [change.new for change in viewer.edges.changes] == [OVERLOADED, SOFT_LIMIT]
+    assert viewer.sender.load().messages == 3 + 2 + 1, "headers and the key frame alone"
+    viewer.drain()
+    assert [number for origin, _, number, _ in viewer.frames if origin == OWN] == [0, 1, 2]
+    assert viewer.numbers() == [0, 4]
+
+
+def test_hold_when_it_ends_lets_a_viewer_of_a_log_restart():
+    """Held, a viewer gets what it had, then headers and a key frame: never a frame without its reference."""
+    stage = Stage(1)
+    (viewer,) = stage.viewers
+    viewer.sender.set_policy(KeepAll())
+    viewer.sender.set_limits(by_messages(4, 6, policy=HardPolicy.HOLD))
+    viewer.give(0)
+    stage.publish("I")
+    stage.publish("IIIIIIKIIAI")
+    assert viewer.sender.state is HARD_LIMIT
+    assert viewer.sender.send(b"x", DATA).outcome is SendOutcome.DROPPED
+    viewer.drain()
+    stage.publish("IAKIA")
+    assert viewer.sender.state is READY
+    numbers = viewer.numbers()
+    assert numbers[:7] == list(range(7))
+    assert numbers[7:] == [14, 15, 16, 17]
+    stage.check()
+
+
+# --- the cohort --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [LivePolicy(), KeepAll()], ids=["live", "keep all"])
+def test_member_when_a_control_message_meets_eagain_leaves_with_its_place(policy):
+    """The kernel is full before the log comes to it: the member goes on alone, nothing lost or twice."""
+    stage = Stage(2)
+    viewer = stage.viewers[0]
+    viewer.sender.set_policy(policy)
+    viewer.give(5)
+    viewer.sender.send(frame(OWN, CONTROL, 0), CONTROL)
+    stage.group.run()
+    assert (stage.fanout.statistics().members, viewer.sender.state) == (1, OVERLOADED)
+    stage.publish("IA")
+    viewer.drain()
+    stage.publish("I")
+    assert viewer.classes() == "HHKCIAI"
+    assert stage.fanout.statistics().members == 2
+    stage.check()
+
+
+def test_flush_when_one_viewer_fails_in_it_serves_the_others():
+    """A fault of ours in one viewer ends that viewer, is reported, and costs nobody else a message."""
+    stage = Stage(3)
+    bad = stage.viewers[1]
+    for viewer in stage.viewers:
+        viewer.give(0)
+    stage.publish("I")
+    for viewer in stage.viewers:
+        if viewer is not bad:
+            viewer.give(None)
+    bad.sender._blocked = False
+    stage.fanout.runnable(bad.sender)
+    bad.peer.failure = RuntimeError("a fault of ours")
+    stage.group.run()
+    stage.publish("I")
+    assert [viewer.host.closed for viewer in stage.viewers if viewer is not bad] == [[], []]
+    assert bad.host.closed[0][0] is CloseReason.INTERNAL
+    assert [where for where, _ in bad.host.failures] == ["flush"]
+    assert [viewer.numbers() for viewer in stage.viewers if viewer is not bad] == [[0, 1, 2]] * 2
+    assert (stage.fanout.statistics().members, stage.fanout.statistics().alone) == (2, 0)
+
+
+def test_handler_when_it_publishes_to_the_log_it_follows_is_looked_at_afterwards():
+    """Publishing is not calling the Sender: one edge at a time, and the load it makes counts with the next message."""
+    stage = Stage(1)
+    (viewer,) = stage.viewers
+    viewer.sender.set_policy(KeepAll())
+    viewer.give(0)
+    stage.publish("I")
+    viewer.sender.set_limits(by_messages(3, 6, policy=HardPolicy.HOLD))
+    running, most = [], []
+
+    def publish(state, change):
+        running.append(state)
+        most.append(len(running))
+        if state is SOFT_LIMIT:
+            stage.published.script("AAAAA")
+        running.pop()
+
+    viewer.edges.hook = publish
+    stage.published.script("II")
+    assert (most, viewer.sender.state) == ([1], SOFT_LIMIT)
+    stage.published.script("A")
+    assert (most, viewer.sender.state) == ([1, 1], HARD_LIMIT)
+    assert viewer.host.failures == []
+    viewer.drain()
+    assert viewer.numbers() == list(range(10))
+    stage.check()
+
+
+# --- gates and waits ---------------------------------------------------------------------------------------------
+
+
+def test_thinning_when_refusals_begin_later_in_the_queue_tightens_those_too():
+    """Frames after the newest key frame are given up wherever a gate lies between them."""
+    follower = Follower()
+    follower.publish("KIAK")
+    follower.publish("I", 100)
+    follower.cursor.refuse(1 << DATA, DropReason.REFUSED, follower.now)
+    follower.publish("IAX", 100)
+    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
+    follower.publish("IDX", 100)
+    follower.cursor.thin_to_key_frame(Room(150, 9, 0.0, 0), follower.now)
+    assert follower.queued == "HHKA"
+    assert follower.take() == "rrKA"
+    follower.publish("IKI")
+    assert follower.take() == "rrKI"
+
+
+def test_key_frame_when_it_is_refused_and_nobody_looked_is_stepped_over_like_others():
+    """A viewer that is refused key frames gets no headers for one."""
+    follower = Follower("K")
+    follower.cursor.refuse(BROKEN_MASK | 1 << KEY, DropReason.REFUSED, follower.now)
+    follower.publish("IAKIA")
+    assert follower.take() == "AA"
+    assert follower.cursor.restarts == 0
+
+
+def test_wait_when_the_queue_is_thinned_meanwhile_keeps_its_beginning():
+    """Thinning again does not put off the end of the wait, nor lets through what was refused for it."""
+    follower = Follower()
+    follower.publish("KI", 1000)
+    follower.cursor.thin_to_key_frame(Room(100, 9, 0.0, 0), follower.now)
+    for _ in range(3):
+        follower.now += 3
+        follower.publish("A")
+        follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
+        follower.cursor.refuse(1 << MessageClass.DISPOSABLE, DropReason.REFUSED, follower.now)
+        follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
+    follower.publish("IA")
+    assert follower.take() == "", "sound waits with the picture after everything was thrown away"
+    follower.now += 1
+    assert follower.cursor.poll(follower.now) is True
+    follower.publish("IA")
+    assert follower.take() == "rrIA"
+
+
+def test_finish_while_waiting_for_a_key_frame_ends_the_wait():
+    """No key frame is for this viewer any more."""
+    follower = Follower("KI", wait_for_key=True)
+    follower.publish("I")
+    assert follower.cursor.waiting_for_key
+    follower.cursor.finish(follower.now)
+    assert not follower.cursor.waiting_for_key
+
+
+def test_ledger_when_a_viewer_waited_for_its_first_key_frame_tells_it():
+    """What a joiner was not shown before its first key frame is an episode like another."""
+    stage = Stage(script="KII")
+    stage.published.log.drop_cache()
+    viewer = stage.viewer()
+    viewer.follow(stage.fanout)
+    stage.publish("IIA")
+    stage.publish("KI")
+    (entry,) = [entry for entry in viewer.sender.ledger() if entry.kind is LedgerKind.DROPS]
+    assert entry.dropped[DropReason.KEY_WAIT].by_name() == {"inter": 2}
+    check_accounts(viewer)
+
+
+# --- own queue ---------------------------------------------------------------------------------------------------
+
+
+def test_immediate_mode_when_a_header_is_sent_remembers_it_for_a_restart():
+    """Headers go out at once like everything else, and come again before the key frame after a loss."""
+    talker = Talker(deferred=False, policy=DropDroppable())
+    talker.say("HK", 30)
+    assert talker.classes() == "HK"
+    talker.peer.room = 0
+    talker.say("II")
+    assert talker.sender.state is OVERLOADED
+    talker.drain()
+    talker.say("IK")
+    talker.drain()
+    assert talker.classes() == "HKIHK"
+    check_accounts(talker, talker.offered)
+
+
+@pytest.mark.parametrize("deferred", [True, False], ids=["deferred", "immediate"])
+def test_limits_when_below_one_message_let_a_peer_that_takes_all_recover_each_time(deferred):
+    """Each message alone reaches the soft limit: an edge in, an edge out, and no loss of what may not be dropped."""
+    talker = Talker(policy=LivePolicy(), limits=Limits.parse("50,0", "0,0"), deferred=deferred)
+    for number in range(20):
+        talker.say("K" if number % 5 == 0 else "A", 100, droppable=False)
+        talker.group.run()
+    assert talker.heard() == list(range(20))
+    assert talker.sender.state is READY
+    assert talker.states() == ([SOFT_LIMIT, READY] * 20 if deferred else [])
+
+
+def test_handler_when_another_thread_sends_meanwhile_makes_it_wait_only():
+    """Re-entry is a matter of the thread: others wait for the lock and are served."""
+    talker, results = Talker(Peer(room=0)), []
+    thread = threading.Thread(target=lambda: results.append(talker.sender.send(b"from the other").outcome))
+
+    def start(state, change):
+        if thread.ident is None:
+            thread.start()
+            assert not results
+
+    talker.edges.hook = start
+    talker.say("X")
+    talker.sender.flush()
+    thread.join(60)
+    assert results == [SendOutcome.ACCEPTED]
+    assert talker.host.failures == []
+
+
+def test_statistics_when_the_connection_has_ended_stand_still():
+    """Times of a connection that is over do not go on."""
+    talker = Talker(Peer(room=0), settings=SenderSettings(stuck_s=5))
+    talker.say("X")
+    talker.group.run(100)
+    before = talker.sender.statistics()
+    talker.group.run(100)
+    assert talker.sender.statistics() == before
+    assert before.longest_stall_s == pytest.approx(5.0)
+    assert sum(before.time_in_states_s) == pytest.approx(5.0)
+    assert talker.sender.why().startswith("closed: stuck (the kernel took nothing for 5.0 s")
