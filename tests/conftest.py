@@ -8,12 +8,16 @@ property test.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import re
 from pathlib import Path
 
 import hypothesis
 import pytest
 import uvloop
+
+from flowctl.media.sample import FFMPEG_VARIABLE
 
 HERE = Path(__file__).parent
 REALTIME_FOLDERS = frozenset({"cli", "client", "demo", "e2e", "servers"})
@@ -33,6 +37,11 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # A distribution may have an FFmpeg too old for some tests (HEVC in FLV); that of the dev extra is not.
+    with contextlib.suppress(ImportError, RuntimeError):
+        import imageio_ffmpeg
+
+        os.environ.setdefault(FFMPEG_VARIABLE, imageio_ffmpeg.get_ffmpeg_exe())
     config.addinivalue_line("markers", "realtime: runs servers and clients in real time; not beside other tests")
     config.addinivalue_line("markers", "fuzz: a property test; `make fuzz` runs these longer")
 
