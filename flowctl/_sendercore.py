@@ -19,7 +19,7 @@ from flowctl.errors import ReentryError
 from flowctl.flow import FlowCore, Load, MessageClass, SendState, StateChange
 from flowctl.ledger import Ledger, LedgerEntry, LedgerKind, describe_change, describe_drops, difference
 from flowctl.limits import NO_LIMITS, OFF_MARK, Limits
-from flowctl.outbox import Outbox
+from flowctl.outbox import Outbox, write_one
 from flowctl.policy import DROPPABLE_MASK, DropPolicy, KeepAll, Thin, refused_mask
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import (
@@ -46,7 +46,10 @@ class FlushResult(enum.Enum):
     CLOSED = "closed"
 
 
-RESULTS: Final = {(outcome, state): SendResult(outcome, state) for outcome in SendOutcome for state in SendState}
+# By state: made once, and found without hashing.
+ACCEPTED: Final = tuple(SendResult(SendOutcome.ACCEPTED, state) for state in SendState)
+DROPPED: Final = tuple(SendResult(SendOutcome.DROPPED, state) for state in SendState)
+CLOSED: Final = tuple(SendResult(SendOutcome.CLOSED, state) for state in SendState)
 _DEFAULT_SETTINGS: Final = SenderSettings()
 _KEEP_ALL: Final = KeepAll()
 _RESET_ERRORS: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ETIMEDOUT})
@@ -299,17 +302,21 @@ class SenderCore:
     def _write_locked(self, now: float) -> FlushResult:
         """Write until all is taken, EAGAIN, or the end of the turn; account, and tell the core."""
         self._lock.assert_owned()
-        settings, outbox = self._settings, self._outbox
-        written, blocked, failure = outbox.write(
+        settings = self._settings
+        written, blocked, failure = self._outbox.write(
             self._transport, settings.turn_messages, settings.turn_bytes, with_log=not self._member
         )
+        return self._wrote_locked(written, now, failure, blocked=blocked)
+
+    def _wrote_locked(self, written: int, now: float, failure: OSError | None, *, blocked: bool) -> FlushResult:
+        """Account for a write that took `written` bytes and ended in EAGAIN, in `failure`, or in neither."""
         if written:
             self._progress_locked(now)
             self._host.wrote(written)
         if failure is not None:
             self._broken_locked(failure)
             return FlushResult.CLOSED
-        core = self._core
+        core, outbox = self._core, self._outbox
         if blocked:
             if not core.would_block and not written:
                 self._progress_at = now  # a stall begins with the first write that is refused, not with the last taken
@@ -333,13 +340,18 @@ class SenderCore:
     def _send_now_locked(self, data: bytes, message_class: MessageClass, now: float, track: int) -> SendResult:
         """Immediate mode with nothing queued: write in the caller's thread."""
         self._lock.assert_owned()
-        self._outbox.put_in_flight(data, message_class, now, track)
-        result = self._write_locked(now)
+        written, blocked, failure = write_one(self._transport, data)
+        self._outbox.put_in_flight(data, message_class, now, track, written)
+        if written == len(data) and self._core.state is SendState.READY and self._episode is None:
+            # Nothing was wrong and nothing is: what follows from a drained queue is known without looking.
+            self._progress_at = now
+            self._host.wrote(written)
+            return ACCEPTED[SendState.READY]
+        result = self._wrote_locked(written, now, failure, blocked=blocked)
         if result is FlushResult.BLOCKED:
             self._blocked = False  # the owning thread must meet EAGAIN itself, to watch the socket
             self._host.request_flush()
-        outcome = SendOutcome.CLOSED if result is FlushResult.CLOSED else SendOutcome.ACCEPTED
-        return RESULTS[outcome, self._core.state]
+        return (CLOSED if result is FlushResult.CLOSED else ACCEPTED)[self._core.state]
 
     def _progress_locked(self, now: float) -> None:
         if self._core.would_block:

@@ -108,8 +108,11 @@ class Backlog:
     @property
     def oldest_at(self) -> float | None:
         """Enqueue time of the oldest queued message in seconds. None: nothing is queued."""
-        fronts = [lane[0].enqueued_at for lane in (self.control, self._media) if lane]
-        return min(fronts) if fronts else None
+        control, media = self.control, self._media
+        if control and media:
+            return min(control[0].enqueued_at, media[0].enqueued_at)
+        lane = control or media
+        return lane[0].enqueued_at if lane else None
 
     # -- offering
 

@@ -75,10 +75,12 @@ class Outbox:
         done = self._inflight is None and not len(self.backlog)
         return done and (not with_log or cursor is None or cursor.caught_up)
 
-    def put_in_flight(self, wire: bytes, message_class: MessageClass, now: float, track: int) -> None:
-        """Take a message past the backlog, accounts included; only while `idle`."""
+    def put_in_flight(self, wire: bytes, message_class: MessageClass, now: float, track: int, written: int) -> None:
+        """Take a message, of which the kernel has taken `written` bytes, past the backlog; only while `idle`."""
         self.backlog.pass_by(wire, message_class, now, track)
-        self._set_inflight(memoryview(wire), message_class, len(wire), now)
+        self.bytes_sent += written
+        if written < len(wire):
+            self._set_inflight(memoryview(wire)[written:], message_class, len(wire), now)
 
     def write(
         self, transport: Transport, most: int, budget_bytes: int, *, with_log: bool
@@ -316,6 +318,20 @@ def gather_write(transport: Transport, buffers: list[bytes | memoryview]) -> tup
         if left:
             buffers = _after(buffers, count)
     return written, False, None
+
+
+def write_one(transport: Transport, data: bytes) -> tuple[int, bool, OSError | None]:
+    """Do what `gather_write` does for one message, which the kernel nearly always takes whole."""
+    try:
+        written = transport.send(data)
+    except BlockingIOError:
+        return 0, True, None
+    except OSError as error:
+        return 0, False, error
+    if written == len(data):
+        return written, False, None
+    more, blocked, failure = gather_write(transport, [memoryview(data)[written:]]) if written else (0, True, None)
+    return written + more, blocked, failure
 
 
 def _after(buffers: list[bytes | memoryview], count: int) -> list[bytes | memoryview]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flowctl._sendercore import RESULTS, FlushResult, SenderCore
+from flowctl._sendercore import ACCEPTED, CLOSED, DROPPED, FlushResult, SenderCore
 from flowctl.counts import total
 from flowctl.cursor import LogCursor
 from flowctl.errors import LocalProtocolError
@@ -30,7 +30,7 @@ from flowctl.ledger import LedgerEntry, LedgerKind
 from flowctl.limits import OFF_MARK, Limits
 from flowctl.policy import DropPolicy, Thin
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sender_types import CohortLike, SenderStatistics, SendOutcome, SendResult
+from flowctl.sender_types import CohortLike, SenderStatistics, SendResult
 from flowctl.streamlog import Entry, StreamLog
 
 __all__ = ["FlushResult", "Sender"]
@@ -82,7 +82,7 @@ class Sender(SenderCore):
         with self._lock:
             if self._closing:
                 self._sends_after_close += 1
-                return RESULTS[SendOutcome.CLOSED, self._core.state]
+                return CLOSED[self._core.state]
             now = self._host.now()
             outbox = self._outbox
             plain = not (self._mask or self._held or self._blocked or outbox.backlog.waiting_for_key)
@@ -93,19 +93,20 @@ class Sender(SenderCore):
             )
             if reason is not None:
                 self._open_episode_locked(now)
-                return RESULTS[SendOutcome.DROPPED, self._core.state]
+                return DROPPED[self._core.state]
             foreign = self._foreign_locked()
             if not foreign:
-                self._check_control_locked()
+                if message_class is MessageClass.CONTROL:
+                    self._check_control_locked()
                 if self._close_reason is None:
                     self._settle_locked(self._core.queued(self._counted_locked(now), now), now)
                 if self._close_reason is not None:
-                    return RESULTS[SendOutcome.CLOSED, self._core.state]
+                    return CLOSED[self._core.state]
             if foreign or not self._blocked:
                 self._host.request_flush()
             elif len(outbox.backlog) == 1:
                 self._arm_locked(now)  # the first message to wait behind EAGAIN starts the clocks
-            return RESULTS[SendOutcome.ACCEPTED, self._core.state]
+            return ACCEPTED[self._core.state]
 
     # -- following a stream log: the owning thread
 
