@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl._loadmeter import LoadMeter
 from flowctl._locks import OwnedLock
-from flowctl._processor import DeferredProcessor
+from flowctl._processor import MAX_JOBS_PER_ROUND, DeferredProcessor
 from flowctl._watches import FdWatches
 from flowctl.deadlines import Deadlines
 from flowctl.errors import ClosedError, InternalError, LocalProtocolError
@@ -93,6 +94,14 @@ class LoopCore:
     def now(self) -> float:
         """Return the time on the group's clock, in seconds; any thread."""
         return self.clock()
+
+    def thread_time(self) -> float:
+        """Return the processor time, user and system, that the calling thread has used, in seconds."""
+        return time.thread_time()
+
+    def busy_fraction(self) -> float:
+        """Return the share of time, 0 to 1, that handlers ran in the last seconds; any thread."""
+        return self._meter.busy_fraction(self.clock())
 
     def report(self, where: str, error: Exception) -> None:
         """Count and report an exception that a handler raised; any thread, never raises.
@@ -220,7 +229,7 @@ class LoopCore:
         self._guarded(self._run_round)
 
     def _run_round(self) -> None:
-        if self.processor.run_round():
+        if self.processor.run_round(MAX_JOBS_PER_ROUND):
             self.loop.call_soon(self._round)  # the poll in between does not sleep, because this is queued
 
     def _arm_timer(self, when: float) -> None:

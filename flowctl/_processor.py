@@ -6,6 +6,7 @@ batch", and a job of the running round can be revoked or moved to another thread
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,7 @@ from flowctl._locks import OwnedLock
 from flowctl.errors import LocalProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from flowctl.deferred import Registration
 
@@ -38,6 +39,14 @@ class DeferredStatistics:
     pending: int  #: on the list now
     rounds: int  #: rounds begun
     wakes: int  #: times the loop was woken
+
+
+MAX_JOBS_PER_ROUND: Final = 128
+"""Jobs of one round on a loop, which then looks at its descriptors and timers: a thousand who connect at once schedule
+as many jobs of 60 us each, and a stream that is due in the middle of them must not wait for all."""
+_ALL: Final = sys.maxsize
+_NOT_ONE: Final = -1
+"""Less than the number of any job."""
 
 
 class DeferredProcessor:
@@ -86,12 +95,15 @@ class DeferredProcessor:
 
     # --- the owning thread ---------------------------------------------------------------------------------------
 
-    def run_round(self) -> bool:
+    def run_round(self, most_jobs: int = _ALL) -> bool:
         """Run the jobs that were scheduled when the round began, in order; owning thread only.
 
         A job that is scheduled during the round, by itself or by anybody, waits for the next one. A job that returns
         True is scheduled again, unless it was revoked or released meanwhile. An exception goes to `on_error` and the
         round goes on.
+
+        Args:
+            most_jobs: the round ends after so many, 1 or more; the others are the first ones of the next round.
 
         Returns:
             True if jobs are left: the caller must call again soon and must not sleep in its poll first. False if
@@ -106,8 +118,10 @@ class DeferredProcessor:
             self._in_round = self._awake = True
             self._round_count += 1
             last_of_round = self._jobs.newest
+        room = most_jobs
         try:
-            while (job := self._next_job(last_of_round)) is not None:
+            while (job := self._next_job(last_of_round if room else _NOT_ONE)) is not None:
+                room -= 1
                 try:
                     again = job.callback() is True
                 except Exception as error:  # noqa: BLE001  (one failing job must not stop the batch)
@@ -180,7 +194,7 @@ class DeferredProcessor:
             self._moved_in_count += len(jobs)
             return bool(jobs) and not self._awake and self._claim_wake_locked()
 
-    def take_out(self, jobs: list[Job]) -> list[Job]:
+    def take_out(self, jobs: Sequence[Job]) -> list[Job]:
         """Take those of `jobs` that are pending off the list and return them, oldest first; they stay pending.
 
         The running round is no obstacle: what it has not begun is on the list like everything else.

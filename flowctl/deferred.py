@@ -58,16 +58,20 @@ class Registration:
     Life: made unbound; `bind` (done by `PollGroup.add_pollable`), `migrate` any number of times, perhaps `unbind` and
     `bind` again, at last `release`. Jobs may be scheduled at every stage. All methods may be called from any thread
     unless they say otherwise.
+
+    Args:
+        lock: to use instead of one of its own: that of the connection, under which nothing else may be locked.
     """
 
     __slots__ = ("_held", "_jobs", "_late_count", "_lock", "_order", "_processor", "_released", "_target", "leaving")
 
-    def __init__(self) -> None:
-        self._lock: Final = OwnedLock()
+    def __init__(self, lock: OwnedLock | None = None) -> None:
+        self._lock: Final = lock or OwnedLock()
         self._processor: DeferredProcessor | None = None  # guarded by _lock
         self._held = True  # pending jobs stay here instead of on the processor's list  # guarded by _lock
         self._released = False  # guarded by _lock
-        self._jobs: list[Job] = []  # every job made, for release and migrate  # guarded by _lock
+        # Every job made, for release and migrate. A tuple: most connections have one job, and never a second.
+        self._jobs: tuple[Job, ...] = ()  # guarded by _lock
         self._order = 0  # number of the newest job kept here  # guarded by _lock
         self._late_count = 0  # schedule calls after release  # guarded by _lock
         self._target: tuple[DeferredProcessor, bool] | None = None  # destination and its hold  # guarded by _lock
@@ -94,8 +98,28 @@ class Registration:
             if len(self._jobs) >= MAX_JOBS_PER_REGISTRATION:
                 raise LocalProtocolError(f"a registration has at most {MAX_JOBS_PER_REGISTRATION} jobs")
             job = Job(self, callback, name or getattr(callback, "__qualname__", "job"))
-            self._jobs.append(job)
+            self._jobs = (*self._jobs, job)
             return job
+
+    def run_soon(self, callback: Callable[[], bool | None], name: str) -> bool:
+        """Schedule the job called `name`, which is made when it is first needed; else as `schedule`.
+
+        For what most connections never do: a job and its callback are 160 bytes.
+
+        Args:
+            callback: as for `job`; the one given first stays.
+            name: of the purpose, one of a fixed set. These jobs do not count against `MAX_JOBS_PER_REGISTRATION`.
+
+        Returns:
+            As `schedule`.
+        """
+        with self._lock:
+            job = next((job for job in self._jobs if job.name == name), None)
+            if job is None:
+                job = Job(self, callback, name)
+                if not self._released:
+                    self._jobs = (*self._jobs, job)
+        return self._schedule(job, unless_revoked=False)
 
     def schedule(self, job: Job) -> bool:
         """Make `job` run once, soon, on the owning thread; it is woken if it sleeps.
@@ -166,7 +190,7 @@ class Registration:
             for job in self._jobs:
                 self._revoke_locked(job)
                 job.callback = _do_nothing
-            self._jobs.clear()
+            self._jobs = ()
             self._processor = None
             self._released = self._held = True
             self._target, self.leaving = None, False

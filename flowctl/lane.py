@@ -48,7 +48,7 @@ class Lane:
         """Remove the first message."""
         message_class, wire, _ = self._items.popleft()
         self.size_bytes -= len(wire)
-        self.tally.remove(message_class, len(wire))
+        self.tally.take_back(message_class, len(wire))
 
     def has_any_but(self, kept: tuple[MessageClass, ...]) -> bool:
         """Return whether there is a message of a class that is not in `kept`."""

@@ -76,6 +76,7 @@ class _EndOfStream(Exception):  # noqa: N818  (a mark, never raised)
 
 
 _END_OF_STREAM: Final = _EndOfStream()
+_NEVER: Final = float("-inf")
 _NOTHING: Final = memoryview(b"")
 
 
@@ -93,6 +94,7 @@ class Receiver:
         turn_budget_bytes: most bytes read per turn of the loop, 1 or more; a connection with more goes to the tail.
         control_interval_s: for how long the `control_bytes` of a pause last, more than 0.
         clock: monotonic seconds, the clock of the group's deadlines.
+        lock: to use instead of one of its own.
     """
 
     __slots__ = (
@@ -109,7 +111,6 @@ class Receiver:
         "_holds",
         "_host",
         "_in_handler",
-        "_job",
         "_kept",
         "_lock",
         "_mode",
@@ -136,6 +137,7 @@ class Receiver:
         turn_budget_bytes: int = DEFAULT_TURN_BUDGET_BYTES,
         control_interval_s: float = DEFAULT_CONTROL_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
+        lock: OwnedLock | None = None,
     ) -> None:
         if capacity_bytes < 1 or turn_budget_bytes < 1 or not control_interval_s > 0:
             raise LocalProtocolError(
@@ -150,9 +152,8 @@ class Receiver:
         self._turn_budget_bytes: Final = turn_budget_bytes
         self._control_interval_s: Final = control_interval_s
         self._clock: Final = clock
-        self._job: Final = registration.job(self._run_job, "receiver")
 
-        self._lock: Final = OwnedLock()
+        self._lock: Final = lock or OwnedLock()
         self._holds: InputHolds | None = None  # made by the first pause  # guarded by _lock
         # Written under the lock, read without it by the owning thread, which looks again before every step:
         self._mode = InputMode.BULK
@@ -169,7 +170,7 @@ class Receiver:
         self._more = False  # the turn's budget was used up; the job reads on
         self._reading = False  # what on_reading_changed was last told
         self._control_left = 0  # of the grant, in this interval
-        self._window_ends_at = float("-inf")  # when a new grant begins
+        self._window_ends_at = _NEVER  # when a new grant begins
         self._bytes_in = 0
         self._control_bytes_in = 0
         self._read_count = 0
@@ -205,7 +206,7 @@ class Receiver:
             is_new = self._holds.add(owner, reason, control_bytes, now)
             changed = self._holds_changed_locked(self._holds)
         if changed:
-            self._registration.schedule(self._job)
+            self._run_soon()
         return is_new
 
     def resume(self, owner: Hashable) -> bool:
@@ -223,7 +224,7 @@ class Receiver:
                 return False
             changed = self._holds_changed_locked(self._holds)
         if changed:
-            self._registration.schedule(self._job)
+            self._run_soon()
         return True
 
     def trigger_input(self) -> None:
@@ -236,7 +237,7 @@ class Receiver:
             if self._over:
                 return
             self._offer = True
-        self._registration.schedule(self._job)
+        self._run_soon()
 
     @property
     def paused(self) -> bool:
@@ -278,7 +279,7 @@ class Receiver:
             )
         self._host = host
         if self._offer or self._more or self._end is not None:
-            self._registration.schedule(self._job)  # a job that ran while there was no host could do nothing
+            self._run_soon()  # a job that ran while there was no host could do nothing
         self._update_reading()
 
     def detached(self) -> None:
@@ -292,7 +293,6 @@ class Receiver:
     def close(self) -> None:
         """Read no more, call the handler no more, drop what is kept; idempotent."""
         self._finish()
-        self._registration.revoke(self._job)
         if self._host is not None:
             self._host.deadlines.remove(self)
         self._update_reading()
@@ -302,7 +302,7 @@ class Receiver:
         if self._in_handler or self._more:
             # From inside process_input, or the job at the tail of the loop's queue has this turn already.
             self._more = True
-            self._registration.schedule(self._job)
+            self._run_soon()
             return
         self._turn(read=True)
 
@@ -310,6 +310,11 @@ class Receiver:
         """Go on reading: a new control interval has begun. Called by the group's deadlines."""
         del now  # the clock is asked where the grant is renewed
         self._update_reading()
+
+    @property
+    def bytes_in(self) -> int:
+        """Bytes read so far; any thread."""
+        return self._bytes_in
 
     @property
     def reading(self) -> bool:
@@ -323,9 +328,12 @@ class Receiver:
 
     # --- inner steps ---------------------------------------------------------------------------------------------
 
+    def _run_soon(self) -> None:
+        self._registration.run_soon(self._run_job, "receiver")
+
     def _run_job(self) -> None:
         if self._in_handler:  # a handler ran a round of its own processor
-            self._registration.schedule(self._job)
+            self._run_soon()
             return
         read, self._more = self._more, False
         self._turn(read=read)
@@ -362,7 +370,7 @@ class Receiver:
             if room <= 0:
                 if budget <= 0:
                     self._more = True
-                    self._registration.schedule(self._job)
+                    self._run_soon()
                 return
             try:
                 count = self._read_into(scratch[kept : kept + room])

@@ -126,6 +126,7 @@ class Server:
         self.accepted_count = 0
         self._accept_pauses = 0  # the listener's thread
         self._exhausted = False  # accepting rests, or has rested and not succeeded since; the listener's thread
+        self._on_accepted_gone: Final = self._accepted_gone  # one bound method for all connections
         self._listener = _listen(host, port)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
@@ -263,9 +264,9 @@ class Server:
             self._closed[reason] = self._closed.get(reason, 0) + 1
             self._past += figures
 
-    def _accepted_gone(self, address: str, connection: Connection) -> None:
-        """Take note of the end of a connection that admission knows, by the address under which it knows it."""
-        self.admission.leave(address)
+    def _accepted_gone(self, connection: Connection) -> None:
+        """Take note of the end of a connection that admission knows, by the peer's address."""
+        self.admission.leave(connection.peer[0])
         self._gone(connection)
 
     @property
@@ -359,7 +360,7 @@ class Server:
             group.report("session of a new connection", error)
             return
         try:
-            self._serve(sock, session, peer=peer, on_closed=partial(self._accepted_gone, address))
+            self._serve(sock, session, peer=peer, on_closed=self._on_accepted_gone)
         except (ClosedError, OSError):  # the server stops, or the peer has gone so early that its options fail
             self.admission.leave(address)
 

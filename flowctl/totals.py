@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
-from flowctl.counts import NO_COUNTS, Counts, total
+from flowctl.counts import NO_COUNTS, Counts, shared, total
 from flowctl.reasons import DropReason
 from flowctl.receiver import ReceiverStatistics
 from flowctl.sender_types import SenderStatistics
 
+_NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 _Times = tuple[float, float, float, float]
 
 
@@ -74,7 +76,17 @@ class FlowTotals:
 
     def baseline(self) -> FlowTotals:
         """Return what to take off later figures of the same connections, to have what came after."""
-        return replace(self.settled(), connections=0)
+        # Every viewer keeps one: what is equal for all, or empty, is one object for all.
+        accepted, sent = self.accepted - self.queued, shared(self.sent)
+        return replace(
+            self,
+            connections=0,
+            accepted=sent if accepted == sent else accepted,
+            sent=sent,
+            queued=NO_COUNTS,
+            dropped=self.dropped or _NOTHING,
+            input_pauses=self.input_pauses or _NOTHING,
+        )
 
     def __add__(self, other: FlowTotals) -> FlowTotals:
         return self._with(other, 1)

@@ -10,6 +10,7 @@ import threading
 import pytest
 from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_until
 
+from flowctl.connection import INPUT_BYTES_PER_VIEWER_S
 from flowctl.errors import InternalError, ReentryError, RemoteProtocolError
 from flowctl.flow import MessageClass, SendState
 from flowctl.ledger import LedgerKind
@@ -17,6 +18,7 @@ from flowctl.limits import Limits
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import SenderSettings, SendOutcome
 from flowctl.sockets import SocketOptions
+from flowctl.testing import ManualClock
 
 __all__ = ["failures", "groups", "link"]  # fixtures
 
@@ -498,3 +500,15 @@ def test_error_when_of_input_handlers_is_wrapped_with_its_cause(link, failures):
     assert isinstance(error, InternalError)
     assert isinstance(error.__cause__, KeyError)
     failures.clear()
+
+
+def test_load_when_the_peer_sends_much_is_that_of_several_viewers(link):
+    """A viewer weighs 1, a publisher more by the mean rate at which it sends, so that threads get equal work."""
+    clock = ManualClock(100.0)
+    connection, peer = link(Noting(), clock=clock)
+    assert connection.load() == 1.0
+    peer.sendall(bytes(10 * INPUT_BYTES_PER_VIEWER_S))
+    wait_until(lambda: connection.receiver.bytes_in == 10 * INPUT_BYTES_PER_VIEWER_S)
+    assert connection.load() == 11.0
+    clock.advance(5.0)
+    assert connection.load() == 3.0

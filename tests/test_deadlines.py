@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -200,3 +201,16 @@ def test_calls_when_in_any_order_behave_like_a_dictionary(steps):
         assert deadlines.count == len(wanted)
         # The timer is never later than the earliest deadline: nothing is overslept.
         assert not wanted or (timer and timer[-1] <= min(wanted.values()))
+
+
+def test_remove_when_the_place_is_still_in_the_heap_frees_the_owner():
+    """A place that waits for a time far off, as those of pings do, keeps no connection that has gone alive."""
+    deadlines = Deadlines(lambda when: None)
+    owner = Owner()
+    deadlines.set(owner, 1e6)
+    assert deadlines.remove(owner)
+    assert deadlines.places_count == 1
+    gone = weakref.ref(owner)
+    del owner
+    assert gone() is None
+    assert deadlines.run_due(2e6) == 0

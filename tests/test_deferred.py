@@ -10,6 +10,7 @@ import weakref
 
 import pytest
 
+from flowctl._locks import OwnedLock
 from flowctl.deferred import MAX_JOBS_PER_REGISTRATION, DeferredProcessor, Registration
 from flowctl.errors import ClosedError, LocalProtocolError
 
@@ -56,6 +57,25 @@ def test_round_when_jobs_are_scheduled_runs_them_in_order(bench):
         assert True is registration.schedule(job)
     assert False is bench.processor.run_round()
     assert bench.log == ["1", "0", "2"]
+
+
+def test_round_when_more_is_pending_than_it_may_run_leaves_the_rest_in_order(bench):
+    """A bounded round says that jobs are left, asks for no wake, and newcomers queue behind them."""
+    registration = bench.registration()
+    jobs = [bench.logging_job(registration, str(number)) for number in range(5)]
+    for job in jobs:
+        registration.schedule(job)
+    wakes = bench.wakes
+    assert True is bench.processor.run_round(2)
+    assert bench.log == ["0", "1"]
+    registration.schedule(jobs[0])
+    assert True is bench.processor.run_round(2)
+    assert False is bench.processor.run_round(2)
+    assert bench.log == ["0", "1", "2", "3", "4", "0"]
+    assert bench.wakes == wakes
+    assert conserved(bench.processor)
+    registration.schedule(jobs[1])
+    assert bench.wakes == wakes + 1
 
 
 def test_schedule_when_pending_is_idempotent_and_wakes_once(bench):
@@ -515,3 +535,31 @@ def test_migrate_when_another_thread_runs_a_job_waits_for_it():
     assert here.log == []
     there.processor.run_round()
     assert here.log == ["second"]
+
+
+def test_run_soon_when_called_again_uses_the_job_of_that_name(bench):
+    """A purpose that is rarely needed gets its job with the first call; after a release nothing is made or run."""
+    registration = bench.registration()
+    assert registration.run_soon(lambda: bench.log.append("one"), "rare") is True
+    assert registration.run_soon(lambda: bench.log.append("two"), "rare") is False
+    assert registration.run_soon(lambda: bench.log.append("other"), "other") is True
+    bench.processor.run_round()
+    assert registration.run_soon(lambda: bench.log.append("three"), "rare") is True
+    bench.processor.run_round()
+    assert bench.log == ["one", "other", "one"], "the callback given first stays"
+    registration.release()
+    assert registration.run_soon(lambda: bench.log.append("late"), "late") is False
+    bench.processor.run_round()
+    assert (registration.late_schedule_count, len(bench.log)) == (1, 3)
+    assert conserved(bench.processor)
+
+
+def test_registrations_when_they_share_a_lock_with_their_owner_work_alike(bench):
+    """The lock of the owner may be held while jobs are scheduled."""
+    lock = OwnedLock()
+    registration = Registration(lock)
+    registration.bind(bench.processor)
+    with lock:
+        registration.schedule(bench.logging_job(registration, "a"))
+    bench.processor.run_round()
+    assert bench.log == ["a"]

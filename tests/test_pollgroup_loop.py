@@ -12,6 +12,7 @@ import pytest
 from pollgroup_kit import WAIT_S, FakePollable, on_thread
 
 from flowctl._loadmeter import SMOOTHING_S, WINDOW_S, LoadMeter
+from flowctl._watches import MOST_PER_TURN
 from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, InternalError, LocalProtocolError
 from flowctl.pollgroup import PollGroup
@@ -151,6 +152,13 @@ def test_schedule_when_group_has_stopped_keeps_the_job(make_group, errors):
 # --- descriptors -------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(params=["epoll", "loop"])
+def watcher(request, make_group, monkeypatch):
+    """A group that watches descriptors by an epoll of its own, and one that leaves it to the loop."""
+    monkeypatch.setattr("flowctl._watches._HAS_EPOLL", request.param == "epoll")
+    return make_group()
+
+
 class Pair:
     """A socket pair and what was heard of it."""
 
@@ -177,51 +185,51 @@ def pair():
     pair.close()
 
 
-def test_watch_input_when_readable_calls_until_unwatched(group, pair):
+def test_watch_input_when_readable_calls_until_unwatched(watcher, pair):
     """Input is heard while it is watched, not after; unwatching tells whether it was watched."""
-    on_thread(group, group.watch_input, pair.ours, pair.on_input)
-    assert group.statistics().watched == 1
+    on_thread(watcher, watcher.watch_input, pair.ours, pair.on_input)
+    assert watcher.statistics().watched == 1
     pair.theirs.send(b"one")
     assert pair.event.wait(WAIT_S)
-    assert [on_thread(group, group.unwatch_input, pair.ours) for _ in range(2)] == [True, False]
+    assert [on_thread(watcher, watcher.unwatch_input, pair.ours) for _ in range(2)] == [True, False]
     pair.theirs.send(b"two")
     assert pair.ours.recv(100) == b"two"
     assert pair.heard == [b"one"]
-    assert group.statistics().watched == 0
+    assert watcher.statistics().watched == 0
 
 
-def test_watch_output_when_writable_calls_until_unwatched(group, pair):
+def test_watch_output_when_writable_calls_until_unwatched(watcher, pair):
     """Output and input of one descriptor are watched independently."""
     done = threading.Event()
 
     def on_output() -> None:
-        assert group.unwatch_output(pair.ours)
-        assert not group.unwatch_output(pair.ours)
+        assert watcher.unwatch_output(pair.ours)
+        assert not watcher.unwatch_output(pair.ours)
         done.set()
 
     def watch() -> None:
-        group.watch_input(pair.ours, pair.on_input)
-        group.watch_output(pair.ours, on_output)
+        watcher.watch_input(pair.ours, pair.on_input)
+        watcher.watch_output(pair.ours, on_output)
 
-    on_thread(group, watch)
+    on_thread(watcher, watch)
     assert done.wait(WAIT_S)
     pair.theirs.send(b"still")
     assert pair.event.wait(WAIT_S)
-    on_thread(group, group.unwatch_input, pair.ours)
+    on_thread(watcher, watcher.unwatch_input, pair.ours)
 
 
-def test_watch_input_when_watched_already_replaces_the_callback(group, pair):
+def test_watch_input_when_watched_already_replaces_the_callback(watcher, pair):
     """The newest callback counts."""
     old = []
-    on_thread(group, group.watch_input, pair.ours, lambda: old.append(1))
-    on_thread(group, group.watch_input, pair.ours, pair.on_input)
+    on_thread(watcher, watcher.watch_input, pair.ours, lambda: old.append(1))
+    on_thread(watcher, watcher.watch_input, pair.ours, pair.on_input)
     pair.theirs.send(b"x")
     assert pair.event.wait(WAIT_S)
     assert old == []
-    on_thread(group, group.unwatch_input, pair.ours)
+    on_thread(watcher, watcher.unwatch_input, pair.ours)
 
 
-def test_unwatch_when_called_from_the_others_callback_stops_it_in_the_same_poll(group):
+def test_unwatch_when_called_from_the_others_callback_stops_it_in_the_same_poll(watcher):
     """Of two descriptors ready in one poll, the callback of the first may close the second: it is not called."""
     pairs = [Pair(), Pair()]
     called = []
@@ -229,77 +237,128 @@ def test_unwatch_when_called_from_the_others_callback_stops_it_in_the_same_poll(
     def on_input(number: int) -> None:
         called.append(number)
         for pair in pairs:
-            group.unwatch_input(pair.ours)
+            watcher.unwatch_input(pair.ours)
 
     def watch() -> None:
         for number, pair in enumerate(pairs):
             pair.theirs.send(b"x")
-            group.watch_input(pair.ours, lambda number=number: on_input(number))
+            watcher.watch_input(pair.ours, lambda number=number: on_input(number))
 
-    on_thread(group, watch)
+    on_thread(watcher, watch)
     for _ in range(5):
-        on_thread(group, lambda: None)
+        on_thread(watcher, lambda: None)
     assert len(called) == 1
     for pair in pairs:
         pair.close()
 
 
-def test_watch_when_the_socket_is_closed_raises_closed(group, pair):
+def test_watch_when_the_socket_is_closed_raises_closed(watcher, pair):
     """Watching what is closed, by socket, by its old number or by -1, is a ClosedError; unwatching it is no error."""
     fd = pair.fd
     pair.close()
     for source in (pair.ours, fd, -1):
-        for watch in (group.watch_input, group.watch_output):
+        for watch in (watcher.watch_input, watcher.watch_output):
             with pytest.raises(ClosedError):
-                on_thread(group, watch, source, print)
-        assert on_thread(group, group.unwatch_input, source) is False
-        assert on_thread(group, group.unwatch_output, source) is False
-    assert group.statistics().watched == 0
+                on_thread(watcher, watch, source, print)
+        assert on_thread(watcher, watcher.unwatch_input, source) is False
+        assert on_thread(watcher, watcher.unwatch_output, source) is False
+    assert watcher.statistics().watched == 0
 
 
-def test_watch_when_a_number_was_closed_while_watched_hears_the_new_socket(group, errors):
+def test_watch_when_a_number_was_closed_while_watched_hears_the_new_socket(watcher, errors):
     """A socket closed without unwatching must not make the loop deaf to the next socket with its number."""
-    for watch_old in (group.watch_input, group.watch_output):
+    for watch_old in (watcher.watch_input, watcher.watch_output):
         old = Pair()
-        on_thread(group, watch_old, old.fd, lambda: None)
-        on_thread(group, lambda: None)
+        on_thread(watcher, watch_old, old.fd, lambda: None)
+        on_thread(watcher, lambda: None)
         new = Pair()
         os.dup2(new.ours.fileno(), old.fd)  # closes the old socket and gives its number to the new one
         heard = threading.Event()
-        on_thread(group, group.watch_input, old.fd, lambda new=new, heard=heard: (new.ours.recv(1), heard.set()))
+        on_thread(watcher, watcher.watch_input, old.fd, lambda new=new, heard=heard: (new.ours.recv(1), heard.set()))
         new.theirs.send(b"x")
         assert heard.wait(WAIT_S)
-        assert on_thread(group, group.unwatch_input, old.fd) is True
+        assert on_thread(watcher, watcher.unwatch_input, old.fd) is True
         old.close()
         new.close()
     assert [type(error) for _, error in errors] == [InternalError, InternalError]
 
 
-def test_unwatch_when_the_socket_is_closed_already_is_no_error(group, pair, errors):
+def test_unwatch_when_the_socket_is_closed_already_is_no_error(watcher, pair, errors):
     """A watched socket may be closed in the same turn; unwatching late, by the socket itself, cleans up."""
 
     def watch_and_close() -> None:
-        group.watch_input(pair.ours, pair.on_input)
-        group.watch_output(pair.ours, lambda: None)
+        watcher.watch_input(pair.ours, pair.on_input)
+        watcher.watch_output(pair.ours, lambda: None)
         pair.ours.close()
 
-    on_thread(group, watch_and_close)
-    on_thread(group, lambda: None)
-    for unwatch in (group.unwatch_input, group.unwatch_output):
-        assert [on_thread(group, unwatch, pair.ours) for _ in range(2)] == [True, False]
-    assert group.statistics().watched == 0
+    on_thread(watcher, watch_and_close)
+    on_thread(watcher, lambda: None)
+    for unwatch in (watcher.unwatch_input, watcher.unwatch_output):
+        assert [on_thread(watcher, unwatch, pair.ours) for _ in range(2)] == [True, False]
+    assert watcher.statistics().watched == 0
     assert pair.ours.fileno() == -1
     assert errors == []
 
 
-def test_watch_when_called_on_another_thread_is_refused(group, pair):
-    """Loops are not thread-safe, so descriptors are watched on the group's own thread only."""
-    for call in (group.watch_input, group.watch_output):
+def test_watch_when_called_on_another_thread_is_refused(watcher, pair):
+    """Loops are not thread-safe, so descriptors are watched on the watcher's own thread only."""
+    for call in (watcher.watch_input, watcher.watch_output):
         with pytest.raises(LocalProtocolError):
             call(pair.fd, print)
-    for call in (group.unwatch_input, group.unwatch_output):
+    for call in (watcher.unwatch_input, watcher.unwatch_output):
         with pytest.raises(LocalProtocolError):
             call(pair.fd)
+
+
+def test_watch_when_many_are_ready_serves_all_of_them(watcher):
+    """More descriptors than are served per turn are all served, and none is called when it is not ready."""
+    pairs = [Pair() for _ in range(2 * MOST_PER_TURN + 10)]
+    for pair in pairs[::2]:
+        pair.theirs.send(b"x")
+    on_thread(watcher, lambda: [watcher.watch_input(pair.ours, pair.on_input) for pair in pairs])
+    for pair in pairs[::2]:
+        assert pair.event.wait(WAIT_S)
+    assert {bytes(b"".join(pair.heard)) for pair in pairs[1::2]} == {b""}
+    on_thread(watcher, lambda: [watcher.unwatch_input(pair.ours) for pair in pairs])
+    for pair in pairs:
+        pair.close()
+
+
+def test_watch_when_the_other_end_has_gone_calls_whoever_watches(watcher, pair):
+    """A broken connection is heard by who waits to read as by who waits to write."""
+    read, wrote = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        watcher.watch_input(pair.ours, lambda: (read.set(), watcher.unwatch_input(pair.ours)))
+        pair.theirs.close()
+
+    on_thread(watcher, watch)
+    assert read.wait(WAIT_S)
+    on_thread(watcher, watcher.watch_output, pair.ours, lambda: (wrote.set(), watcher.unwatch_output(pair.ours)))
+    assert wrote.wait(WAIT_S)
+    assert watcher.statistics().watched == 0
+
+
+def test_watch_when_a_socket_was_closed_while_watched_hears_the_next_with_its_number(watcher, errors):
+    """The same for socket objects: the one left behind is reported, the new one heard."""
+    old = Pair()
+    on_thread(watcher, watcher.watch_output, old.ours, lambda: watcher.unwatch_output(old.ours))
+    on_thread(watcher, lambda: None)
+    on_thread(watcher, watcher.watch_input, old.ours, lambda: None)
+    number = old.fd
+    new = Pair()
+    os.dup2(new.ours.fileno(), number)
+    old.ours.detach()  # as if it had been closed: its number is the new one's
+    ours = socket.socket(fileno=number)
+    heard = threading.Event()
+    on_thread(watcher, watcher.watch_input, ours, lambda: (ours.recv(1), heard.set()))
+    new.theirs.send(b"x")
+    assert heard.wait(WAIT_S)
+    assert on_thread(watcher, watcher.unwatch_input, ours) is True
+    assert [type(error) for _, error in errors] == [InternalError]
+    ours.close()
+    old.theirs.close()
+    new.close()
 
 
 # --- deadlines and figures ---------------------------------------------------------------------------------------

@@ -326,7 +326,7 @@ def test_arguments_when_out_of_range_are_refused(options):
 def test_idle_receiver_when_many_exist_owns_no_buffer(kit):
     """An idle receiver with its job costs less than a kilobyte; the buffer bound is a bound, not an allocation."""
     receiver = kit.receiver
-    owned = [receiver, receiver._job, receiver._lock, receiver._kept, receiver._holds]
+    owned = [receiver, receiver._lock, receiver._kept, receiver._holds]
     assert sum(map(sys.getsizeof, owned)) < 1024
     assert not hasattr(receiver, "__dict__")
 

@@ -21,7 +21,7 @@ import struct
 from typing import Final, Literal
 
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp.chunk_stream import ChunkStream
+from flowctl.rtmp.chunk_stream import NO_BODY, ChunkStream
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.wire import (
     CLOCK_MASK,
@@ -47,6 +47,9 @@ _WORD: Final = struct.Struct(">I").unpack_from
 _WORD_LITTLE: Final = struct.Struct("<I").unpack_from
 
 _DEFAULT_LIMITS: Final = WireLimits()
+
+_SEARCHED: Final = 8
+"""Chunk streams that are found by looking at one after the other; encoders and players use three to five."""
 
 _NO_STREAM: Final = ChunkStream(0, b"\0")
 """Stands for the current chunk stream while there is none; shared, never written to."""
@@ -82,7 +85,8 @@ class ChunkReader:
         "_current",  # ChunkStream of the current chunk
         "_extended_absolute",
         "_limits",
-        "_streams",  # csid -> ChunkStream
+        "_more_streams",  # csid -> ChunkStream: those beyond _SEARCHED; None as long as there are none
+        "_streams",  # the chunk streams opened first, in a tuple: for the three of a player, a dict is 150 octets more
         "_tail",  # octets of a header that is not complete yet; less than _HEADER_MAX
         "_type0_delta",  # whether a type 0 timestamp counts as the delta of a following type 3 chunk
         "bytes_received",
@@ -106,7 +110,8 @@ class ChunkReader:
         self._type0_delta = type3_after_type0 == "delta"
         self._extended_absolute = extended_delta == "absolute"
         self._chunk_size = DEFAULT_CHUNK_SIZE
-        self._streams: dict[int, ChunkStream] = {}
+        self._streams: tuple[ChunkStream, ...] = ()
+        self._more_streams: dict[int, ChunkStream] | None = None
         self._current = _NO_STREAM
         self._chunk_left = 0
         self._tail = b""
@@ -127,7 +132,7 @@ class ChunkReader:
     @property
     def chunk_streams(self) -> int:
         """How many chunk streams the peer has opened so far."""
-        return len(self._streams)
+        return len(self._streams) + len(self._more_streams or ())
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
         """Read one piece of input and return the messages that it completed, in the order of their last octets.
@@ -153,7 +158,7 @@ class ChunkReader:
             self.failed = True
             self.completed_before_fault = tuple(completed)
             # Nothing will ever complete: a closing connection should not hold up to 16 MiB until it is collected.
-            self._streams.clear()
+            self._streams, self._more_streams = (), None
             self._current = _NO_STREAM
             self._tail = b""
             self.unfinished_bytes = 0
@@ -213,7 +218,7 @@ class ChunkReader:
                 return -1
             csid = 64 + data[at + 1] + (data[last] << 8 if csid else 0)
         if first >= 0xC0:
-            stream = self._streams.get(csid)
+            stream = self._find(csid)
             if stream is None:
                 raise RemoteProtocolError(
                     f"type 3 chunk on chunk stream {csid}, which has none before it to refer to", code="chunk-no-header"
@@ -235,7 +240,7 @@ class ChunkReader:
                 return -1
             field = _WORD(data, after)[0]
             after += 4
-        stream = self._streams.get(csid)
+        stream = self._find(csid)
         if stream is None:
             stream = self._open_chunk_stream(csid, bytes(data[at : last + 1]))
         length, type_id, msid = stream.length, stream.type_id, stream.msid
@@ -286,10 +291,22 @@ class ChunkReader:
 
     def _open_chunk_stream(self, csid: int, basic: bytes) -> ChunkStream:
         maximum = self._limits.chunk_streams
-        if len(self._streams) >= maximum:
+        if self.chunk_streams >= maximum:
             raise LimitExceededError("chunk_streams", maximum + 1, maximum)
-        stream = self._streams[csid] = ChunkStream(csid, basic)
+        stream = ChunkStream(csid, basic)
+        if len(self._streams) < _SEARCHED:
+            self._streams = (*self._streams, stream)
+        elif self._more_streams is None:
+            self._more_streams = {csid: stream}
+        else:
+            self._more_streams[csid] = stream
         return stream
+
+    def _find(self, csid: int) -> ChunkStream | None:
+        for stream in self._streams:
+            if stream.csid == csid:
+                return stream
+        return None if self._more_streams is None else self._more_streams.get(csid)
 
     def _begin_chunk(self, stream: ChunkStream) -> None:
         self._current = stream
@@ -379,7 +396,10 @@ class ChunkReader:
             raise LimitExceededError("unfinished_bytes", held, self._limits.unfinished_bytes)
         self.unfinished_bytes = held
         stream.missing -= payload
-        stream.body += data
+        if stream.body is NO_BODY:
+            stream.body = bytearray(data)
+        else:
+            stream.body += data
 
     def _finish(self, stream: ChunkStream, rest: bytes | memoryview, completed: list[Message]) -> None:
         """Complete the message in progress with `rest`, its last octets."""
@@ -414,7 +434,7 @@ class ChunkReader:
         """
         if len(body) < 4:
             raise RemoteProtocolError(f"Abort has {len(body)} octets, it needs 4", code="abort")
-        stream = self._streams.get(int.from_bytes(body[:4], "big"))
+        stream = self._find(int.from_bytes(body[:4], "big"))
         if stream is not None:
             self.unfinished_bytes -= stream.discard()
 

@@ -6,8 +6,14 @@ chunk has an extended timestamp, and which full headers are allowed inside a mes
 
 from __future__ import annotations
 
+from typing import Final
+
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp.wire import CLOCK_MASK
+
+NO_BODY: Final = bytearray()
+"""Stands for the body of every chunk stream without a message in progress, and is never changed: a connection that
+plays has three chunk streams, and commands that come whole need no buffer."""
 
 
 class ChunkStream:
@@ -57,8 +63,8 @@ class ChunkStream:
         """Whether this peer sends extended timestamps in type 3 chunks; None: not seen yet."""
         self.missing = 0
         """Payload octets still to come of the message in progress; 0: none is in progress."""
-        self.body = bytearray()
-        """Payload octets received of the message in progress."""
+        self.body = NO_BODY
+        """Payload octets received of the message in progress; replaced, not extended, while it is `NO_BODY`."""
 
     def set_type0_clock(self, timestamp: int, *, counts_as_delta: bool) -> None:
         """Take the timestamp of a type 0 header that opens a message.
@@ -129,6 +135,6 @@ class ChunkStream:
         The sender's next headers refer to the discarded one, so clock, length and type stay as they are.
         """
         held = len(self.body)
-        self.body = bytearray()
+        self.body = NO_BODY
         self.missing = 0
         return held

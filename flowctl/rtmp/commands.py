@@ -17,7 +17,7 @@ from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp import amf0
 from flowctl.rtmp.chunk import serialise
 from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.messages import EVENT_STREAM_EOF, UserControl, encode_control
+from flowctl.rtmp.messages import EVENT_STREAM_BEGIN, EVENT_STREAM_EOF, UserControl, encode_control
 from flowctl.rtmp.values import simplify
 from flowctl.rtmp.wire import (
     TYPE_COMMAND_AMF0,
@@ -134,6 +134,21 @@ def end_of_stream_bytes(
     return b"".join(
         serialise(message.type_id, message.msid, when, message.payload, message.csid, chunk_size)
         for message, when in ((eof, 0), (ended, timestamp))
+    )
+
+
+def start_of_stream_bytes(
+    stream_id: int, description: str = "Stream is now published.", *, chunk_size: int, timestamp: int = 0
+) -> bytes:
+    """Return what tells players that wait that a stream begins: Stream Begin and ``NetStream.Play.PublishNotify``.
+
+    Arguments and form as for `end_of_stream_bytes`.
+    """
+    begin = encode_control(UserControl(EVENT_STREAM_BEGIN, stream_id=stream_id))
+    started = on_status(stream_id, "status", PLAY_PUBLISH_NOTIFY, description)
+    return b"".join(
+        serialise(message.type_id, message.msid, when, message.payload, message.csid, chunk_size)
+        for message, when in ((begin, 0), (started, timestamp))
     )
 
 

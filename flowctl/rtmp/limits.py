@@ -77,6 +77,10 @@ class WireLimits:
     unfinished_bytes: int = 16 * _MIB
     """Octets held in messages that have begun and not ended, all chunk streams together."""
 
+    unpublished_bytes: int = 256 * _KIB
+    """The same of a peer that is not publishing, looked at after each piece of input. It has nothing to say that is
+    long, and anybody can be one: without this, each connection of a stranger could hold `unfinished_bytes`."""
+
     aggregate_messages: int = 4096
     """Messages in one aggregate. An aggregate of 10 MiB could otherwise hold 700,000 empty ones."""
 
@@ -116,7 +120,7 @@ class WireLimits:
         for name in ("media_message_bytes", "data_message_bytes", "command_message_bytes"):
             self._check(name, self.control_message_bytes, LENGTH_MAX)
         self._check("chunk_streams", 1, 65598)
-        for name in ("unfinished_bytes", "aggregate_messages", "message_streams"):
+        for name in ("unfinished_bytes", "unpublished_bytes", "aggregate_messages", "message_streams"):
             self._check(name, 1, 2**40)
         for field in dataclasses.fields(self):
             if field.name.endswith(("_s", "_per_second")):

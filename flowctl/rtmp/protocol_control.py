@@ -33,6 +33,8 @@ from flowctl.rtmp.messages import (
 from flowctl.rtmp.session_config import ControlConfig
 from flowctl.rtmp.wire import Message
 
+_NEVER: Final = float("-inf")
+
 STREAM_EVENTS: Final = frozenset({EVENT_STREAM_BEGIN, EVENT_STREAM_EOF, EVENT_STREAM_DRY, EVENT_STREAM_IS_RECORDED})
 """User control events by which a server tells of a stream."""
 
@@ -49,6 +51,7 @@ class ProtocolControl:
     __slots__ = (
         "_ack_interval",  # int: octets between two acknowledgements of ours
         "_config",
+        "_counters",  # dict[str, int] | None: what was ignored or odd, by name; None: nothing yet
         "_ping_at",  # float: when the outstanding ping was sent; meaningless while _ping_timestamp is None
         "_ping_timestamp",  # int | None: what the outstanding ping carries
         "_pong_at",  # float: when we last answered a ping
@@ -57,23 +60,22 @@ class ProtocolControl:
         "_send",
         "_window_sent",  # int: the window we announced last, 0 for none
         "ack_due",  # int: octets received at which the next acknowledgement is due; read by the session's hot path
-        "counters",  # dict[str, int]: what was ignored or odd, by name; read by statistics
         "last_acknowledged_bytes",  # int: last sequence number the peer acknowledged; read by telemetry
         "last_input",  # float: when octets came last; written by the session
     )
 
     def __init__(self, config: ControlConfig, send: Callable[[Message], None], now: float) -> None:
         self._config = config
+        self._counters: dict[str, int] | None = None
         self._send = send
         self._ack_interval = self._interval(config.window_ack_size_bytes)
         self._ping_at = now
         self._ping_timestamp: int | None = None
-        self._pong_at = float("-inf")
+        self._pong_at = _NEVER
         self._rate_count = 0
         self._rate_since = now
         self._window_sent = 0
         self.ack_due = self._ack_interval
-        self.counters: dict[str, int] = {}
         self.last_acknowledged_bytes = 0
         self.last_input = now
 
@@ -183,7 +185,14 @@ class ProtocolControl:
 
     def count(self, name: str, times: int = 1) -> None:
         """Add `times` to counter `name`."""
-        self.counters[name] = self.counters.get(name, 0) + times
+        if self._counters is None:
+            self._counters = {}
+        self._counters[name] = self._counters.get(name, 0) + times
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """How often what was ignored or odd, by name; a copy."""
+        return dict(self._counters or {})
 
     def ignore(self, what: str, detail: str) -> Ignored | None:
         """Count something that is ignored; return an event the first time.
@@ -193,7 +202,7 @@ class ProtocolControl:
             detail: what exactly, fit for a log.
         """
         self.count(what)
-        return Ignored(what, detail) if self.counters[what] == 1 else None
+        return Ignored(what, detail) if self._counters is not None and self._counters[what] == 1 else None
 
     # -------------------------------------------------------------------------------------------- the clock
 

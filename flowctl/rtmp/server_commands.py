@@ -12,7 +12,10 @@ Wirecast by publish(false). None of this needs a state of its own: only publish,
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
@@ -29,7 +32,7 @@ from flowctl.rtmp.events import (
 from flowctl.rtmp.server_calls import Call
 from flowctl.rtmp.server_play_commands import PlayCommands
 from flowctl.rtmp.server_states import ConnectionInput, ConnectionState, StreamInput, StreamState
-from flowctl.rtmp.url import from_connect, unquote
+from flowctl.rtmp.url import RtmpUrl, from_connect, unquote
 from flowctl.rtmp.values import UNDEFINED
 
 _KINDS: Final[dict[str, PublishKind]] = {
@@ -38,6 +41,28 @@ _KINDS: Final[dict[str, PublishKind]] = {
     "append": "append",
     "appendWithGap": "append",
 }
+
+_SHARED_ADDRESSES: Final = 256
+_SHARED_CHARS: Final = 256
+"""How many addresses of connect commands are kept to be shared, and how long each may be."""
+_OWN_MARKS: Final = ("?", "@", "vhost...")
+"""What an address contains that has a query or credentials ("app...vhost...name" is an old spelling of a query)."""
+
+
+@lru_cache(_SHARED_ADDRESSES)
+def _shared_address(tc_url: str, app: str, name_max_chars: int) -> RtmpUrl:
+    return from_connect(tc_url or None, app or None, name_max_chars=name_max_chars)
+
+
+def _connect_address(tc_url: str, app: str, name_max_chars: int) -> RtmpUrl:
+    """Return the address that a connect states: the same object, parsed once, for all who come to the same address.
+
+    One with a query or with credentials is its peer's own, and must not outlive the connection.
+    """
+    text = tc_url + app
+    if len(text) > _SHARED_CHARS or any(mark in text for mark in _OWN_MARKS):
+        return from_connect(tc_url or None, app or None, name_max_chars=name_max_chars)
+    return _shared_address(tc_url, app, name_max_chars)
 
 
 class ServerCommands(PlayCommands):
@@ -90,7 +115,7 @@ class ServerCommands(PlayCommands):
                 self._refuse(call, verdict.refusal, verdict.reason, verdict.user)
                 return
             user = verdict.user
-        self._url = from_connect(tc_url or None, app or None, name_max_chars=self._config.name_max_chars)
+        self._url = _connect_address(tc_url, app, self._config.name_max_chars)
         self.client_caps_ex = int(commands.number(commands.member(values, "capsEx"), 0)) & 0xFFFFFFFF
         # Anything but exactly 3 (null, undefined and missing occur) means AMF0, which all of them read.
         self._object_encoding = 3 if commands.member(values, "objectEncoding") == 3 else 0
@@ -104,7 +129,7 @@ class ServerCommands(PlayCommands):
                 query=self._url.query,
                 tc_url=tc_url,
                 url=self._url,
-                flash_ver=commands.text(commands.member(values, "flashVer")),
+                flash_ver=sys.intern(commands.text(commands.member(values, "flashVer"))),
                 object_encoding=self._object_encoding,
                 page_url=commands.text(commands.member(values, "pageUrl"), 2048),
                 user=user,
@@ -125,20 +150,21 @@ class ServerCommands(PlayCommands):
     def _create_stream(self, call: Call) -> None:
         """Give out a message stream (section 7.2.1.3)."""
         # The lowest free id, so the first one is 1, which some clients take for granted.
-        stream_id = next(number for number in range(1, len(self._streams) + 2) if number not in self._streams)
+        taken = {stream.stream_id for stream in self._streams}
+        stream_id = next(number for number in range(1, len(taken) + 2) if number not in taken)
         self._open_stream(stream_id)
         self._send(commands.command("_result", call.command.transaction_id, None, float(stream_id)))
 
     def _close_stream(self, call: Call) -> None:
         """End what the stream is used for and keep its id; in no specification, but every Flash player sends it."""
-        stream = self._streams.get(call.stream_id)
+        stream = self._stream(call.stream_id)
         if stream is not None:
             self._stop(call, stream, "closeStream")
 
     def _delete_stream(self, call: Call) -> None:
         """Take a message stream back (section 7.2.2.3, which has no reply)."""
         stream_id = self._closing_target(call)
-        stream = self._streams.get(stream_id)
+        stream = self._stream(stream_id)
         if stream is None:
             self._ignore(call, "delete-of-no-stream", str(stream_id))
             return
@@ -159,7 +185,7 @@ class ServerCommands(PlayCommands):
         if url is None:
             return
         self._move_stream(stream, StreamInput.PUBLISH)
-        stream.name = url.stream
+        stream.name = sys.intern(url.stream)
         word = call.argument(1)
         kind = _KINDS.get(word) if isinstance(word, str) else None
         if kind is None and word not in (None, ""):
@@ -182,7 +208,9 @@ class ServerCommands(PlayCommands):
         """End a publication by its name, so that the name is free at once; SRS takes it so too."""
         self._notify("onFCUnpublish", commands.UNPUBLISH_SUCCESS, "Stopped publishing stream.")
         self._result(call, None, UNDEFINED)
-        publishing = [self._streams[stream_id] for stream_id in sorted(self._publishing)]
+        publishing = sorted(
+            (stream for stream in self._streams if stream.stream_id in self._publishing), key=attrgetter("stream_id")
+        )
         name = commands.text(call.argument(0)).partition("?")[0].rpartition("/")[2]
         for stream in publishing:
             # With one publication there is no doubt, whatever name the encoder gives.

@@ -7,6 +7,7 @@ time) are layers of one object over this one; see `server_session` for how they 
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 from typing import Final
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
@@ -47,6 +48,12 @@ _HELD_OVERHEAD_BYTES: Final = 96
 def held_size_bytes(message: Message) -> int:
     """Return what a held message counts against ``paused_input_bytes``."""
     return len(message.payload) + _HELD_OVERHEAD_BYTES
+
+
+@lru_cache(256)
+def _status_message(stream_id: int, level: str, code: str, description: str) -> Message:
+    """Return an ``onStatus``, encoded once for all who are told the same: every viewer is told the same two."""
+    return commands.on_status(stream_id, level, code, description)
 
 
 class MessageStream:
@@ -90,15 +97,15 @@ class ServerCore:
         "_enhanced",  # bool: the client's connect has Enhanced RTMP members
         "_error",  # str: why the session ended, "" while it has not
         "_handshake",  # ServerHandshake | None: None when done
-        "_held",  # list[Message]: kept back, in order
+        "_held",  # list[Message] | None: kept back, in order; None for nothing
         "_held_bytes",  # int: payload and overhead of _held
         "_object_encoding",  # int: 0 or 3, as the client asked
-        "_out",  # bytearray: replies not collected yet, whole messages
+        "_out",  # bytearray | None: replies not collected yet, whole messages; None for none
         "_out_chunk_size",  # int: what the peer knows
         "_phase_since",  # float | None: start of the phase whose time is limited; None: at the next call with a time
         "_publishing",  # frozenset[int]: streams in PUBLISHING, for the hot path
         "_state",  # ConnectionState: assigned by move_connection only
-        "_streams",  # dict[int, MessageStream]
+        "_streams",  # tuple[MessageStream, ...]: nearly always one, for which a dict is 170 octets more
         "_url",  # RtmpUrl: from connect
         "client_caps_ex",  # int: capsEx of the client, 0 before connect
         "input_paused",  # bool: set by the caller while it does not read; silence is then no fault of the peer's
@@ -115,15 +122,15 @@ class ServerCore:
         self._handshake: ServerHandshake | None = ServerHandshake(
             rng, round(now * 1000), accept_real_ip=config.accept_real_ip
         )
-        self._held: list[Message] = []
+        self._held: list[Message] | None = None
         self._held_bytes = 0
         self._object_encoding = 0
-        self._out = bytearray()
+        self._out: bytearray | None = None
         self._out_chunk_size = DEFAULT_CHUNK_SIZE
         self._phase_since: float | None = now
         self._publishing = _NONE
         self._state = ConnectionState.HANDSHAKE
-        self._streams: dict[int, MessageStream] = {}
+        self._streams: tuple[MessageStream, ...] = ()
         self._url = RtmpUrl()
         self.client_caps_ex = 0
         self.input_paused = False
@@ -136,11 +143,20 @@ class ServerCore:
         Media of a shared log goes out on the same connection; a header that leaves something out would refer to
         whatever stands before it.
         """
-        self._out += serialise(
+        octets = serialise(
             message.type_id, message.msid, message.timestamp, message.payload, message.csid, self._out_chunk_size
         )
-        if len(self._out) > self._config.pending_output_bytes:
-            raise LimitExceededError("pending_output_bytes", len(self._out), self._config.pending_output_bytes)
+        size = self._queue(octets)
+        if size > self._config.pending_output_bytes:
+            raise LimitExceededError("pending_output_bytes", size, self._config.pending_output_bytes)
+
+    def _queue(self, octets: bytes) -> int:
+        """Put `octets` behind what waits to be sent; return how much that is now."""
+        if self._out is None:
+            self._out = bytearray(octets)
+        else:
+            self._out += octets
+        return len(self._out)
 
     def _send_chunk_size(self) -> None:
         """Announce our chunk size before the first long message: OBS breaks on a long one in small chunks (SRS 454)."""
@@ -149,7 +165,7 @@ class ServerCore:
             self._out_chunk_size = self._config.out_chunk_size
 
     def _status(self, stream: MessageStream, code: str, description: str, level: str = "status") -> None:
-        self._send(commands.on_status(stream.stream_id, level, code, description))
+        self._send(_status_message(stream.stream_id, level, code, description))
 
     def _user_control(self, event: int, stream: MessageStream) -> None:
         self._send(encode_control(UserControl(event, stream_id=stream.stream_id)))
@@ -180,19 +196,19 @@ class ServerCore:
         if stream.state is before:
             return
         if stream.state is StreamState.DELETED:
-            del self._streams[stream.stream_id]
+            self._streams = tuple(other for other in self._streams if other is not stream)
         if stream.state is StreamState.PUBLISHING:
             self._publishing |= {stream.stream_id}
             self._awaiting |= {stream.stream_id}
-        else:
-            self._publishing -= {stream.stream_id}
-            self._awaiting -= {stream.stream_id}
+        elif before is StreamState.PUBLISHING:  # otherwise it is in neither, and what is left would be a set of its own
+            self._publishing = (self._publishing - {stream.stream_id}) or _NONE
+            self._awaiting = (self._awaiting - {stream.stream_id}) or _NONE
         stream.paused = False
         self._phase_since = None
         self._deciding = self._any_undecided()
 
     def _any_undecided(self) -> bool:
-        return self._state is ConnectionState.DECIDING or any(s.state in _DECIDING for s in self._streams.values())
+        return self._state is ConnectionState.DECIDING or any(stream.state in _DECIDING for stream in self._streams)
 
     def _find_stream(self, stream_id: int) -> MessageStream:
         """Return a stream for a call of our caller.
@@ -201,7 +217,7 @@ class ServerCore:
             LocalProtocolError: there is no such stream, or the session has ended.
         """
         self._check_open()
-        stream = self._streams.get(stream_id)
+        stream = self._stream(stream_id)
         if stream is None:
             raise LocalProtocolError(f"there is no message stream {stream_id}")
         return stream
@@ -212,20 +228,25 @@ class ServerCore:
         Raises:
             LimitExceededError: ``message_streams``.
         """
-        stream = self._streams.get(stream_id)
+        stream = self._stream(stream_id)
         if stream is None:
             maximum = self._config.limits.message_streams
             if len(self._streams) >= maximum:
                 raise LimitExceededError("message_streams", len(self._streams) + 1, maximum)
-            stream = self._streams[stream_id] = MessageStream(stream_id)
+            stream = MessageStream(stream_id)
+            self._streams = (*self._streams, stream)
         return stream
+
+    def _stream(self, stream_id: int) -> MessageStream | None:
+        return next((stream for stream in self._streams if stream.stream_id == stream_id), None)
 
     def _drop_held(self, stream_id: int) -> None:
         """Forget held messages of a stream that was closed or refused: nobody is left to take them."""
-        kept = [message for message in self._held if message.msid != stream_id]
-        if len(kept) < len(self._held):
-            self._control.count("held-of-closed-stream", len(self._held) - len(kept))
-            self._held = kept
+        held = self._held or []
+        kept = [message for message in held if message.msid != stream_id]
+        if len(kept) < len(held):
+            self._control.count("held-of-closed-stream", len(held) - len(kept))
+            self._held = kept or None
             self._held_bytes = sum(map(held_size_bytes, kept))
 
     # ------------------------------------------------------------------------------------------------ time
@@ -240,7 +261,7 @@ class ServerCore:
             name, allowed = "first_command_s", limits.first_command_s
         elif self._deciding or self._state is not ConnectionState.CONNECTED:
             return None  # the time is our caller's
-        elif self._awaiting or not any(stream.state in _ACTIVE for stream in self._streams.values()):
+        elif self._awaiting or not any(stream.state in _ACTIVE for stream in self._streams):
             # Also for a connection that neither publishes nor plays: it is there for nothing.
             name, allowed = "first_media_s", limits.first_media_s
         else:
@@ -278,7 +299,7 @@ class ServerCore:
         if state in (ConnectionState.CONNECTING, ConnectionState.DECIDING):
             self._send_rejection(text, commands.CONNECT_REJECTED)
         elif state is ConnectionState.CONNECTED:
-            active = [stream for stream in self._streams.values() if stream.state is not StreamState.IDLE]
+            active = [stream for stream in self._streams if stream.state is not StreamState.IDLE]
             for stream in active:
                 code = commands.PLAY_FAILED if stream.state in PLAYER_STATES else commands.STREAM_FAILED
                 self._send(commands.on_status(stream.stream_id, "error", code, text))

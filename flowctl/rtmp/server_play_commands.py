@@ -7,6 +7,7 @@ order when their user leaves.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -70,7 +71,7 @@ class PlayCommands(ServerCalls):
         self._move_stream(stream, StreamInput.PLAY)
         if before in PLAYING_STATES:
             call.events.append(StreamClosed(stream.stream_id, call.command.name))
-        stream.name = url.stream
+        stream.name = sys.intern(url.stream)
         stream.reset = reset
         call.events.append(
             PlayRequested(
@@ -86,7 +87,7 @@ class PlayCommands(ServerCalls):
 
     def _playing(self, call: Call) -> MessageStream | None:
         """Return the stream that a player's command is for; None (and counted) when it plays nothing."""
-        stream = self._streams.get(call.stream_id)
+        stream = self._stream(call.stream_id)
         if stream is not None:
             self._move_stream(stream, StreamInput.CONTROL)
             if stream.state in PLAYING_STATES:

@@ -6,9 +6,10 @@ example an accept of a stream that the client has closed meanwhile; nothing has 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
-from flowctl.rtmp import commands
+from flowctl.rtmp import amf0, commands
 from flowctl.rtmp.messages import (
     EVENT_STREAM_BEGIN,
     EVENT_STREAM_DRY,
@@ -18,6 +19,32 @@ from flowctl.rtmp.messages import (
 )
 from flowctl.rtmp.server_core import PLAYER_STATES, MessageStream, ServerCore
 from flowctl.rtmp.server_states import ConnectionInput, StreamInput, StreamState
+from flowctl.rtmp.wire import TYPE_DATA_AMF0, Message
+
+
+@lru_cache(64)
+def _connect_result(transaction_id: float, fms_version: str, object_encoding: int, caps_ex: int | None) -> Message:
+    """Return the answer to a connect, encoded once for all clients of a kind.
+
+    Args:
+        transaction_id: of the connect.
+        fms_version: what we say we are.
+        object_encoding: 0 or 3, as the client asked.
+        caps_ex: our capabilities, for a client that knows Enhanced RTMP. None: it has not said so.
+    """
+    server = {"fmsVer": fms_version, "capabilities": 31.0, "mode": 1.0}
+    more: dict[str, Any] = {"objectEncoding": float(object_encoding)}
+    if caps_ex is not None:
+        # Only to clients that told theirs: the others cannot read it, and it doubles the length of the result.
+        forwards = {"*": float(commands.CAN_FORWARD)}
+        more |= {
+            "fourCcList": ["*"],
+            "videoFourCcInfoMap": forwards,
+            "audioFourCcInfoMap": forwards,
+            "capsEx": float(caps_ex),
+        }
+    information = commands.status("status", commands.CONNECT_SUCCESS, "Connection succeeded.", **more)
+    return commands.command("_result", transaction_id, server, information)
 
 
 class ServerReplies(ServerCore):
@@ -38,19 +65,8 @@ class ServerReplies(ServerCore):
         self._control.announce_window(config.window_ack_size_bytes)
         self._send(encode_control(PeerBandwidth(config.window_ack_size_bytes)))
         self._send_chunk_size()
-        server = {"fmsVer": config.fms_version, "capabilities": 31.0, "mode": 1.0}
-        more: dict[str, Any] = {"objectEncoding": float(self._object_encoding)}
-        if self._enhanced:
-            # Only to clients that told theirs: the others cannot read it, and it doubles the length of the result.
-            forwards = {"*": float(commands.CAN_FORWARD)}
-            more |= {
-                "fourCcList": ["*"],
-                "videoFourCcInfoMap": forwards,
-                "audioFourCcInfoMap": forwards,
-                "capsEx": float(config.caps_ex),
-            }
-        information = commands.status("status", commands.CONNECT_SUCCESS, "Connection succeeded.", **more)
-        self._send(commands.command("_result", self._connect_id, server, information))
+        caps_ex = config.caps_ex if self._enhanced else None
+        self._send(_connect_result(self._connect_id, config.fms_version, self._object_encoding, caps_ex))
 
     def reject_connect(self, description: str, code: str = commands.CONNECT_REJECTED) -> None:
         """Turn the client away; close the connection once the reply has been flushed.
@@ -152,12 +168,17 @@ class ServerReplies(ServerCore):
         self._move_stream(stream, StreamInput.REJECT_PLAY)
         self._status(stream, code, description, "error")
 
-    def publish_notify(self, stream_id: int) -> None:
-        """Tell a player that the stream is published (again): Stream Begin and ``NetStream.Play.PublishNotify``."""
+    def publish_notify(self, stream_id: int, *, send: bool = True) -> None:
+        """Tell a player that the stream is published (again): Stream Begin and ``NetStream.Play.PublishNotify``.
+
+        Args:
+            stream_id: message stream id.
+            send: False changes the state only: the player gets `commands.start_of_stream_bytes` from a shared log.
+        """
         stream = self._find_stream(stream_id)
         self._move_stream(stream, StreamInput.PUBLISH_NOTIFY)
-        self._user_control(EVENT_STREAM_BEGIN, stream)
-        self._status(stream, commands.PLAY_PUBLISH_NOTIFY, "Stream is now published.")
+        if send:
+            self._tell_published(stream)
 
     def unpublish_notify(self, stream_id: int, *, send: bool = True) -> None:
         """Tell a player that the publisher left: Stream EOF and ``NetStream.Play.UnpublishNotify``; it waits then.
@@ -169,8 +190,23 @@ class ServerReplies(ServerCore):
         stream = self._find_stream(stream_id)
         self._move_stream(stream, StreamInput.UNPUBLISH_NOTIFY)
         if send:
-            self._user_control(EVENT_STREAM_EOF, stream)
-            self._status(stream, commands.PLAY_UNPUBLISH_NOTIFY, "Stream is now unpublished.")
+            self._tell_unpublished(stream)
+
+    def repeat_notify(self, stream_id: int) -> None:
+        """Tell a player again whether the stream is published: what a shared log had for it was lost."""
+        stream = self._find_stream(stream_id)
+        if stream.state is StreamState.WAITING:
+            self._tell_unpublished(stream)
+        else:
+            self._tell_published(stream)
+
+    def _tell_published(self, stream: MessageStream) -> None:
+        self._user_control(EVENT_STREAM_BEGIN, stream)
+        self._status(stream, commands.PLAY_PUBLISH_NOTIFY, "Stream is now published.")
+
+    def _tell_unpublished(self, stream: MessageStream) -> None:
+        self._user_control(EVENT_STREAM_EOF, stream)
+        self._status(stream, commands.PLAY_UNPUBLISH_NOTIFY, "Stream is now unpublished.")
 
     # ------------------------------------------------------------------------------------------ any stream
 
@@ -194,6 +230,16 @@ class ServerReplies(ServerCore):
         stream = self._find_stream(stream_id)
         code = commands.PLAY_FAILED if stream.state in PLAYER_STATES else commands.STREAM_FAILED
         self._status(stream, code, commands.limit_description(limit, value, maximum), "error")
+
+    def send_data(self, stream_id: int, *values: Any) -> None:
+        """Send a data message (AMF0) to a client that publishes and has asked for it.
+
+        Args:
+            stream_id: message stream id.
+            values: its name and what follows, see `flowctl.rtmp.amf0`.
+        """
+        stream = self._find_stream(stream_id)
+        self._send(Message(commands.STREAM_CSID, 0, TYPE_DATA_AMF0, stream.stream_id, amf0.encode(*values)))
 
     def send_ping(self, now: float) -> None:
         """Send a ping request; the answer becomes a `Pong` with the round trip time."""

@@ -108,7 +108,7 @@ class ServerSession(ServerCommands, ServerReplies):
 
     @property
     def counters(self) -> dict[str, int]:
-        """How often what was ignored, by name; grows, and is the session's own, so copy it to keep it."""
+        """How often what was ignored, by name; a copy."""
         return self._control.counters
 
     @property
@@ -128,16 +128,15 @@ class ServerSession(ServerCommands, ServerReplies):
 
     def stream_state(self, stream_id: int) -> StreamState | None:
         """Return what message stream `stream_id` is used for. None: there is none."""
-        stream = self._streams.get(stream_id)
+        stream = self._stream(stream_id)
         return stream.state if stream is not None else None
 
     # -------------------------------------------------------------------------------------- octets and time
 
     def data_to_send(self) -> bytes:
         """Return and forget what waits to be sent: handshake octets, or whole messages."""
-        data = bytes(self._out)
-        self._out.clear()
-        return data
+        out, self._out = self._out, None
+        return b"" if out is None else bytes(out)
 
     def receive(self, data: bytes | memoryview, now: float, *, control_only: bool = False) -> list[ServerEvent]:
         """Take octets from the peer.
@@ -167,6 +166,8 @@ class ServerSession(ServerCommands, ServerReplies):
             if received >= self._control.ack_due:
                 self._control.acknowledge(received)
             self._process(messages, events, now, control_only=control_only)
+            if self._reader.unfinished_bytes > self._config.limits.unpublished_bytes:
+                self._check_unfinished()
         except RemoteProtocolError as error:
             self._fail(error)
             raise
@@ -231,12 +232,21 @@ class ServerSession(ServerCommands, ServerReplies):
 
     # ------------------------------------------------------------------------------------------- messages
 
+    def _check_unfinished(self) -> None:
+        """Refuse a long message of a peer that does not publish; encoders may begin before they have the answer.
+
+        Not in the chunk reader: a publish may be in the same piece as the first key frame, and is seen only now.
+        """
+        if not (self._publishing or self._deciding):
+            maximum = self._config.limits.unpublished_bytes
+            raise LimitExceededError("unpublished_bytes", self._reader.unfinished_bytes, maximum)
+
     def _shake(self, data: bytes | memoryview, events: list[ServerEvent]) -> bytes:
         """Run the handshake; return what follows it, b"" while it lasts."""
         handshake = self._handshake
         if handshake is None:
             raise InternalError("the handshake is over")
-        self._out += handshake.receive(data)
+        self._queue(handshake.receive(data))
         if not handshake.done:
             return b""
         self._handshake = None
@@ -280,6 +290,8 @@ class ServerSession(ServerCommands, ServerReplies):
             call = self._command_message(message, events, now)
             self._drop_held(self._closing_target(call))
             return
+        if self._held is None:
+            self._held = []
         self._held.append(message)
         self._held_bytes += held_size_bytes(message)
         if self._held_bytes > self._config.paused_input_bytes:
@@ -287,15 +299,16 @@ class ServerSession(ServerCommands, ServerReplies):
 
     def _release(self, events: list[ServerEvent], now: float) -> None:
         """Treat held messages until there are none or one of them asks our caller something."""
-        if not self._held:
+        held = self._held
+        if not held:
             return
         done = 0
-        while done < len(self._held) and not self.deciding:
-            message = self._held[done]
+        while done < len(held) and not self.deciding:
+            message = held[done]
             done += 1
             self._held_bytes -= held_size_bytes(message)
             self._handle(message, events, now)
-        del self._held[:done]
+        self._held = held[done:] or None
         if self._awaiting:
             self._note_media(events)
 
@@ -354,7 +367,7 @@ class ServerSession(ServerCommands, ServerReplies):
 
     def _stray(self, message: Message, events: list[ServerEvent], now: float) -> None:
         """Treat a message of a stream that is not being published."""
-        stream = self._streams.get(message.msid)
+        stream = self._stream(message.msid)
         if stream is None and len(self._publishing) == 1:
             # Who publishes one stream and sends on another can only mean that one; SRS and nginx-rtmp do not even look.
             (msid,) = self._publishing

@@ -219,6 +219,9 @@ class Dictionary:
     weak_keys: bool = False
 
 
+_PLAIN: Final = frozenset({str, float, bool, int, bytes, type(None)})
+
+
 def simplify(value: AmfValue) -> AmfValue:
     """Return `value` with AMF3 and class wrappers taken off, so that commands in AMF3 read like commands in AMF0.
 
@@ -232,6 +235,8 @@ def simplify(value: AmfValue) -> AmfValue:
     Returns:
         New containers; `value` is not changed. AMF0 can encode all of it (`bytes` as an AMF3 value within).
     """
+    if type(value) in _PLAIN:  # nearly all members of a command
+        return value
     if isinstance(value, AvmPlus):
         return simplify(value.value)
     if isinstance(value, TypedObject | Amf3Object):

@@ -90,7 +90,7 @@ def _read(reader: ChunkReader, cut: list[bytes], limits: WireLimits) -> tuple[li
             found += reader.completed_before_fault
             assert (reader.failed, reader.unfinished_bytes, reader.chunk_streams) == (True, 0, 0)
             return found, error.code
-        held = sum(len(stream.body) for stream in reader._streams.values())
+        held = sum(len(stream.body) for stream in (*reader._streams, *(reader._more_streams or {}).values()))
         assert reader.unfinished_bytes == held <= min(limits.unfinished_bytes, reader.bytes_received)
         assert reader.chunk_streams <= limits.chunk_streams
     for message in found:

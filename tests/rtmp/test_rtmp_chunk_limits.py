@@ -243,6 +243,7 @@ def test_limits_have_the_documented_defaults():
         "control_message_bytes": 512,
         "chunk_streams": 64,
         "unfinished_bytes": 16 << 20,
+        "unpublished_bytes": 256 << 10,
         "aggregate_messages": 4096,
         "message_streams": 8,
         "commands_per_second": 50.0,

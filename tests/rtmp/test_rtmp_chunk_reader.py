@@ -20,7 +20,7 @@ from rtmp_chunk_peer import (
 )
 
 from flowctl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp.chunk import ChunkReader, Message
+from flowctl.rtmp.chunk import ChunkReader, Message, serialise
 from flowctl.rtmp.limits import WireLimits
 
 
@@ -461,3 +461,16 @@ def test_reader_follows_a_stream_across_both_borders_of_the_clock():
             message = Message(6, (start + step * 1000) & 0xFFFFFFFF, 9, 1, b"v" * 300)
             assert reader.feed(peer.write(message)) == [message]
             assert reader.unfinished_bytes == 0
+
+
+def test_feed_when_a_peer_uses_many_chunk_streams_keeps_them_apart():
+    """Headers that leave fields out refer to the last one of their own chunk stream, however many there are."""
+    numbers = range(3, 33)
+    first = [serialise(8, 1, 1000 + csid, b"%d" % csid, csid, 128) for csid in numbers]
+    reader = ChunkReader()
+    for csid, message in zip(numbers, reader.feed(b"".join(first)), strict=True):
+        assert (message.csid, message.timestamp) == (csid, 1000 + csid)
+    type2 = [bytes((0x80 | csid, 0, 0, csid)) + b"%d" % csid for csid in numbers]
+    for csid, message in zip(numbers, reader.feed(b"".join(type2)), strict=True):
+        assert (message.csid, message.timestamp, message.payload) == (csid, 1000 + 2 * csid, b"%d" % csid)
+    assert reader.chunk_streams == len(numbers)

@@ -209,7 +209,7 @@ def outcome(client, octets, sizes):
             session.resume(client.now)
             assert session._reader.unfinished_bytes <= session._config.limits.unfinished_bytes
             assert session.held_bytes <= session._config.paused_input_bytes
-            assert len(session._out) <= session._config.pending_output_bytes
+            assert len(session._out or b"") <= session._config.pending_output_bytes
     except RemoteProtocolError as error:
         assert session.closed
         return error.code

@@ -378,3 +378,14 @@ def test_events_show_no_secrets(split):
     assert (publish.query["secret"], publish.query["token"]) == ("hunter2", "hunter2")
     assert "hunter2" not in repr(connect) + repr(publish) + str(publish.url)
     assert "n=5" in str(publish.url)
+
+
+def test_connect_when_to_the_same_address_shares_it_unless_it_is_the_peers_own():
+    """Viewers of one stream share one parsed address; with a query or credentials in it, it ends with its session."""
+    found = {}
+    for tc_url in ("rtmp://h/live", "rtmp://h/live?token=1", "rtmp://user:word@h/live"):
+        clients = [ScriptedClient(split=whole) for _ in range(2)]
+        one, two = (connect_with(item, {"app": "live", "tcUrl": tc_url}).url for item in clients)
+        assert one == two
+        found[tc_url] = one is two
+    assert list(found.values()) == [True, False, False]

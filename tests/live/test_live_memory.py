@@ -1,0 +1,138 @@
+"""What a viewer costs in memory: the objects that only its connection reaches, counted, without sockets."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import types
+
+import pytest
+from live_kit import HandGroup, Wire, World, audio, inter, key
+
+from flowctl.fanout import Fanout
+from flowctl.flow import SendState
+from flowctl.limits import Limits
+from flowctl.live.config import LiveConfig
+from flowctl.live.hub import Hub
+from flowctl.live.session import LiveSession
+from flowctl.live.stream import Stream
+from flowctl.live.wirelog import WireLog
+from flowctl.streamlog import Entry, StreamLog
+
+LOG = logging.getLogger("memory")
+HEALTHY_BYTES = 7_000
+"""Most that a viewer may have of its own: 5.1 kB when this was written. With the kernel's page of Python's allocator,
+tables of the group and the log it has to stay below 10 kB of resident memory (docs/benchmarks.md)."""
+STALLED_BYTES = 10_000
+"""Most that a viewer that takes nothing may have of its own, but for its ledger."""
+LEDGER_ENTRY_BYTES = 300
+"""Most for an entry of the ledger, with its change of state and its words; there are at most 64."""
+
+SHARED = (
+    *(types.ModuleType, type, types.FunctionType, types.CodeType, types.BuiltinFunctionType),
+    *(HandGroup, Hub, Stream, StreamLog, WireLog, Fanout, Entry, LiveConfig, Wire, World),
+)
+"""What viewers have in common, and what stands for the kernel here: not looked into."""
+
+
+def reached(root) -> dict[int, object]:
+    """Return all that `root` refers to, directly or not, by id."""
+    found, left = {id(root): root}, [root]
+    while left:
+        for item in gc.get_referents(left.pop()):
+            if id(item) not in found and not isinstance(item, SHARED):
+                found[id(item)] = item
+                left.append(item)
+    return found
+
+
+def own(viewer, others) -> list[object]:
+    """Return what only `viewer` refers to."""
+    shared = {ident for other in others for ident in reached(other.connection)}
+    return [item for ident, item in reached(viewer.connection).items() if ident not in shared]
+
+
+def size_of(items) -> int:
+    """Return the bytes of `items`; a table by type goes to the log, where a failure shows it."""
+    sizes: dict[str, list[int]] = {}
+    for item in items:
+        sizes.setdefault(type(item).__qualname__, []).append(sys.getsizeof(item))
+    for name, found in sorted(sizes.items(), key=lambda pair: -sum(pair[1])):
+        LOG.info("%6d bytes in %3d of %s", sum(found), len(found), name)
+    return sum(map(sum, sizes.values()))
+
+
+def frames(publisher, count, *, since=0) -> None:
+    """Publish frames of 2.5 Mbit/s, one group of pictures per second."""
+    for number in range(since, since + count):
+        publisher.video(number * 40, (inter if number % 25 else key)(b"%d" % number, 12_000))
+        publisher.audio(number * 40, audio(b"%d" % number))
+
+
+@pytest.fixture
+def world():
+    world = World(limits=Limits.parse("2MiB,2048,4s", "40MiB,40960,80s"))
+    yield world
+    assert world.group.failures == []
+
+
+def test_memory_when_a_viewer_keeps_up_is_small(world):
+    """A healthy viewer owns a few kilobytes, and no buffer, queue or table that grows."""
+    publisher = world.publisher()
+    frames(publisher, 30)
+    viewers = [world.player() for _ in range(3)]
+    frames(publisher, 30, since=30)
+    before = size_of(own(viewers[0], viewers[1:]))
+    assert before < HEALTHY_BYTES
+    frames(publisher, 200, since=60)
+    assert size_of(own(viewers[0], viewers[1:])) < before + 300  # numbers that have become longer
+
+
+def test_memory_when_a_viewer_is_stalled_does_not_grow_with_its_queue(world):
+    """Who takes nothing costs no more the longer that lasts: what waits for it is the log's."""
+    publisher = world.publisher()
+    frames(publisher, 30)
+    healthy, *stalled = [world.player() for _ in range(4)]
+    for viewer in stalled:
+        viewer.reads = False
+        viewer.wire.room = 0
+    frames(publisher, 50, since=30)
+    assert {viewer.state for viewer in stalled} == {SendState.OVERLOADED}
+    sender = stalled[0].connection.sender
+    for round_number in range(3):
+        frames(publisher, 60, since=80 + 60 * round_number)
+        size = size_of(own(stalled[0], [healthy, *stalled[1:]]))
+        assert size < STALLED_BYTES + len(sender.ledger()) * LEDGER_ENTRY_BYTES
+    assert sender.statistics().transitions > 2
+
+
+def test_memory_when_a_viewer_recovers_is_small_again(world):
+    """A viewer that stalled and has caught up keeps its ledger, and none of what served it meanwhile."""
+    publisher = world.publisher()
+    frames(publisher, 30)
+    viewers = [world.player() for _ in range(3)]
+    for viewer in viewers:
+        viewer.wire.room = 0
+    frames(publisher, 30, since=30)
+    for viewer in viewers:
+        viewer.wire.room = None
+    world.run(1.0)
+    frames(publisher, 30, since=60)
+    assert {viewer.state for viewer in viewers} == {SendState.READY}
+    assert size_of(own(viewers[0], viewers[1:])) < HEALTHY_BYTES + 3_000
+
+
+def test_memory_when_many_have_come_and_gone_keeps_nothing_of_them(world):
+    """Of a viewer that has left, hub, group and log keep no object; its figures are summed up."""
+    publisher = world.publisher()
+    frames(publisher, 30)
+    for _ in range(5):
+        leaver = world.player()
+        leaver.leave()
+        world.peers.remove(leaver)
+        world.gone.clear()
+    del leaver
+    gc.collect()
+    left = [item for item in gc.get_objects() if isinstance(item, LiveSession) and item._hub is world.hub]
+    assert left == [publisher.live]
