@@ -1,33 +1,49 @@
 """Fan-out: writes a stream log to the viewers of one poll group, one system call per viewer and flush.
 
-Theory of operation. Viewers that keep up all stand at the same place of the log. They form the *cohort*: the place is
-kept once, the bytes from there to the log's tail are joined once per flush, and a flush is a loop over the members'
-`socket.send` with those bytes. Nothing else is done per viewer: no lock, no queue, no counter (what a member was sent
-is the distance the cohort moved, see `Sender.statistics`).
+Theory of operation. Viewers that keep up form the *cohort* (see `flowctl.cohort`): squads of viewers who share a place
+of the log. A *round* brings all squads to the log's tail: the bytes from their place to there are joined once, and
+written to one member after the other. Nothing else is done per viewer: no lock, no queue, no counter (what a member
+was sent is the distance its place moved, see `Sender.statistics`).
 
 A member for which the kernel takes less leaves the cohort with its cursor where it stands, and is served alone, from
-its own cursor, whenever its socket is writable. Once it has taken everything and nothing is refused for it, it enters
-the cohort again. New viewers start alone, with the GOP cache.
+its own cursor, in turn with others like it, whenever its socket is writable and with each round. Once it has taken
+everything and nothing is refused for it, it enters the cohort again. New viewers start alone, with the GOP cache.
 
-A flush happens at most every `flush_interval_s`, and at once after a pause: the first message after a quiet interval
-does not wait. What has not been offered to the kernel yet does not count against a viewer's limits, so members have
-none to cross. Those who lag are looked at when the log has grown to where their next limit can be crossed, and after
-each key frame: who is far from any limit costs nothing there either.
+None of this keeps the thread for long. Rounds, viewers served alone, and looks at limits are done in *turns* of a few
+milliseconds, between which the loop sees to everything else: input, other streams, and whoever has been waiting.
+
+A round begins at most every flush interval, and at once after a pause: the first message after a quiet interval does
+not wait. The interval follows what rounds cost, up to a ceiling (see `flowctl.pacing`). What has not been offered to
+the kernel yet does not count against a viewer's limits, so members have none to cross. Those who lag are looked at
+when the log has grown to where their next limit can be crossed, and after each key frame: who is far from any limit
+costs nothing there either.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from flowctl.cohort import SQUAD_SIZE, Cohort, Slow, Squad
 from flowctl.crossings import Crossings
 from flowctl.errors import ClosedError, ConfigError
+from flowctl.pacing import Pacing, RoundMeter
+from flowctl.piece import FILE_VIEWERS, Piece
 from flowctl.sender import FlushResult, Sender
-from flowctl.streamlog import Entry, Place, StreamLog
+from flowctl.streamlog import Entry, StreamLog
 
 DEFAULT_FLUSH_INTERVAL_S: Final = 0.040
-"""Two and a half frames at 60 fps: the delay nobody sees, at a third of the cost of writing each message."""
+"""Two and a half frames at 60 fps: the delay nobody sees, at a third of the cost of writing each message.
+It is a ceiling: few viewers are served sooner."""
+
+DEFAULT_TURN_S: Final = 0.004
+"""How long a fan-out keeps its thread at a time. A tenth of the flush interval: a round of a thousand viewers takes
+three turns, and what comes in between sees it a few milliseconds later, not a round."""
+
+_MOST_LOOKS: Final = 32
+"""Viewers whose limits are looked at on the spot when a message comes, at 20 us each; the others in turns."""
 
 
 class FanoutHost(Protocol):
@@ -47,6 +63,12 @@ class FanoutHost(Protocol):
     def call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> Any:
         """Call on the group's thread after a while. The group's thread."""
 
+    def thread_time(self) -> float:
+        """Return the processor time that the thread has used, in seconds. The group's thread."""
+
+    def busy_fraction(self) -> float:
+        """Return the share of time, 0 to 1, that the thread was busy in the last seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class FanoutStatistics:
@@ -55,10 +77,15 @@ class FanoutStatistics:
     Args:
         members: viewers in the cohort.
         alone: viewers served from their own cursor.
-        rounds: flushes so far.
+        rounds: rounds so far.
         left: times a member left the cohort.
-        longest_round_s: longest flush so far.
+        longest_round_s: longest round so far, from its beginning to the last write to a member.
         cohort_bytes: bytes written to members.
+        turns: turns so far: each round has one or more.
+        longest_turn_s: longest turn so far, that is how long the fan-out has kept its thread from everything else.
+        interval_s: the flush interval now.
+        rounds_by_duration: rounds that took up to 1, 2, 5, 10, 20, 50, 100 ms, and longer (`ROUND_BOUNDS_MS`).
+        squads: parts of the cohort.
     """
 
     members: int
@@ -67,6 +94,11 @@ class FanoutStatistics:
     left: int
     longest_round_s: float
     cohort_bytes: int
+    turns: int = 0
+    longest_turn_s: float = 0.0
+    interval_s: float = 0.0
+    rounds_by_duration: tuple[int, ...] = ()
+    squads: int = 0
 
 
 class Fanout:
@@ -75,32 +107,54 @@ class Fanout:
     Args:
         log: what is fanned out.
         host: the poll group.
-        flush_interval_s: least time between two flushes; 0 writes each message at once.
+        flush_interval_s: longest time between two rounds while there is something to send; 0 writes each message at
+            once.
+        adaptive: whether rounds may follow each other sooner while they cost little. If not, they are
+            `flush_interval_s` apart at least.
+        turn_s: how long the thread is kept at a time, in seconds; a turn is at least one squad or one viewer.
+        squad_size: members that are written to without looking at the clock.
 
     Raises:
         ConfigError: the interval is not between 0 and 10 s.
     """
 
-    def __init__(self, log: StreamLog, host: FanoutHost, *, flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S) -> None:
+    def __init__(
+        self,
+        log: StreamLog,
+        host: FanoutHost,
+        *,
+        flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S,
+        adaptive: bool = True,
+        turn_s: float = DEFAULT_TURN_S,
+        squad_size: int = SQUAD_SIZE,
+    ) -> None:
         if not 0 <= flush_interval_s <= 10:
             raise ConfigError(f"flush_interval_s is {flush_interval_s}, it must be between 0 and 10 s")
         self.log = log
-        self.place = Place(log.tail)  # where all members stand; their cursors share it
-        self.flush_interval_s = flush_interval_s
+        self.pacing: Final = Pacing(flush_interval_s, adaptive=adaptive)
+        self._turn_s = turn_s
         self._host = host
-        self._members: list[Sender] = []
-        self._sends: list[Callable[[bytes], int]] = []  # of the members, in the same order: the hot loop's only data
+        self._cohort = Cohort(squad_size)
         self._alone: dict[Sender, None] = {}  # everybody else, in the order in which they came
         self._runnable: dict[Sender, None] = {}  # those of them that the kernel has not refused
-        self._armed = False  # a flush is on its way
+        self._waiting: deque[Sender] = deque()  # runnable ones whose turn is to come; may hold some who have gone
+        self._waits: set[Sender] = set()  # the same, to be in it once
+        self._looks: deque[Sender] = deque()  # lagging ones to be looked at; may hold some who have gone
+        self._armed = False  # a round is on its way or in progress
+        self._going = False  # a turn is on its way or in progress
         self._looking = False  # a look at the crossings is on its way
         self._last_flush = host.now() - flush_interval_s
+        self._target: Entry | None = None  # where the round in progress leads. None: there is none
+        self._behind: deque[Squad] = deque()  # squads that it has not come to yet
+        self._piece: Piece | None = None  # what it writes; kept for those who stand at the same place
+        self._cost_s = 0.0  # processor time spent since the last round ended
+        self._turn_used_s = 0.0  # processor time of the thread when the turn in progress, or the last one, began
         self._crossings: Crossings[Sender] = Crossings()  # the lagging viewers, by where to look at them next
         # Number of the key frame that was newest at the last look. The group itself would hold all that came after it.
         self._key_sequence = log.gop.key_sequence
         self._closed = False
-        self._rounds = self._left = self._cohort_bytes = 0
-        self._longest_round_s = 0.0
+        self._left = self._cohort_bytes = 0
+        self._meter = RoundMeter()
         log.listen(self)
 
     # -- viewers come and go
@@ -108,27 +162,24 @@ class Fanout:
     def add(self, sender: Sender) -> None:
         """Serve `sender` from its own cursor until it has caught up."""
         self._alone[sender] = None
-        self._runnable[sender] = None
-        self._arm()
+        self._serve_soon(sender)
 
     def left(self, sender: Sender) -> None:
         """Serve a member from its own cursor from now on."""
-        self._forget_member(sender)
+        self._cohort.forget(sender)
         self._left += 1
         self._alone[sender] = None
-        self._runnable[sender] = None
-        self._arm()
+        self._serve_soon(sender)
 
     def runnable(self, sender: Sender) -> None:
-        """Serve `sender` in the next flush: the kernel takes more again."""
+        """Serve `sender` in its turn: the kernel takes more again, or it has more to write."""
         if sender in self._alone:
-            self._runnable[sender] = None
-            self._arm()
+            self._serve_soon(sender)
 
     def remove(self, sender: Sender) -> None:
         """Serve `sender` no longer; harmless when it is not served."""
         if sender.slot >= 0:
-            self._forget_member(sender)
+            self._cohort.forget(sender)
         self._alone.pop(sender, None)
         self._runnable.pop(sender, None)
         self._crossings.forget(sender)
@@ -141,30 +192,43 @@ class Fanout:
     def close(self) -> None:
         """Listen to the log no longer; the viewers must have been removed."""
         self._closed = True
+        self._behind.clear()
+        self._waiting.clear()
+        self._waits.clear()
+        self._looks.clear()
+        self._drop_piece()
+        self._target = None
         self.log.unlisten(self)
 
     @property
     def empty(self) -> bool:
         """Whether nobody is served."""
-        return not self._members and not self._alone
+        return not self._cohort.count and not self._alone
 
-    def _forget_member(self, sender: Sender) -> None:
-        slot = sender.slot
-        last, last_send = self._members.pop(), self._sends.pop()
-        if last is not sender:
-            self._members[slot], self._sends[slot] = last, last_send
-            last.slot = slot
-        sender.slot = -1
+    def lagging(self) -> list[Sender]:
+        """Return the viewers that are served from their own cursor, joining ones included. Any thread."""
+        return list(self._alone)  # one step for the interpreter: nobody comes or goes in between
 
-    def _admit(self, sender: Sender) -> None:
-        """Take `sender`, who stands where the cohort does, into it."""
+    def keeping_up(self) -> list[Sender]:
+        """Return the viewers of the cohort. Any thread; who comes or goes meanwhile may be in it or not."""
+        return [sender for squad in self._cohort.squads() for sender in list(squad.members)]
+
+    def _serve_soon(self, sender: Sender) -> None:
+        self._runnable[sender] = None
+        self._enqueue(sender)
+        self._go_on()
+
+    def _enqueue(self, sender: Sender) -> None:
+        if sender not in self._waits:
+            self._waits.add(sender)
+            self._waiting.append(sender)
+
+    def _admit(self, sender: Sender, tail: Entry) -> None:
+        """Take `sender`, who stands at `tail`, into the cohort."""
         self._alone.pop(sender, None)
         self._runnable.pop(sender, None)
         self._crossings.forget(sender)
-        sender.slot = len(self._members)
-        self._members.append(sender)
-        self._sends.append(sender.transport_send)
-        sender.enter_cohort()
+        sender.enter_cohort(self._cohort.admit(sender, tail))
 
     # -- flushing
 
@@ -204,30 +268,123 @@ class Fanout:
             self._schedule()
 
     def _schedule(self) -> None:
-        delay_s = self._last_flush + self.flush_interval_s - self._host.now()
+        delay_s = self._last_flush + self.pacing.interval_s - self._host.now()
         if delay_s <= 0:
             self._host.call_soon(self.flush)
         else:
             self._host.call_later(delay_s, self.flush)
 
     def flush(self) -> None:
-        """Write to everybody who can take something what was published before this call."""
-        # Cleared before the tail is read: an append that comes later finds it cleared and arms the next flush.
+        """Begin a round: write to everybody who can take something what was published before this call."""
+        if self._closed or self._target is not None:
+            return  # the round in progress looks at the log when it is done
+        self._armed = True
+        self._last_flush = self._host.now()
+        tail = self._target = self.log.tail
+        self._behind.extend(squad for squad in self._cohort.squads() if squad.entry is not tail)
+        for sender in self._runnable:
+            self._enqueue(sender)
+        if not self._going:  # otherwise a turn is on its way
+            self._turn()
+
+    def _end_round(self, now: float) -> None:
+        """All squads have come to where the round led; see whether the next one is due."""
+        tail, self._target = self._target, None
+        self._drop_piece()
+        self._meter.round(now - self._last_flush)
+        self._cohort.tidy()
+        used_s = self._host.thread_time()
+        self.pacing.round_ended(self._cost_s + used_s - self._turn_used_s, self._host.busy_fraction(), now)
+        self._cost_s = self._turn_used_s - used_s  # what is left of this turn counts for the next round
+        # Cleared before the tail is read: an append that comes later finds it cleared and arms the next round.
         self._armed = False
+        if self.log.tail is not tail:
+            self._arm()
+
+    # -- turns
+
+    def _go_on(self) -> None:
+        """See that a turn comes."""
+        if not self._going:
+            self._going = True
+            self._host.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Do a few milliseconds of what there is to do: squads, viewers served alone, and looks at limits."""
         if self._closed:
             return
-        began = self._last_flush = self._host.now()
-        tail = self.log.tail
-        if self._members and tail is not self.place.entry:
-            self._write_members(tail)
-        self.place.entry = tail
-        for sender in list(self._runnable):
-            if sender in self._runnable:  # an earlier one's handler may have ended it
-                self._flush_alone(sender, tail)
-        self._rounds += 1
-        self._longest_round_s = max(self._longest_round_s, self._host.now() - began)
+        host = self._host
+        self._going = True  # nobody needs to ask for a turn during this one
+        began = host.now()
+        # What others take of the core meanwhile is in the length of a turn, and no cost of ours.
+        self._turn_used_s = host.thread_time()
+        try:
+            # Half a turn where others wait too: rounds that follow each other without a pause must not starve them.
+            crowded = self._waiting or self._looks
+            self._write_squads(began + (self._turn_s / 2 if crowded else self._turn_s))
+            self._serve_waiting(began + self._turn_s)
+        finally:
+            self._cost_s += host.thread_time() - self._turn_used_s
+            self._meter.turn(host.now() - began)
+            self._going = False
+            if self._target is not None or self._waiting or self._looks:  # `close` leaves nothing of these
+                self._go_on()
 
-    def _flush_alone(self, sender: Sender, tail: Entry) -> None:
+    def _write_squads(self, until: float) -> None:
+        """Bring squads to where the round leads, one at least."""
+        target, behind, host = self._target, self._behind, self._host
+        if target is None:
+            return
+        now = host.now()
+        while behind:
+            squad = behind.popleft()
+            if squad.members:
+                self._write_squad(squad, target)
+                now = host.now()
+                if now >= until and behind:
+                    return
+        self._end_round(now)
+
+    def _write_squad(self, squad: Squad, target: Entry) -> None:
+        """Write to one squad, and deal with those who did not take everything."""
+        piece = self._piece
+        if piece is None or piece.start is not squad.entry:
+            self._drop_piece()
+            piece = self._piece = Piece(squad.entry, target)
+        slow: Slow = squad.write(piece, as_file=self._cohort.count >= FILE_VIEWERS)
+        written = len(piece.data) * (len(squad.members) - len(slow)) + sum(count for _, count, _ in slow)
+        self._cohort_bytes += written
+        self._host.bytes_out += written
+        for sender, count, failure in slow:
+            sender.leave_cohort(count)
+            if failure is not None:
+                sender.broken(failure)
+        squad.entry = target
+
+    def _drop_piece(self) -> None:
+        """Let go of the bytes of a round, and of the log from where they begin."""
+        piece, self._piece = self._piece, None
+        if piece is not None:
+            piece.close()
+
+    def _serve_waiting(self, until: float) -> None:
+        """Give viewers their turns, one at least, and look at the limits of some."""
+        waiting, looks, now = self._waiting, self._looks, self._host.now
+        while waiting:
+            sender = waiting.popleft()
+            self._waits.discard(sender)
+            if sender in self._runnable:  # an earlier one's handler may have ended it
+                self._flush_alone(sender)
+                if now() >= until:
+                    break
+        while looks:
+            sender = looks.popleft()
+            if sender in self._alone and sender not in self._runnable:
+                self._watch(sender)
+                if now() >= until:
+                    break
+
+    def _flush_alone(self, sender: Sender) -> None:
         """Flush a viewer from its own cursor, and see where it belongs now."""
         try:
             result = sender.flush()
@@ -237,35 +394,15 @@ class Fanout:
             return
         if sender not in self._runnable:
             return  # it has ended, or its handler has ended the following
-        if result is FlushResult.DRAINED and sender.ready_for_cohort(tail):
-            self._admit(sender)
+        if result is FlushResult.DRAINED:
+            tail = self.log.tail
+            if sender.ready_for_cohort(tail):
+                self._admit(sender, tail)
         elif result is FlushResult.BLOCKED:
             self._runnable.pop(sender, None)
             self._watch(sender)
-
-    def _write_members(self, tail: Entry) -> None:
-        """The hot loop: the same bytes to all members; who does not take all of them is collected."""
-        data = gather(self.place.entry, tail)
-        size = len(data)
-        slow: list[tuple[Sender, int, OSError | None]] = []
-        members = self._members
-        for index, send in enumerate(self._sends):
-            try:
-                count = send(data)
-            except BlockingIOError:
-                slow.append((members[index], 0, None))
-            except OSError as error:
-                slow.append((members[index], 0, error))
-            else:
-                if count != size:
-                    slow.append((members[index], count, None))
-        written = size * (len(members) - len(slow)) + sum(count for _, count, _ in slow)
-        self._cohort_bytes += written
-        self._host.bytes_out += written
-        for sender, count, failure in slow:
-            sender.leave_cohort(count)
-            if failure is not None:
-                sender.broken(failure)
+        elif result is FlushResult.MORE:
+            self._enqueue(sender)
 
     # -- limits
 
@@ -276,33 +413,35 @@ class Fanout:
             self._crossings.watch(sender, offset, sequence)
 
     def _look_at_crossings(self) -> None:
-        """Show the viewers whose next limit may be reached their load; after a key frame, all that lag."""
+        """Have the viewers whose next limit may be reached looked at; after a key frame, all that lag."""
+        if self._closed:
+            return
         log, self._looking = self.log, False
         due = self._crossings.due(log.tail.offset, log.tail.sequence)
         if log.gop.key_sequence != self._key_sequence:
             self._key_sequence = log.gop.key_sequence
             due = [sender for sender in self._alone if sender not in self._runnable]
-        for sender in due:
+        for number, sender in enumerate(due):
+            if number == _MOST_LOOKS:
+                self._looks.extend(due[number:])
+                self._go_on()
+                break
             if sender in self._alone and sender not in self._runnable:
                 self._watch(sender)
 
     def statistics(self) -> FanoutStatistics:
         """Return a snapshot."""
+        meter = self._meter
         return FanoutStatistics(
-            members=len(self._members),
+            members=self._cohort.count,
             alone=len(self._alone),
-            rounds=self._rounds,
+            rounds=meter.rounds,
             left=self._left,
-            longest_round_s=self._longest_round_s,
+            longest_round_s=meter.longest_round_s,
             cohort_bytes=self._cohort_bytes,
+            turns=meter.turns,
+            longest_turn_s=meter.longest_turn_s,
+            interval_s=self.pacing.interval_s,
+            rounds_by_duration=tuple(meter.by_duration),
+            squads=len(self._cohort.squads()),
         )
-
-
-def gather(start: Entry, end: Entry) -> bytes:
-    """Return the wire bytes of the entries from `start` up to, not including, `end`."""
-    parts: list[bytes] = []
-    entry = start
-    while entry is not end and entry.next is not None:
-        parts.append(entry.wire)
-        entry = entry.next
-    return parts[0] if len(parts) == 1 else b"".join(parts)

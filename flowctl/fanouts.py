@@ -23,12 +23,16 @@ class Fanouts:
     Args:
         log: what is fanned out.
         flush_interval_s: of each fan-out, in seconds.
+        adaptive: of each fan-out.
     """
 
-    __slots__ = ("_by_group", "_lock", "flush_interval_s", "log")
+    __slots__ = ("_by_group", "_lock", "adaptive", "flush_interval_s", "log")
 
-    def __init__(self, log: StreamLog, *, flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S) -> None:
+    def __init__(
+        self, log: StreamLog, *, flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S, adaptive: bool = True
+    ) -> None:
         self.log = log
+        self.adaptive = adaptive
         self.flush_interval_s = flush_interval_s
         # The lock is also what makes listening to the log, a read and a write of its list, safe between groups.
         self._lock = OwnedLock()
@@ -39,7 +43,9 @@ class Fanouts:
         with self._lock:
             fanout = self._by_group.get(group)
             if fanout is None:
-                fanout = self._by_group[group] = Fanout(self.log, group, flush_interval_s=self.flush_interval_s)
+                fanout = self._by_group[group] = Fanout(
+                    self.log, group, flush_interval_s=self.flush_interval_s, adaptive=self.adaptive
+                )
             return fanout
 
     def release(self, group: PollGroup) -> None:

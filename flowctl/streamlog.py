@@ -25,6 +25,7 @@ from typing import Final, Protocol
 
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.flow import CLASS_COUNT, MessageClass
+from flowctl.rates import ClassRates
 
 _ZEROS: Final = (0,) * CLASS_COUNT
 _KEY: Final = MessageClass.KEY
@@ -140,6 +141,7 @@ class StreamLog:
         "has_video",
         "largest_bytes",
         "name",
+        "rates",
         "tail",
     )
 
@@ -150,6 +152,7 @@ class StreamLog:
         self.tail = Entry(0, 0, _ZEROS, _ZEROS, self.gop)
         self.has_video = False
         self.largest_bytes = 0  # largest message seen: a soft limit below twice of it cannot work
+        self.rates = ClassRates()  # what a second of it holds, by class
         self.gop_duration_s = 0.0  # length of the last complete group
         self._cached: Entry | None = None  # first entry of the GOP cache
         self._listeners: tuple[LogListener, ...] = ()
@@ -178,6 +181,8 @@ class StreamLog:
             LocalProtocolError: a message is empty. The kernel never takes an empty message, so nobody could pass it.
         """
         size = len(wire)
+        if now >= self.rates.due:
+            self.rates.note(now, self.tail.counts, self.tail.sizes)
         if not size or not all(restart):
             raise LocalProtocolError("an empty message cannot be published", hint="leave it out")
         entry = self.tail

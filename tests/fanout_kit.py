@@ -23,10 +23,10 @@ TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0)
 class Stage:
     """A log, its fan-out, and viewers under the live policy that have taken the cache and are members."""
 
-    def __init__(self, count=0, *, interval_s=0.0, limits=NO_LIMITS, script="K", cache=None):
+    def __init__(self, count=0, *, interval_s=0.0, limits=NO_LIMITS, script="K", cache=None, **settings):
         self.group = ManualGroup()
         self.published = Published(self.group, cache=cache)
-        self.fanout = Fanout(self.published.log, self.group, flush_interval_s=interval_s)
+        self.fanout = Fanout(self.published.log, self.group, flush_interval_s=interval_s, **settings)
         self.published.script(script)
         self.viewers = [self.viewer(limits=limits) for _ in range(count)]
         for viewer in self.viewers:

@@ -40,7 +40,7 @@ def test_flush_when_viewers_keep_up_costs_one_send_each():
 
 def test_flush_when_interval_is_set_writes_at_once_after_a_pause_and_then_together():
     """The first message after a quiet interval does not wait; those that follow are written together."""
-    stage = Stage(1, interval_s=0.04)
+    stage = Stage(1, interval_s=0.04, adaptive=False)
     (viewer,) = stage.viewers
     before = viewer.peer.writes
     stage.publish("I")

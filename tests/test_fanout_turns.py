@@ -1,0 +1,331 @@
+"""Fan-out in turns: long rounds, many joiners and many who become writable do not keep the thread, and lose nothing."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from fanout_kit import Stage
+from flow_kit import HEAD_BYTES, Peer, Published
+from sender_kit import OVERLOADED, SOFT_LIMIT, by_messages
+
+from flowctl.fanout import Fanout
+from flowctl.limits import NO_LIMITS
+from flowctl.policy import KeepAll
+from flowctl.sender_types import SenderSettings
+from flowctl.streamlog import Entry
+from flowctl.testing import ManualGroup
+
+EACH = {"squad_size": 2, "turn_s": 0}
+"""A turn is one squad of two, or one viewer."""
+
+
+class SteppedGroup(ManualGroup):
+    """A group whose calls can be done one at a time."""
+
+    def step(self):
+        """Do the next call that is due."""
+        calls, self._calls = self._calls, []
+        calls.sort()
+        (_, _, callback, args), *rest = calls
+        self._calls = rest
+        callback(*args)
+
+
+class SteppedStage(Stage):
+    """A stage that can stop in the middle of a round."""
+
+    def __init__(self, count=0, **settings):
+        super().__init__(count, **{**EACH, **settings})
+
+    def begin_round(self, text, size=HEAD_BYTES):
+        """Publish and do the first turn of the round only."""
+        self.published.script(text, size)
+        self.fanout.flush()
+
+    def newest(self):
+        """Return the number of the newest message of each viewer."""
+        return [viewer.numbers()[-1] for viewer in self.viewers]
+
+
+def test_round_when_it_takes_longer_than_a_turn_goes_on_in_the_next():
+    """Between two squads the thread is free; all get everything, and the figures say how it went."""
+    stage = SteppedStage(6)
+    before = stage.fanout.statistics()
+    stage.begin_round("I")
+    assert stage.newest() == [1, 1, 0, 0, 0, 0]
+    stage.group.run()
+    assert stage.newest() == [1] * 6
+    after = stage.fanout.statistics()
+    assert (after.rounds - before.rounds, after.squads) == (1, 3)
+    assert after.turns - before.turns >= 3
+    assert sum(after.rounds_by_duration) == after.rounds
+    stage.check()
+
+
+def test_round_when_more_is_published_meanwhile_ends_where_it_began_to_lead():
+    """Every squad is brought to the same place; what came later is the next round's."""
+    stage = SteppedStage(6)
+    stage.begin_round("I")
+    stage.published.script("A")
+    stage.fanout.flush()  # too early, and harmless: a round is in progress
+    assert stage.newest() == [1, 1, 0, 0, 0, 0]
+    stage.group.run()
+    assert [viewer.numbers() for viewer in stage.viewers] == [[0, 1, 2]] * 6
+    assert stage.fanout.statistics().squads == 3
+    stage.check()
+
+
+@pytest.mark.parametrize("index", range(6))
+@pytest.mark.parametrize("room", [0, 5, HEAD_BYTES, None])
+def test_member_when_something_happens_to_it_in_the_middle_of_a_round_goes_on_at_its_byte(index, room):
+    """Before or after its squad was written to: moved, or refused by its kernel, it loses and repeats nothing."""
+    stage = SteppedStage(6)
+    viewer = stage.viewers[index]
+    viewer.peer.room = room
+    stage.begin_round("IA")
+    stage.check()
+    viewer.sender.suspend_following()
+    stage.published.script("I")
+    stage.group.run()
+    viewer.sender.resume_following(stage.fanout)
+    viewer.drain()
+    stage.group.run(0.1)
+    assert viewer.numbers() == [0, 1, 2, 3]
+    assert stage.fanout.statistics().members == 6
+    stage.check()
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_member_when_it_ends_in_the_middle_of_a_round_is_accounted_for(index):
+    """What it was sent and what was left behind is known to the byte, on both sides of the round."""
+    stage = SteppedStage(4)
+    stage.begin_round("IA", 50)
+    stage.viewers[index].sender.unfollow()
+    stage.check()
+    assert len(stage.viewers[index].numbers()) == (3 if index < 2 else 1)
+    stage.group.run()
+    assert [viewer.numbers() for number, viewer in enumerate(stage.viewers) if number != index] == [[0, 1, 2]] * 3
+    stage.check()
+
+
+def test_round_when_all_members_take_a_part_only_makes_all_leave_and_come_back():
+    """A key frame larger than what the kernels take: everybody gets the rest alone, in order, and is a member again."""
+    stage = SteppedStage(10)
+    for viewer in stage.viewers:
+        viewer.peer.room = 700
+    stage.publish("K", 5000)
+    assert stage.fanout.statistics().members == 0
+    assert {viewer.sender.state for viewer in stage.viewers} == {OVERLOADED}
+    stage.publish("IA")
+    for viewer in stage.viewers:
+        viewer.give(None)
+    stage.group.run(0.1)
+    assert [viewer.numbers() for viewer in stage.viewers] == [[0, 1, 2, 3]] * 10
+    assert stage.fanout.statistics().members == 10
+    stage.check()
+
+
+def test_joiners_when_they_come_together_are_served_in_turn():
+    """Nobody takes the whole cache while others wait: the first is never more than one turn ahead of the last."""
+    group = SteppedGroup()
+    published = Published(group)
+    fanout = Fanout(published.log, group, **EACH)
+    published.script("K" + "I" * 40, 500)
+    settings = SenderSettings(stuck_s=0, soft_too_long_s=0, turn_bytes=2000)
+    stage = Stage()
+    viewers = [stage.viewer(Peer(), settings=settings) for _ in range(5)]
+    for viewer in viewers:
+        viewer.group = viewer.host.group = group
+        viewer.follow(fanout)
+    most = 0
+    while fanout.statistics().members < 5:
+        group.step()
+        sizes = [len(viewer.peer.received) for viewer in viewers]
+        most = max(most, max(sizes) - min(sizes))
+    assert 0 < most <= 2500
+    assert [len(viewer.numbers()) for viewer in viewers] == [41] * 5
+
+
+def test_joiner_when_rounds_never_pause_is_not_starved():
+    """With rounds that follow each other without a break, who is served alone gets a turn in each of ours."""
+    group = SteppedGroup()
+    published = Published(group)
+    fanout = Fanout(published.log, group, flush_interval_s=0, **EACH)
+    published.script("K")
+    stage = Stage()
+    viewers = [stage.viewer() for _ in range(41)]
+    for viewer in viewers[1:]:
+        viewer.group = viewer.host.group = group
+        viewer.follow(fanout)
+    group.run()
+    joiner = viewers[0]
+    joiner.group = joiner.host.group = group
+    joiner.follow(fanout)
+    for _ in range(3):
+        published.script("I")
+        group.step()
+    assert joiner.numbers()[:1] == [0]
+    group.run()
+    assert [viewer.numbers() for viewer in viewers] == [[0, 1, 2, 3]] * 41
+
+
+def test_streams_when_on_one_thread_take_turns():
+    """A long round of one stream does not keep another from beginning and ending its own."""
+    group = SteppedGroup()
+    stages = []
+    for count in (20, 2):
+        stage = Stage()
+        stage.group = group
+        stage.published = Published(group)
+        stage.fanout = Fanout(stage.published.log, group, flush_interval_s=0, **EACH)
+        stage.published.script("K")
+        stage.viewers = [stage.viewer() for _ in range(count)]
+        for viewer in stage.viewers:
+            viewer.follow(stage.fanout)
+        stages.append(stage)
+    group.run()
+    for stage in stages:
+        stage.published.script("I")
+    for _ in range(6):
+        group.step()
+    large, small = stages
+    assert [viewer.numbers() for viewer in small.viewers] == [[0, 1]] * 2
+    assert large.viewers[-1].numbers() == [0]
+    group.run()
+    for stage in stages:
+        assert {tuple(viewer.numbers()) for viewer in stage.viewers} == {(0, 1)}
+        stage.check()
+
+
+def test_viewers_when_writable_together_are_served_in_turn():
+    """The kernel's call only queues a viewer; writing is done in turns, one of them at a time."""
+    stage = SteppedStage(8)
+    for viewer in stage.viewers:
+        viewer.peer.room = 0
+    stage.publish("IAI")
+    writes = [viewer.peer.writes for viewer in stage.viewers]
+    for viewer in stage.viewers:
+        viewer.give(None)
+    assert [viewer.peer.writes for viewer in stage.viewers] == writes
+    stage.group.run(0.1)
+    assert [viewer.numbers() for viewer in stage.viewers] == [[0, 1, 2, 3]] * 8
+    assert all(viewer.sender.state == 0 for viewer in stage.viewers)
+    stage.check()
+
+
+def test_viewer_when_it_stops_following_before_its_turn_is_written_to_all_the_same():
+    """Its own messages are not left behind by a fan-out that serves it no more."""
+    stage = SteppedStage(1)
+    (viewer,) = stage.viewers
+    viewer.peer.room = 0
+    stage.publish("I")
+    viewer.sender.send(b"".join([b"O", bytes([6]), (7).to_bytes(4, "big"), HEAD_BYTES.to_bytes(5, "big")]))
+    viewer.give(None)
+    viewer.sender.unfollow()
+    stage.group.run()
+    assert viewer.numbers(b"O") == [7]
+    assert viewer.sender.state == 0
+    stage.check()
+
+
+def test_lagging_viewers_when_many_reach_a_limit_are_all_looked_at():
+    """Those who do not fit into one turn are looked at in the next, without anything else happening."""
+    stage = Stage(limits=NO_LIMITS)
+    stage.viewers = [stage.viewer(limits=by_messages(4, 100)) for _ in range(100)]
+    for viewer in stage.viewers:
+        viewer.sender.set_policy(KeepAll())
+        viewer.follow(stage.fanout)
+    stage.group.run()
+    for viewer in stage.viewers:
+        viewer.peer.room = 0
+    stage.publish("I")
+    assert {viewer.sender.state for viewer in stage.viewers} == {OVERLOADED}
+    stage.published.script("III")
+    crossed = sum(viewer.sender.state is SOFT_LIMIT for viewer in stage.viewers)
+    assert 0 < crossed < 100
+    stage.group.run()
+    assert {viewer.sender.state for viewer in stage.viewers} == {SOFT_LIMIT}
+    stage.check()
+
+
+def test_squads_when_viewers_come_and_go_are_few():
+    """Joiners at all possible places of the log end in as many squads as there are viewers for."""
+    stage = Stage(interval_s=0.04, adaptive=False, squad_size=8)
+    stage.viewers = []
+    for number in range(150):
+        viewer = stage.viewer()
+        viewer.follow(stage.fanout)
+        stage.viewers.append(viewer)
+        stage.published.script("I")
+        stage.group.run(0.013)
+        if number % 3 == 2:
+            stage.viewers.pop(number % len(stage.viewers)).sender.unfollow()
+    stage.publish("I")
+    stage.group.run(0.1)
+    statistics = stage.fanout.statistics()
+    assert statistics.members == len(stage.viewers) == 100
+    assert statistics.squads <= 4 + 2 * 100 / 8
+    stage.check()
+    for viewer in list(stage.viewers):  # each is found where it stands, wherever that was
+        viewer.sender.unfollow()
+    assert stage.fanout.empty is True
+    assert stage.fanout.statistics().squads == 0
+
+
+def test_log_when_rounds_are_over_or_cut_short_is_not_held():
+    """Neither a round that has ended nor a fan-out closed in the middle of one keeps old messages alive."""
+
+    def entries():
+        gc.collect()
+        return sum(type(item) is Entry for item in gc.get_objects())
+
+    stage = SteppedStage(6)
+    stage.published.log.drop_cache()
+    before = entries()
+    for _ in range(20):
+        stage.publish("IIIII")
+        stage.published.script("K")
+        stage.published.log.drop_cache()
+        stage.group.run()
+    assert entries() - before <= 2
+    stage.begin_round("II")
+    for viewer in stage.viewers:
+        viewer.sender.unfollow()
+    stage.fanout.close()
+    stage.group.run()
+    for _ in range(20):
+        stage.published.script("IIIII")
+    stage.published.script("K")
+    stage.published.log.drop_cache()
+    assert entries() - before <= 2
+
+
+def test_interval_when_viewers_are_cheap_is_shorter_than_the_ceiling():
+    """A fan-out that costs nothing writes each message at once, unless told to keep to its interval."""
+    for adaptive, writes in ((True, 5), (False, 1)):
+        stage = Stage(1, interval_s=1.0, adaptive=adaptive)
+        (viewer,) = stage.viewers
+        stage.group.run(2.0)
+        before = viewer.peer.writes
+        for _ in range(5):
+            stage.publish("I")
+            stage.group.run(0.01)
+        assert viewer.peer.writes - before == writes
+        assert stage.fanout.statistics().interval_s == (0.0 if adaptive else 1.0)
+        stage.group.run(1.0)
+        assert viewer.numbers() == list(range(6))
+
+
+def test_interval_when_the_thread_is_busy_is_the_ceiling():
+    """What the group says of itself counts, not only what the stream costs."""
+    stage = Stage(1, interval_s=0.04)
+    stage.group.busy = 1.0
+    stage.publish("I")
+    before = stage.viewers[0].peer.writes
+    for _ in range(4):
+        stage.publish("I")
+        stage.group.run(0.005)
+    assert stage.viewers[0].peer.writes == before
+    stage.group.run(0.04)
+    assert stage.viewers[0].peer.writes == before + 1

@@ -1,0 +1,94 @@
+"""Pieces of a log: their bytes, the file with the same bytes, and whose transports may take it."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+from flow_kit import Published
+
+from flowctl.piece import Piece, gather, socket_behind
+from flowctl.testing import ManualGroup, ScriptedTransport
+
+needs_files = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous memory files")
+
+
+@pytest.fixture(name="piece")
+def fixture_piece():
+    published = Published(ManualGroup())
+    start = published.log.tail
+    published.script("KIA", 20_000)
+    return Piece(start, published.log.tail)
+
+
+def test_bytes_when_gathered_are_those_between_two_entries():
+    """From the first entry up to, not including, the second; nothing between an entry and itself."""
+    published = Published(ManualGroup())
+    entries = [published.log.tail]
+    for letter in "KIA":
+        published.script(letter)
+        entries.append(published.log.tail)
+    wires = [entry.wire for entry in entries[:-1]]
+    assert gather(entries[0], entries[3]) == b"".join(wires)
+    assert gather(entries[1], entries[2]) == wires[1]
+    assert gather(entries[3], entries[3]) == b""
+
+
+@needs_files
+def test_file_when_asked_for_is_one_and_has_the_bytes(piece):
+    """The file is made once, holds exactly the piece, and has a mark of its own to be seen by."""
+    descriptor = piece.descriptor()
+    assert piece.descriptor() == descriptor >= 0
+    assert os.pread(descriptor, 2 * len(piece.data), 0) == piece.data
+    assert "flowctl-piece" in str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+@needs_files
+def test_file_when_closed_is_gone_and_not_made_again(piece):
+    """Closing twice is harmless; a piece that is closed has no file any more."""
+    descriptor = piece.descriptor()
+    piece.close()
+    piece.close()
+    assert piece.descriptor() == -1
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(descriptor)
+
+
+@needs_files
+def test_file_when_its_piece_is_forgotten_is_closed(piece):
+    """A round that is never finished leaves no descriptor behind."""
+    other = Piece(piece.start, piece.end)
+    descriptor = other.descriptor()
+    inode = os.fstat(descriptor).st_ino
+    del other
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file"):
+        assert os.fstat(descriptor).st_ino == inode
+
+
+@needs_files
+@pytest.mark.parametrize("where", ["memfd_create", "write"])
+def test_file_when_there_is_no_room_for_it_is_none(piece, monkeypatch, where):
+    """Without a descriptor or memory to spare there is no file, and nothing is left open."""
+
+    def fail(*_arguments):
+        raise OSError(errno.ENOMEM, "scripted")
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(os, where, fail)
+    assert piece.descriptor() == -1
+    monkeypatch.undo()
+    assert piece.descriptor() == -1
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_socket_when_bytes_must_pass_through_something_is_none():
+    """A scripted transport, a function, a method of another builtin and a TLS socket's own send are no plain sends."""
+    assert socket_behind(ScriptedTransport().send) is None
+    assert socket_behind(len) is None
+    assert socket_behind(bytearray().extend) is None
+    assert socket_behind(ssl.SSLSocket.send.__get__(object())) is None
