@@ -9,32 +9,26 @@ from __future__ import annotations
 
 import enum
 import errno
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
-from flowctl._locks import OwnedLock
-from flowctl.counts import Counts
+from flowctl._senderstate import SenderState
 from flowctl.cursor import LogCursor
-from flowctl.errors import ReentryError
-from flowctl.flow import FlowCore, Load, MessageClass, SendState, StateChange
-from flowctl.ledger import Ledger, LedgerEntry, LedgerKind, describe_change, describe_drops, difference
-from flowctl.limits import NO_LIMITS, OFF_MARK, Limits
-from flowctl.outbox import Outbox, write_one
-from flowctl.policy import DROPPABLE_MASK, DropPolicy, KeepAll, Thin, refused_mask
+from flowctl.flow import EMPTY_LOAD, MessageClass, SendState, StateChange
+from flowctl.ledger import LedgerEntry, LedgerKind, describe_change
+from flowctl.limits import OFF_MARK, Limits
+from flowctl.outbox import write_one
+from flowctl.policy import DROPPABLE_MASK, DropPolicy, Thin
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import (
-    CohortLike,
-    Frontend,
-    SenderHost,
-    SenderSettings,
+    AgeSource,
     SendOutcome,
     SendResult,
-    Transport,
 )
 from flowctl.streamlog import Place
+from flowctl.trouble import HEALTHY_MS, Trouble
 
 if TYPE_CHECKING:
-    from flowctl.sender import Sender
+    pass
 
 
 class FlushResult(enum.Enum):
@@ -50,8 +44,6 @@ class FlushResult(enum.Enum):
 ACCEPTED: Final = tuple(SendResult(SendOutcome.ACCEPTED, state) for state in SendState)
 DROPPED: Final = tuple(SendResult(SendOutcome.DROPPED, state) for state in SendState)
 CLOSED: Final = tuple(SendResult(SendOutcome.CLOSED, state) for state in SendState)
-_DEFAULT_SETTINGS: Final = SenderSettings()
-_KEEP_ALL: Final = KeepAll()
 _RESET_ERRORS: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ETIMEDOUT})
 _JOIN_CHECK_S: Final = 0.5
 """How often a joiner's load is compared: shorter than any group of pictures, longer than several flushes."""
@@ -65,126 +57,10 @@ _LOOK_MESSAGES: Final = 1024
 log is to be copied out in time (`LogCursor.compact`), and without limits, timers and video nothing else would come."""
 
 
-class SenderCore:
-    """State and rules of a Sender; `flowctl.sender.Sender` adds the public methods. Arguments as there."""
+class SenderCore(SenderState):
+    """The rules of a Sender; `flowctl.sender.Sender` adds the public methods. Arguments as there."""
 
-    __slots__ = (
-        "_blocked",
-        "_close_deadline",
-        "_close_details",
-        "_close_reason",
-        "_closing",
-        "_cohort",
-        "_core",
-        "_episode",
-        "_frontend",
-        "_held",
-        "_host",
-        "_joined_check",
-        "_lagging",
-        "_ledger",
-        "_lock",
-        "_longest_stall_s",
-        "_mask",
-        "_member",
-        "_notifying",
-        "_outbox",
-        "_pending",
-        "_policy",
-        "_progress_at",
-        "_sends_after_close",
-        "_settings",
-        "_transport",
-        "deferred",
-        "slot",
-    )
-
-    def __init__(
-        self,
-        host: SenderHost,
-        transport: Transport,
-        *,
-        limits: Limits = NO_LIMITS,
-        policy: DropPolicy | None = None,
-        frontend: Frontend | None = None,
-        settings: SenderSettings | None = None,
-        deferred: bool = True,
-    ) -> None:
-        now = host.now()
-        self._lock = OwnedLock()
-        self._host = host
-        self._transport = transport
-        self._frontend = frontend
-        self._settings = settings or _DEFAULT_SETTINGS
-        self.deferred = deferred
-        self.slot = -1  # index among the members of a cohort; owned by the fan-out
-        self._core = FlowCore(limits, now)  # guarded by _lock
-        self._policy = policy or _KEEP_ALL  # guarded by _lock
-        self._mask = 0  # classes refused in the present state; guarded by _lock
-        self._held = False  # all but control and headers are: the hard limit is held; guarded by _lock
-        self._outbox = Outbox()  # guarded by _lock
-        self._cohort: CohortLike | None = None  # the fan-out of the followed log; guarded by _lock
-        self._member = False  # the cohort writes the log for us; guarded by _lock
-        self._pending: list[Callable[[float], None]] | None = None  # for the owning thread; guarded by _lock
-        self._blocked = False  # the last write met EAGAIN and the kernel has not called back; guarded by _lock
-        self._lagging = False  # the last write left something; guarded by _lock
-        # When the kernel last took something, or began to refuse; when the Sender ended, once it has.
-        self._progress_at = now  # guarded by _lock
-        self._longest_stall_s = 0.0  # guarded by _lock
-        self._joined_check: tuple[float, int] | None = None  # (time, load) of a joiner's last check; guarded by _lock
-        self._closing = False  # no more sends are taken; guarded by _lock
-        self._close_reason: CloseReason | None = None  # set once, when the Sender is over; guarded by _lock
-        self._close_details = ""  # guarded by _lock
-        self._close_deadline: float | None = None  # guarded by _lock
-        self._sends_after_close = 0  # guarded by _lock
-        self._notifying = False  # a handler is running; guarded by _lock
-        self._ledger: Ledger | None = None  # guarded by _lock
-        self._episode: tuple[float, dict[DropReason, Counts]] | None = None  # open episode of drops; guarded by _lock
-        if policy is not None:
-            self._mask = self._refused_locked(SendState.READY)
-
-    # -- what to do where
-
-    @property
-    def _sender(self) -> Sender:
-        return cast("Sender", self)  # the class is split for its length only: it has one subclass
-
-    def _refuse_reentry(self, method: str) -> None:
-        if self._notifying and self._lock.owned():
-            raise ReentryError(
-                f"Sender.{method}() was called from send_state_changed()",
-                hint="schedule it on the connection's registration instead",
-            )
-
-    def _foreign_locked(self) -> bool:
-        """Whether this thread must leave edges to the owning one."""
-        return self._cohort is not None and not self._host.in_thread()
-
-    def _now_locked(self) -> float:
-        """Return the time for those who look; it stands still when the Sender has ended."""
-        return self._host.now() if self._close_reason is None else self._progress_at
-
-    def _stalled_s_locked(self, now: float) -> float:
-        """Return for how long the kernel has taken nothing while something is queued."""
-        return now - self._stalled_since_locked(now) if self._core.would_block else 0.0
-
-    def _load_locked(self, now: float) -> Load:
-        """Return all that is queued."""
-        return self._outbox.load(now, self._core.limits.overhead_bytes)
-
-    def _counted_locked(self, now: float, limits: Limits | None = None) -> Load:
-        """Return the load that counts against the limits; None: those in force.
-
-        What was published since the last flush has not been offered to the kernel yet: it is no sign of a slow peer
-        and does not count, or a burst would cost a viewer frames that its link has room for. What a flush has left
-        behind does, with all that follows, until everything is taken. What joining gave does not.
-        """
-        overhead = (limits or self._core.limits).overhead_bytes
-        return self._outbox.load(now, overhead, log=self._lagging and not self._member, given=False)
-
-    def _joining_locked(self) -> bool:
-        cursor = self._outbox.cursor
-        return cursor is not None and not self._member and cursor.joining_to is not None
+    __slots__ = ()
 
     # -- edges and what follows from them
 
@@ -199,10 +75,18 @@ class SenderCore:
             if self._core.final:
                 self._fail_locked(CloseReason.HARD_LIMIT, describe_change(edge))
                 return
-            if edge.new > edge.old and not self._joining_locked() and self._thin_for_locked(edge.new, now):
-                following = self._core.dropped(self._counted_locked(now), now)
+            if edge.new > edge.old and not self._joining_locked():
+                thinned = self._thin_for_locked(edge.new, now)
+                if self._steer_locked(edge, now) or thinned:
+                    following = self._core.dropped(self._counted_locked(now), now)
+                if self._close_reason is not None:
+                    return
         self._apply_mask_locked(now)
         self._arm_locked(now)
+
+    def _steer_locked(self, change: StateChange, now: float) -> bool:
+        """Let the ladder follow an edge; return whether the queue is another after it (`flowctl._steering`)."""
+        raise NotImplementedError
 
     def _announce_locked(self, change: StateChange) -> None:
         self._note_locked(LedgerEntry(LedgerKind.STATE, change.at, describe_change(change), change=change))
@@ -217,17 +101,6 @@ class SenderCore:
             self._notifying = False
 
     # -- the policy: the application's code, so it is contained like a handler, and like one it may not call back
-
-    def _refused_locked(self, state: SendState) -> int:
-        """Ask the policy which classes it refuses in `state`."""
-        self._notifying = True
-        try:
-            return refused_mask(self._policy, state)
-        except Exception as error:  # noqa: BLE001 - as for handlers; a policy that fails refuses nothing
-            self._host.handler_failed("decide", error)
-            return 0
-        finally:
-            self._notifying = False
 
     def _thin_for_locked(self, state: SendState, now: float) -> bool:
         """Thin the queue as the policy wants it in `state`; return whether it wants anything."""
@@ -248,12 +121,20 @@ class SenderCore:
         """Thin what is queued by `mode`."""
         self._open_episode_locked(now)
         self._leave_locked()
+        before = self._oldest_locked(now)
         self._outbox.thin(mode, self._core.limits, now, reason)
+        removed_ms = (self._oldest_locked(now) - before) * 1000
+        if removed_ms > 0:
+            if self._trouble is None:
+                self._trouble = Trouble(self._settings.ladder, now)
+            self._trouble.delay_removed_ms += removed_ms
 
     def _apply_mask_locked(self, now: float) -> None:
         """Put in force what the policy refuses in the present state."""
         held = self._core.state is SendState.HARD_LIMIT
-        mask = DROPPABLE_MASK if held else self._refused_locked(self._core.state)
+        own = DROPPABLE_MASK if held else self._refused_locked(self._core.state)
+        step = self._trouble.mask if self._trouble is not None else 0
+        mask = own | step
         self._held = held
         if mask == self._mask:
             return
@@ -263,7 +144,8 @@ class SenderCore:
         cursor = self._outbox.cursor
         if cursor is not None:
             self._leave_locked()
-            cursor.refuse(mask, DropReason.HELD if held else DropReason.REFUSED, now)
+            reason = DropReason.HELD if held else DropReason.REFUSED
+            cursor.refuse(mask, DropReason.STEPPED_DOWN if step and mask == step else reason, now)
 
     def _look_locked(self, now: float, *, queued: bool = False) -> None:
         """Notice what time and the growth of the log (`queued`) have changed since the last look."""
@@ -322,6 +204,9 @@ class SenderCore:
                 self._progress_at = now  # a stall begins with the first write that is refused, not with the last taken
             self._blocked = self._lagging = True
             self._leave_locked()
+            if self._trouble is None:
+                self._trouble = Trouble(self._settings.ladder, now)
+            self._trouble.refused = True
             self._settle_locked(core.blocked(self._counted_locked(now), now), now)
             return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
         if not outbox.empty(with_log=not self._member):
@@ -333,7 +218,14 @@ class SenderCore:
         cursor = outbox.cursor
         if cursor is not None and not self._member and cursor.joining_to is not None:
             cursor.end_joining(DropReason.REFUSED, now)
-        self._settle_locked(core.drained(now), now)
+        trouble, rest = self._trouble, EMPTY_LOAD
+        if trouble is not None:
+            trouble.drained = True
+            if self._settings.age_from is AgeSource.DELAY:
+                rest = self._counted_locked(now)
+            elif trouble.ladder is None and trouble.blank:
+                self._trouble = None
+        self._settle_locked(core.drained(now, rest), now)
         self._close_episode_locked(now)
         return FlushResult.DRAINED
 
@@ -353,18 +245,13 @@ class SenderCore:
             self._host.request_flush()
         return (CLOSED if result is FlushResult.CLOSED else ACCEPTED)[self._core.state]
 
-    def _progress_locked(self, now: float) -> None:
-        if self._core.would_block:
-            self._longest_stall_s = max(self._longest_stall_s, now - self._progress_at)
-        self._progress_at = now
-
     # -- the cohort
 
     def _leave_locked(self) -> None:
         """Leave the cohort, if in one, with the cursor where the cohort stands."""
         cohort, cursor = self._cohort, self._outbox.cursor
         if cohort is not None and cursor is not None and self._member:
-            cursor.place = Place(cohort.place.entry)
+            cursor.place = Place(cursor.entry)
             self._outbox.bytes_sent += cursor.entry.offset
             self._member = False
             cohort.left(self._sender)
@@ -377,29 +264,6 @@ class SenderCore:
             cohort.remove(self._sender)
             self._cohort = None
         self._outbox.unfollow(reason)
-
-    # -- the ledger and episodes of drops
-
-    def _note_locked(self, entry: LedgerEntry) -> None:
-        if self._ledger is None:
-            self._ledger = Ledger()
-        self._ledger.add(entry)
-        self._host.ledger_grew()
-
-    def _open_episode_locked(self, now: float) -> None:
-        if self._episode is None:
-            self._episode = (now, self._outbox.dropped())
-
-    def _close_episode_locked(self, now: float, *, force: bool = False) -> None:
-        """End the episode of drops once everything is accepted again; one entry of the ledger for all of it."""
-        episode = self._episode
-        if episode is None or ((self._mask or self._outbox.waiting_for_key) and not force):
-            return
-        self._episode = None
-        lost = difference(self._outbox.dropped(), episode[1])
-        if lost:
-            entry = LedgerEntry(LedgerKind.DROPS, now, describe_drops(lost), dropped=lost, duration_s=now - episode[0])
-            self._note_locked(entry)
 
     # -- times
 
@@ -443,14 +307,6 @@ class SenderCore:
                 CloseReason.SOFT_TOO_LONG, f"at or above SOFT_LIMIT for {soft_s:.1f} s, the limit is {limit:g} s"
             )
 
-    def _stalled_since_locked(self, now: float) -> float:
-        """Return since when the kernel has taken nothing while something was queued, in seconds; `now` for not at all.
-
-        No longer than the oldest queued message has waited: before that there was nothing to take.
-        """
-        load = self._load_locked(now)
-        return max(self._progress_at, now - load.age_ms / 1000) if load.messages else now
-
     def _arm_locked(self, now: float) -> None:
         """Ask for a tick at the earliest time at which something could change by time alone."""
         if self._close_reason is not None:
@@ -461,7 +317,9 @@ class SenderCore:
             load = self._counted_locked(now)
             age_mark = core.marks_above(load)[2]
             if age_mark < OFF_MARK and load.messages:
-                times.append(now + max(age_mark - load.age_ms, 1.0) / 1000)
+                # A delay does not grow by waiting, only by the next sample.
+                least_ms = 1.0 if settings.age_from is AgeSource.QUEUE else 50.0
+                times.append(now + max(age_mark - load.age_ms, least_ms) / 1000)
             if settings.stuck_s and self._load_locked(now).messages:
                 times.append(self._stalled_since_locked(now) + settings.stuck_s)
             if self._joining_locked():
@@ -470,6 +328,16 @@ class SenderCore:
                 times.append(now + _KEY_POLL_S)
         if settings.soft_too_long_s and core.slow_since is not None:
             times.append(core.slow_since + settings.soft_too_long_s)
+        trouble = self._trouble
+        if trouble is not None and (
+            trouble.watching
+            or (core.would_block and settings.steers)
+            or (
+                settings.age_from is AgeSource.DELAY
+                and (trouble.delay_ms >= HEALTHY_MS or core.state >= SendState.SOFT_LIMIT)
+            )
+        ):
+            times.append(max(trouble.sampled_at, now - settings.sample_s) + settings.sample_s)
         if times:
             self._host.set_deadline(min(times))
 
@@ -507,6 +375,7 @@ class SenderCore:
         self._thin_locked(mode, now, DropReason.REQUESTED)
         self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
         self._close_episode_locked(now)
+        self._arm_locked(now)  # a wait for a key frame may have begun without an edge
 
     def _stop_following_locked(self, now: float) -> None:
         self._lock.assert_owned()

@@ -27,7 +27,7 @@ from flowctl.lane import Item
 from flowctl.logqueue import CONTROL, HEADER, LogQueue
 from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
 from flowctl.reasons import DropReason
-from flowctl.streamlog import Entry, StreamLog
+from flowctl.streamlog import Entry, Gop, StreamLog
 
 _KEY: Final = MessageClass.KEY
 _INTER: Final = MessageClass.INTER
@@ -55,7 +55,7 @@ class LogCursor(LogQueue):
         wait_for_key: refuse video until the next key frame (a viewer that joins between key frames).
     """
 
-    __slots__ = ("_wait", "joining_to", "key_waits_expired", "mask", "restarts")
+    __slots__ = ("_wait", "_why", "joining_to", "key_waits_expired", "mask", "restarts")
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class LogCursor(LogQueue):
         super().__init__(log, start, now)
         self.joining_to: Entry | None = tail  # the cache ends here; None once joining is over
         self.mask = 0  # what the policy refuses in the present state
+        self._why = DropReason.REFUSED  # and what that is counted as
         self.restarts = 0
         self.key_waits_expired = 0
         self._wait: KeyWait | None = None
@@ -181,6 +182,10 @@ class LogCursor(LogQueue):
         size, messages = self.load()
         if span <= _PINNED_BYTES or span <= _PINNED_RATIO * (size + messages * _ENTRY_BYTES):
             return
+        self._copy_out(tail)
+
+    def _copy_out(self, tail: Entry) -> None:
+        """Move what is queued before `tail` into the lane."""
         self._settle()
         while (entry := self.place.entry) is not tail and entry.next is not None:
             self._push(entry.message_class, entry.wire, entry.enqueued_at)
@@ -195,6 +200,7 @@ class LogCursor(LogQueue):
         Where frames that others refer to are lost by it, they stay refused until the next key frame. While joining,
         nothing is refused; `end_joining` makes up for it.
         """
+        self._why = DropReason.STEPPED_DOWN if reason is DropReason.STEPPED_DOWN else DropReason.REFUSED
         if self._wait is not None:
             self.poll(now)  # under the mask that was in force up to here
         breaks = bool(mask & (_KEY_BIT | _INTER_BIT))
@@ -206,13 +212,24 @@ class LogCursor(LogQueue):
             return
         tail, wait = self.log.tail, self._wait
         if wait is not None:
-            reason = DropReason.KEY_WAIT
+            if not (breaks and reason is DropReason.STEPPED_DOWN):
+                reason = DropReason.KEY_WAIT
             if not breaks and not wait.broken_at(tail):
                 wait = self._wait = None
                 reason = DropReason.REFUSED
         elif breaks:
             wait = self._wait = KeyWait(tail, now, lost=False)
         self._open(tail, mask | (wait.mask if wait is not None else 0), reason, (), now)
+
+    def refuse_queued(self, reason: DropReason, now: float) -> None:
+        """Refuse what is refused at the log's end of what is queued already, too: the viewer cannot take even that."""
+        if not self.mask or self.joining_to is not None or self._stop is not None:
+            return
+        entry = self.place.entry
+        if self.mask & _INTER_BIT:
+            self._wait_from(KeyWait(entry, now, lost=self.waiting_for_key), entry, self.mask, reason, now)
+        else:
+            self._refuse_from(entry, self.mask, reason, now)
 
     def end_joining(self, reason: DropReason, now: float) -> None:
         """Stop treating the load as a joiner's; what the present state refuses is refused from now on."""
@@ -248,7 +265,7 @@ class LogCursor(LogQueue):
             return ended
         self._wait = None
         self.key_waits_expired += 1
-        self._open(self.log.tail, self.mask, DropReason.REFUSED, self.log.gop.restart, now)
+        self._open(self.log.tail, self.mask, self._why, self.log.gop.restart, now)
         return True
 
     @property
@@ -270,7 +287,7 @@ class LogCursor(LogQueue):
             reason: what the losses are counted as.
         """
         self.poll(now)
-        if not self.log.has_video:
+        if self._sound_only:
             self._thin_oldest(room, reason)
             return
         entry, tail = self.place.entry, self._tail()
@@ -288,6 +305,42 @@ class LogCursor(LogQueue):
         else:
             self._drop_all_droppable(tail, reason, _ALL_BUT_KEY, now)
 
+    def skip_to_live(self, room: Room, now: float) -> bool:
+        """Go to the newest key frame, its restart messages first; return whether there was one ahead.
+
+        Where no key frame would get through, the oldest messages go instead, until what is left fits `room`.
+        """
+        if self.joining_to is not None:
+            self.end_joining(DropReason.REFUSED, now)
+        self.poll(now)
+        start, tail = self.place.entry, self._tail()
+        if self._sound_only:
+            self._thin_oldest(room, DropReason.RETURNED)
+            return self.place.entry is not start
+        if self.mask & _KEY_BIT:
+            return False  # nothing newer will be handed over; what is queued from before is all that there is
+        newest: Entry | None = None
+        key = start.gop.next_key
+        while key is not None and key.sequence < tail.sequence:
+            newest, key = key, key.gop.next_key
+        if newest is None:
+            return False
+        self._jump(newest, DropReason.RETURNED)
+        return True
+
+    @property
+    def _sound_only(self) -> bool:
+        """Whether no frame will be handed over, from the cursor to the log's end: there is none, or all are refused."""
+        gates, lane = self._gates, self._lane
+        if not self.log.has_video:
+            return True
+        return (
+            gates is not None
+            and bool(gates.mask & _KEY_BIT)
+            and all(gate.mask & _KEY_BIT for gate in gates.ahead)
+            and (lane is None or not (lane.tally.messages[_KEY] or lane.tally.messages[_INTER]))
+        )
+
     def drop_droppable(self, reason: DropReason, now: float) -> None:
         """Drop all of the queue that may be dropped; a lost frame leads to waiting for the next key frame."""
         self._drop_all_droppable(self._tail(), reason, BROKEN_MASK, now)
@@ -298,6 +351,11 @@ class LogCursor(LogQueue):
             tail = self.log.tail
             self.poll(now)  # a key frame that came already is still for this viewer
             self._end_at(tail, DropReason.THINNED)
+            if self.joining_to is None:
+                # The end links to all that is published from now on, for as long as the peer takes to read the rest.
+                self._copy_out(tail)
+                self._stop = Entry(tail.sequence, tail.offset, tail.counts, tail.sizes, Gop(-1, (), 0.0))
+                self.place.entry = self._stop
 
     def drop_everything(self, reason: DropReason) -> None:
         """Drop the whole queue, whatever its class, and take nothing more: the viewer leaves."""
@@ -359,11 +417,11 @@ class LogCursor(LogQueue):
             if gate.start is key and gate.restart:
                 # The wait before this one ended here too, and its restart messages are not out yet.
                 broken, restart = False, ()
-                self._open(key, mask, DropReason.REFUSED, gate.restart, gate.since, offered=True)
+                self._open(key, mask, self._why, gate.restart, gate.since, offered=True)
             else:
                 self._lose(gate.restart, DropReason.THINNED)
         self.restarts += broken
-        self._open(key, mask, DropReason.REFUSED, restart, key.enqueued_at)
+        self._open(key, mask, self._why, restart, key.enqueued_at)
 
     def _jump(self, key: Entry, reason: DropReason) -> None:
         """Go to `key`, its restart messages first; nothing to do where the cursor stands there already."""

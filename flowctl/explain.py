@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Final
 
 from flowctl.flow import Cause, FlowCore, Load, SendState
@@ -59,6 +60,7 @@ def explain(
     joining: bool = False,
     waiting_for_key: bool = False,
     stalled_s: float = 0.0,
+    remarks: Sequence[str] = (),
     close_reason: CloseReason | None = None,
     details: str = "",
 ) -> str:
@@ -72,6 +74,7 @@ def explain(
         joining: the peer is still taking the GOP cache.
         waiting_for_key: frames are refused until the next key frame.
         stalled_s: how long the kernel has taken nothing.
+        remarks: more to say: step, delay, forecast.
         close_reason: why the connection ended. None: it is open.
         details: of the end of the connection.
     """
@@ -89,6 +92,7 @@ def explain(
         parts.append("still taking the GOP cache")
     if waiting_for_key:
         parts.append("waiting for a key frame")
+    parts.extend(remarks)
     who = blame(core, load, largest_bytes=largest_bytes, stalled_s=stalled_s)
     if who is not Blame.NOBODY:
         parts.append(f"to blame: {who.value}")

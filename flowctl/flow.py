@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from flowctl.limits import OFF_MARK, Axis, HardPolicy, Limits
@@ -111,6 +112,13 @@ _STATE_OF: Final = (
 """The table of states: row = level, column = would_block."""
 
 
+@lru_cache(64)
+def _marks_of(limits: Limits) -> tuple[tuple[int, int, int], ...]:
+    """Return the low, soft and hard marks, each by axis; the same objects for all who have the same limits."""
+    marks = (limits.size.marks, limits.messages.marks, limits.age_ms.marks)
+    return tuple((marks[0][level], marks[1][level], marks[2][level]) for level in range(3))
+
+
 class FlowCore:
     """State of one Sender as a pure function of its inputs.
 
@@ -163,10 +171,7 @@ class FlowCore:
 
     def _adopt(self, limits: Limits) -> None:
         self.limits = limits
-        marks = (limits.size.marks, limits.messages.marks, limits.age_ms.marks)
-        self._low_marks = (marks[0][0], marks[1][0], marks[2][0])
-        self._soft_marks = (marks[0][1], marks[1][1], marks[2][1])
-        self._hard_marks = (marks[0][2], marks[1][2], marks[2][2])
+        self._low_marks, self._soft_marks, self._hard_marks = _marks_of(limits)
 
     # -- inputs
 
@@ -183,10 +188,13 @@ class FlowCore:
         self.would_block = True
         return self._update(Cause.WOULD_BLOCK, load, now)
 
-    def drained(self, now: float) -> StateChange | None:
-        """Take note that the kernel has taken everything that was queued; only this clears the EAGAIN bit."""
+    def drained(self, now: float, load: Load = EMPTY_LOAD) -> StateChange | None:
+        """Take note that the kernel has taken everything that was queued; only this clears the EAGAIN bit.
+
+        `load` is not empty where the age axis also counts what waits in the kernel.
+        """
         self.would_block = False
-        return self._update(Cause.DRAINED, EMPTY_LOAD, now)
+        return self._update(Cause.DRAINED, load, now)
 
     def dropped(self, load: Load, now: float) -> StateChange | None:
         """Take note that queued messages were thrown away."""
@@ -242,9 +250,9 @@ class FlowCore:
         soft, hard = self._soft_marks, self._hard_marks
         reached = self._level == _HARD
         return (
-            OFF_MARK if reached else soft[0] if size < soft[0] and not self._level else hard[0],
-            OFF_MARK if reached else soft[1] if messages < soft[1] and not self._level else hard[1],
-            OFF_MARK if reached else soft[2] if age < soft[2] and not self._level else hard[2],
+            OFF_MARK if reached else soft[0] if size < soft[0] < OFF_MARK and not self._level else hard[0],
+            OFF_MARK if reached else soft[1] if messages < soft[1] < OFF_MARK and not self._level else hard[1],
+            OFF_MARK if reached else soft[2] if age < soft[2] < OFF_MARK and not self._level else hard[2],
         )
 
     # -- the rule

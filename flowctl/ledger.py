@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 from flowctl.counts import Counts
 from flowctl.flow import StateChange
+from flowctl.ladder import Move
 from flowctl.reasons import CloseReason, DropReason
 
 LEDGER_ENTRIES: Final = 64
@@ -23,6 +23,8 @@ class LedgerKind(enum.Enum):
     PAUSE = "pause"
     RESUME = "resume"
     LIMITS = "limits"
+    STEP = "step"
+    RETURN = "return"
     CLOSE = "close"
 
 
@@ -38,6 +40,8 @@ class LedgerEntry:
         dropped: what an episode of drops took, by reason, for DROPS.
         duration_s: length of the episode, for DROPS and RESUME; 0 for the others.
         reason: why the connection ended, for CLOSE.
+        delay_removed_ms: by how much what waits became younger, for DROPS and RETURN; 0 for the others.
+        move: the change of the ladder's step, for STEP.
     """
 
     kind: LedgerKind
@@ -47,6 +51,8 @@ class LedgerEntry:
     dropped: dict[DropReason, Counts] | None = None
     duration_s: float = 0.0
     reason: CloseReason | None = None
+    delay_removed_ms: float = 0.0
+    move: Move | None = None
 
 
 class Ledger:
@@ -55,14 +61,14 @@ class Ledger:
     __slots__ = ("_entries", "_unread", "forgotten")
 
     def __init__(self) -> None:
-        self._entries: deque[LedgerEntry] = deque()
+        self._entries: list[LedgerEntry] = []  # a deque is 760 bytes however few there are
         self._unread = 0
         self.forgotten = 0
 
     def add(self, entry: LedgerEntry) -> None:
         """Append one entry, forgetting the oldest where the ledger is full."""
         if len(self._entries) >= LEDGER_ENTRIES:
-            self._entries.popleft()
+            del self._entries[0]
             self.forgotten += 1
         self._entries.append(entry)
         self._unread = min(self._unread + 1, LEDGER_ENTRIES)

@@ -63,6 +63,12 @@ class LogQueue:
         """The entry to be handed over next, after the lane."""
         return self.place.entry
 
+    @property
+    def copied(self) -> tuple[int, int]:
+        """(wire bytes, messages) that wait in the lane: what is queued but not read from the log."""
+        lane = self._lane
+        return (0, 0) if lane is None else (lane.size_bytes, len(lane))
+
     def load(self) -> tuple[int, int]:
         """Return (wire bytes, messages) that are queued and not refused."""
         return self._load_between(self.place.entry, self._tail())

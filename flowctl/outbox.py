@@ -147,6 +147,19 @@ class Outbox:
 
     # -- the load
 
+    @property
+    def own(self) -> tuple[int, int]:
+        """(bytes, messages) that are queued for this peer alone: all that is not read from the followed log."""
+        size, messages = self.backlog.size_bytes, len(self.backlog)
+        if self._inflight is not None:
+            size += len(self._inflight)
+            messages += 1
+        if self.cursor is not None:
+            lane_bytes, lane_messages = self.cursor.copied
+            size += lane_bytes
+            messages += lane_messages
+        return size, messages
+
     def load(self, now: float, overhead_bytes: int, *, log: bool = True, given: bool = True) -> Load:
         """Return what is queued.
 
@@ -204,6 +217,12 @@ class Outbox:
                 )
             size, messages = cursor.load() if cursor is not None else (0, 0)
             backlog.thin_to_key_frame(self._room(limits, now, size, messages), now, reason)
+
+    def skip_to_live(self, limits: Limits, now: float) -> bool:
+        """Go to the newest key frame of the followed log; return whether there was one ahead."""
+        cursor, backlog = self.cursor, self.backlog
+        room = self._room(limits, now, backlog.media_bytes, backlog.media_messages)
+        return cursor is not None and cursor.skip_to_live(room, now)
 
     def _room(self, limits: Limits, now: float, more_bytes: int, more_messages: int) -> Room:
         """Return what a part of the queue may hold for the whole to be at the low marks; `more_...` is in the rest."""

@@ -13,6 +13,8 @@ class CloseReason(enum.Enum):
     HARD_LIMIT = "hard limit"
     STUCK = "stuck"
     SOFT_TOO_LONG = "soft limit too long"
+    LADDER = "too slow for the lowest step"
+    MEMORY_BUDGET = "memory budget"
     PROTOCOL_ERROR = "protocol error"
     LIMIT_HIT = "limit hit"
     HANDSHAKE_TIMEOUT = "handshake timeout"
@@ -39,6 +41,8 @@ _ABORTIVE = frozenset(
         CloseReason.HARD_LIMIT,
         CloseReason.STUCK,
         CloseReason.SOFT_TOO_LONG,
+        CloseReason.LADDER,
+        CloseReason.MEMORY_BUDGET,
         CloseReason.PEER_RESET,
         CloseReason.BANNED,
         CloseReason.INTERNAL,
@@ -50,7 +54,9 @@ class DropReason(enum.Enum):
     """Why a message that the Sender accepted, or was offered, never reached the peer."""
 
     REFUSED = "refused by policy"
+    STEPPED_DOWN = "refused on its step of the ladder"
     THINNED = "thinned from the queue"
+    RETURNED = "skipped to return to live"
     KEY_WAIT = "waiting for a key frame"
     HELD = "hard limit held"
     REQUESTED = "dropped by the application"

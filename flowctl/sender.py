@@ -20,23 +20,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flowctl._sendercore import ACCEPTED, CLOSED, DROPPED, FlushResult, SenderCore
+from flowctl._sendercore import ACCEPTED, CLOSED, DROPPED, FlushResult
+from flowctl._steering import Steering
 from flowctl.counts import total
 from flowctl.cursor import LogCursor
 from flowctl.errors import LocalProtocolError
 from flowctl.explain import explain
 from flowctl.flow import Load, MessageClass, SendState
+from flowctl.forecast import Forecast
 from flowctl.ledger import LedgerEntry, LedgerKind
 from flowctl.limits import OFF_MARK, Limits
 from flowctl.policy import DropPolicy, Thin
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sender_types import CohortLike, SenderStatistics, SendResult
-from flowctl.streamlog import Entry, StreamLog
+from flowctl.sender_types import CohortLike, Glance, SenderHost, SenderStatistics, SendResult
+from flowctl.streamlog import Entry, Place, StreamLog
+from flowctl.trouble import Trouble
 
 __all__ = ["FlushResult", "Sender"]
 
 
-class Sender(SenderCore):
+class Sender(Steering):
     """Everything that is sent to one peer goes through its Sender.
 
     Args:
@@ -152,6 +155,8 @@ class Sender(SenderCore):
             if self._close_reason is None:
                 now = self._host.now()
                 self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
+                if not self._blocked and (self._core.would_block or not self._outbox.empty(with_log=False)):
+                    self._host.request_flush()  # it may have had a turn of the fan-out to come
 
     def suspend_following(self) -> None:
         """Leave the fan-out but keep the place in the log, to go on from there with another. Owning thread."""
@@ -204,6 +209,16 @@ class Sender(SenderCore):
     def thin(self, mode: Thin = Thin.DROPPABLE) -> None:
         """Throw away what may be dropped of what is queued; statistics and ledger say how much it was. Any thread."""
         self._do("thin", lambda now: self._thin_request_locked(mode, now))
+
+    def relieve(self, cause: str) -> None:
+        """Give up what is queued of the followed log before its newest key frame, to free memory. Any thread.
+
+        Where that frees nothing, everything goes that may be dropped.
+
+        Args:
+            cause: for the ledger.
+        """
+        self._do("relieve", lambda now: self._relieve_locked(now, cause))
 
     def _do(self, method: str, action: Callable[[float], None]) -> None:
         """Do something under the lock; on the owning thread where a log is followed."""
@@ -269,6 +284,7 @@ class Sender(SenderCore):
                 joining=self._joining_locked(),
                 waiting_for_key=self._outbox.waiting_for_key,
                 stalled_s=self._stalled_s_locked(now),
+                remarks=self._remarks_locked(now),
                 close_reason=self._close_reason,
                 details=self._close_details,
             )
@@ -278,8 +294,7 @@ class Sender(SenderCore):
         self._refuse_reentry("statistics")
         with self._lock:
             now = self._now_locked()
-            outbox, core, cursor = self._outbox, self._core, self._outbox.cursor
-            sent_by_cohort = cursor.entry.offset if self._member and cursor is not None else 0
+            outbox, core = self._outbox, self._core
             load = self._load_locked(now)  # first: it moves the cursor past what is refused
             accepted, dropped, queued = outbox.accounts()
             return SenderStatistics(
@@ -297,8 +312,9 @@ class Sender(SenderCore):
                 sends_after_close=self._sends_after_close,
                 restarts=outbox.restarts,
                 key_waits_expired=outbox.key_waits_expired,
-                bytes_sent=outbox.bytes_sent + sent_by_cohort,
+                bytes_sent=self._bytes_sent_locked(),
                 close_reason=self._close_reason,
+                **self._figures_locked(now),
             )
 
     def load(self) -> Load:
@@ -306,6 +322,17 @@ class Sender(SenderCore):
         self._refuse_reentry("load")
         with self._lock:
             return self._load_locked(self._host.now())
+
+    def glance(self) -> Glance:
+        """Return what is cheap to tell, for who looks at many Senders a few times a second. Any thread."""
+        self._refuse_reentry("glance")
+        with self._lock:
+            return self._glance_locked()
+
+    @property
+    def host(self) -> SenderHost:
+        """The thread and the connection it lives on."""
+        return self._host
 
     def ledger(self) -> tuple[LedgerEntry, ...]:
         """Return the last changes of state, episodes of drops, and the close, oldest first. Any thread."""
@@ -323,6 +350,60 @@ class Sender(SenderCore):
         """Add an entry to the ledger, for pauses of input. Any thread, also from the frontend's handler."""
         with self._lock:
             self._note_locked(LedgerEntry(kind, self._host.now(), why, duration_s=duration_s))
+
+    # -- how far behind the peer is
+
+    def sample_delay(self, kernel_bytes: int | None = None) -> float:
+        """Take a sample of how far behind the peer is, and do on the owning thread what follows from it. Any thread.
+
+        A peer in trouble is sampled by its own timer; this is for statistics, and for a sweep over healthy peers
+        where the delay is the age axis. For a healthy one it costs next to nothing and keeps nothing.
+
+        Args:
+            kernel_bytes: what the kernel has taken and the peer has not acknowledged. None: ask the host.
+
+        Returns:
+            The delay in ms: what waits here and in the kernel over the rate at which the peer takes.
+        """
+        self._refuse_reentry("sample_delay")
+        with self._lock:
+            if self._close_reason is not None:
+                return 0.0
+            now = self._host.now()
+            waiting = self._host.kernel_bytes() if kernel_bytes is None else kernel_bytes
+            if self._trouble is None and (self._member or not self._outbox.cursor):
+                return self._sample_healthy_locked(now, waiting)
+            if self._trouble is None:
+                self._trouble = Trouble(self._settings.ladder, now)
+            trouble = self._trouble
+            self._sample_locked(now, waiting)
+            if self._aged_by_delay and not self._foreign_locked() and self._close_reason is None:
+                self._look_locked(now)
+                self._arm_locked(now)
+            return trouble.delay_ms
+
+    def peer_acknowledged(self, total_bytes: int) -> None:
+        """Take note that the peer's application says it has read `total_bytes` of all that was sent. Any thread.
+
+        It makes the delay true for peers whose kernel takes far more than they read. Reports in steps of any size do;
+        what is used is how far the newest lags behind what was sent, less the largest step.
+        """
+        self._refuse_reentry("peer_acknowledged")
+        with self._lock:
+            if self._trouble is None and self._aged_by_delay:
+                self._trouble = Trouble(self._settings.ladder, self._host.now())
+            if self._trouble is not None:
+                self._trouble.delay.peer_acknowledged(total_bytes)
+
+    def forecast(self) -> Forecast | None:
+        """Return when the hard limit will be reached if filling and draining go on as now. Any thread.
+
+        Returns:
+            Seconds and axis. None: never, or the rate of the peer is not known yet.
+        """
+        self._refuse_reentry("forecast")
+        with self._lock:
+            return self._forecast_locked(self._now_locked())
 
     # -- writing: the owning thread
 
@@ -348,10 +429,15 @@ class Sender(SenderCore):
         result = self._write_locked(now)
         if result is FlushResult.BLOCKED:
             self._host.want_writable(True)
+            self._sample_blocked_locked(now)
             self._arm_locked(now)
-        elif result is FlushResult.MORE:
-            self._host.request_flush()
-        elif result is FlushResult.DRAINED and self._closing:
+            return FlushResult.BLOCKED if self._open_locked() else FlushResult.CLOSED
+        if result is FlushResult.MORE:
+            if self._cohort is None or self._member:
+                self._host.request_flush()
+            else:
+                self._cohort.runnable(self)  # in turn with the other viewers
+        if result is FlushResult.DRAINED and self._closing:
             self._fail_locked(CloseReason.FINISHED, "everything was sent")
             return FlushResult.CLOSED
         return result
@@ -361,11 +447,16 @@ class Sender(SenderCore):
         self._refuse_reentry("writable")
         with self._lock:
             self._blocked = False
+            if self._settings.return_after_s:
+                self._return_after_stall_locked(self._host.now())
+            alone = self._cohort is not None and not self._member
         self._host.want_writable(False)
-        result = self.flush()
-        if self._cohort is not None and result is not FlushResult.BLOCKED:
-            self._cohort.runnable(self)
-        return result
+        if not alone or self._cohort is None:
+            return self.flush()
+        # In turn with the other viewers: when a large key frame has filled the kernel's buffers for all of them, they
+        # become writable together.
+        self._cohort.runnable(self)
+        return FlushResult.MORE
 
     def log_grew(self) -> tuple[int, int]:
         """Judge the load again because the followed log has grown. Owning thread, for the fan-out.
@@ -392,8 +483,12 @@ class Sender(SenderCore):
                 now = self._host.now()
                 self._run_pending_locked(now)
                 self._look_locked(now)
+                if self._sample_due_locked(now):
+                    self._sample_locked(now)
                 self._check_times_locked(now)
                 self._arm_locked(now)
+                if not (self._blocked or self._outbox.empty(with_log=not self._member)):
+                    self._host.request_flush()  # looking has queued something: the headers of a key frame, say
 
     # -- closing
 
@@ -446,14 +541,21 @@ class Sender(SenderCore):
                 and self._outbox.empty(with_log=False)
             )
 
-    def enter_cohort(self) -> None:
-        """The cohort writes the log for this viewer from now on, from where both stand."""
+    def enter_cohort(self, place: Place) -> None:
+        """The cohort writes the log for this viewer from now on; it shares `place`, which is where it stands."""
         with self._lock:
             cohort, cursor = self._cohort, self._outbox.cursor
             if cohort is not None and cursor is not None:
                 self._member = True
-                cursor.place = cohort.place  # its own would hold the log from here on
+                cursor.place = place  # its own would hold the log from here on
                 self._outbox.bytes_sent -= cursor.entry.offset  # added back when it is left, or asked for
+
+    def move_in_cohort(self, place: Place) -> None:
+        """Share another place of the cohort at the same entry."""
+        with self._lock:
+            cursor = self._outbox.cursor
+            if cursor is not None and self._member:
+                cursor.place = place
 
     def leave_cohort(self, written: int) -> None:
         """Go on alone from where the cohort stands and `written` bytes on, which the kernel took."""

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from flowctl.counts import NO_COUNTS, Counts
 from flowctl.errors import ConfigError
 from flowctl.flow import EMPTY_LOAD, Load, SendState, StateChange
+from flowctl.forecast import Forecast
+from flowctl.ladder import LadderSettings, LadderStep
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.streamlog import Place, StreamLog
+from flowctl.streamlog import Entry, StreamLog
 
 if TYPE_CHECKING:
     from flowctl.sender import Sender
@@ -71,10 +73,6 @@ class CohortLike(Protocol):
     def log(self) -> StreamLog:
         """The log that is fanned out."""
 
-    @property
-    def place(self) -> Place:
-        """Where all members stand: what comes before has been written to each of them."""
-
     def add(self, sender: Sender) -> None:
         """Serve `sender` from its own cursor until it has caught up. Owning thread."""
 
@@ -82,7 +80,7 @@ class CohortLike(Protocol):
         """Serve a member from its own cursor from now on. Owning thread."""
 
     def runnable(self, sender: Sender) -> None:
-        """Serve `sender` in the next flush: the kernel takes more again. Owning thread."""
+        """Serve `sender` in its turn: the kernel takes more again, or it has more to write. Owning thread."""
 
     def remove(self, sender: Sender) -> None:
         """Serve `sender` no longer. Owning thread."""
@@ -121,6 +119,16 @@ class SenderHost(Protocol):
     def ledger_grew(self) -> None:
         """Take note that `Sender.unread_ledger` has something. Any thread; must only schedule."""
 
+    def kernel_bytes(self) -> int:
+        """Return what the kernel has taken and the peer has not acknowledged; 0 where that cannot be told."""
+
+
+class AgeSource(enum.Enum):
+    """What the age axis of the limits measures: the oldest queued message, or that and the delay of the viewer."""
+
+    QUEUE = "queue"
+    DELAY = "delay"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SenderSettings:
@@ -137,6 +145,12 @@ class SenderSettings:
         turn_messages: the same in messages, a message in flight included; at most IOV_MAX (1024), which is what one
             system call takes.
         join_grace_s: how long a joiner is not judged on its age where the age axis is off.
+        return_after_s: when the kernel takes something again after so long, go to the newest key frame of the
+            followed log instead of sending what is old. 0: send everything.
+        return_delay_s: the same whenever a peer that takes something is so far behind. 0: never.
+        age_from: whether the age axis is the age of the queue, or the larger of that and the sampled delay.
+        sample_s: time between two samples of a peer that is in trouble (delay, rate, ladder).
+        ladder: times of the step-down ladder. None: there is none, the policy alone decides.
     """
 
     stuck_s: float = 15.0
@@ -147,16 +161,55 @@ class SenderSettings:
     turn_bytes: int = 256 * 1024
     turn_messages: int = 512
     join_grace_s: float = 2.0
+    return_after_s: float = 0.0
+    return_delay_s: float = 0.0
+    age_from: AgeSource = AgeSource.QUEUE
+    sample_s: float = 0.5
+    ladder: LadderSettings | None = None
 
     def __post_init__(self) -> None:
-        for name in ("stuck_s", "soft_too_long_s", "close_deadline_s", "join_grace_s"):
+        times = "stuck_s soft_too_long_s close_deadline_s join_grace_s return_after_s return_delay_s"
+        for name in times.split():
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 (off) or more seconds")
-        for name in ("control_bytes", "control_messages", "turn_bytes", "turn_messages"):
+        for name in ("control_bytes", "control_messages", "turn_bytes", "turn_messages", "sample_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be more than 0")
         if self.turn_messages > 1024:
             raise ConfigError(f"turn_messages is {self.turn_messages}, one system call takes at most 1024 (IOV_MAX)")
+
+    @property
+    def steers(self) -> bool:
+        """Whether a peer in trouble has to be sampled on a timer."""
+        return self.ladder is not None or self.age_from is AgeSource.DELAY or self.return_delay_s > 0
+
+
+class Glance(NamedTuple):
+    """What is cheap to tell of a Sender, for who looks at many of them a few times a second.
+
+    Attributes:
+        state: present state.
+        step: step of the ladder.
+        entry: where it stands in the followed log. None: it follows none.
+        own_bytes: bytes queued for this peer alone: all that is not read from the log.
+        own_messages: the same in messages.
+        bytes_sent: wire bytes that the kernel has taken.
+        transitions: edges of the state so far.
+        delay_ms: how far behind the peer was at the last sample.
+        lagging: whether something was left over at the last write, so that the kernel had enough to do since.
+        joining: whether it is still taking the GOP cache, and not judged on that.
+    """
+
+    state: SendState
+    step: LadderStep
+    entry: Entry | None
+    own_bytes: int
+    own_messages: int
+    bytes_sent: int
+    transitions: int
+    delay_ms: float
+    lagging: bool
+    joining: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +233,16 @@ class SenderStatistics:
         key_waits_expired: times no key frame came in time.
         bytes_sent: wire bytes that the kernel took.
         close_reason: why the Sender was closed. None while it is open.
+        step: step of the ladder.
+        step_since: when it was taken, in seconds on the Sender's clock; 0 where no other was ever taken.
+        step_changes: changes of step.
+        time_in_steps_s: seconds on FULL, NO_DISPOSABLE, KEY_FRAMES and AUDIO_ONLY since the viewer first was in
+            trouble; all 0 for one that never was.
+        delay_ms: how far behind the peer was at the last sample; 0 where it was never sampled.
+        drain_bytes_per_s: what the peer takes when there is always something to take. None: not measured.
+        forecast: when the hard limit will be reached at the present fill and drain rate. None: never.
+        returns: times old media were skipped because the peer was behind live.
+        delay_removed_ms: delay that skipping and thinning took away, summed up.
     """
 
     state: SendState
@@ -198,6 +261,15 @@ class SenderStatistics:
     key_waits_expired: int = 0
     bytes_sent: int = 0
     close_reason: CloseReason | None = None
+    step: LadderStep = LadderStep.FULL
+    step_since: float = 0.0
+    step_changes: int = 0
+    time_in_steps_s: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    delay_ms: float = 0.0
+    drain_bytes_per_s: float | None = None
+    forecast: Forecast | None = None
+    returns: int = 0
+    delay_removed_ms: float = 0.0
 
     @property
     def dropped_messages(self) -> int:

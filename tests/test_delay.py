@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from flowctl.delay import DelayMeter, unacknowledged_bytes
+from flowctl.delay import unacknowledged_bytes
+from flowctl.drain import DelayMeter
 
 
 def test_sample_when_nothing_waits_is_zero():

@@ -259,6 +259,12 @@ def test_marks_above_when_load_stays_below_them_no_edge_comes(limits, history, d
             assert edge.limit == mark
 
 
+def test_marks_above_when_the_soft_mark_is_off_names_the_hard_one():
+    """An axis with a hard mark alone is waited for at that mark."""
+    core = FlowCore(Limits.parse("0,0", "1000,20"), 0.0)
+    assert core.marks_above(EMPTY_LOAD) == (1000, 20, OFF_MARK)
+
+
 def test_marks_above_when_level_is_reached_names_the_next_one():
     """Below soft the soft marks are next, at soft the hard ones, at hard nothing; an axis that is off never is."""
     core = FlowCore(by_messages(4, 6, policy=HardPolicy.HOLD), 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import hypothesis.strategies as st
 from flow_kit import (
@@ -26,10 +27,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from flowctl.fanout import Fanout
 from flowctl.flow import SendState
+from flowctl.ladder import LadderSettings, LadderStep
 from flowctl.limits import AxisLimits, HardPolicy, Limits
 from flowctl.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
 from flowctl.reasons import CloseReason
-from flowctl.sender_types import SenderSettings, SendOutcome
+from flowctl.sender_types import AgeSource, SenderSettings, SendOutcome
 from flowctl.testing import ManualGroup
 
 
@@ -48,6 +50,24 @@ POLICIES = (
     KeyFramesOnly(),
 )
 TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0, turn_bytes=2000, turn_messages=7, control_bytes=1 << 20)
+
+QUICK = LadderSettings(
+    dwell_full_s=0.1,
+    dwell_no_disposable_s=0.1,
+    dwell_key_frames_s=0.1,
+    dwell_audio_only_s=5,
+    pressure_s=0.2,
+    up_s=0.3,
+    probe_s=0.5,
+    probe_max_s=1.0,
+)
+STEERED = (
+    TIMELESS,
+    replace(TIMELESS, ladder=QUICK, sample_s=0.1),
+    replace(TIMELESS, ladder=QUICK, sample_s=0.1, return_after_s=0.2, return_delay_s=1.0),
+    replace(TIMELESS, ladder=QUICK, sample_s=0.1, age_from=AgeSource.DELAY),
+    replace(TIMELESS, return_after_s=0.01),
+)
 
 media = st.sampled_from([KEY, KEY, INTER, INTER, INTER, DISPOSABLE, DISPOSABLE, AUDIO, AUDIO, HEADER, DATA, CONTROL])
 sizes = st.sampled_from([11, 11, 50, 100, 400, 2500])
@@ -78,7 +98,11 @@ class FanoutHistory(RuleBasedStateMachine):
         super().__init__()
         self.group = ManualGroup()
         self.published = Published(self.group)
-        self.fanouts = [Fanout(self.published.log, self.group), Fanout(self.published.log, self.group)]
+        # The second one looks at the clock after each viewer, so that anything may happen in the middle of its rounds.
+        self.fanouts = [
+            Fanout(self.published.log, self.group, adaptive=False),
+            Fanout(self.published.log, self.group, squad_size=2, turn_s=0),
+        ]
         self.viewers = []
         self.own = Counter()
         self.offered = {}
@@ -88,6 +112,8 @@ class FanoutHistory(RuleBasedStateMachine):
 
     def new_viewer(self, policy, limit, settings=TIMELESS):
         viewer = Viewer(self.group, policy=policy, limits=limit, settings=settings)
+        viewer.kernel = 0
+        viewer.host.unacknowledged = lambda: viewer.kernel
         self.viewers.append(viewer)
         self.offered[viewer] = Counter()
         return viewer
@@ -96,10 +122,14 @@ class FanoutHistory(RuleBasedStateMachine):
         viewer.follow(self.fanouts[len(self.viewers) % 2])
         self.offered[viewer].update(self.published.classes[viewer.joined :])
 
-    @initialize(policies=st.lists(st.sampled_from(POLICIES), min_size=1, max_size=3), limit=limits())
-    def start(self, policies, limit):
+    @initialize(
+        policies=st.lists(st.sampled_from(POLICIES), min_size=1, max_size=3),
+        limit=limits(),
+        settings=st.sampled_from(STEERED),
+    )
+    def start(self, policies, limit, settings):
         for policy in policies:
-            self.follow(self.new_viewer(policy, limit))
+            self.follow(self.new_viewer(policy, limit, settings))
 
     slow = st.integers(1, 6)
 
@@ -190,9 +220,20 @@ class FanoutHistory(RuleBasedStateMachine):
         viewer.sender.unfollow()
 
     @precondition(lambda self: len(self.viewers) < 6)
-    @rule(policy=st.sampled_from(POLICIES), limit=limits())
-    def join(self, policy, limit):
-        self.follow(self.new_viewer(policy, limit))
+    @rule(policy=st.sampled_from(POLICIES), limit=limits(), settings=st.sampled_from(STEERED))
+    def join(self, policy, limit, settings):
+        self.follow(self.new_viewer(policy, limit, settings))
+
+    @rule(index=slow, kernel=st.sampled_from([0, 10, 1000, 100_000]), foreign=st.booleans())
+    def sample(self, index, kernel, foreign):
+        viewer = self.pick(index)
+        viewer.kernel = min(kernel, viewer.sender.statistics().bytes_sent)
+        self.call(viewer, lambda sender: sender.sample_delay(), foreign)
+
+    @rule(index=slow, share=st.sampled_from([0.2, 0.9, 1.0]))
+    def acknowledge(self, index, share):
+        sender = self.pick(index).sender
+        sender.peer_acknowledged(int(sender.statistics().bytes_sent * share))
 
     @rule(index=slow)
     def close_after_flush(self, index):
@@ -226,20 +267,23 @@ class FanoutHistory(RuleBasedStateMachine):
     def teardown(self):
         for viewer in self.viewers:
             viewer.peer.most = None
+            viewer.kernel = 0
             viewer.drain()
-        self.group.run(1.0)
+        self.group.run(10.0)
         for viewer in self.viewers:
             statistics = viewer.sender.statistics()
             check_accounts(viewer)
             assert statistics.queued.total_messages == 0
             if statistics.close_reason is None:
                 assert viewer.sender.state is SendState.READY, viewer.sender.why()
+                assert statistics.step is LadderStep.FULL, viewer.sender.why()
             else:
                 assert statistics.close_reason in {
                     CloseReason.HARD_LIMIT,
                     CloseReason.FINISHED,
                     CloseReason.STUCK,
                     CloseReason.LIMIT_HIT,
+                    CloseReason.LADDER,
                 }
                 hard = statistics.close_reason is CloseReason.HARD_LIMIT
                 assert not hard or statistics.state is SendState.HARD_LIMIT
@@ -277,9 +321,11 @@ class OwnQueueHistory(RuleBasedStateMachine):
         self.newest_header = {}
         self.headers_at = {}  # newest header per track when a key frame was offered
 
-    @initialize(policy=st.sampled_from(POLICIES), limit=limits(), deferred=st.booleans())
-    def start(self, policy, limit, deferred):
-        self.viewer = Viewer(self.group, policy=policy, limits=limit, settings=TIMELESS, deferred=deferred)
+    @initialize(
+        policy=st.sampled_from(POLICIES), limit=limits(), deferred=st.booleans(), settings=st.sampled_from(STEERED)
+    )
+    def start(self, policy, limit, deferred, settings):
+        self.viewer = Viewer(self.group, policy=policy, limits=limit, settings=settings, deferred=deferred)
         self.sender = self.viewer.sender
 
     @rule(message_class=media, size=sizes, track=st.integers(0, 1))

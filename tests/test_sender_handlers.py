@@ -41,10 +41,15 @@ CALLS = {
     "flush": lambda sender, _: sender.flush(),
     "writable": lambda sender, _: sender.writable(),
     "tick": lambda sender, _: sender.tick(),
+    "sample_delay": lambda sender, _: sender.sample_delay(),
+    "peer_acknowledged": lambda sender, _: sender.peer_acknowledged(1),
+    "forecast": lambda sender, _: sender.forecast(),
+    "glance": lambda sender, _: sender.glance(),
+    "relieve": lambda sender, _: sender.relieve("memory"),
     "close_after_flush": lambda sender, _: sender.close_after_flush(),
     "close": lambda sender, _: sender.close(CloseReason.KICKED),
 }
-FOR_THE_FANOUT = {"log_grew", "ready_for_cohort", "enter_cohort", "leave_cohort", "broken"}
+FOR_THE_FANOUT = {"log_grew", "ready_for_cohort", "enter_cohort", "leave_cohort", "move_in_cohort", "broken"}
 
 
 def test_reentry_calls_are_all_public_methods():

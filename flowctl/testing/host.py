@@ -21,6 +21,9 @@ class ManualGroup:
 
     Args:
         clock: the time.
+
+    Attributes:
+        busy: how busy the thread claims to be, 0 to 1.
     """
 
     def __init__(self, clock: ManualClock | None = None) -> None:
@@ -28,6 +31,7 @@ class ManualGroup:
         self._calls: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._numbers = itertools.count()
         self.bytes_out = 0
+        self.busy = 0.0
 
     def now(self) -> float:
         """Return the time in seconds."""
@@ -44,6 +48,14 @@ class ManualGroup:
     def call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
         """Have `run` call once the time has come."""
         heapq.heappush(self._calls, (self.clock() + delay_s, next(self._numbers), callback, args))
+
+    def thread_time(self) -> float:
+        """Return the time: nobody else uses the processor."""
+        return self.clock()
+
+    def busy_fraction(self) -> float:
+        """Return `busy`."""
+        return self.busy
 
     def run(self, seconds: float = 0.0) -> None:
         """Advance the time, stopping at each call that is due on the way.
@@ -74,6 +86,7 @@ class ManualHost:
         failures: every (where, exception) of the application's handlers.
         ledger_notes: how often the ledger grew.
         foreign: pretend that calls come from another thread.
+        unacknowledged: tells what the kernel has taken and the peer has not acknowledged. None: nothing is.
     """
 
     def __init__(self, group: ManualGroup | None = None) -> None:
@@ -84,6 +97,7 @@ class ManualHost:
         self.failures: list[tuple[str, Exception]] = []
         self.ledger_notes = 0
         self.foreign = False
+        self.unacknowledged: Callable[[], int] | None = None
         self._flush_requested = False
         self._due = inf  # the earliest time for which a tick is on its way
 
@@ -98,6 +112,10 @@ class ManualHost:
     def wrote(self, size_bytes: int) -> None:
         """Count for the group."""
         self.group.bytes_out += size_bytes
+
+    def kernel_bytes(self) -> int:
+        """Return what `unacknowledged` says."""
+        return self.unacknowledged() if self.unacknowledged is not None else 0
 
     def request_flush(self) -> None:
         """Flush in the group's next run."""

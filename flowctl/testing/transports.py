@@ -85,6 +85,11 @@ class ThrottledPeer:
         self._buffered += data[:room]
         return min(room, len(data))
 
+    @property
+    def buffered_bytes(self) -> int:
+        """What was taken and not read yet."""
+        return len(self._buffered)
+
     def run(self) -> bool:
         """Let the link carry what it can in the time since the last call; return whether there is room."""
         now = self.clock()

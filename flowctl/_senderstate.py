@@ -1,0 +1,221 @@
+"""What a Sender holds, and what follows from it without changing anything but the ledger; under the lock.
+
+The rules are in `flowctl._sendercore`, the public methods in `flowctl.sender`. Every method whose name ends in
+``_locked`` needs the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, cast
+
+from flowctl._locks import OwnedLock
+from flowctl.counts import Counts
+from flowctl.errors import ReentryError
+from flowctl.flow import FlowCore, Load, SendState
+from flowctl.ledger import Ledger, LedgerEntry, LedgerKind, describe_drops, difference
+from flowctl.limits import NO_LIMITS, Limits
+from flowctl.outbox import Outbox
+from flowctl.policy import DropPolicy, KeepAll, refused_mask
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.sender_types import AgeSource, CohortLike, Frontend, SenderHost, SenderSettings, Transport
+from flowctl.trouble import Trouble
+
+if TYPE_CHECKING:
+    from flowctl.sender import Sender
+
+_DEFAULT_SETTINGS: Final = SenderSettings()
+_KEEP_ALL: Final = KeepAll()
+
+
+class SenderState:
+    """State of a Sender and the reading of it. Arguments as of `flowctl.sender.Sender`."""
+
+    __slots__ = (
+        "_blocked",
+        "_close_deadline",
+        "_close_details",
+        "_close_reason",
+        "_closing",
+        "_cohort",
+        "_core",
+        "_episode",
+        "_frontend",
+        "_held",
+        "_host",
+        "_joined_check",
+        "_lagging",
+        "_ledger",
+        "_lock",
+        "_longest_stall_s",
+        "_mask",
+        "_member",
+        "_notifying",
+        "_outbox",
+        "_pending",
+        "_policy",
+        "_progress_at",
+        "_sends_after_close",
+        "_settings",
+        "_transport",
+        "_trouble",
+        "deferred",
+        "slot",
+    )
+
+    def __init__(
+        self,
+        host: SenderHost,
+        transport: Transport,
+        *,
+        limits: Limits = NO_LIMITS,
+        policy: DropPolicy | None = None,
+        frontend: Frontend | None = None,
+        settings: SenderSettings | None = None,
+        deferred: bool = True,
+    ) -> None:
+        now = host.now()
+        self._lock = OwnedLock()
+        self._host = host
+        self._transport = transport
+        self._frontend = frontend
+        self._settings = settings or _DEFAULT_SETTINGS
+        self.deferred = deferred
+        self.slot = -1  # index among the members of a cohort; owned by the fan-out
+        self._core = FlowCore(limits, now)  # guarded by _lock
+        self._policy = policy or _KEEP_ALL  # guarded by _lock
+        self._mask = 0  # classes refused in the present state; guarded by _lock
+        self._held = False  # all but control and headers are: the hard limit is held; guarded by _lock
+        self._outbox = Outbox()  # guarded by _lock
+        self._cohort: CohortLike | None = None  # the fan-out of the followed log; guarded by _lock
+        self._member = False  # the cohort writes the log for us; guarded by _lock
+        self._pending: list[Callable[[float], None]] | None = None  # for the owning thread; guarded by _lock
+        self._blocked = False  # the last write met EAGAIN and the kernel has not called back; guarded by _lock
+        self._lagging = False  # the last write left something; guarded by _lock
+        # When the kernel last took something, or began to refuse; when the Sender ended, once it has.
+        self._progress_at = now  # guarded by _lock
+        self._longest_stall_s = 0.0  # guarded by _lock
+        self._joined_check: tuple[float, int] | None = None  # (time, load) of a joiner's last check; guarded by _lock
+        self._closing = False  # no more sends are taken; guarded by _lock
+        self._close_reason: CloseReason | None = None  # set once, when the Sender is over; guarded by _lock
+        self._close_details = ""  # guarded by _lock
+        self._close_deadline: float | None = None  # guarded by _lock
+        self._sends_after_close = 0  # guarded by _lock
+        self._notifying = False  # a handler is running; guarded by _lock
+        self._ledger: Ledger | None = None  # guarded by _lock
+        # The open episode of drops: since when, what was dropped before it, and the delay removed before it.
+        self._episode: tuple[float, dict[DropReason, Counts], float] | None = None  # guarded by _lock
+        self._trouble: Trouble | None = None  # what is known of a slow peer; guarded by _lock
+        if policy is not None:
+            self._mask = self._refused_locked(SendState.READY)
+
+    # -- what to do where
+
+    @property
+    def _sender(self) -> Sender:
+        return cast("Sender", self)  # the class is split for its length only: it has one subclass
+
+    def _refuse_reentry(self, method: str) -> None:
+        if self._notifying and self._lock.owned():
+            raise ReentryError(
+                f"Sender.{method}() was called from send_state_changed()",
+                hint="schedule it on the connection's registration instead",
+            )
+
+    def _foreign_locked(self) -> bool:
+        """Whether this thread must leave edges to the owning one."""
+        return self._cohort is not None and not self._host.in_thread()
+
+    def _now_locked(self) -> float:
+        """Return the time for those who look; it stands still when the Sender has ended."""
+        return self._host.now() if self._close_reason is None else self._progress_at
+
+    def _stalled_s_locked(self, now: float) -> float:
+        """Return for how long the kernel has taken nothing while something is queued."""
+        return now - self._stalled_since_locked(now) if self._core.would_block else 0.0
+
+    def _load_locked(self, now: float) -> Load:
+        """Return all that is queued."""
+        return self._outbox.load(now, self._core.limits.overhead_bytes)
+
+    def _counted_locked(self, now: float, limits: Limits | None = None) -> Load:
+        """Return the load that counts against the limits; None: those in force.
+
+        What was published since the last flush has not been offered to the kernel yet: it is no sign of a slow peer
+        and does not count, or a burst would cost a viewer frames that its link has room for. What a flush has left
+        behind does, with all that follows, until everything is taken. What joining gave does not.
+        """
+        overhead = (limits or self._core.limits).overhead_bytes
+        load = self._outbox.load(now, overhead, log=self._lagging and not self._member, given=False)
+        trouble = self._trouble
+        if trouble is None or self._settings.age_from is AgeSource.QUEUE or trouble.age_ms <= load.age_ms:
+            return load
+        return load if self._joining_locked() else Load(load.size_bytes, load.messages, trouble.age_ms)
+
+    def _bytes_sent_locked(self) -> int:
+        """Return the wire bytes that the kernel has taken, those that the cohort wrote for us included."""
+        cursor = self._outbox.cursor
+        return self._outbox.bytes_sent + (cursor.entry.offset if self._member and cursor is not None else 0)
+
+    def _oldest_locked(self, now: float) -> float:
+        """Return since when the oldest message that is not in flight waits; `now` where none does."""
+        cursor, since = self._outbox.cursor, self._outbox.backlog.oldest_at
+        oldest = cursor.oldest_at() if cursor is not None else None
+        return min(now if oldest is None else oldest, now if since is None else since)
+
+    def _joining_locked(self) -> bool:
+        cursor = self._outbox.cursor
+        return cursor is not None and not self._member and cursor.joining_to is not None
+
+    def _progress_locked(self, now: float) -> None:
+        if self._core.would_block:
+            self._longest_stall_s = max(self._longest_stall_s, now - self._progress_at)
+        self._progress_at = now
+
+    def _stalled_since_locked(self, now: float) -> float:
+        """Return since when the kernel has taken nothing while something was queued, in seconds; `now` for not at all.
+
+        No longer than the oldest queued message has waited: before that there was nothing to take.
+        """
+        load = self._load_locked(now)
+        return max(self._progress_at, now - load.age_ms / 1000) if load.messages else now
+
+    # -- the policy is the application's code, so it is contained like a handler, and like one it may not call back
+
+    def _refused_locked(self, state: SendState) -> int:
+        """Ask the policy which classes it refuses in `state`."""
+        self._notifying = True
+        try:
+            return refused_mask(self._policy, state)
+        except Exception as error:  # noqa: BLE001 - as for handlers; a policy that fails refuses nothing
+            self._host.handler_failed("decide", error)
+            return 0
+        finally:
+            self._notifying = False
+
+    # -- the ledger and episodes of drops
+
+    def _note_locked(self, entry: LedgerEntry) -> None:
+        if self._ledger is None:
+            self._ledger = Ledger()
+        self._ledger.add(entry)
+        self._host.ledger_grew()
+
+    def _open_episode_locked(self, now: float) -> None:
+        if self._episode is None:
+            self._episode = (now, self._outbox.dropped(), self._trouble.delay_removed_ms if self._trouble else 0.0)
+
+    def _close_episode_locked(self, now: float, *, force: bool = False) -> None:
+        """End the episode of drops once everything is accepted again; one entry of the ledger for all of it."""
+        episode = self._episode
+        if episode is None or ((self._mask or self._outbox.waiting_for_key) and not force):
+            return
+        self._episode = None
+        lost = difference(self._outbox.dropped(), episode[1])
+        if lost:
+            removed_ms = self._trouble.delay_removed_ms - episode[2] if self._trouble is not None else 0.0
+            why = describe_drops(lost) + (f"; {removed_ms / 1000:.1f} s of delay removed" if removed_ms else "")
+            entry = LedgerEntry(
+                LedgerKind.DROPS, now, why, dropped=lost, duration_s=now - episode[0], delay_removed_ms=removed_ms
+            )
+            self._note_locked(entry)

@@ -1,0 +1,286 @@
+"""What a Sender does about a slow peer beyond its states: samples, ladder, return to live, forecast, under the lock.
+
+A *sample* (delay and drain rate) is taken about twice a second of a peer that was refused something by the kernel, on
+its own timer, and of healthy ones by whoever sweeps over them (`Sender.sample_delay`). Each sample is a reading for
+the ladder, whose moves become refusals of the cursor. A peer that stalled is brought back to live when the kernel
+takes something again. See `flowctl.ladder`, `flowctl.drain` and `flowctl.forecast` for the rules.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypedDict
+
+from flowctl._sendercore import SenderCore
+from flowctl.flow import CLASS_COUNT, SendState, StateChange
+from flowctl.forecast import Forecast, time_to_hard
+from flowctl.ladder import Ladder, LadderStep, Reading, step_rates
+from flowctl.ledger import LedgerEntry, LedgerKind
+from flowctl.policy import Thin
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.sender_types import AgeSource, Glance
+from flowctl.trouble import HEALTHY_MS, Trouble
+
+_REFUSAL_S: Final = 0.1
+"""Least time between two samples of the drain rate: several flush intervals."""
+
+
+class SteeringFigures(TypedDict, total=False):
+    """What `SenderStatistics` has of a peer in trouble; the defaults there are right for every other."""
+
+    step: LadderStep
+    step_since: float
+    step_changes: int
+    time_in_steps_s: tuple[float, float, float, float]
+    delay_ms: float
+    drain_bytes_per_s: float | None
+    forecast: Forecast | None
+    returns: int
+    delay_removed_ms: float
+
+
+class Steering(SenderCore):
+    """The part of a Sender that measures and steers; see the module."""
+
+    __slots__ = ()
+
+    # -- samples
+
+    def _open_locked(self) -> bool:
+        return self._close_reason is None
+
+    def _sample_due_locked(self, now: float) -> bool:
+        trouble = self._trouble
+        return trouble is not None and now - trouble.sampled_at >= self._settings.sample_s - 0.001
+
+    def _sample_blocked_locked(self, now: float) -> None:
+        """Take a sample if it is due; the rate is measured best from one refusal to the next, so that more often."""
+        trouble = self._trouble
+        if trouble is None:
+            return
+        if self._sample_due_locked(now):
+            self._sample_locked(now)
+        elif self._settings.ladder is not None and now - trouble.drain.sampled_at >= _REFUSAL_S:
+            kernel_bytes = self._host.kernel_bytes()
+            acknowledged = self._bytes_sent_locked() - kernel_bytes
+            trouble.drain.sample(now, acknowledged, kernel_bytes, full=not trouble.drained)
+
+    def _sample_locked(self, now: float, kernel_bytes: int | None = None) -> None:
+        """Take a sample of a peer in trouble and do what follows from it."""
+        trouble = self._trouble
+        if trouble is None or self._close_reason is not None:
+            return
+        self._measure_locked(trouble, now, self._host.kernel_bytes() if kernel_bytes is None else kernel_bytes)
+        if not self._foreign_locked():  # what follows happens on the owning thread
+            self._act_on_sample_locked(trouble, now)
+        if (
+            self._core.state is SendState.READY
+            and trouble.blank
+            and trouble.delay_ms < HEALTHY_MS
+            and not (self._aged_by_delay and trouble.delay.told)
+        ):
+            self._trouble = None
+
+    def _act_on_sample_locked(self, trouble: Trouble, now: float) -> None:
+        settings = self._settings
+        behind_ms, limit_ms = max(trouble.age_ms, self._age_ms_locked(now)), settings.return_delay_s * 1000
+        if limit_ms and behind_ms >= limit_ms and self._core.would_block and not trouble.drain.stalled(now):
+            self._return_locked(now, f"{behind_ms / 1000:.1f} s behind")
+        if trouble.ladder is not None and not (self._closing or self._joining_locked()):
+            moved = self._read_ladder_locked(trouble, trouble.ladder, now)
+            if moved and self._open_locked():
+                self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
+
+    def _measure_locked(self, trouble: Trouble, now: float, kernel_bytes: int) -> None:
+        load = self._load_locked(now)
+        queued_bytes = load.size_bytes - load.messages * self._core.limits.overhead_bytes
+        trouble.sample(now, queued_bytes, self._bytes_sent_locked(), kernel_bytes, full=self._core.would_block)
+
+    def _sample_healthy_locked(self, now: float, kernel_bytes: int) -> float:
+        """Return the delay of a peer that is in no trouble, in ms; begin to measure it where that is worth it."""
+        cursor = self._outbox.cursor
+        rate = cursor.log.rates.bytes_per_s if cursor is not None and self._member else 0.0
+        # A member takes at least what is published, so this is the most that it can be behind.
+        if not kernel_bytes or (rate and kernel_bytes * 1000 < HEALTHY_MS * rate):
+            return kernel_bytes * 1000 / rate if kernel_bytes else 0.0
+        trouble = self._trouble = Trouble(self._settings.ladder, now)
+        self._measure_locked(trouble, now, kernel_bytes)
+        return trouble.delay_ms
+
+    @property
+    def _aged_by_delay(self) -> bool:
+        return self._settings.age_from is AgeSource.DELAY
+
+    def _age_ms_locked(self, now: float) -> float:
+        return max(now - self._oldest_locked(now), 0.0) * 1000
+
+    # -- the ladder
+
+    def _steer_locked(self, change: StateChange, now: float) -> bool:
+        """Show an edge to the ladder; return whether the queue is another after it."""
+        trouble = self._trouble
+        if trouble is None or trouble.ladder is None or self._closing or change.new is not SendState.SOFT_LIMIT:
+            return False
+        trouble.soft = True
+        return self._read_ladder_locked(trouble, trouble.ladder, now)
+
+    def _read_ladder_locked(self, trouble: Trouble, ladder: Ladder, now: float) -> bool:
+        core, drain = self._core, trouble.drain
+        reading = Reading(
+            refused=core.would_block or trouble.refused,
+            above_low=not core.low_reached(self._counted_locked(now)),
+            soft=trouble.soft or core.state >= SendState.SOFT_LIMIT,
+            drained=trouble.drained,
+            stalled=drain.stalled(now),
+            rate=drain.rate,
+            rate_at=drain.measured_at,
+            needed=self._needed_locked(now),
+            delay_ms=trouble.age_ms,
+        )
+        trouble.soft = trouble.drained = trouble.refused = False
+        move = ladder.read(now, reading)
+        if move is None:
+            return False
+        self._note_locked(LedgerEntry(LedgerKind.STEP, now, move.why, move=move))
+        if move.new is LadderStep.CLOSE:
+            self._fail_locked(CloseReason.LADDER, move.why)
+            return False
+        self._apply_mask_locked(now)
+        if move.new < move.old:
+            return False
+        cursor = self._outbox.cursor
+        if cursor is not None:
+            cursor.refuse_queued(DropReason.STEPPED_DOWN, now)
+        if not core.low_reached(self._counted_locked(now)):
+            self._thin_locked(Thin.TO_KEY_FRAME, now, DropReason.STEPPED_DOWN)
+        return True
+
+    def _needed_locked(self, now: float) -> tuple[float, ...]:
+        """Return what the steps of the ladder need, in bytes per second; empty where no log tells."""
+        per_second = self._stream_rates_locked(now)
+        if per_second is None:
+            return ()
+        wanted = ~self._refused_locked(SendState.READY)  # a viewer may have muted a track
+        return step_rates([rate if wanted >> item & 1 else 0.0 for item, rate in enumerate(per_second[1])])
+
+    def _stream_rates_locked(self, now: float) -> tuple[list[float], list[float]] | None:
+        cursor = self._outbox.cursor
+        if cursor is None:
+            return None
+        tail = cursor.log.tail
+        return cursor.log.rates.per_second(now, tail.counts, tail.sizes)
+
+    # -- return to live
+
+    def _return_after_stall_locked(self, now: float) -> None:
+        """Skip what became old while the kernel took nothing, if that was for long; it takes something again."""
+        stalled_s = self._stalled_s_locked(now)
+        if 0 < self._settings.return_after_s <= stalled_s and self._close_reason is None:
+            self._return_locked(now, f"the kernel had taken nothing for {stalled_s:.1f} s")
+
+    def _return_locked(self, now: float, cause: str) -> None:
+        """Go to the newest key frame of the followed log, if there is one ahead, and say what that brought."""
+        trouble, cursor = self._trouble, self._outbox.cursor
+        if trouble is None or cursor is None or self._member or self._closing:
+            return
+        before = self._oldest_locked(now)
+        self._open_episode_locked(now)
+        if not self._outbox.skip_to_live(self._core.limits, now):
+            return
+        removed_ms = max(self._oldest_locked(now) - before, 0.0) * 1000
+        trouble.returns += 1
+        trouble.delay_removed_ms += removed_ms
+        why = f"returned to live: {removed_ms / 1000:.1f} s of delay removed; {cause}"
+        self._note_locked(LedgerEntry(LedgerKind.RETURN, now, why, delay_removed_ms=removed_ms))
+        self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
+
+    def _relieve_locked(self, now: float, cause: str) -> None:
+        """Skip to the newest key frame of the followed log; where that frees nothing, drop what may be dropped."""
+        self._lock.assert_owned()
+        cursor = self._outbox.cursor
+        if cursor is None or self._member or self._closing:
+            return
+        before = cursor.entry
+        if self._trouble is None:
+            self._trouble = Trouble(self._settings.ladder, now)
+        self._return_locked(now, cause)
+        if self._close_reason is None and cursor.entry is before:
+            self._thin_request_locked(Thin.DROPPABLE, now)
+
+    # -- the forecast
+
+    def _forecast_locked(self, now: float) -> Forecast | None:
+        """Return when the hard limit will be reached if all goes on as now; None: never, or nothing is known."""
+        trouble, core = self._trouble, self._core
+        if trouble is None or not core.would_block or not self._open_locked():
+            return None
+        drain = 0.0 if trouble.drain.stalled(now) else trouble.drain.rate
+        if drain is None:
+            return None
+        load = self._counted_locked(now)
+        per_second = self._stream_rates_locked(now)
+        if per_second is not None:
+            kept = [item for item in range(CLASS_COUNT) if not self._mask >> item & 1]
+            messages_per_s = sum(per_second[0][item] for item in kept)
+            bytes_per_s = sum(per_second[1][item] for item in kept)
+        else:
+            bytes_per_s = trouble.fill_bytes_per_s
+            messages_per_s = bytes_per_s * load.messages / load.size_bytes if load.size_bytes else 0.0
+        return time_to_hard(
+            load,
+            core.limits,
+            fill_bytes_per_s=bytes_per_s,
+            fill_messages_per_s=messages_per_s,
+            drain_bytes_per_s=drain,
+        )
+
+    def _remarks_locked(self, now: float) -> list[str]:
+        """Return what the ladder, the samples and the forecast have to say, for `why`."""
+        trouble = self._trouble
+        if trouble is None:
+            return []
+        remarks = []
+        ladder = trouble.ladder
+        if ladder is not None and ladder.step is not LadderStep.FULL:
+            remarks.append(f"on step {ladder.step.name} of the ladder for {now - ladder.since:.0f} s")
+        if trouble.delay_ms >= HEALTHY_MS:
+            remarks.append(f"the viewer is {trouble.delay_ms / 1000:.1f} s behind")
+        forecast = self._forecast_locked(now)
+        if forecast is not None:
+            remarks.append(f"the hard limit ({forecast.axis.value}) is {forecast.seconds:.0f} s away")
+        return remarks
+
+    def _glance_locked(self) -> Glance:
+        trouble, cursor = self._trouble, self._outbox.cursor
+        own_bytes, own_messages = self._outbox.own
+        return Glance(
+            state=self._core.state,
+            step=LadderStep.FULL if trouble is None or trouble.ladder is None else trouble.ladder.step,
+            entry=None if cursor is None else cursor.entry,
+            own_bytes=own_bytes,
+            own_messages=own_messages,
+            bytes_sent=self._bytes_sent_locked(),
+            transitions=self._core.transitions,
+            delay_ms=0.0 if trouble is None else trouble.delay_ms,
+            lagging=self._lagging and not self._member,
+            joining=self._joining_locked(),
+        )
+
+    def _figures_locked(self, now: float) -> SteeringFigures:
+        """Return what statistics say about all this."""
+        trouble = self._trouble
+        if trouble is None:
+            return {}
+        ladder = trouble.ladder
+        figures: SteeringFigures = {
+            "delay_ms": trouble.delay_ms,
+            "drain_bytes_per_s": trouble.drain.rate,
+            "forecast": self._forecast_locked(now),
+            "returns": trouble.returns,
+            "delay_removed_ms": trouble.delay_removed_ms,
+        }
+        if ladder is not None:
+            figures["step"] = ladder.step
+            figures["step_since"] = ladder.since if ladder.changes else 0.0
+            figures["step_changes"] = ladder.changes
+            figures["time_in_steps_s"] = ladder.time_in_steps(now)
+        return figures

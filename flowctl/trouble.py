@@ -1,0 +1,102 @@
+"""What a Sender keeps about a peer that does not keep up; made at its first EAGAIN, so that healthy peers cost nothing.
+
+The two meters are fed with one sample at a time, about twice a second. What the samples lead to (a step of the
+ladder, a return to live, a higher age) is decided in `flowctl._steering`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flowctl.drain import DelayMeter, DrainMeter
+from flowctl.ladder import Ladder, LadderSettings
+
+HEALTHY_MS: Final = 500.0
+"""A peer that is less than this behind is not measured any further unless something else is wrong."""
+_SMOOTHING: Final = 0.3
+"""Weight of the newest fill rate."""
+
+
+class Trouble:
+    """Meters, ladder and counts of one peer. Not thread-safe: its Sender's lock guards it.
+
+    Args:
+        ladder: times of the ladder. None: none is kept.
+        now: time in seconds.
+
+    Attributes:
+        delay: how far behind the peer is.
+        drain: what it takes.
+        ladder: where it stands.
+        delay_ms: the delay at the last sample.
+        drained: everything was taken at some moment since the last sample.
+        refused: the kernel refused something since the last reading of the ladder.
+        soft: the soft limit was entered since the last reading of the ladder.
+        returns: times old media were skipped.
+        delay_removed_ms: what skipping and thinning took off the age of the queue.
+        sampled_at: time of the last sample in seconds.
+        fill_bytes_per_s: what is added to the queue and kept, for a peer that follows no log.
+    """
+
+    __slots__ = (
+        "_before_ms",
+        "_kept_bytes",
+        "delay",
+        "delay_ms",
+        "delay_removed_ms",
+        "drain",
+        "drained",
+        "fill_bytes_per_s",
+        "ladder",
+        "refused",
+        "returns",
+        "sampled_at",
+        "soft",
+    )
+
+    def __init__(self, ladder: LadderSettings | None, now: float) -> None:
+        self.delay = DelayMeter()
+        self.drain = DrainMeter()
+        self.ladder = None if ladder is None else Ladder(ladder, now)
+        self.delay_ms = 0.0
+        self.drained = False
+        self.refused = False
+        self.soft = False
+        self.returns = 0
+        self.delay_removed_ms = 0.0
+        self.sampled_at = float("-inf")
+        self.fill_bytes_per_s = 0.0
+        self._before_ms = 0.0  # the delay at the sample before
+        self._kept_bytes = 0  # what was written or is queued, at the last sample
+
+    def sample(self, now: float, queued_bytes: int, written_bytes: int, kernel_bytes: int, *, full: bool) -> None:
+        """Take one sample; arguments as of the meters."""
+        kept, seconds = queued_bytes + written_bytes, now - self.sampled_at
+        if kept >= self._kept_bytes and seconds > 0:  # else something was thrown away
+            self.fill_bytes_per_s += _SMOOTHING * ((kept - self._kept_bytes) / seconds - self.fill_bytes_per_s)
+        self._kept_bytes = kept
+        self._before_ms = self.delay_ms
+        self.delay_ms = self.delay.sample(now, queued_bytes, written_bytes, kernel_bytes)
+        self.drain.sample(now, written_bytes - kernel_bytes, kernel_bytes, full=full and not self.drained)
+        self.sampled_at = now
+
+    @property
+    def age_ms(self) -> float:
+        """The delay as an age: the smaller of the last two samples, so that one big frame under way is no trouble."""
+        return min(self.delay_ms, self._before_ms)
+
+    @property
+    def mask(self) -> int:
+        """Classes that the ladder's step refuses."""
+        return 0 if self.ladder is None else self.ladder.mask
+
+    @property
+    def watching(self) -> bool:
+        """Whether the ladder wants to be read again although nothing happens."""
+        return self.ladder is not None and not self.ladder.idle
+
+    @property
+    def blank(self) -> bool:
+        """Whether nothing would be lost by forgetting all this."""
+        moved = self.ladder is not None and self.ladder.changes
+        return not (self.returns or self.delay_removed_ms or moved or self.watching)

@@ -1,0 +1,164 @@
+"""The cursor of a viewer on a step of the ladder, and its way back to live."""
+
+from __future__ import annotations
+
+import pytest
+from cursor_kit import ROOMY, Follower
+from flow_kit import AUDIO, DISPOSABLE, INTER, KEY
+
+from flowctl.limits import OFF_MARK
+from flowctl.policy import Room
+from flowctl.reasons import DropReason
+
+NO_DISPOSABLE = 1 << DISPOSABLE
+KEY_FRAMES = NO_DISPOSABLE | 1 << INTER
+SOUND = KEY_FRAMES | 1 << KEY
+STEPPED = DropReason.STEPPED_DOWN
+
+
+def room(messages):
+    return Room(OFF_MARK, messages, -float(OFF_MARK), 0)
+
+
+def step(follower, mask):
+    """Put a step in force, also for what is queued."""
+    follower.cursor.refuse(mask, STEPPED, follower.now)
+    follower.cursor.refuse_queued(STEPPED, follower.now)
+
+
+@pytest.mark.parametrize(
+    ("mask", "queued", "later"),
+    [(NO_DISPOSABLE, "IAKAI", "IKA"), (KEY_FRAMES, "ArrKA", "KA"), (SOUND, "AA", "A")],
+    ids=["no disposable", "key frames", "sound"],
+)
+def test_step_when_taken_refuses_what_is_queued_too(mask, queued, later):
+    """A step down holds from the cursor on; key frames that follow a loss have their headers."""
+    follower = Follower("K")
+    follower.publish("IDAKADI")
+    step(follower, mask)
+    assert follower.take() == queued
+    follower.publish("DIKA")
+    assert follower.take().replace("r", "") == later
+    assert follower.dropped(STEPPED) == {NO_DISPOSABLE: "DDD", KEY_FRAMES: "IIIDDD", SOUND: "KKIIIDDD"}[mask]
+    assert follower.dropped() == follower.dropped(STEPPED), "all of it for the step"
+
+
+def test_step_when_left_goes_on_at_the_next_key_frame():
+    """After key frames alone, and after sound alone, everything comes again from a key frame with headers on."""
+    for mask in (KEY_FRAMES, SOUND):
+        follower = Follower("K")
+        follower.publish("IA")
+        step(follower, mask)
+        follower.take()
+        follower.publish("IA")
+        follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
+        follower.publish("IA")
+        assert follower.take() == "AA"
+        follower.publish("KID")
+        assert follower.take() == "rrKID"
+        assert follower.cursor.plain
+
+
+def test_step_when_nothing_of_a_group_was_lost_goes_on_without_a_key_frame():
+    """A viewer that loses disposable frames alone never waits."""
+    follower = Follower("K")
+    follower.publish("DI")
+    step(follower, NO_DISPOSABLE)
+    follower.publish("DI")
+    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
+    follower.publish("DI")
+    assert follower.take() == "IIDI"
+
+
+def test_thinning_when_only_sound_is_wanted_keeps_the_newest_sound_without_headers():
+    """On the step of sound alone, thinning drops the oldest and brings no key frame, nor its headers."""
+    follower = Follower("K")
+    follower.publish("IAAKIA")
+    step(follower, SOUND)
+    follower.cursor.thin_to_key_frame(room(1), follower.now)
+    assert follower.take() == "A"
+    assert follower.numbers == [6]
+
+
+def test_thinning_when_frames_go_with_the_sound_waits_for_a_key_frame_afterwards():
+    """Frames that were queued before sound alone was wanted, and were thinned with it, are a loss like any other."""
+    follower = Follower("K")
+    follower.publish("IIA")
+    follower.cursor.refuse(SOUND, DropReason.REFUSED, follower.now)
+    follower.cursor.thin_to_key_frame(room(0), follower.now)
+    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
+    follower.publish("IA")
+    assert follower.take() == ""
+    follower.publish("KI")
+    assert follower.take() == "rrKI"
+
+
+def test_skip_when_nothing_newer_is_wanted_leaves_what_was_accepted_before():
+    """A viewer that is held keeps its queue, with all frames in it, and is not brought to what it is refused."""
+    follower = Follower("K")
+    follower.publish("IAKI")
+    follower.cursor.refuse(SOUND, DropReason.HELD, follower.now)
+    follower.publish("KIA")
+    assert not follower.cursor.skip_to_live(room(1), follower.now)
+    assert follower.take() == "IAKI" + "A"
+
+
+def test_skip_when_a_key_frame_is_ahead_goes_to_the_newest():
+    """Everything before the newest key frame goes, sound included, and its headers come first."""
+    follower = Follower("K")
+    follower.publish("IAKAIKAI")
+    assert follower.cursor.skip_to_live(ROOMY, follower.now)
+    assert follower.take() == "rrKAI"
+    assert follower.dropped(DropReason.RETURNED) == "KIIAA"
+
+
+@pytest.mark.parametrize("script", ["", "IA", "IDA"])
+def test_skip_when_no_key_frame_is_ahead_leaves_everything(script):
+    """There is nothing newer to begin with: what is queued stays."""
+    follower = Follower("K")
+    follower.publish(script)
+    assert not follower.cursor.skip_to_live(ROOMY, follower.now)
+    assert follower.take() == script
+    assert follower.dropped() == ""
+
+
+def test_skip_when_the_viewer_is_joining_ends_that():
+    """A joiner whose link stalled is brought to live like everybody, and is none any more."""
+    follower = Follower("KI")
+    follower.cursor.joining_to = follower.log.tail
+    follower.publish("AKI")
+    assert follower.cursor.skip_to_live(ROOMY, follower.now)
+    assert follower.cursor.joining_to is None
+    assert follower.take() == "rrKI"
+
+
+def test_skip_when_control_messages_lie_between_hands_them_over():
+    """Control messages of the part that is skipped come first; they are never dropped."""
+    follower = Follower("K")
+    follower.publish("ICACKI")
+    assert follower.cursor.skip_to_live(ROOMY, follower.now)
+    assert follower.take() == "CCrrKI"
+
+
+def test_skip_when_there_is_only_sound_keeps_what_fits():
+    """Without video the oldest goes until the rest fits; nothing to do where it does."""
+    follower = Follower("A")
+    follower.publish("AAAA")
+    assert not follower.cursor.skip_to_live(room(4), follower.now)
+    assert follower.cursor.skip_to_live(room(2), follower.now)
+    assert follower.take() == "AA"
+    assert follower.dropped(DropReason.RETURNED) == "A" * 2
+    assert follower.cursor.accounts()[0].of(AUDIO) == 4
+
+
+def test_drops_when_a_step_is_taken_during_a_wait_for_a_key_frame_are_the_steps():
+    """From then on it is the step that keeps frames back, and not the wait, which it outlasts."""
+    follower = Follower("K")
+    follower.publish("I")
+    follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
+    follower.publish("I")
+    follower.cursor.refuse(KEY_FRAMES, STEPPED, follower.now)
+    follower.publish("IIKII")
+    assert follower.take() == "rrK"
+    assert follower.dropped(DropReason.KEY_WAIT) == "I"
+    assert follower.dropped(STEPPED) == "I" * 4

@@ -1,0 +1,438 @@
+"""What a Sender does about a slow peer beyond its states: return to live, delay as age, samples, forecast."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from fanout_kit import TIMELESS, Stage
+from flow_kit import (
+    AUDIO,
+    CONTROL,
+    INTER,
+    KEY,
+    LOG,
+    OWN,
+    RESTART,
+    Peer,
+    Published,
+    Viewer,
+    check_accounts,
+    check_stream,
+    frame,
+)
+from ladder_kit import LIVE_LIMITS, Scene, Stream
+from sender_kit import READY, SOFT_LIMIT, Talker, by_messages
+
+from flowctl.errors import ConfigError
+from flowctl.fanout import Fanout
+from flowctl.ladder import LadderSettings
+from flowctl.ledger import LedgerKind
+from flowctl.limits import NO_LIMITS, Axis, AxisLimits, Limits
+from flowctl.policy import LivePolicy, Thin
+from flowctl.reasons import DropReason
+from flowctl.sender import Sender
+from flowctl.sender_types import AgeSource, SenderSettings
+from flowctl.streamlog import CacheLimits, Entry
+from flowctl.testing import ManualGroup
+from flowctl.trouble import Trouble
+
+RETURNING = SenderSettings(stuck_s=0, soft_too_long_s=0, return_after_s=2.0)
+BY_DELAY = SenderSettings(stuck_s=0, soft_too_long_s=0, age_from=AgeSource.DELAY)
+
+
+def staged(settings, limits=NO_LIMITS):
+    """Return a stage with one viewer that has taken the cache."""
+    stage = Stage()
+    viewer = stage.viewer(Peer(), limits=limits, settings=settings)
+    stage.viewers.append(viewer)
+    viewer.follow(stage.fanout)
+    stage.group.run(1.0)
+    assert stage.fanout.statistics().members == 1
+    return stage, viewer
+
+
+def entries(viewer, kind):
+    return [entry for entry in viewer.sender.ledger() if entry.kind is kind]
+
+
+# -- return to live
+
+
+def test_return_when_a_stall_ends_skips_to_the_newest_key_frame_and_says_what_it_removed():
+    """After a stall the viewer gets headers, the newest key frame and what follows; the delay removed is reported."""
+    stage, viewer = staged(RETURNING)
+    viewer.peer.room = 0
+    stage.publish("IA")
+    stage.group.run(3.0)
+    stage.publish("KAI")
+    stage.group.run(1.0)
+    stage.publish("KAI")
+    viewer.drain()
+    sent = [(origin, item, number) for origin, item, number, _ in viewer.frames[-5:]]
+    assert [(origin, number) for origin, _, number in sent] == [
+        (RESTART, 6),
+        (RESTART, 6),
+        (LOG, 6),
+        (LOG, 7),
+        (LOG, 8),
+    ]
+    statistics = viewer.sender.statistics()
+    assert statistics.returns == 1
+    assert statistics.delay_removed_ms == pytest.approx(4000)
+    assert statistics.dropped[DropReason.RETURNED].total_messages == 5
+    (entry,) = entries(viewer, LedgerKind.RETURN)
+    assert entry.delay_removed_ms == pytest.approx(4000)
+    assert entry.why == "returned to live: 4.0 s of delay removed; the kernel had taken nothing for 4.0 s"
+    (drops,) = entries(viewer, LedgerKind.DROPS)
+    assert drops.delay_removed_ms == pytest.approx(4000)
+    assert "4.0 s of delay removed" in drops.why
+    stage.publish("IA")
+    assert viewer.numbers()[-2:] == [9, 10]
+    stage.check()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "settings", "script"),
+    [(1.5, RETURNING, "KAI"), (4.0, TIMELESS, "KAI"), (4.0, RETURNING, "IAI")],
+    ids=["short stall", "off", "no key frame ahead"],
+)
+def test_return_when_there_is_no_reason_sends_everything(seconds, settings, script):
+    """A short stall, the setting off, or no newer key frame: the viewer gets all that it was promised."""
+    stage, viewer = staged(settings)
+    viewer.peer.room = 0
+    stage.publish("IA")
+    stage.group.run(seconds)
+    stage.publish(script)
+    viewer.drain()
+    assert viewer.numbers() == list(range(6))
+    assert viewer.sender.statistics().returns == 0
+    assert viewer.sender.statistics().dropped == {}
+
+
+def test_return_when_a_message_is_in_flight_finishes_it_first():
+    """A message whose first byte is out goes out whole, before the headers of the key frame."""
+    stage, viewer = staged(RETURNING)
+    viewer.peer.room = 5
+    stage.publish("IA")
+    stage.group.run(3.0)
+    stage.publish("KA")
+    viewer.drain()
+    assert [(origin, number) for origin, _, number, _ in viewer.frames[-5:]] == [
+        (LOG, 1),
+        (RESTART, 3),
+        (RESTART, 3),
+        (LOG, 3),
+        (LOG, 4),
+    ]
+    check_accounts(viewer)
+
+
+def test_return_when_there_is_sound_only_keeps_what_fits_the_low_mark():
+    """Without video the oldest sound goes until the low marks are reached."""
+    stage = Stage(script="A")
+    viewer = stage.viewer(Peer(), limits=by_messages(1000, 2000, 3), settings=RETURNING)
+    viewer.follow(stage.fanout)
+    stage.group.run(1.0)
+    viewer.peer.room = 0
+    stage.publish("A" * 10)
+    stage.group.run(3.0)
+    viewer.drain()
+    assert viewer.numbers()[-3:] == [8, 9, 10]
+    assert viewer.sender.statistics().dropped[DropReason.RETURNED].of(AUDIO) == 7
+    assert viewer.sender.statistics().returns == 1
+
+
+def test_return_when_a_slow_viewer_is_too_far_behind_comes_without_a_stall():
+    """With a mark on the delay, a viewer that does take something is brought back to live again and again."""
+    settings = SenderSettings(stuck_s=0, soft_too_long_s=0, return_delay_s=3.0)
+    scene = Scene(Stream(disposable_bytes=0), share=0.4, settings=settings, limits=NO_LIMITS, kernel_bytes=16_384)
+    scene.follow()
+    worst = 0.0
+    for _ in range(60):
+        scene.run(1)
+        worst = max(worst, scene.sender.load().age_ms)
+    statistics = scene.sender.statistics()
+    assert statistics.returns >= 3
+    assert statistics.delay_removed_ms > 3000
+    assert worst < 6000, "the mark, two samples, and the group before the newest key frame"
+    check_stream(scene.viewer, scene.published)
+    check_accounts(scene.viewer)
+
+
+def test_thinning_at_the_soft_limit_reports_the_delay_removed():
+    """What the policy's thinning takes off the age of the queue is in statistics and in the ledger."""
+    stage, viewer = staged(TIMELESS, by_messages(8, 1000, 4))
+    viewer.peer.room = 0
+    stage.publish("IAIA")
+    stage.group.run(2.0)
+    stage.publish("KAIA")
+    assert viewer.sender.statistics().delay_removed_ms == pytest.approx(2000)
+    viewer.drain()
+    (drops,) = entries(viewer, LedgerKind.DROPS)
+    assert "2.0 s of delay removed" in drops.why
+
+
+# -- the delay as the age axis
+
+AGE = Limits(age_ms=AxisLimits(soft=1000, hard=60_000, low=500))
+
+
+def test_age_from_delay_when_the_kernel_hides_a_slow_viewer_reaches_the_soft_limit():
+    """A member whose kernel holds seconds of the stream reaches SOFT_LIMIT though nothing is queued, and leaves it."""
+    stage, viewer = staged(BY_DELAY, AGE)
+    kernel = 0
+    viewer.host.unacknowledged = lambda: kernel
+    for _ in range(8):
+        stage.publish("IIAA", 500)
+        stage.group.run(0.5)
+        viewer.sender.sample_delay()
+    assert viewer.edges.changes == []
+    kernel = 14_000
+    for _ in range(6):
+        stage.publish("IIAA", 500)
+        stage.group.run(0.5)
+        viewer.sender.sample_delay()
+    (edge,) = viewer.edges.changes
+    assert (edge.new, edge.axis, edge.limit) == (SOFT_LIMIT, Axis.AGE, 1000)
+    assert viewer.sender.statistics().delay_ms > 1000
+    assert "behind" in viewer.sender.why()
+    stage.publish("I")
+    assert viewer.sender.statistics().dropped[DropReason.REFUSED].total_messages >= 1
+    kernel = 0
+    stage.group.run(1.5)
+    stage.publish("K")
+    assert viewer.sender.state is READY
+    stage.publish("I")
+    assert viewer.numbers()[-1] == len(stage.published.classes) - 1
+    stage.check()
+
+
+def test_age_from_queue_when_the_kernel_hides_a_slow_viewer_sees_nothing():
+    """With the age of the queue alone, the same viewer stays READY: that is what the setting is for."""
+    stage, viewer = staged(TIMELESS, AGE)
+    viewer.host.unacknowledged = lambda: 14_000
+    for _ in range(14):
+        stage.publish("IIAA", 500)
+        stage.group.run(0.5)
+        viewer.sender.sample_delay()
+    assert viewer.edges.changes == []
+    assert viewer.sender.statistics().delay_ms > 1000
+
+
+def test_sample_when_a_member_is_healthy_keeps_nothing_about_it():
+    """A sweep over healthy viewers costs no memory: their delay follows from the stream's rate."""
+    stage, viewer = staged(BY_DELAY, AGE)
+    for _ in range(40):
+        stage.publish("IIAA", 500)
+        stage.group.run(0.5)
+    assert viewer.sender.sample_delay(0) == 0.0
+    assert viewer.sender.sample_delay(400) == pytest.approx(100, rel=0.3)
+    assert viewer.sender.statistics().delay_ms == 0.0
+    viewer.sender.sample_delay(40_000)
+    stage.group.run(0.3)
+    stage.publish("I", 500)
+    assert viewer.sender.sample_delay(40_000) > 1000
+
+
+def test_sample_when_taken_by_another_thread_only_measures():
+    """Statistics of another thread sample the delay; edges and moves of the ladder stay with the owning thread."""
+    stage, viewer = staged(BY_DELAY, AGE)
+    for _ in range(8):
+        stage.publish("IIAA", 500)
+        stage.group.run(0.5)
+        viewer.host.foreign = True
+        viewer.sender.sample_delay(14_000)
+        viewer.host.foreign = False
+    assert viewer.edges.changes == []
+    viewer.sender.sample_delay(14_000)
+    assert viewer.sender.state is SOFT_LIMIT
+
+
+def test_acknowledgement_when_the_application_lags_counts_for_the_delay():
+    """What the peer's application has not read is part of the age where the delay is the age axis."""
+    stage, viewer = staged(BY_DELAY, AGE)
+    sent = 0
+    for _ in range(30):
+        stage.publish("IIAA", 500)
+        stage.group.run(0.5)
+        sent = viewer.sender.statistics().bytes_sent
+        viewer.sender.peer_acknowledged(max(sent - 20_000, 1) if sent > 21_000 else sent)
+        viewer.sender.sample_delay()
+    assert viewer.sender.state is SOFT_LIMIT
+    assert viewer.sender.statistics().delay_ms > 1000
+
+
+# -- the forecast
+
+
+def test_forecast_when_a_viewer_takes_a_part_is_when_its_queue_reaches_the_hard_mark():
+    """A viewer that takes 60 % of the stream has its hard limit ahead, nearer each second; why() says how far."""
+    settings = SenderSettings(stuck_s=0, soft_too_long_s=0)
+    limits = LIVE_LIMITS.parse("0,0", "8MiB,0,60s")
+    scene = Scene(Stream(disposable_bytes=0), share=0.6, settings=settings, limits=limits, kernel_bytes=16_384)
+    scene.follow()
+    scene.run(20)
+    first = scene.sender.forecast()
+    assert first is not None
+    assert first.axis is Axis.AGE
+    scene.run(20)
+    second = scene.sender.statistics().forecast
+    assert second is not None
+    assert first.seconds - second.seconds == pytest.approx(20, rel=0.25)
+    assert "the hard limit (age_ms) is" in scene.sender.why()
+    scene.run(second.seconds + 12)
+    assert scene.viewer.host.closed, "what was forecast came about"
+
+
+def test_forecast_when_a_viewer_keeps_up_is_never():
+    """A viewer that is not refused anything has nothing to fear."""
+    stage, viewer = staged(TIMELESS, AGE)
+    stage.publish("IIAA", 500)
+    assert viewer.sender.forecast() is None
+    assert viewer.sender.statistics().forecast is None
+
+
+def test_forecast_when_no_log_is_followed_rests_on_what_is_queued():
+    """For own messages the fill rate is what was accepted lately."""
+    talker = Talker(settings=SenderSettings(stuck_s=0), limits=Limits(size=AxisLimits(hard=100_000), overhead_bytes=0))
+    talker.peer.room = 0
+    for _ in range(20):
+        talker.say("X", 500)
+        talker.group.run(0.5)
+        talker.give(250)
+    found = talker.sender.forecast()
+    assert found is not None
+    assert found.axis is Axis.BYTES
+    left = 100_000 - talker.sender.load().size_bytes
+    assert found.seconds == pytest.approx(left / 500, rel=0.4)
+
+
+# -- settings, and what is kept of the log
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"return_after_s": -1.0}, "return_after_s"),
+        ({"return_delay_s": -1.0}, "return_delay_s"),
+        ({"sample_s": 0}, "sample_s"),
+    ],
+)
+def test_settings_when_out_of_range_are_refused_by_name(settings, name):
+    """An error names the field that is wrong."""
+    with pytest.raises(ConfigError, match=name):
+        SenderSettings(**settings)
+
+
+def test_statistics_when_nothing_was_ever_wrong_are_those_of_the_full_step():
+    """A healthy viewer has all the figures, at no cost."""
+    _, viewer = staged(SenderSettings(ladder=LadderSettings()), AGE)
+    statistics = viewer.sender.statistics()
+    assert statistics.time_in_steps_s == (0.0, 0.0, 0.0, 0.0)
+    assert (statistics.step_changes, statistics.delay_ms, statistics.drain_bytes_per_s) == (0, 0.0, None)
+
+
+def kept_of(kind):
+    return sum(type(item) is kind for item in gc.get_objects())
+
+
+@pytest.mark.parametrize("age_from", AgeSource)
+def test_memory_when_a_viewer_recovered_without_a_loss_is_given_back(age_from):
+    """One EAGAIN makes the meters; half a minute later nothing is kept of them, and no timer runs for them."""
+    gc.collect()
+    before = kept_of(Trouble)
+    settings = SenderSettings(stuck_s=0, soft_too_long_s=0, ladder=LadderSettings(), age_from=age_from)
+    stage, viewer = staged(settings, AGE)
+    viewer.peer.room = 0
+    stage.publish("A", 500)
+    assert kept_of(Trouble) == before + 1
+    viewer.drain()
+    for _ in range(60):
+        stage.publish("A", 500)
+        stage.group.run(0.5)
+    assert kept_of(Trouble) == before
+    assert viewer.sender.state is READY
+
+
+def test_ladder_when_a_viewer_is_closing_stands_still():
+    """What was accepted before `close_after_flush` is sent as it is: no step is taken on the way out."""
+    scene = Scene(share=0.2, limits=Limits.parse("0,0"))
+    scene.follow()
+    scene.run(3)
+    scene.sender.close_after_flush()
+    scene.run(30)
+    assert scene.moves == []
+    check_accounts(scene.viewer)
+
+
+def test_log_when_a_closing_viewer_reads_slowly_is_not_held_by_it():
+    """What is queued at `close_after_flush` is copied out of the log; what is published later is not kept for it."""
+    gc.collect()
+    group = ManualGroup()
+    published = Published(group, cache=CacheLimits(size_bytes=0))
+    fanout = Fanout(published.log, group, flush_interval_s=0)
+    viewer = Viewer(group, policy=LivePolicy(), settings=SenderSettings(stuck_s=0, close_deadline_s=60))
+    viewer.follow(fanout)
+    group.run(1.0)
+    viewer.peer.room = 0
+    published.script("AAKIA")
+    group.run()
+    before = kept_of(Entry)
+    viewer.sender.close_after_flush()
+    group.run(0.1)
+    published.script("KIIIA" * 50)
+    group.run(1.0)
+    gc.collect()
+    assert kept_of(Entry) <= before
+    viewer.give(None)
+    group.run(1.0)
+    assert viewer.numbers() == [0, 1, 2, 3, 4]
+    assert viewer.host.closed[0][1] == "everything was sent"
+    check_accounts(viewer)
+
+
+def test_viewer_when_it_is_removed_from_a_fanout_is_watched_by_it_no_longer():
+    """A lagging viewer that has left is not kept alive by the places at which it was to be looked at."""
+    stage, viewer = staged(TIMELESS, by_messages(1000))
+    stage.viewers.clear()
+    gc.collect()
+    before = kept_of(Sender)
+    viewer.peer.room = 0
+    stage.publish("AA")
+    viewer.sender.unfollow()
+    viewer.host.sender = None
+    del viewer
+    stage.group.run(1.0)
+    gc.collect()
+    assert kept_of(Sender) == before - 1
+
+
+def test_key_wait_when_a_viewer_is_blocked_and_the_log_stands_still_expires_by_its_own_timer():
+    """Nothing is published, the kernel takes nothing, no limit is on: the wait for a key frame ends all the same."""
+    stage, viewer = staged(TIMELESS)
+    viewer.peer.room = 0
+    stage.publish("IAI")
+    viewer.sender.thin(Thin.DROPPABLE)
+    assert "waiting for a key frame" in viewer.sender.why()
+    stage.group.run(9.5)
+    assert viewer.sender.statistics().key_waits_expired == 0
+    stage.group.run(1.5)
+    assert viewer.sender.statistics().key_waits_expired == 1
+
+
+def test_thinning_when_control_messages_are_queued_makes_room_for_their_bytes_too():
+    """Bytes in the control lane count for the low mark that thinning has to reach."""
+    kept = []
+    for control in (0, 100):
+        limits = Limits(size=AxisLimits(soft=400 + control, hard=100_000, low=250), overhead_bytes=0)
+        stage, viewer = staged(TIMELESS, limits)
+        viewer.peer.room = 0
+        stage.publish("A")
+        if control:
+            viewer.sender.send(frame(OWN, CONTROL, 0, control), CONTROL)
+        stage.publish("KI", 100)
+        stage.publish("KI", 100)
+        queued = viewer.sender.statistics().queued
+        kept.append((queued.of(KEY), queued.of(INTER)))
+    assert kept == [(1, 1), (1, 0)]
