@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.fanout import Fanout, FanoutStatistics
     from flowctl.fanouts import Fanouts, FollowPlace
     from flowctl.flow import Cause, Load, MessageClass, SendState, StateChange
+    from flowctl.forecast import Forecast
+    from flowctl.ladder import LadderSettings, LadderStep
     from flowctl.ledger import LedgerEntry, LedgerKind
     from flowctl.limits import NO_LIMITS, Axis, AxisLimits, HardPolicy, Limits
     from flowctl.policy import DropDroppable, DropPolicy, KeepAll, LivePolicy, Thin, Verdict
@@ -43,10 +45,20 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.receiver import InputResult, Receiver, ReceiverStatistics
     from flowctl.receiver import Verdict as InputVerdict
     from flowctl.sender import FlushResult, Sender
-    from flowctl.sender_types import Frontend, SenderSettings, SenderStatistics, SendOutcome, SendResult, Transport
+    from flowctl.sender_types import (
+        AgeSource,
+        Frontend,
+        SenderSettings,
+        SenderStatistics,
+        SendOutcome,
+        SendResult,
+        Transport,
+    )
     from flowctl.server import DEFAULT_LIMITS, Server, ServerStatistics, serve
     from flowctl.serving import ServeOptions, ServerProgram
     from flowctl.session import Session
+    from flowctl.shadow import Candidate, ShadowReport
+    from flowctl.shares import ShareSettings, ViewerShares
     from flowctl.sockets import SocketOptions
     from flowctl.streamlog import CacheLimits, Entry, Gop, StreamLog
     from flowctl.totals import FlowTotals
@@ -55,11 +67,13 @@ __all__ = [
     "DEFAULT_LIMITS",
     "NO_LIMITS",
     "AdmissionLimits",
+    "AgeSource",
     "Axis",
     "AxisLimits",
     "BrokenError",
     "BusyError",
     "CacheLimits",
+    "Candidate",
     "Cause",
     "CloseReason",
     "ClosedError",
@@ -79,6 +93,7 @@ __all__ = [
     "FlowctlError",
     "FlushResult",
     "FollowPlace",
+    "Forecast",
     "Frontend",
     "Gop",
     "GroupState",
@@ -88,6 +103,8 @@ __all__ = [
     "InternalError",
     "Job",
     "KeepAll",
+    "LadderSettings",
+    "LadderStep",
     "LedgerEntry",
     "LedgerKind",
     "LimitExceededError",
@@ -117,12 +134,15 @@ __all__ = [
     "ServerProgram",
     "ServerStatistics",
     "Session",
+    "ShadowReport",
+    "ShareSettings",
     "SocketOptions",
     "StateChange",
     "StreamLog",
     "Thin",
     "Transport",
     "Verdict",
+    "ViewerShares",
     "serve",
 ]
 
@@ -162,6 +182,19 @@ _HOMES: Final = {
         "MessageClass",
         "SendState",
         "StateChange",
+    ),
+    "flowctl.forecast": ("Forecast",),
+    "flowctl.ladder": (
+        "LadderSettings",
+        "LadderStep",
+    ),
+    "flowctl.shadow": (
+        "Candidate",
+        "ShadowReport",
+    ),
+    "flowctl.shares": (
+        "ShareSettings",
+        "ViewerShares",
     ),
     "flowctl.ledger": (
         "LedgerEntry",
@@ -207,6 +240,7 @@ _HOMES: Final = {
         "Sender",
     ),
     "flowctl.sender_types": (
+        "AgeSource",
         "Frontend",
         "SendOutcome",
         "SendResult",

@@ -29,7 +29,13 @@ class ServeOptions:
         admission: who may connect.
         socket_options: set on each socket.
         group_count: number of poll groups (threads).
-        flush_interval_s: least time between two flushes of a stream.
+        flush_interval_s: longest time between two flushes of a stream while there is something to send.
+        ladder: whether a program with streams steps a slow viewer down; with the times of `settings.ladder`, or the
+            usual ones.
+        return_after_s: when a viewer's kernel takes something again after so long, a program with streams skips what
+            became old meanwhile. 0: it sends everything.
+        memory_budget_bytes: what may wait for slow viewers in the whole process. 0: there is no limit.
+        shadow_limits: limits to be compared with the real ones, which they do not change. None: there are none.
         loop_factory: makes the groups' loops. None: uvloop where it can be had.
         on_error: told of every exception of a handler, with where it was raised.
         extra: settings of the one program, as text (``--set name=value``).
@@ -43,6 +49,10 @@ class ServeOptions:
     socket_options: SocketOptions = field(default_factory=SocketOptions)
     group_count: int = 1
     flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S
+    ladder: bool = True
+    return_after_s: float = 3.0
+    memory_budget_bytes: int = 0
+    shadow_limits: Limits | None = None
     loop_factory: LoopFactory | None = None
     on_error: Callable[[str, Exception], None] | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
@@ -58,7 +68,8 @@ class ServerProgram:
         default_port: port where none is given.
         build: makes the server, not started.
         extra: name of each setting that `ServeOptions.extra` may hold, and what it does.
-        has_streams: whether `ServeOptions.flush_interval_s` means something to it; if not, ``--flush`` is refused.
+        has_streams: whether what `ServeOptions` has for streams means something to it (flush interval, ladder, memory
+            budget, shadow); if not, those options of the command line are refused.
     """
 
     name: str

@@ -12,6 +12,7 @@ from source_kit import module_files, tree_of
 import flowctl
 
 PUBLIC = """
+    AgeSource Candidate Forecast LadderSettings LadderStep ShadowReport ShareSettings ViewerShares
     AdmissionLimits Axis AxisLimits BrokenError BusyError CacheLimits Cause CloseReason ClosedError ConfigError
     Connection Counts DEFAULT_LIMITS DeferredProcessor DeferredStatistics DropDroppable DropPolicy DropReason Entry
     Fanout FanoutStatistics Fanouts FlowTotals FlowctlError FlushResult FollowPlace Frontend Gop GroupState

@@ -10,8 +10,13 @@ if TYPE_CHECKING:
     import threading
 
     from flowctl.limits import Limits
+    from flowctl.sender_types import SenderSettings
     from flowctl.server import Server
     from flowctl.serving import ServeOptions, ServerProgram
+
+
+_OF_STREAMS = ("flush", "ladder", "age_axis", "return_after", "memory_budget", "shadow_limits")
+"""Options that mean nothing to a server without streams."""
 
 
 def serve(
@@ -23,10 +28,24 @@ def serve(
     soft: Annotated[str | None, typer.Option(metavar="B,N[,T]", help="Soft limit: bytes,messages,age.")] = None,
     hard: Annotated[str | None, typer.Option(metavar="B,N[,T]", help="Hard limit; default twice the soft one.")] = None,
     low: Annotated[str | None, typer.Option(metavar="B,N[,T]", help="Low mark; default half the soft one.")] = None,
-    flush: Annotated[str, typer.Option(help="Least time between two flushes of a stream.")] = "40ms",
+    flush: Annotated[str, typer.Option(help="Longest time between two flushes of a stream.")] = "40ms",
     groups: Annotated[int, typer.Option(min=1, max=256, help="Poll groups, that is threads.")] = 1,
     stuck: Annotated[str, typer.Option(help="Cut a peer whose connection takes nothing for so long; 0: off.")] = "15s",
     soft_too_long: Annotated[str, typer.Option(help="Cut a peer above its soft limit for so long; 0: off.")] = "60s",
+    ladder: Annotated[str, typer.Option(metavar="on|off", help="Step slow viewers down to what they can take.")] = "on",
+    age_axis: Annotated[
+        str, typer.Option(metavar="queue|delay", help="Age limit: of what is queued, or the viewer's whole delay.")
+    ] = "queue",
+    return_after: Annotated[
+        str, typer.Option(help="Bring a viewer back to live that took nothing for so long; 0: send all that is old.")
+    ] = "3s",
+    memory_budget: Annotated[
+        str, typer.Option(help="What may wait for slow viewers in all, for example 2GiB; 0: no limit.")
+    ] = "0",
+    shadow_limits: Annotated[
+        str | None,
+        typer.Option(metavar="B,N[,T][/B,N[,T]]", help="Compare with these soft (and hard) limits; they do nothing."),
+    ] = None,
     per_address: Annotated[int, typer.Option(min=0, help="Connections of one address; 0: any number.")] = 64,
     new_per_address: Annotated[
         float, typer.Option(min=0, help="New connections of one address per second; 0: any number.")
@@ -51,13 +70,12 @@ def serve(
     """
     from flowctl.cli.common import given, optional_duration, set_up_log
     from flowctl.cli.servers import check_extra, load_server
-    from flowctl.errors import ConfigError
+    from flowctl.sender_types import AgeSource, SenderSettings
     from flowctl.units import parse_duration, parse_size
 
     set_up_log(as_json=log_json)
     program = load_server(name)
-    if given(context, "flush") and not program.has_streams:
-        raise ConfigError(f"server {name!r} has no streams to flush, it would ignore --flush", hint="leave it out")
+    _check_given(program, [option for option in _OF_STREAMS if given(context, option)])
     stats_s = optional_duration(stats, "--stats")
     options = _options(
         host=host,
@@ -65,8 +83,15 @@ def serve(
         limits=_limits(soft, hard, low),
         flush_s=parse_duration(flush, "--flush"),
         groups=groups,
-        stuck_s=parse_duration(stuck, "--stuck"),
-        soft_too_long_s=parse_duration(soft_too_long, "--soft-too-long"),
+        settings=SenderSettings(
+            stuck_s=parse_duration(stuck, "--stuck"),
+            soft_too_long_s=parse_duration(soft_too_long, "--soft-too-long"),
+            age_from=AgeSource(_choice(age_axis, "--age-axis", [item.value for item in AgeSource])),
+        ),
+        ladder=_choice(ladder, "--ladder", ["on", "off"]) == "on",
+        return_after_s=parse_duration(return_after, "--return-after"),
+        memory_budget_bytes=parse_size(memory_budget, "--memory-budget"),
+        shadow_limits=_shadow(shadow_limits),
         admission=(max_connections, per_address, new_per_address),
         notsent_lowat_bytes=parse_size(notsent_lowat, "--notsent-lowat"),
         extra=check_extra(program, settings or []),
@@ -96,6 +121,33 @@ def _limits(soft: str | None, hard: str | None, low: str | None) -> Limits:
         raise ConfigError(f"{error}, which is the default", hint="give --soft as well") from error
 
 
+def _check_given(program: ServerProgram, of_streams: list[str]) -> None:
+    """Refuse options for streams that were given for a server that has none."""
+    from flowctl.errors import ConfigError
+
+    if of_streams and not program.has_streams:
+        shown = "--" + of_streams[0].replace("_", "-")
+        raise ConfigError(f"server {program.name!r} has no streams, it would ignore {shown}", hint="leave it out")
+
+
+def _choice(text: str, option: str, choices: list[str]) -> str:
+    from flowctl.errors import ConfigError
+
+    if text not in choices:
+        raise ConfigError(f"{option} is {text!r}, it must be {' or '.join(choices)}")
+    return text
+
+
+def _shadow(text: str | None) -> Limits | None:
+    """Return the limits in ``soft`` or ``soft/hard``."""
+    from flowctl.limits import Limits
+
+    if text is None:
+        return None
+    soft, slash, hard = text.partition("/")
+    return Limits.parse(soft, hard if slash else None)
+
+
 def _options(
     *,
     host: str,
@@ -103,15 +155,17 @@ def _options(
     limits: Limits,
     flush_s: float,
     groups: int,
-    stuck_s: float,
-    soft_too_long_s: float,
+    settings: SenderSettings,
+    ladder: bool,
+    return_after_s: float,
+    memory_budget_bytes: int,
+    shadow_limits: Limits | None,
     admission: tuple[int, int, float],
     notsent_lowat_bytes: int,
     extra: dict[str, str],
 ) -> ServeOptions:
     from flowctl.admission import AdmissionLimits
     from flowctl.errors import ConfigError
-    from flowctl.sender_types import SenderSettings
     from flowctl.serving import ServeOptions
     from flowctl.sockets import SocketOptions
 
@@ -122,7 +176,11 @@ def _options(
         host=host,
         port=port,
         limits=limits,
-        settings=SenderSettings(stuck_s=stuck_s, soft_too_long_s=soft_too_long_s),
+        settings=settings,
+        ladder=ladder,
+        return_after_s=return_after_s,
+        memory_budget_bytes=memory_budget_bytes,
+        shadow_limits=shadow_limits,
         admission=AdmissionLimits(
             connections=connections, connections_per_address=per_address, new_per_address_and_s=new_per_address
         ),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from flowctl.errors import ConfigError
 from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.shadow import Candidate
 from flowctl.streamlog import CacheLimits
 
 
@@ -29,7 +30,8 @@ class LiveConfig:
 
     Args:
         rtmp: of each RTMP session, limits included.
-        flush_interval_s: least time between two flushes of a stream to its viewers, in seconds.
+        flush_interval_s: longest time between two flushes of a stream to its viewers, in seconds.
+        flush_adaptive: whether a stream whose viewers cost little is flushed sooner; if not, the interval is fixed.
         cache: bounds of the GOP cache of each stream.
         second_publisher: see `SecondPublisher`.
         return_grace_s: how long a publisher whose connection broke may stay away before its viewers are told; the
@@ -43,6 +45,11 @@ class LiveConfig:
             a publisher of tiny messages is slowed down by that, others are not.
         key_wait_s: how long frames of a stream that has not shown a key frame yet are held back; they are let through
             after that, because some encoders refresh without key frames.
+        memory_budget_bytes: what may wait for slow viewers in the whole process, bytes that several wait for counted
+            once, before those who hold most give way. 0: there is no limit.
+        memory_budget_per_address: whether the viewers of one address count as one where it is weighed who gives way.
+        shadow: limits and policy to be compared with the real ones for every viewer that lags; they act on nothing.
+            None: there is no comparison.
 
     Raises:
         ConfigError: a value is out of range.
@@ -50,6 +57,7 @@ class LiveConfig:
 
     rtmp: ServerSessionConfig = field(default_factory=ServerSessionConfig)
     flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S
+    flush_adaptive: bool = True
     cache: CacheLimits = field(default_factory=CacheLimits)
     second_publisher: SecondPublisher = SecondPublisher.REFUSE
     return_grace_s: float = 3.0
@@ -59,9 +67,12 @@ class LiveConfig:
     control_bytes_per_s: int = 16 * 1024
     messages_per_turn: int = 256
     key_wait_s: float = 10.0
+    memory_budget_bytes: int = 0
+    memory_budget_per_address: bool = False
+    shadow: Candidate | None = None
 
     def __post_init__(self) -> None:
-        for name in ("return_grace_s", "publishers_per_address", "key_wait_s"):
+        for name in ("return_grace_s", "publishers_per_address", "key_wait_s", "memory_budget_bytes"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 or more")
         for name in ("streams", "control_bytes_per_s", "messages_per_turn"):

@@ -13,9 +13,13 @@ from typing import Any, Final, Protocol
 from flowctl._locks import OwnedLock
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.oversight import Oversight
 from flowctl.live.statistics import EndedViewer, HubStatistics, StreamStatistics, ViewerStatistics
 from flowctl.live.stream import Stream, StreamMember
 from flowctl.reasons import CloseReason
+from flowctl.sender_types import AgeSource
+from flowctl.shadow import NO_SHADOW
+from flowctl.shares import STEP_COUNT
 from flowctl.totals import NO_FLOW, FlowTotals
 
 _ENDED_KEPT: Final = 256
@@ -54,9 +58,19 @@ class Hub:
         config: of the server.
         clock: monotonic seconds.
         call_later: calls back after a while, on any one thread: (delay in seconds, callback, arguments).
+        age_from: what the age axis of the viewers' limits measures.
+
+    Attributes:
+        oversight: looks at the viewers that lag: memory budget, shares of viewers, shadow policy.
     """
 
-    def __init__(self, config: LiveConfig, clock: Callable[[], float], call_later: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        config: LiveConfig,
+        clock: Callable[[], float],
+        call_later: Callable[..., Any],
+        age_from: AgeSource = AgeSource.QUEUE,
+    ) -> None:
         self.config: Final = config
         self._clock = clock
         self._call_later = call_later
@@ -70,6 +84,7 @@ class Hub:
         self._closed: dict[CloseReason, int] = {}  # guarded by _lock
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self._past = NO_FLOW  # of the viewers of streams that were forgotten; guarded by _lock
+        self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)
 
     # -- publishers
 
@@ -115,9 +130,10 @@ class Hub:
 
     def _begin_locked(self, stream: Stream, publisher: StreamMember, now: float) -> list[Viewer]:
         """Let `publisher`'s messages count from now on; return the viewers who were told that nobody publishes."""
-        waiting = [self._viewers[item] for item in stream.viewers] if stream.ended else []
+        announce = stream.ended
+        waiting = [self._viewers[item] for item in stream.viewers] if announce else []
         stream.ended = False
-        stream.take_over(publisher, now)
+        stream.take_over(publisher, now, announce=announce)
         return waiting
 
     def _tell_publisher(self, member: StreamMember, stream: Stream) -> None:
@@ -242,6 +258,11 @@ class Hub:
             if limit is not None:
                 self._limits_hit[limit] = self._limits_hit.get(limit, 0) + 1
 
+    def streams(self) -> dict[Stream, int]:
+        """Return all streams, with their numbers of viewers. Any thread."""
+        with self._lock:
+            return {stream: len(stream.viewers) for stream in self._streams.values()}
+
     def snapshot(self) -> HubStatistics:
         """Return figures of all streams and viewers. Any thread.
 
@@ -255,14 +276,16 @@ class Hub:
             past = {name: stream.past for name, stream in self._streams.items()}
             whole = self._past
             ended, closed, limits_hit = list(self._ended), dict(self._closed), dict(self._limits_hit)
+        found = self.oversight.statistics()
         streams = {}
         for name, (stream, viewers) in members.items():
             figures = [viewer.viewer_statistics() for viewer in viewers]
             totals = sum((item.totals for item in figures), past[name])
             whole += totals
-            states = [0, 0, 0, 0]
+            states, steps = [0, 0, 0, 0], [0] * STEP_COUNT
             for item in figures:
                 states[item.state] += 1
+                steps[item.sender.step] += 1
             publisher = stream.publisher
             streams[name] = StreamStatistics(
                 name=name,
@@ -275,5 +298,16 @@ class Hub:
                 viewers=figures,
                 before_key_count=stream.before_key_count,
                 totals=totals,
+                steps=tuple(steps),
+                held_bytes=found.held_by_stream.get(name, 0),
+                shadow=found.shadow.get(name, NO_SHADOW),
             )
-        return HubStatistics(streams=streams, ended=ended, closed=closed, limits_hit=limits_hit, totals=whole)
+        return HubStatistics(
+            streams=streams,
+            ended=ended,
+            closed=closed,
+            limits_hit=limits_hit,
+            totals=whole,
+            budget=found.budget,
+            shadow=found.shadow_total,
+        )

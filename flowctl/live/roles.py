@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flowctl.live.signals import Subscription
 from flowctl.live.stream import Stream
 from flowctl.live.wirelog import WireLog
 from flowctl.totals import FlowTotals
@@ -16,9 +17,10 @@ class Publishing:
         began_at: time in seconds.
         messages: messages received.
         discarded: of those, not passed on because another publisher counts.
+        signal: tells it how its viewers are doing. None: it has not asked for it.
     """
 
-    __slots__ = ("began_at", "discarded", "messages", "stream", "stream_id")
+    __slots__ = ("began_at", "discarded", "messages", "signal", "stream", "stream_id")
 
     def __init__(self, stream_id: int, stream: Stream, now: float) -> None:
         self.stream_id = stream_id
@@ -26,6 +28,7 @@ class Publishing:
         self.began_at = now
         self.messages = 0
         self.discarded = 0
+        self.signal: Subscription | None = None
 
 
 class Playing:

@@ -6,21 +6,24 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError
+from flowctl.ladder import LadderSettings
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession
 from flowctl.policy import LivePolicy
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.sender_types import SenderSettings
 from flowctl.server import Server
 from flowctl.serving import ServeOptions
+from flowctl.shadow import Candidate
 from flowctl.streamlog import CacheLimits
 from flowctl.units import format_duration, format_size, parse_duration, parse_size
 
@@ -37,9 +40,15 @@ _WIRE_SETTINGS: Final[dict[str, int | float]] = {
     if type(field.default) in {int, float}  # the type itself, because True is an int
 }
 """Numeric fields of `WireLimits` with their defaults; settings of the command line under the same names."""
+_LADDER_PREFIX: Final = "ladder_"
 _CACHE_FIELDS: Final = {"cache_bytes": "size_bytes", "cache_messages": "messages", "cache_s": "duration_s"}
 _CACHE_SETTINGS: Final[dict[str, int | float]] = {
     name: getattr(CacheLimits(), field) for name, field in _CACHE_FIELDS.items()
+}
+_LADDER_SETTINGS: Final[dict[str, int | float]] = {
+    f"{_LADDER_PREFIX}{field.name}": getattr(LadderSettings(), field.name)
+    for field in dataclasses.fields(LadderSettings)
+    if type(field.default) in {int, float}
 }
 _MOST_DIGITS: Final = 15
 """As for numbers with units: more are a typing error, and Python refuses to read thousands of them."""
@@ -64,7 +73,10 @@ EXTRA_SETTINGS: Final = {
     "players_may_wait": "yes (default) or no: whether players may wait for a publisher",
     "credentials_file": "file of user:password lines for Adobe authentication; without it there is none",
     "publishers_per_address": "streams that one address may publish at a time (8); 0: any number",
+    "flush_adaptive": "yes (default) or no: whether streams with few viewers are flushed sooner than --flush says",
+    "memory_budget_per_address": "yes or no (default): whether the viewers of one address count as one for the budget",
     **_described("GOP cache of a stream", _CACHE_SETTINGS),
+    **_described("step-down ladder of each viewer", _LADDER_SETTINGS),
     **_described("limit of each RTMP connection", _WIRE_SETTINGS),
 }
 
@@ -79,14 +91,14 @@ class LiveServer(Server):
 
     def __init__(self, options: ServeOptions, config: LiveConfig) -> None:
         self.config = config
-        policy = LivePolicy()
+        policy, settings = LivePolicy(), settings_from(options)
         super().__init__(
             lambda: LiveSession(self.hub, config, policy, self.clock()),
             options.host,
             options.port,
             limits=options.limits,
             policy=policy,
-            settings=options.settings,
+            settings=settings,
             options=options.socket_options,
             admission=options.admission,
             group_count=options.group_count,
@@ -94,7 +106,8 @@ class LiveServer(Server):
             on_error=options.on_error,
             on_refused=self._log_refusal,
         )
-        self.hub = Hub(config, self.clock, self._call_later)
+        self.hub = Hub(config, self.clock, self._call_later, settings.age_from)
+        self.hub.oversight.report = self.groups.groups[0].report
         self._refusals: dict[str, tuple[float, int]] = {}  # by address: last line, refused since; listener's thread
 
     def _call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
@@ -116,6 +129,7 @@ class LiveServer(Server):
     def start(self) -> None:
         """Start, and say where."""
         super().start()
+        self.hub.oversight.start()
         _log.info(
             "live server started", url=f"rtmp://{self.address[0]}:{self.address[1]}/", groups=len(self.groups.groups)
         )
@@ -174,11 +188,34 @@ def config_from(options: ServeOptions) -> LiveConfig:
         values["return_grace_s"] = _number("return_grace", extra["return_grace"])
     if "publishers_per_address" in extra:
         values["publishers_per_address"] = _whole("publishers_per_address", extra["publishers_per_address"])
-    if "players_may_wait" in extra:
-        if extra["players_may_wait"] not in {"yes", "no"}:
-            raise ConfigError(f"players_may_wait is {extra['players_may_wait']!r}, it must be yes or no")
-        values["players_may_wait"] = extra["players_may_wait"] == "yes"
+    for name in ("players_may_wait", "memory_budget_per_address", "flush_adaptive"):
+        if name in extra:
+            values[name] = _yes(name, extra[name])
+    values["memory_budget_bytes"] = options.memory_budget_bytes
+    if options.shadow_limits is not None:
+        settings = settings_from(options)
+        values["shadow"] = Candidate(
+            limits=options.shadow_limits,
+            policy=LivePolicy(),
+            name="shadow limits",
+            stuck_s=settings.stuck_s,
+            soft_too_long_s=settings.soft_too_long_s,
+            ladder=settings.ladder,
+        )
     return LiveConfig(**values)
+
+
+def settings_from(options: ServeOptions) -> SenderSettings:
+    """Return the settings of each viewer's Sender: those in `options`, with the ladder and the return to live.
+
+    Raises:
+        ConfigError: a setting of the ladder in `options.extra` has a wrong value.
+    """
+    given = {
+        name.removeprefix(_LADDER_PREFIX): value for name, value in _given(options.extra, _LADDER_SETTINGS).items()
+    }
+    ladder = dataclasses.replace(options.settings.ladder or LadderSettings(), **given) if options.ladder else None
+    return dataclasses.replace(options.settings, ladder=ladder, return_after_s=options.return_after_s)
 
 
 def read_credentials(path: Path) -> dict[str, str]:
@@ -207,7 +244,13 @@ def read_credentials(path: Path) -> dict[str, str]:
     return credentials
 
 
-def _given(extra: dict[str, str], settings: dict[str, int | float]) -> dict[str, Any]:
+def _yes(name: str, text: str) -> bool:
+    if text not in {"yes", "no"}:
+        raise ConfigError(f"{name} is {text!r}, it must be yes or no")
+    return text == "yes"
+
+
+def _given(extra: Mapping[str, str], settings: dict[str, int | float]) -> dict[str, Any]:
     """Return those of `settings` that `extra` has, read as their names and the types of their defaults tell."""
     values: dict[str, Any] = {}
     for name, default in settings.items():

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import structlog
 
-from flowctl.counts import Counts, total
+from flowctl.counts import NO_COUNTS, Counts, total
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
 from flowctl.fanouts import FollowPlace
 from flowctl.flow import MessageClass, SendState, StateChange
@@ -23,6 +23,7 @@ from flowctl.live.episodes import Episode
 from flowctl.live.hub import Hub
 from flowctl.live.muting import Muted
 from flowctl.live.roles import Playing, Publishing
+from flowctl.live.signals import EVENT_NAME, PARAMETER, message_values, publisher_settings
 from flowctl.live.statistics import EndedViewer, ViewerStatistics
 from flowctl.live.stream import StartPlace, Stream
 from flowctl.policy import DropPolicy
@@ -34,6 +35,7 @@ from flowctl.rtmp.server_session import ServerSession
 from flowctl.rtmp.server_states import StreamState
 from flowctl.rtmp.wire import Message
 from flowctl.session import Session
+from flowctl.shares import ViewerShares
 from flowctl.totals import NO_FLOW, FlowTotals, totals_of
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -43,6 +45,7 @@ _SMALLEST_PIECE: Final = 512
 _LARGEST_PIECE: Final = 4096
 """Octets parsed at a time. A message takes one octet at least and some 6 us, so the first piece of a flood costs 25 ms
 at most and the following ones 3 ms, while a publisher of 10 Mbit/s pays 300 calls per second, 0.3 % of a core."""
+_ACK_MASK: Final = 0xFFFFFFFF
 _FEW: Final = 4
 """A piece of input with no more than this share of a turn's messages lets the next one be twice as large."""
 _Step = Callable[[memoryview, float], list[rtmp_events.ServerEvent]]
@@ -125,9 +128,13 @@ class LiveSession(Session):
             return
         playing.waits_until = None
         self._note_end(playing)  # where the stream was back before `stream_ended` ran: the log has told the player
-        if self._rtmp.stream_state(playing.stream_id) is StreamState.WAITING:
-            self._rtmp.publish_notify(playing.stream_id)
+        self._note_begin(playing)
         self._arm()
+
+    def _note_begin(self, playing: Playing) -> None:
+        """Let a player that waits play from now on; it is told as in `_note_end`."""
+        if self._rtmp.stream_state(playing.stream_id) is StreamState.WAITING:
+            self._rtmp.publish_notify(playing.stream_id, send=self.connection.place is None)
 
     def publish_replaced(self, stream: Stream) -> None:
         """Another publisher has taken the name: this one is told and closed."""
@@ -159,7 +166,7 @@ class LiveSession(Session):
             input_pauses=dict(received.pauses),
             connected_s=connection.now() - connection.opened_at,
             totals=totals_of(statistics, received) - before,
-            viewer_delay_ms=connection.delay_ms(),
+            viewer_delay_ms=connection.sender.sample_delay(),
         )
 
     def _figures(self) -> FlowTotals:
@@ -289,10 +296,15 @@ class LiveSession(Session):
                 self._stream_closed(event)
             case rtmp_events.PauseRequested():
                 self._pause(event)
+            case rtmp_events.Acknowledged():
+                self._acknowledged(event.sequence_number)
             case rtmp_events.ReceiveAudio():
                 self._mute(event.stream_id, audio=event.enabled)
             case rtmp_events.ReceiveVideo():
                 self._mute(event.stream_id, video=event.enabled)
+            case rtmp_events.Ignored():  # once per kind and connection; no more than a hint, since real clients are odd
+                peer = self.connection.peer
+                _log.debug("message ignored", peer=f"{peer[0]}:{peer[1]}", what=event.what, detail=event.detail)
             case _:
                 pass
 
@@ -312,14 +324,34 @@ class LiveSession(Session):
             return
         if self._publishing is None:
             self._publishing = {}
-        self._publishing[event.stream_id] = Publishing(event.stream_id, stream, now)
+        publishing = self._publishing[event.stream_id] = Publishing(event.stream_id, stream, now)
         self._rtmp.accept_publish(event.stream_id)
+        self._signal(publishing, event)
         standby = stream.publisher is not self
         _log.info("publish started", **self._fields(name), kind=event.kind, standby=standby, agent=self.user_agent)
+
+    def _signal(self, publishing: Publishing, event: rtmp_events.PublishRequested) -> None:
+        """Tell a publisher that asks for it how its viewers are doing, from now on."""
+        asked = event.query.get(PARAMETER)
+        if asked is not None:
+            publishing.signal = self._hub.oversight.signals.subscribe(
+                lambda shares: self.on_thread(self._tell_shares, publishing, shares),
+                stream=publishing.stream.name,
+                settings=publisher_settings(asked),
+            )
+
+    def _tell_shares(self, publishing: Publishing, shares: ViewerShares) -> None:
+        if publishing.signal is None or publishing.stream.publisher is not self:
+            return
+        if self.connection.sender.state is SendState.READY:  # one that does not read what it asked for is not told
+            self._rtmp.send_data(publishing.stream_id, EVENT_NAME, message_values(shares))
 
     def _end_publishing(self, publishing: Publishing, *, grace: bool, why: str) -> None:
         if self._publishing is not None:
             self._publishing.pop(publishing.stream_id, None)
+        if publishing.signal is not None:
+            publishing.signal.cancel()
+            publishing.signal = None
         stream = publishing.stream
         media = stream.media
         self._hub.unpublish(stream, self, grace=grace)
@@ -334,6 +366,14 @@ class LiveSession(Session):
         )
 
     # -- playing
+
+    def _acknowledged(self, sequence_number: int) -> None:
+        """Tell the Sender what the player's application says it has read: a number of octets modulo 2^32."""
+        if self._playing is not None:
+            sent = self.connection.sender.glance().bytes_sent
+            behind = (sent - sequence_number) & _ACK_MASK
+            if behind <= sent:  # otherwise it claims more than it was sent
+                self.connection.sender.peer_acknowledged(sent - behind)
 
     def _start_playing(self, event: rtmp_events.PlayRequested, now: float) -> None:
         name = event.url.path
@@ -358,7 +398,6 @@ class LiveSession(Session):
             self._refused("play refused", name, error)
             return
         playing = self._playing = Playing(event.stream_id, stream, wire, self._figures().baseline(), now)
-        self._episode = Episode(self._fields(name), self.connection.sender.why, self._dropped)
         # In this order: what ends the stream after the look stands in the log that the player then follows.
         place = stream.start_place(wire)
         waiting = stream.ended
@@ -390,9 +429,25 @@ class LiveSession(Session):
             place = playing.stream.start_place(playing.wire)
             if playing.stream.ended:
                 self._note_end(playing)  # the log's word about it is before the place
+            else:
+                self._note_begin(playing)
             self._follow(playing, place)
         elif self.connection.place is not None:
-            self.connection.place.end()
+            self._leave_log(playing)
+
+    def _leave_log(self, playing: Playing) -> None:
+        """Stop following the log; what it was still to tell the player, the session tells it."""
+        place, sender = self.connection.place, self.connection.sender
+        if place is None:
+            return
+        before = sender.statistics().dropped.get(DropReason.UNFOLLOWED, NO_COUNTS).of(MessageClass.CONTROL)
+        place.end()
+        lost = sender.statistics().dropped.get(DropReason.UNFOLLOWED, NO_COUNTS).of(MessageClass.CONTROL) - before
+        # Begin and end take turns, so an even number of lost ones changes nothing. Where the hub's own word has not
+        # come yet, it will be sent, for there is no log any more.
+        published = self._rtmp.stream_state(playing.stream_id) is StreamState.PLAYING
+        if lost % 2 and published is playing.wire.published:
+            self._rtmp.repeat_notify(playing.stream_id)
 
     def _mute(self, stream_id: int, *, audio: bool | None = None, video: bool | None = None) -> None:
         playing = self._playing
@@ -451,7 +506,11 @@ class LiveSession(Session):
 
     def ledger_entry(self, entry: LedgerEntry) -> None:
         """Log trouble, once per episode."""
-        if self._episode is not None and entry.kind is not LedgerKind.CLOSE:
+        playing = self._playing
+        if playing is not None and entry.kind is not LedgerKind.CLOSE:
+            if self._episode is None:  # most viewers have no trouble at all
+                fields = self._fields(playing.stream.name)
+                self._episode = Episode(fields, self.connection.sender.why, self._dropped)
             self._episode.take(entry)
             self._arm()
 
@@ -482,6 +541,7 @@ class LiveSession(Session):
             peer=f"{connection.peer[0]}:{connection.peer[1]}",
             reason=reason.value,
             details=details,
+            **({} if self._limit_hit is None else {"limit": self._limit_hit}),
             after_s=round(connection.now() - connection.opened_at, 1),
         )
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from flowctl.budget import NO_BUDGET, BudgetStatistics
 from flowctl.flow import SendState
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import SenderStatistics
+from flowctl.shadow import NO_SHADOW, ShadowReport
+from flowctl.shares import STEP_COUNT
 from flowctl.totals import NO_FLOW, FlowTotals
 
 
@@ -77,6 +80,9 @@ class StreamStatistics:
         viewers: each of them.
         before_key_count: frames not passed on because the publisher had not sent a key frame yet.
         totals: what all viewers were sent and spared, those that have gone included.
+        steps: number of viewers per step of the ladder (index: `LadderStep`).
+        held_bytes: what its logs hold, counted once however many viewers wait for it.
+        shadow: what the candidate would have done, compared; see `LiveConfig.shadow`.
     """
 
     name: str
@@ -89,6 +95,9 @@ class StreamStatistics:
     viewers: list[ViewerStatistics] = field(default_factory=list)
     before_key_count: int = 0
     totals: FlowTotals = NO_FLOW
+    steps: tuple[int, ...] = (0,) * STEP_COUNT
+    held_bytes: int = 0
+    shadow: ShadowReport = NO_SHADOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,8 @@ class HubStatistics:
         closed: connections ended so far, by reason.
         limits_hit: limits that ended connections or refused requests, by name.
         totals: what all viewers of all streams were sent and spared, those that have gone included.
+        budget: memory held for slow viewers, and who gave way.
+        shadow: what the candidate would have done, over all streams.
     """
 
     streams: dict[str, StreamStatistics]
@@ -108,3 +119,5 @@ class HubStatistics:
     closed: dict[CloseReason, int]
     limits_hit: dict[str, int]
     totals: FlowTotals = NO_FLOW
+    budget: BudgetStatistics = NO_BUDGET
+    shadow: ShadowReport = NO_SHADOW

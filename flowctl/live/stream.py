@@ -99,8 +99,11 @@ class Stream:
         with self._lock:
             self._standby_headers.pop(publisher, None)
 
-    def take_over(self, publisher: StreamMember | None, now: float) -> None:
+    def take_over(self, publisher: StreamMember | None, now: float, *, announce: bool = False) -> None:
         """Make `publisher` the one whose messages count; None: nobody's do.
+
+        With `announce` the players who wait are told through the logs, so that it reaches each of them behind what it
+        was told before.
 
         One that was on standby has sent its headers already: they are passed on now. The headers of the publisher
         before it are forgotten, since its tracks may be others.
@@ -115,6 +118,9 @@ class Stream:
             if publisher is None:
                 return
             self.published_at = now
+            for wire in self._wires.values() if announce else ():
+                if wire.viewers:
+                    wire.begin(self._last_timestamp or 0, now)
             self._headers = {}
             self.codecs.clear()
             timestamp = self._last_timestamp or 0
@@ -232,6 +238,7 @@ class Stream:
                 chunk_size=self.config.rtmp.out_chunk_size,
                 cache=self.config.cache,
                 flush_interval_s=self.config.flush_interval_s,
+                flush_adaptive=self.config.flush_adaptive,
             )
             usual = self._wires.get(_USUAL_MSID)
             if usual is not None and usual is not wire:

@@ -34,16 +34,27 @@ class WireLog:
         chunk_size: chunk size announced to the players.
         cache: bounds of the GOP cache.
         flush_interval_s: of the fan-outs.
+        flush_adaptive: whether the fan-outs may flush sooner where that costs little.
     """
 
-    __slots__ = ("chunk_size", "fanouts", "log", "msid", "viewers")
+    __slots__ = ("chunk_size", "fanouts", "log", "msid", "published", "viewers")
 
-    def __init__(self, name: str, msid: int, *, chunk_size: int, cache: CacheLimits, flush_interval_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        msid: int,
+        *,
+        chunk_size: int,
+        cache: CacheLimits,
+        flush_interval_s: float,
+        flush_adaptive: bool = True,
+    ) -> None:
         self.msid = msid
+        self.published = True  # what the log last told its players
         self.viewers = 0  # who has it; guarded by the stream's lock
         self.chunk_size = chunk_size
         self.log = StreamLog(f"{name}#{msid}", cache=cache)
-        self.fanouts = Fanouts(self.log, flush_interval_s=flush_interval_s)
+        self.fanouts = Fanouts(self.log, flush_interval_s=flush_interval_s, adaptive=flush_adaptive)
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
         """Return one message as it goes to the players' sockets."""
@@ -94,8 +105,15 @@ class WireLog:
         for wire in self.headers([(type_id, payload)], timestamp):
             self.log.append(wire, MessageClass.HEADER, now)
 
+    def begin(self, timestamp: int, now: float) -> None:
+        """Tell the players, who wait, that the stream is published: behind the word that it had ended."""
+        wire = commands.start_of_stream_bytes(self.msid, chunk_size=self.chunk_size, timestamp=timestamp)
+        self.published = True
+        self.log.append(wire, MessageClass.CONTROL, now)
+
     def end(self, timestamp: int, now: float) -> None:
         """Tell the players, after everything that was published, that the publisher has gone."""
+        self.published = False
         wire = commands.end_of_stream_bytes(self.msid, chunk_size=self.chunk_size, timestamp=timestamp)
         self.log.append(wire, MessageClass.CONTROL, now)
         self.log.drop_cache()

@@ -7,9 +7,12 @@ import dataclasses
 import pytest
 
 from flowctl.errors import ConfigError
+from flowctl.ladder import LadderSettings
+from flowctl.limits import Limits
 from flowctl.live.config import LiveConfig, SecondPublisher
-from flowctl.live.server import EXTRA_SETTINGS, config_from, read_credentials
+from flowctl.live.server import EXTRA_SETTINGS, config_from, read_credentials, settings_from
 from flowctl.rtmp.limits import WireLimits
+from flowctl.sender_types import SenderSettings
 from flowctl.serving import ServeOptions
 from flowctl.streamlog import CacheLimits
 
@@ -38,6 +41,7 @@ def test_extra_when_given_as_text_sets_the_field():
         "second_publisher": "standby",
         "return_grace": "1.5",
         "players_may_wait": "no",
+        "flush_adaptive": "no",
         "publishers_per_address": "3",
     }
     config = config_from(ServeOptions(extra=extra, flush_interval_s=0.1))
@@ -45,9 +49,10 @@ def test_extra_when_given_as_text_sets_the_field():
         config.second_publisher,
         config.return_grace_s,
         config.players_may_wait,
+        config.flush_adaptive,
         config.publishers_per_address,
         config.flush_interval_s,
-    ) == (SecondPublisher.STANDBY, 1.5, False, 3, 0.1)
+    ) == (SecondPublisher.STANDBY, 1.5, False, False, 3, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -142,3 +147,24 @@ def test_credentials_when_read_are_by_user_and_never_shown(tmp_path):
         read_credentials(path)
     with pytest.raises(ConfigError, match="cannot read"):
         read_credentials(tmp_path / "absent")
+
+
+def test_ladder_when_nothing_is_said_is_on_and_its_times_can_be_set():
+    """The live server steps slow viewers down and brings stalled ones back, unless it is told not to."""
+    settings = settings_from(ServeOptions())
+    assert settings.ladder == LadderSettings()
+    assert settings.return_after_s == 3.0
+    settings = settings_from(ServeOptions(extra={"ladder_probe_s": "10s", "ladder_headroom": "1.5"}))
+    assert settings.ladder == LadderSettings(probe_s=10.0, headroom=1.5)
+    assert settings_from(ServeOptions(ladder=False, return_after_s=0)).ladder is None
+
+
+def test_shadow_when_its_limits_are_given_is_all_else_like_the_real_policy():
+    """The candidate of the command line differs from the real settings in its limits alone."""
+    limits = Limits.parse("1MiB,100")
+    options = ServeOptions(shadow_limits=limits, settings=SenderSettings(stuck_s=7), memory_budget_bytes=1 << 20)
+    config = config_from(options)
+    assert (config.shadow.limits, config.shadow.stuck_s, config.shadow.ladder) == (limits, 7, LadderSettings())
+    assert config.memory_budget_bytes == 1 << 20
+    assert config_from(ServeOptions()).shadow is None
+    assert config_from(ServeOptions(extra={"memory_budget_per_address": "yes"})).memory_budget_per_address

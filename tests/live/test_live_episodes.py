@@ -8,10 +8,12 @@ from live_kit import AVC_HEADER, World, audio, config, disposable, inter, key
 
 from flowctl.counts import NO_COUNTS, Counts
 from flowctl.flow import Cause, SendState, StateChange
+from flowctl.ladder import LadderStep, Move
 from flowctl.ledger import LedgerEntry, LedgerKind
 from flowctl.limits import Axis, Limits
 from flowctl.live.episodes import Episode
 from flowctl.reasons import CloseReason, DropReason
+from flowctl.rtmp.wire import Message
 from flowctl.sender_types import SenderSettings
 
 TIGHT = Limits.parse("8KiB,0", "32KiB,0")
@@ -40,6 +42,9 @@ class Script:
         change = StateChange(1, self.state, state, Cause.QUEUED, Axis.BYTES, 9000.0, 8192, at)
         self.state = state
         self.episode.take(LedgerEntry(LedgerKind.STATE, at, "queued: bytes 9000, limit 8192", change=change))
+
+    def step(self, old, new, at) -> None:
+        self.episode.take(LedgerEntry(LedgerKind.STEP, at, f"{old.name} -> {new.name}", move=Move(old, new, "")))
 
     def drop(self, count, at, reason=DropReason.THINNED) -> None:
         lost = Counts((0, 0, 0, count, 0, 0, 0), (0, 0, 0, count * 100, 0, 0, 0))
@@ -174,6 +179,22 @@ def test_log_when_a_viewer_is_cut_names_limit_and_value(lines, limits, settings,
     assert world.hub.snapshot().closed[reason] == 1
 
 
+def test_episode_when_the_viewer_steps_down_says_so_and_ends_when_it_has_everything_again(lines):
+    """One line at the step down, one when it is back on the first step, with steps and the delay removed."""
+    script = Script()
+    script.step(LadderStep.FULL, LadderStep.KEY_FRAMES, 1.0)
+    script.episode.take(LedgerEntry(LedgerKind.RETURN, 2.0, "returned to live", delay_removed_ms=3210.0))
+    script.step(LadderStep.KEY_FRAMES, LadderStep.NO_DISPOSABLE, 10.0)
+    script.episode.check(20.0)  # quiet, but not given everything
+    script.step(LadderStep.NO_DISPOSABLE, LadderStep.FULL, 30.0)
+    script.episode.check(32.5)
+    slow, recovered = lines
+    assert (slow["event"], slow["worst_step"]) == ("viewer slow", "KEY_FRAMES")
+    assert recovered["event"] == "viewer recovered"
+    names = ("worst_step", "step", "step_changes", "returns_to_live", "delay_removed_s")
+    assert [recovered[name] for name in names] == ["KEY_FRAMES", "FULL", 3, 1, 3.2]
+
+
 def test_log_when_refused_names_the_limit(lines):
     """Refusals of publishers and players name limit, value and maximum."""
     world = World(config(publishers_per_address=1))
@@ -186,6 +207,34 @@ def test_log_when_refused_names_the_limit(lines):
         1,
         "live/2",
     )
+
+
+def test_log_when_a_limit_ends_a_connection_names_it(lines):
+    """The line of a connection's end names the limit, also where the details say it in other words."""
+    world = World()
+    world.player("live/nobody")
+    world.run(61)
+    (line,) = named(lines, "connection closed")
+    assert (line["reason"], line["limit"]) == ("limit hit", "player_wait_s")
+    assert "player_wait_s" not in line["details"]
+
+
+def test_log_when_a_peer_leaves_names_no_limit(lines):
+    """A connection that ended without a limit has no such field."""
+    world = World()
+    world.player().leave()
+    (line,) = named(lines, "connection closed")
+    assert "limit" not in line
+
+
+def test_log_when_something_unknown_comes_says_so_once(lines):
+    """What is ignored is a hint for people who look for it: one line per kind and connection, at debug."""
+    world = World()
+    viewer = world.player()
+    for type_id in (77, 78, 77):
+        viewer.message(Message(3, 0, type_id, 0, b"x"))
+    (line,) = named(lines, "message ignored")
+    assert (line["what"], line["detail"], line["log_level"]) == ("unknown-message-type", "77", "debug")
 
 
 def test_log_when_a_disposable_frame_is_left_out_says_so_at_the_end(lines):

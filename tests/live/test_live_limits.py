@@ -14,6 +14,7 @@ from flowctl.rtmp.events import PublishStarted, StatusReceived, StreamEnded
 from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.wire import TYPE_VIDEO, Message
+from flowctl.sender_types import SenderSettings
 
 
 def reason(peer):
@@ -214,3 +215,27 @@ def test_type_when_video_of_another_stream_is_ignored(world):
     publisher.message(Message(6, 0, TYPE_VIDEO, 2, key(b"stray")))
     publisher.video(40, key(b"k"))
     assert viewer.payloads == [AVC_HEADER, AAC_HEADER, key(b"k")]
+
+
+def test_connection_when_a_silent_viewer_does_not_read_is_reset():
+    """A player that died is reset: an orderly end would wait in the kernel behind what it never reads."""
+    world = World(sender=SenderSettings(stuck_s=0.0, soft_too_long_s=0.0))
+    publisher, dead, quiet = world.publisher(), world.player(), world.player("live/other")
+    world.run(1)
+    dead.wire.room = 0
+    for number in range(100):
+        publisher.video(number * 1000, AVC_HEADER + b"." * 400)
+        world.run(1)
+    assert dead.ended[0] is CloseReason.IDLE
+    assert "ping_silence_s" in dead.ended[1]
+    assert dead.wire.reset
+    assert not quiet.wire.reset
+
+
+def test_connection_when_a_peer_at_fault_reads_is_told_and_closed_in_order():
+    """Who reads gets the answer that says what was wrong; a reset could overtake it."""
+    world = World()
+    viewer = world.player()
+    viewer.send(b"\x02\0\0\0\0\0\4\1\0\0\0\0\0\0\0\0")
+    assert viewer.ended[0] is CloseReason.PROTOCOL_ERROR
+    assert not viewer.wire.reset

@@ -130,3 +130,82 @@ def test_request_when_withdrawn_in_the_same_breath_is_forgotten(world, name):
     peer.send(asked + peer.session.send_message(gone))
     assert peer.connection.ended is None
     assert set(world.hub.snapshot().streams) <= {"live/room"}
+
+
+def far_behind(world):
+    """Return a publisher, and a player whose kernel takes nothing, with some frames queued for it."""
+    publisher = world.publisher()
+    viewer = world.player()
+    viewer.forget()
+    viewer.wire.room = len(viewer.wire.down)
+    for index in range(5):
+        publisher.video(index * 40, key(b"%d" % index, 300))
+    return publisher, viewer
+
+
+def free(world, viewer):
+    viewer.wire.room = None
+    world.run(1.0)
+
+
+def test_player_when_far_behind_is_told_of_the_beginning_after_the_end(world):
+    """A player that has not got the end yet hears of the next beginning behind it, with the frames in between."""
+    publisher, viewer = far_behind(world)
+    publisher.session.close_stream()
+    world.run()
+    world.publisher().video(0, key(b"new"))
+    assert viewer.codes == []
+    free(world, viewer)
+    assert viewer.codes == ["stream_eof", commands.PLAY_UNPUBLISH_NOTIFY, commands.PLAY_PUBLISH_NOTIFY]
+    assert viewer.payloads[-1] == key(b"new")
+
+
+def test_player_when_it_pauses_with_the_end_queued_is_told_of_it(world):
+    """What was queued goes with the pause, but not the word that the stream has ended."""
+    publisher, viewer = far_behind(world)
+    publisher.session.close_stream()
+    world.run()
+    viewer.command("pause", None, True, 0.0)
+    free(world, viewer)
+    assert ends(viewer) == 1
+    assert viewer.live._playing.waits_until is not None
+
+
+def test_player_when_it_pauses_with_end_and_beginning_queued_is_told_of_neither(world):
+    """Ended and begun again while it was behind: for a player that pauses nothing has changed."""
+    publisher, viewer = far_behind(world)
+    publisher.session.close_stream()
+    world.run()
+    world.publisher()
+    viewer.command("pause", None, True, 0.0)
+    free(world, viewer)
+    assert ends(viewer) == 0
+    assert commands.PLAY_PUBLISH_NOTIFY not in viewer.codes
+    viewer.command("pause", None, False, 0.0)
+    assert commands.PLAY_PUBLISH_NOTIFY not in viewer.codes
+
+
+def test_player_when_it_pauses_with_the_beginning_queued_is_told_of_it(world):
+    """A waiting player whose kernel takes nothing pauses before it has heard that the stream is published."""
+    viewer = world.player()
+    viewer.forget()
+    viewer.wire.room = len(viewer.wire.down)
+    world.publisher()
+    viewer.command("pause", None, True, 0.0)
+    free(world, viewer)
+    assert viewer.codes.count(commands.PLAY_PUBLISH_NOTIFY) == 1
+
+
+def test_player_when_resumed_before_it_heard_of_the_beginning_is_told_once(world, monkeypatch):
+    """The beginning is in the log before the place at which the player goes on, and the hub's word comes after it."""
+    viewer = world.player()
+    viewer.command("pause", None, True, 0.0)
+    viewer.forget()
+    told = []
+    monkeypatch.setattr(LiveSession, "on_thread", lambda _, callback, *args: told.append((callback, args)))
+    world.publisher()
+    viewer.command("pause", None, False, 0.0)
+    for callback, args in told:
+        viewer.live._answer(callback, args)
+    world.run()
+    assert viewer.codes.count(commands.PLAY_PUBLISH_NOTIFY) == 1

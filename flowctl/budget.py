@@ -1,0 +1,329 @@
+"""A memory budget for what waits for slow peers, and who is to give way when it is exceeded: fair victims (pure).
+
+What is counted. A stream log holds everything from the oldest place at which a viewer stands, or from its GOP cache
+if that begins earlier, up to its tail. Those bytes are shared: they are counted once, however many viewers stand
+there. What a viewer has queued for itself alone (control messages, own messages, what was copied out of the log for
+it) is its own. Both are charged with what a message costs beside its bytes.
+
+Whose fault is it? Of a log's bytes, those between the place of the viewer furthest behind and that of the next one are
+held for the first alone; the following stretch for two, and so on. Relieving anybody else frees nothing. What one
+viewer holds *by share* is every stretch divided by the number of viewers that hold it: the Shapley value of the
+airport game (Littlechild and Owen, "A simple expression for the Shapley value in a special case", 1973). Viewers that
+stand inside the GOP cache hold nothing: the cache is there for those who join, and has bounds of its own.
+
+Who gives way. On every log the furthest behind go first, as many as it takes, and of all logs those whose going frees
+most per viewer; or most per address, so that an address with a hundred connections counts as one. They are thinned
+first: what is queued for them is dropped up to a key frame. Who is chosen again in the same episode is closed. An
+episode begins above the limit and ends at the low mark. A viewer that holds nothing is never chosen.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from flowctl.errors import ConfigError
+from flowctl.units import format_size
+
+ENTRY_OVERHEAD_BYTES: Final = 480
+"""What one message of a log costs beside its bytes: the entry, its two tuples of totals with their numbers, and the
+header of the bytes object. Measured with tracemalloc on CPython 3.11: 471 to 480 bytes."""
+MESSAGE_OVERHEAD_BYTES: Final = 130
+"""What one message of a viewer's own costs beside its bytes: a tuple, a time, the header of the bytes object."""
+_SETTLE_S: Final = 0.5
+"""Who was told to thin is left alone for so long: it is done on the viewer's own thread, in its next flush."""
+_DEFAULT_LOW_SHARE: Final = 0.8
+
+
+class BudgetAction(enum.Enum):
+    """What is done to a viewer whose queue has to give way: THIN it to a key frame, or CLOSE its connection."""
+
+    THIN = "thin"
+    CLOSE = "close"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one viewer keeps from being freed.
+
+    Args:
+        key: who it is.
+        log: the log that it follows. None: none.
+        address: its address, for fairness by address.
+        behind_bytes: from its place to the log's tail, overhead included (`span_bytes`).
+        own_bytes: what is queued for it alone, overhead included.
+    """
+
+    key: Hashable
+    log: Hashable | None
+    address: str
+    behind_bytes: int
+    own_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is held altogether.
+
+    Args:
+        shared_bytes: bytes of the logs, each counted once.
+        own_bytes: bytes that wait for one viewer alone.
+        by_log: of `shared_bytes`, by log.
+    """
+
+    shared_bytes: int = 0
+    own_bytes: int = 0
+    by_log: Mapping[Hashable, int] = field(default_factory=dict)
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.shared_bytes + self.own_bytes
+
+
+NOTHING_HELD: Final = Held()
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A viewer that has to give way.
+
+    Args:
+        holding: what it holds.
+        action: what is done to it.
+        freed_bytes: what that frees, once those chosen before it have gone.
+        why: one line for logs.
+    """
+
+    holding: Holding
+    action: BudgetAction
+    freed_bytes: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetStatistics:
+    """A snapshot of the budget.
+
+    Args:
+        limit_bytes: above it, viewers give way. 0: there is no limit.
+        low_bytes: until the total is at or below it.
+        held: what is held, at the last look.
+        active: whether an episode is going on.
+        episodes: episodes so far.
+        thinned: viewers thinned so far; one may be counted in several episodes.
+        closed: viewers closed so far.
+        freed_bytes: what that was to free.
+    """
+
+    limit_bytes: int
+    low_bytes: int
+    held: Held = NOTHING_HELD
+    active: bool = False
+    episodes: int = 0
+    thinned: int = 0
+    closed: int = 0
+    freed_bytes: int = 0
+
+
+NO_BUDGET: Final = BudgetStatistics(limit_bytes=0, low_bytes=0)
+
+
+def span_bytes(size_bytes: int, messages: int) -> int:
+    """Return what a stretch of a log costs: its wire bytes, and the overhead of its messages."""
+    return size_bytes + messages * ENTRY_OVERHEAD_BYTES
+
+
+def held_by(logs: Mapping[Hashable, int], holdings: Iterable[Holding]) -> Held:
+    """Return what is held altogether.
+
+    Args:
+        logs: bytes of the GOP cache, overhead included, of every log that there is.
+        holdings: of the viewers that lag; who keeps up holds nothing.
+    """
+    by_log = dict(logs)
+    own = 0
+    for item in holdings:
+        own += item.own_bytes
+        if item.log is not None:
+            by_log[item.log] = max(by_log.get(item.log, 0), item.behind_bytes)
+    return Held(sum(by_log.values()), own, by_log)
+
+
+def fair_shares(logs: Mapping[Hashable, int], holdings: Iterable[Holding]) -> dict[Hashable, float]:
+    """Return what each viewer holds by share, in bytes (see the module); 0 for who holds nothing.
+
+    The shares of all viewers add up to what is held beyond the GOP caches.
+    """
+    shares: dict[Hashable, float] = {}
+    for log, items in _by_log(holdings).items():
+        floor = logs.get(log, 0)
+        ordered = sorted(items, key=lambda item: item.behind_bytes)
+        below, share = float(floor), 0.0
+        for index, item in enumerate(ordered):
+            if log is not None and item.behind_bytes > below:
+                share += (item.behind_bytes - below) / (len(ordered) - index)
+                below = item.behind_bytes
+            shares[item.key] = share + item.own_bytes
+    return shares
+
+
+def choose(
+    logs: Mapping[Hashable, int], holdings: Iterable[Holding], excess_bytes: int, *, per_address: bool = False
+) -> list[tuple[Holding, int]]:
+    """Return who has to give way so that `excess_bytes` are freed, with what each of them frees; most first.
+
+    Args:
+        logs: as for `held_by`.
+        holdings: of the viewers that lag, less those that are not to be chosen but hold all the same.
+        excess_bytes: what has to be freed; not more than necessary is.
+        per_address: count the viewers of one address as one where it is weighed what their going frees.
+    """
+    pieces: list[_Piece] = []
+    for log, items in _by_log(holdings).items():
+        if log is None:
+            pieces += [_Piece(item.own_bytes, 1, [(item, item.own_bytes)]) for item in items if item.own_bytes]
+        else:
+            pieces += _pieces(items, logs.get(log, 0), per_address=per_address)
+    # The pieces of one log become less worthwhile one after the other, so sorting keeps their order.
+    pieces.sort(key=lambda piece: piece.freed_bytes / piece.count, reverse=True)
+    chosen: list[tuple[Holding, int]] = []
+    left = excess_bytes
+    for piece in pieces:
+        for item, freed in piece.items:
+            if left <= 0:
+                return _without_ties(chosen)
+            chosen.append((item, freed))
+            left -= freed
+    return _without_ties(chosen)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Viewers of one log that go together: (holding, bytes freed by its going after those before it)."""
+
+    freed_bytes: int
+    count: int
+    items: list[tuple[Holding, int]]
+
+
+def _by_log(holdings: Iterable[Holding]) -> dict[Hashable | None, list[Holding]]:
+    result: dict[Hashable | None, list[Holding]] = {}
+    for item in holdings:
+        result.setdefault(item.log, []).append(item)
+    return result
+
+
+def _pieces(items: list[Holding], floor: int, *, per_address: bool) -> list[_Piece]:
+    """Return the viewers of one log, furthest behind first, in pieces that free less and less per viewer.
+
+    The bytes that the first k of them free, over k, is a curve; its upper hull tells where to stop: of two that stand
+    at the same place, the first frees nothing by going alone.
+    """
+    ordered = sorted(items, key=lambda item: item.behind_bytes, reverse=True)
+    ordered = [item for item in ordered if item.behind_bytes > floor or item.own_bytes]
+    hull: list[_Piece] = []
+    addresses: set[str] = set()
+    for index, item in enumerate(ordered):
+        below = max(ordered[index + 1].behind_bytes, floor) if index + 1 < len(ordered) else floor
+        freed = max(item.behind_bytes - below, 0) + item.own_bytes
+        count = 1
+        if per_address:
+            count = 0 if item.address in addresses else 1
+            addresses.add(item.address)
+        piece = _Piece(freed, count, [(item, freed)])
+        while hull and (not piece.count or hull[-1].freed_bytes * piece.count <= piece.freed_bytes * hull[-1].count):
+            last = hull.pop()
+            piece = _Piece(last.freed_bytes + piece.freed_bytes, last.count + piece.count, last.items + piece.items)
+        hull.append(piece)
+    return [piece for piece in hull if piece.freed_bytes]
+
+
+def _without_ties(chosen: list[tuple[Holding, int]]) -> list[tuple[Holding, int]]:
+    """Leave out those at the end whose going would free nothing without those that are not chosen."""
+    while chosen and not chosen[-1][1]:
+        chosen.pop()
+    return chosen
+
+
+class MemoryBudget:
+    """Watches what is held and says who has to give way. Not thread-safe: one thread looks.
+
+    Args:
+        limit_bytes: above it, viewers give way. 0: nobody ever does; what is held is counted all the same.
+        low_bytes: until no more than this is held. None: four fifths of the limit.
+        per_address: see `choose`.
+
+    Raises:
+        ConfigError: not 0 <= low_bytes < limit_bytes.
+    """
+
+    def __init__(self, limit_bytes: int, *, low_bytes: int | None = None, per_address: bool = False) -> None:
+        if limit_bytes < 0:
+            raise ConfigError(f"the memory budget is {limit_bytes}, it must be 0 (off) or more bytes")
+        low = int(limit_bytes * _DEFAULT_LOW_SHARE) if low_bytes is None else low_bytes
+        if limit_bytes and not 0 <= low < limit_bytes:
+            raise ConfigError(f"the low mark of the memory budget is {low}, it must be 0 to below {limit_bytes}")
+        self.limit_bytes: Final = limit_bytes
+        self.low_bytes: Final = low
+        self.per_address: Final = per_address
+        self._held = NOTHING_HELD
+        self._active = False
+        self._thinned_at: dict[Hashable, float] = {}  # of the present episode
+        self._episodes = self._thinned = self._closed = self._freed = 0
+
+    def judge(self, logs: Mapping[Hashable, int], holdings: Iterable[Holding], now: float) -> list[Victim]:
+        """Look at what is held; return who has to give way now, and how. O(viewers that lag), and their sorting.
+
+        Args:
+            logs: as for `held_by`.
+            holdings: of the viewers that lag.
+            now: time in seconds.
+        """
+        items = list(holdings)
+        held = self._held = held_by(logs, items)
+        if not self._active and self.limit_bytes and held.total_bytes > self.limit_bytes:
+            self._active = True
+            self._episodes += 1
+        elif self._active and held.total_bytes <= self.low_bytes:
+            self._active = False
+            self._thinned_at.clear()
+        if not self._active:
+            return []
+        chosen = choose(logs, items, held.total_bytes - self.low_bytes, per_address=self.per_address)
+        return [victim for item, freed in chosen if (victim := self._sentence(item, freed, held, now)) is not None]
+
+    def _sentence(self, item: Holding, freed: int, held: Held, now: float) -> Victim | None:
+        """Decide between thinning and closing; None for who was told to thin just now."""
+        thinned_at = self._thinned_at.get(item.key)
+        if thinned_at is not None and now - thinned_at < _SETTLE_S:
+            return None
+        action = BudgetAction.THIN if thinned_at is None else BudgetAction.CLOSE
+        self._freed += freed
+        if action is BudgetAction.THIN:
+            self._thinned_at[item.key] = now
+            self._thinned += 1
+        else:
+            del self._thinned_at[item.key]
+            self._closed += 1
+        why = (
+            f"memory budget: {format_size(held.total_bytes)} held, the limit is {format_size(self.limit_bytes)}; "
+            f"{format_size(item.behind_bytes)} of a stream wait for this viewer, "
+            f"{format_size(freed)} of it for nobody else"
+        )
+        return Victim(item, action, freed, why)
+
+    def statistics(self) -> BudgetStatistics:
+        """Return a snapshot."""
+        return BudgetStatistics(
+            limit_bytes=self.limit_bytes,
+            low_bytes=self.low_bytes,
+            held=self._held,
+            active=self._active,
+            episodes=self._episodes,
+            thinned=self._thinned,
+            closed=self._closed,
+            freed_bytes=self._freed,
+        )

@@ -1,0 +1,411 @@
+"""Looks at all viewers that lag, a few times a second: memory budget, shares of viewers, shadow policy, delay.
+
+Theory of operation. One timer on the server's first poll group. A *look* asks the fan-outs who is served from its own
+cursor, and each of those Senders for a `Glance`; who keeps up costs nothing here. What is held goes to the
+`MemoryBudget`, whose victims are relieved or closed through their Senders, which do it on their own threads. States and
+steps are counted per stream for the `Signals`. Each lagging viewer has a `Shadow`, where a candidate is set. Where the
+delay is the age axis, all viewers are sampled in turn, each once in two seconds, on their own threads.
+
+Threads: looks run on the first poll group; `statistics` may be called from any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from flowctl._locks import OwnedLock
+from flowctl.budget import BudgetAction, BudgetStatistics, Holding, MemoryBudget, Victim, span_bytes
+from flowctl.connection import Connection
+from flowctl.counts import Counts, total
+from flowctl.flow import SendState
+from flowctl.ladder import LadderStep
+from flowctl.ledger import LedgerKind
+from flowctl.live.config import LiveConfig
+from flowctl.live.signals import Signals
+from flowctl.live.stream import Stream
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.sender import Sender
+from flowctl.sender_types import AgeSource, Glance, SenderStatistics
+from flowctl.shadow import NO_SHADOW, Shadow, ShadowReport
+from flowctl.shares import STATE_COUNT, STEP_COUNT, ViewerShares
+from flowctl.streamlog import StreamLog
+
+_log: Final = structlog.get_logger("flowctl.live")
+
+LOOK_S: Final = 0.25
+"""Time between two looks: at 100 Mbit/s published, a budget is passed by 3 MB at most before it is noticed."""
+_LOOK_SHARE: Final = 0.02
+"""Looks take no more than this share of their thread's time: with thousands that lag they come less often."""
+_SWEEP_S: Final = 2.0
+"""Time in which each viewer's delay is sampled once, where it is the age axis."""
+_LINES: Final = 20
+"""Victims that are logged one by one in one look; the rest is summed up in one more line."""
+_OWN_FAULT: Final = frozenset(
+    {
+        CloseReason.HARD_LIMIT,
+        CloseReason.STUCK,
+        CloseReason.SOFT_TOO_LONG,
+        CloseReason.LADDER,
+        CloseReason.MEMORY_BUDGET,
+    }
+)
+"""Reasons for which a viewer was closed because it was slow."""
+_NOT_DROPS: Final = (DropReason.UNFOLLOWED, DropReason.CLOSED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OversightStatistics:
+    """A snapshot of what the looks have found.
+
+    Args:
+        budget: memory held for slow viewers, and who gave way.
+        held_by_stream: bytes of the streams' logs that are held, by stream.
+        shares: states and steps of the viewers of each stream, at the last look.
+        shadow: comparison with the candidate, by stream, viewers that have gone included.
+        looks: looks so far.
+        longest_look_s: longest of them.
+    """
+
+    budget: BudgetStatistics
+    held_by_stream: dict[str, int] = field(default_factory=dict)
+    shares: dict[str, ViewerShares] = field(default_factory=dict)
+    shadow: dict[str, ShadowReport] = field(default_factory=dict)
+    looks: int = 0
+    longest_look_s: float = 0.0
+
+    @property
+    def shadow_total(self) -> ShadowReport:
+        """The comparison over all streams."""
+        return sum(self.shadow.values(), NO_SHADOW)
+
+
+class _Seen(NamedTuple):
+    """A viewer that lags."""
+
+    stream: Stream
+    log: StreamLog
+    sender: Sender
+    glance: Glance
+
+
+class _Shadowed(NamedTuple):
+    """A viewer with a shadow: who, which stream and log, and the shadow."""
+
+    stream: str
+    log: StreamLog
+    shadow: Shadow
+
+
+class Oversight:
+    """The looks of one server.
+
+    Args:
+        config: of the server.
+        clock: monotonic seconds.
+        call_later: calls back on the first poll group: (delay in seconds, callback, arguments).
+        streams: returns all streams, with their numbers of viewers. Any thread.
+        age_from: what the age axis of the viewers' limits measures.
+
+    Attributes:
+        signals: who is told about the shares of viewers.
+        report: told of exceptions of subscribers and of the candidate: (where, error). Replaced before `start`.
+    """
+
+    def __init__(
+        self,
+        config: LiveConfig,
+        clock: Callable[[], float],
+        call_later: Callable[..., Any],
+        streams: Callable[[], dict[Stream, int]],
+        age_from: AgeSource = AgeSource.QUEUE,
+    ) -> None:
+        self.report: Callable[[str, Exception], None] = _log_error
+        self.signals: Final = Signals(self._report)
+        self.age_from = age_from
+        self._config = config
+        self._clock = clock
+        self._call_later = call_later
+        self._streams = streams
+        self._budget = MemoryBudget(config.memory_budget_bytes, per_address=config.memory_budget_per_address)
+        self._lock = OwnedLock()
+        self._shadows: dict[Sender, _Shadowed] = {}  # guarded by _lock
+        self._past_shadow: dict[str, ShadowReport] = {}  # of shadows that have ended; guarded by _lock
+        self._candidate = config.shadow  # None: none, or it has failed
+        self._shares: dict[str, ViewerShares] = {}  # replaced as a whole; guarded by _lock
+        self._held_by_stream: dict[str, int] = {}  # replaced as a whole; guarded by _lock
+        self._to_sample: deque[Sender] = deque()  # the first poll group's thread
+        self._filled_at = float("-inf")
+        self._slice = 0
+        self._looks = 0
+        self._last_look_s = self._longest_look_s = 0.0
+
+    def _report(self, where: str, error: Exception) -> None:
+        self.report(where, error)
+
+    def start(self) -> None:
+        """Look from now on, until the server stops."""
+        self._call_later(LOOK_S, self._tick)
+
+    def _tick(self) -> None:
+        try:
+            self.look()
+        except Exception as error:  # noqa: BLE001 - the next look may succeed, and the server lives without it
+            self.report("look at slow viewers", error)
+        self._call_later(max(LOOK_S, self._last_look_s / _LOOK_SHARE), self._tick)
+
+    def look(self) -> None:
+        """Look once. The first poll group's thread."""
+        now = self._clock()
+        streams = self._streams()
+        logs, seen = self._see(streams)
+        self._judge_memory(logs, seen, now)
+        self._count_shares(streams, seen, now)
+        if self._candidate is not None:
+            self._run_shadows(seen, now)
+        if self.age_from is AgeSource.DELAY:
+            self._sweep(streams, now)
+        self._looks += 1
+        self._last_look_s = self._clock() - now
+        self._longest_look_s = max(self._longest_look_s, self._last_look_s)
+
+    @staticmethod
+    def _see(streams: Iterable[Stream]) -> tuple[dict[Hashable, int], list[_Seen]]:
+        """Return what the GOP cache of each log holds, and who lags."""
+        logs: dict[Hashable, int] = {}
+        seen = []
+        for stream in streams:
+            for wire in stream.wires:
+                log, cached = wire.log, wire.log.cached
+                tail = log.tail
+                logs[log] = (
+                    0 if cached is None else span_bytes(tail.offset - cached.offset, tail.sequence - cached.sequence)
+                )
+                for fanout in wire.fanouts.active:
+                    seen += [_Seen(stream, log, sender, sender.glance()) for sender in fanout.lagging()]
+        return logs, seen
+
+    # -- memory
+
+    def _judge_memory(self, logs: dict[Hashable, int], seen: list[_Seen], now: float) -> None:
+        holdings = []
+        for item in seen:
+            if item.sender.closed:
+                continue  # it is about to go, and all that it holds with it
+            entry, tail = item.glance.entry, item.log.tail
+            behind = 0 if entry is None else span_bytes(tail.offset - entry.offset, tail.sequence - entry.sequence)
+            own = span_bytes(item.glance.own_bytes, item.glance.own_messages)
+            holdings.append(Holding(item.sender, item.log, _peer(item.sender)[0], behind, own))
+        victims = self._budget.judge(logs, holdings, now)
+        held = self._budget.statistics().held.by_log
+        by_stream: dict[str, int] = {}
+        for log, size in held.items():
+            name = _stream_name(log)
+            by_stream[name] = by_stream.get(name, 0) + size
+        with self._lock:
+            self._held_by_stream = by_stream
+        for number, victim in enumerate(victims):
+            self._relieve(victim, logged=number < _LINES)
+        if len(victims) > _LINES:
+            _log.warning("memory budget: further viewers gave way", viewers=len(victims) - _LINES)
+
+    @staticmethod
+    def _relieve(victim: Victim, *, logged: bool) -> None:
+        sender = victim.holding.key
+        if not isinstance(sender, Sender):
+            raise TypeError("the memory budget was shown something that is no viewer")
+        if logged:
+            peer = _peer(sender)
+            _log.warning(
+                "memory budget: viewer thinned"
+                if victim.action is BudgetAction.THIN
+                else "memory budget: viewer closed",
+                stream=_stream_name(victim.holding.log),
+                peer=f"{peer[0]}:{peer[1]}",
+                why=victim.why,
+            )
+        if victim.action is BudgetAction.THIN:
+            sender.relieve(victim.why)
+        else:
+            sender.close(CloseReason.MEMORY_BUDGET, victim.why)
+
+    # -- shares
+
+    def _count_shares(self, streams: dict[Stream, int], seen: list[_Seen], now: float) -> None:
+        """Count states and steps by stream: who does not lag is READY and on the first step."""
+        states = {stream.name: [0] * STATE_COUNT for stream in streams}
+        steps = {stream.name: [0] * STEP_COUNT for stream in streams}
+        delays: dict[str, float] = {}
+        for item in seen:
+            name = item.stream.name
+            states[name][item.glance.state] += 1
+            steps[name][item.glance.step] += 1
+            delays[name] = max(delays.get(name, 0.0), item.glance.delay_ms)
+        shares = {}
+        for stream, viewers in streams.items():
+            name = stream.name
+            states[name][SendState.READY] += max(viewers - sum(states[name]), 0)
+            steps[name][LadderStep.FULL] += max(viewers - sum(steps[name]), 0)
+            shares[name] = ViewerShares(
+                stream=name,
+                at=now,
+                viewers=sum(states[name]),
+                states=tuple(states[name]),
+                steps=tuple(steps[name]),
+                worst_delay_ms=delays.get(name, 0.0),
+            )
+        with self._lock:
+            self._shares = shares
+        if self.signals.wanted:
+            self.signals.tell(shares)
+
+    # -- the shadow
+
+    def _run_shadows(self, seen: list[_Seen], now: float) -> None:
+        """Show the shadows what has happened; begin those of who lags now, end those that have nothing to compare."""
+        glances = {item.sender: item for item in seen}
+        with self._lock:
+            shadows = dict(self._shadows)
+        ended = []
+        for sender, shadowed in shadows.items():
+            if not self._sample(sender, shadowed, glances.pop(sender, None), now):
+                ended.append(sender)
+        begun = {}
+        for item in glances.values():
+            if item.glance.lagging and not item.glance.joining:
+                shadow = self._begin(item, now)
+                if shadow is not None:
+                    begun[item.sender] = shadow
+        finished = [(shadows[sender].stream, _compare(sender, shadows[sender].shadow)) for sender in ended]
+        with self._lock:
+            for sender in ended:
+                del self._shadows[sender]
+            self._shadows.update(begun)
+            for name, report in finished:
+                self._past_shadow[name] = self._past_shadow.get(name, NO_SHADOW) + report
+
+    def _begin(self, item: _Seen, now: float) -> _Shadowed | None:
+        candidate = self._candidate
+        if candidate is None:
+            return None
+        tail, statistics = item.log.tail, item.sender.statistics()
+        try:
+            shadow = Shadow(
+                candidate,
+                now,
+                queued=statistics.queued,
+                age_s=statistics.load.age_ms / 1000,
+                offered=(tail.counts, tail.sizes),
+                taken_bytes=item.glance.bytes_sent,
+                live_changes=statistics.transitions,
+                live_dropped=_dropped(statistics),
+            )
+        except Exception as error:  # noqa: BLE001 - the candidate's policy is the application's
+            self._candidate_failed(error)
+            return None
+        return _Shadowed(item.stream.name, item.log, shadow)
+
+    def _sample(self, sender: Sender, shadowed: _Shadowed, item: _Seen | None, now: float) -> bool:
+        """Show one shadow what has happened; return whether it goes on."""
+        glance = sender.glance() if item is None else item.glance
+        if sender.closed or sender.following is not shadowed.log:
+            return False
+        tail = shadowed.log.tail
+        try:
+            shadowed.shadow.sample(
+                now,
+                offered=(tail.counts, tail.sizes),
+                taken_bytes=glance.bytes_sent,
+                busy=glance.lagging,
+                live=glance.state,
+                per_second=shadowed.log.rates.per_second(now, tail.counts, tail.sizes),
+            )
+        except Exception as error:  # noqa: BLE001 - as above
+            self._candidate_failed(error)
+            return False
+        return glance.lagging or not (shadowed.shadow.drained or shadowed.shadow.closed)
+
+    def _candidate_failed(self, error: Exception) -> None:
+        """Judge by it no longer: it would fail for every viewer, four times a second."""
+        self._candidate = None
+        self.report("shadow policy, which is not asked any more", error)
+
+    # -- the delay as age
+
+    def _sweep(self, streams: Iterable[Stream], now: float) -> None:
+        """Have the delay of the next few viewers sampled, each on its own thread."""
+        if not self._to_sample and now - self._filled_at >= _SWEEP_S:
+            self._filled_at = now
+            for stream in streams:
+                for wire in stream.wires:
+                    for fanout in wire.fanouts.active:
+                        self._to_sample.extend(fanout.keeping_up())
+            self._slice = math.ceil(len(self._to_sample) * LOOK_S / _SWEEP_S)
+        by_group: dict[Any, list[Sender]] = {}
+        for _ in range(min(self._slice, len(self._to_sample))):
+            sender = self._to_sample.popleft()
+            host = sender.host
+            group = host.group if isinstance(host, Connection) else None
+            if group is not None and not sender.closed:
+                by_group.setdefault(group, []).append(sender)
+        for group, senders in by_group.items():
+            group.call_soon(_sample_all, senders)
+
+    # -- what was found
+
+    def statistics(self) -> OversightStatistics:
+        """Return a snapshot. Any thread; O(viewers with a shadow)."""
+        with self._lock:
+            shadows, reports = dict(self._shadows), dict(self._past_shadow)
+            shares, held_by_stream = self._shares, self._held_by_stream
+        for sender, shadowed in shadows.items():
+            name = shadowed.stream
+            reports[name] = reports.get(name, NO_SHADOW) + _compare(sender, shadowed.shadow)
+        return OversightStatistics(
+            budget=self._budget.statistics(),
+            held_by_stream=dict(held_by_stream),
+            shares=dict(shares),
+            shadow=reports,
+            looks=self._looks,
+            longest_look_s=self._longest_look_s,
+        )
+
+
+def _log_error(where: str, error: Exception) -> None:
+    _log.error("handler failed", where=where, error=f"{type(error).__name__}: {error}")
+
+
+def _sample_all(senders: list[Sender]) -> None:
+    for sender in senders:
+        sender.sample_delay()
+
+
+def _peer(sender: Sender) -> tuple[str, int]:
+    host = sender.host
+    return host.peer if isinstance(host, Connection) else ("", 0)
+
+
+def _stream_name(log: object) -> str:
+    """Return the name of the stream that a log belongs to: logs are called ``app/stream#msid``."""
+    return log.name.rpartition("#")[0] or log.name if isinstance(log, StreamLog) else ""
+
+
+def _dropped(statistics: SenderStatistics) -> Counts:
+    """Return what was dropped for being slow: not what the viewer left itself, or had queued when it was closed."""
+    return total(counts for reason, counts in statistics.dropped.items() if reason not in _NOT_DROPS)
+
+
+def _compare(sender: Sender, shadow: Shadow) -> ShadowReport:
+    """Return the comparison for one viewer as it stands."""
+    statistics = sender.statistics()
+    closed_at = None
+    if statistics.close_reason in _OWN_FAULT:
+        closed_at = next((entry.at for entry in reversed(sender.ledger()) if entry.kind is LedgerKind.CLOSE), None)
+    return shadow.report(
+        live_changes=statistics.transitions, live_dropped=_dropped(statistics), live_closed_at=closed_at
+    )

@@ -1,0 +1,159 @@
+"""Who is told how the viewers of a stream are doing: subscriptions of the application and of publishers.
+
+`Signals.subscribe` is for the application. A publisher asks with the parameter ``viewer_states`` of its stream name
+(``room?viewer_states=5``) and gets a data message ``onViewerStates`` at most every so many seconds. Nobody is told who
+did not ask: encoders do not know the message.
+
+Threads: subscribing and cancelling from any; callbacks are called on the server's first poll group, one at a time, with
+no lock held. They must not block. What they raise is reported and does not end the subscription.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from flowctl._locks import OwnedLock
+from flowctl.flow import SendState
+from flowctl.ladder import LadderStep
+from flowctl.shares import ShareSettings, ShareWatch, ViewerShares
+
+PARAMETER: Final = "viewer_states"
+"""Parameter of a publisher's stream name; its value is the least time between two messages in seconds."""
+EVENT_NAME: Final = "onViewerStates"
+LEAST_PUBLISHER_S: Final = 2.0
+_USUAL_PUBLISHER_S: Final = 5.0
+_MOST_PUBLISHER_S: Final = 3600.0
+
+SharesCallback = Callable[[ViewerShares], object]
+
+
+class Subscription:
+    """One subscriber; see `Signals.subscribe`.
+
+    Attributes:
+        stream: name of the stream. None: all.
+        settings: when it is told.
+    """
+
+    __slots__ = ("_cancelled", "_signals", "_watches", "callback", "settings", "stream")
+
+    def __init__(self, signals: Signals, stream: str | None, callback: SharesCallback, settings: ShareSettings) -> None:
+        self._signals = signals
+        self._watches: dict[str, ShareWatch] = {}  # by stream; the first poll group's thread
+        self._cancelled = False
+        self.stream = stream
+        self.callback = callback
+        self.settings = settings
+
+    def cancel(self) -> None:
+        """End it: the callback is not called again, but for a call that is under way. Any thread; idempotent."""
+        self._cancelled = True
+        self._signals.remove(self)
+
+    def tell(self, shares: ViewerShares) -> None:
+        """Call the callback if `shares` are worth it. The first poll group's thread."""
+        watch = self._watches.get(shares.stream)
+        if watch is None:
+            watch = self._watches[shares.stream] = ShareWatch(self.settings)
+        if not self._cancelled and watch.take(shares):
+            self.callback(shares)
+
+    def forget(self, present: Mapping[str, ViewerShares]) -> None:
+        """Forget the streams that are not there any more."""
+        for name in [name for name in self._watches if name not in present]:
+            del self._watches[name]
+
+
+class Signals:
+    """All subscriptions of a server.
+
+    Args:
+        report: told of the exceptions of callbacks: (where, error).
+    """
+
+    def __init__(self, report: Callable[[str, Exception], None]) -> None:
+        self._report = report
+        self._lock = OwnedLock()
+        self._subscriptions: tuple[Subscription, ...] = ()  # guarded by _lock
+
+    def subscribe(
+        self, callback: SharesCallback, *, stream: str | None = None, settings: ShareSettings | None = None
+    ) -> Subscription:
+        """Have `callback` called with a `ViewerShares` when the shares of viewers have changed. Any thread.
+
+        Args:
+            callback: called on the server's first poll group, which it must not block; its exceptions are reported.
+            stream: ``app/stream``. None: all streams, each on its own.
+            settings: when it is worth a call. None: at most once a second, at 5 percentage points.
+
+        Returns:
+            The subscription; `cancel` ends it.
+        """
+        subscription = Subscription(self, stream, callback, settings or ShareSettings())
+        with self._lock:
+            self._subscriptions = (*self._subscriptions, subscription)
+        return subscription
+
+    def remove(self, subscription: Subscription) -> None:
+        """Forget a subscription; harmless when it is not there. Any thread."""
+        with self._lock:
+            self._subscriptions = tuple(item for item in self._subscriptions if item is not subscription)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody has subscribed. Any thread."""
+        with self._lock:
+            return bool(self._subscriptions)
+
+    def tell(self, present: Mapping[str, ViewerShares]) -> None:
+        """Tell the subscribers what is worth telling. The first poll group's thread.
+
+        Args:
+            present: the shares of all streams, by name.
+        """
+        with self._lock:
+            subscriptions = self._subscriptions
+        for subscription in subscriptions:
+            subscription.forget(present)
+            if subscription.stream is None:
+                wanted = list(present.values())
+            else:
+                wanted = [present[subscription.stream]] if subscription.stream in present else []
+            for shares in wanted:
+                try:
+                    subscription.tell(shares)
+                except Exception as error:  # noqa: BLE001 - a subscriber's fault must not cost the others theirs
+                    self._report("subscriber of viewer shares", error)
+
+
+def publisher_settings(text: str) -> ShareSettings:
+    """Return how often a publisher that asked with ``viewer_states=text`` is told.
+
+    What is no number means five seconds. A message is repeated after twelve times that even where nothing changes, so
+    that a publisher can tell silence from a server that does not know the parameter.
+    """
+    try:
+        asked_s = float(text)
+    except ValueError:
+        asked_s = _USUAL_PUBLISHER_S
+    asked_s = asked_s if math.isfinite(asked_s) and asked_s > 0 else _USUAL_PUBLISHER_S
+    interval_s = min(max(asked_s, LEAST_PUBLISHER_S), _MOST_PUBLISHER_S)
+    return ShareSettings(interval_s=interval_s, settle_s=2 * interval_s, repeat_s=12 * interval_s)
+
+
+def message_values(shares: ViewerShares) -> dict[str, Any]:
+    """Return the properties of ``onViewerStates``: numbers of viewers, shares from 0 to 1, the worst delay in ms."""
+    return {
+        "viewers": float(shares.viewers),
+        "ready": round(shares.in_state(SendState.READY), 4),
+        "overloaded": round(shares.in_state(SendState.OVERLOADED), 4),
+        "softLimit": round(shares.in_state(SendState.SOFT_LIMIT), 4),
+        "hardLimit": round(shares.in_state(SendState.HARD_LIMIT), 4),
+        "full": round(shares.on_step(LadderStep.FULL), 4),
+        "noDisposable": round(shares.on_step(LadderStep.NO_DISPOSABLE), 4),
+        "keyFrames": round(shares.on_step(LadderStep.KEY_FRAMES), 4),
+        "audioOnly": round(shares.on_step(LadderStep.AUDIO_ONLY), 4),
+        "worstDelayMs": float(round(shares.worst_delay_ms)),
+    }

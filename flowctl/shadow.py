@@ -1,0 +1,456 @@
+"""A shadow policy: what other limits, or another drop policy, would have done for a viewer; it acts on nothing (pure).
+
+What a shadow cannot know is what the real queue would have been under it: had it dropped more, the link would have had
+less to carry. So it keeps a queue of its own, a virtual one, which is offered what the stream published, refuses what
+the candidate refuses, and is drained by what the kernel really took. Three things remain estimates, and are counted
+or stated:
+
+- While the real queue was empty, the kernel could have taken more than it was given. The rate that was last measured
+  while it had enough to do is assumed then (`ShadowReport.assumed_s` says for how long).
+- What the kernel took is taken off the virtual queue whatever it was; the candidate would have sent other messages,
+  but over the same link at the same rate.
+- Time passes in samples, a fraction of a second each. What was published within one counts as published at its
+  end, so a change of state is late by a sample at most, and key frames are known by the sample.
+
+Only viewers that lag have a shadow. It begins with a copy of the real queue, and ends when both queues have drained, or
+the viewer has gone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from flowctl.counts import NO_COUNTS, Counts
+from flowctl.drain import STALL_S
+from flowctl.errors import ConfigError
+from flowctl.flow import CLASS_COUNT, FlowCore, Load, MessageClass, SendState, StateChange
+from flowctl.ladder import Ladder, LadderSettings, LadderStep, Reading, step_rates
+from flowctl.limits import Limits
+from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, Thin, refused_mask
+from flowctl.reasons import CloseReason
+
+_RATE_S: Final = 2.0
+"""Time constant of the measured rate."""
+_READ_S: Final = 0.5
+"""How often the candidate's ladder is shown something, as a real one."""
+_KEY: Final = MessageClass.KEY
+_INTER: Final = MessageClass.INTER
+_AUDIO: Final = MessageClass.AUDIO
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """What a shadow judges by.
+
+    Args:
+        limits: soft and hard limits.
+        policy: what to drop.
+        name: for statistics and logs.
+        stuck_s: it would close a peer whose kernel took nothing for so long. 0: it would not.
+        soft_too_long_s: it would close after so long at or above SOFT_LIMIT. 0: it would not.
+        ladder: times of its step-down ladder. None: it has none.
+    """
+
+    limits: Limits
+    policy: DropPolicy
+    name: str = "candidate"
+    stuck_s: float = 15.0
+    soft_too_long_s: float = 60.0
+    ladder: LadderSettings | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("stuck_s", "soft_too_long_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} of the shadow is {getattr(self, name)}, it must be 0 (off) or more seconds")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShadowReport:
+    """What the candidate and the real policy did, compared; two add up with ``+``.
+
+    Args:
+        viewers: times a viewer was shadowed.
+        compared_s: for how long.
+        agreed_s: of that, with both in the same state.
+        assumed_s: of that, with the link's rate assumed and not measured.
+        changes: changes of state of the candidate.
+        live_changes: of the real policy, in the same time.
+        dropped: what the candidate would have dropped, by class.
+        live_dropped: what was dropped, by class.
+        would_have_closed: viewers that the candidate would have closed and that were not, or not yet.
+        would_have_kept: viewers that were closed for being slow and that the candidate would have kept.
+        closed_by_both: viewers that both closed.
+        earlier_s: by how much the candidate would have closed those earlier, summed up; less than 0: later.
+        close_reasons: why the candidate would have closed, by reason.
+    """
+
+    viewers: int = 0
+    compared_s: float = 0.0
+    agreed_s: float = 0.0
+    assumed_s: float = 0.0
+    changes: int = 0
+    live_changes: int = 0
+    dropped: Counts = NO_COUNTS
+    live_dropped: Counts = NO_COUNTS
+    would_have_closed: int = 0
+    would_have_kept: int = 0
+    closed_by_both: int = 0
+    earlier_s: float = 0.0
+    close_reasons: dict[CloseReason, int] = field(default_factory=dict)
+
+    @property
+    def agreement(self) -> float:
+        """Share of the time in which both were in the same state, 0..1; 1 where nothing was compared."""
+        return self.agreed_s / self.compared_s if self.compared_s else 1.0
+
+    def __add__(self, other: ShadowReport) -> ShadowReport:
+        reasons = dict(self.close_reasons)
+        for reason, count in other.close_reasons.items():
+            reasons[reason] = reasons.get(reason, 0) + count
+        return ShadowReport(
+            viewers=self.viewers + other.viewers,
+            compared_s=self.compared_s + other.compared_s,
+            agreed_s=self.agreed_s + other.agreed_s,
+            assumed_s=self.assumed_s + other.assumed_s,
+            changes=self.changes + other.changes,
+            live_changes=self.live_changes + other.live_changes,
+            dropped=self.dropped + other.dropped,
+            live_dropped=self.live_dropped + other.live_dropped,
+            would_have_closed=self.would_have_closed + other.would_have_closed,
+            would_have_kept=self.would_have_kept + other.would_have_kept,
+            closed_by_both=self.closed_by_both + other.closed_by_both,
+            earlier_s=self.earlier_s + other.earlier_s,
+            close_reasons=reasons,
+        )
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """What the candidate took in during one sample, less what has drained since."""
+
+    at: float
+    messages: list[float]
+    sizes: list[float]
+
+    @property
+    def size_bytes(self) -> float:
+        return sum(self.sizes)
+
+
+class Shadow:
+    """One viewer as a candidate would have treated it.
+
+    Args:
+        candidate: what it judges by.
+        now: time in seconds.
+        queued: what is queued in reality, by class.
+        age_s: how old the oldest of that is.
+        offered: totals of the followed log up to now, as (messages, bytes) by class.
+        taken_bytes: what the kernel has taken of this viewer's output so far.
+        live_changes: edges of the real state so far.
+        live_dropped: what was dropped in reality so far.
+    """
+
+    __slots__ = (
+        "_agreed_s",
+        "_assumed_s",
+        "_began",
+        "_broken",
+        "_candidate",
+        "_close",
+        "_core",
+        "_dropped",
+        "_dropped_sizes",
+        "_ladder",
+        "_last",
+        "_live_base",
+        "_mask",
+        "_measured_at",
+        "_offered",
+        "_progress_at",
+        "_queue",
+        "_rate",
+        "_read_at",
+        "_soft",
+        "_taken",
+        "_was_drained",
+        "_was_refused",
+    )
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        now: float,
+        *,
+        queued: Counts,
+        age_s: float,
+        offered: tuple[Sequence[int], Sequence[int]],
+        taken_bytes: int,
+        live_changes: int,
+        live_dropped: Counts,
+    ) -> None:
+        self._candidate = candidate
+        self._core = FlowCore(candidate.limits, now)
+        self._ladder = None if candidate.ladder is None else Ladder(candidate.ladder, now)
+        self._read_at = now  # when the ladder was shown something last
+        self._soft = False  # the soft limit was entered since then
+        self._was_refused = False  # the kernel would have refused something since then
+        self._was_drained = False  # there was nothing queued at some moment since then
+        self._mask = refused_mask(candidate.policy, SendState.READY)
+        self._broken = False  # frames were lost: none that needs others gets in before the next key frame
+        self._queue: deque[_Chunk] = deque()
+        if queued.total_messages:
+            self._queue.append(_Chunk(now - age_s, [*map(float, queued.messages)], [*map(float, queued.sizes_bytes)]))
+        self._offered = (tuple(offered[0]), tuple(offered[1]))
+        self._taken = taken_bytes
+        self._rate = self._measured_at = 0.0
+        self._began = self._last = self._progress_at = now
+        self._agreed_s = self._assumed_s = 0.0
+        self._dropped = [0.0] * CLASS_COUNT
+        self._dropped_sizes = [0.0] * CLASS_COUNT
+        self._live_base = (live_changes, live_dropped)
+        self._close: tuple[float, CloseReason] | None = None
+
+    @property
+    def state(self) -> SendState:
+        """The state in which the viewer would be."""
+        return self._core.state
+
+    @property
+    def closed(self) -> tuple[float, CloseReason] | None:
+        """When and why the candidate would have closed the viewer. None: it would not."""
+        return self._close
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing would be queued, and nothing is refused any more: there is nothing left to compare."""
+        return not (self._queue or self._broken or self._mask & BROKEN_MASK) and self._core.state is SendState.READY
+
+    def sample(
+        self,
+        now: float,
+        *,
+        offered: tuple[Sequence[int], Sequence[int]],
+        taken_bytes: int,
+        busy: bool,
+        live: SendState,
+        per_second: tuple[Sequence[float], Sequence[float]] | None = None,
+    ) -> None:
+        """Take what has happened since the last sample.
+
+        Args:
+            now: time in seconds.
+            offered: totals of the log, as for the class.
+            taken_bytes: what the kernel has taken so far.
+            busy: whether the kernel had all that it would take: something was queued in reality all the time.
+            live: the real state.
+            per_second: (messages, bytes) per second of the stream by class, for the ladder. None: not known.
+        """
+        passed_s = max(now - self._last, 0.0)
+        if self._close is not None:
+            self._agreed_s += passed_s if live is SendState.HARD_LIMIT else 0.0
+            self._last = now
+            return
+        room = self._room(taken_bytes - self._taken, passed_s, now, busy=busy)
+        self._agreed_s += passed_s if live is self._core.state else 0.0
+        self._last, self._taken = now, taken_bytes
+        self._offer(offered, now)
+        self._settle(self._core.queued(self._load(now), now), now)
+        took = self._drain(room)
+        if took or not self._queue:
+            self._progress_at = now
+        if not self._queue:
+            self._was_drained = True
+            self._settle(self._core.drained(now), now)
+        elif not self._core.would_block:
+            self._was_refused = True
+            self._settle(self._core.blocked(self._load(now), now), now)
+        else:
+            self._settle(self._core.sent(self._load(now), now), now)
+        self._check_times(now)
+        if self._ladder is not None and now - self._read_at >= _READ_S and self._close is None:
+            self._climb(self._ladder, now, per_second, took=took)
+
+    def _room(self, taken: int, passed_s: float, now: float, *, busy: bool) -> float:
+        """Return what the link carries in this sample: as measured, or as assumed where it had nothing to do."""
+        if busy and passed_s > 0:
+            weight = 1.0 if not self._rate else 1 - math.exp(-passed_s / _RATE_S)
+            self._rate += weight * (taken / passed_s - self._rate)
+            self._measured_at = now
+            return float(taken)
+        if self._queue and self._rate * passed_s > taken:
+            self._assumed_s += passed_s
+            return self._rate * passed_s
+        return float(taken)
+
+    # -- the virtual queue
+
+    def _load(self, now: float) -> Load:
+        if not self._queue:
+            return Load()
+        size = sum(chunk.size_bytes for chunk in self._queue)
+        messages = math.ceil(sum(sum(chunk.messages) for chunk in self._queue))
+        overhead = self._candidate.limits.overhead_bytes
+        return Load(round(size) + messages * overhead, messages, (now - self._queue[0].at) * 1000)
+
+    def _offer(self, offered: tuple[Sequence[int], Sequence[int]], now: float) -> None:
+        before, self._offered = self._offered, (tuple(offered[0]), tuple(offered[1]))
+        chunk = _Chunk(now, [0.0] * CLASS_COUNT, [0.0] * CLASS_COUNT)
+        messages = [max(new - old, 0) for new, old in zip(offered[0], before[0], strict=True)]
+        if self._broken and messages[_KEY] and not self._mask >> _KEY & 1:
+            self._broken = bool(self._mask >> _INTER & 1)
+        mask = self._mask | (BROKEN_MASK if self._broken else 0)
+        for item in range(CLASS_COUNT):
+            size = max(offered[1][item] - before[1][item], 0)
+            if mask >> item & 1:
+                self._lose(item, messages[item], size)
+            else:
+                chunk.messages[item], chunk.sizes[item] = float(messages[item]), float(size)
+        if messages[_INTER] and mask >> _INTER & 1:
+            self._broken = True
+        if sum(chunk.messages):
+            self._queue.append(chunk)
+
+    def _lose(self, item: int, messages: float, size: float) -> None:
+        self._dropped[item] += messages
+        self._dropped_sizes[item] += size
+
+    def _drain(self, room: float) -> bool:
+        """Take `room` bytes off the front; return whether anything was taken."""
+        took = False
+        while room > 0 and self._queue:
+            chunk = self._queue[0]
+            size = chunk.size_bytes
+            if size <= room:
+                self._queue.popleft()
+            else:
+                left = 1 - room / size
+                chunk.messages = [count * left for count in chunk.messages]
+                chunk.sizes = [count * left for count in chunk.sizes]
+            room -= size
+            took = True
+        return took
+
+    # -- the candidate's rules
+
+    def _settle(self, change: StateChange | None, now: float) -> None:
+        """Apply the candidate's policy to an edge, and go on until none follows."""
+        core, policy = self._core, self._candidate.policy
+        following = change
+        while following is not None:
+            edge, following = following, None
+            if core.final:
+                self._close = (now, CloseReason.HARD_LIMIT)
+                return
+            self._soft = self._soft or edge.new is SendState.SOFT_LIMIT
+            mode = policy.thin(edge.new) if edge.new > edge.old else Thin.NOTHING
+            if mode is not Thin.NOTHING:
+                self._thin(mode, now)
+                following = core.dropped(self._load(now), now)
+        self._mask = refused_mask(policy, core.state) | (0 if self._ladder is None else self._ladder.mask)
+
+    def _climb(
+        self, ladder: Ladder, now: float, per_second: tuple[Sequence[float], Sequence[float]] | None, *, took: bool
+    ) -> None:
+        """Show the candidate's ladder the virtual queue, and refuse what its step refuses."""
+        core = self._core
+        reading = Reading(
+            refused=core.would_block or self._was_refused,
+            above_low=not core.low_reached(self._load(now)),
+            soft=self._soft or core.state >= SendState.SOFT_LIMIT,
+            drained=self._was_drained,
+            stalled=not took and now - self._progress_at >= STALL_S,
+            rate=self._rate or None,
+            rate_at=self._measured_at,
+            needed=() if per_second is None else step_rates(per_second[1]),
+            delay_ms=self._load(now).age_ms,
+        )
+        self._read_at, self._soft, self._was_drained, self._was_refused = now, False, False, False
+        move = ladder.read(now, reading)
+        if move is None:
+            return
+        if move.new is LadderStep.CLOSE:
+            self._close = (now, CloseReason.LADDER)
+            return
+        if move.new > move.old:
+            self._drop_queued(ladder.mask)
+            if not core.low_reached(self._load(now)):
+                self._thin(Thin.TO_KEY_FRAME, now)
+            self._settle(core.dropped(self._load(now), now), now)
+        self._mask = refused_mask(self._candidate.policy, core.state) | ladder.mask
+
+    def _thin(self, mode: Thin, now: float) -> None:
+        """Drop what is queued, by the sample: up to the first key frame from which on it fits, or all of it."""
+        queue = self._queue
+        if mode is Thin.TO_KEY_FRAME and any(chunk.messages[_KEY] >= 1 for chunk in queue):
+            newest = max(index for index, chunk in enumerate(queue) if chunk.messages[_KEY] >= 1)
+            for _ in range(newest):
+                if queue[0].messages[_KEY] >= 1 and self._core.low_reached(self._load(now)):
+                    break
+                self._drop_chunk(queue.popleft())
+            if self._core.low_reached(self._load(now)):
+                return
+        elif mode is Thin.TO_KEY_FRAME and not any(chunk.messages[_INTER] for chunk in queue):
+            while queue and not self._core.low_reached(self._load(now)):  # sound alone: the oldest goes
+                self._drop_chunk(queue.popleft())
+            return
+        kept = (1 << _KEY | 1 << _AUDIO) if mode is Thin.TO_KEY_FRAME else 0
+        self._drop_queued(DROPPABLE_MASK & ~kept)
+
+    def _drop_queued(self, mask: int) -> None:
+        """Drop the classes in `mask` of all that is queued."""
+        for chunk in self._queue:
+            for item in range(CLASS_COUNT):
+                if mask >> item & 1:
+                    self._broken = self._broken or (item == _INTER and chunk.messages[item] > 0)
+                    self._lose(item, chunk.messages[item], chunk.sizes[item])
+                    chunk.messages[item] = chunk.sizes[item] = 0.0
+        self._queue = deque(chunk for chunk in self._queue if sum(chunk.messages))
+
+    def _drop_chunk(self, chunk: _Chunk) -> None:
+        for item in range(CLASS_COUNT):
+            self._lose(item, chunk.messages[item], chunk.sizes[item])
+
+    def _check_times(self, now: float) -> None:
+        candidate, core = self._candidate, self._core
+        if self._close is not None:
+            return
+        if self._queue and candidate.stuck_s and now - self._progress_at >= candidate.stuck_s:
+            self._close = (now, CloseReason.STUCK)
+        elif core.slow_since is not None and 0 < candidate.soft_too_long_s <= now - core.slow_since:
+            self._close = (now, CloseReason.SOFT_TOO_LONG)
+
+    # -- the comparison
+
+    def report(self, *, live_changes: int, live_dropped: Counts, live_closed_at: float | None = None) -> ShadowReport:
+        """Return the comparison so far.
+
+        Args:
+            live_changes: edges of the real state so far.
+            live_dropped: what was dropped in reality so far.
+            live_closed_at: when the viewer was really closed for being slow. None: it was not.
+        """
+        close = self._close
+        report = ShadowReport(
+            viewers=1,
+            compared_s=self._last - self._began,
+            agreed_s=self._agreed_s,
+            assumed_s=self._assumed_s,
+            changes=self._core.transitions,
+            live_changes=live_changes - self._live_base[0],
+            dropped=Counts(tuple(map(round, self._dropped)), tuple(map(round, self._dropped_sizes))),
+            live_dropped=live_dropped - self._live_base[1],
+            close_reasons={} if close is None else {close[1]: 1},
+        )
+        if close is not None and live_closed_at is not None:
+            return replace(report, closed_by_both=1, earlier_s=live_closed_at - close[0])
+        return replace(
+            report, would_have_closed=int(close is not None), would_have_kept=int(live_closed_at is not None)
+        )
+
+
+NO_SHADOW: Final = ShadowReport()

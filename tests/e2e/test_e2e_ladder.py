@@ -1,0 +1,48 @@
+"""The step-down ladder over real sockets: a viewer on a slow link settles, decodes all it gets, and harms nobody."""
+
+from __future__ import annotations
+
+from e2e_kit import connection_to, viewer_of, wait_for_end, wait_for_viewers, wait_until
+
+from flowctl.client.player import PlayProfile
+from flowctl.flow import MessageClass
+from flowctl.flv import FlvReader, FlvWriter
+from flowctl.ladder import LadderSettings, LadderStep
+from flowctl.limits import Limits
+from flowctl.sender_types import SenderSettings
+from flowctl.sockets import SocketOptions
+
+SLOW = 200_000
+"""Bits per second that the slow viewer reads; the recording has 0.5 Mbit/s."""
+HASTY = LadderSettings(dwell_full_s=0.3, pressure_s=0.5, probe_s=30.0)
+SMALL_BUFFERS = SocketOptions(notsent_lowat_bytes=16 * 1024, send_buffer_bytes=16 * 1024)
+
+
+def test_viewer_when_its_link_is_slow_is_stepped_down_and_decodes_all_it_gets(
+    live, clients, programs, sample, tmp_path
+):
+    """It is given key frames and sound, or sound alone; FFmpeg finds no error in that, and 10 others miss nothing."""
+    server = live(
+        limits=Limits.parse("128KiB,0,2s", "8MiB,0,60s"),
+        settings=SenderSettings(stuck_s=0, soft_too_long_s=0, ladder=HASTY, sample_s=0.2),
+        socket_options=SMALL_BUFFERS,
+    )
+    healthy = [clients.play(server) for _ in range(10)]
+    with (tmp_path / "slow.flv").open("wb") as file:
+        slow = clients.play(server, PlayProfile(rate=SLOW), writer=FlvWriter(file))
+        wait_for_viewers(server, len(healthy) + 1)
+        number = connection_to(server, slow).number
+        tags = FlvReader().feed(sample("b_frames").read_bytes())
+        publishing = clients.publish(server, tags, loop=True)
+        wait_until(lambda: viewer_of(server, number).sender.step >= LadderStep.KEY_FRAMES, "a step down")
+        seen = len(slow.messages)
+        wait_until(lambda: len(slow.messages) > seen + 100, "what it is given there")
+        figures = viewer_of(server, number).sender
+        clients.group.call_soon(publishing.publisher.finish, "seen enough")
+        wait_for_end(publishing, slow, *healthy)
+    assert 1 <= figures.step_changes <= 4
+    assert figures.sent.of(MessageClass.AUDIO) > 50
+    assert len(slow.messages) < len(publishing.messages)
+    for player in healthy:
+        assert publishing.messages == player.messages
+    assert programs.decode(tmp_path / "slow.flv") == (0, "")

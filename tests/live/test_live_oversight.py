@@ -1,0 +1,249 @@
+"""Looks at slow viewers: the memory budget acts on who is to blame, the shadow acts on nothing, shares are counted."""
+
+from __future__ import annotations
+
+import pytest
+import structlog
+from live_kit import World, audio, config, inter, key
+
+from flowctl.flow import MessageClass, SendState
+from flowctl.limits import Limits
+from flowctl.live.oversight import Oversight
+from flowctl.policy import KeepAll, LivePolicy
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.rtmp.messages import Acknowledgement, encode_control
+from flowctl.sender import Sender
+from flowctl.sender_types import AgeSource, SenderSettings
+from flowctl.shadow import Candidate
+
+FRAME = 4000
+
+
+def slow(viewer, room=0):
+    """Let the kernel take `room` more bytes of the viewer's output, and no more."""
+    viewer.reads = False
+    viewer.wire.room = len(viewer.wire.down) + room
+
+
+def broadcast(world, publisher, frames, *, first=True, start=0):
+    """Publish a group of pictures."""
+    for index in range(frames):
+        body = key(b"k", FRAME) if first and not index else inter(b"i", FRAME)
+        publisher.send(publisher.session.send_video(start + index * 40, body), run=False)
+        publisher.send(publisher.session.send_audio(start + index * 40, audio(b"a")), run=False)
+    world.run()
+
+
+def look(world):
+    world.hub.oversight.look()
+    world.run()
+
+
+def test_budget_when_a_stalled_viewer_holds_too_much_thins_it_then_closes_it():
+    """The viewer that holds the log is brought to the newest key frame, with a line that says who and why."""
+    world = World(config(memory_budget_bytes=600_000))
+    publisher = world.publisher()
+    stalled, healthy, near = world.player(), world.player(), world.player()
+    slow(stalled)
+    broadcast(world, publisher, 100)
+    slow(near)
+    broadcast(world, publisher, 60, start=4000)
+    broadcast(world, publisher, 2, start=7000)
+    with structlog.testing.capture_logs() as logs:
+        look(world)
+    (line,) = [item for item in logs if item["event"] == "memory budget: viewer thinned"]
+    assert (line["stream"], line["peer"]) == ("live/room", f"192.0.2.1:{stalled.connection.peer[1]}")
+    assert "the limit is" in line["why"]
+    figures = stalled.connection.sender.statistics()
+    assert figures.dropped[DropReason.RETURNED].of(MessageClass.INTER) > 100
+    assert not healthy.connection.sender.statistics().dropped
+    assert DropReason.RETURNED not in near.connection.sender.statistics().dropped
+    look(world)
+    snapshot = world.hub.snapshot()
+    assert (snapshot.budget.thinned, snapshot.budget.closed, snapshot.budget.active) == (1, 0, False)
+    assert snapshot.budget.held.total_bytes < 600_000
+    assert world.group.failures == []
+
+
+def test_budget_when_thinning_is_not_enough_closes_with_its_own_reason():
+    """A viewer of a stream whose newest key frame is far back cannot be thinned enough and is closed."""
+    world = World(config(memory_budget_bytes=100_000))
+    publisher = world.publisher()
+    stalled = world.player()
+    slow(stalled, room=10)
+    world.hub.streams()
+    broadcast(world, publisher, 1)
+    (stream,) = world.hub.streams()
+    for wire in stream.wires:
+        wire.log.drop_cache()  # as a publisher does that sends no key frame for long
+    broadcast(world, publisher, 60, first=False, start=40)
+    look(world)
+    world.run(1.0)
+    broadcast(world, publisher, 60, start=4000)
+    for wire in stream.wires:
+        wire.log.drop_cache()
+    look(world)
+    assert stalled.ended is not None
+    assert stalled.ended[0] is CloseReason.MEMORY_BUDGET
+    assert world.hub.snapshot().budget.closed == 1
+
+
+def test_held_bytes_when_two_streams_are_lagged_behind_are_told_by_stream():
+    """What each stream holds is in its own figures, and the sum in those of the server."""
+    world = World()
+    one, two = world.publisher("live/one"), world.publisher("live/two")
+    slow(world.player("live/one"))
+    world.player("live/two")
+    broadcast(world, one, 50)
+    broadcast(world, two, 10)
+    look(world)
+    snapshot = world.hub.snapshot()
+    held = {name: stream.held_bytes for name, stream in snapshot.streams.items()}
+    assert held["live/one"] > 50 * FRAME > held["live/two"] > 10 * FRAME
+    assert sum(held.values()) == snapshot.budget.held.shared_bytes
+
+
+def test_shares_when_a_viewer_lags_count_its_state_and_everybody_else_as_ready():
+    """Who keeps up, waits or pauses is READY on the first step; who lags is asked."""
+    world = World()
+    publisher = world.publisher()
+    slow(world.player())
+    world.player(), world.player(), world.player("live/absent")
+    broadcast(world, publisher, 20)
+    look(world)
+    shares = world.hub.oversight.statistics().shares
+    assert shares["live/room"].states == (2, 1, 0, 0)
+    assert shares["live/room"].steps == (3, 0, 0, 0, 0)
+    assert shares["live/absent"].in_state(SendState.READY) == 1.0
+
+
+def shadowed(candidate, **limits):
+    world = World(config(shadow=candidate), **limits)
+    return world, world.publisher()
+
+
+def test_shadow_when_its_limits_are_tighter_would_have_closed_and_changes_nothing():
+    """A candidate that would close the slow viewer is compared, and the viewer stays and loses nothing."""
+    world, publisher = shadowed(Candidate(limits=Limits.parse("0,0", "100kB,0"), policy=KeepAll()))
+    viewer = world.player()
+    slow(viewer)
+    broadcast(world, publisher, 5)
+    look(world)
+    for turn in range(10):
+        broadcast(world, publisher, 20, start=1000 * turn + 1000)
+        look(world)
+    report = world.hub.snapshot().streams["live/room"].shadow
+    assert (report.viewers, report.would_have_closed) == (1, 1)
+    assert report.live_dropped.total_messages == 0 or viewer.ended is None
+    viewer.reads, viewer.wire.room = True, None
+    world.run(1.0)
+    assert viewer.ended is None
+
+
+def test_shadow_when_the_live_limits_close_would_have_kept():
+    """A viewer closed at its hard limit is one that a candidate without limits would have kept."""
+    world, publisher = shadowed(
+        Candidate(limits=Limits.parse("0,0"), policy=LivePolicy(), stuck_s=0), limits=Limits.parse("0,0", "200kB,0")
+    )
+    viewer = world.player()
+    slow(viewer)
+    broadcast(world, publisher, 5)
+    look(world)
+    broadcast(world, publisher, 100, start=1000)
+    look(world)
+    assert viewer.ended[0] is CloseReason.HARD_LIMIT
+    report = world.hub.snapshot().shadow
+    assert (report.viewers, report.would_have_kept, report.would_have_closed) == (1, 1, 0)
+    look(world)
+    assert world.hub.snapshot().shadow.would_have_kept == 1  # counted once
+
+
+def test_shadow_when_the_viewer_has_caught_up_ends():
+    """A viewer that keeps up again has no shadow any more; what was compared stays in the figures."""
+    world, publisher = shadowed(Candidate(limits=Limits.parse("1MiB,2048,4s"), policy=LivePolicy()))
+    viewer = world.player()
+    slow(viewer)
+    broadcast(world, publisher, 10)
+    look(world)
+    assert len(world.hub.oversight._shadows) == 1
+    viewer.reads, viewer.wire.room = True, None
+    for turn in range(4):
+        broadcast(world, publisher, 2, start=1000 + turn * 100)
+        look(world)
+    assert world.hub.oversight._shadows == {}
+    assert world.hub.snapshot().shadow.viewers == 1
+
+
+def test_shadow_when_its_policy_raises_is_reported_once_and_ends():
+    """A candidate that fails costs nobody anything: it is reported and asked no more."""
+
+    class Broken(KeepAll):
+        def decide(self, state, message_class):
+            raise ValueError("no idea")
+
+    world, publisher = shadowed(Candidate(limits=Limits.parse("1MiB,2048,4s"), policy=Broken()))
+    reports = []
+    world.hub.oversight.report = lambda where, error: reports.append((where, str(error)))
+    slow(world.player())
+    broadcast(world, publisher, 10)
+    look(world)
+    look(world)
+    assert [error for _, error in reports] == ["no idea"]
+    assert world.hub.snapshot().shadow.viewers == 0
+
+
+def test_look_when_it_fails_is_reported_and_the_next_one_comes():
+    """The timer goes on after a look that raised."""
+    reports, timers = [], []
+
+    def streams():
+        raise ValueError("gone")
+
+    oversight = Oversight(config(), lambda: 0.0, lambda delay, callback: timers.append(callback), streams)
+    oversight.report = lambda where, error: reports.append(str(error))
+    oversight.start()
+    timers.pop()()
+    assert (reports, len(timers)) == (["gone"], 1)
+
+
+def test_sweep_when_the_delay_is_the_age_samples_each_viewer_once_in_two_seconds(monkeypatch):
+    """Viewers that keep up are sampled in turn; those that lag look after themselves; without it nobody is."""
+    world = World()
+    publisher = world.publisher()
+    viewers = [world.player() for _ in range(20)]
+    broadcast(world, publisher, 10)
+    asked = []
+    monkeypatch.setattr(Sender, "sample_delay", lambda sender, kernel_bytes=None: asked.append(sender))
+    look(world)
+    assert asked == []
+    world.hub.oversight.age_from = AgeSource.DELAY
+    most = 0
+    for _ in range(8):
+        before = len(asked)
+        world.hub.oversight.look()
+        world.run(0.25)
+        most = max(most, len(asked) - before)
+    assert {viewer.connection.sender for viewer in viewers} == set(asked)
+    assert len(asked) == len(viewers)
+    assert most <= 3
+
+
+def test_acknowledgement_when_a_player_sends_it_reaches_its_sender():
+    """What a player says it has read counts for its delay; more than it was sent is no answer."""
+    world = World(sender=SenderSettings(age_from=AgeSource.DELAY))
+    viewer = world.player()
+    told = []
+    sender = viewer.connection.sender
+    known = Sender.peer_acknowledged
+
+    def note(self, total):
+        told.append(total)
+        known(self, total)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sender, "peer_acknowledged", note)
+        sent = sender.statistics().bytes_sent
+        for count in (sent - 100, sent + 1_000_000, sent):
+            viewer.message(encode_control(Acknowledgement(count)))
+    assert told == [sent - 100, sent]
+    assert world.group.failures == []

@@ -1,0 +1,197 @@
+"""The memory budget: what is held, whose fault it is, and who gives way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowctl.budget import (
+    ENTRY_OVERHEAD_BYTES,
+    BudgetAction,
+    Holding,
+    MemoryBudget,
+    choose,
+    fair_shares,
+    held_by,
+    span_bytes,
+)
+from flowctl.errors import ConfigError
+from flowctl.flow import MessageClass
+from flowctl.streamlog import StreamLog
+
+
+def viewer(key, behind, *, log="a", own=0, address="10.0.0.1"):
+    return Holding(key, log, address, behind, own)
+
+
+def relieved(logs, holdings, chosen):
+    """Return what is held once the chosen ones have gone."""
+    keys = {item.key for item, _ in chosen}
+    return held_by(logs, [item for item in holdings if item.key not in keys]).total_bytes
+
+
+# -- what is held
+
+
+def test_held_when_many_wait_for_the_same_counts_it_once():
+    """What several viewers of a log wait for is held once; what is queued for one alone is added."""
+    held = held_by({"a": 100, "b": 50}, [viewer(1, 900), viewer(2, 900), viewer(3, 400, own=7), viewer(4, 20, log="b")])
+    assert (held.shared_bytes, held.own_bytes, held.total_bytes) == (950, 7, 957)
+    assert held.by_log == {"a": 900, "b": 50}
+
+
+def test_held_when_a_log_is_measured_is_what_its_entries_take():
+    """The overhead per message is what the interpreter really allocates, within an eighth."""
+    log, count, size = StreamLog(), 4000, 700
+    keep = log.tail
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for index in range(count):
+            log.append(bytes(size), MessageClass.AUDIO if index % 3 else MessageClass.INTER, 1000.0 + index)
+        took = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    tail = log.tail
+    computed = span_bytes(tail.offset - keep.offset, tail.sequence - keep.sequence)
+    assert computed == count * (size + ENTRY_OVERHEAD_BYTES)
+    assert took == pytest.approx(computed, rel=0.125)
+
+
+RSS = """
+import resource
+from flowctl.budget import span_bytes
+from flowctl.flow import MessageClass
+from flowctl.streamlog import StreamLog
+
+def rss():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")) * 1024
+
+log = StreamLog()
+for index in range(2000):
+    log.append(bytes(2500), MessageClass.INTER, float(index))
+keep, before = log.tail, rss()
+for index in range(20000):
+    log.append(bytes(2500 + index % 100), MessageClass.INTER, float(index))
+print(rss() - before, span_bytes(log.tail.offset - keep.offset, log.tail.sequence - keep.sequence))
+"""
+
+
+def test_held_when_compared_with_resident_memory_is_that():
+    """A process that holds 60 MB of a log by one place has grown by what is computed, within an eighth."""
+    done = subprocess.run([sys.executable, "-c", RSS], capture_output=True, text=True, check=True, timeout=60)
+    grown, computed = map(int, done.stdout.split())
+    assert computed > 50_000_000
+    assert grown == pytest.approx(computed, rel=0.125)
+
+
+# -- whose fault it is
+
+
+def test_share_when_two_wait_for_the_same_is_halved():
+    """A stretch that two viewers hold is half the fault of each; what only one holds is that one's alone."""
+    shares = fair_shares({"a": 100}, [viewer("far", 700), viewer("near", 300), viewer("cached", 80)])
+    assert shares == {"far": 500.0, "near": 100.0, "cached": 0.0}
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 20), st.sampled_from("ab")), max_size=12)
+
+
+@given(SPANS, st.integers(0, 300))
+def test_shares_when_added_up_are_what_is_held_beyond_the_caches(spans, cached):
+    """Every byte beyond the GOP caches is somebody's fault, and none is counted twice."""
+    logs = {"a": cached, "b": 0}
+    holdings = [viewer(number, span, log=log, own=own) for number, (span, own, log) in enumerate(spans)]
+    total = sum(fair_shares(logs, holdings).values())
+    assert total == pytest.approx(held_by(logs, holdings).total_bytes - cached)
+
+
+# -- who gives way
+
+
+@given(SPANS, st.integers(0, 300), st.integers(0, 4000), st.booleans())
+def test_victims_when_they_have_gone_have_freed_what_was_asked(spans, cached, excess, per_address):
+    """The chosen free the excess, or all that can be freed; each pins something; what is said to be freed is."""
+    logs = {"a": cached, "b": 0}
+    holdings = [
+        viewer(number, span, log=log, own=own, address=f"10.0.0.{number % 3}")
+        for number, (span, own, log) in enumerate(spans)
+    ]
+    chosen = choose(logs, holdings, excess, per_address=per_address)
+    freed = held_by(logs, holdings).total_bytes - relieved(logs, holdings, chosen)
+    assert freed == sum(size for _, size in chosen)
+    assert freed >= min(excess, held_by(logs, holdings).total_bytes - cached)
+    assert all(item.own_bytes or item.behind_bytes > logs[item.log] for item, _ in chosen)
+    if chosen:  # none was chosen in vain: without the last one it would not have been enough
+        assert freed - chosen[-1][1] < excess
+
+
+def test_victims_when_one_pins_most_is_that_one():
+    """The viewer furthest behind goes, and nobody who stands where others stand too."""
+    holdings = [viewer("near", 300), viewer("far", 900), viewer("same", 300)]
+    assert [item.key for item, _ in choose({"a": 0}, holdings, 100)] == ["far"]
+
+
+def test_victims_when_two_streams_are_held_are_those_whose_going_frees_most_each():
+    """Fifty viewers that hold one stream together are spared while one viewer alone holds as much of another."""
+    crowd = [viewer(number, 1000) for number in range(50)]
+    assert [item.key for item, _ in choose({"a": 0, "b": 0}, [*crowd, viewer("one", 900, log="b")], 500)] == ["one"]
+
+
+def test_victims_when_counted_by_address_are_the_one_with_many_connections():
+    """An address with fifty connections counts as one where that is asked for, so it goes before two others."""
+    crowd = [viewer(number, 1000, address="10.9.9.9") for number in range(50)]
+    others = [viewer("x", 900, log="b", address="10.0.0.1"), viewer("y", 900, log="b", address="10.0.0.2")]
+    logs = {"a": 0, "b": 0}
+    assert {item.address for item, _ in choose(logs, crowd + others, 500, per_address=True)} == {"10.9.9.9"}
+    assert {item.key for item, _ in choose(logs, crowd + others, 500)} == {"x", "y"}
+
+
+def test_victims_when_all_stand_in_the_cache_are_none():
+    """Viewers inside the GOP cache hold nothing, so nobody gives way for it."""
+    assert choose({"a": 1000}, [viewer(1, 900), viewer(2, 1000)], 5000) == []
+
+
+# -- the budget
+
+
+def test_budget_when_exceeded_thins_then_closes_until_the_low_mark():
+    """Above the limit a viewer is thinned, the second time closed; between the marks the episode goes on."""
+    budget = MemoryBudget(1000, low_bytes=600)
+    assert budget.judge({"a": 0}, [viewer(1, 1000)], 0.0) == []
+    (victim,) = budget.judge({"a": 0}, [viewer(1, 1001)], 1.0)
+    assert (victim.action, victim.holding.key, victim.freed_bytes) == (BudgetAction.THIN, 1, 1001)
+    assert budget.judge({"a": 0}, [viewer(1, 1001)], 1.2) == []  # it has not had the time
+    (victim,) = budget.judge({"a": 0}, [viewer(1, 700)], 2.0)
+    assert victim.action is BudgetAction.CLOSE
+    assert budget.judge({"a": 0}, [], 3.0) == []
+    figures = budget.statistics()
+    assert (figures.episodes, figures.thinned, figures.closed, figures.active) == (1, 1, 1, False)
+
+
+def test_budget_when_back_at_the_low_mark_begins_anew():
+    """Between the marks nobody gives way any more once the low mark was reached, and a new episode thins first."""
+    budget = MemoryBudget(1000, low_bytes=600)
+    budget.judge({"a": 0}, [viewer(1, 1500)], 0.0)
+    budget.judge({"a": 0}, [viewer(1, 600)], 1.0)
+    assert budget.judge({"a": 0}, [viewer(1, 990)], 2.0) == []
+    assert [item.action for item in budget.judge({"a": 0}, [viewer(1, 1500)], 3.0)] == [BudgetAction.THIN]
+
+
+def test_budget_when_off_counts_and_never_acts():
+    """Without a limit what is held is counted and nobody gives way."""
+    budget = MemoryBudget(0)
+    assert budget.judge({"a": 5}, [viewer(1, 1 << 40)], 0.0) == []
+    assert budget.statistics().held.total_bytes == 1 << 40
+
+
+@pytest.mark.parametrize(("limit", "low"), [(-1, None), (10, 10), (10, -1)])
+def test_budget_when_its_marks_are_wrong_says_so(limit, low):
+    """A budget that is negative, or whose low mark is not below it, is refused."""
+    with pytest.raises(ConfigError, match="memory budget"):
+        MemoryBudget(limit, low_bytes=low)
