@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flowctl.cli import demo, play, publish, serve, version
+from flowctl.cli import demo, load, play, publish, serve, version
 
 app = typer.Typer(
     name="flowctl",
@@ -47,5 +47,6 @@ def options(
 app.command("serve")(serve.serve)
 app.command("publish")(publish.publish)
 app.command("play")(play.play)
+app.command("load")(load.load)
 app.command("demo")(demo.demo)
 app.command("version")(version.version)

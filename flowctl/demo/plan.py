@@ -1,37 +1,50 @@
-"""What the demonstration consists of: its source, its limits, its viewers, and what is expected of each kind.
+"""What the demonstration consists of: its stream, its limits, its crowd, and what is expected of each kind of viewer.
 
-The limits are smaller than a server's usual ones, so that everything happens within half a minute; how they act is the
-same. The three slow viewers meet three steps of the drop policy: who reads four fifths of the stream gets by without
-the frames that no other frame needs, who reads half skips to key frames from time to time, and who reads a fifth lives
-on key frames and sound. A missing half of 1.6 Mbit/s takes about 3 s to show: it has to fill what the kernel hides
-(128 KiB of unsent bytes, a quarter of a second of receive buffer) before it fills 256 KiB of queue.
+The crowd is one of the load tester (`flowctl.loadtest`), each peer with an address of its own, by which the server's
+account of it is found. The limits are smaller than a server's usual ones, so that everything happens within half a
+minute; how they act is the same. The three slow viewers meet three steps of the drop policy: who reads four fifths of
+the stream gets by without the frames that no other frame needs, who reads half skips to key frames from time to time,
+and who reads a fifth lives on key frames and sound. A missing half of 1.6 Mbit/s takes about 3 s to show: it has to
+fill what the kernel hides (128 KiB of unsent bytes, a quarter of a second of receive buffer) before it fills 256 KiB
+of queue.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from flowctl.client.player import PlayProfile
 from flowctl.errors import ConfigError
 from flowctl.limits import Limits
-from flowctl.media.sample import SampleRecipe
+from flowctl.loadtest.crowd import source_address
+from flowctl.loadtest.plan import LoadPlan
 
-RECIPE: Final = SampleRecipe(seconds=10.0, gop_s=2.0, video_bit_rate=1_500_000, audio_bit_rate=96_000, b_frames=2)
-"""A short recording with everything that real ones have: B-frames that may be left out, and sound."""
+BIT_RATE: Final = 1_600_000
+"""Of the stream, sound included. Its frames are numbered, and every third one may be left out without harm to others,
+as B-frames may: so it is known exactly who lost what, and whether the rest could be decoded."""
+FPS: Final = 30.0
+KEY_INTERVAL_S: Final = 2.0
+DISPOSABLE_EVERY: Final = 3
 
 SLOW_SHARES: Final = (0.8, 0.5, 0.2)
 """What the slow viewers read, as shares of the stream's bit rate."""
+
+ATTACK: Final = "B17"
+"""Acknowledges without reading, and floods with pings without reading the answers: one connection each."""
 
 DEFAULT_SOFT: Final = "256KiB,1024,2s"
 DEFAULT_HARD: Final = "2MiB,4096,5s"
 
 CACHE_VARIABLE: Final = "FLOWCTL_CACHE"
+_RAMP_S: Final = 1.5
+"""The viewers join one after the other, so that they all meet the middle of a group of pictures."""
+
+
+_STALL_BUFFER: Final = "64KiB"
+"""Receive buffer of the viewer that stalls: one that grows by itself takes half a minute of this stream."""
 
 
 class Kind(enum.Enum):
@@ -40,7 +53,7 @@ class Kind(enum.Enum):
     HEALTHY = "healthy"
     SLOW = "slow"
     STALLED = "stalled"
-    FLOODING = "flooding"
+    HOSTILE = "hostile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +63,19 @@ class ViewerPlan:
     Args:
         label: its name in table and report.
         kind: what it is like.
-        profile: how it behaves.
+        profile: how it behaves, as the load tester calls it.
+        number: of the peer in the load run.
     """
 
     label: str
     kind: Kind
-    profile: PlayProfile
+    profile: str
+    number: int
+
+    @property
+    def host(self) -> str:
+        """Its own address, of the loopback network."""
+        return source_address(self.number)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,15 +83,13 @@ class DemoPlan:
     """The whole demonstration.
 
     Args:
-        duration_s: media time that is published once all viewers are there, 4 to 600 s.
+        duration_s: how long all viewers watch, 4 to 600 s.
         healthy: number of healthy viewers, 1 to 500.
         slow_shares: share of the bit rate that each slow viewer reads, each above 0 and below 1.
-        stall_after_s: when the stalling viewer stops reading, from its first message.
-        pings_per_s: what the flooding viewer sends.
+        stall_after_s: when the stalling viewer stops reading, from its first frame.
         soft: soft limits of the server, as ``bytes,messages,age``.
         hard: its hard limits.
         stuck_s: after which time without progress a viewer is cut; 0 is never.
-        synthetic: whether to publish the synthetic source instead of a recording.
 
     Raises:
         ConfigError: a value is out of range.
@@ -81,11 +99,9 @@ class DemoPlan:
     healthy: int = 20
     slow_shares: tuple[float, ...] = SLOW_SHARES
     stall_after_s: float = 3.0
-    pings_per_s: int = 500
     soft: str = DEFAULT_SOFT
     hard: str = DEFAULT_HARD
     stuck_s: float = 10.0
-    synthetic: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high in (("duration_s", 4, 600), ("healthy", 1, 500), ("stall_after_s", 0, 600)):
@@ -100,30 +116,47 @@ class DemoPlan:
         """The server's limits."""
         return Limits.parse(self.soft, self.hard)
 
-    def viewers(self, bit_rate: int) -> list[ViewerPlan]:
-        """Return all viewers of a stream of `bit_rate` bits per second."""
-        return [
-            *(ViewerPlan(f"healthy {index + 1}", Kind.HEALTHY, PlayProfile()) for index in range(self.healthy)),
-            *(
-                ViewerPlan(f"slow {share:.0%}", Kind.SLOW, PlayProfile(rate=round(bit_rate * share)))
-                for share in self.slow_shares
-            ),
-            ViewerPlan("stalled", Kind.STALLED, PlayProfile(stall_after_s=self.stall_after_s)),
-            ViewerPlan("flooding", Kind.FLOODING, PlayProfile(pings_per_s=self.pings_per_s)),
-        ]
+    def _crowd(self) -> dict[str, tuple[Kind, str, int]]:
+        """Return kind, label and number of viewers of each profile of the load tester."""
+        crowd = {"healthy": (Kind.HEALTHY, "healthy", self.healthy)}
+        for share in self.slow_shares:
+            crowd[f"slow@{round(BIT_RATE * share / 1000)}k"] = (Kind.SLOW, f"slow {share:.0%}", 1)
+        crowd[f"stall@{round(self.stall_after_s * 1000)}ms/{_STALL_BUFFER}"] = (Kind.STALLED, "stalled", 1)
+        crowd[ATTACK] = (Kind.HOSTILE, "hostile", 1)
+        return crowd
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for the process that runs the clients."""
-        return dataclasses.asdict(self)
+    def load_plan(self, url: str) -> LoadPlan:
+        """Return the load run that is the crowd and the publisher of the demonstration."""
+        return LoadPlan(
+            url=url,
+            profiles={profile: count for profile, (_, _, count) in self._crowd().items()},
+            publishers=1,
+            bit_rate=BIT_RATE,
+            fps=FPS,
+            key_interval_s=KEY_INTERVAL_S,
+            disposable_every=DISPOSABLE_EVERY,
+            ramp_s=_RAMP_S,
+            duration_s=self.duration_s,
+            spread_addresses=True,
+            measure_every=1,
+            workers=1,
+            command="flowctl demo",
+        )
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> DemoPlan:
-        """Return the plan that `as_dict` described."""
-        return cls(**{**values, "slow_shares": tuple(values["slow_shares"])})
+    def viewers(self, load: LoadPlan) -> list[ViewerPlan]:
+        """Return all viewers of `load_plan`: the healthy ones first, then in the order in which they are listed."""
+        crowd = self._crowd()
+        orders = sorted(load.assignments(1), key=lambda order: (list(crowd).index(order.profile), order.number))
+        found = []
+        for order in orders:
+            kind, label, count = crowd[order.profile]
+            name = label if count == 1 and kind is not Kind.HEALTHY else f"{label} {order.index + 1}"
+            found.append(ViewerPlan(name, kind, order.profile, order.number))
+        return found
 
 
 def cache_directory() -> Path:
-    """Return where recordings are kept: FLOWCTL_CACHE, or the user's cache, or ``.demo`` here if there is no home."""
+    """Return where files are kept: FLOWCTL_CACHE, or the user's cache, or ``.demo`` here if there is no home."""
     named = os.environ.get(CACHE_VARIABLE)
     if named:
         return Path(named)

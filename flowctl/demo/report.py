@@ -2,7 +2,8 @@
 
 A healthy viewer must have got every frame from its first on, beginning with a key frame. A slow viewer must have been
 thinned, and must have been able to decode whatever it got. A viewer that stops reading must have been cut by a hard
-limit or as stuck; one that floods must have been cut by the limit on control messages.
+limit or as stuck. Of the attacker's two connections, the one that acknowledges without reading must have been cut like
+one that stopped, the one that floods by the limit on control messages, mostly before it is a viewer.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flowctl.demo.audit import Audit
-from flowctl.demo.plan import RECIPE, Kind
+from flowctl.demo.plan import BIT_RATE, DemoPlan, Kind
 from flowctl.demo.watch import Watched
 from flowctl.flow import SendState
+from flowctl.loadtest.results import PeerKind, PeerResult, RunResult
 from flowctl.reasons import CloseReason
 from flowctl.units import format_bit_rate, format_duration, format_size
 
 _STALL_CUTS: Final = frozenset({CloseReason.HARD_LIMIT.value, CloseReason.STUCK.value})
-_FLOOD_LIMIT: Final = "control_messages_per_second"
+FLOOD_LIMIT: Final = "control_messages_per_second"
+"""What the flooding connection runs into."""
+
+_ATTACK_CUTS: Final = _STALL_CUTS | {CloseReason.LIMIT_HIT.value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +31,50 @@ class Outcome:
 
     Args:
         watched: the server's account.
-        audit: what it received, held against what was published.
-        client: what else its client said.
+        peer: what it measured itself.
         faults: what should not be so, in words; empty when all is well.
+        stalled_after_s: when it stopped reading, since it connected. None: it never did.
     """
 
     watched: Watched
-    audit: Audit
-    client: dict[str, Any]
+    peer: PeerResult
     faults: tuple[str, ...]
+    stalled_after_s: float | None = None
+
+    @property
+    def received(self) -> int:
+        """Frames that came."""
+        return self.peer.video + self.peer.audio
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """Frames that did not come although later ones did, by track; without what did not happen."""
+        return _missing(self.peer)
 
     @property
     def stalled_before_cut_s(self) -> float | None:
         """How long it had not been reading when it was cut. None: it never stopped reading."""
-        stalled = self.client.get("stalled_after_s")
-        return None if stalled is None else self.watched.connected_s - float(stalled)
+        return None if self.stalled_after_s is None else self.watched.connected_s - self.stalled_after_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        peer = self.peer
+        return {
+            "kind": self.watched.plan.kind.value,
+            "profile": peer.profile,
+            "server": self.watched.as_dict(),
+            "client": {
+                "received": self.received,
+                "missing": self.missing,
+                "broken_restarts": peer.broken_restarts,
+                "started_on_key": peer.started_on_key,
+                "first_frame_s": peer.first_frame_s,
+                "delay_p50_ms": peer.delay_p50_ms,
+                "delay_p99_ms": peer.delay_p99_ms,
+                "end": peer.end.value,
+            },
+            "faults": list(self.faults),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +82,24 @@ class Report:
     """The whole demonstration.
 
     Args:
-        outcomes: one per viewer.
-        published: what the publisher said: frames, bytes, max_lag_s, end.
+        outcomes: one per viewer, one per connection of an attacker.
+        published: what the publisher sent: frames, bytes.
         limits: the server's limits in words.
+        floods_cut: connections that the server cut by the limit on control messages.
+        general: what is wrong with the whole, in words.
     """
 
     outcomes: tuple[Outcome, ...]
     published: dict[str, Any]
     limits: str
+    floods_cut: int = 1
+    general: tuple[str, ...] = ()
 
     @property
     def faults(self) -> list[str]:
         """Everything that is not as it should be."""
-        return [f"{outcome.watched.plan.label}: {fault}" for outcome in self.outcomes for fault in outcome.faults]
+        single = [f"{outcome.watched.plan.label}: {fault}" for outcome in self.outcomes for fault in outcome.faults]
+        return [*single, *self.general]
 
     @property
     def passed(self) -> bool:
@@ -70,20 +108,13 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        viewers = {
-            outcome.watched.plan.label: {
-                "kind": outcome.watched.plan.kind.value,
-                "server": outcome.watched.as_dict(),
-                "client": {**outcome.client, **outcome.audit.as_dict()},
-                "faults": list(outcome.faults),
-            }
-            for outcome in self.outcomes
-        }
+        viewers = {outcome.watched.plan.label: outcome.as_dict() for outcome in self.outcomes}
         return {
             "passed": self.passed,
             "faults": self.faults,
             "limits": self.limits,
             "published": self.published,
+            "floods_cut": self.floods_cut,
             "viewers": viewers,
         }
 
@@ -91,8 +122,8 @@ class Report:
         """Return the report for people."""
         published = self.published
         healthy = [outcome for outcome in self.outcomes if outcome.watched.plan.kind is Kind.HEALTHY]
-        lost = sum(outcome.audit.missing_total for outcome in healthy)
-        received = sum(outcome.audit.received for outcome in healthy)
+        lost = sum(sum(outcome.missing.values()) for outcome in healthy)
+        received = sum(outcome.received for outcome in healthy)
         lines = [
             f"published {published['frames']} frames, {format_size(published['bytes'])}",
             f"limits: {self.limits}",
@@ -100,13 +131,14 @@ class Report:
             f"{len(healthy)} healthy viewers received {received} frames and lost {lost}",
         ]
         if any(outcome.watched.plan.kind is Kind.SLOW for outcome in self.outcomes):
-            bit_rate = format_bit_rate(RECIPE.video_bit_rate + RECIPE.audio_bit_rate)
-            lines.append(f"slow viewers read no more than the stated share of the stream's bit rate, {bit_rate}")
+            rate = format_bit_rate(BIT_RATE)
+            lines.append(f"slow viewers read no more than the stated share of the stream's bit rate, {rate}")
         lines += [
             _line(outcome)
             for outcome in self.outcomes
             if outcome.watched.plan.kind is not Kind.HEALTHY or outcome.faults
         ]
+        lines.append(f"  flooding    {self.floods_cut} connection cut by {FLOOD_LIMIT}, before it got a frame")
         lines.append("")
         if self.passed:
             lines.append("passed: nobody healthy lost anything, and every limit acted")
@@ -116,26 +148,76 @@ class Report:
         return lines
 
 
-def judge(watched: Watched, audit: Audit, client: dict[str, Any]) -> Outcome:
-    """Return the outcome of one viewer."""
-    faults = [f"{count} frames {name}" for name, count in audit.faults.items()]
-    if not audit.received:
-        faults.append("received nothing")
-    elif client.get("started_on_key") is False:
-        faults.append("did not begin with a key frame")
+def make_report(plan: DemoPlan, viewers: list[Watched], floods_cut: int, result: RunResult) -> Report:
+    """Return the report of a demonstration.
+
+    Args:
+        plan: what was to be.
+        viewers: the server's account.
+        floods_cut: connections that the server cut by the limit on control messages.
+        result: what the peers measured.
+    """
+    rows = {peer.number: peer for peer in result.peers if peer.kind is not PeerKind.PUBLISHER}
+    publishers = [peer for peer in result.peers if peer.kind is PeerKind.PUBLISHER]
+    outcomes = []
+    for watched in viewers:
+        planned = watched.plan
+        absent = PeerResult(number=planned.number, profile=planned.profile, kind=PeerKind.SLOW, url=result.url)
+        outcomes.append(judge(watched, rows.get(planned.number, absent), plan.stall_after_s))
+    published = {
+        "frames": sum(peer.video + peer.audio for peer in publishers),
+        "bytes": sum(peer.wire_bytes for peer in publishers),
+    }
+    general = () if floods_cut else (f"flooding: it was not cut by {FLOOD_LIMIT}",)
+    return Report(tuple(outcomes), published, str(plan.limits), floods_cut, general)
+
+
+def judge(watched: Watched, peer: PeerResult, stall_after_s: float) -> Outcome:
+    """Return the outcome of one viewer, or of one connection of an attacker.
+
+    Args:
+        watched: the server's account.
+        peer: what it measured itself.
+        stall_after_s: when the one that stalls does so, from its first frame.
+    """
+    kind = watched.plan.kind
     check = {
         Kind.HEALTHY: _check_healthy,
         Kind.SLOW: _check_slow,
         Kind.STALLED: _check_stalled,
-        Kind.FLOODING: _check_flooding,
-    }[watched.plan.kind]
-    return Outcome(watched, audit, client, tuple(faults + check(watched, audit)))
+        Kind.HOSTILE: _check_hostile,
+    }[kind]
+    faults = [] if kind is Kind.HOSTILE else _check_media(peer)
+    stalled = kind is Kind.STALLED and peer.first_frame_s is not None
+    return Outcome(
+        watched,
+        peer,
+        tuple(faults + check(watched, peer)),
+        stalled_after_s=(peer.first_frame_s or 0.0) + stall_after_s if stalled else None,
+    )
 
 
-def _check_healthy(watched: Watched, audit: Audit) -> list[str]:
+def _missing(peer: PeerResult) -> dict[str, int]:
+    counts = {"video": peer.missing_video, "audio": peer.missing_audio}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _check_media(peer: PeerResult) -> list[str]:
+    """Return what must not happen to anybody, slow or not."""
+    if not peer.video + peer.audio:
+        return ["received nothing"]
     faults = []
-    if audit.missing_total:
-        faults.append(f"lost {_counted(audit.missing)}, and it is healthy")
+    if peer.started_on_key is False:
+        faults.append("did not begin with a key frame")
+    if peer.broken_restarts:
+        faults.append(f"{peer.broken_restarts} times got pictures that build on missing ones")
+    return faults
+
+
+def _check_healthy(watched: Watched, peer: PeerResult) -> list[str]:
+    faults = []
+    if peer.missing_video or peer.missing_audio:
+        faults.append(f"lost {_counted(_missing(peer))}, and it is healthy")
     if watched.dropped_total:
         faults.append(f"the server dropped {_counted(watched.dropped)} for it, and it is healthy")
     if watched.was_cut:
@@ -143,8 +225,8 @@ def _check_healthy(watched: Watched, audit: Audit) -> list[str]:
     return faults
 
 
-def _check_slow(watched: Watched, audit: Audit) -> list[str]:
-    del audit
+def _check_slow(watched: Watched, peer: PeerResult) -> list[str]:
+    del peer
     faults = []
     if watched.reached < SendState.OVERLOADED or not watched.dropped_total:
         faults.append(f"was not thinned: nothing was dropped for it, the worst state was {watched.reached.name}")
@@ -153,18 +235,18 @@ def _check_slow(watched: Watched, audit: Audit) -> list[str]:
     return faults
 
 
-def _check_stalled(watched: Watched, audit: Audit) -> list[str]:
-    del audit
+def _check_stalled(watched: Watched, peer: PeerResult) -> list[str]:
+    del peer
     if watched.cut not in _STALL_CUTS:
         return [f"does not read and was not cut by a hard limit or as stuck: {watched.cut or 'still there'}"]
     return []
 
 
-def _check_flooding(watched: Watched, audit: Audit) -> list[str]:
-    del audit
-    if watched.cut != CloseReason.LIMIT_HIT.value or _FLOOD_LIMIT not in watched.cut_details:
-        return [f"floods and was not cut by {_FLOOD_LIMIT}: {watched.cut or 'still there'}"]
-    return []
+def _check_hostile(watched: Watched, peer: PeerResult) -> list[str]:
+    faults = ["the server did what no sound one does: " + peer.notes] if peer.expectation_met is False else []
+    if watched.cut not in _ATTACK_CUTS:
+        faults.append(f"attacks and was not cut by a limit: {watched.cut or 'still there'}")
+    return faults
 
 
 def _counted(counts: dict[str, int]) -> str:
@@ -186,5 +268,5 @@ def _line(outcome: Outcome) -> str:
         text += f"; cut {when} by {watched.cut} ({watched.cut_details})"
     else:
         peak = f"{format_size(watched.peak_bytes)}, {format_duration(watched.peak_age_ms / 1000)}"
-        text += f"; largest queue {peak}; all it got could be decoded" if not outcome.audit.faults else ""
+        text += f"; largest queue {peak}; all it got could be decoded" if not outcome.faults else ""
     return text

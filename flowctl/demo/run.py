@@ -1,155 +1,111 @@
-"""Runs the demonstration: the server in this process, the clients in another, a look a few times a second.
+"""Runs the demonstration: the server in this process, its crowd in others, a look at the server a few times a second.
 
-The server listens on a free port of the loopback interface; nothing leaves the machine.
+The server listens on a free port of the loopback interface; nothing leaves the machine. The crowd is a load run; this
+thread conducts it, while another one looks at the server and shows what it sees.
 """
 
 from __future__ import annotations
 
 import json
-import queue
-import subprocess
+import resource
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flowctl.admission import AdmissionLimits
-from flowctl.demo.audit import Audit
-from flowctl.demo.plan import RECIPE, DemoPlan, cache_directory
-from flowctl.demo.report import Report, judge
+from flowctl.demo.plan import DemoPlan, cache_directory
+from flowctl.demo.report import FLOOD_LIMIT, Report, make_report
 from flowctl.demo.show import Display, choose_display
 from flowctl.demo.watch import Watch
 from flowctl.errors import FlowctlError
 from flowctl.live import LiveServer, build_live_server
-from flowctl.media.sample import ensure_sample
+from flowctl.loadtest.failon import parse_condition
+from flowctl.loadtest.figures import RunFigures
+from flowctl.loadtest.files import write_text
+from flowctl.loadtest.report import render
+from flowctl.loadtest.results import RunResult, Sample
+from flowctl.loadtest.run import run_load
 from flowctl.sender_types import SenderSettings
 from flowctl.serving import ServeOptions
 
 _LOOK_S: Final = 0.2
 _STREAM: Final = "demo/sample"
-_CLIENTS_START_S: Final = 30.0
-"""Time for the clients' process to import, connect and join; 25 clients take about 2 s."""
-
-_CLIENTS_END_S: Final = 20.0
-"""Time for it to end after the stream should have."""
-
-
-class ClientProcess:
-    """The clients' process and what it says.
-
-    Args:
-        orders: its one line of input.
-    """
-
-    def __init__(self, orders: dict[str, Any]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "flowctl.demo.clients"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        if self._process.stdin is not None:
-            self._process.stdin.write(json.dumps(orders) + "\n")
-            self._process.stdin.flush()
-
-    def _read(self) -> None:
-        if self._process.stdout is not None:
-            for line in self._process.stdout:
-                self._said.put(line)
-        self._said.put(None)
-
-    def said(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the next thing it says; None if there is nothing within `timeout_s`.
-
-        Raises:
-            FlowctlError: it reported an error, or has gone.
-        """
-        try:
-            line = self._said.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        if line is None:
-            raise FlowctlError(f"the clients' process has gone, with exit status {self._process.wait()}")
-        said: dict[str, Any] = json.loads(line)
-        if "error" in said:
-            raise FlowctlError(f"the clients: {said['error']}", hint=said["hint"])
-        return said
-
-    def stop(self) -> None:
-        """Let it end, and see to it that it does."""
-        process = self._process
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        self._reader.join()  # its end of the pipe is closed, so there is an end to what it reads
-        if process.stdout is not None:
-            process.stdout.close()
+_CONDITIONS: Final = ("healthy.missing>0", "healthy.cut>0", "slow.broken_restarts>0", "failed>0")
+"""What the written report judges; the demonstration itself knows more, from the server."""
 
 
 def _build_server(plan: DemoPlan) -> LiveServer:
-    # All viewers come from one address, at once.
+    # All viewers come at once, and an attacker tries again afterwards.
     admission = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0)
     settings = SenderSettings(stuck_s=plan.stuck_s)
     return build_live_server(ServeOptions(limits=plan.limits, settings=settings, admission=admission))
 
 
-def _follow(
-    plan: DemoPlan, server: LiveServer, clients: ClientProcess, display: Display
-) -> tuple[Watch, dict[str, Any]]:
-    """Look at the viewers until the clients are done; return the last look and what the clients said."""
-    first = clients.said(_CLIENTS_START_S)
-    if first is None:
-        raise FlowctlError(f"the clients did not start within {_CLIENTS_START_S:g} s")
-    watch = Watch(plan.viewers(RECIPE.video_bit_rate + RECIPE.audio_bit_rate), first["ports"])
-    start = time.monotonic()
-    give_up = start + plan.duration_s * 1.5 + _CLIENTS_END_S
-    last = None
-    while last is None:
-        if time.monotonic() > give_up:
-            raise FlowctlError("the clients did not end in time", hint="is the machine overloaded?")
-        last = clients.said(_LOOK_S)
-        changed = watch.look(server.hub.snapshot())
-        display.show(time.monotonic() - start, watch.viewers, changed)
-    done: dict[str, Any] = last["done"]
-    return watch, done
+class _Looker:
+    """Looks at the server from a thread of its own, until told to stop.
 
-
-def _make_report(plan: DemoPlan, watch: Watch, done: dict[str, Any]) -> Report:
-    outcomes = []
-    for watched in watch.viewers:
-        said = dict(done["viewers"][watched.plan.label])
-        audit = Audit.from_dict({name: said.pop(name) for name in ("received", "missing", "faults")})
-        outcomes.append(judge(watched, audit, said))
-    return Report(tuple(outcomes), done["published"], str(plan.limits))
-
-
-def make_recording(plan: DemoPlan, display: Display) -> Path | None:
-    """Return the recording to publish, made by FFmpeg where it is not there yet. None: the synthetic source.
-
-    Raises:
-        FlowctlError: there is no FFmpeg, or it failed.
+    Args:
+        watch: what is known of the viewers.
+        server: looked at.
+        display: shows it.
     """
-    if plan.synthetic:
-        return None
-    directory = cache_directory()
-    display.say(f"recording: {RECIPE.label} in {directory}")
-    try:
-        return ensure_sample(directory, RECIPE)
-    except FlowctlError as error:
-        hint = "give --synthetic, which needs no FFmpeg" + (f"; or: {error.hint}" if error.hint else "")
-        raise FlowctlError(str(error), hint=hint) from error
+
+    def __init__(self, watch: Watch, server: LiveServer, display: Display) -> None:
+        self._watch = watch
+        self._server = server
+        self._display = display
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="demo-look", daemon=True)
+
+    def _look(self) -> None:
+        start = time.monotonic()
+        while not self._over.wait(_LOOK_S):
+            changed = self._watch.look(self._server.hub.snapshot())
+            self._display.show(time.monotonic() - start, self._watch.viewers, changed)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._over.set()
+        self._thread.join()
+        # Those who closed by themselves have done so before the run was over.
+        self._watch.look(self._server.hub.snapshot())
 
 
-def watch_demo(plan: DemoPlan, *, table: bool = True) -> Report:
-    """Run the demonstration and return its report; takes a few seconds longer than the plan says.
+class _Meter:
+    """Measures the server, that is this process, for the load run.
+
+    The load run cannot be told its process: those of the crowd are its children, and would be counted with it.
+    """
+
+    def __init__(self) -> None:
+        self._base_bytes = self._memory()
+        self._base_s = time.process_time()
+        self._at, self._cpu_s = time.monotonic(), self._base_s
+
+    @staticmethod
+    def _memory() -> int:
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+        return pages * resource.getpagesize()
+
+    def look(self, sample: Sample) -> None:
+        """Add to a sample what the server used since the one before."""
+        now, cpu_s = time.monotonic(), time.process_time()
+        sample.server_cpu_percent = round((cpu_s - self._cpu_s) / max(now - self._at, 1e-3) * 100, 1)
+        sample.server_rss_bytes = self._memory()
+        self._at, self._cpu_s = now, cpu_s
+
+    def finish(self, result: RunResult) -> None:
+        """Add to the result what the server used in all."""
+        result.server_base_rss_bytes = self._base_bytes
+        result.server_cpu_s = round(time.process_time() - self._base_s, 3)
+
+
+def watch_demo(plan: DemoPlan, *, table: bool = True) -> tuple[Report, RunResult]:
+    """Run the demonstration; return its report and the load run; takes a few seconds longer than the plan says.
 
     Args:
         plan: who takes part, with which limits.
@@ -157,42 +113,60 @@ def watch_demo(plan: DemoPlan, *, table: bool = True) -> Report:
 
     Raises:
         FlowctlError: it could not be carried out.
+        KeyboardInterrupt: it was interrupted.
     """
     display = choose_display(table=table)
-    recording = make_recording(plan, display)
     with _build_server(plan) as server:
-        url = f"rtmp://127.0.0.1:{server.address[1]}/{_STREAM}"
-        viewers = plan.viewers(1_000_000)
-        display.say(f"server: {url}, limits: {plan.limits}")
+        load = plan.load_plan(f"rtmp://127.0.0.1:{server.address[1]}/{_STREAM}")
+        viewers = plan.viewers(load)
+        display.say(f"server: {load.url}, limits: {plan.limits}")
         display.say(f"clients: 1 publisher and {len(viewers)} viewers, {plan.duration_s:g} s")
-        orders = {"plan": plan.as_dict(), "url": url, "recording": None if recording is None else str(recording)}
-        clients = ClientProcess(orders)
-        try:
-            with display:
-                watch, done = _follow(plan, server, clients, display)
-            # Those who closed by themselves have said so before their process wrote its last line.
-            watch.look(server.hub.snapshot())
-        finally:
-            clients.stop()
-    return _make_report(plan, watch, done)
+        watch = Watch(viewers)
+        with display, _Looker(watch, server, display):
+            meter = _Meter()
+            result = run_load(load, meter.look)
+            meter.finish(result)
+        floods_cut = server.hub.snapshot().limits_hit.get(FLOOD_LIMIT, 0)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    for warning in result.warnings:
+        display.say(f"warning: {warning}")
+    return make_report(plan, watch.viewers, floods_cut, result), result
 
 
-def run_demo(plan: DemoPlan, *, table: bool = True, as_json: bool = False) -> bool:
-    """Run the demonstration and write its report to standard output.
+def _write_report(path: Path, result: RunResult) -> None:
+    figures = RunFigures(result)
+    verdicts = [parse_condition(text).judge(figures) for text in _CONDITIONS]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FlowctlError(f"cannot make the folder {path.parent}: {error.strerror}") from error
+    write_text(path, render(result, verdicts))
+
+
+def run_demo(plan: DemoPlan, *, table: bool = True, as_json: bool = False, page: Path | None = None) -> bool:
+    """Run the demonstration, and write its report to standard output and as a page with plots.
 
     Args:
         plan: who takes part, with which limits.
         table: see `watch_demo`.
         as_json: whether the report is one JSON object.
+        page: where the page goes. None: ``demo-report.html`` in the folder for such files (`cache_directory`).
 
     Returns:
         Whether all went as it should.
 
     Raises:
         FlowctlError: it could not be carried out.
+        KeyboardInterrupt: it was interrupted.
     """
-    report = watch_demo(plan, table=table)
-    text = json.dumps(report.as_dict()) if as_json else "\n".join(report.lines())
+    report, result = watch_demo(plan, table=table)
+    path = cache_directory() / "demo-report.html" if page is None else page
+    _write_report(path, result)
+    if as_json:
+        text = json.dumps({**report.as_dict(), "page": str(path)})
+    else:
+        text = "\n".join([*report.lines(), f"what the viewers measured, with plots: {path}"])
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
     return report.passed

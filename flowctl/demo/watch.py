@@ -1,13 +1,13 @@
 """Watches the demonstration's viewers at the server: where each is now, where it has been, and how it ended.
 
-The server knows a viewer by its address and port; the clients' process tells which port is which viewer. Snapshots are
-taken a few times a second, so a state that lasted shorter may not be seen, but nothing is lost by that: times, drops
-and the end come from the server's own account of each connection.
+The server knows a viewer by its address; each peer of the crowd has one of its own. An attacker may have several
+connections: each is watched. Snapshots are taken a few times a second, so a state that lasted shorter may not be seen,
+but nothing is lost by that: times, drops and the end come from the server's own account of each connection.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowctl.demo.plan import ViewerPlan
@@ -122,27 +122,47 @@ class Watch:
 
     Args:
         viewers: who takes part.
-        ports: local port of each, by label.
+
+    Attributes:
+        viewers: what is known of each; further connections of an attacker are added as they are seen.
     """
 
-    def __init__(self, viewers: list[ViewerPlan], ports: dict[str, int]) -> None:
+    def __init__(self, viewers: list[ViewerPlan]) -> None:
         self.viewers = [Watched(viewer) for viewer in viewers]
-        self._by_port = {ports[watched.plan.label]: watched for watched in self.viewers}
+        self._by_host = {watched.plan.host: watched for watched in self.viewers}
+        self._by_connection: dict[int, Watched] = {}
+
+    def _find(self, number: int, host: str) -> Watched | None:
+        """Return who is on connection `number` from `host`. None: nobody of ours."""
+        watched = self._by_connection.get(number)
+        if watched is not None:
+            return watched
+        first = self._by_host.get(host)
+        if first is None:
+            return None
+        others = sum(item.plan.host == host for item in self._by_connection.values())
+        if others:
+            watched = Watched(replace(first.plan, label=f"{first.plan.label} {others + 1}"))
+            self.viewers.append(watched)
+        else:
+            watched = first
+        self._by_connection[number] = watched
+        return watched
 
     def look(self, hub: HubStatistics) -> list[Watched]:
         """Take over a snapshot; return the viewers whose state has changed or that have gone, in their order."""
-        changed: set[int] = set()
+        changed: list[Watched] = []
         for stream in hub.streams.values():
             for viewer in stream.viewers:
-                watched = self._by_port.get(viewer.peer[1])
+                watched = self._find(viewer.number, viewer.peer[0])
                 if watched is not None and watched.cut is None:
                     before = watched.state
                     watched.update(viewer)
                     if watched.state is not before:
-                        changed.add(viewer.peer[1])
+                        changed.append(watched)
         for ended in hub.ended:
-            watched = self._by_port.get(ended.peer[1])
+            watched = self._find(ended.number, ended.peer[0])
             if watched is not None and watched.cut is None:
                 watched.end(ended)
-                changed.add(ended.peer[1])
-        return [watched for port, watched in self._by_port.items() if port in changed]
+                changed.append(watched)
+        return [watched for watched in self.viewers if any(watched is item for item in changed)]

@@ -18,7 +18,7 @@ from flowctl.errors import BrokenError, ConfigError, FlowctlError
 from flowctl.limits import Limits
 from flowctl.server import DEFAULT_LIMITS
 
-COMMANDS = ("serve", "publish", "play", "demo", "version")
+COMMANDS = ("serve", "publish", "play", "load", "demo", "version")
 
 
 def test_help_when_no_command_is_named():
@@ -79,7 +79,14 @@ def test_version_when_asked_for_text(capsys):
         (["serve", "--soft", "2MiB,2", "--hard", "1MiB,2"], "hard limit of bytes", ""),
         (["serve", "--hard", "1MiB,100"], "the soft limit 2097152, which is the default", "give --soft as well"),
         (["serve", "--hard", "much"], "hard: 'much'", "2MiB,2048"),
-        (["serve", "echo", "--flush", "40ms"], "no streams to flush", "leave it out"),
+        (["serve", "echo", "--flush", "40ms"], "no streams, it would ignore --flush", "leave it out"),
+        (["serve", "echo", "--memory-budget", "1MiB"], "no streams, it would ignore --memory-budget", "leave it out"),
+        (["serve", "--memory-budget", "much"], "--memory-budget", "2MiB"),
+        (["serve", "--ladder", "up"], "--ladder is 'up', it must be on or off", ""),
+        (["serve", "--age-axis", "media"], "--age-axis is 'media', it must be queue or delay", ""),
+        (["serve", "--return-after", "soon"], "--return-after", "8s"),
+        (["serve", "--shadow-limits", "1MiB"], "soft: '1MiB'", "2MiB,2048"),
+        (["serve", "--set", "ladder_probe_s=1h"], "probe_max_s of the ladder is 300.0", ""),
         (["serve", "--flush", "soon"], "--flush", "8s"),
         (["serve", "--port", "70000"], "--port is 70000", ""),
         (["serve", "--set", "color=red"], "no setting 'color'", "second_publisher"),

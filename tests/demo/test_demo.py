@@ -8,21 +8,21 @@ import json
 import sys
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from flowctl.cli import main
 from flowctl.demo import DemoPlan, run_demo
-from flowctl.demo.audit import Audit, Published, frame_key
 from flowctl.demo.plan import Kind, ViewerPlan, cache_directory
-from flowctl.demo.report import Report, judge
-from flowctl.demo.run import make_recording
+from flowctl.demo.report import Report, judge, make_report
 from flowctl.demo.show import LineDisplay, TableDisplay
-from flowctl.demo.watch import Watched
-from flowctl.errors import ConfigError, FlowctlError
-from flowctl.flow import Load, MessageClass, SendState
-from flowctl.flv import TAG_AUDIO, TAG_VIDEO
+from flowctl.demo.watch import Watch, Watched
+from flowctl.errors import ConfigError
+from flowctl.flow import Load, SendState
+from flowctl.live import EndedViewer, HubStatistics
+from flowctl.loadtest.results import PeerKind, PeerResult, RunResult
 from flowctl.log import configure
+from flowctl.reasons import CloseReason
+from flowctl.sender import Sender
+from flowctl.testing import ManualHost, ScriptedTransport
 
 QUICK = DemoPlan(
     duration_s=6.0,
@@ -30,17 +30,22 @@ QUICK = DemoPlan(
     slow_shares=(0.4,),
     stall_after_s=0.5,
     soft="96KiB,1024,1s",
-    hard="2MiB,4096,3s",
-    synthetic=True,
+    hard="2MiB,4096,2s",
+    stuck_s=1.5,
 )
+LOAD = QUICK.load_plan("rtmp://127.0.0.1/demo/sample")
+
+
+IDLE = Sender(ManualHost(), ScriptedTransport([])).statistics()
 
 
 # ------------------------------------------------------------------------------------------------ the whole of it
 
 
-def test_demo_when_everything_acts(capsys):
-    """A short demonstration passes: nobody healthy loses a frame, and each of the others meets its fate."""
+def test_demo_when_everything_acts(capsys, tmp_path, monkeypatch):
+    """A short demonstration passes: nobody healthy loses a frame, each of the others meets its fate, a page is made."""
     configure("error")
+    monkeypatch.setenv("FLOWCTL_CACHE", str(tmp_path / "made"))
     assert run_demo(QUICK, as_json=True) is True
     shown = capsys.readouterr()
     report = json.loads(shown.out)
@@ -48,38 +53,32 @@ def test_demo_when_everything_acts(capsys):
     healthy = [viewer for viewer in report["viewers"].values() if viewer["kind"] == "healthy"]
     assert [viewer["client"]["missing"] for viewer in healthy] == [{}] * 6
     assert all(viewer["client"]["received"] > 300 for viewer in healthy)
-    assert sum(report["viewers"]["slow 40%"]["client"]["missing"].values()) > 0
-    assert report["viewers"]["stalled"]["server"]["cut"] == "hard limit"
-    assert report["viewers"]["flooding"]["server"]["cut"] == "limit hit"
-    assert "flooding" in shown.err
+    slow = report["viewers"]["slow 40%"]
+    assert sum(slow["client"]["missing"].values()) > 0
+    assert (sum(slow["server"]["dropped"].values()) > 0, slow["client"]["broken_restarts"]) == (True, 0)
+    assert report["viewers"]["stalled"]["server"]["cut"] in {"hard limit", "stuck"}
+    assert report["viewers"]["hostile"]["server"]["cut"] in {"hard limit", "stuck"}
+    assert report["floods_cut"] >= 1
+    assert "slow 40%" in shown.err
+    page = tmp_path / "made" / "demo-report.html"
+    assert report["page"] == str(page)
+    assert "How much memory did the server take?" in page.read_text()
 
 
-def test_demo_when_a_limit_is_off(capsys):
+def test_demo_when_a_limit_is_off(capsys, tmp_path):
     """Without a limit that could cut the stalled viewer the demonstration fails, with status 1, and says so."""
-    arguments = ["demo", "--synthetic", "--duration", "4s", "--healthy", "2", "--soft", "96KiB,0", "--hard", "0,0"]
-    assert main(arguments) == 1
+    page = tmp_path / "page.html"
+    arguments = ["demo", "--duration", "4s", "--healthy", "2", "--soft", "96KiB,0", "--hard", "0,0"]
+    assert main([*arguments, "--report", str(page)]) == 1
     shown = capsys.readouterr()
     assert "FAILED" in shown.out
     assert "stalled: does not read and was not cut" in shown.out
+    assert f"with plots: {page}" in shown.out
     assert shown.err.splitlines()[-1].startswith("error: the demo did not go as it should")
 
 
-def test_demo_when_there_is_no_ffmpeg(monkeypatch, tmp_path):
-    """Without FFmpeg the error says how to get it, or to do without."""
-    monkeypatch.setenv("FLOWCTL_CACHE", str(tmp_path))
-    monkeypatch.setattr("flowctl.media.sample.find_ffmpeg", _no_ffmpeg)
-    with pytest.raises(FlowctlError) as caught:
-        make_recording(DemoPlan(), LineDisplay())
-    assert caught.value.hint.startswith("give --synthetic")
-    assert "install FFmpeg" in caught.value.hint
-
-
-def _no_ffmpeg(*_):
-    raise FlowctlError("FFmpeg was not found", hint="install FFmpeg")
-
-
 def test_cache_when_it_is_named(monkeypatch, tmp_path):
-    """Recordings go where FLOWCTL_CACHE says, else to the user's cache, else beside us."""
+    """Files go where FLOWCTL_CACHE says, else to the user's cache, else beside us."""
     monkeypatch.setenv("FLOWCTL_CACHE", str(tmp_path / "a"))
     assert cache_directory() == tmp_path / "a"
     monkeypatch.delenv("FLOWCTL_CACHE")
@@ -102,158 +101,121 @@ def test_plan_when_a_value_is_out_of_range(values):
         DemoPlan(**values)
 
 
-def test_plan_when_it_goes_to_another_process():
-    """A plan survives the way through JSON."""
-    assert DemoPlan.from_dict(json.loads(json.dumps(QUICK.as_dict()))) == QUICK
-
-
 def test_plan_when_asked_for_viewers():
-    """By default there are twenty healthy viewers, three slow ones, one that stalls and one that floods."""
-    viewers = DemoPlan().viewers(1_000_000)
+    """By default there are twenty healthy viewers, three slow ones, one that stalls and an attacker, each apart."""
+    plan = DemoPlan()
+    viewers = plan.viewers(plan.load_plan("rtmp://127.0.0.1/demo/sample"))
     counts = {kind: sum(viewer.kind is kind for viewer in viewers) for kind in Kind}
-    assert counts == {Kind.HEALTHY: 20, Kind.SLOW: 3, Kind.STALLED: 1, Kind.FLOODING: 1}
-    assert [viewer.profile.rate for viewer in viewers if viewer.kind is Kind.SLOW] == [800_000, 500_000, 200_000]
-    assert len({viewer.label for viewer in viewers}) == 25
+    assert counts == {Kind.HEALTHY: 20, Kind.SLOW: 3, Kind.STALLED: 1, Kind.HOSTILE: 1}
+    assert [viewer.profile for viewer in viewers if viewer.kind is Kind.SLOW] == [
+        "slow@1280k",
+        "slow@800k",
+        "slow@320k",
+    ]
+    assert [viewer.label for viewer in viewers][20:] == ["slow 80%", "slow 50%", "slow 20%", "stalled", "hostile"]
+    assert len({viewer.label for viewer in viewers}) == len({viewer.host for viewer in viewers}) == 25
 
 
-# ------------------------------------------------------------------------------------------------ audit
-
-GOP = (MessageClass.KEY, MessageClass.DISPOSABLE, MessageClass.INTER, MessageClass.INTER)
+# ------------------------------------------------------------------------------------------------ watch
 
 
-def published(classes=GOP * 3):
-    """Return what was published, and the key of each frame: pictures of `classes`, each followed by audio."""
-    record, keys = Published(), []
-    for index, message_class in enumerate(classes):
-        for type_id, item in ((TAG_VIDEO, message_class), (TAG_AUDIO, MessageClass.AUDIO)):
-            record.add(type_id, index * 40, item)
-            keys.append(frame_key(type_id, index * 40))
-    return record, keys
+def ended(number, host, reason, details=""):
+    sender = dataclasses.replace(IDLE, state=SendState.HARD_LIMIT)
+    return EndedViewer(number, (host, 5000 + number), "demo/sample", reason, details, sender, 1.5)
 
 
-def test_audit_when_everything_came():
-    """Nothing is missing from the first frame on, and all can be decoded."""
-    record, keys = published()
-    audit = record.audit(keys[8:], to_end=True)
-    assert (audit.received, audit.missing, audit.faults) == (16, {}, {})
-
-
-def test_audit_when_a_disposable_frame_is_missing():
-    """A lost disposable frame costs itself only."""
-    record, keys = published()
-    audit = record.audit([key for key in keys if key != frame_key(TAG_VIDEO, 40)], to_end=True)
-    assert (audit.missing, audit.faults) == ({"disposable": 1}, {})
-
-
-def test_audit_when_pictures_follow_a_lost_one():
-    """What comes between a lost inter frame and the next key frame cannot be decoded."""
-    record, keys = published()
-    audit = record.audit([key for key in keys if key != frame_key(TAG_VIDEO, 80)], to_end=True)
-    assert (audit.missing, audit.faults) == ({"inter": 1}, {"undecodable": 1})
-
-
-def test_audit_when_it_begins_without_a_key_frame():
-    """Pictures before the first key frame cannot be decoded."""
-    record, keys = published()
-    assert record.audit(keys[4:], to_end=True).faults == {"undecodable": 2}
-
-
-def test_audit_when_the_end_did_not_come():
-    """What comes after the last frame is missing only for who was there to the end."""
-    record, keys = published()
-    assert record.audit(keys[:16], to_end=True).missing_total == 8
-    assert record.audit(keys[:16], to_end=False).missing_total == 0
-
-
-def test_audit_when_frames_are_repeated_disordered_or_unknown():
-    """What nobody may ever get is named."""
-    record, keys = published()
-    audit = record.audit([*keys, keys[3], frame_key(TAG_VIDEO, 77)], to_end=True)
-    assert audit.faults == {"repeated": 1, "disordered": 1, "unknown": 1}
-
-
-def test_audit_when_nothing_came():
-    """Nothing received is nothing missing: there was no first frame."""
-    assert published()[0].audit([], to_end=True) == Audit()
-
-
-@given(st.sets(st.integers(0, 23)))
-@settings(max_examples=150, deadline=None)
-def test_audit_when_any_frames_are_lost(lost):
-    """Received and missing are all frames from the first on, and its plain values give the same audit again."""
-    record, keys = published()
-    got = [key for index, key in enumerate(keys) if index not in lost]
-    audit = record.audit(got, to_end=True)
-    first = min((index for index in range(24) if index not in lost), default=24)
-    assert audit.received + audit.missing_total == 24 - first
-    assert audit.received == len(got)
-    assert Audit.from_dict(json.loads(json.dumps(audit.as_dict()))) == audit
+def test_watch_when_an_attacker_has_several_connections():
+    """Each connection of an attacker is watched by itself; who is none of ours is not."""
+    viewers = QUICK.viewers(LOAD)
+    hostile = viewers[-1]
+    watch = Watch(viewers)
+    gone = [
+        ended(7, hostile.host, CloseReason.HARD_LIMIT, "age_ms 5001, limit 5000"),
+        ended(8, hostile.host, CloseReason.STUCK),
+        ended(9, "127.99.9.9", CloseReason.STUCK),
+    ]
+    hub = HubStatistics(streams={}, ended=gone, closed={}, limits_hit={})
+    changed = watch.look(hub)
+    assert [(item.plan.label, item.cut) for item in changed] == [("hostile", "hard limit"), ("hostile 2", "stuck")]
+    assert watch.look(hub) == []
+    assert len(watch.viewers) == len(viewers) + 1
 
 
 # ------------------------------------------------------------------------------------------------ verdict
 
-VIEWERS = {viewer.kind: viewer for viewer in QUICK.viewers(1_000_000)}
+VIEWERS = {viewer.kind: viewer for viewer in reversed(QUICK.viewers(LOAD))}
+PUBLISHED = {"frames": 1, "bytes": 1}
 
 
 def watched(kind, **values):
     return dataclasses.replace(Watched(VIEWERS[kind]), **values)
 
 
+def peer(kind, **values):
+    fields = {"video": 90, "audio": 100, "started_on_key": True, "first_frame_s": 0.5}
+    plan = VIEWERS[kind]
+    return PeerResult(
+        number=plan.number, profile=plan.profile, kind=PeerKind.SLOW, url="rtmp://h/a/s", **(fields | values)
+    )
+
+
 FINE = {
     Kind.HEALTHY: {"time_in_states_s": (9.0, 0.1, 0.0, 0.0), "cut": "peer closed"},
     Kind.SLOW: {"time_in_states_s": (1.0, 4.0, 4.0, 0.0), "dropped": {"inter": 9}},
     Kind.STALLED: {"time_in_states_s": (1.0, 1.0, 1.0, 0.1), "cut": "hard limit"},
-    Kind.FLOODING: {"cut": "limit hit", "cut_details": "control_messages_per_second is 201, the limit is 200"},
+    Kind.HOSTILE: {"cut": "limit hit", "cut_details": "control_messages_per_second is 201, the limit is 200"},
 }
 
 
 @pytest.mark.parametrize("kind", Kind)
 def test_verdict_when_all_is_well(kind):
     """Each kind of viewer passes with the fate that is meant for it."""
-    outcome = judge(watched(kind, **FINE[kind]), Audit(received=10), {"started_on_key": True})
-    assert outcome.faults == ()
+    assert judge(watched(kind, **FINE[kind]), peer(kind), 1.0).faults == ()
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "audit", "said"),
+    ("kind", "changes", "values", "said"),
     [
-        (Kind.HEALTHY, {}, Audit(received=9, missing={"disposable": 1}), "lost 1 disposable"),
-        (Kind.HEALTHY, {"dropped": {"audio": 2}}, Audit(received=9), "the server dropped 2 audio"),
-        (Kind.HEALTHY, {"cut": "stuck"}, Audit(received=9), "was cut"),
-        (Kind.HEALTHY, {}, Audit(), "received nothing"),
-        (Kind.HEALTHY, {}, Audit(received=9, repeated=1), "1 frames repeated"),
-        (Kind.SLOW, {"dropped": {}}, Audit(received=9), "was not thinned"),
-        (Kind.SLOW, {"cut": "hard limit"}, Audit(received=9), "was cut instead of being thinned"),
-        (Kind.SLOW, {}, Audit(received=9, undecodable=3), "3 frames undecodable"),
-        (Kind.STALLED, {"cut": None}, Audit(received=9), "still there"),
-        (Kind.STALLED, {"cut": "peer closed"}, Audit(received=9), "was not cut by a hard limit"),
-        (Kind.FLOODING, {"cut": None}, Audit(received=9), "still there"),
-        (Kind.FLOODING, {"cut_details": "commands_per_second is 9"}, Audit(received=9), "was not cut by control"),
+        (Kind.HEALTHY, {}, {"missing_video": 1}, "lost 1 video"),
+        (Kind.HEALTHY, {"dropped": {"audio": 2}}, {}, "the server dropped 2 audio"),
+        (Kind.HEALTHY, {"cut": "stuck"}, {}, "was cut"),
+        (Kind.HEALTHY, {}, {"video": 0, "audio": 0}, "received nothing"),
+        (Kind.HEALTHY, {}, {"started_on_key": False}, "did not begin with a key frame"),
+        (Kind.SLOW, {"dropped": {}}, {}, "was not thinned"),
+        (Kind.SLOW, {"cut": "hard limit"}, {}, "was cut instead of being thinned"),
+        (Kind.SLOW, {}, {"broken_restarts": 3}, "3 times got pictures that build on missing ones"),
+        (Kind.STALLED, {"cut": None}, {}, "still there"),
+        (Kind.STALLED, {"cut": "peer closed"}, {}, "was not cut by a hard limit"),
+        (Kind.HOSTILE, {"cut": None}, {}, "still there"),
+        (Kind.HOSTILE, {"cut": "peer closed"}, {}, "was not cut by a limit"),
+        (Kind.HOSTILE, {}, {"expectation_met": False, "notes": "no newcomer"}, "what no sound one does: no newcomer"),
     ],
 )
-def test_verdict_when_something_is_wrong(kind, changes, audit, said):
+def test_verdict_when_something_is_wrong(kind, changes, values, said):
     """Whatever is not as it should be becomes a fault in words, and fails the whole."""
-    outcome = judge(watched(kind, **(FINE[kind] | changes)), audit, {"started_on_key": True})
-    report = Report((outcome,), {"frames": 1, "bytes": 1}, "limits")
+    outcome = judge(watched(kind, **(FINE[kind] | changes)), peer(kind, **values), 1.0)
+    report = Report((outcome,), PUBLISHED, "limits")
     assert said in " ".join(outcome.faults)
     assert not report.passed
     assert "FAILED:" in report.lines()
 
 
-def test_verdict_when_it_did_not_begin_with_a_key_frame():
-    """A viewer must begin with a key frame, whatever it is like."""
-    outcome = judge(watched(Kind.SLOW, **FINE[Kind.SLOW]), Audit(received=10), {"started_on_key": False})
-    assert outcome.faults == ("did not begin with a key frame",)
-
-
 def test_report_when_a_stalled_viewer_was_cut():
     """The report says how long after it stopped reading a viewer was cut, and by which limit."""
     stalled = watched(Kind.STALLED, **FINE[Kind.STALLED], connected_s=8.5, cut_details="tick: age_ms 3001, limit 3000")
-    outcome = judge(stalled, Audit(received=10), {"started_on_key": True, "stalled_after_s": 2.0})
-    (line,) = [
-        line for line in Report((outcome,), {"frames": 1, "bytes": 1}, "l").lines() if line.startswith("  stalled")
-    ]
+    outcome = judge(stalled, peer(Kind.STALLED), 1.5)
+    (line,) = [line for line in Report((outcome,), PUBLISHED, "l").lines() if line.startswith("  stalled")]
     assert "cut 6.5 s after it stopped reading by hard limit (tick: age_ms 3001, limit 3000)" in line
+
+
+@pytest.mark.parametrize(("floods", "passed"), [(0, False), (1, True)])
+def test_report_when_made_of_both_accounts(floods, passed):
+    """Server and peers are put together by number; a flood that no limit cut, or a viewer without a row, is a fault."""
+    viewers = [watched(kind, **FINE[kind]) for kind in Kind]
+    result = RunResult(url="rtmp://h/a/s", peers=[peer(kind) for kind in Kind])
+    assert make_report(QUICK, viewers, floods, result).passed is passed
+    result.peers.pop(0)
+    assert "healthy 1: received nothing" in make_report(QUICK, viewers, floods, result).faults
 
 
 # ------------------------------------------------------------------------------------------------ display
@@ -279,8 +241,8 @@ def test_display_when_viewers_have_changed(display, stream, monkeypatch):
         dropped={"inter": 9},
         why="SOFT_LIMIT for 1 ms; queued [bold]x",
     )
-    gone = watched(Kind.FLOODING, **FINE[Kind.FLOODING], connected_s=0.5)
-    healthy = dataclasses.replace(Watched(ViewerPlan("healthy 1", Kind.HEALTHY, slow.plan.profile)))
+    gone = watched(Kind.HOSTILE, **FINE[Kind.HOSTILE], connected_s=0.5)
+    healthy = Watched(ViewerPlan("healthy 1", Kind.HEALTHY, "healthy", 0))
     healthy.state = SendState.READY
     with display() as shown:
         shown.say("hello [red]")

@@ -1,0 +1,280 @@
+"""``flowctl load``: loads an RTMP server with viewers of all kinds, and says what they got and how it held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowctl.loadtest.failon import Condition, Verdict
+    from flowctl.loadtest.plan import LoadPlan
+    from flowctl.loadtest.results import RunResult
+
+_VIEWERS_PER_S = 200
+"""Default ramp: so many join each second. A server's listen queue of 128, a common default, holds more than half."""
+
+_Profiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[@P][:SHARE]", help="Of which kind, like healthy:90%, slow@200k:8%, stall:40. Repeatable."
+    ),
+]
+_Measure = Annotated[
+    str, typer.Option(metavar="auto|all|N", help="Whose frames are looked at: as many as fit, all, every N-th.")
+]
+_Addresses = Annotated[
+    bool | None,
+    typer.Option("--spread-addresses/--one-address", help="Each its own 127.x.y.z; the default on loopback."),
+]
+_Conditions = Annotated[
+    list[str] | None,
+    typer.Option(metavar="CONDITION", help="Exit with 1 if it holds, like 'healthy.p99_ms>200'. Repeatable."),
+]
+
+
+def load(
+    url: Annotated[str | None, typer.Argument(metavar="URL", help="What to play: rtmp://host/app/stream.")] = None,
+    *,
+    viewers: Annotated[int, typer.Option(min=1, help="Number of viewers, all profiles together.")] = 100,
+    profile: _Profiles = None,
+    ramp: Annotated[str | None, typer.Option(help="Time over which they join. Default: 200 a second.")] = None,
+    duration: Annotated[str, typer.Option(help="Length of the run, from the end of the ramp.")] = "30s",
+    until_end: Annotated[bool, typer.Option("--until-end", help="End sooner, with the stream.")] = False,
+    publishers: Annotated[int, typer.Option(min=0, help="Publish so many streams; 0: play what is there.")] = 0,
+    streams: Annotated[int | None, typer.Option(min=1, help="Spread viewers over URL-1, URL-2 ...")] = None,
+    source: Annotated[str | None, typer.Option(metavar="FILE.flv", help="Publish this, not a synthetic one.")] = None,
+    bit_rate: Annotated[str, typer.Option(help="Synthetic stream: bits per second.")] = "2.5M",
+    fps: Annotated[float, typer.Option(min=1, max=240, help="Synthetic stream: frames per second.")] = 30.0,
+    key_interval: Annotated[str, typer.Option(help="Synthetic stream: from key frame to key frame.")] = "2s",
+    key_frame_size: Annotated[str | None, typer.Option(help="Synthetic stream: bytes of a key frame.")] = None,
+    disposable_every: Annotated[int, typer.Option(min=0, help="Synthetic stream: every n-th frame.")] = 0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: by viewers and cores.")] = None,
+    measure: _Measure = "auto",
+    server_pid: Annotated[int | None, typer.Option(min=1, help="Server process here whose load to measure.")] = None,
+    spread_addresses: _Addresses = None,
+    connect_timeout: Annotated[str, typer.Option(help="Time to connect and shake hands.")] = "10s",
+    seed: Annotated[int, typer.Option(help="For what is random in hostile profiles.")] = 0,
+    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Load servers elsewhere, yours only.")] = False,
+    fail_on: _Conditions = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a report with plots.")] = None,
+    parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one row per connection.")] = None,
+    json_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Write everything as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the summary as JSON.")] = False,
+    table: Annotated[bool, typer.Option("--table/--no-table", help="Show a live table on a terminal.")] = True,
+    list_profiles: Annotated[bool, typer.Option("--list-profiles", help="Explain the profiles, and end.")] = False,
+) -> None:
+    """Load an RTMP server with viewers of all kinds, on this machine unless --allow-remote is given.
+
+    It always ends by itself. Exit status: 0 all went well; 1 a condition of --fail-on holds or could not be measured,
+    nobody could connect, or no healthy viewer got a frame; 2 wrong use; 130 or 143 ended by a signal.
+    """
+    from flowctl.cli.common import set_up_log
+
+    set_up_log()
+    if list_profiles:
+        _list_profiles(as_json=as_json)
+        return
+    plan = _plan(
+        url,
+        viewers,
+        profile or [],
+        ramp=ramp,
+        duration=duration,
+        until="stream-end" if until_end else "duration",
+        publishers=publishers,
+        streams=streams,
+        source=source,
+        bit_rate=bit_rate,
+        fps=fps,
+        key_interval=key_interval,
+        key_frame_size=key_frame_size,
+        disposable_every=disposable_every,
+        workers=workers,
+        measure=measure,
+        server_pid=server_pid,
+        spread_addresses=spread_addresses,
+        connect_timeout=connect_timeout,
+        seed=seed,
+        allow_remote=allow_remote,
+    )
+    _load(
+        plan,
+        _conditions(fail_on or [], plan),
+        {"--report": report, "--parquet": parquet, "--json-file": json_file},
+        as_json=as_json,
+        table=table and not as_json,
+    )
+
+
+def _plan(url: str | None, viewers: int, profiles: list[str], **given: Any) -> LoadPlan:
+    """Return the run that the options describe.
+
+    Raises:
+        ConfigError: an option is wrong.
+    """
+    from flowctl.cli.common import optional_duration
+    from flowctl.client.connect import parse_address
+    from flowctl.errors import ConfigError
+    from flowctl.loadtest.plan import MAX_PEERS, LoadPlan
+    from flowctl.loadtest.profiles import parse_crowd
+    from flowctl.units import parse_bit_rate, parse_duration, parse_size
+
+    if url is None:
+        raise ConfigError("URL is missing", hint="give what to play, like rtmp://127.0.0.1/live/test")
+    host = parse_address(url).host
+    if given["spread_addresses"] is None:
+        # Servers limit what comes from one address, ours too; a crowd that is one address tests that limit only.
+        given["spread_addresses"] = host == "localhost" or host.startswith("127.")
+    if viewers > MAX_PEERS:
+        raise ConfigError(f"--viewers is {viewers}, allowed is 1 to {MAX_PEERS}", hint="use several runs side by side")
+    if given["source"] is not None:
+        if not given["publishers"]:
+            raise ConfigError("--source is for publishing", hint="give --publishers 1 as well")
+        if not Path(given["source"]).is_file():
+            raise ConfigError(f"there is no file {given['source']}", hint="--source takes an FLV file")
+    ramp_s = optional_duration(given.pop("ramp"), "--ramp")
+    key_frame_size = given.pop("key_frame_size")
+    return LoadPlan(
+        url=url,
+        profiles=parse_crowd(profiles, viewers),
+        ramp_s=viewers / _VIEWERS_PER_S if ramp_s is None else ramp_s,
+        duration_s=parse_duration(given.pop("duration"), "--duration"),
+        bit_rate=parse_bit_rate(given.pop("bit_rate"), "--bit-rate"),
+        key_interval_s=parse_duration(given.pop("key_interval"), "--key-interval"),
+        key_frame_bytes=None if key_frame_size is None else parse_size(key_frame_size, "--key-frame-size"),
+        measure_every=_measure_every(given.pop("measure")),
+        connect_timeout_s=parse_duration(given.pop("connect_timeout"), "--connect-timeout"),
+        command=_command_line(),
+        **given,
+    )
+
+
+def _measure_every(text: str) -> int | None:
+    """Return which part of the viewers is looked at closely; None: as many as fit.
+
+    Raises:
+        ConfigError: it is neither a word that is known nor a number.
+    """
+    from flowctl.errors import ConfigError
+
+    if text in ("auto", "all"):
+        return None if text == "auto" else 1
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 1_000_000:
+        raise ConfigError(f"--measure is {text!r}, allowed is auto, all, or a number N of 1 or more for every N-th")
+    return int(text)
+
+
+def _command_line() -> str:
+    """Return the command line as it can be given again, without secrets."""
+    import shlex
+    import sys
+
+    from flowctl.log import redact_text
+
+    return redact_text(shlex.join(["flowctl", *sys.argv[1:]]))
+
+
+def _conditions(texts: Sequence[str], plan: LoadPlan) -> list[Condition]:
+    """Return the conditions of --fail-on.
+
+    Raises:
+        ConfigError: one of them is none, or is about peers that do not take part.
+    """
+    from flowctl.loadtest.failon import parse_conditions
+    from flowctl.loadtest.profiles import parse_profile
+    from flowctl.loadtest.results import PeerKind
+
+    kinds = {name: parse_profile(name).profile.kind for name in plan.profiles}
+    if plan.publishers:
+        kinds[plan.source or "synthetic"] = PeerKind.PUBLISHER
+    return parse_conditions(texts, kinds)
+
+
+def _load(
+    plan: LoadPlan, conditions: list[Condition], files: dict[str, Path | None], *, as_json: bool, table: bool
+) -> None:
+    """Run it, then write summary and files.
+
+    Raises:
+        ConfigError: a file could not be written, or the server may not be loaded.
+        FlowctlError: the run could not be carried out, or a file not be written after all.
+        Exit: it failed, or was ended by a signal.
+    """
+    import signal
+
+    from flowctl.cli.errors import FAILED, INTERRUPTED, TERMINATED
+    from flowctl.loadtest.figures import RunFigures
+    from flowctl.loadtest.files import check_target
+    from flowctl.loadtest.run import run_load
+    from flowctl.loadtest.summary import what_failed
+    from flowctl.loadtest.table import choose_display
+
+    for option, path in files.items():
+        if path is not None:
+            check_target(path, option)
+    if files["--parquet"] is not None:
+        from flowctl.loadtest.parquet import check_available
+
+        check_available()
+    with choose_display(plan.url, plan.profiles, plan.ramp_s + plan.duration_s, table=table) as display:
+        result = run_load(plan, display.show)
+    figures = RunFigures(result)
+    verdicts = [condition.judge(figures) for condition in conditions]
+    _show(result, verdicts, as_json=as_json)
+    _write(result, verdicts, files)
+    if result.interrupted:
+        raise typer.Exit(TERMINATED if result.interrupted_by == signal.SIGTERM else INTERRUPTED)
+    if what_failed(result) is not None or any(verdict.failed for verdict in verdicts):
+        raise typer.Exit(FAILED)
+
+
+def _show(result: RunResult, verdicts: list[Verdict], *, as_json: bool) -> None:
+    """Write the summary to standard output."""
+    from flowctl.cli.common import print_json
+    from flowctl.loadtest import summary
+
+    if as_json:
+        print_json(summary.summarize(result, verdicts))
+    else:
+        typer.echo("\n".join(summary.lines(result, verdicts)))
+
+
+def _write(result: RunResult, verdicts: list[Verdict], files: dict[str, Path | None]) -> None:
+    """Write the files that were asked for, each of them whole or not at all.
+
+    Raises:
+        FlowctlError: one could not be written.
+    """
+    import json
+
+    from flowctl.loadtest.files import write_text
+    from flowctl.loadtest.summary import whole
+
+    if (path := files["--json-file"]) is not None:
+        write_text(path, json.dumps(whole(result, verdicts), ensure_ascii=False) + "\n")
+    if (path := files["--parquet"]) is not None:
+        from flowctl.loadtest.parquet import write_parquet
+
+        write_parquet(path, result)
+    if (path := files["--report"]) is not None:
+        from flowctl.loadtest.report import render
+
+        write_text(path, render(result, verdicts))
+    for path in files.values():
+        if path is not None:
+            typer.echo(f"written: {path}", err=True)
+
+
+def _list_profiles(*, as_json: bool) -> None:
+    """Write every profile with its explanation to standard output."""
+    from flowctl.cli.common import print_json
+    from flowctl.loadtest.catalogue import as_dicts, as_lines
+
+    if as_json:
+        print_json(as_dicts())
+    else:
+        typer.echo("\n".join(as_lines()))

@@ -1,0 +1,80 @@
+"""Files of results, written whole or not at all: into a temporary file beside, which then takes the name.
+
+A reader of the file, a CI job that was interrupted for instance, never finds half of a report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flowctl.errors import ConfigError, FlowctlError
+
+
+def check_target(path: Path, field: str) -> None:
+    """See to it that a file can be written there, before a run that may take hours.
+
+    Raises:
+        ConfigError: `path` is a folder, or its folder is none or not writable; names `field`.
+    """
+    folder = path.parent
+    if path.is_dir():
+        raise ConfigError(f"{field} {path} is a folder", hint="name a file in it")
+    if not folder.is_dir():
+        raise ConfigError(f"{field} {path}: there is no folder {folder}", hint="make it first")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{field} {path}: the folder {folder} is not writable")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write to; it becomes `path` at the end, and nothing is left of it after an error.
+
+    Raises:
+        FlowctlError: the file cannot be made, or cannot take its name.
+    """
+    try:
+        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(number)
+    except OSError as error:
+        raise FlowctlError(f"cannot write {path}: {error.strerror}") from error
+    temporary = Path(name)
+    try:
+        yield temporary
+        # mkstemp makes it for the owner alone; a result is as readable as any file of its user.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(path)
+    except OSError as error:
+        raise FlowctlError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all.
+
+    Raises:
+        FlowctlError: it cannot be written.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(text, "utf-8")
+
+
+def printable(text: Any, most: int = 200) -> str:
+    """Return a foreign text on one line, fit for a terminal and for HTML: without control characters, not too long.
+
+    What a server says may hold escape sequences, marks that turn the direction of writing, or a megabyte.
+
+    Args:
+        text: anything; taken as a string.
+        most: characters left of it.
+    """
+    whole = " ".join(str(text)[: most * 4 + 100].split())
+    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in whole)
+    return shown if len(shown) <= most else shown[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"

@@ -1,0 +1,137 @@
+"""What an attack is handed and what it says afterwards: plain values, no sockets."""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+from flowctl.loadtest.results import PeerEnd
+
+WATCH_S: Final = 3.0
+"""As long as a server on a busy machine may need to act on what it has."""
+_MOST_NOTES: Final = 32
+
+
+class Outcome(enum.Enum):
+    """What a server did with an attacker.
+
+    CUT: it ended the connection. REFUSED: it said no, in words, or by closing before the handshake was done.
+    CONTAINED: the attacker is still connected and was served within bounds, or not at all. UNREACHABLE: nobody
+    answered, so nothing can be told. BROKEN: the server broke the protocol itself.
+    """
+
+    CUT = "cut"
+    REFUSED = "refused"
+    CONTAINED = "contained"
+    UNREACHABLE = "unreachable"
+    BROKEN = "broken"
+
+
+@dataclass(kw_only=True)
+class AttackContext:
+    """What an attack is aimed at and bounded by.
+
+    Args:
+        host: of the server; resolved and checked by whoever runs the attack.
+        port: of the server.
+        app: application of the stream.
+        stream: name of a stream that is live, for attacks by readers. Publishing attacks use names of their own.
+        source: own address to bind to. None: the system's choice.
+        number: of the peer in the run; makes names of streams unique.
+        duration_s: the attack is over by then, give or take a second.
+        rng: source of randomness.
+        forms: names of the forms to run. None: all.
+        watch_s: how long a form whose octets are out is watched for what the server does; a sound one acts at once,
+            or never.
+        probe: whether there is a witness, and a newcomer who tries to get in at the end.
+
+    Attributes:
+        notes: what the attack reported, oldest first.
+    """
+
+    host: str
+    port: int
+    app: str = "live"
+    stream: str = "stream"
+    source: str | None = None
+    number: int = 0
+    duration_s: float = 10.0
+    rng: random.Random = field(default_factory=random.Random)
+    forms: tuple[str, ...] | None = None
+    watch_s: float = WATCH_S
+    probe: bool = True
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Keep `text` for the report; only the first few."""
+        if len(self.notes) < _MOST_NOTES:
+            self.notes.append(text)
+
+    def own_name(self, what: str) -> str:
+        """Return a stream name that no other peer of the run uses."""
+        return f"{self.stream.replace('/', '-')}-hostile-{self.number}-{what}"
+
+
+@dataclass(slots=True, kw_only=True)
+class FormVerdict:
+    """What came of one form.
+
+    Args:
+        form: its name.
+        outcome: what the server did.
+        met: whether a sound server may do that. None: the attack was too short to tell.
+        details: in words.
+        code: error or final status code of the server.
+        end: how the form's first connection ended, in the words of the load tester.
+        after_s: when it ended, since the form began. None: it did not.
+    """
+
+    form: str
+    outcome: Outcome
+    met: bool | None
+    details: str = ""
+    code: str | None = None
+    end: PeerEnd = PeerEnd.RUN_ENDED
+    after_s: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Verdict:
+    """What came of an attack: that of the form that went worst, and all of them.
+
+    Args:
+        outcome: of that form.
+        met: whether the server did what a sound one may do, in all forms, and let a newcomer in. None: too short to
+            tell.
+        details: in words.
+        end: how it ended for the peer.
+        code: error or final status code of the server.
+        cut: whether the server ended the connection.
+        connect_s: time for TCP to connect. None: it never did.
+        handshake_s: time of the RTMP handshake. None: it was not done.
+        sent_bytes: by all connections.
+        received_bytes: by all connections.
+        connections: how many were made.
+        newcomer: whether a newcomer got in afterwards. None: not tried.
+        witness: whether the witness was left alone. None: there was none.
+        forms: each form's.
+        notes: whatever the attack reported.
+    """
+
+    outcome: Outcome
+    met: bool | None
+    details: str
+    end: PeerEnd
+    code: str | None = None
+    cut: bool = False
+    connect_s: float | None = None
+    handshake_s: float | None = None
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    connections: int = 0
+    newcomer: bool | None = None
+    witness: bool | None = None
+    forms: list[FormVerdict] = field(default_factory=list)
+    notes: str = ""

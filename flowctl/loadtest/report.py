@@ -1,0 +1,271 @@
+"""A load run as one HTML page that stands alone: no script, no request, light and dark, readable without its pictures.
+
+Everything that is not ours is escaped, and the page forbids itself to load or run anything (its content security
+policy), so that what a server said can do nothing but be read.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from flowctl.loadtest.failon import Verdict
+from flowctl.loadtest.figures import FIGURES, RunFigures, format_value
+from flowctl.loadtest.files import printable
+from flowctl.loadtest.plots import Plot, plots_of
+from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult, RunResult
+from flowctl.loadtest.style import STYLE
+from flowctl.loadtest.summary import cut_groups, end_words, hostile_rows, what_failed
+from flowctl.loadtest.svg import colour, draw
+from flowctl.units import format_duration
+
+_WORST: Final = 20
+"""Peers in the table of the worst."""
+
+_FOOTER: Final = (
+    "Delays, losses and stalls are what the peers measured; processor time and memory are what the operating system "
+    "counted. Made by <code>flowctl load</code>."
+)
+
+_PROFILE_FIGURES: Final = (
+    ("peers", "connections"),
+    ("failed", "failed"),
+    ("cut", "cut"),
+    ("missing", "missing"),
+    ("share missing", "missing_share"),
+    ("broken restarts", "broken_restarts"),
+    ("stalls", "stalls"),
+    ("delay p50", "p50_ms"),
+    ("delay p99", "p99_ms"),
+    ("connect p99", "connect_p99_ms"),
+    ("handshake p99", "handshake_p99_ms"),
+    ("first frame p99", "first_frame_p99_ms"),
+    ("rate", "kbit_s"),
+)
+
+
+def text(value: Any, most: int = 200) -> str:
+    """Return anything as text of the page."""
+    return html.escape(printable(value, most))
+
+
+def render(result: RunResult, verdicts: Sequence[Verdict] = ()) -> str:
+    """Return the page.
+
+    Args:
+        result: the run.
+        verdicts: what became of its conditions.
+    """
+    figures = RunFigures(result)
+    body = [
+        _header(result),
+        _verdicts(result, verdicts),
+        _tiles(figures),
+        _plots(plots_of(figures)),
+        _profiles(figures),
+        _hostile(result),
+        _cuts(result),
+        _worst(result),
+        f"<footer><p>{_FOOTER}{_clock(result)}</p></footer>",
+    ]
+    return "\n".join([*_head(result), *(part for part in body if part), "</main></body></html>", ""])
+
+
+def _head(result: RunResult) -> list[str]:
+    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    return [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        f"<title>Load test of {text(result.url)}</title>",
+        f"<style>{STYLE}</style></head><body><main>",
+    ]
+
+
+def _clock(result: RunResult) -> str:
+    return f" Delays are against: {text(result.delay_source)}." if result.delay_source else ""
+
+
+def _header(result: RunResult) -> str:
+    crowd = ", ".join(f"{count:,} {text(name, 40)}" for name, count in result.profiles.items())
+    began = f", begun at {text(result.began_at)[:19].replace('T', ' ')} UTC" if result.began_at else ""
+    parts = [
+        "<header>",
+        f"<h1>Load test of {text(result.url)}</h1>",
+        (
+            f"<p>{crowd or 'nobody'}; {format_duration(result.duration_s)}{began}"
+            f"{', <strong>interrupted</strong>' if result.interrupted else ''}</p>"
+        ),
+    ]
+    if result.command:
+        parts.append(f'<p class="command"><code>{text(result.command, 2000)}</code></p>')
+    return "\n".join([*parts, "</header>"])
+
+
+def _verdicts(result: RunResult, verdicts: Sequence[Verdict]) -> str:
+    """Return what failed and what held, and the tester's own doubts, before any figure."""
+    problem = what_failed(result)
+    items = [_verdict(text(f"The run failed: {problem}"), "", failed=True)] if problem else []
+    items += [
+        _verdict(f"<code>fail on {text(verdict.condition.text)}</code>", verdict.measured, failed=verdict.failed)
+        for verdict in verdicts
+    ]
+    parts = []
+    if items:
+        failed = problem is not None or any(verdict.failed for verdict in verdicts)
+        title = "Failed" if failed else "Passed"
+        parts.append(f'<section class="{"bad" if failed else "good"}"><h2>{title}</h2><ul class="verdicts">')
+        parts += [*items, "</ul></section>"]
+    if result.warnings:
+        parts.append('<section class="doubt"><h2>Read the figures with care</h2><ul>')
+        parts += [f"<li>{text(warning, 600)}</li>" for warning in result.warnings]
+        parts.append("</ul></section>")
+    return "\n".join(parts)
+
+
+def _verdict(condition: str, measured: str, *, failed: bool) -> str:
+    """Return a line of the list; `condition` is HTML already."""
+    # A word beside the sign: neither the colour nor the shape carries it alone.
+    sign = '<b class="no">✕ fails</b>' if failed else '<b class="yes">✓ passes</b>'
+    said = f" <span>{text(measured)}</span>" if measured else ""
+    return f"<li>{sign} {condition}{said}</li>"
+
+
+def _tiles(figures: RunFigures) -> str:
+    """Return the few figures that one looks for first."""
+    scope = "healthy" if any(kind is PeerKind.HEALTHY for kind in figures.kinds.values()) else "viewers"
+    viewers = figures.crowd("viewers").peers
+    played = sum(peer.first_frame_s is not None for peer in viewers)
+    tiles = [("connections of viewers that got frames", f"{played:,} of {len(viewers):,}")] if viewers else []
+    wanted = [
+        (f"delay of {scope} ones, median", "p50_ms", scope),
+        (f"delay of {scope} ones, p99", "p99_ms", scope),
+        (f"frames {scope} ones miss", "missing", scope),
+        ("viewers cut by the server", "cut", "viewers"),
+        ("server processor per viewer and second", "cpu_us_per_viewer_s", None),
+        ("server memory per viewer", "rss_kb_per_viewer", None),
+    ]
+    for label, name, where in wanted:
+        value = figures.value(name, where)
+        if value is not None:
+            tiles.append((label, format_value(value, FIGURES[name].unit)))
+    hostile = hostile_rows(figures.result)
+    if hostile:
+        held = sum(not row["failed"] and row["met"] > 0 for row in hostile)
+        tiles.append(("hostile profiles withstood", f"{held} of {len(hostile)}"))
+    items = (f"<div><dt>{text(label)}</dt><dd>{text(value)}</dd></div>" for label, value in tiles)
+    return f'<dl class="tiles">{"".join(items)}</dl>' if tiles else ""
+
+
+def _plots(plots: Sequence[Plot]) -> str:
+    return f'<div class="plots">{"".join(map(_plot, plots))}</div>' if plots else ""
+
+
+def _plot(plot: Plot) -> str:
+    series = [item for item in plot.chart.series if item.points]
+    # A single line has its legend too: which profile it is of is not in the title.
+    keys = "".join(f'<li><i style="background:{colour(item.colour)}"></i>{text(item.label)}</li>' for item in series)
+    legend = f'<ul class="legend">{keys}</ul>'
+    table = _table(plot.heads, [[text(cell) for cell in row] for row in plot.rows])
+    figures = f"<details><summary>As figures</summary>{table}</details>" if plot.rows else ""
+    return f"<section><h2>{text(plot.chart.title)}</h2>{legend}{draw(plot.chart)}{figures}</section>"
+
+
+def _table(heads: Iterable[str], rows: Iterable[Sequence[str]], *, kind: str = "figures") -> str:
+    """Return a table; the cells of `rows` are HTML already, the first one of a row is its head."""
+    head = "".join(f'<th scope="col">{text(name)}</th>' for name in heads)
+    lines = "".join(
+        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>' for row in rows
+    )
+    return f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def _profiles(figures: RunFigures) -> str:
+    rows = [
+        [
+            text(profile, 40),
+            *(format_value(figures.value(name, profile), FIGURES[name].unit) for _, name in _PROFILE_FIGURES),
+        ]
+        for profile in figures.kinds
+    ]
+    table = _table(["profile", *(head for head, _ in _PROFILE_FIGURES)], rows)
+    return f"<section><h2>What each profile saw</h2>{table}</section>" if rows else ""
+
+
+def _hostile(result: RunResult) -> str:
+    rows = []
+    for row in hostile_rows(result):
+        if row["failed"]:
+            verdict = f'<b class="no">✕ {row["failed"]} of {row["peers"]} not</b>'
+        elif row["met"]:
+            verdict = '<b class="yes">✓ withstood</b>'
+        else:
+            verdict = "no verdict"
+        ends = ", ".join(f"{count} {end_words(PeerEnd(end))}" for end, count in row["ends"].items())
+        rows.append([text(row["profile"], 40), verdict, text(ends), text(row["notes"], 300)])
+    table = _table(["profile", "the server", "how they ended", "what was seen"], rows, kind="words")
+    return f"<section><h2>Did the server withstand hostile peers?</h2>{table}</section>" if rows else ""
+
+
+def _cuts(result: RunResult) -> str:
+    rows = []
+    for group in cut_groups(result.peers):
+        times = group["after_s"]
+        how = "other ways" if group["end"] is None else end_words(PeerEnd(group["end"]))
+        rows.append(
+            [
+                text(group["profile"], 40),
+                f"{group['count']:,}",
+                how,
+                "-" if times["median"] is None else format_duration(times["median"]),
+                text(group["code"] or "-", 80),
+                text(group["details"] or "-"),
+            ]
+        )
+    heads = ("profile", "peers", "how", "after (median)", "code", "in words")
+    table = _table(heads, rows, kind="words")
+    return f"<section><h2>How did the server end connections?</h2>{table}</section>" if rows else ""
+
+
+def _trouble(peer: PeerResult) -> tuple[bool, int, int, float]:
+    """Return how bad a viewer was off, for comparison: healthy ones first, since nothing bad is meant for them."""
+    missing = peer.missing_video + peer.missing_audio
+    lost = 10**9 if peer.cut or peer.first_frame_s is None else 0
+    return peer.kind is PeerKind.HEALTHY, lost + missing, peer.stalls, peer.delay_p99_ms or 0.0
+
+
+def _worst(result: RunResult) -> str:
+    viewers = [peer for peer in result.peers if peer.kind in (PeerKind.HEALTHY, PeerKind.SLOW)]
+    troubled = [
+        peer
+        for peer in viewers
+        if peer.cut or peer.first_frame_s is None or peer.missing_video + peer.missing_audio + peer.stalls
+    ]
+    if not viewers:
+        return ""
+    title = "<h2>Who was worst off?</h2>"
+    if not troubled:
+        return f"<section>{title}<p>Nobody: no viewer missed a frame, waited for a second, or was cut.</p></section>"
+    rows = [
+        [
+            f"{peer.number}",
+            text(peer.profile, 40),
+            text(peer.address or "-", 60),
+            f"{peer.missing_video + peer.missing_audio:,}",
+            f"{peer.broken_restarts:,}",
+            f"{peer.stalls:,}",
+            format_value(peer.delay_p99_ms, "ms"),
+            "-" if peer.first_frame_s is None else format_duration(peer.first_frame_s),
+            "-" if peer.ended_s is None else format_duration(peer.ended_s - peer.started_s),
+            end_words(peer.end),
+            text(peer.end_details or "-", 120),
+        ]
+        for peer in sorted(troubled, key=_trouble, reverse=True)[:_WORST]
+    ]
+    heads = ("peer", "profile", "address", "missing", "broken", "stalls", "delay p99", "first frame", "there for")
+    table = _table([*heads, "end", "in words"], rows, kind="words")
+    note = f"<p>The {len(rows)} worst of {len(troubled):,} viewers that lost frames, waited, or were cut.</p>"
+    return f"<section>{title}{note}{table}</section>"

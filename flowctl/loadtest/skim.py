@@ -1,0 +1,234 @@
+"""Skims RTMP: which frames came, read from chunk headers and the first octets of each message, the rest unseen (pure).
+
+How it works: a `ChunkReader` that keeps no bodies. A message that lies whole in the piece, as most do, costs one header
+read and one look-up: its first octets are the key of a table, shared by all viewers of a process, that says what frame
+this is (key frame, number and time of its stamp). So a frame is looked into once, however many viewers receive it.
+What does not fit this path (a message cut by the end of the piece, extended timestamps, control) goes the reader's own
+way; of media it keeps the first octets only.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from flowctl.flow import MessageClass
+from flowctl.media.stamp import read_stamp
+from flowctl.rtmp.chunk import ChunkReader
+from flowctl.rtmp.chunk_stream import ChunkStream
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.media import inspect
+from flowctl.rtmp.wire import (
+    CLOCK_MASK,
+    EXTENDED,
+    TYPE_AUDIO,
+    TYPE_DATA_AMF0,
+    TYPE_DATA_AMF3,
+    TYPE_VIDEO,
+    Message,
+)
+
+HEAD_BYTES: Final = 64
+"""What is looked at of a message: a stamp ends at octet 42; smaller than the smallest chunk size there is (128)."""
+
+_MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0, TYPE_DATA_AMF3})
+_KNOWN_MAX: Final = 8192
+_LONGEST_HEADER: Final = 12
+
+_WORD: Final = struct.Struct(">I").unpack_from
+_LITTLE: Final = struct.Struct("<I").unpack_from
+
+VIDEO: Final = 0
+AUDIO: Final = 1
+OTHER: Final = 2
+"""Kinds of `Frame`: a picture, sound, and what is neither: codec configuration, metadata, data."""
+
+
+class Frame(NamedTuple):
+    """What one media message is.
+
+    Args:
+        kind: `VIDEO`, `AUDIO` or `OTHER`.
+        key: whether it is a key frame.
+        number: of its stamp. None: it has none.
+        sent_us: time of its stamp, microseconds since 1970; 0 where it has none.
+        data: whether it is a data message.
+    """
+
+    kind: int
+    key: bool
+    number: int | None
+    sent_us: int
+    data: bool
+
+
+Skimmed: TypeAlias = tuple[int, Frame]
+"""Timestamp in ms, and what came."""
+
+
+def describe(type_id: int, head: bytes) -> Frame:
+    """Return what the media message is whose body begins with `head`, at most `HEAD_BYTES` octets."""
+    info = inspect(type_id, head)
+    if info.kind == "data" or info.message_class is MessageClass.HEADER or info.message_class is MessageClass.DATA:
+        return Frame(OTHER, False, None, 0, info.kind == "data")
+    number, sent_us = read_stamp(head) or (None, 0)
+    if info.kind == "audio":
+        return Frame(AUDIO, False, number, sent_us, False)
+    return Frame(VIDEO, info.message_class is MessageClass.KEY, number, sent_us, False)
+
+
+class FrameBook:
+    """What is known of frames by their first octets; shared by the viewers of a process.
+
+    Attributes:
+        known: type and first octets -> frame. Emptied when it is full: the frames of a moment are what counts.
+    """
+
+    __slots__ = ("known",)
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, bytes], Frame] = {}
+
+    def of(self, type_id: int, body: bytes) -> Frame:
+        """Return what a media message is."""
+        key = (type_id, body[:HEAD_BYTES])
+        return self.known.get(key) or self.learn(key)
+
+    def learn(self, key: tuple[int, bytes]) -> Frame:
+        """Look into a frame that is not known yet."""
+        if len(self.known) >= _KNOWN_MAX:
+            self.known.clear()
+        frame = self.known[key] = describe(*key)
+        return frame
+
+
+class Skimmer(ChunkReader):
+    """Reads one connection's chunk stream; hand it everything from the end of the handshake on with `skim`.
+
+    Args:
+        book: shared with other viewers.
+        limits: what the server is held to.
+
+    Attributes:
+        control: what came and is not media, whole; whoever takes it empties the list.
+    """
+
+    __slots__ = ("_book", "_lanes", "control")
+
+    def __init__(self, book: FrameBook, limits: WireLimits) -> None:
+        super().__init__(limits)
+        self._book = book
+        # First octet of a type 0 or 1 header -> its chunk stream, of those that have carried media and whose id takes
+        # one octet: they are the ones that the quick way is for.
+        self._lanes: dict[int, ChunkStream] = {}
+        self.control: list[Message] = []
+
+    def skim(self, data: bytes | bytearray | memoryview) -> list[Skimmed]:
+        """Read one piece; return (timestamp, frame) of each media message that it completed, in order.
+
+        Raises:
+            RemoteProtocolError: see `ChunkReader.feed`.
+        """
+        return self.feed(data)  # type: ignore[return-value]  # what is appended is decided here, see _complete
+
+    def _read(self, view: memoryview, completed: list[Any]) -> None:
+        at = 0
+        if self._tail:
+            view, at = self._read_split_header(view, completed)
+        end = len(view)
+        while at < end:
+            if self._chunk_left:
+                at = self._read_payload(view, at, end, completed)
+                continue
+            after = self._read_whole(view, at, end, completed) if end - at > _LONGEST_HEADER else 0
+            if after:
+                at = after
+                continue
+            after = self._read_header(view, at, end)
+            if after < 0:
+                self._tail = bytes(view[at:])
+                return
+            at = after
+            if self._current.missing == 0:
+                self._complete(self._current, b"", completed)
+
+    def _read_whole(self, view: memoryview, at: int, end: int, completed: list[Any]) -> int:
+        """Take media messages that lie whole in the piece, with type 0 or 1 headers, one after the other.
+
+        Returns:
+            The position after the last one; 0: there is none such at `at`.
+        """
+        lanes = self._lanes
+        size = self._chunk_size
+        known = self._book.known
+        begin = at
+        while end - at > _LONGEST_HEADER:
+            first = view[at]
+            stream = lanes.get(first)
+            if stream is None or stream.missing:
+                break
+            field = _WORD(view, at)[0] & EXTENDED
+            word = _WORD(view, at + 4)[0]
+            length = word >> 8
+            type_id = word & 0xFF
+            body = at + 8 if first & 0x40 else at + 12
+            if field == EXTENDED or type_id not in _MEDIA or not length:
+                break
+            after = body + length
+            if length > size:
+                chunks = (length - 1) // size
+                after += chunks
+                # Message after message is whole and in one row if every header where one must be is that of this
+                # chunk stream; anything else is left to the reader.
+                if after > end or view[body + size : after : size + 1] != stream.type3 * chunks:
+                    break
+            elif after > end:
+                break
+            if first & 0x40:
+                stream.delta = field
+                timestamp = (stream.timestamp + field) & CLOCK_MASK
+            else:
+                timestamp = field
+                stream.delta = field if self._type0_delta else 0
+                stream.msid = _LITTLE(view, at + 8)[0]
+            stream.timestamp = timestamp
+            stream.length = length
+            stream.type_id = type_id
+            stream.extended = False
+            stream.extended_value = field
+            key = (
+                type_id,
+                bytes(view[body : body + HEAD_BYTES] if length >= HEAD_BYTES else view[body : body + length]),
+            )
+            completed.append((timestamp, known.get(key) or self._book.learn(key)))
+            at = after
+        return at if at > begin else 0
+
+    def _keep(self, stream: ChunkStream, data: memoryview, payload: int) -> None:
+        """Keep the first octets of a media message; of others everything.
+
+        All of them lie in the first chunk, so none of the headers in `data` is among them.
+        """
+        if stream.type_id not in _MEDIA or self._chunk_size < HEAD_BYTES:
+            super()._keep(stream, data, payload)
+            return
+        wanted = data[: max(HEAD_BYTES - len(stream.body), 0)]
+        self.unfinished_bytes += len(wanted)
+        stream.missing -= payload
+        stream.body = stream.body + wanted  # never in place: streams without a body share one
+
+    def _finish(self, stream: ChunkStream, rest: bytes | memoryview, completed: list[Any]) -> None:
+        if stream.type_id not in _MEDIA:
+            super()._finish(stream, rest, completed)
+            return
+        head = bytes(stream.body[:HEAD_BYTES]) + bytes(rest[: max(HEAD_BYTES - len(stream.body), 0)])
+        self.unfinished_bytes -= stream.discard()
+        self._complete(stream, head, completed)
+
+    def _complete(self, stream: ChunkStream, payload: bytes, completed: list[Any]) -> None:
+        if stream.type_id not in _MEDIA:
+            super()._complete(stream, payload, self.control)
+            return
+        if 2 <= stream.csid < 64:
+            self._lanes[stream.csid] = self._lanes[0x40 | stream.csid] = stream
+        completed.append((stream.timestamp, self._book.of(stream.type_id, payload)))

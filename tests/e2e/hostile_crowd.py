@@ -1,0 +1,92 @@
+"""A publisher and healthy viewers in a process of their own, beside the server that is being attacked.
+
+``python hostile_crowd.py URL VIEWERS``: writes one JSON line when every viewer has frames, answers each line of its
+input with what the viewers have got so far, and ends with its input. Every frame carries its number, so one that is
+missing is seen, wherever it was lost.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from flowctl.client.connect import parse_address, start_client
+from flowctl.client.player import HEALTHY, RtmpPlayer
+from flowctl.client.publisher import RtmpPublisher
+from flowctl.media.stamp import read_stamp
+from flowctl.media.synthetic import SyntheticSource
+from flowctl.pollgroup import PollGroup
+from flowctl.rtmp.wire import TYPE_VIDEO
+
+SOURCE = SyntheticSource(video_bit_rate=1_200_000, audio=False, fps=25, key_interval_s=0.6)
+PATIENCE_S = 30.0
+
+
+class Viewer:
+    """A healthy viewer, and which frames it got."""
+
+    def __init__(self, group: PollGroup, url: str) -> None:
+        self.first = self.last = -1
+        self.count = 0
+        self.disorder = 0
+        self.player = RtmpPlayer(parse_address(url), HEALTHY, on_message=self.take)
+        start_client(group, self.player)
+
+    def take(self, message, _class) -> None:
+        """Count a frame."""
+        if message.type_id != TYPE_VIDEO or (found := read_stamp(message.payload)) is None:
+            return
+        number = found[0]
+        self.disorder += number <= self.last
+        self.first = number if self.first < 0 else self.first
+        self.last = number
+        self.count += 1
+
+    @property
+    def missing(self) -> int:
+        """Frames between the first and the last that never came."""
+        return self.last - self.first + 1 - self.count if self.count else 0
+
+
+def figures(viewers: list[Viewer], publisher: RtmpPublisher) -> dict:
+    """Return what everybody has got."""
+    ends = [str(viewer.player.end) for viewer in viewers if viewer.player.end is not None]
+    if publisher.end is not None:
+        ends.append(f"publisher: {publisher.end}")
+    return {
+        "frames": min(viewer.count for viewer in viewers),
+        "missing": sum(viewer.missing for viewer in viewers),
+        "disorder": sum(viewer.disorder for viewer in viewers),
+        "behind": max(viewer.last for viewer in viewers) - min(viewer.last for viewer in viewers),
+        "ended": ends,
+    }
+
+
+def say(line: str) -> None:
+    """Write a line for whoever started us."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Play until the end of input."""
+    url, count = sys.argv[1], int(sys.argv[2])
+    group = PollGroup("crowd")
+    group.start()
+    try:
+        publisher = RtmpPublisher(parse_address(url), SOURCE)
+        start_client(group, publisher)
+        viewers = [Viewer(group, url) for _ in range(count)]
+        end = time.monotonic() + PATIENCE_S
+        while not all(viewer.count for viewer in viewers) and time.monotonic() < end:
+            time.sleep(0.02)
+        say(json.dumps(figures(viewers, publisher)))
+        for _ in sys.stdin:
+            say(json.dumps(figures(viewers, publisher)))
+    finally:
+        group.stop(2.0)
+
+
+if __name__ == "__main__":
+    main()

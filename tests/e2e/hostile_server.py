@@ -1,0 +1,109 @@
+"""The live server in a process of its own, so that its memory, processor time and descriptors can be told from ours.
+
+``python hostile_server.py``: writes one JSON line when it is ready, answers each line of its input with its figures as
+JSON, and stops at the end of its input, so it cannot outlive the test that started it. The log goes to standard error.
+
+The server is the one of ``flowctl serve live``; only times are shorter, so that each limit acts within a test, and the
+kernel's buffers smaller, so that a slow reader shows within a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from traceback import format_exception
+
+from flowctl.admission import AdmissionLimits
+from flowctl.limits import Limits
+from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.server import LiveServer
+from flowctl.log import configure
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.sender_types import SenderSettings
+from flowctl.serving import ServeOptions
+from flowctl.sockets import SocketOptions
+from flowctl.streamlog import CacheLimits
+
+TIMES = {
+    "handshake_time_s": 1.5,
+    "first_command_s": 3.0,
+    "first_media_s": 3.0,
+    "player_wait_s": 2.5,
+    "ping_after_s": 3.0,
+    "ping_timeout_s": 2.0,
+}
+"""Instead of the defaults of `WireLimits`, which are 5 s to 60 s; all other limits of the wire are the defaults.
+
+Silence takes longer to be noticed than a kernel that takes nothing (`stuck_s` below): each has a victim of its own."""
+
+
+def build(failures: list[str]) -> LiveServer:
+    """Return the server, not started.
+
+    Args:
+        failures: takes every exception of a handler.
+    """
+    config = LiveConfig(
+        rtmp=ServerSessionConfig(limits=WireLimits(**TIMES)),
+        second_publisher=SecondPublisher(sys.argv[1]) if len(sys.argv) > 1 else SecondPublisher.REFUSE,
+        cache=CacheLimits(size_bytes=2 << 20),
+        return_grace_s=0.5,
+    )
+    options = ServeOptions(
+        limits=Limits.parse("1MiB,0,3s", "8MiB,0,30s"),
+        settings=SenderSettings(stuck_s=2.5, soft_too_long_s=5.0),
+        admission=AdmissionLimits(connections_per_address=64, new_per_address_and_s=40, burst_per_address=64),
+        socket_options=SocketOptions(
+            notsent_lowat_bytes=16 * 1024, send_buffer_bytes=64 * 1024, receive_buffer_bytes=64 * 1024
+        ),
+        on_error=lambda where, error: failures.append(f"{where}: {''.join(format_exception(error))}"),
+    )
+    return LiveServer(options, config)
+
+
+def figures(server: LiveServer, failures: list[str]) -> dict:
+    """Return what the server knows of itself."""
+    snapshot = server.hub.snapshot()
+    streams = {
+        name: {
+            "published": stream.publisher is not None,
+            "viewers": len(stream.viewers),
+            "trouble": sum(stream.states[1:]),
+        }
+        for name, stream in snapshot.streams.items()
+    }
+    return {
+        "closed": {reason.name: count for reason, count in snapshot.closed.items()},
+        "limits_hit": snapshot.limits_hit,
+        "streams": streams,
+        "ended": [dataclasses.asdict(item)["details"] for item in snapshot.ended],
+        "connections": len(server.connections()),
+        "refused": server.admission.refused,
+        "failures": failures,
+    }
+
+
+def say(line: str) -> None:
+    """Write a line for whoever started us."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Serve until the end of input."""
+    configure("debug")
+    failures: list[str] = []
+    server = build(failures)
+    server.start()
+    try:
+        say(json.dumps({"port": server.address[1]}))
+        for _ in sys.stdin:
+            say(json.dumps(figures(server, failures)))
+    finally:
+        server.stop(2.0)
+
+
+if __name__ == "__main__":
+    main()

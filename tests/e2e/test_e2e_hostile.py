@@ -1,0 +1,106 @@
+"""Every hostile profile against the live server: contained or cut with the right reason, and nobody else notices.
+
+One server and one crowd of 50 healthy viewers serve all of them, one after the other; what a profile must do is in
+`hostile_defences`, which docs/security.md shows as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hostile_defences import DEFENCES
+from hostile_kit import APP, Arena
+
+from flowctl.loadtest.hostile.base import AttackContext, Outcome
+from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE, hostile_profile
+from flowctl.loadtest.hostile.session_attacks import CANARY
+
+MIB = 1 << 20
+MOST_GROWTH_BYTES = 32 * MIB
+"""Far above what any of them needs, far below what any of them asks for."""
+LEAVES = {"PEER_CLOSED", "PEER_RESET"}
+"""Ends that are the attacker's own doing."""
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory):
+    """Return the server and its crowd; fail if a handler of the server raised."""
+    arena = Arena(tmp_path_factory.mktemp("arena"))
+    try:
+        yield arena
+        assert arena.server.ask()["failures"] == []
+    finally:
+        arena.close()
+
+
+def check_crowd(bout):
+    """Fail unless every healthy viewer is there, has every frame in order, and goes on getting more."""
+    assert bout.crowd["ended"] == []
+    assert bout.crowd["missing"] == 0
+    assert bout.crowd["disorder"] == 0
+
+
+@pytest.mark.parametrize("profile", HOSTILE_PROFILES, ids=lambda item: f"{item.id}-{item.name}")
+def test_server_when_attacked_contains_it_and_nobody_loses_anything(profile, arena):
+    """The attacker comes to the end that docs/security.md states, within bounds; 50 viewers lose nothing."""
+    defence = DEFENCES[profile.id]
+    bout = arena.attack(profile.id, duration_s=2.0 if defence.busy else 8.0)
+    verdict = bout.verdict
+    assert {item.form: item.outcome for item in verdict.forms} == defence.forms, verdict
+    assert verdict.met, verdict
+    assert verdict.newcomer
+    assert {reason.name: count for reason, count in defence.closed.items()} == {
+        name: count for name, count in bout.closed.items() if name not in LEAVES
+    }
+    assert bout.limits == defence.limits
+    assert bout.refused.keys() == set(defence.refused)
+    for words in (*defence.log, *defence.limits):
+        assert words in bout.log
+    check_crowd(bout)
+    assert bout.rss_growth_bytes < MOST_GROWTH_BYTES
+    assert defence.busy or bout.cpu_s < 1.0 + 0.3 * bout.took_s
+    assert bout.failures == []
+    assert CANARY not in arena.log_text()
+
+
+def test_profiles_when_counted_are_all_of_the_list():
+    """B01 to B34 are profiles, or are listed with the reason why they cannot be carried out."""
+    ids = {profile.id for profile in HOSTILE_PROFILES}
+    assert ids.isdisjoint(NOT_POSSIBLE)
+    assert ids | NOT_POSSIBLE.keys() == {f"B{number:02}" for number in range(1, 35)}
+    assert ids == DEFENCES.keys()
+
+
+@pytest.mark.parametrize(("policy", "outcome"), [("replace", Outcome.CONTAINED), ("standby", Outcome.CONTAINED)])
+def test_second_publisher_when_let_in_never_mixes_frames(policy, outcome, tmp_path):
+    """With replace and with standby a second publisher is taken in, and the two are never mixed in a player."""
+    arena = Arena(tmp_path, policy, viewers=3)
+    try:
+        duplicate = arena.attack("B31", duration_s=4.0)
+        assert duplicate.verdict.outcome is outcome
+        assert duplicate.verdict.met, duplicate.verdict
+        # Only where the first one was closed in favour of the second.
+        assert duplicate.closed.get("KICKED", 0) == (policy == "replace")
+        check_crowd(duplicate)
+        replaced = arena.attack("B21", duration_s=6.0)
+        assert replaced.verdict.met, replaced.verdict
+        assert "0 of 4 takeovers were refused" in replaced.verdict.details
+        check_crowd(replaced)
+        assert arena.server.ask()["failures"] == []
+    finally:
+        arena.close()
+
+
+def test_shipped_credentials_when_tried_let_nobody_in(live):
+    """With credentials of our own choice, none of the pairs that servers have shipped is accepted."""
+    server = live(rtmp={"credentials": {"somebody": "a password of ours", "admin": "another one"}})
+    context = AttackContext(host="127.0.0.1", port=server.address[1], app=APP, duration_s=5.0, watch_s=0.1)
+    verdict = asyncio.run(hostile_profile("B29").attack(context))
+    assert verdict.met, verdict
+    assert "6 shipped pairs were refused" in verdict.details
+    weak = live(rtmp={"credentials": {"admin": "admin"}})
+    context = AttackContext(host="127.0.0.1", port=weak.address[1], app=APP, duration_s=5.0, watch_s=0.1)
+    found = asyncio.run(hostile_profile("default-credentials").attack(context))
+    assert found.met is False
+    assert "lets in user admin with password admin" in found.details

@@ -1,0 +1,269 @@
+"""Hostile profiles judge what a server does: servers that are sound, silent, rude, broken, or not there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from flowctl.errors import ConfigError
+from flowctl.loadtest.hostile import bystanders
+from flowctl.loadtest.hostile.base import ANY, ENDED, STAYS, AttackContext, Form, HostileProfile, Outcome
+from flowctl.loadtest.hostile.octets import MARK_AT, picture
+from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE, hostile_profile
+from flowctl.loadtest.results import PeerEnd
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.media import inspect
+from flowctl.rtmp.server_session import ServerSession
+from flowctl.rtmp.session_config import ServerSessionConfig
+
+SECONDS = 1.0
+
+
+@pytest.fixture(autouse=True)
+def quick_probe(monkeypatch):
+    """Do not wait long for newcomers that are not let in."""
+    monkeypatch.setattr(bystanders, "PROBE_S", 0.6)
+
+
+def profile_of(run, **options):
+    """Return a profile with one form."""
+    form = Form(name="", run=run, **options)
+    return HostileProfile(id="T01", name="test", summary="s", explanation="e", forms=(form,))
+
+
+def judge(profile, serve, **options):
+    """Attack a server whose connections `serve(reader, writer, count)` handles; return the verdict."""
+
+    async def run():
+        handlers = []
+
+        async def handle(reader, writer):
+            handlers.append(asyncio.current_task())
+            try:
+                await serve(reader, writer, len(handlers))
+            except (ConnectionError, asyncio.IncompleteReadError):
+                pass
+            finally:
+                writer.transport.abort()
+
+        async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+            context = AttackContext(
+                host="127.0.0.1",
+                port=server.sockets[0].getsockname()[1],
+                **({"duration_s": SECONDS, "watch_s": 0.2} | options),
+            )
+            verdict = await profile.attack(context)
+            await asyncio.sleep(0.02)  # for those that see the end of their input
+            for task in handlers:
+                task.cancel()
+            await asyncio.gather(*handlers, return_exceptions=True)
+            await asyncio.sleep(0)  # for the transports to be closed
+            return verdict
+
+    return asyncio.run(run())
+
+
+async def sound(reader, writer, _count):
+    """Serve RTMP with our own session: accept every connect."""
+    session = ServerSession(ServerSessionConfig(limits=WireLimits()), now=0.0)
+    while data := await reader.read(65536):
+        try:
+            if any(type(event).__name__ == "ConnectRequested" for event in session.receive(data, 0.0)):
+                session.accept_connect()
+                session.resume(0.0)
+        finally:
+            writer.write(session.data_to_send())
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+
+
+async def deaf(reader, _writer, _count):
+    """Take everything, say nothing."""
+    while await reader.read(65536):
+        pass
+
+
+async def rude(_reader, _writer, _count):
+    """Close at once."""
+
+
+async def broken(reader, writer, _count):
+    """Speak something else."""
+    await reader.read(100)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    await reader.read(65536)
+
+
+async def knock(attack):
+    """Do nothing but connect."""
+    await attack.connected()
+
+
+def test_attack_when_the_server_serves_on_is_contained():
+    """A server that answers and stays has contained the attack, and lets a newcomer in."""
+    verdict = judge(profile_of(knock, allowed=STAYS), sound)
+    assert (verdict.outcome, verdict.met, verdict.newcomer) == (Outcome.CONTAINED, True, True)
+    assert verdict.connections == 1
+    assert verdict.handshake_s is not None
+    assert verdict.end is PeerEnd.RUN_ENDED
+
+
+def test_attack_when_the_server_may_not_keep_it_is_not_met():
+    """What has to end and does not is a failure of the server."""
+    verdict = judge(profile_of(knock, allowed=ENDED), sound)
+    assert (verdict.outcome, verdict.met) == (Outcome.CONTAINED, False)
+
+
+def test_attack_when_too_short_to_tell_says_so():
+    """A server that would have acted later than the attack ended is not judged."""
+    verdict = judge(profile_of(knock, allowed=ENDED, needs_s=60.0), sound)
+    assert verdict.met is None
+
+
+def test_attack_when_the_server_closes_after_the_handshake_is_cut():
+    """An end of the server's own is a cut, with its time."""
+
+    async def cuts(reader, writer, count):
+        if count != 2:  # the witness comes first, the newcomer last
+            await sound(reader, writer, count)
+        await reader.readexactly(1537)
+        writer.write(b"\x03" + bytes(1536) + bytes(1536))
+        await reader.read(4096)
+
+    async def shake(attack):
+        await attack.shaken()
+
+    verdict = judge(profile_of(shake, allowed=ENDED), cuts)
+    assert (verdict.outcome, verdict.cut, verdict.met) == (Outcome.CUT, True, True)
+    assert verdict.forms[0].after_s is not None
+
+
+def test_attack_when_the_server_closes_at_once_is_refused_and_newcomers_too():
+    """A server that lets nobody in any more fails every profile, whatever it did with the attacker."""
+    verdict = judge(profile_of(knock, allowed=ANY), rude)
+    assert (verdict.outcome, verdict.newcomer, verdict.met) == (Outcome.REFUSED, False, False)
+    assert "newcomer" in verdict.details
+
+
+def test_attack_when_the_server_breaks_the_protocol_is_an_error_of_the_server():
+    """Something else than RTMP is never what a sound server does."""
+    verdict = judge(profile_of(knock, allowed=ANY), broken)
+    assert (verdict.outcome, verdict.met, verdict.end) == (Outcome.BROKEN, False, PeerEnd.ERROR)
+
+
+def test_attack_when_the_server_never_answers_ends_at_its_deadline():
+    """No attack lasts longer than it may, and a server that has gone deaf is found out by the newcomer."""
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        verdict = await asyncio.to_thread(judge, profile_of(knock), deaf)
+        return verdict, loop.time() - began
+
+    verdict, took_s = asyncio.run(run())
+    assert (verdict.newcomer, verdict.met) == (False, False)
+    assert took_s < 20
+
+
+def test_attack_when_nobody_listens_is_unreachable():
+    """A port without a server says nothing about a server."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    context = AttackContext(host="127.0.0.1", port=port, duration_s=SECONDS, probe=False)
+    verdict = asyncio.run(profile_of(knock).attack(context))
+    assert (verdict.outcome, verdict.met, verdict.end) == (Outcome.UNREACHABLE, False, PeerEnd.NOT_CONNECTED)
+
+
+def test_attack_when_the_server_dies_of_it_is_not_met_although_the_attacker_is_cut():
+    """A server that ends everybody's connections and comes back at once is found out by the witness."""
+    everybody = []
+
+    async def fragile(reader, writer, count):
+        everybody.append(writer)
+        if count == 2:
+            for other in everybody:
+                other.transport.abort()
+        await sound(reader, writer, count)
+
+    async def kill(attack):
+        await attack.open()
+
+    verdict = judge(profile_of(kill, allowed=ANY), fragile)
+    assert (verdict.witness, verdict.newcomer, verdict.met) == (False, True, False)
+    assert "without a word" in verdict.details
+    assert judge(profile_of(knock), sound).witness is True
+
+
+def test_attack_when_a_fault_was_seen_is_not_met_whatever_the_outcome():
+    """What no sound server does counts more than how the connection ended."""
+
+    async def run(attack):
+        await attack.connected()
+        attack.fault("the server told a secret")
+
+    verdict = judge(profile_of(run), sound)
+    assert verdict.met is False
+    assert "the server told a secret" in verdict.details
+
+
+def test_attack_when_one_form_is_asked_for_runs_that_one_only():
+    """Forms can be chosen; a name that is none leaves nothing to tell."""
+    profile = hostile_profile("bad-chunk-size")
+    verdict = judge(profile, sound, forms=("zero",))
+    assert [item.form for item in verdict.forms] == ["zero"]
+    assert judge(profile, sound, forms=("nothing",), probe=False).met is None
+
+
+def test_attack_when_the_server_answers_per_message_is_found_out():
+    """A server that acknowledges every message is not sound, and the profile sees it."""
+
+    async def chatty(reader, writer, _count):
+        config = ServerSessionConfig(ack_floor_bytes=1)
+        session = ServerSession(config, now=0.0)
+        while data := await reader.read(512):
+            for event in session.receive(data, 0.0):
+                kind = type(event).__name__
+                if kind == "ConnectRequested":
+                    session.accept_connect()
+                elif kind == "PublishRequested":
+                    session.accept_publish(event.stream_id)
+            session.resume(0.0)
+            writer.write(session.data_to_send())
+
+    verdict = judge(hostile_profile("B32"), chatty, forms=("window-1",), duration_s=5.0)
+    assert verdict.met is False
+    assert "acknowledgements of 262144 octets" in verdict.details
+
+
+def test_profiles_when_listed_are_complete_and_explained():
+    """Ids and names are unique, every form has a name of its own, and what is expected is said."""
+    assert len({item.id for item in HOSTILE_PROFILES}) == len(HOSTILE_PROFILES) == 32
+    assert len({item.name for item in HOSTILE_PROFILES}) == len(HOSTILE_PROFILES)
+    for profile in HOSTILE_PROFILES:
+        assert len({form.name for form in profile.forms}) == len(profile.forms)
+        assert profile.summary
+        assert "ound servers" in profile.explanation or "sound servers" in profile.explanation
+        assert profile.expectation
+        assert profile.least_duration_s > 0
+
+
+def test_profile_when_looked_up_is_found_by_id_and_name():
+    """Both names lead to the same profile; what cannot be carried out says why."""
+    assert hostile_profile("b04") is hostile_profile("B04") is hostile_profile("declared-length")
+    with pytest.raises(ConfigError, match="no HTTP"):
+        hostile_profile("B34")
+    with pytest.raises(ConfigError, match="no hostile profile 'B99'"):
+        hostile_profile("B99")
+    assert set(NOT_POSSIBLE) == {"B27", "B34"}
+
+
+@pytest.mark.parametrize(("key", "name"), [(True, "KEY"), (False, "INTER")])
+def test_picture_when_made_is_what_servers_take_for_one(key, name):
+    """Attacks by publishers send frames that are recognised as frames; marks stand where they are looked for."""
+    body = picture(200, b"mark", key=key)
+    assert inspect(9, body).message_class.name == name
+    assert len(body) == 200
+    assert body[MARK_AT : MARK_AT + 4] == b"mark"

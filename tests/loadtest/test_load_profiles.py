@@ -1,0 +1,149 @@
+"""Profiles: how they are written, what adds up to a crowd, and what is refused with which words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowctl.errors import ConfigError
+from flowctl.loadtest.profiles import SLOW_PROFILES, parse_crowd, parse_profile, profiles
+from flowctl.loadtest.results import PeerKind
+from flowctl.loadtest.slow import manner_of
+
+
+@pytest.mark.parametrize(
+    "profile", [item for item in SLOW_PROFILES if item.name != "trace"], ids=lambda item: item.name
+)
+def test_example_when_of_any_profile_is_understood(profile):
+    """Every profile shows a text that works, and says what it does and what to expect."""
+    choice = parse_profile(profile.example)
+    assert profile is choice.profile
+    assert profile.summary
+    assert profile.explanation
+    assert profile.expectation
+    manner_of(choice)
+
+
+def test_hostile_profiles_when_listed_have_ids_and_names():
+    """A hostile profile is found by its id, in any case, and by its readable name."""
+    hostile = [item for item in profiles().values() if item.kind is PeerKind.HOSTILE]
+    assert len(hostile) > 25
+    for item in hostile:
+        assert item is parse_profile(f"{item.name.lower()}:2").profile is parse_profile(item.alias).profile
+        assert item.name == parse_profile(item.alias).text
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("slow@200k:8%", (200_000,)),
+        ("slow@2.5M", (2_500_000,)),
+        ("sawtooth@200k-4M/10s:5%", (200_000, 4_000_000, 10)),
+        ("pause@3s/500ms", (3, 0.5)),
+        ("stall@5s:40", (5,)),
+        ("stall", ()),
+        ("stall@2s/64KiB", (2, 65536)),
+        ("churn@5s", (5,)),
+        ("tiny-window@8KiB", (8192,)),
+    ],
+)
+def test_parameters_when_written_with_units_are_understood(text, values):
+    """Parameters become bits per second, seconds and bytes."""
+    assert values == parse_profile(text).values
+
+
+def test_trace_when_the_file_is_there_is_read(tmp_path):
+    """The name of the file stays in the name of the profile; its rates are known."""
+    path = tmp_path / "link.csv"
+    path.write_text("0,100000\n1,200000\n")
+    choice = parse_profile(f"trace@{path}:5%")
+    assert (0.05, f"trace@{path}") == (choice.share, choice.text)
+    assert choice.trace.at(1.5) == 200_000
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("helthy", "no profile 'helthy'"),
+        ("", "no profile ''"),
+        ("healthy@5", "has no parameters"),
+        ("slow", "needs RATE"),
+        ("slow@", "needs RATE"),
+        ("stall@", r"needs \[AFTER"),
+        ("slow@fast", "not a number"),
+        ("slow@10", "allowed is 1000"),
+        ("slow@200k:120%", "0% to 100%"),
+        ("slow@200k:1.5", "is whole"),
+        ("sawtooth@4M-200k/10s", "must be below HIGH"),
+        ("sawtooth@4M", "LOW-HIGH/PERIOD"),
+        ("pause@3s", "ON/OFF"),
+        ("churn@1ms", "allowed is 0.1"),
+        ("stall@900h", "allowed is 0"),
+        ("tiny-window@1", "allowed is 1 KiB"),
+        ("trace@/no/such/file", "cannot read"),
+        ("B27", "cannot be carried out"),
+    ],
+)
+def test_parse_profile_when_the_text_is_wrong_says_what_is_allowed(text, what):
+    """Errors name the text and what is allowed."""
+    with pytest.raises(ConfigError, match=what) as caught:
+        parse_profile(text)
+    assert text in str(caught.value) or text == "B27"
+
+
+def test_trace_when_the_file_is_wrong_names_it(tmp_path):
+    """The error names file, line and format."""
+    path = tmp_path / "link.csv"
+    path.write_text("0,5\n")
+    with pytest.raises(ConfigError, match="line 1") as caught:
+        parse_profile(f"trace@{path}")
+    assert "seconds,bit_rate" in caught.value.hint
+
+
+def test_crowd_when_shares_add_up_is_exact():
+    """Shares become numbers of viewers."""
+    crowd = parse_crowd(["healthy:90%", "slow@200k:8%", "stall:2%"], 2000)
+    assert crowd == {"healthy": 1800, "slow@200k": 160, "stall": 40}
+
+
+@pytest.mark.parametrize(
+    ("texts", "crowd"),
+    [
+        ([], {"healthy": 10}),
+        (["stall:3"], {"stall": 3, "healthy": 7}),
+        (["healthy:2", "stall:3"], {"healthy": 7, "stall": 3}),
+        (["stall"], {"stall": 10}),
+        (["stall", "slow@200k:40%"], {"stall": 6, "slow@200k": 4}),
+        (["stall:0", "healthy"], {"healthy": 10}),
+        (["b04:1"], {"B04": 1, "healthy": 9}),
+    ],
+)
+def test_crowd_when_something_is_left_over_is_filled(texts, crowd):
+    """What is left goes to the profile without a share, otherwise to healthy viewers."""
+    assert crowd == parse_crowd(texts, 10)
+
+
+@pytest.mark.parametrize(
+    ("texts", "what"),
+    [
+        (["stall:8", "slow@200k:50%"], "make 13 viewers, there are 10"),
+        (["stall:1", "stall:2"], "given twice"),
+        (["stall", "stall"], "given twice"),
+        (["stall", "slow@200k"], "have no share"),
+    ],
+)
+def test_crowd_when_it_does_not_add_up_is_refused(texts, what):
+    """Nothing is guessed."""
+    with pytest.raises(ConfigError, match=what):
+        parse_crowd(texts, 10)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(1, 5000))
+def test_crowd_when_shares_are_rounded_has_as_many_as_asked_for(shares, viewers):
+    """However shares round, the crowd has exactly the viewers that were asked for, each share within one of exact."""
+    names = ["stall", "never-read", "half-close"]
+    crowd = parse_crowd([f"{name}:{share}%" for name, share in zip(names, shares, strict=False)], viewers)
+    assert viewers == sum(crowd.values())
+    for name, share in zip(names, shares, strict=False):
+        assert abs(crowd.get(name, 0) - share * viewers / 100) <= 1

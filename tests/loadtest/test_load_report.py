@@ -1,0 +1,404 @@
+"""What is made of a load run: summary, report, Parquet file, live display; and that a server's words stay words."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import io
+import json
+import re
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from result_kit import NASTY, some_run, some_samples, viewer
+
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.loadtest import parquet as parquet_module
+from flowctl.loadtest import style, summary
+from flowctl.loadtest.failon import parse_condition
+from flowctl.loadtest.figures import RunFigures
+from flowctl.loadtest.files import check_target, printable, replacing, write_text
+from flowctl.loadtest.plots import plots_of
+from flowctl.loadtest.report import render
+from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult, Sample
+from flowctl.loadtest.svg import Chart, Series, draw, highest, linear_ticks, log_ticks, thin
+from flowctl.loadtest.table import LineDisplay, TableDisplay
+
+CONDITIONS = ["healthy.missing>0", "p99_ms>200", "stall.missing_share>50%"]
+
+
+def verdicts_of(run):
+    return [parse_condition(text).judge(RunFigures(run)) for text in CONDITIONS]
+
+
+class Page(html.parser.HTMLParser):
+    """Reads a page: its tags, attributes and text; and whether every tag is closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.open, self.words = [], [], [], []
+        self.crossed = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in {"meta", "img", "br"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.crossed.append(tag)
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+# ------------------------------------------------------------------------------------------------ report
+
+
+def test_report_when_a_server_says_bad_things_only_shows_them():
+    """Markup in what a server said is text of the page: no tag, attribute or address comes of it."""
+    run = some_run(warnings=[NASTY], url=f"rtmp://127.0.0.1/{NASTY}", command=NASTY)
+    run.profiles[NASTY] = 1
+    run.peers.append(viewer(99, NASTY, PeerKind.SLOW, cut=True, end_details=NASTY, address=NASTY, end_code=NASTY))
+    run.delays_ms[NASTY] = [1.0]
+    page = Page(render(run, verdicts_of(run)))
+    assert {"script", "img", "link", "iframe", "object", "base", "form"}.isdisjoint(page.tags)
+    assert [name for _, name, _ in page.attributes if name.startswith("on")] == []
+    assert (page.crossed, page.open) == ([], [])
+    assert "alert('x')" in "".join(page.words)
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_report_when_texts_are_of_any_kind_has_the_same_tags(text):
+    """No text of a peer changes which tags there are, nor brings a character that a page may not have."""
+
+    def page(words):
+        peer = viewer(1, "stall", PeerKind.SLOW, cut=True, end=PeerEnd.SERVER_RESET, end_details=words, end_code="x")
+        hostile = viewer(2, "B04", PeerKind.HOSTILE, notes=f"n{words}", expectation_met=False)
+        return render(some_run(peers=[peer, hostile]))
+
+    shown = page(text)
+    assert Page(page("plain")).tags == Page(shown).tags
+    assert re.search(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\u202a-\u202e\u2066-\u2069]", shown) is None
+
+
+def test_report_when_opened_asks_for_nothing():
+    """The page names no other resource, and forbids itself to load any."""
+    text = render(some_run())
+    page = Page(text)
+    policy = [value for tag, name, value in page.attributes if tag == "meta" and name == "content"]
+    assert any("default-src 'none'" in value for value in policy)
+    assert [item for item in page.attributes if item[1] in {"src", "href", "srcset", "data", "action"}] == []
+    assert "url(" not in text
+    assert "@import" not in style.STYLE
+
+
+def test_report_when_read_without_eyes_says_what_is_drawn():
+    """Every plot has a title, a description with figures, a legend and a table."""
+    run = some_run()
+    plots = plots_of(RunFigures(run))
+    page = Page(render(run))
+    names = {value for tag, name, value in page.attributes if name == "id"}
+    assert [plot.chart.name for plot in plots] == [
+        "playing",
+        "delays",
+        "delays-over-time",
+        "first-frames",
+        "cuts",
+        "missing",
+        "processor",
+        "memory",
+    ]
+    assert page.tags.count("svg") == page.tags.count("desc") == page.tags.count("details") == len(plots)
+    for plot in plots:
+        assert {f"{plot.chart.name}-title", f"{plot.chart.name}-description"} <= names
+        assert re.search(r"\d", plot.chart.description)
+        assert plot.rows
+        assert all(len(row) == len(plot.heads) for row in plot.rows)
+
+
+def test_report_when_nothing_was_measured_is_still_a_page():
+    """A run in which nobody could connect has a report without plots, which says so."""
+    nothing = {"connect_s": None, "first_frame_s": None, "video": 0, "audio": 0, "delays": 0, "delay_p99_ms": None}
+    peer = viewer(0, "healthy", PeerKind.HEALTHY, end=PeerEnd.NOT_CONNECTED, end_details="refused", **nothing)
+    run = some_run(peers=[peer], samples=[], delays_ms={}, server_cpu_s=None, server_base_rss_bytes=None)
+    page = Page(render(run))
+    assert "svg" not in page.tags
+    assert "The run failed: nobody could connect: refused" in "".join(page.words)
+
+
+def test_report_when_all_is_well_says_so():
+    """Where nobody was badly off the page says that instead of an empty table."""
+    run = some_run(peers=[viewer(number, "healthy", PeerKind.HEALTHY) for number in range(3)])
+    words = "".join(Page(render(run, [parse_condition("missing>0").judge(RunFigures(run))])).words)
+    assert "Nobody: no viewer missed a frame" in words
+    assert "Passed" in words
+
+
+def test_report_when_there_are_many_profiles_shares_lines():
+    """However many profiles there are, a plot has no more lines than colours."""
+    peers = [viewer(number, f"slow@{number + 1}M", PeerKind.SLOW) for number in range(30)]
+    peers += [viewer(30 + number, f"B{number + 1:02}", PeerKind.HOSTILE) for number in range(34)]
+    run = some_run(peers=peers, profiles={peer.profile: 1 for peer in peers})
+    run.samples = [Sample(at_s=1.0, connected=run.profiles, playing=run.profiles)]
+    (playing, *_) = plots_of(RunFigures(run))
+    assert [series.label for series in playing.chart.series][-2:] == ["25 other profiles", "hostile"]
+    assert len({series.colour for series in playing.chart.series}) == len(playing.chart.series) <= 8
+
+
+# ------------------------------------------------------------------------------------------------ charts
+
+
+@given(st.floats(1e-3, 1e9))
+@settings(max_examples=200, deadline=None)
+def test_ticks_when_linear_are_few_and_reach_the_top(top):
+    """Ticks begin at 0, are equally far apart, and the last one alone is not below the top."""
+    ticks = linear_ticks(top)
+    assert ticks[0] == 0
+    assert ticks[-1] >= top * 0.99
+    assert ticks[-2] < top
+    assert 2 <= len(ticks) <= 7
+
+
+@given(st.floats(1e-2, 1e6), st.floats(1, 1e5))
+@settings(max_examples=200, deadline=None)
+def test_ticks_when_logarithmic_hold_all_values(low, factor):
+    """Ticks rise from below the least value to above the largest."""
+    ticks = log_ticks(low, low * factor)
+    assert ticks == sorted(set(ticks))
+    assert ticks[0] <= low * 1.001
+    assert ticks[-1] >= low * factor * 0.999
+    assert len(ticks) <= 14
+
+
+def test_points_when_too_many_are_thinned_by_the_worst():
+    """Of many points the highest of each stretch stay, in their order."""
+    points = [(float(place), float(place == 777)) for place in range(5000)]
+    kept = thin(points, highest, 100)
+    assert len(kept) == 100
+    assert (777.0, 1.0) in kept
+    assert kept == sorted(kept)
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_chart_when_it_has_one_point_or_none_is_drawn_or_left_out(log):
+    """A single point is a dot, no point is no chart; nothing is divided by zero."""
+    values = {"name": "x", "title": "t", "description": "d", "x_label": "x", "y_label": "y", "x_log": log}
+    assert draw(Chart(series=[Series("a", [(1.0, 0.0)], 1)], **values)).count("<path class=") >= 2
+    assert draw(Chart(series=[Series("a", [], 1)], **values)) == ""
+
+
+# ------------------------------------------------------------------------------------------------ summary
+
+
+def test_summary_when_for_machines_is_json():
+    """The summary is plain values; conditions and what failed are in it."""
+    run = some_run(warnings=["slow tester"])
+    found = json.loads(json.dumps(summary.summarize(run, verdicts_of(run)), allow_nan=False))
+    assert found["passed"] is False
+    assert [item["failed"] for item in found["conditions"]] == [False, True, False]
+    assert found["profiles"]["stall"]["ends"] == {"server_reset": 4}
+    assert found["profiles"]["healthy"]["missing"] == 0
+    assert found["run"]["fds"] == 60
+    assert found["warnings"] == ["slow tester"]
+    assert found["hostile"][0] == {
+        "profile": "B04",
+        "peers": 2,
+        "met": 1,
+        "failed": 1,
+        "undecided": 0,
+        "ends": {"server_closed": 1, "run_ended": 1},
+        "notes": printable(NASTY),
+    }
+    whole = json.loads(json.dumps(summary.whole(run), allow_nan=False))
+    assert (len(whole["peers"]), len(whole["samples"])) == (53, 30)
+
+
+def test_summary_when_for_people_is_safe_for_a_terminal():
+    """Doubts come first, verdicts last, and no character of a server's words moves a cursor."""
+    run = some_run(warnings=[NASTY])
+    lines = summary.lines(run, verdicts_of(run))
+    assert lines[0].startswith("warning: ")
+    assert lines[-1].startswith("pass  stall.missing_share>50%")
+    assert [line for line in lines if not line.isprintable()] == []
+    assert any("4 stall: reset after" in line for line in lines)
+
+
+def test_cuts_when_worded_with_other_numbers_are_one_group():
+    """Peers that were cut for the same reason with other figures are counted together."""
+    (stalled, hostile) = summary.cut_groups(some_run().peers)
+    assert (stalled["profile"], stalled["count"], stalled["end"]) == ("stall", 4, "server_reset")
+    assert stalled["after_s"]["first"] <= stalled["after_s"]["median"] <= stalled["after_s"]["last"]
+    assert (hostile["profile"], hostile["count"]) == ("B04", 1)
+
+
+def test_cuts_when_there_are_very_many_kinds_are_bounded():
+    """A server that words each end differently fills no list: beyond a number of groups they are counted in one."""
+    peers = [
+        viewer(number, "stall", PeerKind.SLOW, cut=True, end=PeerEnd.SERVER_CLOSED, end_details="x" * number)
+        for number in range(80)
+    ]
+    groups = summary.cut_groups(peers)
+    assert len(groups) == 51
+    assert sum(group["count"] for group in groups) == 80
+
+
+@pytest.mark.parametrize(
+    ("peers", "said"),
+    [
+        ([], "no peer was started"),
+        (
+            [viewer(0, "healthy", PeerKind.HEALTHY, connect_s=None, end_details="refused")],
+            "nobody could connect: refused",
+        ),
+        ([viewer(0, "healthy", PeerKind.HEALTHY, first_frame_s=None)], "no healthy viewer got a frame"),
+        ([viewer(0, "healthy", PeerKind.HEALTHY)], None),
+        ([viewer(0, "B04", PeerKind.HOSTILE, first_frame_s=None)], None),
+        ([viewer(0, "never-read", PeerKind.SLOW, first_frame_s=None)], None),
+    ],
+)
+def test_run_when_it_measured_nothing_has_failed(peers, said):
+    """A run in which nobody connected or no viewer got anything has failed, whatever its conditions say."""
+    found = summary.what_failed(some_run(peers=peers))
+    assert found is None if said is None else said in found
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+@given(st.text(max_size=300))
+@settings(max_examples=300, deadline=None)
+def test_text_when_made_printable_is_one_short_line(text):
+    """What is left of any text can be printed, on one line, and is not long."""
+    found = printable(text, 50)
+    assert found == "" or found.isprintable()
+    assert len(found) <= 50
+    if text.isprintable() and len(text) <= 50:
+        assert found == " ".join(text.split())
+
+
+def test_parquet_when_read_again_has_what_was_written(tmp_path):
+    """One row per connection with the values of its fields; the run is in the metadata."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run = some_run(warnings=["careful"])
+    path = tmp_path / "run.parquet"
+    parquet_module.write_parquet(path, run)
+    found = parquet.read_table(path)
+    assert found.column_names == [item.name for item in dataclasses.fields(PeerResult)]
+    assert found.to_pylist() == [peer.as_dict() for peer in run.peers]
+    metadata = {key.decode(): value.decode() for key, value in found.schema.metadata.items()}
+    assert {key: metadata[key] for key in ("flowctl.format", "flowctl.url")} == {
+        "flowctl.format": "1",
+        "flowctl.url": run.url,
+    }
+    assert json.loads(metadata["flowctl.profiles"]) == run.profiles
+    assert json.loads(metadata["flowctl.warnings"]) == ["careful"]
+
+
+def test_parquet_when_rows_lack_values_keeps_types_and_nulls(tmp_path):
+    """Types do not depend on the values: a column of nothing but None is still one of numbers, and 0 is not None."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "run.parquet"
+    peers = [PeerResult(number=0, profile="healthy", kind=PeerKind.HEALTHY, url="rtmp://h/a/b")]
+    parquet_module.write_parquet(path, some_run(peers=peers))
+    schema = parquet.read_schema(path)
+    types = {field.name: (str(field.type), field.nullable) for field in schema}
+    assert types == parquet_module.column_types()
+    assert types["connect_s"] == ("double", True)
+    assert types["video"] == ("int64", False)
+    assert types["expectation_met"] == ("bool", True)
+    assert types["kind"] == ("string", False)
+    parquet_module.write_parquet(path, some_run(peers=[]))
+    assert parquet.read_table(path).num_rows == 0
+
+
+def test_parquet_when_pyarrow_is_missing_says_how_to_get_it(monkeypatch):
+    """Without the extra the error says which one it is."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        parquet_module.check_available()
+    assert caught.value.hint == "pip install 'flowctl[load]'"
+
+
+def test_file_when_writing_fails_is_as_it_was(tmp_path):
+    """After an error the old file is there whole, and nothing beside it."""
+    path = tmp_path / "report.html"
+    write_text(path, "old")
+
+    def fail():
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert [(item.name, item.read_text()) for item in tmp_path.iterdir()] == [("report.html", "old")]
+    write_text(path, "new")
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o077 == 0o666 & ~current_mask() & 0o077
+
+
+def current_mask():
+    import os
+
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_file_when_it_cannot_be_written_is_refused_before_and_reported_after(tmp_path):
+    """A folder, or a file in a folder that is none, is refused before a run; what fails later is a failure."""
+    with pytest.raises(ConfigError, match="is a folder"):
+        check_target(tmp_path, "--report")
+    with pytest.raises(ConfigError, match="there is no folder"):
+        check_target(tmp_path / "none" / "report.html", "--report")
+    check_target(tmp_path / "report.html", "--report")
+    with pytest.raises(FlowctlError, match="cannot write"):
+        write_text(tmp_path / "none" / "report.html", "text")
+
+
+# ------------------------------------------------------------------------------------------------ display
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("kind", "stream"), [(TableDisplay, Terminal), (LineDisplay, io.StringIO)])
+def test_display_when_the_run_goes_on_shows_it(kind, stream, monkeypatch):
+    """Table and lines show counts, delays, the server and the time left; without colours where none are wanted."""
+    errors = stream()
+    monkeypatch.setattr(sys, "stderr", errors)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    asked = {"healthy": 40, "slow@200k": 6, "stall": 4}
+    display = kind("rtmp://h/[bold]a", asked, 30.0) if kind is TableDisplay else kind(asked, 30.0)
+    with display:
+        display.show(some_samples()[19])
+        display.show(Sample(at_s=30.2))
+    text = errors.getvalue()
+    for part in (
+        "delay p50 22 ms, p99 51 ms",
+        "server 11 % of a core, 57.4 MiB, 60 descriptors",
+        "10.0 s left",
+        "ending",
+    ):
+        assert part in text
+    assert re.search(r"\x1b\[[0-9;]*3[0-9]m", text) is None
+    if kind is TableDisplay:
+        assert "rtmp://h/[bold]a" in text
+        assert "slow@200k" in text
+    else:
+        assert "1200 frames missing (healthy 0)" in text

@@ -1,0 +1,192 @@
+"""Whole load runs against a real server: what they find, and how they end when something goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from load_kit import NGINX, NGINX_RTMP, free_port, open_nginx, open_server, url_of
+
+from flowctl.errors import BrokenError
+from flowctl.flv import FlvWriter
+from flowctl.loadtest.plan import LoadPlan
+from flowctl.loadtest.procfs import _children, figures_of
+from flowctl.loadtest.results import PeerEnd, PeerKind
+from flowctl.loadtest.run import run_load
+from flowctl.media.synthetic import SyntheticSource
+
+RATE = 800_000
+
+
+@pytest.fixture(scope="module")
+def server():
+    with open_server() as running:
+        yield running
+
+
+def viewers(result):
+    return [row for row in result.peers if row.kind is not PeerKind.PUBLISHER]
+
+
+def run(url, on_sample=None, **fields):
+    settings = {"publishers": 1, "bit_rate": RATE, "key_interval_s": 1.0, "duration_s": 2.0, **fields}
+    return run_load(LoadPlan(url=url, **settings), on_sample)
+
+
+def test_run_when_most_viewers_are_not_parsed_counts_their_bytes(server):
+    """They read as much as the others, and the result says that they were not looked into."""
+    result = run(url_of(server, "live/part"), profiles={"healthy": 12}, measure_every=4)
+    parsed = [row for row in viewers(result) if row.parsed]
+    others = [row for row in viewers(result) if not row.parsed]
+    assert (len(parsed), len(others)) == (3, 9)
+    # Those of both sorts that joined together were sent the same, give or take a flush at the end.
+    assert min(row.wire_bytes for row in others) > 0.8 * max(row.wire_bytes for row in parsed)
+    assert {None} == {row.delay_p50_ms for row in others}
+    assert all(row.first_frame_s for row in others)
+    assert result.measured_every == 4
+    assert any("every 4th viewer" in text for text in result.warnings)
+
+
+def test_run_when_there_are_several_streams_spreads_viewers_and_addresses(server):
+    """Each publisher has a stream of its own, viewers take them in turn, each from an address of its own."""
+    result = run(url_of(server, "live/many"), profiles={"healthy": 6}, publishers=3, spread_addresses=True, workers=2)
+    streams = sorted(row.url.rpartition("/")[2] for row in viewers(result))
+    assert streams == ["many-1", "many-1", "many-2", "many-2", "many-3", "many-3"]
+    assert len({row.address.partition(":")[0] for row in viewers(result)}) == 6
+    assert len([row for row in result.peers if row.kind is PeerKind.PUBLISHER]) == 3
+    assert all(row.video and not row.missing_video for row in viewers(result))
+
+
+def test_run_when_a_file_is_published_measures_against_our_clock(server, tmp_path):
+    """A recording carries no stamps; its delays are against the time at which each frame was due."""
+    path = tmp_path / "plain.flv"
+    with path.open("wb") as file:
+        writer = FlvWriter(file)
+        for tag in SyntheticSource(video_bit_rate=400_000, key_interval_s=0.5).tags(1.5):
+            plain = tag.payload.replace(b"flowctl.stamp", b"nothing.there")
+            writer.write(tag.type_id, tag.timestamp, plain)
+    result = run(url_of(server, "live/file"), profiles={"healthy": 4}, source=str(path), duration_s=2.5)
+    assert result.delay_source == "publisher's clock"
+    rows = viewers(result)
+    assert all(row.delays > 20 and row.delay_p50_ms < 2000 for row in rows)
+    assert {0} == {row.missing_video for row in rows}
+
+
+def test_run_when_a_profile_is_hostile_has_its_verdict(server):
+    """An attack runs beside the viewers, and its row says whether the server did what a sound one does."""
+    result = run(url_of(server, "live/attacked"), profiles={"healthy": 5, "B03": 1}, duration_s=3.0)
+    (row,) = [row for row in result.peers if row.kind is PeerKind.HOSTILE]
+    assert True is row.expectation_met, row
+    assert row.ended_s is not None
+    assert {0} == {item.missing_video for item in result.peers if item.kind is PeerKind.HEALTHY}
+
+
+def test_run_when_nobody_listens_has_a_row_for_each_that_could_not_connect():
+    """Refused connections are results, not errors of the tool."""
+    url = f"rtmp://127.0.0.1:{free_port()}/live/room"
+    result = run(url, profiles={"healthy": 3}, publishers=0, duration_s=1.2)
+    assert {PeerEnd.NOT_CONNECTED} == {row.end for row in result.peers}
+    assert result.samples[0].failed["healthy"] == 3
+    with pytest.raises(BrokenError, match="was not let publish"):
+        run(url, profiles={"healthy": 1})
+
+
+def test_run_when_the_stream_is_taken_says_that_the_publisher_was_refused(server):
+    """A publisher that is refused is an error before the first viewer comes."""
+    refused = []
+
+    def once_more(_sample):
+        if not refused:
+            with pytest.raises(BrokenError, match="was not let publish") as caught:
+                run(url_of(server, "live/taken"), profiles={"healthy": 1})
+            refused.append(caught.value)
+
+    run(url_of(server, "live/taken"), once_more, profiles={"healthy": 1}, duration_s=1.5)
+    assert refused
+
+
+def test_run_when_interrupted_ends_in_order_with_what_it_has(server):
+    """Ctrl-C ends it early: rows, samples, and the handler of before."""
+    before = signal.getsignal(signal.SIGINT)
+    result = run(
+        url_of(server, "live/cut"),
+        lambda _sample: os.kill(os.getpid(), signal.SIGINT),
+        profiles={"healthy": 5, "B14": 1},
+        duration_s=60.0,
+    )
+    assert result.interrupted
+    assert result.duration_s < 30
+    assert len(result.peers) == 7
+    assert {PeerEnd.RUN_ENDED} == {row.end for row in result.peers if row.kind is PeerKind.HEALTHY}
+    assert before == signal.getsignal(signal.SIGINT)
+
+
+def test_run_when_a_worker_dies_reports_its_peers_and_goes_on(server):
+    """The peers of the dead process are errors; the others go on to the end."""
+    killed = []
+
+    def kill_one(sample):
+        if not killed:
+            killed.append(_workers()[-1])  # publishers are started first
+            os.kill(killed[0], signal.SIGKILL)
+
+    result = run(url_of(server, "live/dead"), kill_one, profiles={"healthy": 10}, workers=2, duration_s=2.5)
+    ends = [row.end for row in viewers(result)]
+    assert len(ends) == 10
+    assert {end: ends.count(end) for end in set(ends)} == {PeerEnd.ERROR: 5, PeerEnd.RUN_ENDED: 5}
+    assert any("worker process died, 5 peers" in text for text in result.warnings)
+    assert len(result.samples) >= 2
+
+
+def _workers():
+    found = sorted(_children(os.getpid()))
+    return [pid for pid in found if b"flowctl.loadtest.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_run_when_it_is_over_leaves_no_process_behind(server):
+    """Workers are gone when the result is there."""
+    run(url_of(server, "live/clean"), profiles={"healthy": 1}, duration_s=0.3)
+    assert _workers() == []
+
+
+def test_run_when_the_stream_ends_may_end_as_well(server):
+    """With until="stream-end" nobody waits for the rest of the time once all viewers are gone."""
+    result = run(url_of(server, "live/early"), profiles={"half-close": 3}, until="stream-end", duration_s=60.0)
+    assert result.duration_s < 30
+    assert all(row.cut for row in viewers(result))
+
+
+def test_figures_when_of_this_process_grow_with_its_work():
+    """Processor time, memory and descriptors come from /proc; a process that is not there has none."""
+    before = figures_of(os.getpid())
+    with Path("/dev/null").open("rb"):
+        assert sum(range(3_000_000)) > 0
+        after = figures_of(os.getpid())
+    assert after.cpu_s >= before.cpu_s
+    assert after.rss_bytes > 1_000_000
+    assert after.fds == before.fds + 1
+    assert figures_of(2**22 + 12345) is None
+
+
+@pytest.mark.skipif(not (NGINX.exists() and NGINX_RTMP.exists()), reason="nginx with its RTMP module is not installed")
+def test_run_when_the_server_is_nginx_rtmp_measures_it_all_the_same(tmp_path):
+    """Another server, chunks of 4096 octets, message by message: frames, delays and slow viewers are seen."""
+    with open_nginx(tmp_path) as (port, pid):
+        result = run(
+            f"rtmp://127.0.0.1:{port}/live/room",
+            profiles={"healthy": 20, "slow@200k": 3, "stall@1s": 3, "vanish@1s": 2, "churn@1s": 2},
+            bit_rate=1_500_000,
+            duration_s=3.5,
+            server_pid=pid,
+        )
+    healthy = [row for row in result.peers if row.profile == "healthy"]
+    assert {0} == {row.missing_video + row.missing_audio for row in healthy}
+    assert all(row.video > 50 and row.delay_p50_ms < 1000 for row in healthy)
+    assert result.delay_source == "stamp"
+    slow = [row for row in result.peers if row.profile == "slow@200k"]
+    assert max(row.wire_bytes for row in slow) < min(row.wire_bytes for row in healthy)
+    assert result.samples[-1].server_rss_bytes > 0
+    assert result.samples[-1].server_fds > 20
+    assert all(not row.cut for row in healthy)

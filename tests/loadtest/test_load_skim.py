@@ -1,0 +1,279 @@
+"""The skimmer beside the full parser: same octets, same counts, however they are cut."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from flowctl.client.gaps import GapFinder
+from flowctl.flow import MessageClass
+from flowctl.flv import TAG_AUDIO, TAG_VIDEO
+from flowctl.loadtest.histogram import DelayHistogram
+from flowctl.loadtest.measures import FASTEST, ORIGIN, STAMP, StreamClock, ViewerMeasure
+from flowctl.loadtest.results import PeerKind, PeerResult
+from flowctl.loadtest.skim import AUDIO, OTHER, VIDEO, Frame, FrameBook, Skimmer
+from flowctl.media.stamp import has_slot, read_stamp, stamp
+from flowctl.media.synthetic import SyntheticSource
+from flowctl.rtmp.chunk import ChunkReader, ChunkWriter, Message
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.media import inspect
+from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
+
+LIMITS = WireLimits()
+BASE_US = 1_700_000_000_000_000
+
+
+def messages(seconds=4.0, *, stamped=True, start=0, lose=lambda index: False):
+    """Return the messages of a synthetic stream, with a ping among them."""
+    source = SyntheticSource(video_bit_rate=900_000, key_interval_s=1.0, start_timestamp=start)
+    numbers = {TAG_VIDEO: itertools.count(), TAG_AUDIO: itertools.count()}
+    made = []
+    for index, tag in enumerate(source.tags(seconds)):
+        payload = tag.payload
+        if has_slot(payload):
+            number = next(numbers[tag.type_id])
+            payload = stamp(payload, number, BASE_US + number * 1000)
+            if not stamped:
+                payload = payload.replace(b"flowctl.stamp", b"nothing.there")
+            if lose(index):
+                continue
+        csid = {TAG_VIDEO: 6, TAG_AUDIO: 4}.get(tag.type_id, 5)
+        made.append(Message(csid, tag.timestamp, tag.type_id, 1, payload))
+        if index % 50 == 20:
+            made.append(encode_control(UserControl(EVENT_PING_REQUEST, timestamp=index)))
+    return made
+
+
+def on_wire(made, chunk_size):
+    """Serialise as a server would that writes delta headers."""
+    writer = ChunkWriter()
+    octets = writer.set_chunk_size(chunk_size)
+    return octets + b"".join(writer.write(message) for message in made)
+
+
+def interleaved(made, chunk_size):
+    """Serialise so that chunks of audio stand between the chunks of a video message (Adobe RTMP 1.0 section 5.3.1)."""
+    video = [item for item in made if item.type_id == TAG_VIDEO]
+    audio = iter([item for item in made if item.type_id == TAG_AUDIO])
+    octets = [ChunkWriter().set_chunk_size(chunk_size)]
+    for message in video:
+        sound = next(audio, None)
+        whole = on_wire([message], chunk_size)[16:]
+        header = 12
+        cut = header + chunk_size
+        octets.append(whole[:cut])
+        if len(whole) > cut and sound is not None:
+            octets.append(on_wire([sound], chunk_size)[16:])
+        octets.append(whole[cut:])
+    return b"".join(octets)
+
+
+def parsed(octets):
+    """Return what a full parser counts: (kind, key, timestamp, number) per media message, and the other types."""
+    media, other = [], []
+    for message in ChunkReader(LIMITS).feed(octets):
+        if message.type_id not in (8, 9, 15, 18):
+            other.append(message)
+            continue
+        info = inspect(message.type_id, message.payload)
+        found = read_stamp(message.payload)
+        frame = info.kind != "data" and info.message_class not in (MessageClass.HEADER, MessageClass.DATA)
+        kind = {"video": VIDEO, "audio": AUDIO}.get(info.kind, OTHER) if frame else OTHER
+        key = info.message_class is MessageClass.KEY
+        media.append((kind, key, message.timestamp, found[0] if found else None))
+    return media, other
+
+
+def skimmed(pieces):
+    """Return the same by skimming."""
+    skimmer = Skimmer(FrameBook(), LIMITS)
+    media, other = [], []
+    for piece in pieces:
+        media += [(frame.kind, frame.key, timestamp, frame.number) for timestamp, frame in skimmer.skim(piece)]
+        other += skimmer.control
+        skimmer.control.clear()
+        assert skimmer.unfinished_bytes <= 4 * 64 + 16
+    return media, other
+
+
+def cut(octets, sizes):
+    """Return the octets in pieces of these sizes, again and again."""
+    pieces, at, turns = [], 0, itertools.cycle(sizes)
+    while at < len(octets):
+        size = next(turns)
+        pieces.append(octets[at : at + size])
+        at += size
+    return pieces
+
+
+@pytest.mark.parametrize("chunk_size", [128, 4096, 65536])
+@pytest.mark.parametrize("stamped", [True, False])
+def test_skim_when_fed_whole_sees_what_the_parser_sees(chunk_size, stamped):
+    """Kinds, key frames, timestamps and numbers of all messages are those of the full parser."""
+    octets = on_wire(messages(stamped=stamped), chunk_size)
+    assert parsed(octets) == skimmed([octets])
+
+
+@pytest.mark.parametrize("chunk_size", [128, 4096, 65536])
+def test_skim_when_fed_an_octet_at_a_time_sees_the_same(chunk_size):
+    """Where the input is cut makes no difference."""
+    octets = on_wire(messages(1.2), chunk_size)
+    assert parsed(octets) == skimmed(cut(octets, [1]))
+
+
+@pytest.mark.parametrize("chunk_size", [128, 4096, 65536])
+@pytest.mark.parametrize("seed", range(4))
+def test_skim_when_cut_at_random_sees_the_same(chunk_size, seed):
+    """Pieces end in headers, in heads and in bodies."""
+    rng = random.Random(seed)
+    octets = on_wire(messages(3.0), chunk_size)
+    assert parsed(octets) == skimmed(
+        cut(octets, [rng.choice([3, 17, 60, 64, 70, 500, 4097, 30_000]) for _ in range(99)])
+    )
+
+
+@pytest.mark.parametrize("sizes", [[1 << 20], [1], [97]])
+def test_skim_when_audio_cuts_into_video_sees_the_same(sizes):
+    """Chunks of another message between those of a frame are no part of it."""
+    octets = interleaved(messages(1.5), 1024)
+    media, _ = parsed(octets)
+    assert {VIDEO, AUDIO} <= {item[0] for item in media}
+    assert parsed(octets) == skimmed(cut(octets, sizes))
+
+
+def test_skim_when_timestamps_are_extended_sees_the_same():
+    """After 4 h 40 min of a stream every header has an extended timestamp."""
+    octets = on_wire(messages(1.5, start=0xFFFFFF - 700), 4096)
+    media, other = skimmed(cut(octets, [700]))
+    assert parsed(octets) == (media, other)
+    assert max(item[2] for item in media) > 0xFFFFFF
+
+
+def test_skim_when_a_table_is_full_forgets_and_goes_on():
+    """The table of known frames is bounded, and what is seen does not depend on it."""
+    book = FrameBook()
+    skimmer = Skimmer(book, LIMITS)
+    seen = skimmer.skim(on_wire(messages(4.0), 4096))
+    assert 0 < len(book.known) <= len(seen)
+    book.known.update({(0, str(index).encode()): seen[0][1] for index in range(8192)})
+    more = Skimmer(book, LIMITS).skim(on_wire(messages(4.0, stamped=False), 4096))
+    assert len(more) == len(seen)
+    assert len(book.known) < 8192
+
+
+# -- what is counted
+
+
+def taken(items, clock=None, *, asked_us=0, now_us=BASE_US):
+    measure = ViewerMeasure(clock or StreamClock(), None)
+    measure.asked_us = asked_us
+    measure.take(items, now_us)
+    return measure
+
+
+def frames_of(made):
+    return Skimmer(FrameBook(), LIMITS).skim(on_wire(made, 65536))
+
+
+@pytest.mark.parametrize("stamped", [True, False])
+def test_measure_when_frames_are_missing_counts_as_the_gap_finder(stamped):
+    """Missing frames of video and audio are those that the client's own gap finder counts."""
+    rng = random.Random(5)
+    lost = {index for index in range(40, 500) if rng.random() < 0.1}
+    made = messages(5.0, stamped=stamped, lose=lost.__contains__)
+    measure = taken(frames_of(made))
+    finders = {TAG_VIDEO: GapFinder(), TAG_AUDIO: GapFinder()}
+    for message in made:
+        if message.type_id in finders and inspect(message.type_id, message.payload).message_class.name != "HEADER":
+            found = read_stamp(message.payload)
+            finders[message.type_id].frame(message.timestamp, found[0] if found else None)
+    expected = [finders[TAG_VIDEO].missing, finders[TAG_AUDIO].missing]
+    assert expected == [measure.missing_video, measure.missing_audio]
+    assert min(expected) > 0
+    assert measure.gaps == finders[TAG_VIDEO].gaps + finders[TAG_AUDIO].gaps
+
+
+def video(number, *, key=False, sent_us=BASE_US, timestamp=None):
+    return (number * 33 if timestamp is None else timestamp, Frame(VIDEO, key, number, sent_us, data=False))
+
+
+def test_measure_when_a_gap_ends_without_a_key_frame_is_broken():
+    """After missing frames a key frame must come first; once per gap."""
+    clean = taken([video(0, key=True), video(1), video(5, key=True), video(6)])
+    broken = taken([video(0, key=True), video(1), video(4), video(5), video(9)])
+    assert [clean.broken_restarts, broken.broken_restarts] == [0, 2]
+    assert [clean.missing_video, broken.missing_video] == [3, 5]
+
+
+def test_measure_when_only_disposable_frames_are_missing_is_not_broken():
+    """Frames that nobody refers to may be missing; where the source is ours, it is known which these are."""
+    clock = StreamClock(key_interval=60, disposable_every=2)
+    measure = taken([video(0, key=True), video(1), video(3), video(5)], clock)  # 2 and 4 are missing
+    assert [measure.missing_video, measure.broken_restarts] == [2, 0]
+    other = taken([video(0, key=True), video(2)], clock)  # 1 is missing, and others refer to it
+    assert [other.missing_video, other.broken_restarts] == [1, 1]
+
+
+def test_measure_when_the_publisher_begins_anew_counts_no_gap():
+    """Numbers that fall back, or jump absurdly, are another publisher."""
+    measure = taken([video(50, key=True), video(0, key=True), video(2_000_000, key=True)])
+    assert measure.missing == 0
+
+
+def test_measure_when_frames_are_older_than_the_wish_has_no_delay_of_them():
+    """What was sent before the viewer asked to play is the server's cache."""
+    items = [video(0, key=True, sent_us=BASE_US - 900_000), video(1, sent_us=BASE_US + 10_000)]
+    measure = taken(items, asked_us=BASE_US, now_us=BASE_US + 30_000)
+    assert (measure.video, measure.delays.count, measure.delays.max_us) == (2, 1, 20_000)
+
+
+def test_measure_when_sound_is_all_there_is_measures_it():
+    """Delay is of pictures where there are some, otherwise of sound."""
+    sound = [(0, Frame(AUDIO, False, 0, BASE_US, False))]
+    assert taken(sound, now_us=BASE_US + 5).delays.count == 1
+    assert taken([video(0, key=True), *sound], now_us=BASE_US + 5).delays.count == 1
+
+
+def test_clock_when_the_publisher_is_ours_counts_from_its_origin():
+    """A frame without a stamp was due at origin plus timestamp."""
+    clock = StreamClock()
+    clock.origin_us = BASE_US
+    assert clock.delay_us(1000, BASE_US, BASE_US + 1_040_000) == 40_000
+    assert clock.delay_us(1000, BASE_US + 2_000_000, BASE_US + 2_040_000) is None
+    assert clock.source == ORIGIN
+
+
+def test_clock_when_the_server_has_its_own_timestamps_does_not_trust_the_origin():
+    """Delays of more than two minutes are no delays: the fastest viewer is taken instead."""
+    clock = StreamClock()
+    clock.origin_us = BASE_US
+    assert clock.delay_us(50_000_000, 0, BASE_US) == 0
+    assert clock.source == FASTEST
+
+
+def test_clock_when_nothing_else_is_known_takes_the_fastest_viewer():
+    """The frame that came soonest after its timestamp has delay 0, all others more."""
+    clock = StreamClock()
+    arrivals = [(0, 500), (33, 30_000), (66, 70_000), (100, 95_000)]
+    assert [clock.delay_us(ms, 0, BASE_US + us) for ms, us in arrivals] == [0, 0, 7_000, 0]
+
+
+def test_measure_when_the_wire_is_stamped_says_so_and_fills_the_row():
+    """Percentiles of the row come from the stamps."""
+    clock = StreamClock()
+    measure = taken([video(index, key=not index) for index in range(100)], clock, now_us=BASE_US + 25_000)
+    row = PeerResult(number=0, profile="healthy", kind=PeerKind.HEALTHY, url="rtmp://h/a/s")
+    measure.write_to(row)
+    assert (clock.source, row.video, row.keys, row.started_on_key, row.delays) == (STAMP, 100, 1, True, 100)
+    assert row.delay_p50_ms == pytest.approx(25, rel=0.02)
+    assert row.delay_max_ms == 25.0
+
+
+def test_measure_when_others_watch_shares_the_delays_of_the_second():
+    """Delays of healthy viewers are also counted for the sample of the second."""
+    recent = DelayHistogram()
+    for _ in range(3):
+        ViewerMeasure(StreamClock(), recent).take([video(0, key=True)], BASE_US + 1000)
+    assert (recent.count, recent.max_us) == (3, 1000)
