@@ -43,14 +43,15 @@ types: $(READY)  ## check types
 test: lint types  ## lint, types, all tests; the last line is the count of tests
 	$(BIN)/python tests/run_all.py $(ARGS)
 
-# The recording stays in this folder.
-demo: $(READY)  ## about 30 s (the first time a minute): a live stream to healthy, slow, stalled and abusive viewers, with a report
+# Its page with plots stays in this folder, in .demo.
+demo: $(READY)  ## about 30 s (the first time a minute): a live stream to healthy, slow, stalled and hostile viewers, with a report
 	FLOWCTL_CACHE='$(CURDIR)/.demo' $(BIN)/flowctl demo $(ARGS)
 
 serve: $(READY)  ## the live server on rtmp://127.0.0.1:1935 until Ctrl-C
 	$(BIN)/flowctl serve live $(ARGS)
 
-bench: $(READY)  ## measure, and print the figures as tables; bench/README.md says what they mean
+# Rivals from npm stay in this folder, unless FLOWCTL_CACHE names another one.
+bench: $(READY)  ## measure for about an hour, and write the figures into docs/benchmarks.md; ARGS=--quick only looks
 	$(BIN)/python bench/run.py $(ARGS)
 
 fuzz: $(READY)  ## the fuzz target for 5 minutes, then the property tests with 50 times their examples
@@ -58,5 +59,5 @@ fuzz: $(READY)  ## the fuzz target for 5 minutes, then the property tests with 5
 	$(BIN)/python -m pytest -n auto --maxprocesses=8 -m fuzz --examples-factor=50 --timeout=3600 $(ARGS)
 
 clean:  ## remove everything that was made here, the environment too
-	rm -rf $(VENV) .demo dist build bench/results .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .demo dist build bench/results bench/.cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

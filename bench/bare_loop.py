@@ -56,7 +56,8 @@ def main() -> None:
                     continue
                 except OSError:
                     return
-        due += arguments.interval
+        # One late round may be made up for, not the time that a busy machine took: that would be work of before.
+        due = max(due + arguments.interval, time.monotonic() - arguments.interval)
         time.sleep(max(0.0, due - time.monotonic()))
 
 

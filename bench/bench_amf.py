@@ -13,7 +13,7 @@ import json
 import timeit
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from flowctl.rtmp import amf0, amf3
 from flowctl.rtmp.values import EcmaArray, simplify
@@ -90,6 +90,10 @@ def seconds_per_call(call: Callable[[], object], budget_s: float) -> float:
     once_s = min(timer.repeat(repeat=3, number=1))
     number = max(1, round(budget_s / 5 / once_s))
     return min(timer.repeat(repeat=5, number=number)) / number
+
+
+QUICK: Final[dict[str, Any]] = {"budget_s": 0.01}
+"""Arguments of `run` for a look at whether it works, in a second or so."""
 
 
 def run(budget_s: float = 1.0) -> list[dict[str, Any]]:

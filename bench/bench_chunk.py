@@ -16,7 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from flowctl.rtmp.chunk import ChunkReader, ChunkWriter, Message, serialise
 
@@ -98,6 +98,10 @@ def bench_serialise(chunk_size: int, messages: list[Message], repeat: int) -> di
         "us_per_message": taken / len(messages) * 1e6,
         "times_of_a_copy": taken / copied,
     }
+
+
+QUICK: Final[dict[str, Any]] = {"repeat": 1}
+"""Arguments of `run` for a look at whether it works, in a second or so."""
 
 
 def run(repeat: int = 10) -> list[dict[str, float | str]]:

@@ -160,6 +160,10 @@ def _asyncio() -> Any:
 LOOPS: Final[dict[str, Callable[[], Any]]] = {"uvloop": _uvloop, "asyncio": _asyncio}
 
 
+QUICK: Final[dict[str, Any]] = {"rounds": 5, "repeat": 1}
+"""Arguments of `run` for a look at whether it works, in a second or so."""
+
+
 def run(*, rounds: int = 200, repeat: int = 3) -> list[dict[str, Any]]:
     """Measure every way beside its plain rival.
 

@@ -9,11 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import resource
 import shutil
-import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -21,47 +17,22 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
+
+from processes import (
+    cpu_seconds,
+    free_port,
+    process,
+    raise_open_files,
+    read_json,
+    resident_bytes,
+    tell,
+    wait_for_children,
+    wait_for_port,
+)
 
 HERE: Final = Path(__file__).resolve().parent
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _NGINX_MODULE: Final = Path("/usr/lib/nginx/modules/ngx_rtmp_module.so")
-
-
-def cpu_seconds(pids: list[int]) -> float:
-    """Return user and system time of the processes so far."""
-    total = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / _TICKS
-
-
-def resident_bytes(pids: list[int]) -> int:
-    """Return the resident memory of the processes."""
-    return sum(int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * _PAGE for pid in pids)
-
-
-def free_port() -> int:
-    """Return a port of loopback that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
-@contextlib.contextmanager
-def process(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a process for the time of the block; it is ended by its id."""
-    with subprocess.Popen(command, text=True, **options) as child:
-        try:
-            yield child
-        finally:
-            if child.poll() is None:
-                child.send_signal(signal.SIGTERM)
-                try:
-                    child.wait(10)
-                except subprocess.TimeoutExpired:
-                    child.kill()
 
 
 @contextlib.contextmanager
@@ -70,7 +41,7 @@ def flowctl_server(arguments: argparse.Namespace) -> Iterator[tuple[int, list[in
     command = [sys.executable, "-m", "flowctl", "--log-level", "error", "serve", "live", "--port", "0", "--json"]
     command += ["--per-address", "0", "--new-per-address", "0", "--flush", f"{arguments.flush * 1000:g}ms"]
     with process(command, stdout=subprocess.PIPE) as child:
-        ready = json.loads(_output_of(child).readline())
+        ready = read_json(child)
         yield int(ready["port"]), [child.pid]
 
 
@@ -90,15 +61,8 @@ def nginx_server(arguments: argparse.Namespace) -> Iterator[tuple[int, list[int]
             encoding="ascii",
         )
         with process(["nginx", "-c", str(config), "-p", folder], stderr=subprocess.DEVNULL) as child:
-            time.sleep(0.5)
-            children = subprocess.run(["pgrep", "-P", str(child.pid)], capture_output=True, text=True, check=False)
-            yield port, [child.pid, *map(int, children.stdout.split())]
-
-
-def _output_of(child: subprocess.Popen[str]) -> IO[str]:
-    if child.stdout is None:
-        raise RuntimeError("the process has no output")
-    return child.stdout
+            wait_for_port(port, child)
+            yield port, [child.pid, *wait_for_children(child.pid)]
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -121,7 +85,7 @@ def measure_bare(arguments: argparse.Namespace) -> dict[str, Any]:
     command += ["--bit-rate", str(arguments.bit_rate), "--interval", str(arguments.flush or 0.016)]
     command += ["--duration", str(arguments.window + 30)]
     with process(command, stdout=subprocess.PIPE) as child:
-        port = int(json.loads(_output_of(child).readline())["port"])
+        port = int(read_json(child)["port"])
         base = resident_bytes([child.pid])
         return {"name": "bare loop", **watch(port, [child.pid], base, arguments, ["--bare"])}
 
@@ -131,16 +95,13 @@ def watch(port: int, pids: list[int], base: int, arguments: argparse.Namespace, 
     command = [sys.executable, str(HERE / "crowd.py"), "--port", str(port), "--viewers", str(arguments.viewers)]
     command += ["--window", str(arguments.window), *more]
     with process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as crowd:
-        ready = json.loads(_output_of(crowd).readline())
-        if crowd.stdin is None:
-            raise RuntimeError("the crowd has no input")
-        crowd.stdin.write("go\n")
-        crowd.stdin.flush()
+        ready = read_json(crowd)
+        tell(crowd, "go")
         cpu, began = cpu_seconds(pids), time.monotonic()
         time.sleep(max(arguments.window - 0.5, 0.5))
         used, took = cpu_seconds(pids) - cpu, time.monotonic() - began
         memory = resident_bytes(pids) - base
-        figures = json.loads(_output_of(crowd).readline())
+        figures = read_json(crowd)
     viewers = max(figures["viewers"], 1)
     return {
         "cpu_us_per_viewer_s": used / took / viewers * 1e6,
@@ -153,8 +114,7 @@ def watch(port: int, pids: list[int], base: int, arguments: argparse.Namespace, 
 def run(arguments: argparse.Namespace | None = None) -> list[dict[str, Any]]:
     """Run all contenders in turn, several times, and return the medians with ratios to flowctl's."""
     arguments = arguments or parse([])
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536) if hard > 0 else soft, hard))
+    raise_open_files()
     names = ["flowctl", "bare loop"]
     if shutil.which("nginx") and _NGINX_MODULE.exists():
         names.append("nginx-rtmp")
@@ -188,6 +148,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(argv)
+
+
+QUICK: Final[dict[str, Any]] = {"arguments": parse(["--viewers", "20", "--window", "1", "--repeat", "1"])}
+"""Arguments of `run` for a look at whether it works."""
 
 
 def main() -> None:

@@ -13,11 +13,14 @@ import logging
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
+import processes
 from flowctl.admission import AdmissionLimits
 from flowctl.flow import SendState
 from flowctl.live import LiveServer, build_live_server
@@ -41,86 +44,82 @@ def viewers(server: LiveServer) -> list[ViewerStatistics]:
     return [viewer for stream in server.hub.snapshot().streams.values() for viewer in stream.viewers]
 
 
-def start(name: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start one of the helper scripts."""
-    return subprocess.Popen(
-        [sys.executable, str(HERE / name), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def start(name: str, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Run one of the helper scripts for the time of a block."""
+    command = [sys.executable, str(HERE / name), *arguments]
+    return processes.process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def healthy(lowat_bytes: int, seconds: float) -> tuple[int, int, float]:
+def healthy(lowat_bytes: int, seconds: float, settle_s: float) -> tuple[int, int, float]:
     """Return (viewers that met EAGAIN, how often in all, longest time in OVERLOADED) of 20 viewers at 10 Mbit/s."""
     with build(lowat_bytes) as server:
-        url = f"rtmp://127.0.0.1:{server.address[1]}/live/bench"
-        publisher = start(
-            "publisher.py", url, "--bit-rate", "10000000", "--key-frame-bytes", "400000", "--duration", "60"
-        )
-        time.sleep(1)
-        crowd = start("crowd.py", "--port", str(server.address[1]), "--viewers", "20", "--window", str(seconds))
-        if crowd.stdout is None or crowd.stdin is None:
-            raise RuntimeError("the crowd has no pipes")
-        crowd.stdout.readline()
-        before = {viewer.number: viewer.sender.transitions for viewer in viewers(server)}
-        crowd.stdin.write("go\n")
-        crowd.stdin.flush()
-        time.sleep(seconds)
-        after = viewers(server)
+        port = str(server.address[1])
+        url = f"rtmp://127.0.0.1:{port}/live/bench"
+        stream = ("--bit-rate", "10000000", "--key-frame-bytes", "400000", "--duration", "60")
+        crowd = ("--port", port, "--viewers", "20", "--window", str(seconds), "--settle", str(settle_s / 2))
+        with start("publisher.py", url, *stream):
+            time.sleep(1)
+            with start("crowd.py", *crowd) as reading:
+                processes.read_json(reading)
+                before = {viewer.number: viewer.sender.transitions for viewer in viewers(server)}
+                processes.tell(reading, "go")
+                time.sleep(seconds)
+                after = viewers(server)
         edges = [viewer.sender.transitions - before.get(viewer.number, 0) for viewer in after]
         longest = max((viewer.sender.longest_stall_s for viewer in after), default=0.0)
-        crowd.wait(20)
-        publisher.kill()
-        publisher.wait()
         return sum(1 for item in edges if item), sum(edges) // 2, longest
 
 
-def stalled(lowat_bytes: int, receive_buffer_bytes: int) -> tuple[float | None, float]:
+def stalled(lowat_bytes: int, receive_buffer_bytes: int, settle_s: float) -> tuple[float | None, float]:
     """Return (seconds until OVERLOADED, bytes sent until then) for a viewer at 2.5 Mbit/s that stops reading.
 
     What the peer's own kernel takes in, nobody can see from here: with a receive buffer that the kernel has tuned up
     to megabytes while the viewer was fast, most of the time passes there. A small fixed buffer shows our own share.
     """
     with build(lowat_bytes) as server:
-        url = f"rtmp://127.0.0.1:{server.address[1]}/live/bench"
-        publisher = start("publisher.py", url, "--duration", "60")
-        time.sleep(1)
-        crowd = start(
-            "crowd.py",
-            "--port",
-            str(server.address[1]),
-            "--viewers",
-            "1",
-            "--settle",
-            "4",
-            "--receive-buffer",
-            str(receive_buffer_bytes),
-        )
-        if crowd.stdout is None:
-            raise RuntimeError("the crowd has no pipe")
-        crowd.stdout.readline()  # from here on it waits for a line that does not come, and does not read
-        began = time.monotonic()
-        sent = viewers(server)[0].sender.bytes_sent
-        took = None
-        while time.monotonic() - began < 20:
-            viewer = viewers(server)[0]
-            if viewer.state >= SendState.OVERLOADED:
-                took = time.monotonic() - began
-                sent = viewer.sender.bytes_sent - sent
-                break
-            time.sleep(0.01)
-        for child in (crowd, publisher):
-            child.kill()
-            child.wait()
-        return took, sent
+        port = str(server.address[1])
+        url = f"rtmp://127.0.0.1:{port}/live/bench"
+        crowd = ("--port", port, "--viewers", "1", "--settle", str(settle_s))
+        with start("publisher.py", url, "--duration", "60"):
+            time.sleep(1)
+            with start("crowd.py", *crowd, "--receive-buffer", str(receive_buffer_bytes)) as reading:
+                processes.read_json(reading)  # from here on it waits for a line that does not come, and does not read
+                return _until_overloaded(server)
 
 
-def run(seconds: float = 10.0) -> list[dict[str, Any]]:
-    """Measure all values."""
+def _until_overloaded(server: LiveServer) -> tuple[float | None, float]:
+    """Wait for the one viewer to be noticed, 20 s at most."""
+    began = time.monotonic()
+    sent = viewers(server)[0].sender.bytes_sent
+    while time.monotonic() - began < 20:
+        viewer = viewers(server)[0]
+        if viewer.state >= SendState.OVERLOADED:
+            return time.monotonic() - began, viewer.sender.bytes_sent - sent
+        time.sleep(0.01)
+    return None, sent
+
+
+QUICK: Final[dict[str, Any]] = {"seconds": 0.5, "values": (16 * 1024,), "settle_s": 0.5, "tuned": False}
+"""Arguments of `run` for a look at whether it works."""
+
+
+def run(
+    seconds: float = 10.0, values: Sequence[int] = VALUES, settle_s: float = 4.0, *, tuned: bool = True
+) -> list[dict[str, Any]]:
+    """Measure values of TCP_NOTSENT_LOWAT.
+
+    Args:
+        seconds: for which healthy viewers are watched.
+        values: of the option in bytes; 0 is the kernel's own.
+        settle_s: in which a viewer reads before it stalls, and its kernel may tune its receive buffer.
+        tuned: whether to measure that as well; it takes as long as megabytes hide a stall.
+    """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     rows = []
-    for value in VALUES:
-        met, times, longest = healthy(value, seconds)
-        took, sent = stalled(value, 32 * 1024)
-        tuned_took, tuned_sent = stalled(value, 0)
+    for value in values:
+        met, times, longest = healthy(value, seconds, settle_s)
+        took, sent = stalled(value, 32 * 1024, settle_s)
+        tuned_took, tuned_sent = stalled(value, 0, settle_s) if tuned else (None, 0.0)
         rows.append(
             {
                 "notsent_lowat_kib": value // 1024 or "kernel's",

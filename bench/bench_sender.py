@@ -169,6 +169,10 @@ def cohort_loop(viewers: int, flushes: int) -> float:
     return (time.perf_counter() - began) / flushes / viewers
 
 
+QUICK: Final[dict[str, Any]] = {"count": 2000, "repeat": 1}
+"""Arguments of `run` for a look at whether it works, in a second or so."""
+
+
 def run(*, count: int = 100_000, repeat: int = 3) -> list[dict[str, Any]]:
     """Measure every way beside its plain rival.
 

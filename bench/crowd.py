@@ -94,14 +94,23 @@ def connect(address: tuple[str, int], source: str, receive_buffer_bytes: int) ->
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Connect, wait for the window to pass, and return the figures of the measured window."""
     address = (arguments.host, arguments.port)
-    url = None if arguments.bare else f"rtmp://{arguments.host}:{arguments.port}/{arguments.stream}"
+
+    def url_of(index: int) -> str | None:
+        if arguments.bare:
+            return None
+        name = f"{arguments.stream}-{index % arguments.streams}" if arguments.streams else arguments.stream
+        return f"rtmp://{arguments.host}:{arguments.port}/{name}"
+
     poll = select.epoll()
     viewers: dict[int, Viewer] = {}
     lost = 0
+    nap_s = 0.0  # while connecting, each handshake is answered at once
 
     def pump(until: float) -> int:
         failed = 0
         while (left := until - time.monotonic()) > 0:
+            if nap_s:
+                time.sleep(min(left, nap_s))
             for fd, _ in poll.poll(min(left, 0.05)):
                 viewer = viewers.get(fd)
                 if viewer is None:
@@ -117,11 +126,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     for index in range(arguments.viewers):
         sock = connect(address, f"127.0.{1 + index // 250}.{1 + index % 250}", arguments.receive_buffer)
-        viewer = Viewer(sock, url, measured=index % arguments.measure_every == 0)
+        viewer = Viewer(sock, url_of(index), measured=index % arguments.measure_every == 0)
         viewers[sock.fileno()] = viewer
         poll.register(sock, select.EPOLLIN)
-        if index % 20 == 19:
+        if index % 20 == 19 and not arguments.burst:
             lost += pump(time.monotonic() + 0.01)
+    nap_s = arguments.nap
     lost += pump(time.monotonic() + arguments.settle)
     playing = sum(viewer.playing for viewer in viewers.values())
     print(json.dumps({"connected": len(viewers), "playing": playing}), flush=True)
@@ -158,11 +168,14 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--stream", default="live/bench")
+    parser.add_argument("--streams", type=int, default=0, help="spread over NAME-0 to NAME-n instead of NAME")
+    parser.add_argument("--burst", action="store_true", help="connect all at once")
     parser.add_argument("--viewers", type=int, default=1000)
     parser.add_argument("--measure-every", type=int, default=50)
     parser.add_argument("--settle", type=float, default=2.0)
     parser.add_argument("--window", type=float, default=10.0)
     parser.add_argument("--receive-buffer", type=int, default=0)
+    parser.add_argument("--nap", type=float, default=0.0, help="pause between two rounds of reading, in seconds")
     parser.add_argument("--bare", action="store_true")
     print(json.dumps(run(parser.parse_args())), flush=True)
 

@@ -1,8 +1,14 @@
-"""Runs benchmarks and prints their figures as tables: ``python bench/run.py [NAME ...] [--list]``.
+"""Runs benchmarks, prints their tables and writes them into the document: ``python bench/run.py [NAME ...]``.
 
 A benchmark is a file ``bench_NAME.py`` beside this one with a function ``run()`` that takes no arguments that must be
-given and returns rows: dictionaries with the same keys. Its docstring says what is measured and beside what. All rows
+given and returns rows: dictionaries with the same keys, and a dictionary ``QUICK`` of arguments with which that takes
+seconds. Its docstring says what is measured and beside what. All rows
 are also written to ``bench/results/NAME.json``, with machine and time, so that runs can be compared.
+
+What it wrote stands in docs/benchmarks.md, between the marks of that name, where the document has them. A module with
+a function ``document(rows, images)`` says itself what that is; for others it is the table. A function
+``shown(rows)`` returns the rows as they go to the screen. With ``--quick`` each one
+takes seconds, for a look at whether it works; such figures are printed only.
 """
 
 from __future__ import annotations
@@ -11,18 +17,20 @@ import argparse
 import datetime as dt
 import importlib
 import json
-import os
-import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results"
-PREFIX = "bench_"
+import documents
+from machine import HERE, RESULTS, machine
+from tables import table
+
+PREFIX: Final = "bench_"
+ON_REQUEST: Final = frozenset({"fanout"})
+"""Left out unless named: what they show is a part of what another one shows."""
+MACHINE_PART: Final = "machine"
 
 
 def names() -> list[str]:
@@ -39,71 +47,23 @@ def load(name: str) -> ModuleType:
     if name not in names():
         raise SystemExit(f"error: no benchmark {name!r}\nhint: there are {', '.join(names())}")
     module = importlib.import_module(PREFIX + name)
-    if not callable(getattr(module, "run", None)):
-        raise SystemExit(f"error: bench/{PREFIX}{name}.py has no run()")
+    if not callable(getattr(module, "run", None)) or not isinstance(getattr(module, "QUICK", None), dict):
+        raise SystemExit(f"error: bench/{PREFIX}{name}.py has no run() or no QUICK")
     return module
 
 
-def machine() -> dict[str, Any]:
-    """Return what the figures were measured on."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [line for line in info.read_text("utf-8").splitlines() if line.startswith("model name")]
-        model = lines[0].partition(":")[2].strip() if lines else model
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "commit": commit(),
-    }
+def title(module: ModuleType) -> str:
+    """Return the first line of what a benchmark says of itself."""
+    return (module.__doc__ or module.__name__).strip().splitlines()[0]
 
 
-def commit() -> str:
-    """Return the commit that is measured, with a plus sign where files were changed; empty outside of a checkout."""
-    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
-
-
-def shown(value: object) -> str:
-    """Return a value for a table: three significant digits are all that such figures are good for."""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return str(value)
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return rows as a Markdown table, which also reads well on a terminal; numbers to the right."""
-    heads = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[shown(row.get(head, "")) for head in heads] for row in rows]
-    widths = [max(len(line[index]) for line in [heads, *cells]) for index in range(len(heads))]
-    numeric = [all(isinstance(row.get(head, 0), int | float) for row in rows) for head in heads]
-
-    def line(parts: list[str]) -> str:
-        padded = [
-            part.rjust(width) if right else part.ljust(width)
-            for part, width, right in zip(parts, widths, numeric, strict=True)
-        ]
-        return f"| {' | '.join(padded)} |"
-
-    rule = ["-" * (width - 1) + (":" if right else "-") for width, right in zip(widths, numeric, strict=True)]
-    return "\n".join([line(heads), f"| {' | '.join(rule)} |", *map(line, cells)])
-
-
-def measure(name: str) -> None:
-    """Run one benchmark, print its table, keep its rows."""
+def measure(name: str, *, quick: bool) -> dict[str, Any]:
+    """Run one benchmark, print its table, keep and return its record."""
     module = load(name)
-    first_line = (module.__doc__ or name).strip().splitlines()[0]
-    print(f"\n## {name}: {first_line}\n", flush=True)
+    print(f"\n## {name}: {title(module)}\n", flush=True)
     begun = time.monotonic()
-    rows: list[dict[str, Any]] = module.run()
-    print(table(rows))
+    rows: list[dict[str, Any]] = module.run(**module.QUICK) if quick else module.run()
+    print(table(module.shown(rows) if hasattr(module, "shown") else rows))
     print(f"\n({time.monotonic() - begun:.0f} s)", flush=True)
     RESULTS.mkdir(exist_ok=True)
     record = {
@@ -112,15 +72,52 @@ def measure(name: str) -> None:
         "machine": machine(),
         "rows": rows,
     }
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    path = RESULTS / f"{name}{'-quick' if quick else ''}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    return record
+
+
+def part_of(record: dict[str, Any], images: Path) -> str:
+    """Return what a record looks like in the document, and write the images that it shows."""
+    render = getattr(load(record["name"]), "document", None)
+    text: str = render(record["rows"], images) if render else table(words(record["rows"]))
+    measured_at = dt.datetime.fromisoformat(record["at"])
+    return f"{text.strip()}\n\nMeasured on {measured_at:%Y-%m-%d} with `make bench ARGS={record['name']}`."
+
+
+def words(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with heads as a reader would write them."""
+    return [{key.replace("_per_s", " per s").replace("_", " "): value for key, value in row.items()} for row in rows]
+
+
+def machine_part(found: dict[str, Any]) -> str:
+    """Return the machine of a record as a table."""
+    rows = [{"": name, " ": found[name]} for name in ("cpu", "cores", "system", "python")]
+    return table(rows)
+
+
+def write(record: dict[str, Any], document: Path, images: Path) -> bool:
+    """Write a record into the document, and return whether it has a place for it."""
+    if record["name"] not in documents.parts(document.read_text("utf-8")):
+        return False
+    documents.write(MACHINE_PART, machine_part(record["machine"]), document)
+    return documents.write(record["name"], part_of(record, images), document)
+
+
+def parse() -> argparse.Namespace:
+    """Return what is asked for."""
+    parser = argparse.ArgumentParser(description="Run benchmarks, print their figures, write them into the document.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which; default: all but those that others contain")
+    parser.add_argument("--list", action="store_true", help="list them and end")
+    parser.add_argument("--quick", action="store_true", help="seconds each; the document is left as it is")
+    parser.add_argument("--render", action="store_true", help="measure nothing: write the last results again")
+    parser.add_argument("--document", type=Path, default=documents.DOCUMENT, help="default: docs/benchmarks.md")
+    return parser.parse_args()
 
 
 def main() -> int:
     """Run what was asked for; a benchmark that fails does not keep the others from running."""
-    parser = argparse.ArgumentParser(description="Run benchmarks and print their figures.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which; default: all")
-    parser.add_argument("--list", action="store_true", help="list them and end")
-    arguments = parser.parse_args()
+    arguments = parse()
     if arguments.list:
         print("\n".join(names()))
         return 0
@@ -128,9 +125,14 @@ def main() -> int:
         load(name)
     print(", ".join(f"{key}: {value}" for key, value in machine().items()))
     failed = []
-    for name in arguments.names or names():
+    for name in arguments.names or [name for name in names() if name not in ON_REQUEST]:
+        path = RESULTS / f"{name}.json"
+        if arguments.render and not path.exists():
+            continue
         try:
-            measure(name)
+            record = json.loads(path.read_text("utf-8")) if arguments.render else measure(name, quick=arguments.quick)
+            if not arguments.quick and write(record, arguments.document, arguments.document.parent / "images"):
+                print(f"(written into {arguments.document})", flush=True)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - an hour of figures must not be lost to one mistake
             failed.append(name)
             print(f"{name} failed: {error!r}", file=sys.stderr)

@@ -20,7 +20,7 @@ import uvloop
 from flowctl.media.sample import FFMPEG_VARIABLE
 
 HERE = Path(__file__).parent
-REALTIME_FOLDERS = frozenset({"cli", "client", "demo", "e2e", "servers"})
+REALTIME_FOLDERS = frozenset({"cli", "client", "demo", "e2e", "loadtest", "servers"})
 """Folders whose tests run servers and clients in real time: they get the machine for themselves (see run_all.py)."""
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -18,12 +18,20 @@ import textwrap
 from collections import defaultdict
 from pathlib import Path
 
+from hostile_defences import DEFENCES, default_of
+
 from flowctl import pollgroup
 from flowctl.admission import AdmissionLimits
 from flowctl.flow import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
+from flowctl.ladder import LadderSettings
 from flowctl.limits import AxisLimits, HardPolicy, Limits
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import EXTRA_SETTINGS
+from flowctl.loadtest import catalogue
+from flowctl.loadtest.figures import FIGURES
+from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE
+from flowctl.loadtest.parquet import column_types
+from flowctl.loadtest.results import PeerResult
 from flowctl.policy import LivePolicy
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.amf_limits import AmfLimits
@@ -33,6 +41,8 @@ from flowctl.rtmp.server_states import CONNECTION_TABLE, STREAM_TABLE, Connectio
 from flowctl.rtmp.session_config import ControlConfig, ServerSessionConfig
 from flowctl.sender_types import SenderSettings
 from flowctl.server import DEFAULT_LIMITS
+from flowctl.shadow import Candidate
+from flowctl.shares import ShareSettings
 from flowctl.sockets import SocketOptions
 from flowctl.streamlog import CacheLimits
 from flowctl.units import format_duration
@@ -84,10 +94,10 @@ def size_text(value: int) -> str:
     return str(value)
 
 
-def settings_table(cls: type, *, leave_out: frozenset[str] = frozenset()) -> str:
-    """Return the fields of a dataclass with default and meaning."""
+def settings_table(cls: type, *, leave_out: frozenset[str] = frozenset(), instance: object = None) -> str:
+    """Return the fields of a dataclass with default and meaning; of `instance` where it needs arguments."""
     notes = notes_of(cls)
-    instance = cls()
+    instance = instance or cls()
     rows = [
         [f"`{item.name}`", value_text(item.name, getattr(instance, item.name)), notes.get(item.name, "")]
         for item in dataclasses.fields(cls)
@@ -121,6 +131,44 @@ def close_reasons() -> str:
 
 def drop_reasons() -> str:
     return table(["reason", "text"], [[f"`{item.name}`", item.value] for item in DropReason])
+
+
+# -- attacks
+
+
+def hostile_table() -> str:
+    """Return what the live server does about each attack; the end-to-end tests assert the same data."""
+    rows = []
+    for profile in HOSTILE_PROFILES:
+        defence = DEFENCES[profile.id]
+        acts = [f"`{name}` ({value_text(name, default_of(name))})" for name in defence.settings]
+        seen = [f"ends `{reason.name}`" for reason in defence.closed]
+        seen += [f"counts `{name}`" for name in defence.limits]
+        seen += [f"refuses by `{name}`" for name in defence.refused]
+        seen += [defence.seen] if defence.seen else []
+        rows.append([profile.id, f"`{profile.name}`", profile.summary, ", ".join(acts), "; ".join(seen)])
+    return table(["id", "profile", "what it does", "settings that act (default)", "what is seen"], rows)
+
+
+def hostile_not_possible() -> str:
+    return table(["id", "reason"], [[name, reason] for name, reason in NOT_POSSIBLE.items()])
+
+
+# -- load tests
+
+
+def load_figures() -> str:
+    rows = [[f"`{name}`", figure.unit, figure.meaning] for name, figure in FIGURES.items()]
+    return table(["figure", "unit", "what it is"], rows)
+
+
+def load_columns() -> str:
+    notes = notes_of(PeerResult)
+    rows = [
+        [f"`{name}`", f"{kind}{', nullable' if nullable else ''}", notes[name]]
+        for name, (kind, nullable) in column_types().items()
+    ]
+    return table(["column", "type", "meaning"], rows)
 
 
 # -- diagrams
@@ -242,10 +290,23 @@ GENERATED = {
     "admission-limits": lambda: settings_table(AdmissionLimits),
     "socket-options": lambda: settings_table(SocketOptions),
     "cache-limits": lambda: settings_table(CacheLimits),
+    "ladder-settings": lambda: settings_table(LadderSettings),
+    "share-settings": lambda: settings_table(ShareSettings),
+    "shadow-candidate": lambda: settings_table(
+        Candidate,
+        leave_out=frozenset({"limits", "policy"}),
+        instance=Candidate(limits=DEFAULT_LIMITS, policy=LivePolicy()),
+    ),
     "live-config": lambda: settings_table(LiveConfig, leave_out=frozenset({"rtmp", "cache"})),
     "live-settings": lambda: table(["NAME", "is"], [[f"`{name}`", text] for name, text in EXTRA_SETTINGS.items()]),
     "close-reasons": close_reasons,
     "drop-reasons": drop_reasons,
+    "load-profiles": lambda: table(["profile", "what it does", "a sound server"], catalogue.as_rows()),
+    "load-hostile": lambda: table(["id", "name", "what it does"], catalogue.hostile_rows()),
+    "load-figures": load_figures,
+    "load-columns": load_columns,
+    "hostile-table": hostile_table,
+    "hostile-not-possible": hostile_not_possible,
     "wire-limits": lambda: settings_table(WireLimits, leave_out=frozenset({"amf"})),
     "amf-limits": lambda: settings_table(AmfLimits),
     "control-config": lambda: settings_table(ControlConfig, leave_out=frozenset({"limits"})),

@@ -111,6 +111,18 @@ def check_live() -> None:
     say(f"flowctl publish, play: {sent} pictures sent, {received} played, none missing")
 
 
+def check_load() -> None:
+    """A crowd that publishes for itself loses nothing, and leaves a report; without any extra installed."""
+    with serving("live") as port:
+        crowd = ["--viewers", "4", "--profile", "slow@200k:1", "--publishers", "1", "--bit-rate", "500k"]
+        command = [FLOWCTL, "load", f"rtmp://127.0.0.1:{port}/live/smoke", *crowd, "--duration", f"{LIVE_S}s", "--json"]
+        command += ["--fail-on", "healthy.missing>0", "--fail-on", "playing_share<100%", "--report", "load.html"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as load:
+            summary = _summary(load, "load")
+    require("</html>" in Path("load.html").read_text(), "flowctl load wrote no report")
+    say(f"flowctl load: {summary['viewers']['connections']} viewers, none of the healthy ones lost a frame")
+
+
 def _summary(process: subprocess.Popen[str], name: str) -> dict[str, Any]:
     """Return the JSON that a command printed last."""
     output, _ = process.communicate(timeout=WAIT_S)
@@ -130,3 +142,4 @@ if __name__ == "__main__":
     check_version()
     check_echo()
     check_live()
+    check_load()

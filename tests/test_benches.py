@@ -1,4 +1,8 @@
-"""Every benchmark can be run by `make bench`: checked on its text, since measuring takes minutes."""
+"""Every benchmark can be run by `make bench`, and what it finds is written into the document.
+
+What measures for minutes is checked on its text, and run in its quick form: the figures are of no interest here, only
+that there are some.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,29 @@ import ast
 import pytest
 from source_kit import ROOT, functions_of, tree_of
 
+import documents
+import run as bench_run
+from tables import table
+from trend import trend
+
 BENCHES = sorted((ROOT / "bench").glob("bench_*.py"))
+COMPUTING = ["amf", "chunk", "deferred", "profile", "sender"]
+"""Those without servers and clients; the others are run in real time."""
 
 
 @pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
 def test_benchmark_when_listed_has_a_run_without_necessary_arguments(path):
-    """``run()`` exists, can be called without arguments, and says what it returns."""
-    run = next((item for item in tree_of(path).body if isinstance(item, ast.FunctionDef) and item.name == "run"), None)
+    """``run()`` exists, can be called without arguments, and says what it returns; ``QUICK`` are arguments of it."""
+    body = tree_of(path).body
+    run = next((item for item in body if isinstance(item, ast.FunctionDef) and item.name == "run"), None)
     assert run is not None, f"{path.name} has no run()"
     assert len(run.args.posonlyargs + run.args.args) == len(run.args.defaults)
     assert None not in run.args.kw_defaults
     assert run.returns is not None
     assert ast.get_docstring(run)
+    quick = next(item.value for item in body if isinstance(item, ast.AnnAssign) and ast.unparse(item.target) == "QUICK")
+    names = {argument.arg for argument in run.args.args + run.args.kwonlyargs}
+    assert {key.value for key in quick.keys} <= names
 
 
 @pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
@@ -26,3 +41,124 @@ def test_benchmark_when_run_by_itself_is_a_program(path):
     """A benchmark can be run by itself, with options of its own."""
     assert "__main__" in path.read_text("utf-8")
     assert any(item.name == "main" for item in functions_of(tree_of(path)))
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_benchmark_when_quick_returns_rows_of_figures(name):
+    """The quick form of a benchmark returns rows with the same keys, with figures above zero among them."""
+    module = bench_run.load(name)
+    rows = module.run(**module.QUICK)
+    assert len(rows) > 1
+    assert {frozenset(rows[0])} == {frozenset(row) for row in rows}
+    numbers = [value for row in rows for value in row.values() if isinstance(value, int | float)]
+    assert max(numbers) > 0
+    assert min(numbers) >= 0
+
+
+@pytest.mark.realtime
+def test_sendfile_when_quick_returns_rows_of_figures():
+    """The benchmark of the ways to write runs with real sockets."""
+    module = bench_run.load("sendfile")
+    assert len(module.run(**module.QUICK)) > 1
+
+
+@pytest.mark.realtime
+def test_lowat_when_quick_shows_a_stalled_viewer():
+    """The benchmark of TCP_NOTSENT_LOWAT notices the viewer that stops to read."""
+    module = bench_run.load("lowat")
+    (row,) = module.run(**module.QUICK)
+    assert row["stalled_noticed_after_s"] is not None
+
+
+def record_of(name: str, rows: list[dict]) -> dict:
+    machine = {"cpu": "Some CPU", "cores": 2, "system": "Linux 6", "python": "CPython 3", "commit": "abc"}
+    return {"name": name, "at": "2026-01-02T03:04:05+00:00", "machine": machine, "rows": rows}
+
+
+def test_document_when_written_twice_is_the_same(tmp_path):
+    """A record goes between the marks of its name and nowhere else; writing it again changes nothing."""
+    document = tmp_path / "benchmarks.md"
+    text = (
+        "A\n\n<!-- measured: machine -->\n<!-- /measured -->\n\n<!-- measured: amf -->\nold\n<!-- /measured -->\n\nB\n"
+    )
+    document.write_text(text)
+    record = record_of("amf", [{"what": "decode", "mb_per_s": 12.5}])
+    assert bench_run.write(record, document, tmp_path)
+    once = document.read_text()
+    assert bench_run.write(record, document, tmp_path)
+    assert document.read_text() == once
+    assert "old" not in once
+    assert "12.5" in documents.parts(once)["amf"]
+    assert "2026-01-02" in documents.parts(once)["amf"]
+    assert "Some CPU" in documents.parts(once)["machine"]
+    emptied = once
+    for part in documents.parts(once).values():
+        emptied = emptied.replace(part, "")
+    assert emptied == text.replace("old\n", "")
+
+
+def test_document_when_it_has_no_place_for_a_record_stays_as_it_is(tmp_path):
+    """A benchmark whose marks the document does not have is not written anywhere."""
+    document = tmp_path / "benchmarks.md"
+    document.write_text("<!-- measured: machine -->\n<!-- /measured -->\n")
+    assert not bench_run.write(record_of("amf", [{"what": 1}]), document, tmp_path)
+    assert document.read_text() == "<!-- measured: machine -->\n<!-- /measured -->\n"
+    with pytest.raises(KeyError, match="amf"):
+        documents.written(document.read_text(), "amf", "x")
+
+
+def test_document_when_read_has_parts_for_benchmarks_only():
+    """Every measured part of the document belongs to a benchmark that writes it, and each of those has its part."""
+    parts = documents.parts(documents.DOCUMENT.read_text("utf-8"))
+    assert parts.keys() - {bench_run.MACHINE_PART} == set(bench_run.names()) - bench_run.ON_REQUEST
+    assert documents.DOCUMENT.read_text("utf-8").count("<!-- measured:") == len(parts)
+
+
+def test_table_when_rows_lack_values_leaves_cells_empty():
+    """A row without a key, or with None for it, has an empty cell; columns of numbers stand to the right."""
+    lines = table([{"name": "a", "ms": 12.34, "note": None}, {"name": "b", "ms": None}]).splitlines()
+    assert lines == [
+        "| name |   ms | note |",
+        "| ---- | ---: | ---- |",
+        "| a    | 12.3 |      |",
+        "| b    |      |      |",
+    ]
+
+
+SECONDS = [float(second) for second in range(600)]
+
+
+def swinging(second: float) -> float:
+    """Return a figure that swings by a tenth around 50."""
+    return 50 + 5 * (-1) ** int(second / 7)
+
+
+def test_trend_when_a_figure_swings_is_flat():
+    """What swings without growing is flat, however small the rise that is allowed."""
+    assert trend(SECONDS, [swinging(second) for second in SECONDS], share=0.0001, least=0.001).flat
+
+
+def test_trend_when_a_figure_leaks_is_not_flat():
+    """A slow growth under the swinging is found, and its slope is right."""
+    line = trend(SECONDS, [swinging(second) + second / 60 for second in SECONDS], share=0.002, least=0.1)
+    assert not line.flat
+    assert line.slope_per_min == pytest.approx(1.0, abs=0.1)
+
+
+def test_trend_when_growth_ends_in_the_first_half_is_flat():
+    """Caches that fill at the beginning are no growth."""
+    assert trend(SECONDS, [min(second, 290.0) for second in SECONDS], share=0.0, least=0.0).flat
+
+
+def test_trend_when_growth_is_allowed_is_flat():
+    """A rise below the share of the mean, or below the least, is let pass."""
+    values = [50 + second / 600 for second in SECONDS]  # 0.1 per minute
+    assert trend(SECONDS, values, share=0.003, least=0.0).flat
+    assert trend(SECONDS, values, share=0.0, least=0.11).flat
+    assert not trend(SECONDS, values, share=0.001, least=0.05).flat
+
+
+def test_trend_when_there_are_too_few_samples_refuses():
+    """A line through three points proves nothing."""
+    with pytest.raises(ValueError, match="3 samples"):
+        trend([0.0, 1.0, 2.0, 3.0, 4.0], [1.0] * 5, share=0.1, least=0.1)

@@ -32,10 +32,12 @@ REQUIRED = {
     "docs/concepts.md",
     "docs/how-to.md",
     "docs/glossary.md",
+    "docs/load-testing.md",
     "docs/locks.md",
     "docs/rtmp.md",
     "docs/reference.md",
     "docs/benchmarks.md",
+    "docs/security.md",
 }
 KNOWN_FENCES = {"python", "console", "text", "mermaid", "json", "make"}
 WAIT_S = 30

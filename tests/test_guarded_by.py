@@ -25,7 +25,7 @@ MARK = re.compile(r"#.*\bguarded by (_\w*lock)\b")
 MARKED = re.compile(r"\s*self\.(\w+)\s*[:=]")
 
 UNLOCKED: dict[tuple[str, str], str] = {
-    ("SenderCore._refuse_reentry", "_notifying"): "only a thread that finds itself the owner acts on it",
+    ("SenderState._refuse_reentry", "_notifying"): "only a thread that finds itself the owner acts on it",
     ("Connection.ended", "_ending"): "set once and never changed: None or the final answer",
     ("Connection._finish", "_ending"): "runs after it was set; set once and never changed",
     ("Connection.process_input", "_ending"): "set once; seen a moment late, input goes to a session about to end",

@@ -30,12 +30,14 @@ LAYERS = {
     "flow": layer("limits flow", "ground", pure=True),
     "wire": layer("rtmp flv", "ground flow", pure=True),
     "queue": layer(
-        "counts policy ledger explain streamlog crossings lane gates logqueue backlog cursor sender_types outbox",
+        "counts policy ladder forecast rates drain trouble ledger explain streamlog pacing crossings lane gates logqueue "
+        "backlog cursor sender_types outbox",
         "ground flow",
         pure=True,
     ),
+    "judging": layer("budget shadow shares", "ground flow queue", pure=True),
     "jobs": layer("_locks _jobs _processor deferred deadlines _loadmeter", "ground"),
-    "sending": layer("_sendercore sender fanout", "ground flow queue jobs"),
+    "sending": layer("_senderstate _sendercore _steering sender piece cohort fanout", "ground flow queue jobs"),
     "receiving": layer("_holds _input receiver", "ground jobs"),
     "loop": layer("_loopcore _loopthread _watches _placement pollgroup pollgroups", "ground jobs"),
     "glue": layer(
@@ -46,9 +48,14 @@ LAYERS = {
     "media": layer("media", "ground wire"),
     "log": layer("log", "ground wire"),
     "client": layer("client", "ground flow queue jobs sending receiving loop glue wire media log"),
-    "live": layer("live", "ground flow queue jobs sending receiving loop glue server wire log"),
-    "demo": layer("demo", "ground flow queue jobs sending receiving loop glue server wire media log client live"),
-    "cli": layer("cli __main__", "ground flow queue sending loop glue server wire media log client live demo"),
+    "live": layer("live", "ground flow queue judging jobs sending receiving loop glue server wire log"),
+    "loadtest": layer("loadtest", "ground flow queue jobs sending receiving loop glue wire media log client"),
+    "demo": layer(
+        "demo", "ground flow queue judging jobs sending receiving loop glue server wire media log client live loadtest"
+    ),
+    "cli": layer(
+        "cli __main__", "ground flow queue judging sending loop glue server wire media log client live loadtest demo"
+    ),
 }
 """Lower layers first. `__init__` of flowctl, which re-exports, belongs to none: nothing in flowctl imports it."""
 

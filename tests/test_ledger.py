@@ -138,7 +138,7 @@ def test_counts_for_any_messages_add_up_by_class(first, second):
     assert tallies[0].frozen() == both
     assert one + two == both, "a frozen count does not change with its tally"
     for item, size in second:
-        tallies[2].remove(item, size)
+        tallies[2].take_back(item, size)
     assert tallies[2].frozen() == one
 
 

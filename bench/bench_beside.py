@@ -1,0 +1,125 @@
+"""Healthy viewers beside slow ones: do they lose anything, and does their delay rise?
+
+A server in a process of its own, and `flowctl load`'s engine: first the healthy viewers alone, then beside as many slow
+ones (each reads at half of the stream's rate, or stalls, or reads a fifth), several times in turn. Reported are the
+frames that the healthy ones miss, their delay from the publisher's stamp (median and 99th percentile), and its rise.
+``python bench/bench_beside.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from typing import Any, Final
+
+import processes
+from flowctl.loadtest.figures import RunFigures
+from flowctl.loadtest.plan import LoadPlan
+from flowctl.loadtest.profiles import parse_crowd
+from flowctl.loadtest.results import RunResult
+from flowctl.loadtest.run import run_load
+
+_STREAM: Final = "live/beside"
+
+
+def serve() -> Any:
+    """Start a server for the time of a block; it writes one JSON line when it is ready."""
+    command = [sys.executable, "-m", "flowctl", "--log-level", "error", "serve", "live", "--port", "0", "--json"]
+    command += ["--per-address", "0", "--new-per-address", "0"]
+    return processes.process(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def measure(healthy: int, slow: int, bit_rate: int, seconds: float) -> RunResult:
+    """Load a fresh server with viewers of both kinds."""
+    crowd = [f"healthy:{healthy}"]
+    if slow:
+        half = slow // 2
+        fifth = (slow - half) // 2
+        shares = ((bit_rate // 2, half), (bit_rate // 5, fifth))
+        crowd += [f"slow@{rate // 1000}k:{count}" for rate, count in shares if count]
+        stalled = slow - half - fifth
+        crowd += [f"stall:{stalled}"] if stalled else []
+    with serve() as server:
+        ready = processes.read_json(server)
+        plan = LoadPlan(
+            url=f"{ready['url']}{_STREAM}",
+            profiles=parse_crowd(crowd, healthy + slow),
+            publishers=1,
+            bit_rate=bit_rate,
+            disposable_every=3,
+            ramp_s=(healthy + slow) / 100,
+            duration_s=seconds,
+            spread_addresses=True,
+            server_pid=ready["pid"],
+        )
+        return run_load(plan)
+
+
+def run(
+    healthy: int = 500, slow: int = 500, bit_rate: int = 600_000, seconds: float = 30.0, repeat: int = 3
+) -> list[dict[str, Any]]:
+    """Measure healthy viewers with and without slow ones in turn; return a row for each, medians of the runs.
+
+    Args:
+        healthy: viewers that read everything.
+        slow: viewers beside them that do not.
+        bit_rate: of the stream, bits per second.
+        seconds: length of a run, from the time when all have joined.
+        repeat: runs of each kind.
+    """
+    processes.raise_open_files()
+    found: dict[int, list[dict[str, float]]] = {0: [], slow: []}
+    for _ in range(repeat):
+        for count, runs in found.items():
+            figures = RunFigures(measure(healthy, count, bit_rate, seconds))
+            names = ("failed", "cut", "missing", "broken_restarts", "p50_ms", "p99_ms")
+            values = {name: figures.value(name, "healthy") for name in names}
+            runs.append({name: float("nan") if value is None else float(value) for name, value in values.items()})
+    alone = statistics.median(item["p99_ms"] for item in found[0])
+    rows = []
+    for count, runs in found.items():
+        p99 = statistics.median(item["p99_ms"] for item in runs)
+        rows.append(
+            {
+                "healthy": healthy,
+                "slow": count,
+                "missing": max(item["missing"] for item in runs),
+                "cut": max(item["cut"] for item in runs),
+                "failed": max(item["failed"] for item in runs),
+                "p50_ms": round(statistics.median(item["p50_ms"] for item in runs), 1),
+                "p99_ms": round(p99, 1),
+                "p99_rise_ms": round(p99 - alone, 1),
+            }
+        )
+    return rows
+
+
+QUICK: Final[dict[str, Any]] = {"healthy": 10, "slow": 10, "seconds": 3.0, "repeat": 1}
+"""Arguments of `run` for a look at whether it works."""
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--healthy", type=int, default=500)
+    parser.add_argument("--slow", type=int, default=500)
+    parser.add_argument("--bit-rate", type=int, default=600_000)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows = run(arguments.healthy, arguments.slow, arguments.bit_rate, arguments.seconds, arguments.repeat)
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    keys = list(rows[0])
+    print(" | ".join(keys))
+    for row in rows:
+        print(" | ".join(str(row[key]) for key in keys))
+
+
+if __name__ == "__main__":
+    main()

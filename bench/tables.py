@@ -1,0 +1,39 @@
+"""Rows of figures as Markdown tables, which also read well on a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def shown(value: object) -> str:
+    """Return a value for a table: three significant digits are all that such figures are good for."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return rows as a Markdown table; numbers to the right.
+
+    Args:
+        rows: one dictionary per row. The heads are all keys, in the order in which they first occur.
+    """
+    heads = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[shown(row.get(head, "")) for head in heads] for row in rows]
+    widths = [max(len(line[index]) for line in [heads, *cells]) for index in range(len(heads))]
+    filled = [[value for row in rows if (value := row.get(head)) is not None and value != ""] for head in heads]
+    numeric = [bool(values) and all(isinstance(value, int | float) for value in values) for values in filled]
+
+    def line(parts: list[str]) -> str:
+        padded = [
+            part.rjust(width) if right else part.ljust(width)
+            for part, width, right in zip(parts, widths, numeric, strict=True)
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = ["-" * (width - 1) + (":" if right else "-") for width, right in zip(widths, numeric, strict=True)]
+    return "\n".join([line(heads), f"| {' | '.join(rule)} |", *map(line, cells)])
