@@ -30,8 +30,8 @@ LAYERS = {
     "flow": layer("limits flow", "ground", pure=True),
     "wire": layer("rtmp flv", "ground flow", pure=True),
     "queue": layer(
-        "counts policy ladder forecast rates drain trouble ledger explain streamlog pacing crossings lane gates logqueue "
-        "backlog cursor sender_types outbox",
+        "counts policy ladder forecast rates drain trouble ledger explain streamlog pacing crossings lane gates "
+        "logqueue backlog cursor sender_types outbox",
         "ground flow",
         pure=True,
     ),
