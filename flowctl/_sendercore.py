@@ -89,7 +89,7 @@ class SenderCore(SenderState):
         raise NotImplementedError
 
     def _announce_locked(self, change: StateChange) -> None:
-        self._note_locked(LedgerEntry(LedgerKind.STATE, change.at, describe_change(change), change=change))
+        self._note_locked(LedgerEntry(LedgerKind.STATE, change.at, "", change=change))
         if self._frontend is None:
             return
         self._notifying = True
@@ -218,6 +218,7 @@ class SenderCore(SenderState):
         cursor = outbox.cursor
         if cursor is not None and not self._member and cursor.joining_to is not None:
             cursor.end_joining(DropReason.REFUSED, now)
+        self._forget_joining_locked()
         trouble, rest = self._trouble, EMPTY_LOAD
         if trouble is not None:
             trouble.drained = True
@@ -287,6 +288,19 @@ class SenderCore(SenderState):
             if self._core.state >= SendState.SOFT_LIMIT:
                 self._thin_for_locked(self._core.state, now)
 
+    def _forget_joining_locked(self) -> None:
+        """Everything is taken: give back what was measured of a joiner while it took the cache, if it went well.
+
+        The kernel refuses nearly every joiner something, as the cache comes at once. That is no sign of a slow link,
+        and must not cost a healthy viewer meters and timers for the seconds that the ladder needs to see it.
+        """
+        joined, self._joined_check = self._joined_check is not None, None
+        trouble = self._trouble
+        if joined and trouble is not None and trouble.harmless and self._core.state < SendState.SOFT_LIMIT:
+            by_delay = self._settings.age_from is AgeSource.DELAY
+            if not (by_delay and (trouble.delay.told or trouble.delay_ms >= HEALTHY_MS)):
+                self._trouble = None
+
     def _check_times_locked(self, now: float) -> None:
         if self._close_reason is not None:
             return
@@ -311,7 +325,7 @@ class SenderCore(SenderState):
         """Ask for a tick at the earliest time at which something could change by time alone."""
         if self._close_reason is not None:
             return
-        settings, core = self._settings, self._core
+        settings, core, outbox = self._settings, self._core, self._outbox
         times = [self._close_deadline] if self._close_deadline is not None else []
         if core.would_block:
             load = self._counted_locked(now)
@@ -320,11 +334,11 @@ class SenderCore(SenderState):
                 # A delay does not grow by waiting, only by the next sample.
                 least_ms = 1.0 if settings.age_from is AgeSource.QUEUE else 50.0
                 times.append(now + max(age_mark - load.age_ms, least_ms) / 1000)
-            if settings.stuck_s and self._load_locked(now).messages:
+            if settings.stuck_s and (outbox.cursor is not None or self._load_locked(now).messages):
                 times.append(self._stalled_since_locked(now) + settings.stuck_s)
             if self._joining_locked():
                 times.append(now + _JOIN_CHECK_S)
-            elif self._outbox.waiting_for_key:
+            elif outbox.waiting_for_key:
                 times.append(now + _KEY_POLL_S)
         if settings.soft_too_long_s and core.slow_since is not None:
             times.append(core.slow_since + settings.soft_too_long_s)
@@ -337,7 +351,7 @@ class SenderCore(SenderState):
                 and (trouble.delay_ms >= HEALTHY_MS or core.state >= SendState.SOFT_LIMIT)
             )
         ):
-            times.append(max(trouble.sampled_at, now - settings.sample_s) + settings.sample_s)
+            times.append(max(trouble.acted_at, now - settings.sample_s) + settings.sample_s)
         if times:
             self._host.set_deadline(min(times))
 

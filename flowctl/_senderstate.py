@@ -13,7 +13,7 @@ from flowctl._locks import OwnedLock
 from flowctl.counts import Counts
 from flowctl.errors import ReentryError
 from flowctl.flow import FlowCore, Load, SendState
-from flowctl.ledger import Ledger, LedgerEntry, LedgerKind, describe_drops, difference
+from flowctl.ledger import Ledger, LedgerEntry, LedgerKind, difference
 from flowctl.limits import NO_LIMITS, Limits
 from flowctl.outbox import Outbox
 from flowctl.policy import DropPolicy, KeepAll, refused_mask
@@ -175,8 +175,12 @@ class SenderState:
     def _stalled_since_locked(self, now: float) -> float:
         """Return since when the kernel has taken nothing while something was queued, in seconds; `now` for not at all.
 
-        No longer than the oldest queued message has waited: before that there was nothing to take.
+        No longer than the oldest queued message has waited: before that there was nothing to take. But while a log is
+        followed there always is: thinning may empty our queue, and the kernel still holds what it was given.
         """
+        cursor = self._outbox.cursor
+        if self._core.would_block and cursor is not None:
+            return max(self._progress_at, cursor.joined_at)  # a stall from before does not count against a new log
         load = self._load_locked(now)
         return max(self._progress_at, now - load.age_ms / 1000) if load.messages else now
 
@@ -214,8 +218,7 @@ class SenderState:
         lost = difference(self._outbox.dropped(), episode[1])
         if lost:
             removed_ms = self._trouble.delay_removed_ms - episode[2] if self._trouble is not None else 0.0
-            why = describe_drops(lost) + (f"; {removed_ms / 1000:.1f} s of delay removed" if removed_ms else "")
             entry = LedgerEntry(
-                LedgerKind.DROPS, now, why, dropped=lost, duration_s=now - episode[0], delay_removed_ms=removed_ms
+                LedgerKind.DROPS, now, "", dropped=lost, duration_s=now - episode[0], delay_removed_ms=removed_ms
             )
             self._note_locked(entry)

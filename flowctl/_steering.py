@@ -50,7 +50,7 @@ class Steering(SenderCore):
 
     def _sample_due_locked(self, now: float) -> bool:
         trouble = self._trouble
-        return trouble is not None and now - trouble.sampled_at >= self._settings.sample_s - 0.001
+        return trouble is not None and now - trouble.acted_at >= self._settings.sample_s - 0.001
 
     def _sample_blocked_locked(self, now: float) -> None:
         """Take a sample if it is due; the rate is measured best from one refusal to the next, so that more often."""
@@ -62,15 +62,19 @@ class Steering(SenderCore):
         elif self._settings.ladder is not None and now - trouble.drain.sampled_at >= _REFUSAL_S:
             kernel_bytes = self._host.kernel_bytes()
             acknowledged = self._bytes_sent_locked() - kernel_bytes
-            trouble.drain.sample(now, acknowledged, kernel_bytes, full=not trouble.drained)
+            trouble.sample_drain(now, acknowledged, kernel_bytes, full=True)
 
     def _sample_locked(self, now: float, kernel_bytes: int | None = None) -> None:
         """Take a sample of a peer in trouble and do what follows from it."""
         trouble = self._trouble
         if trouble is None or self._close_reason is not None:
             return
+        foreign = self._foreign_locked()
+        if foreign and now - trouble.sampled_at < self._settings.sample_s - 0.001:
+            return  # who asks more often gets the same answer: the meters keep their rhythm
         self._measure_locked(trouble, now, self._host.kernel_bytes() if kernel_bytes is None else kernel_bytes)
-        if not self._foreign_locked():  # what follows happens on the owning thread
+        if not foreign:  # what follows happens on the owning thread
+            trouble.acted_at = now
             self._act_on_sample_locked(trouble, now)
         if (
             self._core.state is SendState.READY
@@ -129,14 +133,14 @@ class Steering(SenderCore):
             refused=core.would_block or trouble.refused,
             above_low=not core.low_reached(self._counted_locked(now)),
             soft=trouble.soft or core.state >= SendState.SOFT_LIMIT,
-            drained=trouble.drained,
+            drained=trouble.drained or trouble.emptied,
             stalled=drain.stalled(now),
             rate=drain.rate,
             rate_at=drain.measured_at,
             needed=self._needed_locked(now),
             delay_ms=trouble.age_ms,
         )
-        trouble.soft = trouble.drained = trouble.refused = False
+        trouble.soft = trouble.emptied = trouble.refused = False  # `drained` is still to be told to the meter
         move = ladder.read(now, reading)
         if move is None:
             return False

@@ -76,7 +76,8 @@ class Backlog:
     )
 
     def __init__(self) -> None:
-        self.control: deque[QueuedMessage] | None = None
+        # A list, not a deque of 760 bytes: a stalled peer has one ping in it for all its time, and it is bounded.
+        self.control: list[QueuedMessage] | None = None
         self._media: deque[QueuedMessage] | None = None
         self.control_bytes = 0
         self.media_bytes = 0
@@ -141,7 +142,7 @@ class Backlog:
         self.accepted.add(message_class, len(wire))
         if message_class is _CONTROL:
             if self.control is None:
-                self.control = deque()
+                self.control = []
             self.control.append(QueuedMessage(wire, message_class, now, track, droppable=False))
             self.control_bytes += len(wire)
             return None
@@ -235,7 +236,7 @@ class Backlog:
         """Remove the first `count` messages that `peek` returned: they are sent, or in flight."""
         control, media = self.control, self._media
         while control and count:
-            size = len(control.popleft().wire)
+            size = len(control.pop(0).wire)
             self.control_bytes -= size
             self.taken.add(_CONTROL, size)
             count -= 1

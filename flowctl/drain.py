@@ -17,7 +17,7 @@ from __future__ import annotations
 from math import exp
 from typing import Final
 
-_LEAST_SAMPLE_S: Final = 0.2
+LEAST_SAMPLE_S: Final = 0.2
 """Samples closer together say more about the flush interval than about the link."""
 _SMOOTHING: Final = 0.3
 """Weight of the newest rate: a change shows after three or four samples."""
@@ -149,7 +149,7 @@ class DelayMeter:
         waiting = queued_bytes + kernel_bytes
         acknowledged = written_bytes - kernel_bytes
         last = self._at
-        if last is None or now - last >= _LEAST_SAMPLE_S:
+        if last is None or now - last >= LEAST_SAMPLE_S:
             taken = acknowledged - self._acknowledged
             if last is not None and taken > 0:
                 rate = taken / (now - last)

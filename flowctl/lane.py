@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
 from flowctl.counts import Tally
 from flowctl.flow import MessageClass
 
 Item = tuple[MessageClass, bytes, float]
 """(class, wire, waiting since in seconds), as every `peek` of a queue returns it."""
+
+_LONG: Final = 256
+"""From so many messages on a lane is a deque, whose first item goes in constant time. Below it is a list: most lanes
+hold the three headers of a key frame, for as long as their viewer is stalled, and a deque is 760 bytes at least."""
 
 
 class Lane:
@@ -23,7 +28,7 @@ class Lane:
     __slots__ = ("_items", "size_bytes", "tally")
 
     def __init__(self) -> None:
-        self._items: deque[Item] = deque()
+        self._items: list[Item] | deque[Item] = []
         self.size_bytes = 0
         self.tally = Tally()
 
@@ -40,13 +45,16 @@ class Lane:
 
     def push(self, message_class: MessageClass, wire: bytes, since: float) -> None:
         """Append one message."""
+        if len(self._items) == _LONG:
+            self._items = deque(self._items)
         self._items.append((message_class, wire, since))
         self.size_bytes += len(wire)
         self.tally.add(message_class, len(wire))
 
     def pop(self) -> None:
         """Remove the first message."""
-        message_class, wire, _ = self._items.popleft()
+        items = self._items
+        message_class, wire, _ = items.pop(0) if isinstance(items, list) else items.popleft()
         self.size_bytes -= len(wire)
         self.tally.take_back(message_class, len(wire))
 
@@ -59,7 +67,7 @@ class Lane:
         if not self.has_any_but(kept):
             return
         items = self._items
-        self._items, self.size_bytes, self.tally = deque(), 0, Tally()
+        self._items, self.size_bytes, self.tally = [], 0, Tally()
         for item in items:
             if item[0] in kept:
                 self.push(*item)

@@ -1,18 +1,28 @@
-"""The ledger of a connection: every change of state, episode of drops, pause and close, with its cause, bounded."""
+"""The ledger of a connection: every change of state, episode of drops, pause and close, with its cause, bounded.
+
+A viewer that is at the edge of its link for hours fills its ledger, and there may be thousands of such viewers. So
+entries are kept packed (a change of state in 73 bytes with the header of the object, as objects with words it is 330),
+and what can be worded from an entry's figures is worded when it is read.
+"""
 
 from __future__ import annotations
 
 import enum
+import struct
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import Final
 
 from flowctl.counts import Counts
-from flowctl.flow import StateChange
-from flowctl.ladder import Move
+from flowctl.flow import CLASS_COUNT, Cause, SendState, StateChange
+from flowctl.ladder import LadderStep, Move
+from flowctl.limits import Axis
 from flowctl.reasons import CloseReason, DropReason
 
-LEDGER_ENTRIES: Final = 64
-"""Entries kept per connection; older ones are forgotten, their number is not."""
+LEDGER_ENTRIES: Final = 16
+"""Entries kept per connection; others are forgotten (see `Ledger.add`), their number is not."""
+LEDGER_WORDS_BYTES: Final = 160
+"""Most that is kept of the words of an entry: a move of the ladder has up to 140."""
 
 
 class LedgerKind(enum.Enum):
@@ -34,8 +44,8 @@ class LedgerEntry:
 
     Args:
         kind: what it is about.
-        at: time in seconds on the Sender's clock.
-        why: one line: cause, axis, value, limit.
+        at: time in seconds on the Sender's clock; that of the edge, for STATE.
+        why: one line: cause, axis, value, limit. Given empty, it is made from the edge, or from what was dropped.
         change: the edge, for STATE.
         dropped: what an episode of drops took, by reason, for DROPS.
         duration_s: length of the episode, for DROPS and RESUME; 0 for the others.
@@ -56,31 +66,139 @@ class LedgerEntry:
 
 
 class Ledger:
-    """The last entries of one connection. Not thread-safe: its Sender's lock guards it."""
+    """The last entries of one connection. Not thread-safe: its Sender's lock guards it.
+
+    Attributes:
+        forgotten: number of entries that are no longer kept.
+    """
 
     __slots__ = ("_entries", "_unread", "forgotten")
 
     def __init__(self) -> None:
-        self._entries: list[LedgerEntry] = []  # a deque is 760 bytes however few there are
+        self._entries: list[bytes] = []  # packed; a deque is 760 bytes however few there are
         self._unread = 0
         self.forgotten = 0
 
     def add(self, entry: LedgerEntry) -> None:
-        """Append one entry, forgetting the oldest where the ledger is full."""
-        if len(self._entries) >= LEDGER_ENTRIES:
-            del self._entries[0]
+        """Append one entry; where the ledger is full, forget one: the oldest flap, or else the oldest.
+
+        A flap is an edge between READY and OVERLOADED. They come with every large key frame at the edge of a link and
+        say little; steps and episodes of drops from before are what one looks for.
+        """
+        entries = self._entries
+        if len(entries) >= LEDGER_ENTRIES:
+            oldest = next((place for place, packed in enumerate(entries) if _is_flap(packed)), 0)
+            if oldest >= len(entries) - self._unread:
+                self._unread -= 1
+            del entries[oldest]
             self.forgotten += 1
-        self._entries.append(entry)
-        self._unread = min(self._unread + 1, LEDGER_ENTRIES)
+        entries.append(_pack(entry))
+        self._unread += 1
 
     def entries(self) -> tuple[LedgerEntry, ...]:
         """Return all entries kept, oldest first."""
-        return tuple(self._entries)
+        return tuple(map(_unpack, self._entries))
 
     def unread(self) -> tuple[LedgerEntry, ...]:
         """Return the entries added since the last call, oldest first."""
         count, self._unread = self._unread, 0
-        return tuple(self._entries)[-count:] if count else ()
+        return tuple(map(_unpack, self._entries[-count:])) if count else ()
+
+
+# -- packing
+
+_KINDS: Final = tuple(LedgerKind)
+_CAUSES: Final = tuple(Cause)
+_AXES: Final = tuple(Axis)
+_CLOSES: Final = tuple(CloseReason)
+_DROPS: Final = tuple(DropReason)
+_NONE: Final = 255
+_EDGE: Final = struct.Struct("<BBBBBdIdq")  # mark, old, new, cause, axis, time, sequence, value, limit
+_OTHER: Final = struct.Struct("<BBBBBddd")  # kind, reason, old step, new step, parts, time, duration, delay removed
+_PART: Final = struct.Struct("<BBQQ")  # reason, class, messages, bytes: what was dropped, as many as there are parts
+_EDGE_MARK: Final = 254
+"""Stands for the kind of an entry that has an edge: it is STATE."""
+_FLAP: Final = max(SendState.READY, SendState.OVERLOADED)
+
+
+def _is_flap(packed: bytes) -> bool:
+    """Whether an entry is an edge between READY and OVERLOADED, in either direction."""
+    return packed[0] == _EDGE_MARK and max(packed[1], packed[2]) <= _FLAP
+
+
+def _pack(entry: LedgerEntry) -> bytes:
+    change = entry.change
+    words = entry.why.encode()[:LEDGER_WORDS_BYTES]
+    if change is not None:
+        axis = _NONE if change.axis is None else _AXES.index(change.axis)
+        value = nan if change.value is None else change.value
+        limit = -1 if change.limit is None else change.limit
+        cause = _CAUSES.index(change.cause)
+        edge = _EDGE.pack(_EDGE_MARK, change.old, change.new, cause, axis, change.at, change.sequence, value, limit)
+        return edge + words
+    parts = [
+        _PART.pack(_DROPS.index(reason), item, counts.messages[item], counts.sizes_bytes[item])
+        for reason, counts in (entry.dropped or {}).items()
+        for item in range(CLASS_COUNT)
+        if counts.messages[item]
+    ]
+    head = _OTHER.pack(
+        _KINDS.index(entry.kind),
+        _NONE if entry.reason is None else _CLOSES.index(entry.reason),
+        *((_NONE, _NONE) if entry.move is None else (entry.move.old, entry.move.new)),
+        _NONE if entry.dropped is None else len(parts),
+        entry.at,
+        entry.duration_s,
+        entry.delay_removed_ms,
+    )
+    return b"".join((head, *parts, words))
+
+
+def _unpack(packed: bytes) -> LedgerEntry:
+    if packed[0] == _EDGE_MARK:
+        return _unpack_edge(packed)
+    kind, reason, old, new, count, at, duration_s, removed_ms = _OTHER.unpack_from(packed)
+    parts = 0 if count == _NONE else count
+    words_at = _OTHER.size + parts * _PART.size
+    dropped = None if count == _NONE else _unpack_drops(packed[_OTHER.size : words_at])
+    why = packed[words_at:].decode(errors="ignore")  # it may have been cut within a character
+    return LedgerEntry(
+        _KINDS[kind],
+        at,
+        why or (describe_episode(dropped, removed_ms) if dropped else ""),
+        dropped=dropped,
+        duration_s=duration_s,
+        reason=None if reason == _NONE else _CLOSES[reason],
+        delay_removed_ms=removed_ms,
+        move=None if old == _NONE else Move(LadderStep(old), LadderStep(new), why),
+    )
+
+
+def _unpack_edge(packed: bytes) -> LedgerEntry:
+    _, old, new, cause, axis, at, sequence, value, limit = _EDGE.unpack_from(packed)
+    change = StateChange(
+        sequence,
+        SendState(old),
+        SendState(new),
+        _CAUSES[cause],
+        None if axis == _NONE else _AXES[axis],
+        None if isnan(value) else value,
+        None if limit < 0 else limit,
+        at,
+    )
+    words = packed[_EDGE.size :].decode(errors="ignore")
+    return LedgerEntry(LedgerKind.STATE, at, words or describe_change(change), change=change)
+
+
+def _unpack_drops(packed: bytes) -> dict[DropReason, Counts]:
+    tallies: dict[DropReason, tuple[list[int], list[int]]] = {}
+    for reason, item, messages, size_bytes in _PART.iter_unpack(packed):
+        by_class = tallies.setdefault(_DROPS[reason], ([0] * CLASS_COUNT, [0] * CLASS_COUNT))
+        by_class[0][item], by_class[1][item] = messages, size_bytes
+    return {reason: Counts(tuple(messages), tuple(sizes)) for reason, (messages, sizes) in tallies.items()}
+
+
+# -- words
 
 
 def describe_change(change: StateChange) -> str:
@@ -97,6 +215,11 @@ def describe_drops(lost: dict[DropReason, Counts]) -> str:
         what = ", ".join(f"{count} {name}" for name, count in counts.by_name().items())
         parts.append(f"{reason.value}: {what}")
     return "; ".join(parts)
+
+
+def describe_episode(lost: dict[DropReason, Counts], removed_ms: float) -> str:
+    """Return what an episode of drops took and, if so, by how many ms what waits became younger, in one line."""
+    return describe_drops(lost) + (f"; {removed_ms / 1000:.1f} s of delay removed" if removed_ms else "")
 
 
 def difference(after: dict[DropReason, Counts], before: dict[DropReason, Counts]) -> dict[DropReason, Counts]:

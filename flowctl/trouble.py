@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flowctl.drain import DelayMeter, DrainMeter
+from flowctl.drain import LEAST_SAMPLE_S, DelayMeter, DrainMeter
 from flowctl.ladder import Ladder, LadderSettings
 
 HEALTHY_MS: Final = 500.0
@@ -29,23 +29,28 @@ class Trouble:
         drain: what it takes.
         ladder: where it stands.
         delay_ms: the delay at the last sample.
-        drained: everything was taken at some moment since the last sample.
+        drained: everything was taken at some moment since the last sample of the drain rate.
+        emptied: the same since the last reading of the ladder; of the samples before, `drained` adds the rest.
         refused: the kernel refused something since the last reading of the ladder.
         soft: the soft limit was entered since the last reading of the ladder.
         returns: times old media were skipped.
         delay_removed_ms: what skipping and thinning took off the age of the queue.
-        sampled_at: time of the last sample in seconds.
+        sampled_at: time of the last sample in seconds, whoever took it.
+        acted_at: time of the last sample that was acted on, in seconds: its timer counts from here, so that statistics
+            of another thread, which only measure, cannot keep the ladder from being read.
         fill_bytes_per_s: what is added to the queue and kept, for a peer that follows no log.
     """
 
     __slots__ = (
         "_before_ms",
         "_kept_bytes",
+        "acted_at",
         "delay",
         "delay_ms",
         "delay_removed_ms",
         "drain",
         "drained",
+        "emptied",
         "fill_bytes_per_s",
         "ladder",
         "refused",
@@ -59,12 +64,12 @@ class Trouble:
         self.drain = DrainMeter()
         self.ladder = None if ladder is None else Ladder(ladder, now)
         self.delay_ms = 0.0
-        self.drained = False
+        self.drained = self.emptied = False
         self.refused = False
         self.soft = False
         self.returns = 0
         self.delay_removed_ms = 0.0
-        self.sampled_at = float("-inf")
+        self.sampled_at = self.acted_at = float("-inf")
         self.fill_bytes_per_s = 0.0
         self._before_ms = 0.0  # the delay at the sample before
         self._kept_bytes = 0  # what was written or is queued, at the last sample
@@ -75,10 +80,17 @@ class Trouble:
         if kept >= self._kept_bytes and seconds > 0:  # else something was thrown away
             self.fill_bytes_per_s += _SMOOTHING * ((kept - self._kept_bytes) / seconds - self.fill_bytes_per_s)
         self._kept_bytes = kept
-        self._before_ms = self.delay_ms
+        if seconds >= LEAST_SAMPLE_S:  # else both would be of the same moment
+            self._before_ms = self.delay_ms
         self.delay_ms = self.delay.sample(now, queued_bytes, written_bytes, kernel_bytes)
-        self.drain.sample(now, written_bytes - kernel_bytes, kernel_bytes, full=full and not self.drained)
+        self.sample_drain(now, written_bytes - kernel_bytes, kernel_bytes, full=full)
         self.sampled_at = now
+
+    def sample_drain(self, now: float, acknowledged_bytes: int, kernel_bytes: int, *, full: bool) -> None:
+        """Take a sample of the drain rate alone; arguments as of `DrainMeter.sample`."""
+        self.drain.sample(now, acknowledged_bytes, kernel_bytes, full=full and not self.drained)
+        # Read or not: where no ladder is, nobody else would ever clear it, and the kernel would never count as full.
+        self.emptied, self.drained = self.emptied or self.drained, False
 
     @property
     def age_ms(self) -> float:
@@ -98,5 +110,10 @@ class Trouble:
     @property
     def blank(self) -> bool:
         """Whether nothing would be lost by forgetting all this."""
+        return self.harmless and not self.watching
+
+    @property
+    def harmless(self) -> bool:
+        """Whether nothing was done to the peer: nothing skipped or thinned, and no step taken."""
         moved = self.ladder is not None and self.ladder.changes
-        return not (self.returns or self.delay_removed_ms or moved or self.watching)
+        return not (self.returns or self.delay_removed_ms or moved)

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from flowctl.counts import NO_COUNTS, Counts, Tally, total
 from flowctl.flow import Cause, MessageClass, SendState, StateChange
+from flowctl.ladder import LadderStep, Move
 from flowctl.ledger import (
     LEDGER_ENTRIES,
+    LEDGER_WORDS_BYTES,
     Ledger,
     LedgerEntry,
     LedgerKind,
@@ -17,8 +19,8 @@ from flowctl.ledger import (
     describe_drops,
     difference,
 )
-from flowctl.limits import Axis
-from flowctl.reasons import DropReason
+from flowctl.limits import OFF_MARK, Axis
+from flowctl.reasons import CloseReason, DropReason
 
 
 def counts(**messages):
@@ -60,6 +62,95 @@ def test_unread_when_read_again_is_what_came_since():
     ledger.add(entry(3))
     assert numbers(ledger.unread()) == [3]
     assert numbers(ledger.entries()) == [1, 2, 3]
+
+
+def edge(number, old, new):
+    """Return the entry of an edge, as a Sender makes it."""
+    change = StateChange(number, old, new, Cause.WOULD_BLOCK, None, None, None, float(number))
+    return LedgerEntry(LedgerKind.STATE, float(number), "", change=change)
+
+
+def test_ledger_when_a_viewer_flaps_keeps_what_else_happened():
+    """Edges between READY and OVERLOADED make room for each other, oldest first, before anything else is forgotten."""
+    ledger, ready, overloaded = Ledger(), SendState.READY, SendState.OVERLOADED
+    ledger.add(entry(0))
+    ledger.add(edge(1, overloaded, SendState.SOFT_LIMIT))
+    for number in range(2, 200, 2):
+        ledger.add(edge(number, ready, overloaded))
+        ledger.add(edge(number + 1, overloaded, ready))
+    assert numbers(ledger.entries()) == [0, 1, *range(200 - LEDGER_ENTRIES + 2, 200)]
+    assert ledger.forgotten == 200 - LEDGER_ENTRIES
+    assert ledger.unread() == ledger.entries()
+    for number in range(200, 200 + LEDGER_ENTRIES - 2):
+        ledger.add(entry(number))
+    assert numbers(ledger.entries()) == [0, 1, *range(200, 200 + LEDGER_ENTRIES - 2)], "the flaps went first"
+    assert numbers(ledger.unread()) == list(range(200, 200 + LEDGER_ENTRIES - 2))
+
+
+finite = st.floats(0, 1e12)
+lost_counts = st.lists(st.tuples(st.integers(0, 2**32), st.integers(0, 2**60)), min_size=7, max_size=7)
+drops = st.dictionaries(st.sampled_from(DropReason), lost_counts.filter(lambda items: any(count for count, _ in items)))
+axes = st.one_of(
+    st.tuples(st.none(), st.none(), st.none()), st.tuples(st.sampled_from(Axis), finite, st.integers(0, OFF_MARK))
+)
+states, steps = st.sampled_from(SendState), st.sampled_from(LadderStep)
+
+
+@st.composite
+def any_entry(draw):
+    """An entry of any kind, with words that fit."""
+    at, words = draw(finite), draw(st.text(max_size=LEDGER_WORDS_BYTES // 4, alphabet="abcé√ 日").filter(bool))
+    if draw(st.booleans()):
+        axis, value, limit = draw(axes)
+        sequence, cause = draw(st.integers(1, 2**32 - 1)), draw(st.sampled_from(Cause))
+        change = StateChange(sequence, draw(states), draw(states), cause, axis, value, limit, at)
+        return LedgerEntry(LedgerKind.STATE, at, draw(st.sampled_from([words, describe_change(change)])), change=change)
+    lost = draw(st.one_of(st.none(), drops))
+    dropped = lost and {
+        reason: Counts(tuple(count for count, _ in items), tuple(size if count else 0 for count, size in items))
+        for reason, items in lost.items()
+    }
+    move = draw(st.one_of(st.none(), st.builds(Move, steps, steps, st.just(words))))
+    return LedgerEntry(
+        draw(st.sampled_from(LedgerKind)),
+        at,
+        words,
+        dropped=dropped,
+        duration_s=draw(finite),
+        reason=draw(st.one_of(st.none(), st.sampled_from(CloseReason))),
+        delay_removed_ms=draw(finite),
+        move=move,
+    )
+
+
+@given(any_entry())
+@settings(max_examples=300, deadline=None)
+def test_entry_for_any_figures_is_read_as_it_was_written(item):
+    """Entries are kept packed; nothing of their figures and words is lost by it."""
+    ledger = Ledger()
+    ledger.add(item)
+    assert ledger.entries() == ledger.unread() == (item,)
+
+
+def test_entry_when_it_has_no_words_is_worded_from_its_figures():
+    """The words of edges and episodes are not kept but made when the entry is read."""
+    ledger = Ledger()
+    ledger.add(edge(1, SendState.READY, SendState.OVERLOADED))
+    ledger.add(
+        LedgerEntry(LedgerKind.DROPS, 2.0, "", dropped={DropReason.THINNED: counts(audio=1)}, delay_removed_ms=1500.0)
+    )
+    ledger.add(LedgerEntry(LedgerKind.PAUSE, 3.0, ""))
+    expected = ["would block", "thinned from the queue: 1 audio; 1.5 s of delay removed", ""]
+    assert [item.why for item in ledger.entries()] == expected
+
+
+def test_entry_when_its_words_are_long_keeps_their_beginning():
+    """What an application notes is cut, in the middle of a character if need be, and can still be read."""
+    ledger = Ledger()
+    ledger.add(LedgerEntry(LedgerKind.CLOSE, 1.0, "x" + "é" * 1000, reason=CloseReason.KICKED))
+    (item,) = ledger.entries()
+    assert item.why == "x" + "é" * ((LEDGER_WORDS_BYTES - 1) // 2)
+    assert item.reason is CloseReason.KICKED
 
 
 @given(st.lists(st.one_of(st.just(0), st.integers(1, 150)), max_size=12))

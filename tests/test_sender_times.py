@@ -15,6 +15,7 @@ from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talk
 
 from flowctl.fanout import Fanout
 from flowctl.flow import Axis, Cause
+from flowctl.ladder import LadderSettings
 from flowctl.ledger import LedgerKind
 from flowctl.limits import AxisLimits, Limits
 from flowctl.policy import DropDroppable, LivePolicy, Thin
@@ -50,6 +51,67 @@ def test_stuck_when_the_kernel_takes_a_byte_begins_anew():
     assert viewer.host.closed == []
     assert viewer.sender.statistics().longest_stall_s == pytest.approx(10.0)
     viewer.group.run(15.0)
+    assert [reason for reason, _ in viewer.host.closed] == [CloseReason.STUCK]
+
+
+def stopped(settings, soft):
+    """Return group, log, fan-out and a viewer whose queue is thinned at the soft limit, and whose kernel is full."""
+    group = ManualGroup()
+    published = Published(group)
+    fanout = Fanout(published.log, group, flush_interval_s=0)
+    viewer = Viewer(group, policy=LivePolicy(), limits=Limits.parse(soft, "0,1000"), settings=settings)
+    viewer.follow(fanout)
+    published.script("KI")
+    group.run(1.0)
+    viewer.peer.room = 0
+    published.script("I")
+    group.run(0.1)
+    return group, published, fanout, viewer
+
+
+@pytest.mark.parametrize("ladder", [None, LadderSettings()], ids=["no ladder", "ladder"])
+def test_stuck_when_thinning_has_emptied_the_queue_closes_too(ladder):
+    """The kernel still holds what it was given and takes nothing: dropping what waits behind that is no progress."""
+    group, published, _, viewer = stopped(SenderSettings(stuck_s=15, soft_too_long_s=0, ladder=ladder), "0,10,2s")
+    least = 1000
+    for number in range(29):
+        published.script("IA" if number % 4 else "KA")
+        group.run(0.5)
+        least = min(least, viewer.sender.load().messages)
+    assert least == 0, "thinning has emptied the queue, or this shows nothing"
+    assert viewer.host.closed == []
+    assert viewer.sender.statistics().longest_stall_s == pytest.approx(14.6)
+    assert "the kernel has taken nothing for 1" in viewer.sender.why()
+    published.script("IA")
+    group.run(1.0)
+    ((reason, details),) = viewer.host.closed
+    assert reason is CloseReason.STUCK
+    assert "15" in details
+
+
+def test_stuck_when_nothing_is_published_either_closes_by_its_own_timer():
+    """Emptied by thinning, with a silent log: the timer alone ends it."""
+    group, _, _, viewer = stopped(SenderSettings(stuck_s=15, soft_too_long_s=0), "0,10")
+    viewer.sender.thin(Thin.DROPPABLE)
+    assert viewer.sender.load().messages == 0
+    group.run(14.8)
+    assert viewer.host.closed == []
+    group.run(0.3)
+    assert [reason for reason, _ in viewer.host.closed] == [CloseReason.STUCK]
+
+
+def test_stuck_when_a_blocked_viewer_leaves_and_comes_back_counts_from_its_return():
+    """Who follows nothing owes nothing; the time away is no part of the stall with the next log."""
+    group, published, fanout, viewer = stopped(SenderSettings(stuck_s=15, soft_too_long_s=0), "0,10")
+    viewer.sender.unfollow()
+    group.run(60.0)
+    assert viewer.host.closed == []
+    viewer.follow(fanout)
+    published.script("KI")
+    group.run(14.0)
+    assert viewer.host.closed == []
+    published.script("I")
+    group.run(2.0)
     assert [reason for reason, _ in viewer.host.closed] == [CloseReason.STUCK]
 
 

@@ -1,0 +1,156 @@
+"""What is kept of a peer in trouble: who samples it, when the kernel counts as full, when it is given back."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from fanout_kit import Stage
+from flow_kit import Peer, check_accounts
+from ladder_kit import STEP_S, Scene
+from sender_kit import READY
+
+from flowctl.drain import STALL_S
+from flowctl.ladder import LadderSettings, LadderStep
+from flowctl.limits import NO_LIMITS
+from flowctl.policy import Thin
+from flowctl.sender_types import AgeSource, SenderSettings
+from flowctl.trouble import Trouble
+
+STEERED = SenderSettings(stuck_s=0, soft_too_long_s=0, ladder=LadderSettings())
+
+
+def sampled_from_elsewhere(scene, seconds, share, *, every_s):
+    """Run the scene while another thread asks for the delay every `every_s` seconds."""
+    steps = round(every_s / STEP_S)
+    for _ in range(round(seconds / (steps * STEP_S))):
+        scene.run(steps * STEP_S, share)
+        scene.viewer.host.foreign = True
+        scene.sender.sample_delay()
+        scene.viewer.host.foreign = False
+
+
+@pytest.mark.parametrize("every_s", [0.04, 0.2, 0.48])
+def test_ladder_when_another_thread_asks_all_the_time_is_read_all_the_same(every_s):
+    """Statistics of another thread, however often, keep nobody on a low step: the ladder has its own rhythm."""
+    scene = Scene(share=0.3)
+    scene.follow()
+    sampled_from_elsewhere(scene, 30, 0.3, every_s=every_s)
+    assert scene.step > LadderStep.FULL
+    sampled_from_elsewhere(scene, 60, 3.0, every_s=every_s)
+    assert scene.step is LadderStep.FULL
+    check_accounts(scene.viewer)
+
+
+def test_age_when_samples_are_of_one_moment_is_that_of_the_one_before():
+    """Two samples close together are one for the age: a big frame under way is in both of them."""
+    trouble = Trouble(None, 0.0)
+    for second in range(10):
+        trouble.sample(float(second), 0, 1000 * second, 0, full=False)
+    trouble.sample(10.0, 0, 15_000, 5000, full=False)
+    trouble.sample(10.01, 0, 15_000, 5000, full=False)
+    assert trouble.delay_ms > 1000
+    assert trouble.age_ms == 0.0
+
+
+def test_drain_when_no_ladder_is_read_is_measured_again_after_a_moment_with_nothing_left():
+    """Once drained is not drained for ever: a later stall is seen, and a later rate is measured."""
+    trouble = Trouble(None, 0.0)
+    trouble.drained = True
+    written = 0
+    for sample in range(1, 11):  # 1000 bytes a second of a full kernel
+        written += 500
+        trouble.sample(sample / 2, 5000, written + 4000, 4000, full=True)
+    assert trouble.drain.rate == pytest.approx(1000)
+    assert not trouble.drain.stalled(5.0)
+    for sample in range(11, 11 + round(2 * STALL_S)):
+        trouble.sample(sample / 2, 5000, written + 4000, 4000, full=True)
+    assert trouble.drain.stalled(5 + STALL_S)
+
+
+def test_drain_when_the_ladder_is_off_knows_that_a_viewer_stalls_again():
+    """A viewer that was thinned, recovered and stalls again is stalled by its meter too, with no ladder to reset it."""
+    settings = SenderSettings(stuck_s=0, soft_too_long_s=0, return_delay_s=60.0)
+    stage = Stage()
+    viewer = stage.viewer(Peer(), limits=NO_LIMITS, settings=settings)
+    stage.viewers.append(viewer)
+    viewer.follow(stage.fanout)
+    stage.group.run(1.0)
+    viewer.host.unacknowledged = lambda: 500
+    viewer.peer.room = 0
+    stage.publish("IA")
+    stage.group.run(2.0)
+    stage.publish("KA")
+    viewer.sender.thin(Thin.TO_KEY_FRAME)
+    viewer.drain()
+    assert viewer.sender.state is READY
+    viewer.peer.room = 0
+    stage.publish("IA")
+    stage.group.run(2 * STALL_S)
+    assert viewer.sender._trouble.drain.stalled(stage.group.now())
+    stage.check()
+
+
+# -- joiners
+
+
+def kept():
+    gc.collect()
+    return sum(type(item) is Trouble for item in gc.get_objects())
+
+
+def joined(settings, *, room):
+    """Return a stage with a viewer that is refused something while it takes the cache."""
+    stage = Stage(script="KIIAIIA")
+    viewer = stage.viewer(Peer(room), settings=settings)
+    stage.viewers.append(viewer)
+    viewer.follow(stage.fanout)
+    stage.group.run(0.1)
+    assert viewer.peer.eagains == 1
+    return stage, viewer
+
+
+@pytest.mark.parametrize("age_from", AgeSource)
+def test_joiner_when_it_takes_the_cache_in_parts_leaves_nothing_behind(age_from):
+    """One EAGAIN of a healthy joiner costs it no meters and no timer once all is taken."""
+    before = kept()
+    settings = SenderSettings(stuck_s=0, soft_too_long_s=0, ladder=LadderSettings(), age_from=age_from)
+    stage, viewer = joined(settings, room=40)
+    stage.publish("IA")
+    viewer.drain()
+    assert viewer.sender.state is READY
+    assert stage.fanout.statistics().members == 1
+    assert kept() == before
+    stage.group.run(1.0)  # a tick that was asked for while the kernel refused may still come
+    deadlines = []
+    viewer.host.set_deadline = deadlines.append
+    for _ in range(10):
+        stage.publish("IA")
+        stage.group.run(0.5)
+    assert deadlines == []
+    assert viewer.sender.sample_delay() == 0.0
+    stage.check()
+
+
+def test_joiner_when_it_is_slow_is_measured_like_any_other():
+    """What a joiner is forgiven ends with its joining: the next refusal makes the meters, which then stay."""
+    before = kept()
+    stage, viewer = joined(STEERED, room=40)
+    viewer.drain()
+    assert kept() == before
+    viewer.peer.room = 0
+    stage.publish("IA")
+    viewer.drain()
+    assert kept() == before + 1
+
+
+def test_joiner_when_something_was_done_to_it_keeps_its_record():
+    """Messages thinned while it joined are in its statistics for good."""
+    stage, viewer = joined(STEERED, room=40)
+    stage.group.run(3.0)
+    viewer.sender.thin(Thin.DROPPABLE)
+    removed_ms = viewer.sender.statistics().delay_removed_ms
+    assert removed_ms > 2000
+    viewer.drain()
+    assert viewer.sender.statistics().delay_removed_ms == removed_ms
+    check_accounts(viewer)
