@@ -36,7 +36,6 @@ class Defence:
         refused: limits by which connections are refused.
         seen: what else can be seen, in words.
         log: what stands in the log, beside the reason.
-        busy: whether the attack may take all of a core: it is work, and has its turn like any other.
     """
 
     forms: dict[str, Outcome]
@@ -46,7 +45,6 @@ class Defence:
     refused: tuple[str, ...] = ()
     seen: str = ""
     log: tuple[str, ...] = ()
-    busy: bool = False
 
     @property
     def settings(self) -> list[str]:
@@ -122,8 +120,8 @@ DEFENCES = {
     "B12": Defence(forms=every(CUT, "at-once slowly"), acts=("commands_per_second",), **limit_hits(message_streams=2)),
     "B13": Defence(
         forms={"": CONTAINED},
-        acts=("new_per_address_and_s", "burst_per_address", "connections"),
-        refused=("connections_per_address",),
+        acts=("burst_per_address", "connections_per_address", "connections"),
+        refused=("new_per_address_and_s",),
         log=("connection refused",),
         seen="reset at once; taken again as soon as others have left",
     ),
@@ -149,8 +147,9 @@ DEFENCES = {
     "B18": Defence(
         forms={"": CONTAINED},
         acts=("messages_per_turn",),
-        busy=True,
-        seen="the publisher is read more slowly; others keep their turn",
+        limits={"messages_per_second": 1},
+        log=("input slowed",),
+        seen="the publisher is read at that rate, and nothing of it is lost",
     ),
     "B19": Defence(
         forms={"at-ease": CONTAINED, "flood": CUT},
@@ -158,7 +157,12 @@ DEFENCES = {
         log=("unknown-message-type",),
     ),
     "B20": Defence(forms={"": CONTAINED}, seen="passed on as they are"),
-    "B21": Defence(forms={"": CONTAINED}, acts=("second_publisher", "return_grace_s"), log=("is being published",)),
+    "B21": Defence(
+        forms={"": CONTAINED},
+        acts=("second_publisher", "return_grace_s"),
+        log=("is being published",),
+        seen="`NetStream.Publish.BadName` while the first one is there; half a frame is not passed on",
+    ),
     "B22": Defence(forms={"": CONTAINED}, acts=("return_grace_s",), seen="the name is free again"),
     "B23": Defence(
         forms=every(CONTAINED, "none one"),

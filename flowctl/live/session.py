@@ -21,6 +21,7 @@ from flowctl.ledger import LedgerEntry, LedgerKind
 from flowctl.live.config import LiveConfig
 from flowctl.live.episodes import Episode
 from flowctl.live.hub import Hub
+from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate
 from flowctl.live.muting import Muted
 from flowctl.live.roles import Playing, Publishing
 from flowctl.live.signals import EVENT_NAME, PARAMETER, message_values, publisher_settings
@@ -40,6 +41,7 @@ from flowctl.totals import NO_FLOW, FlowTotals, totals_of
 
 _log: Final = structlog.get_logger("flowctl.live")
 _FLOW: Final = "flow control"
+_RATE: Final = "message rate"
 _NOTHING: Final = memoryview(b"")
 _SMALLEST_PIECE: Final = 512
 _LARGEST_PIECE: Final = 4096
@@ -71,6 +73,7 @@ class LiveSession(Session):
         "_playing",
         "_policy",
         "_publishing",
+        "_rate",
         "_rtmp",
         "user_agent",
     )
@@ -85,6 +88,7 @@ class LiveSession(Session):
         self._episode: Episode | None = None
         self._limit_hit: str | None = None
         self._piece_bytes = _LARGEST_PIECE
+        self._rate: InputRate | None = None  # made for who sends several messages at a time
         self.user_agent = ""
 
     # -- what the hub asks for
@@ -193,17 +197,40 @@ class LiveSession(Session):
         done = count = 0
         while done < size and count < most:
             end = min(done + self._piece_bytes, size)
-            found = self._take(self._rtmp.receive, data[done:end])
+            # Parts of an aggregate are events and no messages; what is sent to no publication is no event.
+            found = max(self._take(self._rtmp.receive, data[done:end]), self._rtmp.piece_messages)
             count += found
             few = found * _FEW <= most
             self._piece_bytes = min(self._piece_bytes * 2, _LARGEST_PIECE) if few else _SMALLEST_PIECE
             done = end
             if self.connection.ended is not None:
                 return DONE
+        if count > SINGLE_MESSAGES or self._rate is not None:
+            self._count_input(count)
         if done == size:
             return DONE
         self.connection.receiver.trigger_input()  # at the tail: the others on this thread come first
         return InputResult(Verdict.BLOCK, done)
+
+    def _count_input(self, messages: int) -> None:
+        """Count messages against `messages_per_second`, and hold input while there are too many."""
+        maximum = self._config.rtmp.limits.messages_per_second
+        if not maximum:
+            return
+        connection, now = self.connection, self.connection.now()
+        rate = self._rate = self._rate or InputRate(maximum, now)
+        if rate.count(messages, now):
+            self._hub.limit_hit("messages_per_second")
+            _log.warning(
+                "input slowed",
+                peer=f"{connection.peer[0]}:{connection.peer[1]}",
+                connection=connection.number,
+                limit="messages_per_second",
+                maximum=maximum,
+            )
+        if rate.resumes_at is not None:
+            connection.receiver.pause(_RATE, "messages per second")  # too often for the ledger
+            self._arm()
 
     def received_control(self, data: memoryview) -> None:
         """Take input while the output is overloaded: protocol control only, the rest is held."""
@@ -222,6 +249,8 @@ class LiveSession(Session):
         playing, episode = self._playing, self._episode
         if episode is not None:
             episode.check(now)
+        if self._rate is not None and self._rate.resume(now):
+            self.connection.receiver.resume(_RATE)
         if playing is not None and playing.waits_until is not None and now >= playing.waits_until:
             limit_s = self._config.rtmp.limits.player_wait_s
             self._limit_hit = "player_wait_s"
@@ -564,4 +593,6 @@ class LiveSession(Session):
             times.append(self._playing.waits_until)
         if self._episode is not None:
             times.append(self._episode.quiet_at)
+        if self._rate is not None:
+            times.append(self._rate.resumes_at)
         connection.set_timer(min((when for when in times if when is not None), default=None))

@@ -74,12 +74,14 @@ class ServerSession(ServerCommands, ServerReplies):
         "_rate_count",  # int: commands in the second that began at _rate_since
         "_rate_since",  # float
         "_reader",
+        "piece_messages",  # int: messages completed by the last piece of input, whether they were events or not
     )
 
     def __init__(self, config: ServerSessionConfig, *, now: float, rng: random.Random | None = None) -> None:
         super().__init__(config, now=now, rng=rng)
         self._rate_count = 0
         self._rate_since = now
+        self.piece_messages = 0
         self._reader = ChunkReader(
             config.limits, type3_after_type0=config.type3_after_type0, extended_delta=config.extended_delta
         )
@@ -162,6 +164,7 @@ class ServerSession(ServerCommands, ServerReplies):
             if self._handshake is not None:
                 data = self._shake(data, events)
             messages = self._reader.feed(data)
+            self.piece_messages = len(messages)
             received = self._reader.bytes_received
             if received >= self._control.ack_due:
                 self._control.acknowledge(received)

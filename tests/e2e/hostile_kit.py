@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -19,8 +20,10 @@ from flowctl.loadtest.hostile.registry import hostile_profile
 HERE = Path(__file__).parent
 APP, STREAM = "live", "arena"
 VIEWERS = 50
-ATTACKER = "127.0.9.9"
-"""An address of its own, as attackers have one: limits per address are not those of the healthy ones."""
+ATTACKER = "127.0.9.{}"
+"""Each attack has an address of its own, as attackers have one: limits per address are not those of the healthy ones,
+and what the attack before has used up of them is not missing."""
+_numbers = itertools.count(1)
 
 
 class Program:
@@ -44,9 +47,9 @@ class Program:
         assert line, f"{self._process.args[1]} has ended"
         return json.loads(line)
 
-    def ask(self):
+    def ask(self, word=""):
         """Return the program's figures."""
-        self._process.stdin.write("\n")
+        self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
         return self._read()
 
@@ -68,6 +71,16 @@ class Program:
     def rss_bytes(self):
         """Resident memory."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def forget_peak(self):
+        """Let `peak_rss_bytes` begin anew, at what is resident now."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    @property
+    def peak_rss_bytes(self):
+        """Most resident memory since `forget_peak`: what was taken and given back at once counts as well."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
     @property
     def cpu_s(self):
@@ -118,33 +131,35 @@ class Bout:
         closed: connections that ended meanwhile, by reason.
         limits: limits that were hit meanwhile, by name.
         refused: connections refused meanwhile, by limit.
-        rss_growth_bytes: of the server.
+        rss_growth_bytes: of the server, at its highest.
         took_s: how long the attack took.
         cpu_s: processor time of the server meanwhile, the crowd's share included.
+        crowd: what the healthy viewers have got, and their delays in this time.
         log: what the server wrote.
     """
 
     def __init__(self, arena, profile_id, *, duration_s, forms, watch_s):
         server = arena.server
         before = wait_until(lambda: quiet(arena), "a quiet server")
-        crowd = arena.crowd.ask()
+        crowd = arena.crowd.ask("reset")
         written = len(arena.log_text())
         context = AttackContext(
             host="127.0.0.1",
             port=server.ready["port"],
             app=APP,
             stream=STREAM,
-            source=ATTACKER,
+            source=ATTACKER.format(next(_numbers) % 250 + 1),
             number=random.randrange(10**6),
             duration_s=duration_s,
             watch_s=watch_s,
             forms=forms,
         )
+        server.forget_peak()
         rss, cpu, descriptors, began = server.rss_bytes, server.cpu_s, server.descriptors, time.monotonic()
         self.verdict = asyncio.run(hostile_profile(profile_id).attack(context))
         self.took_s = time.monotonic() - began
         self.cpu_s = server.cpu_s - cpu
-        self.rss_growth_bytes = server.rss_bytes - rss
+        self.rss_growth_bytes = server.peak_rss_bytes - rss
         self.crowd = wait_until(lambda: moved_on(arena, crowd), "more frames for everybody")
         after = wait_until(lambda: quiet(arena), "the attacker's connections gone")
         self.closed = difference(after["closed"], before["closed"])

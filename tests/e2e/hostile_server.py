@@ -3,8 +3,9 @@
 ``python hostile_server.py``: writes one JSON line when it is ready, answers each line of its input with its figures as
 JSON, and stops at the end of its input, so it cannot outlive the test that started it. The log goes to standard error.
 
-The server is the one of ``flowctl serve live``; only times are shorter, so that each limit acts within a test, and the
-kernel's buffers smaller, so that a slow reader shows within a second.
+The server is the one of ``flowctl serve live`` with its default sizes, counts and rates; only times are shorter, so
+that each limit acts within a test, and the kernel's buffers smaller, so that a slow reader shows within a second.
+docs/security.md says so, too.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import json
 import sys
 from traceback import format_exception
 
-from flowctl.admission import AdmissionLimits
-from flowctl.limits import Limits
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.server import LiveServer
 from flowctl.log import configure
@@ -24,7 +23,6 @@ from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sender_types import SenderSettings
 from flowctl.serving import ServeOptions
 from flowctl.sockets import SocketOptions
-from flowctl.streamlog import CacheLimits
 
 TIMES = {
     "handshake_time_s": 1.5,
@@ -48,13 +46,10 @@ def build(failures: list[str]) -> LiveServer:
     config = LiveConfig(
         rtmp=ServerSessionConfig(limits=WireLimits(**TIMES)),
         second_publisher=SecondPublisher(sys.argv[1]) if len(sys.argv) > 1 else SecondPublisher.REFUSE,
-        cache=CacheLimits(size_bytes=2 << 20),
         return_grace_s=0.5,
     )
     options = ServeOptions(
-        limits=Limits.parse("1MiB,0,3s", "8MiB,0,30s"),
         settings=SenderSettings(stuck_s=2.5, soft_too_long_s=5.0),
-        admission=AdmissionLimits(connections_per_address=64, new_per_address_and_s=40, burst_per_address=64),
         socket_options=SocketOptions(
             notsent_lowat_bytes=16 * 1024, send_buffer_bytes=64 * 1024, receive_buffer_bytes=64 * 1024
         ),

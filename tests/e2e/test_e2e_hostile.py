@@ -7,10 +7,14 @@ One server and one crowd of 50 healthy viewers serve all of them, one after the 
 from __future__ import annotations
 
 import asyncio
+import gc
+import mmap
+import os
+from types import SimpleNamespace
 
 import pytest
 from hostile_defences import DEFENCES
-from hostile_kit import APP, Arena
+from hostile_kit import APP, Arena, Program
 
 from flowctl.loadtest.hostile.base import AttackContext, Outcome
 from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE, hostile_profile
@@ -19,6 +23,8 @@ from flowctl.loadtest.hostile.session_attacks import CANARY
 MIB = 1 << 20
 MOST_GROWTH_BYTES = 32 * MIB
 """Far above what any of them needs, far below what any of them asks for."""
+MOST_DELAY_MS = 500.0
+"""Of 99 in 100 frames of the healthy viewers; usually it is below 20 on an idle machine."""
 LEAVES = {"PEER_CLOSED", "PEER_RESET"}
 """Ends that are the attacker's own doing."""
 
@@ -35,17 +41,19 @@ def arena(tmp_path_factory):
 
 
 def check_crowd(bout):
-    """Fail unless every healthy viewer is there, has every frame in order, and goes on getting more."""
+    """Fail unless every healthy viewer is there, has every frame in order and in time, and goes on getting more."""
     assert bout.crowd["ended"] == []
     assert bout.crowd["missing"] == 0
     assert bout.crowd["disorder"] == 0
+    assert bout.crowd["delays"] > 0
+    assert bout.crowd["p99_ms"] < MOST_DELAY_MS
 
 
 @pytest.mark.parametrize("profile", HOSTILE_PROFILES, ids=lambda item: f"{item.id}-{item.name}")
 def test_server_when_attacked_contains_it_and_nobody_loses_anything(profile, arena):
     """The attacker comes to the end that docs/security.md states, within bounds; 50 viewers lose nothing."""
     defence = DEFENCES[profile.id]
-    bout = arena.attack(profile.id, duration_s=2.0 if defence.busy else 8.0)
+    bout = arena.attack(profile.id)
     verdict = bout.verdict
     assert {item.form: item.outcome for item in verdict.forms} == defence.forms, verdict
     assert verdict.met, verdict
@@ -59,9 +67,23 @@ def test_server_when_attacked_contains_it_and_nobody_loses_anything(profile, are
         assert words in bout.log
     check_crowd(bout)
     assert bout.rss_growth_bytes < MOST_GROWTH_BYTES
-    assert defence.busy or bout.cpu_s < 1.0 + 0.3 * bout.took_s
+    assert bout.cpu_s < 1.0 + 0.3 * bout.took_s
     assert bout.failures == []
     assert CANARY not in arena.log_text()
+
+
+def test_memory_when_given_back_at_once_is_seen_in_the_peak():
+    """What an attack makes the server take for a moment counts, although it is gone when the attack is over."""
+    us = SimpleNamespace(pid=os.getpid())
+    Program.forget_peak(us)
+    before = Program.rss_bytes.fget(us)
+    mapping = mmap.mmap(-1, 2 * MOST_GROWTH_BYTES)
+    mapping.write(b"\1" * (2 * MOST_GROWTH_BYTES))
+    mapping.close()
+    assert Program.peak_rss_bytes.fget(us) - before > MOST_GROWTH_BYTES
+    gc.collect()
+    Program.forget_peak(us)
+    assert Program.peak_rss_bytes.fget(us) - before < MOST_GROWTH_BYTES
 
 
 def test_profiles_when_counted_are_all_of_the_list():

@@ -12,6 +12,7 @@ import pytest
 from flow_kit import Published
 
 from flowctl.cohort import Squad
+from flowctl.outbox import write_one
 from flowctl.piece import Piece
 from flowctl.testing import ManualGroup
 
@@ -74,6 +75,24 @@ def read(sock, size):
         assert more, "the stream ended too early"
         data += more
     return bytes(data)
+
+
+def tls_pair(ours, theirs):
+    """Return both ends of a connection with TLS around them; without a certificate: only the bytes matter here."""
+    contexts = [ssl.SSLContext(kind) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)]
+    for context in contexts:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers("AECDH-AES256-SHA:@SECLEVEL=0")
+    ours.settimeout(10)
+    theirs.settimeout(10)
+    done = []
+    client = threading.Thread(target=lambda: done.append(contexts[1].wrap_socket(theirs)))
+    client.start()
+    server = contexts[0].wrap_socket(ours, server_side=True)
+    client.join(10)
+    return server, done[0]
 
 
 def write_all(piece, sock, size):
@@ -142,19 +161,7 @@ def test_piece_when_the_peer_has_gone_reports_the_error(piece):
 def test_piece_when_a_member_has_tls_is_encrypted_for_it(piece):
     """A TLS socket has a descriptor too, and must not be written past its encryption."""
     ours, theirs = tcp_pair()
-    contexts = [ssl.SSLContext(kind) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)]
-    for context in contexts:  # without a certificate: only the bytes on the wire matter here
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        context.maximum_version = ssl.TLSVersion.TLSv1_2
-        context.set_ciphers("AECDH-AES256-SHA:@SECLEVEL=0")
-    ours.settimeout(10)
-    done = []
-    client = threading.Thread(target=lambda: done.append(contexts[1].wrap_socket(theirs)))
-    client.start()
-    server = contexts[0].wrap_socket(ours, server_side=True)
-    client.join(10)
-    (reader,) = done
+    server, reader = tls_pair(ours, theirs)
     slow = []
     writer = threading.Thread(target=lambda: slow.extend(squad_of(piece, server).write(piece, as_file=True)))
     writer.start()
@@ -162,4 +169,22 @@ def test_piece_when_a_member_has_tls_is_encrypted_for_it(piece):
     assert got == piece.data[:50_000]
     reader.close()
     writer.join(10)
+    server.close()
+
+
+def test_piece_when_a_member_with_tls_does_not_read_is_slow_and_not_broken(piece):
+    """A TLS socket that would block says so in its own way: the member is written to again later, and gets all."""
+    server, reader = tls_pair(*(end for end in socket.socketpair()))
+    server.setblocking(False)
+    squad = squad_of(piece, server)
+    for _ in range(1000):
+        slow = squad.write(piece, as_file=True)
+        if slow:
+            break
+    ((_, taken, failure),) = slow
+    assert failure is None
+    assert taken < SIZE
+    assert write_one(server, piece.data)[1:] == (True, None)
+    assert read(reader, taken or SIZE) == piece.data[: taken or SIZE]
+    reader.close()
     server.close()

@@ -247,6 +247,7 @@ def test_limits_have_the_documented_defaults():
         "aggregate_messages": 4096,
         "message_streams": 8,
         "commands_per_second": 50.0,
+        "messages_per_second": 10_000.0,
         "handshake_time_s": 5.0,
         "first_command_s": 10.0,
         "first_media_s": 20.0,

@@ -26,6 +26,7 @@ from flowctl.errors import RemoteProtocolError
 from flowctl.loadtest.hostile import bystanders
 from flowctl.loadtest.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
 from flowctl.loadtest.hostile.types import WATCH_S, AttackContext, FormVerdict, Outcome, Verdict
+from flowctl.loadtest.ownfault import TesterFailedError
 from flowctl.loadtest.results import PeerEnd
 
 __all__ = [
@@ -229,7 +230,7 @@ async def _run(form: Form, attack: Attack, began: float) -> FormVerdict:
             await form.run(attack)
             if attack.peers and form.reads and attack.peers[0].ended is None:
                 await attack.watch(attack.peers[0])
-    except (PeerGoneError, RefusedError, UnreachableError, RemoteProtocolError) as error:
+    except (PeerGoneError, RefusedError, UnreachableError, RemoteProtocolError, TesterFailedError) as error:
         problem = error
     except TimeoutError:
         pass
@@ -240,7 +241,9 @@ def _judge(form: Form, attack: Attack, problem: Exception | None, began: float) 
     peer = attack.peers[0] if attack.peers else None
     outcome, end = Outcome.CONTAINED, PeerEnd.RUN_ENDED
     details = attack.details
-    if peer is None or (isinstance(problem, UnreachableError) and not peer.opened):
+    if isinstance(problem, TesterFailedError):
+        outcome, end = Outcome.UNREACHABLE, PeerEnd.TESTER_FAILED
+    elif peer is None or (isinstance(problem, UnreachableError) and not peer.opened):
         outcome, end = Outcome.UNREACHABLE, PeerEnd.NOT_CONNECTED
     elif isinstance(problem, RemoteProtocolError):
         outcome, end = Outcome.BROKEN, PeerEnd.ERROR
@@ -255,6 +258,8 @@ def _judge(form: Form, attack: Attack, problem: Exception | None, began: float) 
         met = None
     if form.allowed == STAYS and isinstance(problem, UnreachableError) and outcome is Outcome.CONTAINED:
         met = False  # it is still there, and does not answer any more
+    if end is PeerEnd.TESTER_FAILED and not attack.faults:
+        met = None
     said = peer.last_words if peer is not None else ""
     details = "; ".join(item for item in (*attack.faults, details, str(problem or ""), said) if item)
     return FormVerdict(

@@ -9,6 +9,7 @@ from typing import Final
 from flowctl.errors import RemoteProtocolError
 from flowctl.loadtest.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
 from flowctl.loadtest.hostile.types import AttackContext
+from flowctl.loadtest.ownfault import TesterFailedError
 
 PROBE_S: Final = 5.0
 """How long a newcomer tries to get in after an attack: servers refuse an address that has just come too often."""
@@ -54,7 +55,9 @@ class Witness:
     async def _come(self) -> bool:
         context = self._context
         peer = self._peer = Peer(context.host, context.port, app=context.app, rng=context.rng)
-        with contextlib.suppress(PeerGoneError, UnreachableError, RefusedError, RemoteProtocolError, TimeoutError):
+        with contextlib.suppress(
+            PeerGoneError, UnreachableError, RefusedError, RemoteProtocolError, TimeoutError, TesterFailedError
+        ):
             async with asyncio.timeout(_WITNESS_S):
                 await peer.open(source=context.source)
                 await peer.handshake()
@@ -76,8 +79,8 @@ class Witness:
                 return  # turned away, as the attacker may be: that is no disturbance, and the newcomer comes later
 
 
-async def newcomer_gets_in(context: AttackContext) -> bool:
-    """Return whether a new connection gets as far as having connect accepted."""
+async def newcomer_gets_in(context: AttackContext) -> bool | None:
+    """Return whether a new connection gets as far as having connect accepted. None: we could not even try."""
     loop = asyncio.get_running_loop()
     end = loop.time() + PROBE_S
     while True:
@@ -90,9 +93,9 @@ async def newcomer_gets_in(context: AttackContext) -> bool:
                 return True
         except RefusedError:
             return True  # it has listened and answered: it may not like the application
-        except (PeerGoneError, UnreachableError, RemoteProtocolError, TimeoutError):
+        except (PeerGoneError, UnreachableError, RemoteProtocolError, TimeoutError, TesterFailedError) as error:
             if loop.time() + _PROBE_PAUSE_S >= end:
-                return False
+                return None if isinstance(error, TesterFailedError) else False
             await asyncio.sleep(_PROBE_PAUSE_S)
         finally:
             peer.close()

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 from flowctl.client.base import peer_gone
 from flowctl.errors import RemoteProtocolError
+from flowctl.loadtest.ownfault import TesterFailedError, own_fault
 from flowctl.rtmp import amf0, commands
 from flowctl.rtmp.chunk import ChunkReader, ChunkWriter
 from flowctl.rtmp.handshake import ClientHandshake
@@ -135,13 +136,14 @@ class Peer:
 
         Raises:
             UnreachableError: nobody answered in time.
+            TesterFailedError: there is no socket or port for us.
         """
         began = self._loop.time()
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
-        sock = self._sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
+            sock = self._sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if receive_buffer_bytes:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
             if source is not None:
@@ -150,6 +152,8 @@ class Peer:
                 await self._loop.sock_connect(sock, self._address)
         except OSError as error:  # TimeoutError is one
             self.close()
+            if own_fault(error):
+                raise TesterFailedError(f"cannot connect: {error.strerror}") from error
             raise UnreachableError(f"cannot connect: {error.strerror or 'no answer'}") from error
         self.opened = True
         self.connect_s = self._loop.time() - began

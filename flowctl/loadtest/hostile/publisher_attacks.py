@@ -45,8 +45,11 @@ async def _tiny_messages(attack: Attack) -> None:
     await peer.send(peer.media_message(TYPE_AUDIO, 0, b"\xaf"))
     # A type 3 chunk: everything as before. Two octets a message is the least there is.
     batch = (basic_header(3, 4) + b"\xaf") * _FLOOD_BATCH
-    while peer.sent_bytes < _FLOOD_BYTES:
-        await peer.write(batch)
+    try:
+        while peer.sent_bytes < _FLOOD_BYTES:
+            await peer.write(batch)
+    finally:
+        peer.reset()  # our kernel holds minutes of work for a server that slows us down: it ends with the attack
 
 
 async def _short_bodies(attack: Attack) -> None:

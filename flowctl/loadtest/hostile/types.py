@@ -81,7 +81,7 @@ class FormVerdict:
     Args:
         form: its name.
         outcome: what the server did.
-        met: whether a sound server may do that. None: the attack was too short to tell.
+        met: whether a sound server may do that. None: the attack was too short to tell, or the tester failed.
         details: in words.
         code: error or final status code of the server.
         end: how the form's first connection ended, in the words of the load tester.

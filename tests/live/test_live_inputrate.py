@@ -1,0 +1,127 @@
+"""The rate of messages: what it allows, when it holds input, and that a held publisher loses nothing."""
+
+from __future__ import annotations
+
+import pytest
+from live_kit import World, audio, config
+from structlog.testing import capture_logs
+
+from flowctl.live.inputrate import BURST_S, LONGEST_PAUSE_S, InputRate
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.wire import TYPE_AUDIO, Message
+
+
+def test_rate_when_the_burst_is_used_up_holds_until_it_is_kept_again():
+    """Two seconds' worth pass at once; each message more is paid for by waiting its share of a second."""
+    rate = InputRate(100.0, 5.0)
+    assert not rate.count(200, 5.0)
+    assert rate.resumes_at is None
+    assert rate.count(50, 5.0)
+    assert rate.resumes_at == pytest.approx(5.5)
+    assert not rate.resume(5.49)
+    assert rate.resume(5.51)
+    assert (rate.resumes_at, rate.resume(9.0)) == (None, False)
+
+
+def test_rate_when_kept_never_holds():
+    """As many as allowed, for an hour, in pieces of any size up to the burst."""
+    rate = InputRate(100.0, 0.0)
+    for second in range(0, 3600, 2):
+        assert not rate.count(200, float(second))
+        assert rate.resumes_at is None
+
+
+def test_rate_when_silent_for_long_saves_up_no_more_than_the_burst():
+    """An hour of silence is worth two seconds of messages, and ends the episode."""
+    rate = InputRate(100.0, 0.0)
+    assert rate.count(201, 0.0)
+    assert not rate.count(201, 0.1)
+    assert rate.count(201, 3600.0)
+
+
+def test_rate_when_one_turn_is_worth_long_holds_for_a_second_at_most():
+    """Limits of time are looked at, and the end of the peer is seen, once a second at least."""
+    rate = InputRate(1.0, 0.0)
+    assert rate.count(256, 0.0)
+    assert rate.resumes_at == LONGEST_PAUSE_S
+    assert rate.resume(LONGEST_PAUSE_S)
+    assert not rate.count(1, LONGEST_PAUSE_S)
+    assert rate.resumes_at == pytest.approx(LONGEST_PAUSE_S + 1.0)
+
+
+def flood(world, rate=500.0, count=3000):
+    """Send `count` audio messages at once; return their publisher, a viewer and what came in the first moment."""
+    publisher = world.publisher()
+    viewer = world.player()
+    session = publisher.session
+    octets = b"".join(session.send_audio(number, audio(b"%d" % number)) for number in range(count))
+    publisher.send(octets)
+    return publisher, viewer, len(viewer.payloads)
+
+
+def test_flood_when_beyond_the_rate_is_slowed_and_loses_nothing():
+    """After the burst the messages come at the rate, all of them and in order; it is counted and logged once."""
+    world = World(config(wire={"messages_per_second": 500.0}, messages_per_turn=64))
+    with capture_logs() as lines:
+        publisher, viewer, first = flood(world)
+        assert BURST_S * 500 <= first <= BURST_S * 500 + 2 * (64 + 4096 // 14)
+        world.run(2)
+        assert first + 1000 - 400 <= len(viewer.payloads) <= first + 1000 + 400
+        world.run(4)
+    assert viewer.payloads[2:] == [audio(b"%d" % number) for number in range(3000)]
+    assert publisher.ended is None
+    assert world.hub.snapshot().limits_hit == {"messages_per_second": 1}
+    found = [line for line in lines if line["event"] == "input slowed"]
+    assert [(line["limit"], line["connection"]) for line in found] == [
+        ("messages_per_second", publisher.connection.number)
+    ]
+    # Held hundreds of times, and yet no history of it: a ledger is for what an operator reads.
+    assert publisher.connection.receiver.statistics().pauses["messages per second"] > 5
+    assert [entry.kind.name for entry in publisher.connection.sender.ledger()].count("PAUSE") == 0
+
+
+def test_flood_when_the_rate_is_off_is_taken_at_once():
+    """0 turns the limit off."""
+    world = World(config(wire={"messages_per_second": 0}))
+    publisher, viewer, first = flood(world)
+    assert first == len(viewer.payloads) == 3002
+    assert "messages per second" not in publisher.connection.receiver.statistics().pauses
+
+
+def test_flood_when_it_ends_and_begins_again_is_an_episode_of_its_own():
+    """Each episode is counted once, however often input was held in it."""
+    world = World(config(wire={"messages_per_second": 500.0}))
+    publisher, _, _ = flood(world)
+    world.run(10)
+    octets = b"".join(publisher.session.send_audio(number, audio()) for number in range(3000))
+    publisher.send(octets)
+    world.run(10)
+    assert world.hub.snapshot().limits_hit == {"messages_per_second": 2}
+
+
+def test_flood_when_nobody_takes_it_is_slowed_as_well():
+    """Media of a stream that is not published is thrown away, and costs the same work."""
+    world = World(config(wire={"messages_per_second": 500.0}))
+    publisher = world.publisher()
+    publisher.command("createStream", None, stream_id=0, transaction_id=9)
+    stray = [publisher.session.send_message(Message(5, 0, TYPE_AUDIO, 2, audio())) for _ in range(3000)]
+    publisher.send(b"".join(stray))
+    assert publisher.connection.receiver.paused
+    assert publisher.live._rtmp.counters["media-without-publish"] < 3000
+    assert world.hub.snapshot().limits_hit == {"messages_per_second": 1}
+
+
+def test_flood_when_held_is_still_cut_by_its_limits_of_time():
+    """A connection that is held most of the time is looked at all the same: what it does wrong ends it."""
+    world = World(config(wire={"messages_per_second": 500.0}))
+    publisher, _, _ = flood(world)
+    publisher.send(b"\x02\x00\x00\x00\x00\x00\x04\x01\x00\x00\x00\x00\x7f\xff\xff\xff")
+    assert publisher.ended is None
+    world.run(10)
+    assert publisher.ended is not None
+    assert "chunk_size_max_bytes" in publisher.ended[1]
+
+
+def test_limit_when_not_given_is_far_above_any_encoder():
+    """The default leaves room for 300 messages a second thirty times over."""
+    assert WireLimits().messages_per_second == 10_000
