@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
+from flowctl.outbox import would_block
 from flowctl.piece import FILE_BYTES, Piece, socket_behind
 from flowctl.sender import Sender
 from flowctl.streamlog import Entry, Place
@@ -23,8 +24,11 @@ SQUAD_SIZE: Final = 64
 """Members of a squad, at most: 0.6 ms of usual flushes, 5 ms of key frames of 500 kB. What a squad costs itself, about
 1.5 us, is a quarter of one per cent of that."""
 
-Slow = list[tuple[Sender, int, OSError | None]]
-"""Members who did not take all: who, the bytes that were taken, and the error that ended the connection or None."""
+Slow = list[tuple[Sender, int, Exception | None]]
+"""Members who did not take all: who, the bytes that were taken, and the error that ended the connection or None.
+
+Whatever a transport raises is its member's error: raised further, it would leave the squad's place where it was, and
+those who were written to before would be sent the same bytes again."""
 
 
 class Squad(Place):
@@ -62,8 +66,8 @@ class Squad(Place):
                 count = send(data)
             except BlockingIOError:
                 slow.append((members[index], 0, None))
-            except OSError as error:
-                slow.append((members[index], 0, error))
+            except Exception as error:  # noqa: BLE001 - see `Slow`
+                slow.append((members[index], 0, None if would_block(error) else error))
             else:
                 if count != size:
                     slow.append((members[index], count, None))
@@ -80,8 +84,8 @@ class Squad(Place):
                 count = send(data) if sock is None else os.sendfile(sock.fileno(), descriptor, 0, size)
             except BlockingIOError:
                 slow.append((member, 0, None))
-            except OSError as error:
-                slow.append((member, 0, error))
+            except Exception as error:  # noqa: BLE001 - see `Slow`
+                slow.append((member, 0, None if would_block(error) else error))
             else:
                 if count != size:
                     slow.append((member, count, None))

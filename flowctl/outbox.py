@@ -20,6 +20,7 @@ from flowctl.reasons import DropReason
 from flowctl.sender_types import Transport
 
 _NO_CLASS_COUNTS: Final = [0] * len(MessageClass)
+_TLS_WOULD_BLOCK: Final = frozenset({"SSLWantReadError", "SSLWantWriteError"})
 
 
 class Outbox:
@@ -313,6 +314,15 @@ def _add_by_reason(to: dict[DropReason, Counts], more: dict[DropReason, Counts])
         to[reason] = to[reason] + counts if reason in to else counts
 
 
+def would_block(error: Exception) -> bool:
+    """Return whether a write that raised `error` may be tried again later: EAGAIN, or what TLS says in its place.
+
+    Those two of `ssl` are no BlockingIOError. They are known by their names, for importing `ssl` takes
+    20 ms, which nobody needs whose transports are plain sockets.
+    """
+    return isinstance(error, BlockingIOError) or type(error).__name__ in _TLS_WOULD_BLOCK
+
+
 def gather_write(transport: Transport, buffers: list[bytes | memoryview]) -> tuple[int, bool, OSError | None]:
     """Write all of `buffers` with as many calls as it takes, until done or EAGAIN.
 
@@ -329,7 +339,8 @@ def gather_write(transport: Transport, buffers: list[bytes | memoryview]) -> tup
         except BlockingIOError:
             return written, True, None
         except OSError as error:
-            return written, False, error
+            blocked = would_block(error)
+            return written, blocked, None if blocked else error
         if not count:  # no socket does this; a transport that does must not spin us
             return written, True, None
         written += count
@@ -346,7 +357,8 @@ def write_one(transport: Transport, data: bytes) -> tuple[int, bool, OSError | N
     except BlockingIOError:
         return 0, True, None
     except OSError as error:
-        return 0, False, error
+        blocked = would_block(error)
+        return 0, blocked, None if blocked else error
     if written == len(data):
         return written, False, None
     more, blocked, failure = gather_write(transport, [memoryview(data)[written:]]) if written else (0, True, None)

@@ -44,10 +44,10 @@ class Piece:
     __slots__ = ("_descriptor", "data", "end", "start")
 
     def __init__(self, start: Entry, end: Entry) -> None:
+        self._descriptor: int | None = None  # of the file; None: not asked for yet, -1: there is none
         self.start = start
         self.end = end
-        self.data: Final = gather(start, end)
-        self._descriptor: int | None = None  # of the file; None: not asked for yet, -1: there is none
+        self.data: Final = gather(start, end)  # may raise; `__del__` comes after that too, and needs the descriptor
 
     def descriptor(self) -> int:
         """Return the descriptor of a file with these bytes, made when first asked for; -1 if that does not work."""

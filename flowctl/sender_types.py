@@ -61,7 +61,7 @@ class Transport(Protocol):
         """Write as much of `buffers` as goes at once and return the number of bytes.
 
         Raises:
-            BlockingIOError: nothing can be written now.
+            BlockingIOError: nothing can be written now; `ssl.SSLWantWriteError` and `ssl.SSLWantReadError` are as good.
             OSError: the connection is gone.
         """
 
@@ -135,7 +135,7 @@ class SenderSettings:
     """Times and budgets of a Sender; 0 turns a time off.
 
     Args:
-        stuck_s: close when the kernel took nothing for this long while something is queued.
+        stuck_s: close when the kernel took nothing for this long while something is queued, or a log is followed.
         soft_too_long_s: close after this long at or above SOFT_LIMIT without a break.
         close_deadline_s: after `close_after_flush`, abort when this has passed. Turned off together with `stuck_s`, a
             peer that does not read is never closed.

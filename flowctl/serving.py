@@ -34,7 +34,7 @@ class ServeOptions:
             usual ones.
         return_after_s: when a viewer's kernel takes something again after so long, a program with streams skips what
             became old meanwhile. 0: it sends everything.
-        memory_budget_bytes: what may wait for slow viewers in the whole process. 0: there is no limit.
+        memory_budget_bytes: what may wait for all slow viewers of this server together. 0: there is no limit.
         shadow_limits: limits to be compared with the real ones, which they do not change. None: there are none.
         loop_factory: makes the groups' loops. None: uvloop where it can be had.
         on_error: told of every exception of a handler, with where it was raised.

@@ -23,23 +23,19 @@ def summary(server: Server) -> dict[str, Any]:
         "in_bytes": sum(group.bytes_in for group in groups),
     }
     if isinstance(server, LiveServer):
-        snapshot = server.hub.snapshot()
-        streams = snapshot.streams.values()
-        figures["streams"] = sum(stream.publisher is not None for stream in streams)
-        states = [sum(stream.states[state] for stream in streams) for state in SendState]
-        figures["viewers"] = {state.name.lower(): states[state] for state in SendState if states[state]}
-        steps = [sum(stream.steps[step] for stream in streams) for step in LadderStep]
-        figures["steps"] = {step.name.lower(): steps[step] for step in LadderStep if steps[step]}
-        delays = [viewer.viewer_delay_ms for stream in streams for viewer in stream.viewers]
-        figures["worst_delay_s"] = round(max(delays, default=0.0) / 1000, 1)
-        figures["dropped"] = sum(viewer.sender.dropped_messages for stream in streams for viewer in stream.viewers)
-        figures["returns"] = sum(viewer.sender.returns for stream in streams for viewer in stream.viewers)
-        budget = snapshot.budget
+        found = server.hub.summary()
+        figures["streams"] = found.streams
+        figures["viewers"] = {state.name.lower(): found.states[state] for state in SendState if found.states[state]}
+        figures["steps"] = {step.name.lower(): found.steps[step] for step in LadderStep if found.steps[step]}
+        figures["worst_delay_s"] = round(found.worst_delay_ms / 1000, 1)
+        figures["dropped"] = found.dropped_messages
+        figures["returns"] = found.returns
+        budget = found.budget
         figures["held"] = format_size(budget.held.total_bytes)
         if budget.limit_bytes:
             figures["gave_way"] = {"thinned": budget.thinned, "closed": budget.closed}
         if server.config.shadow is not None:
-            figures["shadow"] = _shadow(snapshot.shadow)
+            figures["shadow"] = _shadow(found.shadow)
     return figures
 
 

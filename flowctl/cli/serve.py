@@ -40,7 +40,7 @@ def serve(
         str, typer.Option(help="Bring a viewer back to live that took nothing for so long; 0: send all that is old.")
     ] = "3s",
     memory_budget: Annotated[
-        str, typer.Option(help="What may wait for slow viewers in all, for example 2GiB; 0: no limit.")
+        str, typer.Option(help="What may wait for all slow viewers of this server, for example 2GiB; 0: no limit.")
     ] = "0",
     shadow_limits: Annotated[
         str | None,

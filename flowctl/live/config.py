@@ -45,8 +45,8 @@ class LiveConfig:
             a publisher of tiny messages is slowed down by that, others are not.
         key_wait_s: how long frames of a stream that has not shown a key frame yet are held back; they are let through
             after that, because some encoders refresh without key frames.
-        memory_budget_bytes: what may wait for slow viewers in the whole process, bytes that several wait for counted
-            once, before those who hold most give way. 0: there is no limit.
+        memory_budget_bytes: what may wait for slow viewers of this server, bytes that several wait for counted once,
+            before those who hold most give way; another server in the process has its own. 0: there is no limit.
         memory_budget_per_address: whether the viewers of one address count as one where it is weighed who gives way.
         shadow: limits and policy to be compared with the real ones for every viewer that lags; they act on nothing.
             None: there is no comparison.

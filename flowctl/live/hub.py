@@ -11,10 +11,19 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from flowctl._locks import OwnedLock
+from flowctl.connection import Connection
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.oversight import Oversight
-from flowctl.live.statistics import EndedViewer, HubStatistics, StreamStatistics, ViewerStatistics
+from flowctl.live.pace import Pace
+from flowctl.live.statistics import (
+    EndedViewer,
+    HubStatistics,
+    HubSummary,
+    StreamStatistics,
+    ViewerStatistics,
+    brief_of,
+)
 from flowctl.live.stream import Stream, StreamMember
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import AgeSource
@@ -39,6 +48,10 @@ class Viewer(StreamMember, Protocol):
 
     def viewer_statistics(self) -> ViewerStatistics:
         """Return figures. Any thread."""
+
+    @property
+    def connection(self) -> Connection:
+        """Its connection."""
 
 
 class Publisher(StreamMember, Protocol):
@@ -264,9 +277,10 @@ class Hub:
             return {stream: len(stream.viewers) for stream in self._streams.values()}
 
     def snapshot(self) -> HubStatistics:
-        """Return figures of all streams and viewers. Any thread.
+        """Return figures of all streams and viewers. Any thread; not on that of a poll group, where others wait for it.
 
-        O(viewers), but no lock is held for longer than it takes to copy a list.
+        O(viewers), some 0.1 ms each, but no lock is held for longer than it takes to copy a list, and a thread of its
+        own rests in between, so that the streams go on. `summary` is cheap.
         """
         with self._lock:
             members = {
@@ -278,8 +292,9 @@ class Hub:
             ended, closed, limits_hit = list(self._ended), dict(self._closed), dict(self._limits_hit)
         found = self.oversight.statistics()
         streams = {}
+        pace = Pace().over
         for name, (stream, viewers) in members.items():
-            figures = [viewer.viewer_statistics() for viewer in viewers]
+            figures = [viewer.viewer_statistics() for viewer in pace(viewers)]
             totals = sum((item.totals for item in figures), past[name])
             whole += totals
             states, steps = [0, 0, 0, 0], [0] * STEP_COUNT
@@ -308,6 +323,32 @@ class Hub:
             closed=closed,
             limits_hit=limits_hit,
             totals=whole,
+            budget=found.budget,
+            shadow=found.shadow_total,
+        )
+
+    def summary(self) -> HubSummary:
+        """Return sums over all streams. Any thread; as `snapshot`, but viewers that always kept up cost some 3 us."""
+        with self._lock:
+            published = sum(stream.publisher is not None for stream in self._streams.values())
+            viewers = list(self._viewers.values())
+        found = self.oversight.statistics()
+        states, steps = [0, 0, 0, 0], [0] * STEP_COUNT
+        worst_ms, dropped, returns = 0.0, 0, 0
+        for viewer in Pace().over(viewers):
+            brief = brief_of(viewer.connection.sender)
+            states[brief.state] += 1
+            steps[brief.step] += 1
+            worst_ms = max(worst_ms, brief.delay_ms)
+            dropped += brief.dropped_messages
+            returns += brief.returns
+        return HubSummary(
+            streams=published,
+            states=(states[0], states[1], states[2], states[3]),
+            steps=tuple(steps),
+            worst_delay_ms=worst_ms,
+            dropped_messages=dropped,
+            returns=returns,
             budget=found.budget,
             shadow=found.shadow_total,
         )

@@ -1,7 +1,8 @@
 """Looks at all viewers that lag, a few times a second: memory budget, shares of viewers, shadow policy, delay.
 
 Theory of operation. One timer on the server's first poll group. A *look* asks the fan-outs who is served from its own
-cursor, and each of those Senders for a `Glance`; who keeps up costs nothing here. What is held goes to the
+cursor, and each of those Senders for a `Glance`; who keeps up costs nothing here. A look is done in slices of a few
+milliseconds: in between the thread serves its viewers. The next one begins after it has ended. What is held goes to the
 `MemoryBudget`, whose victims are relieved or closed through their Senders, which do it on their own threads. States and
 steps are counted per stream for the `Signals`. Each lagging viewer has a `Shadow`, where a candidate is set. Where the
 delay is the age axis, all viewers are sampled in turn, each once in two seconds, on their own threads.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -27,12 +28,13 @@ from flowctl.flow import SendState
 from flowctl.ladder import LadderStep
 from flowctl.ledger import LedgerKind
 from flowctl.live.config import LiveConfig
+from flowctl.live.pace import Pace
 from flowctl.live.signals import Signals
 from flowctl.live.stream import Stream
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
-from flowctl.sender_types import AgeSource, Glance, SenderStatistics
-from flowctl.shadow import NO_SHADOW, Shadow, ShadowReport
+from flowctl.sender_types import AgeSource, SenderStatistics
+from flowctl.shadow import NO_SHADOW, Candidate, Shadow, ShadowReport
 from flowctl.shares import STATE_COUNT, STEP_COUNT, ViewerShares
 from flowctl.streamlog import StreamLog
 
@@ -42,6 +44,8 @@ LOOK_S: Final = 0.25
 """Time between two looks: at 100 Mbit/s published, a budget is passed by 3 MB at most before it is noticed."""
 _LOOK_SHARE: Final = 0.02
 """Looks take no more than this share of their thread's time: with thousands that lag they come less often."""
+_SLICE_S: Final = 0.003
+"""Time after which a look lets its thread do something else: less than a turn of the fan-outs."""
 _SWEEP_S: Final = 2.0
 """Time in which each viewer's delay is sampled once, where it is the age axis."""
 _LINES: Final = 20
@@ -69,7 +73,8 @@ class OversightStatistics:
         shares: states and steps of the viewers of each stream, at the last look.
         shadow: comparison with the candidate, by stream, viewers that have gone included.
         looks: looks so far.
-        longest_look_s: longest of them.
+        longest_look_s: time the longest of them took, all of its slices together.
+        longest_slice_s: longest time that one of them kept its thread.
     """
 
     budget: BudgetStatistics
@@ -78,6 +83,7 @@ class OversightStatistics:
     shadow: dict[str, ShadowReport] = field(default_factory=dict)
     looks: int = 0
     longest_look_s: float = 0.0
+    longest_slice_s: float = 0.0
 
     @property
     def shadow_total(self) -> ShadowReport:
@@ -86,12 +92,29 @@ class OversightStatistics:
 
 
 class _Seen(NamedTuple):
-    """A viewer that lags."""
+    """A viewer that lags. It names no place in the log, which it would hold until the look has ended.
+
+    Attributes:
+        stream: what it views.
+        log: what it follows.
+        sender: the viewer.
+        state: its state.
+        step: its step of the ladder.
+        delay_ms: how far behind it was at its last sample.
+        comparable: whether a shadow may begin: the kernel has enough to do, and it is not joining.
+        behind_bytes: of the log, from its place on, overhead included.
+        own_bytes: queued for it alone, overhead included.
+    """
 
     stream: Stream
     log: StreamLog
     sender: Sender
-    glance: Glance
+    state: SendState
+    step: LadderStep
+    delay_ms: float
+    comparable: bool
+    behind_bytes: int
+    own_bytes: int
 
 
 class _Shadowed(NamedTuple):
@@ -143,7 +166,9 @@ class Oversight:
         self._filled_at = float("-inf")
         self._slice = 0
         self._looks = 0
-        self._last_look_s = self._longest_look_s = 0.0
+        self._steps: Iterator[None] = iter(())  # what is left of the look in progress
+        self._look_s = 0.0  # time that its slices took so far
+        self._longest_look_s = self._longest_slice_s = 0.0
 
     def _report(self, where: str, error: Exception) -> None:
         self.report(where, error)
@@ -153,54 +178,73 @@ class Oversight:
         self._call_later(LOOK_S, self._tick)
 
     def _tick(self) -> None:
+        """Begin a look."""
+        self._steps, self._look_s = self._look(), 0.0
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Do a slice of the look in progress, and see that the next one comes, or the next look."""
+        began = now = self._clock()
+        ended = True
         try:
-            self.look()
+            for _ in self._steps:
+                now = self._clock()
+                if now - began >= _SLICE_S:
+                    ended = False
+                    break
         except Exception as error:  # noqa: BLE001 - the next look may succeed, and the server lives without it
             self.report("look at slow viewers", error)
-        self._call_later(max(LOOK_S, self._last_look_s / _LOOK_SHARE), self._tick)
+        slice_s = self._clock() - began
+        self._longest_slice_s = max(self._longest_slice_s, slice_s)
+        self._look_s += slice_s
+        if not ended:
+            self._call_later(0.0, self._go_on)
+            return
+        self._steps = iter(())
+        self._longest_look_s = max(self._longest_look_s, self._look_s)
+        self._call_later(max(LOOK_S, self._look_s / _LOOK_SHARE), self._tick)
 
     def look(self) -> None:
-        """Look once. The first poll group's thread."""
+        """Look once, in one piece. The first poll group's thread."""
+        for _ in self._look():
+            pass
+
+    def _look(self) -> Generator[None, None, None]:
+        """Look once; each step is short."""
         now = self._clock()
         streams = self._streams()
-        logs, seen = self._see(streams)
-        self._judge_memory(logs, seen, now)
-        self._count_shares(streams, seen, now)
+        logs, seen = yield from self._see(streams)
+        yield from self._judge_memory(logs, seen, now)
+        yield from self._count_shares(streams, seen, now)
         if self._candidate is not None:
-            self._run_shadows(seen, now)
+            yield from self._run_shadows(seen)
         if self.age_from is AgeSource.DELAY:
             self._sweep(streams, now)
         self._looks += 1
-        self._last_look_s = self._clock() - now
-        self._longest_look_s = max(self._longest_look_s, self._last_look_s)
 
     @staticmethod
-    def _see(streams: Iterable[Stream]) -> tuple[dict[Hashable, int], list[_Seen]]:
+    def _see(streams: Iterable[Stream]) -> Generator[None, None, tuple[dict[Hashable, int], list[_Seen]]]:
         """Return what the GOP cache of each log holds, and who lags."""
         logs: dict[Hashable, int] = {}
         seen = []
         for stream in streams:
             for wire in stream.wires:
-                log, cached = wire.log, wire.log.cached
-                tail = log.tail
-                logs[log] = (
-                    0 if cached is None else span_bytes(tail.offset - cached.offset, tail.sequence - cached.sequence)
-                )
+                logs[wire.log] = _cached_bytes(wire.log)
                 for fanout in wire.fanouts.active:
-                    seen += [_Seen(stream, log, sender, sender.glance()) for sender in fanout.lagging()]
+                    for sender in fanout.lagging():
+                        seen.append(_seen(stream, wire.log, sender))
+                        yield
+                yield
         return logs, seen
 
     # -- memory
 
-    def _judge_memory(self, logs: dict[Hashable, int], seen: list[_Seen], now: float) -> None:
-        holdings = []
-        for item in seen:
-            if item.sender.closed:
-                continue  # it is about to go, and all that it holds with it
-            entry, tail = item.glance.entry, item.log.tail
-            behind = 0 if entry is None else span_bytes(tail.offset - entry.offset, tail.sequence - entry.sequence)
-            own = span_bytes(item.glance.own_bytes, item.glance.own_messages)
-            holdings.append(Holding(item.sender, item.log, _peer(item.sender)[0], behind, own))
+    def _judge_memory(self, logs: dict[Hashable, int], seen: list[_Seen], now: float) -> Generator[None, None, None]:
+        # Who is closed after a flush is shown too: until then it holds what it held. Who is closed holds nothing.
+        holdings = [
+            Holding(item.sender, item.log, _peer(item.sender)[0], item.behind_bytes, item.own_bytes) for item in seen
+        ]
+        yield
         victims = self._budget.judge(logs, holdings, now)
         held = self._budget.statistics().held.by_log
         by_stream: dict[str, int] = {}
@@ -209,8 +253,10 @@ class Oversight:
             by_stream[name] = by_stream.get(name, 0) + size
         with self._lock:
             self._held_by_stream = by_stream
+        yield
         for number, victim in enumerate(victims):
             self._relieve(victim, logged=number < _LINES)
+            yield
         if len(victims) > _LINES:
             _log.warning("memory budget: further viewers gave way", viewers=len(victims) - _LINES)
 
@@ -236,16 +282,17 @@ class Oversight:
 
     # -- shares
 
-    def _count_shares(self, streams: dict[Stream, int], seen: list[_Seen], now: float) -> None:
+    def _count_shares(self, streams: dict[Stream, int], seen: list[_Seen], now: float) -> Generator[None, None, None]:
         """Count states and steps by stream: who does not lag is READY and on the first step."""
         states = {stream.name: [0] * STATE_COUNT for stream in streams}
         steps = {stream.name: [0] * STEP_COUNT for stream in streams}
         delays: dict[str, float] = {}
         for item in seen:
             name = item.stream.name
-            states[name][item.glance.state] += 1
-            steps[name][item.glance.step] += 1
-            delays[name] = max(delays.get(name, 0.0), item.glance.delay_ms)
+            states[name][item.state] += 1
+            steps[name][item.step] += 1
+            delays[name] = max(delays.get(name, 0.0), item.delay_ms)
+            yield
         shares = {}
         for stream, viewers in streams.items():
             name = stream.name
@@ -263,45 +310,57 @@ class Oversight:
             self._shares = shares
         if self.signals.wanted:
             self.signals.tell(shares)
+        yield
 
     # -- the shadow
 
-    def _run_shadows(self, seen: list[_Seen], now: float) -> None:
+    def _run_shadows(self, seen: list[_Seen]) -> Generator[None, None, None]:
         """Show the shadows what has happened; begin those of who lags now, end those that have nothing to compare."""
-        glances = {item.sender: item for item in seen}
         with self._lock:
             shadows = dict(self._shadows)
-        ended = []
         for sender, shadowed in shadows.items():
-            if not self._sample(sender, shadowed, glances.pop(sender, None), now):
-                ended.append(sender)
-        begun = {}
-        for item in glances.values():
-            if item.glance.lagging and not item.glance.joining:
-                shadow = self._begin(item, now)
+            if not self._sample(sender, shadowed):
+                self._end_shadows([sender])
+            if self._candidate is None:
+                break
+            yield
+        for item in seen:
+            if self._candidate is None:
+                break
+            if item.comparable and item.sender not in shadows:
+                shadow = self._begin(item, self._candidate)
                 if shadow is not None:
-                    begun[item.sender] = shadow
-        finished = [(shadows[sender].stream, _compare(sender, shadows[sender].shadow)) for sender in ended]
+                    with self._lock:
+                        self._shadows[item.sender] = shadow
+            yield
+        if self._candidate is None:
+            with self._lock:
+                left = list(self._shadows)
+            self._end_shadows(left)  # nobody shows them anything any more, and they would hold their Senders
+
+    def _end_shadows(self, senders: list[Sender]) -> None:
+        """Keep the figures of these shadows and nothing else of them."""
         with self._lock:
-            for sender in ended:
+            shadows = [(sender, self._shadows[sender]) for sender in senders]
+        finished = [(sender, shadowed.stream, _compare(sender, shadowed.shadow)) for sender, shadowed in shadows]
+        with self._lock:  # in one step, so that nobody sees them twice or not at all
+            for sender, name, report in finished:
                 del self._shadows[sender]
-            self._shadows.update(begun)
-            for name, report in finished:
                 self._past_shadow[name] = self._past_shadow.get(name, NO_SHADOW) + report
 
-    def _begin(self, item: _Seen, now: float) -> _Shadowed | None:
-        candidate = self._candidate
-        if candidate is None:
-            return None
-        tail, statistics = item.log.tail, item.sender.statistics()
+    def _begin(self, item: _Seen, candidate: Candidate) -> _Shadowed | None:
+        sender = item.sender
+        if sender.closed or sender.following is not item.log:
+            return None  # it has gone since it was looked at
+        tail, statistics = item.log.tail, sender.statistics()
         try:
             shadow = Shadow(
                 candidate,
-                now,
+                self._clock(),
                 queued=statistics.queued,
                 age_s=statistics.load.age_ms / 1000,
                 offered=(tail.counts, tail.sizes),
-                taken_bytes=item.glance.bytes_sent,
+                taken_bytes=statistics.bytes_sent,
                 live_changes=statistics.transitions,
                 live_dropped=_dropped(statistics),
             )
@@ -310,12 +369,11 @@ class Oversight:
             return None
         return _Shadowed(item.stream.name, item.log, shadow)
 
-    def _sample(self, sender: Sender, shadowed: _Shadowed, item: _Seen | None, now: float) -> bool:
+    def _sample(self, sender: Sender, shadowed: _Shadowed) -> bool:
         """Show one shadow what has happened; return whether it goes on."""
-        glance = sender.glance() if item is None else item.glance
         if sender.closed or sender.following is not shadowed.log:
             return False
-        tail = shadowed.log.tail
+        now, glance, tail = self._clock(), sender.glance(), shadowed.log.tail
         try:
             shadowed.shadow.sample(
                 now,
@@ -363,7 +421,7 @@ class Oversight:
         with self._lock:
             shadows, reports = dict(self._shadows), dict(self._past_shadow)
             shares, held_by_stream = self._shares, self._held_by_stream
-        for sender, shadowed in shadows.items():
+        for sender, shadowed in Pace().over(shadows.items()):
             name = shadowed.stream
             reports[name] = reports.get(name, NO_SHADOW) + _compare(sender, shadowed.shadow)
         return OversightStatistics(
@@ -373,11 +431,34 @@ class Oversight:
             shadow=reports,
             looks=self._looks,
             longest_look_s=self._longest_look_s,
+            longest_slice_s=self._longest_slice_s,
         )
 
 
 def _log_error(where: str, error: Exception) -> None:
     _log.error("handler failed", where=where, error=f"{type(error).__name__}: {error}")
+
+
+def _cached_bytes(log: StreamLog) -> int:
+    """Return what the GOP cache of a log holds, overhead included."""
+    cached, tail = log.cached, log.tail
+    return 0 if cached is None else span_bytes(tail.offset - cached.offset, tail.sequence - cached.sequence)
+
+
+def _seen(stream: Stream, log: StreamLog, sender: Sender) -> _Seen:
+    glance = sender.glance()
+    entry, tail = glance.entry, log.tail
+    return _Seen(
+        stream,
+        log,
+        sender,
+        glance.state,
+        glance.step,
+        glance.delay_ms,
+        glance.lagging and not glance.joining,
+        0 if entry is None else span_bytes(tail.offset - entry.offset, tail.sequence - entry.sequence),
+        span_bytes(glance.own_bytes, glance.own_messages),
+    )
 
 
 def _sample_all(senders: list[Sender]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from flowctl.budget import NO_BUDGET, BudgetStatistics
 from flowctl.flow import SendState
+from flowctl.ladder import LadderStep
 from flowctl.reasons import CloseReason
+from flowctl.sender import Sender
 from flowctl.sender_types import SenderStatistics
 from flowctl.shadow import NO_SHADOW, ShadowReport
 from flowctl.shares import STEP_COUNT
@@ -40,6 +43,63 @@ class ViewerStatistics:
     connected_s: float
     totals: FlowTotals = NO_FLOW
     viewer_delay_ms: float = 0.0
+
+
+class ViewerBrief(NamedTuple):
+    """What is cheap to tell of a viewer.
+
+    Attributes:
+        state: of its Sender.
+        step: of its ladder.
+        delay_ms: how far behind it was at its last sample; 0 for one that keeps up.
+        dropped_messages: dropped since it connected.
+        returns: times it was brought back to live.
+    """
+
+    state: SendState = SendState.READY
+    step: LadderStep = LadderStep.FULL
+    delay_ms: float = 0.0
+    dropped_messages: int = 0
+    returns: int = 0
+
+
+_UNTROUBLED: Final = ViewerBrief()
+"""The brief of every viewer that has always kept up."""
+
+
+def brief_of(sender: Sender) -> ViewerBrief:
+    """Return what is cheap to tell of a viewer. Any thread."""
+    glance = sender.glance()
+    if not (glance.lagging or glance.transitions or sender.ledger()):
+        return _UNTROUBLED  # what was dropped is in the ledger, and so is that it was asked for
+    statistics = sender.statistics()
+    delay_ms = glance.delay_ms if glance.lagging else 0.0
+    return ViewerBrief(glance.state, glance.step, delay_ms, statistics.dropped_messages, statistics.returns)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubSummary:
+    """Sums over all streams, cheap enough for each second.
+
+    Args:
+        streams: published streams.
+        states: number of viewers per state, READY first.
+        steps: number of viewers per step of the ladder (index: `LadderStep`).
+        worst_delay_ms: of the viewers that lag, at their last samples.
+        dropped_messages: dropped for the viewers that are there; an episode of drops counts when it is in the ledger.
+        returns: times one of them was brought back to live.
+        budget: memory held for slow viewers, and who gave way.
+        shadow: what the candidate would have done, over all streams.
+    """
+
+    streams: int
+    states: tuple[int, int, int, int]
+    steps: tuple[int, ...]
+    worst_delay_ms: float
+    dropped_messages: int
+    returns: int
+    budget: BudgetStatistics
+    shadow: ShadowReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +168,7 @@ class HubStatistics:
         streams: all streams, by name.
         ended: the last viewers that have gone, oldest first.
         closed: connections ended so far, by reason.
-        limits_hit: limits that ended connections or refused requests, by name.
+        limits_hit: limits that ended connections, refused requests or slowed input down, by name.
         totals: what all viewers of all streams were sent and spared, those that have gone included.
         budget: memory held for slow viewers, and who gave way.
         shadow: what the candidate would have done, over all streams.

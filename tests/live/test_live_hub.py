@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from live_kit import World, audio, config, inter, key
 
@@ -11,6 +13,7 @@ from flowctl.limits import Limits
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hub import Hub
 from flowctl.reasons import CloseReason
+from flowctl.sender import Sender
 from flowctl.testing import ManualClock, ManualGroup
 
 TIGHT = Limits.parse("8KiB,0", "32KiB,0")
@@ -196,3 +199,64 @@ def test_totals_when_one_connection_plays_two_streams_are_kept_apart():
     assert two.conserved
     whole = viewer.connection.sender.statistics()
     assert whole.sent.of(MessageClass.HEADER) == one.sent.of(MessageClass.HEADER) + two.sent.of(MessageClass.HEADER)
+
+
+def lossy():
+    """Return a world with a viewer that lost frames, one that lags, and five that always kept up."""
+    world = World(limits=TIGHT)
+    publisher = world.publisher()
+    lost, lagging, *healthy = [world.player() for _ in range(7)]
+    for viewer in (lost, lagging):
+        viewer.reads, viewer.wire.room = False, len(viewer.wire.down) + 10
+    for number in range(12):
+        publisher.video(40 * number, inter(b"i", 1000) if number else key(b"k", 1000))
+    lost.reads, lost.wire.room = True, None
+    world.run(1.0)
+    for number in range(12, 14):
+        publisher.video(40 * number, key(b"k", 1000))
+    world.hub.oversight.look()
+    return world, healthy
+
+
+def test_summary_when_some_have_lost_frames_agrees_with_the_snapshot():
+    """The cheap sums are those of the statistics of every viewer."""
+    world, _ = lossy()
+    summary, snapshot = world.hub.summary(), world.hub.snapshot()
+    (stream,) = snapshot.streams.values()
+    assert summary.streams == 1
+    assert (summary.states, summary.steps) == (stream.states, stream.steps)
+    assert summary.states[SendState.READY] == 6
+    dropped = [viewer.sender.dropped_messages for viewer in stream.viewers]
+    assert summary.dropped_messages == sum(dropped)
+    assert sorted(map(bool, dropped)) == [False] * 5 + [True] * 2
+    assert summary.worst_delay_ms > 0
+    assert (summary.budget, summary.shadow) == (snapshot.budget, snapshot.shadow)
+
+
+def test_summary_when_viewers_always_kept_up_asks_them_for_no_statistics(monkeypatch):
+    """A figure for each second must not cost what a snapshot does: only who was slow once is asked."""
+    world, healthy = lossy()
+    asked = []
+    statistics = Sender.statistics
+    monkeypatch.setattr(Sender, "statistics", lambda sender: asked.append(sender) or statistics(sender))
+    world.hub.summary()
+    assert len(asked) == 2
+    assert not {viewer.connection.sender for viewer in healthy} & set(asked)
+
+
+@pytest.mark.parametrize("figures", [Hub.snapshot, Hub.summary])
+def test_figures_when_asked_for_by_a_thread_of_its_own_rest_in_between(figures, monkeypatch):
+    """A thread that gathers figures lets the loops go on every few viewers; the thread of a loop does not rest."""
+    world, _ = lossy()
+    rests, passed = [], iter(range(1000))
+    monkeypatch.setattr("flowctl.live.pace.time.sleep", rests.append)
+    monkeypatch.setattr("flowctl.live.pace.time.perf_counter", lambda: next(passed) * 0.0002)
+    figures(world.hub)
+    assert len(rests) == 3  # 7 viewers, two at a time
+    assert set(rests) == {0.001}
+
+    async def ask():
+        figures(world.hub)
+
+    asyncio.run(ask())
+    assert len(rests) == 3

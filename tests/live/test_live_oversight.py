@@ -192,6 +192,99 @@ def test_shadow_when_its_policy_raises_is_reported_once_and_ends():
     assert world.hub.snapshot().shadow.viewers == 0
 
 
+def test_shadow_when_its_policy_raises_later_ends_for_all_viewers_and_keeps_their_figures():
+    """No shadow is left that nobody shows anything to; what was compared counts, and the failure is told once."""
+    asked = []
+
+    class Failing(KeepAll):
+        def decide(self, state, message_class):
+            asked.append(state)
+            if fails:
+                raise ValueError("no idea")
+            return super().decide(state, message_class)
+
+    fails = False
+    world, publisher = shadowed(Candidate(limits=Limits.parse("150kB,0"), policy=Failing()))
+    reports = []
+    world.hub.oversight.report = lambda where, error: reports.append(str(error))
+    for _ in range(3):
+        slow(world.player())
+    broadcast(world, publisher, 10)
+    look(world)
+    assert len(world.hub.oversight._shadows) == 3
+    world.run(1.0)
+    broadcast(world, publisher, 10, start=1000)
+    look(world)
+    fails = True
+    broadcast(world, publisher, 60, first=False, start=2000)
+    look(world)
+    assert reports == ["no idea"]
+    assert world.hub.oversight._shadows == {}
+    report = world.hub.snapshot().shadow
+    assert report.viewers == 3
+    assert report.compared_s > 2.0
+    count = len(asked)
+    look(world)
+    assert (len(asked), reports) == (count, ["no idea"])
+    assert world.hub.snapshot().shadow == report
+
+
+def test_look_when_many_lag_is_done_in_slices_and_the_next_one_waits_for_its_end():
+    """The thread is let go every few milliseconds; all slices together find what a look in one piece finds."""
+    world = World(
+        config(memory_budget_bytes=1 << 30, shadow=Candidate(limits=Limits.parse("1MiB,0"), policy=KeepAll()))
+    )
+    publisher = world.publisher()
+    for _ in range(20):
+        slow(world.player())
+    broadcast(world, publisher, 30)
+    timers, passed = [], [100.0]
+
+    def clock():  # each time that it is asked, a millisecond has passed
+        passed[0] += 0.001
+        return passed[0]
+
+    oversight = Oversight(world.config, clock, lambda delay, back: timers.append((delay, back)), world.hub.streams)
+    oversight.start()
+    slices = 0
+    delay, back = timers.pop()
+    while oversight.statistics().looks == 0:
+        back()
+        slices += 1
+        assert len(timers) == 1  # either the next slice or the next look, never both
+        delay, back = timers.pop()
+        assert (delay == 0.0) == (oversight.statistics().looks == 0)
+    found = oversight.statistics()
+    assert slices > 20  # for 20 viewers that are seen, counted and given a shadow, 3 at a time
+    assert found.longest_slice_s < 0.0301
+    assert found.longest_look_s > 0.1
+    assert delay >= found.longest_look_s / 0.02
+    assert found.shares["live/room"].viewers == 20
+    assert len(oversight._shadows) == 20
+    world.hub.oversight.look()
+    assert found.held_by_stream == world.hub.oversight.statistics().held_by_stream
+
+
+def test_budget_when_a_viewer_is_closed_after_a_flush_counts_what_it_still_holds():
+    """Until it has sent what is queued, or given up, it holds the log as before, and may have to give way for it."""
+    world = World(config(memory_budget_bytes=400_000))
+    publisher = world.publisher()
+    leaving = world.player()
+    slow(leaving)
+    broadcast(world, publisher, 50)
+    leaving.connection.close_after_flush()
+    world.run()
+    broadcast(world, publisher, 100, start=2000)
+    broadcast(world, publisher, 2, start=6000)
+    look(world)
+    assert world.hub.snapshot().budget.held.total_bytes > 150 * FRAME
+    for _ in range(6):
+        world.run(0.5)
+        look(world)
+    assert leaving.ended is not None
+    assert world.hub.snapshot().budget.held.total_bytes < 400_000
+
+
 def test_look_when_it_fails_is_reported_and_the_next_one_comes():
     """The timer goes on after a look that raised."""
     reports, timers = [], []
