@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # The oldest supported first: what works there works on the others.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3 python
 
-.PHONY: help setup test lint types demo serve bench fuzz clean
+.PHONY: help setup test lint types demo serve bench rivals fuzz clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
@@ -53,6 +53,9 @@ serve: $(READY)  ## the live server on rtmp://127.0.0.1:1935 until Ctrl-C
 # Rivals from npm stay in this folder, unless FLOWCTL_CACHE names another one.
 bench: $(READY)  ## measure for about an hour, and write the figures into docs/benchmarks.md; ARGS=--quick only looks
 	$(BIN)/python bench/run.py $(ARGS)
+
+rivals: $(READY)  ## install what benches and load tests compare with: Node-Media-Server, and nginx-rtmp as root on Debian
+	$(BIN)/python bench/install_rivals.py
 
 fuzz: $(READY)  ## the fuzz target for 5 minutes, then the property tests with 50 times their examples
 	$(BIN)/python tests/rtmp/fuzz_rtmp.py --seconds 300

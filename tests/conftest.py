@@ -1,8 +1,8 @@
 """What all tests share: markers, the two kinds of loop, and the factor by which property tests can be run longer.
 
 Markers are set here and not in the test files, so that nobody has to remember them: ``realtime`` for tests that let
-seconds pass with real processes and sockets (by folder; a test elsewhere may ask for it itself), ``fuzz`` for every
-property test.
+seconds pass with real processes and sockets (by folder; a file or a test elsewhere asks for it itself, as those of
+``loadtest`` do that run servers), ``fuzz`` for every property test.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import uvloop
 from flowctl.media.sample import FFMPEG_VARIABLE
 
 HERE = Path(__file__).parent
-REALTIME_FOLDERS = frozenset({"cli", "client", "demo", "e2e", "loadtest", "servers"})
+REALTIME_FOLDERS = frozenset({"cli", "client", "demo", "e2e", "servers"})
 """Folders whose tests run servers and clients in real time: they get the machine for themselves (see run_all.py)."""
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import processes
+from compare.plan import PATIENT
 
 BENCH: Final = Path(__file__).resolve().parents[1]
 NGINX_MODULE: Final = Path("/usr/lib/nginx/modules/ngx_rtmp_module.so")
@@ -168,7 +169,7 @@ def no_node() -> str:
     if not shutil.which("node"):
         return "Node.js is not installed (Debian, Ubuntu: nodejs and npm)"
     if not (node_folder() / "node_modules" / "node-media-server").is_dir():
-        return "Node-Media-Server is not installed (python bench/bench_compare.py --install)"
+        return "Node-Media-Server is not installed (make rivals, or python bench/bench_compare.py --install)"
     return ""
 
 
@@ -182,7 +183,7 @@ def install_node() -> str:
     folder = node_folder()
     folder.mkdir(parents=True, exist_ok=True)
     command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--no-save", "--ignore-scripts"]
-    command.append(f"node-media-server@{NODE_VERSION}")
+    command += ["--fetch-retries=1", f"node-media-server@{NODE_VERSION}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -214,7 +215,7 @@ CONTENDERS: Final = {
         Contender("bare loop", bare_loop, _always, bare=True),
         Contender("nginx-rtmp", nginx, no_nginx),
         Contender("node-media-server", node, no_node),
-        Contender("flowctl, 120 ms", flowctl_patient, _always),
+        Contender(PATIENT, flowctl_patient, _always),
         Contender("flowctl, 2 groups", flowctl_two_groups, _always),
     )
 }

@@ -30,6 +30,8 @@ _Addresses = Annotated[
     bool | None,
     typer.Option("--spread-addresses/--one-address", help="Each its own 127.x.y.z; the default on loopback."),
 ]
+# None is left to the run, which resolves the server's name. Servers limit what comes from one address, ours too; a
+# crowd that is one address tests that limit only.
 _Conditions = Annotated[
     list[str] | None,
     typer.Option(metavar="CONDITION", help="Exit with 1 if it holds, like 'healthy.p99_ms>200'. Repeatable."),
@@ -70,7 +72,8 @@ def load(
     """Load an RTMP server with viewers of all kinds, on this machine unless --allow-remote is given.
 
     It always ends by itself. Exit status: 0 all went well; 1 a condition of --fail-on holds or could not be measured,
-    nobody could connect, or no healthy viewer got a frame; 2 wrong use; 130 or 143 ended by a signal.
+    nobody could connect, no healthy viewer got a frame, or the load tester itself failed for a peer; 2 wrong use; 130
+    or 143 ended by a signal.
     """
     from flowctl.cli.common import set_up_log
 
@@ -125,10 +128,7 @@ def _plan(url: str | None, viewers: int, profiles: list[str], **given: Any) -> L
 
     if url is None:
         raise ConfigError("URL is missing", hint="give what to play, like rtmp://127.0.0.1/live/test")
-    host = parse_address(url).host
-    if given["spread_addresses"] is None:
-        # Servers limit what comes from one address, ours too; a crowd that is one address tests that limit only.
-        given["spread_addresses"] = host == "localhost" or host.startswith("127.")
+    parse_address(url)
     if viewers > MAX_PEERS:
         raise ConfigError(f"--viewers is {viewers}, allowed is 1 to {MAX_PEERS}", hint="use several runs side by side")
     if given["source"] is not None:

@@ -184,7 +184,7 @@ class Crowd:
             self._reactor.call_at(time.monotonic() + pause_s, partial(self._come, order, first=False))
 
     def _count_end(self, result: PeerResult, tally: Tally) -> None:
-        tally.cut += result.cut
+        tally.cut += result.cut is True
         tally.failed += result.end in _FAILED
         self._on_row(result)
         if self._stopping and not any(item.alive or item.attacking for item in self._tallies.values()):
@@ -217,7 +217,7 @@ class Crowd:
             result.end_details = "the run was ended before the attack"
             result.notes = "; ".join(context.notes)
         except Exception as error:  # noqa: BLE001 - one attack that fails is one row, not the end of the run
-            result.end = PeerEnd.ERROR
+            result.end = PeerEnd.TESTER_FAILED
             result.end_details = f"the attack failed: {type(error).__name__}: {error}"[:200]
         else:
             result.end, result.end_code, result.cut = verdict.end, verdict.code, verdict.cut

@@ -185,8 +185,8 @@ _ALL: Final = (
     *_times("first_frame", "first_frame_s", "time from the begin of connecting to the first frame"),
     _of_crowd("connections", "count", "connections tried", lambda crowd: len(crowd.peers)),
     _of_crowd("playing_share", "share", "share of them that got a frame", lambda crowd: crowd.share(_played)),
-    _of_crowd("cut", "count", "connections that the server ended", lambda crowd: crowd.count(lambda peer: peer.cut)),
-    _of_crowd("cut_share", "share", "those, of all", lambda crowd: crowd.share(lambda peer: peer.cut)),
+    _of_crowd("cut", "count", "connections that the server ended, as far as peers can tell", lambda crowd: crowd.cut),
+    _of_crowd("cut_share", "share", "those, of all that can tell", lambda crowd: crowd.cut_share),
     _of_crowd(
         "failed",
         "count",

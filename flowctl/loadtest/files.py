@@ -10,9 +10,11 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flowctl.errors import ConfigError, FlowctlError
+
+_HINT: Final = "check that the disk has room and the folder is writable"
 
 
 def check_target(path: Path, field: str) -> None:
@@ -27,7 +29,9 @@ def check_target(path: Path, field: str) -> None:
     if not folder.is_dir():
         raise ConfigError(f"{field} {path}: there is no folder {folder}", hint="make it first")
     if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{field} {path}: the folder {folder} is not writable")
+        raise ConfigError(
+            f"{field} {path}: the folder {folder} is not writable", hint="name a file in a folder of your own"
+        )
 
 
 @contextlib.contextmanager
@@ -41,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
         number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         os.close(number)
     except OSError as error:
-        raise FlowctlError(f"cannot write {path}: {error.strerror}") from error
+        raise FlowctlError(f"cannot write {path}: {error.strerror}", hint=_HINT) from error
     temporary = Path(name)
     try:
         yield temporary
@@ -51,7 +55,7 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.chmod(0o666 & ~mask)
         temporary.replace(path)
     except OSError as error:
-        raise FlowctlError(f"cannot write {path}: {error.strerror}") from error
+        raise FlowctlError(f"cannot write {path}: {error.strerror}", hint=_HINT) from error
     finally:
         temporary.unlink(missing_ok=True)
 

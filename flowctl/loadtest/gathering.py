@@ -146,7 +146,7 @@ class Gathering:
                     profile=order.profile,
                     kind=kind,
                     url=self.result.url,
-                    end=PeerEnd.ERROR,
+                    end=PeerEnd.TESTER_FAILED,
                     end_details="its worker process died",
                     ended_s=max(time.monotonic() - self._began, 0.0),
                 )
@@ -260,6 +260,12 @@ class Gathering:
                 self.warn(
                     f"publisher {peer.number + 1} was lost {peer.ended_s or 0:.1f} s after it began: {peer.end_details}"
                 )
+        lost = [peer for peer in self.result.peers if peer.end is PeerEnd.TESTER_FAILED]
+        if lost:
+            self.warn(
+                f"the load tester itself failed for {len(lost)} peers ({lost[0].end_details}): that says "
+                "nothing about the server; see `ulimit -n`, --workers and --spread-addresses"
+            )
         if FASTEST in sources:
             self.warn("delays are against the fastest viewer: the frames carry no time of their own")
         elif ORIGIN in sources:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.errors import RemoteProtocolError
+from flowctl.loadtest.ownfault import OWN_FAULTS
 from flowctl.loadtest.reactor import READ, WRITE, Reactor
 from flowctl.loadtest.results import PeerEnd, PeerResult
 from flowctl.rtmp.client_session import ClientSession
@@ -79,6 +80,7 @@ class Link:
         "connected",
         "ended",
         "result",
+        "sees_end",
         "session",
         "shaken",
         "sock",
@@ -107,6 +109,7 @@ class Link:
         self._leaving: tuple[PeerEnd, str] | None = None  # how it will have ended when the server has closed
         self.connected = False
         self.ended = False
+        self.sees_end = True  # whether it would hear of it if the server ended the connection
         self.shaken = False  # whether the handshake is done
         self.result = result
         self.session: ClientSession | None = None
@@ -147,7 +150,7 @@ class Link:
         try:
             sock = socket.socket(self._target.family, socket.SOCK_STREAM)
         except OSError as error:
-            self.end(PeerEnd.NOT_CONNECTED, f"no socket: {error.strerror}", now)
+            self.end(PeerEnd.TESTER_FAILED, f"no socket: {error.strerror}", now)
             return
         self.sock = sock
         sock.setblocking(False)
@@ -162,7 +165,7 @@ class Link:
         except OSError as error:
             code = error.errno or errno.EINVAL
         if code not in (0, errno.EINPROGRESS):
-            self.end(PeerEnd.NOT_CONNECTED, os.strerror(code), now)
+            self.end(PeerEnd.TESTER_FAILED if code in OWN_FAULTS else PeerEnd.NOT_CONNECTED, os.strerror(code), now)
             return
         self._watched = WRITE
         self._reactor.add(sock.fileno(), self, WRITE)
@@ -214,7 +217,7 @@ class Link:
         except RemoteProtocolError as error:
             self.end(PeerEnd.ERROR, f"{error.code}: {error}", now)
         except Exception as error:  # noqa: BLE001 - a mistake of ours ends one peer, not thousands, and says so
-            self.end(PeerEnd.ERROR, f"in the load tester: {type(error).__name__}: {error}", now)
+            self.end(PeerEnd.TESTER_FAILED, f"in the load tester: {type(error).__name__}: {error}", now)
 
     def watch(self, events: int) -> None:
         """Ask to be told of these events, and of room to write while something waits."""
@@ -385,7 +388,7 @@ class Link:
         result.end = end
         result.end_details = details[:200]
         result.ended_s = now - self._began
-        result.cut = end in _CUTS
+        result.cut = end in _CUTS if self.sees_end else None
         sock, self.sock = self.sock, None
         self.session = None
         self._out.clear()

@@ -53,7 +53,7 @@ class LoadPlan:
         duration_s: time from the end of the ramp to the end of the run.
         until: ``duration``, or ``stream-end``: the run ends sooner when all viewers are gone.
         spread_addresses: whether each viewer has its own source address of 127.0.0.0/8, for servers that limit
-            connections per address. Loopback only.
+            connections per address. Loopback only. None: where the address that the server's name stands for allows it.
         workers: processes for viewers. None: by number of viewers and cores.
         measure_every: every n-th viewer of a profile is parsed, 1 all of them. None: as many as the processors of
             this machine can take beside the server.
@@ -80,7 +80,7 @@ class LoadPlan:
     ramp_s: float = 0.0
     duration_s: float = 10.0
     until: Literal["duration", "stream-end"] = "duration"
-    spread_addresses: bool = False
+    spread_addresses: bool | None = False
     workers: int | None = None
     measure_every: int | None = None
     server_pid: int | None = None

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from flowctl.errors import InternalError
@@ -21,6 +22,14 @@ from flowctl.loadtest.worker import Orders
 
 _KILL_AFTER_S: Final = 2.0
 _WORDS_MAX: Final = 300
+
+_START: Final = (
+    "import sys; sys.path.append(sys.argv.pop()); from flowctl.loadtest.worker import main; sys.exit(main())"
+)
+"""What a worker runs. Not ``-m``: that puts the current folder before the standard library, and a ``queue.py`` there
+would be run instead of Python's. The folder of this package comes last, for a checkout that is not installed."""
+
+_PACKAGES: Final = str(Path(__file__).resolve().parents[2])
 
 Said: TypeAlias = "tuple[WorkerProcess, dict[str, Any]]"
 
@@ -48,8 +57,8 @@ class WorkerProcess:
         self.died = False
         self.cpu_s = 0.0
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "flowctl.loadtest.worker"],
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and package
+            [sys.executable, "-P", "-c", _START, _PACKAGES],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -7,9 +7,11 @@ filled with healthy viewers.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -120,8 +122,10 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         name="pause",
         kind=PeerKind.SLOW,
         summary="reads for a while, then not, again and again",
-        explanation="Reads everything for ON, nothing for OFF, and so on: a player whose application is suspended.",
-        parameters="ON/OFF",
+        explanation="Reads everything for ON, nothing for OFF, and so on: a player whose application is suspended. "
+        "BUFFER (default 64KiB) is its receive buffer: that of the kernel takes seconds of the stream, and the server "
+        "would not notice a pause.",
+        parameters="ON/OFF[/BUFFER]",
         example="pause@3s/2s:5%",
         expectation="is back at live some time after each pause, or cut when the pause is too long",
     ),
@@ -178,7 +182,8 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         summary="is gone without a word, AFTER its first frame",
         explanation="Drops every packet that comes in, by a filter on its socket, and sends nothing: no FIN, no reset, "
         "no acknowledgement of TCP, like a phone that left its network. Where the system has no such filter it only "
-        "stops reading and answering, and says so in its notes. AFTER is 2s unless given.",
+        "stops reading and answering, and says so in its notes. AFTER is 2s unless given. The filter drops FIN and "
+        "reset of the server as well: whether it was cut is not measured, and only the server can tell.",
         parameters="[AFTER]",
         example="vanish@2s:2%",
         expectation="is noticed by a timer and cut; others lose nothing",
@@ -249,7 +254,9 @@ def parse_profile(text: str) -> Choice:
         if match["percent"]:
             share = number / 100
             if number > 100:
-                raise ConfigError(f"profile {text!r}: a share is 0% to 100%")
+                raise ConfigError(
+                    f"profile {text!r}: a share is 0% to 100%", hint=f"a number of viewers has no %: {head}:{number:g}"
+                )
         else:
             count = int(number)
             if count != number:
@@ -277,7 +284,10 @@ def _named(name: str, text: str) -> Profile:
     if profile is None and name:
         profile = next((item for item in known.values() if item.alias == name), None)
     if name.upper() in NOT_POSSIBLE:
-        raise ConfigError(f"profile {name.upper()} cannot be carried out: {NOT_POSSIBLE[name.upper()]}")
+        raise ConfigError(
+            f"profile {name.upper()} cannot be carried out: {NOT_POSSIBLE[name.upper()]}",
+            hint="flowctl load --list-profiles shows those that can",
+        )
     if profile is None:
         raise ConfigError(
             f"profile {text!r}: there is no profile {name!r}", hint="flowctl load --list-profiles shows them all"
@@ -298,16 +308,15 @@ def parse_crowd(texts: Sequence[str], viewers: int) -> dict[str, int]:
     choices = [parse_profile(text) for text in texts]
     counts: dict[str, int] = {}
     rest: Choice | None = None
-    exact = 0.0  # running sum of shares, so that rounding never adds up to one viewer too many
+    shares: dict[str, float] = {}
     for choice in choices:
         if choice.text in counts or (rest is not None and choice.text == rest.text):
             raise ConfigError(f"profile {choice.text!r} is given twice", hint="add up its shares")
         if choice.count is not None:
             counts[choice.text] = choice.count
         elif choice.share is not None:
-            before = round(exact)
-            exact += choice.share * viewers
-            counts[choice.text] = round(exact + 1e-9) - before
+            shares[choice.text] = choice.share
+            counts[choice.text] = 0  # keeps its place
         elif rest is not None:
             raise ConfigError(
                 f"profiles {rest.text!r} and {choice.text!r} have no share", hint="only one may take what is left"
@@ -315,6 +324,7 @@ def parse_crowd(texts: Sequence[str], viewers: int) -> dict[str, int]:
         else:
             rest = choice
             counts[choice.text] = 0
+    counts.update(_apportion(shares, viewers))
     left = viewers - sum(counts.values())
     if left < 0:
         raise ConfigError(
@@ -326,6 +336,20 @@ def parse_crowd(texts: Sequence[str], viewers: int) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
+def _apportion(shares: Mapping[str, float], viewers: int) -> dict[str, int]:
+    """Return whole numbers of viewers for shares of them, by the largest remainder.
+
+    Each is within one of its exact number, and all together are their exact sum, rounded: 100 % are all viewers.
+    """
+    # A share has at most six decimals. Floats would leave a remainder where there is none.
+    exact = {name: Fraction(share).limit_denominator(10**6) * viewers for name, share in shares.items()}
+    counts = {name: int(number) for name, number in exact.items()}
+    more = math.floor(sum(exact.values()) + Fraction(1, 2)) - sum(counts.values())
+    for name in sorted(exact, key=lambda name: counts[name] - exact[name])[:more]:
+        counts[name] += 1
+    return counts
+
+
 # -- parameters
 
 
@@ -335,14 +359,20 @@ Parsed = tuple[tuple[float, ...], Trace | None]
 def _rate(text: str, whole: str) -> float:
     rate = parse_bit_rate(text, f"profile {whole!r}")
     if not MIN_RATE <= rate <= MAX_RATE:
-        raise ConfigError(f"profile {whole!r}: rate is {rate} bit/s, allowed is {MIN_RATE} to {MAX_RATE}")
+        raise ConfigError(
+            f"profile {whole!r}: rate is {rate} bit/s, allowed is {MIN_RATE} to {MAX_RATE}",
+            hint="rates are in bits per second, with k, M or G: 200k, 2.5M",
+        )
     return float(rate)
 
 
 def _seconds(text: str, whole: str, least: float = 0.0) -> float:
     seconds = parse_duration(text, f"profile {whole!r}")
     if not least <= seconds <= MAX_SECONDS:
-        raise ConfigError(f"profile {whole!r}: {seconds:g} s, allowed is {least:g} to {MAX_SECONDS:g} s")
+        raise ConfigError(
+            f"profile {whole!r}: {seconds:g} s, allowed is {least:g} to {MAX_SECONDS:g} s",
+            hint="times are written 500ms, 5s, 2m",
+        )
     return seconds
 
 
@@ -369,7 +399,9 @@ def _stay(text: str, whole: str) -> Parsed:
 def _one_size(text: str, whole: str) -> Parsed:
     size = parse_size(text, f"profile {whole!r}")
     if not 1024 <= size <= 1024 * 1024:
-        raise ConfigError(f"profile {whole!r}: window or buffer is {size} bytes, allowed is 1 KiB to 1 MiB")
+        raise ConfigError(
+            f"profile {whole!r}: window or buffer is {size} bytes, allowed is 1 KiB to 1 MiB", hint="for example 4KiB"
+        )
     return (float(size),), None
 
 
@@ -379,15 +411,20 @@ def _sawtooth(text: str, whole: str) -> Parsed:
         raise ConfigError(f"profile {whole!r}: a sawtooth is LOW-HIGH/PERIOD", hint="for example sawtooth@200k-4M/10s")
     low, high = _rate(match[1], whole), _rate(match[2], whole)
     if low >= high:
-        raise ConfigError(f"profile {whole!r}: LOW is {low:.0f} bit/s, it must be below HIGH, {high:.0f} bit/s")
+        raise ConfigError(
+            f"profile {whole!r}: LOW is {low:.0f} bit/s, it must be below HIGH, {high:.0f} bit/s",
+            hint=f"the lower rate comes first, and slow@{match[1]} is one that does not change",
+        )
     return (low, high, _seconds(match[3], whole, 0.1)), None
 
 
 def _pause(text: str, whole: str) -> Parsed:
-    on, slash, off = text.partition("/")
+    on, slash, rest = text.partition("/")
     if not slash:
-        raise ConfigError(f"profile {whole!r}: a pause is ON/OFF", hint="for example pause@3s/2s")
-    return (_seconds(on, whole, 0.01), _seconds(off, whole, 0.01)), None
+        raise ConfigError(f"profile {whole!r}: a pause is ON/OFF or ON/OFF/BUFFER", hint="for example pause@3s/2s")
+    off, slash, buffer = rest.partition("/")
+    times = (_seconds(on, whole, 0.01), _seconds(off, whole, 0.01))
+    return (*times, *_one_size(buffer, whole)[0]) if slash else times, None
 
 
 def _trace(text: str, whole: str) -> Parsed:
@@ -396,9 +433,15 @@ def _trace(text: str, whole: str) -> Parsed:
         with path.open("rb") as file:
             octets = file.read(_TRACE_MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"profile {whole!r}: cannot read {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"profile {whole!r}: cannot read {path}: {error.strerror}",
+            hint='trace@FILE names a readable file with lines "seconds,bit_rate"',
+        ) from error
     if len(octets) > _TRACE_MAX_BYTES:
-        raise ConfigError(f"profile {whole!r}: {path} has more than {_TRACE_MAX_BYTES} bytes")
+        raise ConfigError(
+            f"profile {whole!r}: {path} has more than {_TRACE_MAX_BYTES} bytes",
+            hint="a trace begins again at its end: a part of the recording will do",
+        )
     try:
         return (), parse_trace(octets.decode("utf-8-sig"))
     except ValueError as error:

@@ -26,6 +26,7 @@ class PeerEnd(enum.Enum):
     RUN_ENDED: we left because the run was over. LEFT: we left because the profile says so. SERVER_CLOSED: end of
     stream from the server. SERVER_RESET: reset by it. REFUSED: the server said no, in words or by closing before the
     handshake was done. NOT_CONNECTED: nobody answered, or not in time. ERROR: the server broke the protocol.
+    TESTER_FAILED: the load tester itself failed, for want of descriptors for example; says nothing about the server.
     """
 
     RUN_ENDED = "run_ended"
@@ -35,6 +36,7 @@ class PeerEnd(enum.Enum):
     REFUSED = "refused"
     NOT_CONNECTED = "not_connected"
     ERROR = "error"
+    TESTER_FAILED = "tester_failed"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +75,7 @@ class PeerResult:
         end: how it ended.
         end_details: in words; what the operating system said, or what the server said last.
         end_code: the last error or final status code of the server, like ``NetStream.Play.UnpublishNotify``.
-        cut: whether the server ended it, rather than we.
+        cut: whether the server ended it, rather than we. None: the peer had vanished and could not tell.
         expectation_met: for hostile profiles: whether the server did one of the things a sound server may do.
         notes: anything a profile wants to report, in words.
     """
@@ -109,7 +111,7 @@ class PeerResult:
     end: PeerEnd = PeerEnd.RUN_ENDED
     end_details: str = ""
     end_code: str | None = None
-    cut: bool = False
+    cut: bool | None = False
     expectation_met: bool | None = None
     notes: str = ""
 

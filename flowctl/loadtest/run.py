@@ -9,6 +9,7 @@ the end of a stream. A worker that dies is reported, its peers are counted as er
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import queue
 import signal
@@ -24,7 +25,7 @@ from flowctl.loadtest.plan import LoadPlan, PeerOrder
 from flowctl.loadtest.process import Said, WorkerProcess
 from flowctl.loadtest.procfs import check_process
 from flowctl.loadtest.results import RunResult, Sample
-from flowctl.loadtest.target import check_descriptors, resolve
+from flowctl.loadtest.target import can_spread, check_descriptors, resolve
 from flowctl.loadtest.worker import ATTACK_PATIENCE_S, Orders
 from flowctl.rtmp.url import RtmpUrl
 
@@ -53,6 +54,8 @@ def run_load(plan: LoadPlan, on_sample: Callable[[Sample], None] | None = None) 
         BrokenError: the host is unknown, or a publisher of ours was not let publish.
     """
     url, target = resolve(plan.url, allow_remote=plan.allow_remote)
+    if plan.spread_addresses is None:
+        plan = dataclasses.replace(plan, spread_addresses=can_spread(target))
     if plan.server_pid is not None:
         check_process(plan.server_pid)
     cores = os.cpu_count() or 1
@@ -160,7 +163,7 @@ class _Run:
             address=self._address,
             urls=[_stream_url(plan, url, index) for index in range(plan.stream_count)],
             peers=peers,
-            spread_addresses=plan.spread_addresses,
+            spread_addresses=bool(plan.spread_addresses),
             connect_timeout_s=plan.connect_timeout_s,
             ends_s=plan.ramp_s + plan.duration_s,
             source=plan.source,
@@ -176,7 +179,10 @@ class _Run:
     def _check_started(self) -> None:
         for worker in self._all:
             if worker.died or not worker.ready:
-                raise InternalError(f"a worker process did not start: {worker.last_words()}")
+                raise InternalError(
+                    f"a worker process did not start: {worker.last_words()}",
+                    hint="check that memory, processes and descriptors are left (ulimit -a), or use fewer --workers",
+                )
 
     def _publish(self) -> None:
         """Let the publishers begin, and wait until all of them publish."""

@@ -115,6 +115,21 @@ class Crowd:
         count = self.count(wanted)
         return None if count is None else count / len(self.peers)
 
+    @cached_property
+    def _cuts(self) -> list[bool]:
+        """Whether each peer was cut, without those that cannot tell: who has vanished sees no end."""
+        return [peer.cut for peer in self.peers if peer.cut is not None]
+
+    @property
+    def cut(self) -> float | None:
+        """Peers that the server cut; None: nobody can tell."""
+        return float(sum(self._cuts)) if self._cuts else None
+
+    @property
+    def cut_share(self) -> float | None:
+        """Those, as a share of the peers that can tell."""
+        return sum(self._cuts) / len(self._cuts) if self._cuts else None
+
     def times_ms(self, name: str, share: float) -> float | None:
         """Return a quantile of a time that peers measured in seconds, in milliseconds."""
         times = sorted(value for peer in self.peers if (value := getattr(peer, name)) is not None)

@@ -20,6 +20,8 @@ from flowctl.loadtest.profiles import DEFAULT_ACK_RATE, Choice
 
 DEFAULT_AFTER_S: Final = 2.0
 DEFAULT_WINDOW_BYTES: Final = 4096
+DEFAULT_PAUSE_BUFFER_BYTES: Final = 64 * 1024
+"""The kernel's own buffer grows to megabytes, in which a pause of some seconds is lost without the server noticing."""
 
 _SO_ATTACH_FILTER: Final = 26  # Linux, asm-generic/socket.h; Python has no name for it
 _DROP_ALL: Final = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of BPF: return 0 octets, which drops the packet
@@ -71,8 +73,11 @@ def manner_of(choice: Choice) -> Manner:
             pace=lambda now: RatePace(trace, now), receive_buffer_bytes=receive_buffer(round(trace.mean_rate))
         )
     if name == "pause":
-        on_s, off_s = values
-        return Manner(pace=lambda now: RhythmPace(on_s, off_s, now))
+        on_s, off_s, *given = values
+        return Manner(
+            pace=lambda now: RhythmPace(on_s, off_s, now),
+            receive_buffer_bytes=round(given[0]) if given else DEFAULT_PAUSE_BUFFER_BYTES,
+        )
     return _special(name, values, after_s)
 
 

@@ -47,6 +47,7 @@ _ENDS: Final = {
     PeerEnd.REFUSED: "refused",
     PeerEnd.NOT_CONNECTED: "not connected",
     PeerEnd.ERROR: "broke the protocol",
+    PeerEnd.TESTER_FAILED: "lost by the load tester",
 }
 """How a peer ended, in words; the middle four are said of the server."""
 
@@ -125,6 +126,9 @@ def what_failed(result: RunResult) -> str | None:
     healthy = [peer for peer in result.peers if peer.kind is PeerKind.HEALTHY]
     if not result.peers:
         return "no peer was started"
+    lost = [peer for peer in result.peers if peer.end is PeerEnd.TESTER_FAILED]
+    if lost:
+        return f"the load tester failed for {len(lost)} of its peers: {printable(lost[0].end_details)}"
     if all(peer.connect_s is None for peer in result.peers):
         details = next((printable(peer.end_details) for peer in result.peers if peer.end_details), "nobody answers")
         return f"nobody could connect: {details}"

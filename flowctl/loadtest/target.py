@@ -59,6 +59,11 @@ def resolve(text: str, *, allow_remote: bool) -> tuple[RtmpUrl, Target]:
     return url, Target(family, tuple(address))
 
 
+def can_spread(target: Target) -> bool:
+    """Return whether viewers of `target` can have addresses of their own: of IPv4's loopback network, and to it."""
+    return target.family == socket.AF_INET and _is_loopback(target.address)
+
+
 def _answers(family: int, address: tuple[Any, ...]) -> bool:
     """Return whether somebody listens: localhost may stand for ::1 and 127.0.0.1, and a server for one of them."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as sock:

@@ -325,7 +325,9 @@ class Viewer(Link):
         self._out.clear()
         self.watch(HANGUP)
         if drop_everything(self.sock):
-            self.result.notes = f"vanished at {now - self._began:.3f} s: every packet is dropped"
+            self.sees_end = False  # the filter drops FIN and reset as well
+            at_s = now - self._began
+            self.result.notes = f"vanished at {at_s:.3f} s: every packet is dropped, the end of the connection too"
         else:
             self.result.notes = f"stopped reading and answering at {now - self._began:.3f} s: no packet filter here"
 

@@ -1,4 +1,4 @@
-"""A process of a load run: ``python -m flowctl.loadtest.worker``, orders in, lines of JSON out.
+"""A process of a load run, started by `WorkerProcess`: orders in, lines of JSON out.
 
 Theory of operation. The first line of standard input is what to do (see `Orders`). The worker answers ``ready``, waits
 for ``begin``, and from then on writes a line of figures each second and a line for each peer that has ended. At

@@ -13,6 +13,8 @@ from flowctl.loadtest.results import PeerEnd, PeerKind
 from flowctl.loadtest.run import run_load
 from flowctl.reasons import CloseReason
 
+pytestmark = pytest.mark.realtime
+
 EACH = 30
 SECONDS = 4.0
 BIT_RATE = 1_000_000
@@ -83,7 +85,13 @@ def median(values):
 def test_crowd_when_it_has_run_has_a_row_for_each_peer(crowd):
     """Every peer has connected, and every connection is a row; the publisher is one, too."""
     assert {*range(EACH * 13)} == {row.number for row in crowd.result.peers if row.kind is not PeerKind.PUBLISHER}
-    assert all(row.connect_s is not None and row.handshake_s is not None for row in crowd.result.peers)
+    unfinished = [row for row in crowd.result.peers if row.connect_s is None or row.handshake_s is None]
+    # Who churns may have come back in the last moment of the run.
+    assert [
+        (row.profile, row.end, row.end_details, row.started_s)
+        for row in unfinished
+        if row.profile != "churn@1s" or row.end is not PeerEnd.RUN_ENDED or row.started_s < SECONDS - 0.5
+    ] == []
     publisher = [row for row in crowd.result.peers if row.kind is PeerKind.PUBLISHER]
     assert [row.end for row in publisher] == [PeerEnd.RUN_ENDED]
     assert publisher[0].video > SECONDS * 30 * 0.9
@@ -180,6 +188,7 @@ def test_half_close_when_it_has_sent_its_fin_is_closed_in_order(crowd):
 def test_vanish_when_it_is_gone_acknowledges_nothing_to_the_kernel(crowd):
     """The server still has it, and its kernel holds everything since, unacknowledged; a healthy one's is taken."""
     rows = crowd.rows["vanish@1s"]
+    assert {None} == {row.cut for row in rows}
     assert all("every packet is dropped" in row.notes for row in rows)
     assert len(at_server(crowd, "vanish@1s")) == EACH
     held = [crowd.unacknowledged[port_of(row)] for row in rows]

@@ -86,6 +86,20 @@ def test_figures_when_taken_of_a_known_run():
     assert figures.value("missing", "B04") is None
 
 
+def test_cut_when_some_cannot_tell_is_of_the_others():
+    """Who has vanished counts neither as cut nor as kept; where nobody can tell, nothing was measured."""
+    peers = [
+        viewer(0, "stall", PeerKind.SLOW, cut=True),
+        viewer(1, "healthy", PeerKind.HEALTHY),
+        viewer(2, "vanish", PeerKind.SLOW, cut=None),
+        viewer(3, "vanish", PeerKind.SLOW, cut=None),
+    ]
+    figures = RunFigures(some_run(peers=peers))
+    assert (figures.value("cut"), figures.value("cut_share")) == (1.0, 0.5)
+    assert (figures.value("cut", "slow"), figures.value("cut_share", "slow")) == (1.0, 1.0)
+    assert (figures.value("cut", "vanish"), figures.value("cut_share", "vanish")) == (None, None)
+
+
 def test_processor_time_when_viewers_stay_for_different_times():
     """The time per viewer and second counts the seconds that viewers were there, attackers and publishers not."""
     peers = [

@@ -19,6 +19,8 @@ from flowctl.rtmp.media import inspect
 from flowctl.rtmp.server_session import ServerSession
 from flowctl.rtmp.session_config import ServerSessionConfig
 
+pytestmark = pytest.mark.realtime
+
 SECONDS = 1.0
 
 

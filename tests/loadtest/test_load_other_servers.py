@@ -10,6 +10,8 @@ import pytest
 
 from compare import rivals
 
+pytestmark = pytest.mark.realtime
+
 PROFILES = ("healthy:60%", "slow@200k:20%", "stall@1s:20%")
 OTHERS = ("nginx-rtmp", "node-media-server")
 SETTINGS = rivals.Settings(viewers=100, bit_rate=600_000)

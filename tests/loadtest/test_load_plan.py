@@ -7,7 +7,7 @@ import resource
 import pytest
 
 from flowctl.errors import BrokenError, ConfigError
-from flowctl.loadtest import target
+from flowctl.loadtest import run, target
 from flowctl.loadtest.crowd import source_address
 from flowctl.loadtest.plan import MAX_PEERS, LoadPlan
 from flowctl.loadtest.run import run_load
@@ -118,6 +118,37 @@ def test_resolve_when_one_of_several_addresses_is_elsewhere_is_refused(monkeypat
     monkeypatch.setattr(target, "_answers", lambda _family, address: address[0] == "192.0.2.7")
     _, chosen = resolve("rtmp://two.example/live/room", allow_remote=True)
     assert chosen.address == ("192.0.2.7", 1935)
+
+
+@pytest.mark.parametrize(
+    ("host", "family", "address", "spread"),
+    [
+        ("my-laptop", 2, ("127.0.1.1", 1935), True),
+        ("localhost", 2, ("127.0.0.1", 1935), True),
+        ("localhost", 10, ("::1", 1935, 0, 0), False),
+        ("127.example.org", 2, ("192.0.2.7", 1935), False),
+    ],
+)
+def test_addresses_when_not_decided_are_spread_where_the_address_is_loopback(
+    monkeypatch, host, family, address, spread
+):
+    """What the name stands for decides, not how it is written: only IPv4's loopback has many addresses."""
+    monkeypatch.setattr(target.socket, "getaddrinfo", lambda *_, **__: [(family, 1, 6, "", address)])
+    monkeypatch.setattr(target, "_answers", lambda *_: True)
+    plans = []
+
+    class NotedError(Exception):
+        pass
+
+    def note(found, *_):
+        plans.append(found)
+        raise NotedError
+
+    monkeypatch.setattr(run, "_Run", note)
+    for asked in (None, True, False):
+        with pytest.raises(NotedError):
+            run_load(plan(url=f"rtmp://{host}/live/room", allow_remote=True, spread_addresses=asked))
+    assert [spread, True, False] == [found.spread_addresses for found in plans]
 
 
 def test_resolve_when_the_host_is_unknown_says_so(monkeypatch):

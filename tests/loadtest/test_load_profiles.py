@@ -41,6 +41,7 @@ def test_hostile_profiles_when_listed_have_ids_and_names():
         ("slow@2.5M", (2_500_000,)),
         ("sawtooth@200k-4M/10s:5%", (200_000, 4_000_000, 10)),
         ("pause@3s/500ms", (3, 0.5)),
+        ("pause@3s/500ms/16KiB", (3, 0.5, 16384)),
         ("stall@5s:40", (5,)),
         ("stall", ()),
         ("stall@2s/64KiB", (2, 65536)),
@@ -78,6 +79,8 @@ def test_trace_when_the_file_is_there_is_read(tmp_path):
         ("sawtooth@4M-200k/10s", "must be below HIGH"),
         ("sawtooth@4M", "LOW-HIGH/PERIOD"),
         ("pause@3s", "ON/OFF"),
+        ("pause@3s/2s/1", "allowed is 1 KiB"),
+        ("pause@3s/2s/", "not a number"),
         ("churn@1ms", "allowed is 0.1"),
         ("stall@900h", "allowed is 0"),
         ("tiny-window@1", "allowed is 1 KiB"),
@@ -90,6 +93,7 @@ def test_parse_profile_when_the_text_is_wrong_says_what_is_allowed(text, what):
     with pytest.raises(ConfigError, match=what) as caught:
         parse_profile(text)
     assert text in str(caught.value) or text == "B27"
+    assert caught.value.hint or "not a number" in what
 
 
 def test_trace_when_the_file_is_wrong_names_it(tmp_path):
@@ -137,6 +141,46 @@ def test_crowd_when_it_does_not_add_up_is_refused(texts, what):
     """Nothing is guessed."""
     with pytest.raises(ConfigError, match=what):
         parse_crowd(texts, 10)
+
+
+@pytest.mark.parametrize(
+    ("texts", "viewers", "crowd"),
+    [
+        (["slow@200k:33%", "stall:33%", "healthy:34%"], 150, {"slow@200k": 50, "stall": 49, "healthy": 51}),
+        (["stall:3%", "healthy:97%"], 150, {"stall": 5, "healthy": 145}),
+        (["stall:1%", "never-read:2%", "healthy:97%"], 150, {"stall": 2, "never-read": 3, "healthy": 145}),
+        (["stall:50%", "never-read:50%"], 151, {"stall": 76, "never-read": 75}),
+        (["stall:2.5%", "never-read:2.5%", "healthy:95%"], 10, {"stall": 0, "never-read": 0, "healthy": 10}),
+        (["stall:33.3333%", "never-read:33.3333%", "healthy:33.3334%"], 20000, None),
+    ],
+)
+def test_crowd_when_shares_are_the_whole_has_exactly_the_viewers(texts, viewers, crowd):
+    """Shares of 100 % together make all viewers and never one more, whatever they round to."""
+    found = parse_crowd(texts, viewers)
+    assert viewers == sum(found.values())
+    assert crowd is None or {name: count for name, count in crowd.items() if count} == found
+
+
+def test_pause_when_no_buffer_is_given_has_a_small_one():
+    """A pause must reach the server: the receive buffer is small unless another is asked for."""
+    usual, asked = (manner_of(parse_profile(text)) for text in ("pause@3s/2s", "pause@3s/2s/16KiB"))
+    assert (usual.receive_buffer_bytes, asked.receive_buffer_bytes) == (65536, 16384)
+    assert [usual.pace(0.0).allowance(now) > 0 for now in (2.9, 3.1)] == [True, False]
+
+
+@given(
+    st.lists(st.integers(1, 2500), min_size=1, max_size=4).filter(lambda parts: sum(parts) < 10_000),
+    st.integers(1, 5000),
+)
+def test_crowd_when_shares_with_decimals_are_the_whole_is_never_refused(parts, viewers):
+    """Shares cut from 100 % at random, by hundredths, make the viewers asked for, each within one of exact."""
+    names = ["stall", "never-read", "half-close", "ack-only", "vanish"]
+    shares = [*parts, 10_000 - sum(parts)]
+    texts = [f"{name}:{share / 100:.2f}%" for name, share in zip(names, shares, strict=False)]
+    crowd = parse_crowd(texts, viewers)
+    assert viewers == sum(crowd.values())
+    for name, share in zip(names, shares, strict=False):
+        assert abs(crowd.get(name, 0) - share * viewers / 10_000) < 1
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(1, 5000))

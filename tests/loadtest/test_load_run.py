@@ -15,7 +15,10 @@ from flowctl.loadtest.plan import LoadPlan
 from flowctl.loadtest.procfs import _children, figures_of
 from flowctl.loadtest.results import PeerEnd, PeerKind
 from flowctl.loadtest.run import run_load
+from flowctl.loadtest.summary import what_failed
 from flowctl.media.synthetic import SyntheticSource
+
+pytestmark = pytest.mark.realtime
 
 RATE = 800_000
 
@@ -124,7 +127,7 @@ def test_run_when_interrupted_ends_in_order_with_what_it_has(server):
 
 
 def test_run_when_a_worker_dies_reports_its_peers_and_goes_on(server):
-    """The peers of the dead process are errors; the others go on to the end."""
+    """The peers of the dead process are the tester's fault; the others go on to the end."""
     killed = []
 
     def kill_one(sample):
@@ -135,8 +138,9 @@ def test_run_when_a_worker_dies_reports_its_peers_and_goes_on(server):
     result = run(url_of(server, "live/dead"), kill_one, profiles={"healthy": 10}, workers=2, duration_s=2.5)
     ends = [row.end for row in viewers(result)]
     assert len(ends) == 10
-    assert {end: ends.count(end) for end in set(ends)} == {PeerEnd.ERROR: 5, PeerEnd.RUN_ENDED: 5}
+    assert {end: ends.count(end) for end in set(ends)} == {PeerEnd.TESTER_FAILED: 5, PeerEnd.RUN_ENDED: 5}
     assert any("worker process died, 5 peers" in text for text in result.warnings)
+    assert what_failed(result) == "the load tester failed for 5 of its peers: its worker process died"
     assert len(result.samples) >= 2
 
 

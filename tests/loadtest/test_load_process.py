@@ -1,0 +1,35 @@
+"""Worker processes: what they run, wherever they are started."""
+
+from __future__ import annotations
+
+import queue
+import time
+
+import pytest
+
+from flowctl.loadtest.process import WorkerProcess
+from flowctl.loadtest.worker import Orders
+
+pytestmark = pytest.mark.realtime
+
+HIJACKED = "import pathlib; pathlib.Path('hijacked').touch(); raise SystemExit('a file of this folder was run')"
+
+
+@pytest.mark.parametrize("name", ["queue", "json", "flowctl"])
+def test_worker_when_the_folder_has_modules_of_its_own_runs_none_of_them(tmp_path, monkeypatch, name):
+    """Files of the current folder that are named like modules are neither in the way nor run."""
+    (tmp_path / f"{name}.py").write_text(HIJACKED)
+    monkeypatch.chdir(tmp_path)
+    inbox = queue.Queue()
+    orders = Orders(
+        role="viewers", family=2, address=["127.0.0.1", 9], urls=["rtmp://127.0.0.1:9/live/room"], peers=[], ends_s=1.0
+    )
+    worker = WorkerProcess(orders, inbox)
+    try:
+        end = time.monotonic() + 30
+        while not worker.ready and not worker.over and time.monotonic() < end:
+            worker.take(inbox.get(timeout=30)[1])
+        assert (worker.ready, worker.died) == (True, False), worker.last_words()
+    finally:
+        worker.close()
+    assert not (tmp_path / "hijacked").exists()
