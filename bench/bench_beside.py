@@ -97,7 +97,7 @@ def run(
     return rows
 
 
-QUICK: Final[dict[str, Any]] = {"healthy": 10, "slow": 10, "seconds": 3.0, "repeat": 1}
+QUICK: Final[dict[str, Any]] = {"healthy": 5, "slow": 5, "seconds": 1.5, "repeat": 1}
 """Arguments of `run` for a look at whether it works."""
 
 

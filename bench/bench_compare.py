@@ -1,7 +1,7 @@
 """Comparison: flowctl, nginx-rtmp, Node-Media-Server and a bare loop, in one run, at several crowds and bit rates.
 
 They take turns, several times; the table has medians and ratios. ``python bench/bench_compare.py`` measures for about
-twenty minutes and goes on where it was interrupted; ``--quick`` looks at a small crowd once. Points at which the
+half an hour and goes on where it was interrupted; ``--quick`` looks at a small crowd once. Points at which the
 machine or the server was full are marked, with what was full: they say who breaks first, not what a viewer costs.
 """
 
@@ -153,7 +153,8 @@ def plan_of(arguments: argparse.Namespace) -> plan.Plan:
         "window_s": arguments.window,
     }
     given |= {name: value for name, value in named.items() if value}
-    return plan.Plan(contenders=tuple(arguments.only or rivals.USUAL), flush_s=arguments.flush, **given)
+    contenders = tuple(arguments.only or rivals.USUAL)
+    return plan.Plan(contenders=contenders, flush_s=arguments.flush, everywhere=bool(arguments.only), **given)
 
 
 def main() -> int:

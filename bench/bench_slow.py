@@ -36,6 +36,8 @@ from flowctl.serving import ServeOptions
 SHARES: Final = (0.2, 0.5, 0.8)
 _STREAM: Final = "live/slow"
 _LOOK_S: Final = 0.5
+_END_S: Final = 30.0
+"""A player that has not ended by itself so long after its run is a failure."""
 RECIPE: Final = SampleRecipe(seconds=20, gop_s=2, width=640, height=360, video_bit_rate=1_500_000, b_frames=2)
 
 
@@ -80,18 +82,19 @@ def run(
         url = f"rtmp://127.0.0.1:{server.address[1]}/{_STREAM}"
         stack.enter_context(_flowctl("publish", str(sample), url, "--loop", "--duration", f"{seconds + 15:.0f}s"))
         time.sleep(2)
-        viewers = []
+        viewers, players = [], []
         for share in (None, *shares):
             name = "all" if share is None else f"{share:.0%}".rstrip("%")
             watched = Watched(share, folder / f"viewer-{name}.flv")
             limit = () if share is None else ("--rate", f"{rate * share:.0f}")
             known = {viewer.number for viewer in _viewers(server)}
             command = ("play", url, "--output", str(watched.path), "--duration", f"{seconds:.0f}s", *limit)
-            stack.enter_context(_flowctl(*command))
+            players.append(stack.enter_context(_flowctl(*command)))
             watched.number = _new_viewer(server, known)
             viewers.append(watched)
-        _watch(server, viewers, seconds - 4)
-        time.sleep(6)
+        _watch(server, viewers, seconds * 0.9)
+        for player in players:  # each ends by itself
+            player.wait(_END_S)
         return [_row(watched, seconds) for watched in viewers]
 
 

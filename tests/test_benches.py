@@ -7,6 +7,7 @@ that there are some.
 from __future__ import annotations
 
 import ast
+import dataclasses
 
 import pytest
 from source_kit import ROOT, functions_of, tree_of
@@ -68,6 +69,41 @@ def test_lowat_when_quick_shows_a_stalled_viewer():
     module = bench_run.load("lowat")
     (row,) = module.run(**module.QUICK)
     assert row["stalled_noticed_after_s"] is not None
+
+
+@pytest.mark.realtime
+def test_beside_when_quick_compares_with_and_without_slow_viewers():
+    """The benchmark of healthy viewers beside slow ones loads a server twice, and the healthy ones miss nothing."""
+    module = bench_run.load("beside")
+    alone, beside = module.run(**module.QUICK)
+    assert (alone["slow"], beside["slow"]) == (0, module.QUICK["slow"])
+    for row in (alone, beside):
+        assert (row["failed"], row["missing"]) == (0, 0)
+        assert row["p99_ms"] > 0
+
+
+@pytest.mark.realtime
+def test_smooth_when_short_counts_the_rounds_of_many_streams(monkeypatch):
+    """The benchmark of what could keep the thread finds rounds, and all of its viewers playing."""
+    module = bench_run.load("smooth")
+    monkeypatch.setattr(module, "_START_S", 1.0)
+    monkeypatch.setattr(module, "_SETTLE_S", 1.0)
+    row = module.measure(module.CASES[-1], 0.002, 1.0, 1)
+    assert row["playing"] == row["viewers"] >= 20
+    assert (row["lost"], row["missing"]) == (0, 0)
+    assert row["rounds"] > 0
+
+
+@pytest.mark.realtime
+def test_slow_when_short_shows_what_a_viewer_at_half_the_rate_gets(monkeypatch):
+    """The benchmark of slow viewers finds that one who reads all gets more, and both get pictures without errors."""
+    module = bench_run.load("slow")
+    monkeypatch.setattr(module, "RECIPE", dataclasses.replace(module.RECIPE, seconds=4))
+    fast, slow = module.run(seconds=4.0, shares=(0.5,))
+    assert (fast["reads"], slow["reads"]) == ("all", "50%")
+    assert (fast["decode_errors"], slow["decode_errors"], fast["closed"], slow["closed"]) == (0, 0, "", "")
+    assert fast["inter_percent"] >= slow["inter_percent"] - 20  # in two seconds, a round that is not out yet counts
+    assert fast["pictures"] > slow["pictures"] > 0
 
 
 def record_of(name: str, rows: list[dict]) -> dict:

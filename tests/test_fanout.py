@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import ssl
 
 import pytest
 from fanout_kit import Stage
@@ -265,3 +266,46 @@ def test_suspended_viewer_resumes_with_what_was_published_meanwhile(room):
     assert viewer.numbers() == list(range(7))
     assert other.statistics().members == 1
     stage.check()
+
+
+@pytest.mark.parametrize("error", [ssl.SSLWantWriteError(3, "want write"), ssl.SSLWantReadError(2, "want read")])
+def test_member_when_tls_wants_to_wait_leaves_as_at_eagain(error):
+    """What TLS raises in place of EAGAIN ends no connection: the member gets every byte later."""
+    stage = Stage(2)
+    viewer = stage.viewers[0]
+    send, sendmsg = viewer.peer.send, viewer.peer.sendmsg
+    waits = [error, error]
+
+    def refuse(write, data):
+        if waits:
+            raise waits.pop()
+        return write(data)
+
+    (squad,) = stage.fanout._cohort.squads()
+    squad.sends[0] = lambda data: refuse(send, data)
+    viewer.peer.sendmsg = lambda buffers: refuse(sendmsg, buffers)
+    stage.publish("I")
+    assert (waits, viewer.sender.closed, viewer.sender.blocked) == ([], False, True)
+    assert stage.viewers[1].numbers() == [0, 1]
+    viewer.sender.writable()
+    stage.publish("I")
+    assert [item.numbers() for item in stage.viewers] == [[0, 1, 2]] * 2
+    stage.check()
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_member_when_its_transport_raises_anything_ends_alone(as_file, monkeypatch):
+    """An error that is no OSError ends the member it came from; nobody else misses a byte or gets one twice."""
+    monkeypatch.setattr("flowctl.fanout.FILE_VIEWERS", 1 if as_file else 1000)
+    stage = Stage(3)
+
+    def fail(data):
+        raise ValueError("a transport of the application's")
+
+    (squad,) = stage.fanout._cohort.squads()
+    squad.sends[1] = fail
+    stage.publish("I", 30_000)
+    stage.publish("I")
+    assert [item.numbers() for item in (stage.viewers[0], stage.viewers[2])] == [[0, 1, 2]] * 2
+    assert stage.viewers[1].sender.statistics().close_reason is not None
+    assert stage.fanout.statistics().members == 2

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import ssl
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,19 @@ def test_socket_when_bytes_must_pass_through_something_is_none():
     assert socket_behind(len) is None
     assert socket_behind(bytearray().extend) is None
     assert socket_behind(ssl.SSLSocket.send.__get__(object())) is None
+
+
+def test_piece_when_gathering_fails_ends_without_a_second_error(monkeypatch):
+    """What gathering raises is told, and forgetting the half-made piece raises nothing more."""
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+
+    def fail(start, end):
+        raise MemoryError("no room for the bytes")
+
+    monkeypatch.setattr("flowctl.piece.gather", fail)
+    log = Published(ManualGroup()).log
+    with pytest.raises(MemoryError):
+        Piece(log.tail, log.tail)
+    gc.collect()
+    assert unraisable == []

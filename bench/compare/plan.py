@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+PATIENT: Final = "flowctl, 120 ms"
+"""flowctl at about the delay of Node-Media-Server: cost is to be compared at equal delay."""
 VIEWERS: Final = (100, 1000, 4000)
 BIT_RATES: Final = (600_000, 2_500_000)
 LAZY_S: Final = 0.04
@@ -22,6 +24,8 @@ loopback the server's processor time pays for that: with viewers elsewhere it wo
 lies between the two, so one point is measured with both. The measured viewers always read at once."""
 _RAMP_PER_S: Final = 900.0
 """Viewers that connect per second, for the estimate of what a measurement takes."""
+_PATIENT_VIEWERS: Final = 1000
+"""The crowd at which flowctl is measured at Node-Media-Server's delay as well."""
 _FIXED_S: Final = 8.5
 """Start, publisher's cache, settling and end of a measurement, for the estimate."""
 
@@ -40,6 +44,7 @@ class Plan:
         settle_s: head start of the publisher, and pause before the window.
         flush_s: flush interval of flowctl, or its ceiling, in seconds.
         measured: viewers that measure delay.
+        everywhere: whether the patient flowctl is measured with every crowd, not only with a thousand viewers.
     """
 
     contenders: tuple[str, ...]
@@ -47,10 +52,11 @@ class Plan:
     lazy_viewers: tuple[int, ...] = (1000,)
     bit_rates: tuple[int, ...] = BIT_RATES
     repeat: int = 3
-    window_s: float = 8.0
+    window_s: float = 6.0
     settle_s: float = 2.5
     flush_s: float = 0.04
     measured: int = 20
+    everywhere: bool = False
 
     def items(self) -> Iterator[Item]:
         """Yield all measurements in order: whole repetitions one after the other, so that each part is a whole."""
@@ -61,6 +67,8 @@ class Plan:
                 for viewers, nap_s in crowds:
                     turn = self.contenders if repetition % 2 == 0 else self.contenders[::-1]
                     for name in turn:
+                        if name == PATIENT and not self.everywhere and (viewers != _PATIENT_VIEWERS or nap_s):
+                            continue
                         yield Item(name=name, viewers=viewers, bit_rate=bit_rate, repetition=repetition, nap_s=nap_s)
 
     def identity(self, commit: str) -> dict[str, Any]:
