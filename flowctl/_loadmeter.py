@@ -19,6 +19,12 @@ SMOOTHING_S: Final = 5.0
 #: Handler time is gathered this long before it is folded into the average: one exp() per window, not per handler.
 WINDOW_S: Final = 0.25
 
+#: A window with this share of handler time had no room: who waited in it, waited for the thread.
+STRAINED_BUSY: Final = 0.9
+
+#: For so long after such a window the thread still works off what it left, and delays say nothing about a peer.
+STRAIN_S: Final = 3.0
+
 
 class LoadMeter:
     """Busy fraction, turns and longest turn of one thread.
@@ -27,12 +33,13 @@ class LoadMeter:
         now: seconds, when measuring begins.
     """
 
-    __slots__ = ("_busy_s", "_fraction", "_window_from", "longest_turn_s", "turns")
+    __slots__ = ("_busy_s", "_fraction", "_strained_until", "_window_from", "longest_turn_s", "turns")
 
     def __init__(self, now: float) -> None:
         self._window_from = now
         self._busy_s = 0.0  # handler time since then
         self._fraction = 0.0
+        self._strained_until = now
         self.turns = 0  #: handlers run
         self.longest_turn_s = 0.0  #: of them the longest since the start or `forget_longest`
 
@@ -44,6 +51,8 @@ class LoadMeter:
         self.longest_turn_s = max(self.longest_turn_s, took)
         if ended - self._window_from >= WINDOW_S:
             self._fraction = self.busy_fraction(ended)
+            if self._busy_s >= STRAINED_BUSY * (ended - self._window_from):
+                self._strained_until = ended + STRAIN_S
             self._window_from = ended
             self._busy_s = 0.0
 
@@ -57,6 +66,10 @@ class LoadMeter:
             return self._fraction
         weight = 1.0 - exp(-elapsed / SMOOTHING_S)
         return self._fraction + weight * (min(1.0, self._busy_s / elapsed) - self._fraction)
+
+    def strained(self, now: float) -> bool:
+        """Return whether the thread had no room a moment ago, so that what is late may be late by its fault."""
+        return now < self._strained_until
 
     def forget_longest(self) -> float:
         """Return the longest turn in seconds and start looking for the longest anew; owning thread only."""

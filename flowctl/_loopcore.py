@@ -103,6 +103,10 @@ class LoopCore:
         """Return the share of time, 0 to 1, that handlers ran in the last seconds; any thread."""
         return self._meter.busy_fraction(self.clock())
 
+    def strained(self) -> bool:
+        """Return whether the thread had no room a moment ago: what is late may be late by its fault; any thread."""
+        return self._meter.strained(self.clock())
+
     def report(self, where: str, error: Exception) -> None:
         """Count and report an exception that a handler raised; any thread, never raises.
 

@@ -364,6 +364,11 @@ class Connection:
         """Return what the kernel has taken and the peer has not acknowledged."""
         return unacknowledged_bytes(self._sock)
 
+    def strained(self) -> bool:
+        """Return whether the thread of the group had no room a moment ago."""
+        group = self.group
+        return group is not None and group.strained()
+
     def request_flush(self) -> None:
         """Flush soon on the owning thread."""
         self.registration.schedule(self._flush_job)

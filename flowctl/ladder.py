@@ -76,7 +76,7 @@ class LadderSettings:
         probe_s: calm before a step up that it does not promise; doubles with each failure.
         probe_max_s: longest such wait.
         headroom: a step fits where the measured rate is at least this many times what the step needs.
-        lowest: lowest step to be taken.
+        lowest: lowest step to be taken. CLOSE: all of them, and who cannot hold the last one is closed.
 
     Raises:
         ConfigError: a time is negative, the headroom below 1, or `probe_max_s` below `probe_s`.

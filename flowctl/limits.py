@@ -142,8 +142,8 @@ class Limits:
         )
 
     def __str__(self) -> str:
-        soft = f"{format_size(self.size.soft)}, {self.messages.soft} messages, {_age(self.age_ms.soft)}"
-        hard = f"{format_size(self.size.hard or 0)}, {self.messages.hard} messages, {_age(self.age_ms.hard or 0)}"
+        soft = _marks_text(self.size.soft, self.messages.soft, self.age_ms.soft)
+        hard = _marks_text(self.size.hard or 0, self.messages.hard or 0, self.age_ms.hard or 0)
         return f"soft {soft}; hard {hard}"
 
 
@@ -155,8 +155,13 @@ _MOST_DIGITS: Final = 15
 """Of a number of messages: more cannot be meant, and int() refuses some thousands."""
 
 
-def _age(value_ms: int) -> str:
-    return format_duration(value_ms / 1000) if value_ms else "no age"
+def _marks_text(size_bytes: int, messages: int, age_ms: int) -> str:
+    """Return one mark of each axis; those that are off are called so, because a limit of 0 would let nothing pass."""
+    if not (size_bytes or messages or age_ms):
+        return "off"
+    size = format_size(size_bytes) if size_bytes else "any size"
+    count = f"{messages} messages" if messages else "any number of messages"
+    return f"{size}, {count}, {format_duration(age_ms / 1000) if age_ms else 'any age'}"
 
 
 def _parse_marks(text: str, field_name: str) -> list[int | None]:

@@ -122,6 +122,9 @@ class SenderHost(Protocol):
     def kernel_bytes(self) -> int:
         """Return what the kernel has taken and the peer has not acknowledged; 0 where that cannot be told."""
 
+    def strained(self) -> bool:
+        """Return whether the owning thread had no room a moment ago: a peer that seems slow may not be. Any thread."""
+
 
 class AgeSource(enum.Enum):
     """What the age axis of the limits measures: the oldest queued message, or that and the delay of the viewer."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import signal
 import socket
 import threading
 import time
@@ -14,6 +13,7 @@ from functools import partial
 from typing import Final, Self
 
 from flowctl._locks import OwnedLock
+from flowctl._signals import EndSignals
 from flowctl.admission import Admission, AdmissionLimits
 from flowctl.connection import Connection
 from flowctl.deferred import Registration
@@ -181,15 +181,11 @@ class Server:
 
     def run(self) -> None:
         """Start, serve until SIGINT or SIGTERM, and stop. Main thread."""
-        ended = threading.Event()
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, lambda *_: ended.set()) for number in numbers]
         try:
-            self.start()
-            ended.wait()
+            with EndSignals() as ended:  # outside of it, a second signal ends a stop that takes too long
+                self.start()
+                ended.wait()
         finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)  # a second one ends a stop that takes too long
             self.stop()
 
     def __enter__(self) -> Self:

@@ -5,6 +5,7 @@ Others add theirs through the entry point group ``flowctl.servers``.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -78,3 +79,20 @@ class ServerProgram:
     build: Callable[[ServeOptions], Server]
     extra: Mapping[str, str] = field(default_factory=dict)
     has_streams: bool = True
+
+
+def settings_hint(name: str, known: Mapping[str, str]) -> str:
+    """Return a hint for who asked for a setting that there is not: the nearest one first, then all.
+
+    Args:
+        name: what was asked for.
+        known: name of each setting, and what it does.
+    """
+    if not known:
+        return "it has none"
+    names = {key.partition("_")[2]: key for key in known} | {key: key for key in known}  # also without their prefix
+    near = difflib.get_close_matches(name, names, 1)
+    if not near:
+        return "; ".join(f"{key}: {text}" for key, text in sorted(known.items()))
+    meant = names[near[0]]
+    return f"did you mean {meant} ({known[meant]})? known settings: {', '.join(sorted(known))}"

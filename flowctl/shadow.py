@@ -261,9 +261,11 @@ class Shadow:
         self._offer(offered, now)
         self._settle(self._core.queued(self._load(now), now), now)
         took = self._drain(room)
-        if took or not self._queue:
+        # What thinning has emptied is not drained: the kernel still holds what it was given, and refuses.
+        drained = not self._queue and (room > 0 or not busy or not self._core.would_block)
+        if took or drained:
             self._progress_at = now
-        if not self._queue:
+        if drained:
             self._was_drained = True
             self._settle(self._core.drained(now), now)
         elif not self._core.would_block:
@@ -419,7 +421,7 @@ class Shadow:
         candidate, core = self._candidate, self._core
         if self._close is not None:
             return
-        if self._queue and candidate.stuck_s and now - self._progress_at >= candidate.stuck_s:
+        if core.would_block and 0 < candidate.stuck_s <= now - self._progress_at:
             self._close = (now, CloseReason.STUCK)
         elif core.slow_since is not None and 0 < candidate.soft_too_long_s <= now - core.slow_since:
             self._close = (now, CloseReason.SOFT_TOO_LONG)

@@ -77,6 +77,8 @@ def value_text(name: str, value: object) -> str:
     """Return a default as an operator would write it."""
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return str(value)
+    if isinstance(value, enum.IntEnum):
+        return value.name.lower()
     if isinstance(value, enum.Enum):
         return str(value.value)
     if name.endswith("_bytes") or name == "out_chunk_size":

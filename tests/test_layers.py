@@ -43,7 +43,7 @@ LAYERS = {
     "glue": layer(
         "sockets delay fanouts session _sessioncalls connection totals", "ground flow queue jobs sending receiving loop"
     ),
-    "server": layer("admission server serving", "ground flow queue jobs sending receiving loop glue"),
+    "server": layer("_signals admission server serving", "ground flow queue jobs sending receiving loop glue"),
     "testing": layer("testing", "ground flow queue jobs sending"),
     "media": layer("media", "ground wire"),
     "log": layer("log", "ground wire"),

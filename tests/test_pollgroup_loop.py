@@ -11,7 +11,7 @@ import pollgroup_kit
 import pytest
 from pollgroup_kit import WAIT_S, FakePollable, on_thread
 
-from flowctl._loadmeter import SMOOTHING_S, WINDOW_S, LoadMeter
+from flowctl._loadmeter import SMOOTHING_S, STRAIN_S, WINDOW_S, LoadMeter
 from flowctl._watches import MOST_PER_TURN
 from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, InternalError, LocalProtocolError
@@ -481,6 +481,17 @@ def test_load_meter_when_half_busy_approaches_one_half():
     assert meter.busy_fraction(now) == pytest.approx(0.5, abs=0.01)
     assert meter.busy_fraction(now + SMOOTHING_S) == pytest.approx(0.5 / 2.718, abs=0.02)
     assert meter.busy_fraction(now) == pytest.approx(0.5, abs=0.01)
+
+
+def test_load_meter_when_a_window_had_no_room_is_strained_for_a_while():
+    """Nine tenths of a window spent in handlers make the thread strained for seconds; half of it does not."""
+    meter = LoadMeter(0.0)
+    meter.turn(0.0, WINDOW_S / 2)
+    meter.turn(WINDOW_S, WINDOW_S)
+    assert not meter.strained(WINDOW_S)
+    meter.turn(WINDOW_S, 2 * WINDOW_S)
+    assert meter.strained(2 * WINDOW_S + STRAIN_S - 0.01)
+    assert not meter.strained(2 * WINDOW_S + STRAIN_S)
 
 
 def test_load_meter_when_turns_are_counted_keeps_the_longest():

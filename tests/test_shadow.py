@@ -9,7 +9,7 @@ from flowctl.errors import ConfigError
 from flowctl.flow import CLASS_COUNT, MessageClass, SendState
 from flowctl.ladder import LadderSettings
 from flowctl.limits import NO_LIMITS, Limits
-from flowctl.policy import KeepAll, LivePolicy
+from flowctl.policy import KeepAll, LivePolicy, Thin
 from flowctl.reasons import CloseReason
 from flowctl.shadow import NO_SHADOW, Candidate, Shadow
 
@@ -122,6 +122,32 @@ def test_shadow_when_nothing_is_taken_is_stuck_after_its_time():
     assert run.shadow.closed is None
     run.go(1, 0.0)
     assert run.shadow.closed[1] is CloseReason.STUCK
+
+
+class Sweeper(LivePolicy):
+    """Throws away all that is queued at the soft limit, so that nothing waits for a peer that takes nothing."""
+
+    def thin(self, state):
+        return Thin.DROPPABLE if state is SendState.SOFT_LIMIT else Thin.NOTHING
+
+
+def test_shadow_when_thinning_has_emptied_its_queue_is_stuck_all_the_same():
+    """The kernel still holds what it was given and refuses: the time runs from the last octet taken, as in reality."""
+    run = Run(Limits.parse("20kB,0", "10MB,0"), Sweeper(), stuck_s=5, soft_too_long_s=0).go(2, 1.0)
+    for _ in range(18):
+        run.go(SAMPLE_S, 0.0)
+    assert run.report().dropped.total_messages > 0
+    assert run.shadow.closed is None
+    run.go(1, 0.0)
+    assert run.shadow.closed[1] is CloseReason.STUCK
+
+
+def test_shadow_when_its_queue_is_empty_and_the_kernel_takes_again_is_not_stuck():
+    """A peer that reads again before the time is over, or whose real queue is empty, is not refused anything."""
+    for again in ({"share": 0.1}, {"share": 0.0, "busy": False}):
+        run = Run(Limits.parse("20kB,0", "10MB,0"), Sweeper(), stuck_s=5, soft_too_long_s=0).go(2, 1.0).go(4, 0.0)
+        run.go(0.5, **again, published=False).go(4, 0.0)
+        assert run.shadow.closed is None
 
 
 def test_shadow_when_it_has_a_ladder_steps_down_and_settles():

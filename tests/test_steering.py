@@ -436,3 +436,19 @@ def test_thinning_when_control_messages_are_queued_makes_room_for_their_bytes_to
         queued = viewer.sender.statistics().queued
         kept.append((queued.of(KEY), queued.of(INTER)))
     assert kept == [(1, 1), (1, 0)]
+
+
+def test_ladder_when_the_thread_itself_is_late_stands_still():
+    """While the owning thread has no room no step is taken, in either direction; with room again they are."""
+    scene = Scene(share=0.3)
+    scene.follow()
+    scene.viewer.host.is_strained = True
+    scene.run(30)
+    assert scene.moves == []
+    scene.viewer.host.is_strained = False
+    scene.run(30)
+    assert scene.moves != []
+    at = scene.now
+    scene.viewer.host.is_strained = True
+    scene.run(60, share=3.0)
+    assert scene.moves_since(at) == []

@@ -13,8 +13,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from flowctl.cli.app import app
-from flowctl.cli.errors import run
+try:
+    from flowctl.cli.app import app
+    from flowctl.cli.errors import run
+except KeyboardInterrupt:
+    # Ctrl-C while the modules are still being read: nothing has begun, so there is nothing to say.
+    raise SystemExit(130) from None
 
 __all__ = ["app", "main"]
 

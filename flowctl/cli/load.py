@@ -72,8 +72,8 @@ def load(
     """Load an RTMP server with viewers of all kinds, on this machine unless --allow-remote is given.
 
     It always ends by itself. Exit status: 0 all went well; 1 a condition of --fail-on holds or could not be measured,
-    nobody could connect, no healthy viewer got a frame, or the load tester itself failed for a peer; 2 wrong use; 130
-    or 143 ended by a signal.
+    nobody could connect, no healthy viewer got a frame, the server or a publisher was lost in mid run, or the load
+    tester itself failed for a peer; 2 wrong use; 130 or 143 ended by a signal.
     """
     from flowctl.cli.common import set_up_log
 
@@ -123,8 +123,8 @@ def _plan(url: str | None, viewers: int, profiles: list[str], **given: Any) -> L
     from flowctl.client.connect import parse_address
     from flowctl.errors import ConfigError
     from flowctl.loadtest.plan import MAX_PEERS, LoadPlan
-    from flowctl.loadtest.profiles import parse_crowd
-    from flowctl.units import parse_bit_rate, parse_duration, parse_size
+    from flowctl.loadtest.profiles import parse_crowd, parse_profile
+    from flowctl.units import parse_bit_rate, parse_duration
 
     if url is None:
         raise ConfigError("URL is missing", hint="give what to play, like rtmp://127.0.0.1/live/test")
@@ -138,19 +138,39 @@ def _plan(url: str | None, viewers: int, profiles: list[str], **given: Any) -> L
             raise ConfigError(f"there is no file {given['source']}", hint="--source takes an FLV file")
     ramp_s = optional_duration(given.pop("ramp"), "--ramp")
     key_frame_size = given.pop("key_frame_size")
+    crowd = parse_crowd(profiles, viewers)
+    for choice in map(parse_profile, profiles):
+        if choice.text not in crowd:
+            typer.echo(f"warning: of {viewers} viewers nobody is left for --profile {choice.text}", err=True)
     return LoadPlan(
         url=url,
-        profiles=parse_crowd(profiles, viewers),
+        profiles=crowd,
         ramp_s=viewers / _VIEWERS_PER_S if ramp_s is None else ramp_s,
         duration_s=parse_duration(given.pop("duration"), "--duration"),
         bit_rate=parse_bit_rate(given.pop("bit_rate"), "--bit-rate"),
         key_interval_s=parse_duration(given.pop("key_interval"), "--key-interval"),
-        key_frame_bytes=None if key_frame_size is None else parse_size(key_frame_size, "--key-frame-size"),
+        key_frame_bytes=None if key_frame_size is None else _key_frame_bytes(key_frame_size),
         measure_every=_measure_every(given.pop("measure")),
         connect_timeout_s=parse_duration(given.pop("connect_timeout"), "--connect-timeout"),
         command=_command_line(),
         **given,
     )
+
+
+def _key_frame_bytes(text: str) -> int:
+    """Return the size of key frames, 1 byte to what servers take as one message.
+
+    Raises:
+        ConfigError: it is no size, or too large.
+    """
+    from flowctl.errors import ConfigError
+    from flowctl.media.synthetic import MAX_FRAME_SIZE_BYTES
+    from flowctl.units import format_size, parse_size
+
+    size = parse_size(text, "--key-frame-size")
+    if not 1 <= size <= MAX_FRAME_SIZE_BYTES:
+        raise ConfigError(f"--key-frame-size is {text!r}, allowed is up to {format_size(MAX_FRAME_SIZE_BYTES)}")
+    return size
 
 
 def _measure_every(text: str) -> int | None:
@@ -186,12 +206,12 @@ def _conditions(texts: Sequence[str], plan: LoadPlan) -> list[Condition]:
     """
     from flowctl.loadtest.failon import parse_conditions
     from flowctl.loadtest.profiles import parse_profile
-    from flowctl.loadtest.results import PeerKind
+    from flowctl.loadtest.results import PUBLISHER, PeerKind
 
     kinds = {name: parse_profile(name).profile.kind for name in plan.profiles}
     if plan.publishers:
-        kinds[plan.source or "synthetic"] = PeerKind.PUBLISHER
-    return parse_conditions(texts, kinds)
+        kinds[PUBLISHER] = PeerKind.PUBLISHER
+    return parse_conditions(texts, kinds, server_watched=plan.server_pid is not None)
 
 
 def _load(

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    import threading
-
+    from flowctl._signals import EndSignals
     from flowctl.limits import Limits
     from flowctl.sender_types import SenderSettings
     from flowctl.server import Server
@@ -194,27 +193,23 @@ def _options(
 def _run(program: ServerProgram, options: ServeOptions, *, stats_s: float | None, as_json: bool) -> None:
     """Build, start, wait for a signal, stop."""
     import os
-    import signal
-    import threading
 
+    from flowctl._signals import EndSignals
     from flowctl.cli.common import print_json
     from flowctl.log import get_logger
 
     logger = get_logger("flowctl.serve")
     server = program.build(options)
-    ended = threading.Event()
-    before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        server.start()
-        host, port = server.address
-        logger.info("serving", server=program.name, host=host, port=port, limits=str(options.limits))
-        if as_json:
-            print_json(_ready(program, server, options, os.getpid()))
-        _wait(server, ended, stats_s)
-    finally:
-        stopped = server.stop()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with EndSignals() as ended:
+        try:
+            server.start()
+            host, port = server.address
+            logger.info("serving", server=program.name, host=host, port=port, limits=str(options.limits))
+            if as_json:
+                print_json(_ready(program, server, options, os.getpid()))
+            _wait(server, ended, stats_s)
+        finally:
+            stopped = server.stop()
     logger.info("stopped", server=program.name, accepted=server.accepted_count, in_time=stopped)
 
 
@@ -229,7 +224,7 @@ def _ready(program: ServerProgram, server: Server, options: ServeOptions, pid: i
     return ready
 
 
-def _wait(server: Server, ended: threading.Event, stats_s: float | None) -> None:
+def _wait(server: Server, ended: EndSignals, stats_s: float | None) -> None:
     """Wait for the end; log figures meanwhile."""
     from flowctl.cli.figures import summary
     from flowctl.log import get_logger

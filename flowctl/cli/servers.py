@@ -7,7 +7,7 @@ import importlib.metadata
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.serving import ServerProgram
+from flowctl.serving import ServerProgram, settings_hint
 
 GROUP: Final = "flowctl.servers"
 
@@ -54,7 +54,7 @@ def check_extra(program: ServerProgram, pairs: list[str]) -> dict[str, str]:
         if name in values:
             raise ConfigError(f"--set {name} is given twice")
         if name not in program.extra:
-            listed = "; ".join(f"{key}: {text}" for key, text in sorted(program.extra.items())) or "it has none"
-            raise ConfigError(f"server {program.name!r} has no setting {name!r}", hint=listed)
+            hint = settings_hint(name, program.extra)
+            raise ConfigError(f"server {program.name!r} has no setting {name!r}", hint=hint)
         values[name] = value
     return values

@@ -243,7 +243,8 @@ def _check_stalled(watched: Watched, peer: PeerResult) -> list[str]:
 
 
 def _check_hostile(watched: Watched, peer: PeerResult) -> list[str]:
-    faults = ["the server did what no sound one does: " + peer.notes] if peer.expectation_met is False else []
+    seen = "; ".join([*peer.forms.splitlines(), peer.notes])
+    faults = ["the server did what no sound one does: " + seen] if peer.expectation_met is False else []
     if watched.cut not in _ATTACK_CUTS:
         faults.append(f"attacks and was not cut by a limit: {watched.cut or 'still there'}")
     return faults

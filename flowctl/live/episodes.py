@@ -73,8 +73,16 @@ class Episode:
         self._loud = False  # a line at info level was written for this episode
         self.quiet_at: float | None = None
 
-    def take(self, entry: LedgerEntry) -> None:
-        """Take note of an entry of the ledger."""
+    def take(self, entry: LedgerEntry, *, closed: bool = False) -> None:
+        """Take note of an entry of the ledger.
+
+        Args:
+            entry: what was done.
+            closed: whether the viewer has been closed since. The line of its end says the rest, unless this would be
+                the first one.
+        """
+        if closed and self._loud:
+            return
         if entry.kind is LedgerKind.STATE and entry.change is not None:
             self._take_edge(entry)
         elif entry.kind is LedgerKind.DROPS:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import structlog
 
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError
-from flowctl.ladder import LadderSettings
+from flowctl.ladder import LadderSettings, LadderStep
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession
@@ -22,7 +22,7 @@ from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sender_types import SenderSettings
 from flowctl.server import Server
-from flowctl.serving import ServeOptions
+from flowctl.serving import ServeOptions, settings_hint
 from flowctl.shadow import Candidate
 from flowctl.streamlog import CacheLimits
 from flowctl.units import format_duration, format_size, parse_duration, parse_size
@@ -50,6 +50,8 @@ _LADDER_SETTINGS: Final[dict[str, int | float]] = {
     for field in dataclasses.fields(LadderSettings)
     if type(field.default) in {int, float}
 }
+_LADDER_LOWEST: Final = f"{_LADDER_PREFIX}lowest"
+_STEP_NAMES: Final = [step.name.lower() for step in LadderStep]
 _MOST_DIGITS: Final = 15
 """As for numbers with units: more are a typing error, and Python refuses to read thousands of them."""
 
@@ -77,6 +79,7 @@ EXTRA_SETTINGS: Final = {
     "memory_budget_per_address": "yes or no (default): whether the viewers of one address count as one for the budget",
     **_described("GOP cache of a stream", _CACHE_SETTINGS),
     **_described("step-down ladder of each viewer", _LADDER_SETTINGS),
+    _LADDER_LOWEST: f"lowest step that a viewer is given: {', '.join(_STEP_NAMES[:-1])} or {_STEP_NAMES[-1]} (default)",
     **_described("limit of each RTMP connection", _WIRE_SETTINGS),
 }
 
@@ -169,15 +172,12 @@ def config_from(options: ServeOptions) -> LiveConfig:
     unknown = sorted(set(extra) - set(EXTRA_SETTINGS))
     if unknown:
         raise ConfigError(
-            f"unknown setting {unknown[0]!r} of the live server", hint=f"known are {', '.join(sorted(EXTRA_SETTINGS))}"
+            f"unknown setting {unknown[0]!r} of the live server", hint=settings_hint(unknown[0], EXTRA_SETTINGS)
         )
     values: dict[str, Any] = {"flush_interval_s": options.flush_interval_s}
     if "second_publisher" in extra:
         choices = [item.value for item in SecondPublisher]
-        if extra["second_publisher"] not in choices:
-            allowed = f"{', '.join(choices[:-1])} or {choices[-1]}"
-            raise ConfigError(f"second_publisher is {extra['second_publisher']!r}, it must be {allowed}")
-        values["second_publisher"] = SecondPublisher(extra["second_publisher"])
+        values["second_publisher"] = SecondPublisher(_choice("second_publisher", extra["second_publisher"], choices))
     rtmp: dict[str, Any] = {"limits": WireLimits(**_given(extra, _WIRE_SETTINGS))}
     if "credentials_file" in extra:
         rtmp["credentials"] = read_credentials(Path(extra["credentials_file"]))
@@ -209,11 +209,16 @@ def settings_from(options: ServeOptions) -> SenderSettings:
     """Return the settings of each viewer's Sender: those in `options`, with the ladder and the return to live.
 
     Raises:
-        ConfigError: a setting of the ladder in `options.extra` has a wrong value.
+        ConfigError: a setting of the ladder in `options.extra` has a wrong value, or there is to be no ladder.
     """
+    named = sorted(name for name in options.extra if name.startswith(_LADDER_PREFIX))
+    if named and not options.ladder:
+        raise ConfigError(f"{named[0]} is set, but the ladder is off", hint="leave one of the two out")
     given = {
         name.removeprefix(_LADDER_PREFIX): value for name, value in _given(options.extra, _LADDER_SETTINGS).items()
     }
+    if _LADDER_LOWEST in options.extra:
+        given["lowest"] = LadderStep[_choice(_LADDER_LOWEST, options.extra[_LADDER_LOWEST], _STEP_NAMES).upper()]
     ladder = dataclasses.replace(options.settings.ladder or LadderSettings(), **given) if options.ladder else None
     return dataclasses.replace(options.settings, ladder=ladder, return_after_s=options.return_after_s)
 
@@ -242,6 +247,12 @@ def read_credentials(path: Path) -> dict[str, str]:
     if not credentials:
         raise ConfigError(f"{path} holds no user", hint="without credentials_file there is no authentication")
     return credentials
+
+
+def _choice(name: str, text: str, choices: list[str]) -> str:
+    if text not in choices:
+        raise ConfigError(f"{name} is {text!r}, it must be {', '.join(choices[:-1])} or {choices[-1]}")
+    return text
 
 
 def _yes(name: str, text: str) -> bool:

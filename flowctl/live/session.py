@@ -540,7 +540,7 @@ class LiveSession(Session):
             if self._episode is None:  # most viewers have no trouble at all
                 fields = self._fields(playing.stream.name)
                 self._episode = Episode(fields, self.connection.sender.why, self._dropped)
-            self._episode.take(entry)
+            self._episode.take(entry, closed=self.connection.sender.closed)
             self._arm()
 
     def closed(self, reason: CloseReason, details: str) -> None:

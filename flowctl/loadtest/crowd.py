@@ -109,6 +109,7 @@ class Crowd:
         self._book = FrameBook()
         self._tallies: dict[str, Tally] = {}
         self._waiting = 0  # peers whose time has not come
+        self._returning = 0  # peers that have left and are about to come back
         self._visits = 0
         self._stopping = False
         self._empty = asyncio.Event()  # set when the last one has gone after `stop`
@@ -138,6 +139,7 @@ class Crowd:
 
     def _come(self, order: PeerOrder, _now: float, *, first: bool) -> None:
         self._waiting -= first
+        self._returning -= not first
         if self._stopping:
             return
         tally = self._tally(order.profile)
@@ -181,6 +183,7 @@ class Crowd:
         self._count_end(result, tally)
         if tally.manner.stay_s is not None and not self._stopping and self._visits < VISITS_MAX:
             pause_s = 0.0 if result.end is PeerEnd.LEFT else _COME_BACK_S
+            self._returning += 1
             self._reactor.call_at(time.monotonic() + pause_s, partial(self._come, order, first=False))
 
     def _count_end(self, result: PeerResult, tally: Tally) -> None:
@@ -226,6 +229,7 @@ class Crowd:
             result.wire_bytes = verdict.received_bytes
             result.expectation_met = verdict.met
             result.notes = verdict.notes
+            result.forms = verdict.form_words
         result.ended_s = time.monotonic() - settings.began
         tally.attacking -= 1
         self._count_end(result, tally)
@@ -235,7 +239,12 @@ class Crowd:
     @property
     def alive(self) -> int:
         """Peers that are there, or still to come."""
-        return self._waiting + len(self._tasks) + sum(len(tally.alive) for tally in self._tallies.values())
+        return (
+            self._waiting
+            + self._returning
+            + len(self._tasks)
+            + sum(len(tally.alive) for tally in self._tallies.values())
+        )
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of this moment, and begin a new second."""
@@ -286,7 +295,7 @@ class Crowd:
             await asyncio.wait(self._tasks, timeout=patience_s)
         for task in list(self._tasks):
             task.cancel()
-        if self.alive - self._waiting:
+        if self.alive - self._waiting - self._returning:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), _LAST_S)
         for tally in self._tallies.values():

@@ -70,11 +70,19 @@ class Condition:
     bound: float
 
     def judge(self, figures: RunFigures) -> Verdict:
-        """Return whether it is so, after the run."""
-        value = figures.value(self.figure.name, self.scope)
+        """Return whether it is so, after the run.
+
+        Of a run that was interrupted nothing is judged; of one that broke off, only what failed by then: the rest of
+        the run could have been different.
+        """
+        value, result = figures.value(self.figure.name, self.scope), figures.result
+        if result.interrupted:
+            return Verdict(self, value, failed=False, not_judged="interrupted")
         if value is None:
             return Verdict(self, None, failed=True)
-        return Verdict(self, value, failed=_OPERATORS[self.op](value, self.bound))
+        failed = _OPERATORS[self.op](value, self.bound)
+        not_judged = "" if failed or not result.failure else "the run went wrong"
+        return Verdict(self, value, failed=failed, not_judged=not_judged)
 
     @property
     def where(self) -> str:
@@ -90,21 +98,27 @@ class Verdict:
         condition: which one.
         value: what was measured, in the unit of the figure. None: it was not measured.
         failed: whether it makes the run fail.
+        not_judged: why it has neither failed nor passed. "": it has.
     """
 
     condition: Condition
     value: float | None
     failed: bool
+    not_judged: str = ""
 
     @property
     def measured(self) -> str:
         """What was measured, for people; why nothing was."""
+        if self.value is None and self.not_judged:
+            return "not measured"
         if self.value is not None:
             return f"measured {format_value(self.value, self.condition.figure.unit)}"
         return f"not measured: {why_not_measured(self.condition.figure)}"
 
     def __str__(self) -> str:
-        return f"{'FAIL' if self.failed else 'pass'}  {self.condition.text}  ({self.measured})"
+        word = "FAIL" if self.failed else "not judged" if self.not_judged else "pass"
+        why = f"{self.not_judged}; " if self.not_judged else ""
+        return f"{word}  {self.condition.text}  ({why}{self.measured})"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -113,7 +127,8 @@ class Verdict:
             "figure": self.condition.where,
             "measured": self.value,
             "unit": self.condition.figure.unit,
-            "failed": self.failed,
+            "failed": None if self.not_judged else self.failed,
+            "not_judged": self.not_judged or None,
             "words": self.measured,
         }
 
@@ -167,17 +182,27 @@ def parse_condition(text: str) -> Condition:
     return Condition(text.strip(), scope, figure, match["op"], float(match["number"]) * factor)
 
 
-def parse_conditions(texts: Iterable[str], crowd: Mapping[str, PeerKind]) -> list[Condition]:
+def parse_conditions(
+    texts: Iterable[str], crowd: Mapping[str, PeerKind], *, server_watched: bool = True
+) -> list[Condition]:
     """Return the conditions of a run.
 
     Args:
         texts: as given on the command line.
         crowd: kind of each profile that takes part, publishers included.
+        server_watched: whether the server's process is known.
 
     Raises:
-        ConfigError: one of them is none, or is about peers that do not take part; there are more than 100.
+        ConfigError: one of them is none, or is about peers that do not take part, or about a process that is not
+            watched; there are more than 100.
     """
     conditions = [parse_condition(text) for text in texts]
+    blind = next((item for item in conditions if not server_watched and item.figure.of_server), None)
+    if blind is not None:
+        raise ConfigError(
+            f"--fail-on {blind.text!r} is about the server's process, which is not watched",
+            hint="give the process id of the server, on this machine, as --server-pid",
+        )
     if len(conditions) > MAX_CONDITIONS:
         raise ConfigError(f"--fail-on is given {len(conditions)} times, at most {MAX_CONDITIONS} are taken")
     for condition in conditions:
@@ -185,8 +210,10 @@ def parse_conditions(texts: Iterable[str], crowd: Mapping[str, PeerKind]) -> lis
         if condition.figure.of_run is None and not any(
             in_scope(scope, profile, kind, crowd) for profile, kind in crowd.items()
         ):
+            others = [name for name in SCOPES if any(in_scope(name, item, kind, crowd) for item, kind in crowd.items())]
+            others = [name for name in others if name not in crowd]
             raise ConfigError(
                 f"--fail-on {condition.text!r}: no peer of this run is {scope!r}",
-                hint=f"profiles of this run: {', '.join(crowd)}; others: {', '.join(SCOPES)}",
+                hint=f"profiles of this run: {', '.join(crowd)}; all of a kind: {', '.join(others)}",
             )
     return conditions

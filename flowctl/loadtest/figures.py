@@ -117,6 +117,11 @@ class Figure:
     of_crowd: Callable[[Crowd], float | None] | None = None
     of_run: Callable[[RunFigures], float | None] | None = None
 
+    @property
+    def of_server(self) -> bool:
+        """Whether it is measured only where the server's process is watched."""
+        return self.name in _OF_SERVER
+
 
 def _played(peer: PeerResult) -> bool:
     return peer.first_frame_s is not None
@@ -236,6 +241,9 @@ _ALL: Final = (
     ),
     _of_run("warnings", "count", "doubts of the tester about its figures", lambda run: len(run.result.warnings)),
     _of_run("duration_s", "s", "how long the run took", lambda run: run.result.duration_s),
+)
+_OF_SERVER: Final = frozenset(
+    {"cpu_us_per_viewer_s", "server_cpu_percent", "rss_kb", "rss_growth_kb", "rss_kb_per_viewer", "fds"}
 )
 FIGURES: Final[Mapping[str, Figure]] = {figure.name: figure for figure in _ALL}
 """Every figure there is, by name."""

@@ -51,6 +51,8 @@ class Gathering:
     Attributes:
         result: as far as it has come.
         closed: the last second that became a sample.
+        lost_publishers: rows of publishers of ours that ended before they were told to.
+        server_gone: whether the server's process, where it is watched, has ended.
     """
 
     def __init__(self, plan: LoadPlan, url: str, on_sample: Callable[[Sample], None] | None) -> None:
@@ -59,6 +61,8 @@ class Gathering:
         self._began = 0.0
         self._seconds: dict[int, _Second] = {}
         self.closed = 0
+        self.lost_publishers: list[PeerResult] = []
+        self.server_gone = False
         self._cpu_s: dict[int, float] = {}  # of each worker, at its last word
         self._cpu_before = 0.0
         self._busy: list[int] = []  # seconds in which a worker had no processor time left
@@ -111,7 +115,10 @@ class Gathering:
         """Take the row of a peer that has ended."""
         result = PeerResult(**{**values, "kind": PeerKind(values["kind"]), "end": PeerEnd(values["end"])})
         self.result.peers.append(result)
-        self._orders.pop(result.number, None) if result.kind is not PeerKind.PUBLISHER else None
+        if result.kind is not PeerKind.PUBLISHER:
+            self._orders.pop(result.number, None)
+        elif result.end is not PeerEnd.RUN_ENDED:
+            self.lost_publishers.append(result)
 
     def sampled(self, worker: int, message: dict[str, Any], *, publishing: bool) -> None:
         """Take the figures of a worker; publishers have a clock of their own, so theirs are of the present second."""
@@ -148,14 +155,22 @@ class Gathering:
                     url=self.result.url,
                     end=PeerEnd.TESTER_FAILED,
                     end_details="its worker process died",
-                    ended_s=max(time.monotonic() - self._began, 0.0),
+                    ended_s=round(time.monotonic() - self._began, 3) if self._began else 0.0,
                 )
             )
 
     @property
     def deserted(self) -> bool:
-        """Whether everybody has gone, by the last sample."""
+        """Whether everybody has gone and nobody is to come, by the last sample."""
         return self._streams_gone
+
+    @property
+    def healthy_cut(self) -> int:
+        """How many healthy viewers there were, if the server has ended the connections of all of them; else 0."""
+        if any(parse_profile(order.profile).profile.kind is PeerKind.HEALTHY for order in self._orders.values()):
+            return 0
+        rows = [row for row in self.result.peers if row.kind is PeerKind.HEALTHY]
+        return len(rows) if all(row.cut and row.first_frame_s is not None for row in rows) else 0
 
     # -- samples
 
@@ -170,6 +185,9 @@ class Gathering:
         self.closed = second
         self._seconds.pop(second, None)
         sample = self._sample(float(second), [] if reports is None else list(reports.reports.values()))
+        self._streams_gone = (
+            complete and reports is not None and not any(report["alive"] for report in reports.reports.values())
+        )
         self._add_processes(sample, now)
         self.result.samples.append(sample)
         if self._on_sample is not None:
@@ -188,7 +206,6 @@ class Gathering:
             recent.merge(DelayHistogram.from_list(report["recent"]))
         sample.delay_p50_ms = recent.percentile_ms(0.5)
         sample.delay_p99_ms = recent.percentile_ms(0.99)
-        self._streams_gone = bool(reports) and not any(report["alive"] for report in reports)
         return sample
 
     def _add_processes(self, sample: Sample, now: float) -> None:
@@ -210,7 +227,7 @@ class Gathering:
             return None
         figures = figures_of(pid)
         if figures is None:
-            self.warn("the server's process has ended")
+            self.server_gone = True
             return None
         self._server_before = _Figures(now, figures.cpu_s)
         self._server_last = figures
@@ -256,7 +273,7 @@ class Gathering:
         if self._publisher_lag_s > _PUBLISHER_LAG_S:
             self.warn(f"a publisher of the load tester was late by up to {self._publisher_lag_s * 1000:.0f} ms")
         for peer in self.result.peers:
-            if peer.kind is PeerKind.PUBLISHER and peer.end not in (PeerEnd.RUN_ENDED, PeerEnd.LEFT):
+            if peer.kind is PeerKind.PUBLISHER and peer.end is not PeerEnd.RUN_ENDED:
                 self.warn(
                     f"publisher {peer.number + 1} was lost {peer.ended_s or 0:.1f} s after it began: {peer.end_details}"
                 )

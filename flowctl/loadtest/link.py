@@ -69,6 +69,7 @@ class Link:
     __slots__ = (
         "_began",
         "_config",
+        "_half_closed",
         "_leaving",
         "_on_end",
         "_out",
@@ -107,6 +108,7 @@ class Link:
         self._started = 0.0  # when it began to connect
         self._watched = 0  # events asked of epoll
         self._leaving: tuple[PeerEnd, str] | None = None  # how it will have ended when the server has closed
+        self._half_closed = False  # we have closed the sending half and went on reading
         self.connected = False
         self.ended = False
         self.sees_end = True  # whether it would hear of it if the server ended the connection
@@ -228,8 +230,8 @@ class Link:
 
     def send(self, octets: bytes, now: float) -> bool:
         """Send, or keep what the kernel does not take; return False and forget it when too much waits already."""
-        if not octets or self.sock is None or self.ended:
-            return True
+        if not octets or self.sock is None or self.ended or self._half_closed:
+            return True  # after our own FIN the kernel would say EPIPE, which looks like a reset of the server
         if self._out:
             if len(self._out) > PENDING_MAX_BYTES:
                 return False
@@ -246,6 +248,15 @@ class Link:
             self._out += octets[sent:]
             self.watch(self._watched)
         return True
+
+    def half_close(self) -> None:
+        """Close the sending half, and go on reading; nothing is sent any more, what waits to be sent is forgotten."""
+        if self.sock is None:
+            return
+        self._out.clear()
+        self._half_closed = True
+        self.watch(self._watched & ~WRITE)
+        self.sock.shutdown(socket.SHUT_WR)
 
     @property
     def pending_bytes(self) -> int:
@@ -338,7 +349,7 @@ class Link:
         elif not self.shaken:
             self.end(PeerEnd.REFUSED, "closed before the handshake was done", now)
         else:
-            self.end(PeerEnd.SERVER_CLOSED, self.result.end_details or "closed by the server", now)
+            self.end(PeerEnd.SERVER_CLOSED, self._why() or "closed by the server", now)
 
     def _broken(self, error: OSError, now: float) -> None:
         if self._leaving is not None:
@@ -348,7 +359,13 @@ class Link:
         elif not self.shaken:
             self.end(PeerEnd.REFUSED, error.strerror or str(error), now)
         else:
-            self.end(PeerEnd.SERVER_RESET, self.result.end_details or error.strerror or str(error), now)
+            self.end(PeerEnd.SERVER_RESET, self._why() or error.strerror or str(error), now)
+
+    def _why(self) -> str:
+        """Return why the server has ended it, by its own words or by what we did; "" when neither tells."""
+        if self.result.end_details or not self._half_closed:
+            return self.result.end_details
+        return "after this peer had closed its sending half"
 
     def leave(self, end: PeerEnd, details: str, farewell: Sequence[bytes], now: float) -> None:
         """Go in order: say farewell, close the sending half, and wait a moment for the server to close."""

@@ -73,6 +73,7 @@ def metadata_of(result: RunResult) -> dict[str, str]:
         "flowctl.began_at": result.began_at,
         "flowctl.duration_s": repr(result.duration_s),
         "flowctl.interrupted": json.dumps(result.interrupted),
+        "flowctl.failure": result.failure,
         "flowctl.profiles": json.dumps(result.profiles),
         "flowctl.warnings": json.dumps(result.warnings),
     }

@@ -21,13 +21,17 @@ from flowctl.errors import InternalError
 from flowctl.loadtest.worker import Orders
 
 _KILL_AFTER_S: Final = 2.0
+_REAP_S: Final = 0.2
+"""A process that dies closes its output a moment before it has an exit status."""
 _WORDS_MAX: Final = 300
 
 _START: Final = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "import sys; sys.path.append(sys.argv.pop()); from flowctl.loadtest.worker import main; sys.exit(main())"
 )
-"""What a worker runs. Not ``-m``: that puts the current folder before the standard library, and a ``queue.py`` there
-would be run instead of Python's. The folder of this package comes last, for a checkout that is not installed."""
+"""What a worker runs. Deaf to Ctrl-C before its long imports begin: the run tells it when to end. Not ``-m``: that puts
+the current folder before the standard library, and a ``queue.py`` there would be run instead of Python's. The folder of
+this package comes last, for a checkout that is not installed."""
 
 _PACKAGES: Final = str(Path(__file__).resolve().parents[2])
 
@@ -103,7 +107,9 @@ class WorkerProcess:
 
     def last_words(self) -> str:
         """Return why it died, as far as it could say."""
-        code = self._process.poll()
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(_REAP_S)
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
         return (lines[-1][:_WORDS_MAX] if lines else "") or f"exit status {code}"

@@ -16,7 +16,7 @@ from flowctl.loadtest.files import printable
 from flowctl.loadtest.plots import Plot, plots_of
 from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult, RunResult
 from flowctl.loadtest.style import STYLE
-from flowctl.loadtest.summary import cut_groups, end_words, hostile_rows, what_failed
+from flowctl.loadtest.summary import cell, cut_groups, end_words, hostile_ends, hostile_rows, reading_notes, what_failed
 from flowctl.loadtest.svg import colour, draw
 from flowctl.units import format_duration
 
@@ -110,13 +110,19 @@ def _verdicts(result: RunResult, verdicts: Sequence[Verdict]) -> str:
     problem = what_failed(result)
     items = [_verdict(text(f"The run failed: {problem}"), "", failed=True)] if problem else []
     items += [
-        _verdict(f"<code>fail on {text(verdict.condition.text)}</code>", verdict.measured, failed=verdict.failed)
+        _verdict(
+            f"<code>fail on {text(verdict.condition.text)}</code>",
+            verdict.measured,
+            failed=verdict.failed,
+            not_judged=verdict.not_judged,
+        )
         for verdict in verdicts
     ]
     parts = []
     if items:
         failed = problem is not None or any(verdict.failed for verdict in verdicts)
-        title = "Failed" if failed else "Passed"
+        title = "Interrupted" if result.interrupted else "Failed" if failed else "Passed"
+        failed = failed or result.interrupted
         parts.append(f'<section class="{"bad" if failed else "good"}"><h2>{title}</h2><ul class="verdicts">')
         parts += [*items, "</ul></section>"]
     if result.warnings:
@@ -126,10 +132,12 @@ def _verdicts(result: RunResult, verdicts: Sequence[Verdict]) -> str:
     return "\n".join(parts)
 
 
-def _verdict(condition: str, measured: str, *, failed: bool) -> str:
+def _verdict(condition: str, measured: str, *, failed: bool, not_judged: str = "") -> str:
     """Return a line of the list; `condition` is HTML already."""
     # A word beside the sign: neither the colour nor the shape carries it alone.
     sign = '<b class="no">✕ fails</b>' if failed else '<b class="yes">✓ passes</b>'
+    if not_judged:
+        sign = f"<b>not judged: {text(not_judged)}</b>"
     said = f" <span>{text(measured)}</span>" if measured else ""
     return f"<li>{sign} {condition}{said}</li>"
 
@@ -187,12 +195,13 @@ def _profiles(figures: RunFigures) -> str:
     rows = [
         [
             text(profile, 40),
-            *(format_value(figures.value(name, profile), FIGURES[name].unit) for _, name in _PROFILE_FIGURES),
+            *(cell(figures, name, profile) for _, name in _PROFILE_FIGURES),
         ]
         for profile in figures.kinds
     ]
     table = _table(["profile", *(head for head, _ in _PROFILE_FIGURES)], rows)
-    return f"<section><h2>What each profile saw</h2>{table}</section>" if rows else ""
+    notes = "".join(f"<p>{text(note)}</p>" for note in reading_notes(figures))
+    return f"<section><h2>What each profile saw</h2>{table}{notes}</section>" if rows else ""
 
 
 def _hostile(result: RunResult) -> str:
@@ -204,8 +213,8 @@ def _hostile(result: RunResult) -> str:
             verdict = '<b class="yes">✓ withstood</b>'
         else:
             verdict = "no verdict"
-        ends = ", ".join(f"{count} {end_words(PeerEnd(end))}" for end, count in row["ends"].items())
-        rows.append([text(row["profile"], 40), verdict, text(ends), text(row["notes"], 300)])
+        seen = "<br>".join(text(line, 300) for line in (*row["forms"], row["notes"]) if line)
+        rows.append([text(row["profile"], 40), verdict, text(hostile_ends(row)), seen])
     table = _table(["profile", "the server", "how they ended", "what was seen"], rows, kind="words")
     return f"<section><h2>Did the server withstand hostile peers?</h2>{table}</section>" if rows else ""
 

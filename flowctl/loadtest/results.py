@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
+
+PUBLISHER: Final = "publisher"
+"""What stands for the name of a profile in the rows of our own publishers."""
 
 
 class PeerKind(enum.Enum):
@@ -45,7 +48,8 @@ class PeerResult:
 
     Args:
         number: of the peer in the run, from 0.
-        profile: name of its profile, as on the command line (``slow@200k``, ``stall``, ``B04``).
+        profile: name of its profile, as on the command line (``slow@200k``, ``stall``, ``B04``);
+            ``publisher`` for ours.
         kind: see `PeerKind`.
         url: what it played or published, without secrets.
         address: its own address on this machine, as address:port.
@@ -72,11 +76,15 @@ class PeerResult:
         delays: frames whose delay was measured.
         stalls: times that nothing came for longer than a second while the peer was reading.
         longest_stall_s: the longest of them.
+        stopped_reading_s: when it stopped reading for good, since the start of the run; its delays and stalls are of
+            the time before. None: it read to its end.
         end: how it ended.
         end_details: in words; what the operating system said, or what the server said last.
         end_code: the last error or final status code of the server, like ``NetStream.Play.UnpublishNotify``.
         cut: whether the server ended it, rather than we. None: the peer had vanished and could not tell.
         expectation_met: for hostile profiles: whether the server did one of the things a sound server may do.
+        forms: of hostile profiles that are carried out in several ways: how each of them ended, a line for those that
+            ended alike.
         notes: anything a profile wants to report, in words.
     """
 
@@ -108,11 +116,13 @@ class PeerResult:
     delays: int = 0
     stalls: int = 0
     longest_stall_s: float = 0.0
+    stopped_reading_s: float | None = None
     end: PeerEnd = PeerEnd.RUN_ENDED
     end_details: str = ""
     end_code: str | None = None
     cut: bool | None = False
     expectation_met: bool | None = None
+    forms: str = ""
     notes: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -181,6 +191,8 @@ class RunResult:
         server_base_rss_bytes: its resident memory before the first peer came.
         interrupted: whether the run was ended before its time.
         interrupted_by: number of the signal that did. None: none.
+        failure: what went wrong in mid run, like the end of the server; such a run may have been ended before its time,
+            and what it did not see says nothing. "": nothing did.
         warnings: what casts doubt on the figures, like a load tester that had no processor time left.
         measured_every: frames and delays are of every n-th viewer of each profile; 1 is all of them.
         delay_source: what delays were measured against: ``stamp``, ``publisher's clock``, ``fastest viewer``.
@@ -199,6 +211,7 @@ class RunResult:
     server_base_rss_bytes: int | None = None
     interrupted: bool = False
     interrupted_by: int | None = None
+    failure: str = ""
     warnings: list[str] = field(default_factory=list)
     measured_every: int = 1
     delay_source: str = ""

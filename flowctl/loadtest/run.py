@@ -3,7 +3,9 @@
 Theory of operation. One loop over the messages of all workers. First the publishers: the run begins when each of them
 publishes. Then the viewers' workers are told at which moment to begin, and each second their figures are put together
 into one `Sample`. At the end, or when it is interrupted, viewers leave first, then publishers, so that nobody is cut by
-the end of a stream. A worker that dies is reported, its peers are counted as errors, and the run goes on.
+the end of a stream. A worker that dies is reported, its peers are counted as errors, and the run goes on. When there is
+nothing left to measure, because the server or all publishers are gone or everybody has left and nobody is to come, it
+ends before its time; what went wrong is `RunResult.failure`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import dataclasses
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +40,9 @@ _BEGIN_S: Final = 0.1
 """Between saying when to begin and beginning."""
 _STOP_S: Final = 15.0
 _LAST_WORDS_S: Final = 0.25
+_LOSS_S: Final = 1.0
+"""From the loss of the server or of the publishers to the end of the run: viewers still see how it ends for them."""
+_PROBE_S: Final = 1.0
 
 
 def run_load(plan: LoadPlan, on_sample: Callable[[Sample], None] | None = None) -> RunResult:
@@ -106,6 +112,8 @@ class _Run:
         self._published: set[int] = set()
         self._interrupted = False
         self._signal: int | None = None
+        self._lost_at: float | None = None  # when server or publishers were lost
+        self._publishing_died = ""  # the last words of the process of the publishers
         self._gathering = Gathering(plan, str(url), on_sample)
 
     def interrupt(self, number: int) -> None:
@@ -214,11 +222,51 @@ class _Run:
             if now >= end and (gathering.closed >= seconds or now >= end + _LAST_WORDS_S):
                 break
             gathering.close_second(now, len([worker for worker in self._viewing if not worker.over]))
-            if all(worker.over for worker in self._viewing):
-                break
-            if plan.until == "stream-end" and gathering.deserted:
+            if self._nothing_left(now):
                 break
             self._listen(0.05 if now < end - 0.05 else 0.01)
+        if not self._interrupted:
+            gathering.result.failure = self._failure(time.monotonic() - began)
+
+    def _nothing_left(self, now: float) -> bool:
+        """Return whether nothing is left to be measured."""
+        gathering = self._gathering
+        if all(worker.over for worker in self._viewing) or gathering.deserted:
+            return True
+        publishers = self._plan.publishers
+        lost = gathering.server_gone or self._publishing_died or 0 < publishers <= len(gathering.lost_publishers)
+        if lost and self._lost_at is None:
+            self._lost_at = now
+        return self._lost_at is not None and now >= self._lost_at + _LOSS_S
+
+    def _failure(self, after_s: float) -> str:
+        """Return what went wrong until now, the cause before what came of it; "" if nothing did."""
+        gathering, publishers = self._gathering, self._plan.publishers
+        if gathering.server_gone:
+            return f"the server ended in mid run: its process was gone after {after_s:.0f} s"
+        if self._publishing_died:
+            return f"the publisher was lost: its process died ({self._publishing_died})"
+        lost = gathering.lost_publishers
+        # By its viewers alone a stream may end, where that was asked for.
+        cut = 0 if self._plan.until == "stream-end" else gathering.healthy_cut
+        if (lost or cut) and not self._answers():
+            return f"the server ended in mid run: after {after_s:.0f} s nobody listened there any more"
+        if lost:
+            who = "the publisher was" if publishers == 1 else f"{len(lost)} of {publishers} publishers were"
+            return f"{who} lost after {lost[0].ended_s or 0:.1f} s: {lost[0].end_details}"
+        if cut:
+            return f"all {cut} healthy viewers were cut before the run was over: the stream or the server ended"
+        return ""
+
+    def _answers(self) -> bool:
+        """Return whether somebody still accepts connections at the server's address."""
+        with socket.socket(self._family, socket.SOCK_STREAM) as sock:
+            sock.settimeout(_PROBE_S)
+            try:
+                sock.connect(tuple(self._address))
+            except OSError:
+                return False
+        return True
 
     def _stop(self) -> None:
         """Let the viewers leave, then the publishers."""
@@ -286,6 +334,8 @@ class _Run:
             gathering.publisher_lag(message["publisher_lag_s"])
         elif "ended" in message and worker.died:
             gathering.died(worker.orders, worker.last_words())
+            if worker in self._publishing:
+                self._publishing_died = worker.last_words()
 
 
 def _shares(orders: list[PeerOrder], workers: int) -> list[list[PeerOrder]]:

@@ -183,5 +183,9 @@ class Crowd:
 
     @property
     def kbit_s(self) -> float | None:
-        """Kilobits per second that a peer received while it was connected, on average."""
-        return self.total("wire_bytes") * 8 / 1000 / self.seconds if self.seconds > 0 else None
+        """Kilobits per second that a peer received while it was connected, on average.
+
+        None: they were there for less than a second each, in which the burst at the begin is all there is.
+        """
+        there = sum(peer.connect_s is not None for peer in self.peers)
+        return self.total("wire_bytes") * 8 / 1000 / self.seconds if there and self.seconds >= there else None

@@ -77,13 +77,15 @@ def cut_groups(peers: Iterable[PeerResult]) -> list[dict[str, Any]]:
 
 def _group(key: tuple[Any, ...], members: Sequence[PeerResult]) -> dict[str, Any]:
     profile, end, code, _ = key
+    # A server that gives a code says it in its words as well, more often than not.
+    words = members[0].end_details.replace(f"{code}: ", "") if code else members[0].end_details
     lives = sorted(peer.ended_s - peer.started_s for peer in members if peer.ended_s is not None)
     middle = quantile(lives, 0.5)
     return {
         "profile": profile,
         "end": None if end is None else end.value,
         "code": None if code is None else printable(code, 80),
-        "details": printable(members[0].end_details) if end is not None else "",
+        "details": printable(words) if end is not None else "",
         "count": len(members),
         "after_s": {
             "first": round(lives[0], 2) if lives else None,
@@ -108,12 +110,26 @@ def hostile_rows(result: RunResult) -> list[dict[str, Any]]:
             "undecided": sum(peer.expectation_met is None for peer in peers),
             "ends": dict(Counter(peer.end.value for peer in peers).most_common()),
             # Of a peer that was not treated as it should be, if there is one: that is what one wants to read.
+            "forms": [
+                printable(line, 300)
+                for line in next((peer.forms for peer in sorted(peers, key=_by_verdict) if peer.forms), "").splitlines()
+            ],
             "notes": next(
                 (printable(peer.notes, 300) for peer in sorted(peers, key=_by_verdict) if peer.notes.strip()), ""
             ),
         }
         for name, peers in sorted(found.items())
     ]
+
+
+def hostile_ends(row: dict[str, Any]) -> str:
+    """Return how the peers of an entry of `hostile_rows` ended, in words.
+
+    Where there are several forms each of them tells its own end; the one of the peer is that of its worst form only.
+    """
+    if row["forms"]:
+        return f"{row['peers']} in several forms"
+    return ", ".join(f"{count} {end_words(PeerEnd(end))}" for end, count in row["ends"].items())
 
 
 def _by_verdict(peer: PeerResult) -> int:
@@ -124,15 +140,19 @@ def what_failed(result: RunResult) -> str | None:
     """Return why a run has failed as such, whatever its conditions say; None: it has not."""
     # Slow ones may have been told to read nothing at all.
     healthy = [peer for peer in result.peers if peer.kind is PeerKind.HEALTHY]
+    if result.interrupted and not any(peer.kind is not PeerKind.PUBLISHER for peer in result.peers):
+        return None  # it was over before anybody came
     if not result.peers:
         return "no peer was started"
     lost = [peer for peer in result.peers if peer.end is PeerEnd.TESTER_FAILED]
     if lost:
         return f"the load tester failed for {len(lost)} of its peers: {printable(lost[0].end_details)}"
+    if result.failure:
+        return printable(result.failure, 300)
     if all(peer.connect_s is None for peer in result.peers):
         details = next((printable(peer.end_details) for peer in result.peers if peer.end_details), "nobody answers")
         return f"nobody could connect: {details}"
-    if healthy and all(peer.first_frame_s is None for peer in healthy):
+    if healthy and not result.interrupted and all(peer.first_frame_s is None for peer in healthy):
         return "no healthy viewer got a frame: is there a publisher on that stream?"
     return None
 
@@ -152,7 +172,8 @@ def summarize(result: RunResult, verdicts: Sequence[Verdict] = ()) -> dict[str, 
         "began_at": result.began_at,
         "duration_s": round(result.duration_s, 3),
         "interrupted": result.interrupted,
-        "passed": problem is None and not any(verdict.failed for verdict in verdicts),
+        # Of a run that was interrupted nobody knows.
+        "passed": None if result.interrupted else problem is None and not any(item.failed for item in verdicts),
         "problem": problem,
         "conditions": [verdict.as_dict() for verdict in verdicts],
         "warnings": list(result.warnings),
@@ -203,9 +224,10 @@ def lines(result: RunResult, verdicts: Sequence[Verdict] = ()) -> list[str]:
     shown = [f"warning: {printable(text, 400)}" for text in result.warnings]
     if shown:
         shown.append("")
-    interrupted = ", interrupted" if result.interrupted else ""
+    interrupted = ", interrupted" if result.interrupted else ", gone wrong" if result.failure else ""
     shown += [f"{result.url}: {format_duration(result.duration_s)}{interrupted}", ""]
     shown += align([name for name, _ in _COLUMNS], [_row(figures, name) for name in figures.kinds])
+    shown += reading_notes(figures)
     shown += _cut_lines(cut_groups(result.peers))
     shown += _hostile_lines(hostile_rows(result))
     shown += _server_lines(figures)
@@ -222,10 +244,44 @@ def _row(figures: RunFigures, profile: str) -> list[str]:
     crowd = figures.crowd(profile)
     played = sum(peer.first_frame_s is not None for peer in crowd.peers)
     cells = {"profile": printable(profile, 40), "played": str(played)}
-    return [
-        cells[head] if name is None else format_value(figures.value(name, profile), FIGURES[name].unit)
-        for head, name in _COLUMNS
-    ]
+    return [cells[head] if name is None else cell(figures, name, profile) for head, name in _COLUMNS]
+
+
+_READ_ONLY: Final = frozenset({"stalls", "p50_ms", "p95_ms", "p99_ms"})
+"""Figures that say nothing of the time in which a peer does not read: it measures nothing then."""
+
+
+def cell(figures: RunFigures, name: str, profile: str) -> str:
+    """Return a figure of a profile for people; with a star where its peers measured it only while they still read."""
+    shown = format_value(figures.value(name, profile), FIGURES[name].unit)
+    starred = name in _READ_ONLY and any(peer.stopped_reading_s is not None for peer in figures.crowd(profile).peers)
+    return f"{shown}*" if starred and shown != "-" else shown
+
+
+def reading_notes(figures: RunFigures) -> list[str]:
+    """Return what the table cannot say: which peers stopped reading, and which cannot see whether they were cut."""
+    notes = []
+    for name in figures.kinds:
+        peers = figures.crowd(name).peers
+        shown = printable(name, 40)
+        deaf = [peer for peer in peers if peer.stopped_reading_s is not None]
+        if deaf:
+            since = quantile(sorted(peer.stopped_reading_s or 0.0 for peer in deaf), 0.5) or 0.0
+            lasted = quantile(sorted(_deaf_s(peer) for peer in deaf), 0.5) or 0.0
+            notes.append(
+                f"* {shown}: {len(deaf)} of {len(peers)} not reading since {format_duration(round(since, 1))}, for "
+                f"{format_duration(round(lasted, 1))} (medians); delays and stalls are of the time before"
+            )
+        blind = sum(peer.cut is None for peer in peers)
+        if blind:
+            notes.append(f"{shown}: {blind} of {len(peers)} cannot see whether they were cut; only the server can tell")
+    return notes
+
+
+def _deaf_s(peer: PeerResult) -> float:
+    """Return how long a peer that stopped reading had not read when it ended."""
+    since = peer.stopped_reading_s or 0.0
+    return max((since if peer.ended_s is None else peer.ended_s) - since, 0.0)
 
 
 def _cut_lines(groups: Sequence[dict[str, Any]]) -> list[str]:
@@ -249,9 +305,9 @@ def _hostile_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     shown = ["", "hostile peers, and whether the server did what a sound one may do:"]
     for row in rows:
         verdict = "FAIL" if row["failed"] else "ok" if row["met"] else "no verdict"
-        ends = ", ".join(f"{count} {end_words(PeerEnd(end))}" for end, count in row["ends"].items())
         notes = f": {row['notes']}" if row["notes"] else ""
-        shown.append(f"  {printable(row['profile'], 40):<24} {verdict:<10} {ends}{notes}")
+        shown.append(f"  {printable(row['profile'], 40):<24} {verdict:<10} {hostile_ends(row)}{notes}")
+        shown += [f"  {'':<24} {'':<10}   {line}" for line in row["forms"]]
     return shown
 
 

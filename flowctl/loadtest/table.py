@@ -5,6 +5,7 @@ Both go to standard error; standard output is for the summary.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from types import TracebackType
@@ -22,6 +23,10 @@ from flowctl.units import format_bit_rate, format_duration, format_size
 
 _MOST_ROWS: Final = 30
 """Profiles shown in a table; a terminal has no room for more, and the hostile ones alone are more."""
+
+
+_SILENT_S: Final = 5.0
+"""A stream that comes at all has come by then, however long its key interval: two seconds to four are usual."""
 
 
 class Display(Protocol):
@@ -74,9 +79,17 @@ def loads(sample: Sample) -> list[str]:
     return found
 
 
+def trouble(sample: Sample) -> list[str]:
+    """Return what one should know before the run is over, in words."""
+    healthy = "healthy"
+    if sample.at_s >= _SILENT_S and sample.connected.get(healthy) and not sample.playing.get(healthy):
+        return ["no healthy viewer gets frames: is there a publisher on that stream?"]
+    return []
+
+
 def _left(sample: Sample, total_s: float) -> str:
     left = total_s - sample.at_s
-    return f"{format_duration(round(left))} left" if left >= 0.5 else "ending"
+    return f"{format_duration(math.ceil(left))} left" if left >= 0.5 else "ending"
 
 
 class TableDisplay:
@@ -137,7 +150,7 @@ class TableDisplay:
 
     def _caption(self, sample: Sample) -> list[str]:
         received = f"{format_bit_rate(sample.received_bytes_per_s * 8)}, {sample.frames_per_s:,.0f} frames/s"
-        return [f"{delays(sample)} (healthy viewers); received {received}", "; ".join(loads(sample))]
+        return [f"{delays(sample)} (healthy viewers); received {received}", "; ".join(loads(sample)), *trouble(sample)]
 
 
 class LineDisplay:
@@ -170,6 +183,7 @@ class LineDisplay:
             delays(sample),
             *loads(sample),
             _left(sample, self._total_s),
+            *trouble(sample),
         ]
         sys.stderr.write(f"{sample.at_s:6.1f} s  {'; '.join(parts)}\n")
         sys.stderr.flush()

@@ -272,8 +272,8 @@ class Viewer(Link):
         self._armed_at = now
         if manner.pace is not None:
             self._pace = manner.pace(now)
-        if manner.half_close and self.sock is not None:
-            self.sock.shutdown(socket.SHUT_WR)
+        if manner.half_close:
+            self.half_close()
             self.result.notes = "sending half closed after the first frame"
         if manner.vanish_after_s is not None:
             self._reactor.call_at(now + manner.vanish_after_s, self._vanish)
@@ -287,6 +287,8 @@ class Viewer(Link):
         when = pace.wake_at(now)
         if when is not None:
             self._reactor.call_at(when, self._resume)
+        elif self.result.stopped_reading_s is None:
+            self.result.stopped_reading_s = now - self._began
 
     def _resume(self, now: float) -> None:
         pace = self._pace
@@ -302,6 +304,7 @@ class Viewer(Link):
     def _go_deaf(self, now: float) -> None:
         """Read nothing more; acknowledge all the same, if that is the profile."""
         self._reading = False
+        self.result.stopped_reading_s = now - self._began
         self.watch(HANGUP)
         if self._manner.ack_rate:
             self._received = self.result.wire_bytes - HANDSHAKE_BYTES
@@ -322,6 +325,7 @@ class Viewer(Link):
             return
         self._gone = True
         self._reading = False
+        self.result.stopped_reading_s = now - self._began
         self._out.clear()
         self.watch(HANGUP)
         if drop_everything(self.sock):

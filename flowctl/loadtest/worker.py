@@ -32,7 +32,7 @@ from flowctl.loadtest.measures import StreamClock
 from flowctl.loadtest.plan import PeerOrder
 from flowctl.loadtest.publisher import Publisher
 from flowctl.loadtest.reactor import Reactor
-from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult
+from flowctl.loadtest.results import PUBLISHER, PeerEnd, PeerKind, PeerResult
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl, parse_url
@@ -111,9 +111,10 @@ class Worker:
     Args:
         orders: what to do.
         reactor: of this thread.
+        told: octets of input that came right behind the orders.
     """
 
-    def __init__(self, orders: Orders, reactor: Reactor) -> None:
+    def __init__(self, orders: Orders, reactor: Reactor, told: bytes = b"") -> None:
         self._orders = orders
         self._reactor = reactor
         self._target = Target(orders.family, tuple(orders.address))
@@ -123,7 +124,7 @@ class Worker:
         self._publishers: list[Publisher] = []
         self._began = 0.0
         self._samples = 0
-        self._input = b""
+        self._input = told
         self._max_lag_s = 0.0
         self._over = asyncio.Event()
         self._left = asyncio.Event()  # all publishers have gone, after the end
@@ -143,6 +144,7 @@ class Worker:
         os.set_blocking(0, False)
         loop.add_reader(0, self._read_input)
         say(ready=True, cpu_s=time.process_time())
+        self._hear(b"")  # a run that was interrupted at once has said so before we could listen
         await self._over.wait()
         loop.remove_reader(0)
         if self._crowd is not None:
@@ -167,6 +169,10 @@ class Worker:
         if not octets:
             self._over.set()  # whoever started us is gone
             return
+        self._hear(octets)
+
+    def _hear(self, octets: bytes) -> None:
+        """Carry out each whole line that has come."""
         *lines, self._input = (self._input + octets).split(b"\n")
         for line in lines:
             self._obey(json.loads(line))
@@ -211,12 +217,11 @@ class Worker:
     def _publish(self, index: int, _now: float) -> None:
         orders = self._orders
         url: RtmpUrl = self._urls[index]
-        name = orders.source or "synthetic"
         publisher = Publisher(
             self._reactor,
             self._target,
             url,
-            PeerResult(number=index, profile=name, kind=PeerKind.PUBLISHER, url=str(url)),
+            PeerResult(number=index, profile=PUBLISHER, kind=PeerKind.PUBLISHER, url=str(url)),
             source=orders.synthetic(index) if orders.source is None else FlvFile(orders.source),
             loop=orders.source is not None,
             on_start=lambda origin_us: say(published=index, origin_us=origin_us),
@@ -267,10 +272,10 @@ class Worker:
         self._reactor.call_at(self._began + (self._samples + 1) * SAMPLE_S, self._sample)
 
 
-async def _work(orders: Orders) -> None:
+async def _work(orders: Orders, told: bytes) -> None:
     reactor = Reactor(asyncio.get_running_loop())
     try:
-        await Worker(orders, reactor).run()
+        await Worker(orders, reactor, told).run()
     finally:
         reactor.close()
 
@@ -281,12 +286,13 @@ def main() -> int:
     # In the way of thousands of objects that live for the whole run, a full collection takes as long as a flush.
     gc.set_threshold(50_000, 20, 100)
     buffer = b""
-    while not buffer.endswith(b"\n"):  # octet by octet would be slow, and more than the line is not sent before ready
+    while b"\n" not in buffer:
         octets = os.read(0, 1 << 20)
         if not octets:
             return 1
         buffer += octets
-    orders = Orders(**json.loads(buffer))
+    line, _, told = buffer.partition(b"\n")  # a run that is interrupted says stop right behind its orders
+    orders = Orders(**json.loads(line))
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415 - there is no build of it everywhere
@@ -294,7 +300,7 @@ def main() -> int:
         factory = uvloop.new_event_loop
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(_work(orders))
+            runner.run(_work(orders, told))
     except FlowctlError as error:
         say(failed=str(error), hint=error.hint)
         return 1

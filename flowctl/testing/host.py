@@ -86,6 +86,7 @@ class ManualHost:
         failures: every (where, exception) of the application's handlers.
         ledger_notes: how often the ledger grew.
         foreign: pretend that calls come from another thread.
+        is_strained: pretend that the owning thread had no room a moment ago.
         unacknowledged: tells what the kernel has taken and the peer has not acknowledged. None: nothing is.
     """
 
@@ -97,6 +98,7 @@ class ManualHost:
         self.failures: list[tuple[str, Exception]] = []
         self.ledger_notes = 0
         self.foreign = False
+        self.is_strained = False
         self.unacknowledged: Callable[[], int] | None = None
         self._flush_requested = False
         self._due = inf  # the earliest time for which a tick is on its way
@@ -116,6 +118,10 @@ class ManualHost:
     def kernel_bytes(self) -> int:
         """Return what `unacknowledged` says."""
         return self.unacknowledged() if self.unacknowledged is not None else 0
+
+    def strained(self) -> bool:
+        """Return what `is_strained` says."""
+        return self.is_strained
 
     def request_flush(self) -> None:
         """Flush in the group's next run."""

@@ -40,7 +40,7 @@ def test_serve_publish_play_when_all_goes_well(tmp_path):
     logged = [json.loads(line) for line in server.log.splitlines()]
     assert {"serving", "stopped", "figures"} <= {line["event"] for line in logged}
     assert server.ready["url"].startswith("rtmp://127.0.0.1:")
-    assert server.ready["limits"].startswith("soft 1.0 MiB, 1000 messages, no age")
+    assert server.ready["limits"].startswith("soft 1.0 MiB, 1000 messages, any age")
 
 
 def test_publish_when_a_file_loops_without_pace(tmp_path):
@@ -123,6 +123,19 @@ def test_serve_when_it_is_the_echo_server():
     assert server.status == 0
     assert server.ready["server"] == "echo"
     assert "url" not in server.ready
+
+
+@pytest.mark.parametrize("moment", ["live server started", "serving", "figures"])
+def test_serve_when_terminated_as_soon_as_it_runs(moment):
+    """SIGTERM ends the server in order while it starts, when it is ready, and amidst lines of figures."""
+    server = start("serve", "--port", "0", "--shadow-limits", "1MiB,1024,2s", "--stats", "1ms", stderr=subprocess.PIPE)
+    for line in server.stderr:
+        if moment in line:
+            break
+    server.terminate()
+    status, _, errors = finish(server)
+    assert status == 0
+    assert "live server stopped" in errors
 
 
 def test_serve_when_the_port_is_taken():

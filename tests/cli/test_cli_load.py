@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -57,12 +59,13 @@ def test_load_when_a_condition_fails():
     with served("live") as server:
         status, output, errors = run(
             *("load", server.url(), "--viewers", "2", *STREAM, "--duration", "1500ms"),
-            *("--fail-on", "connections>1", "--fail-on", "rss_kb>1", "--fail-on", "missing>0"),
+            *("--fail-on", "connections>1", "--fail-on", "missing>0"),
+            *("--profile", "never-read:1", "--fail-on", "never-read.p99_ms>1"),
         )
     assert status == 1, errors
     lines = output.splitlines()
     assert "FAIL  connections>1  (measured 2)" in lines
-    assert any(line.startswith("FAIL  rss_kb>1  (not measured") for line in lines)
+    assert any(line.startswith("FAIL  never-read.p99_ms>1  (not measured") for line in lines)
     assert "pass  missing>0  (measured 0)" in lines
 
 
@@ -88,14 +91,49 @@ def test_load_when_ended_by_a_signal(number, expected, tmp_path):
     with served("live") as server:
         began = time.monotonic()
         arguments = ("load", server.url(), "--viewers", "3", *STREAM, "--duration", "20s", "--report", str(report))
+        arguments += ("--fail-on", "missing>0")
         process = start(*arguments, stderr=subprocess.PIPE, bufsize=1)
         assert "connected" in process.stderr.readline()
         process.send_signal(number)
         status, output, errors = finish(process)
     assert (status, "Traceback" in errors) == (expected, False)
+    assert "not judged  missing>0  (interrupted; measured 0)" in output.splitlines()
     assert any(line.startswith(f"{server.url()}: ") and line.endswith(", interrupted") for line in output.splitlines())
     assert "<strong>interrupted</strong>" in report.read_text()
     assert time.monotonic() - began < 18
+
+
+@pytest.mark.parametrize("delay_s", [0.5, 0.9])
+def test_load_when_interrupted_in_the_first_second_ends_without_complaint(delay_s):
+    """Ctrl-C goes to the whole process group while workers still start: status 130, and nothing to explain."""
+    with served("live") as server:
+        process = start("load", server.url(), "--viewers", "2", *STREAM, "--duration", "20s", start_new_session=True)
+        time.sleep(delay_s)
+        os.killpg(process.pid, signal.SIGINT)
+        status, output, errors = finish(process)
+    assert status == 130, errors
+    for word in ("worker process", "protocol", "FAIL", "Traceback"):
+        assert word not in output + errors
+
+
+INTERRUPTED_IMPORT = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+from flowctl.cli import main
+sys.exit(main())
+"""
+
+
+def test_command_when_interrupted_while_it_is_imported_ends_in_silence():
+    """Ctrl-C before the command line has been read is no traceback of imports: status 130, no word."""
+    found = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, timeout=30, check=False)
+    assert (found.returncode, found.stdout, found.stderr) == (130, b"", b"")
 
 
 @pytest.mark.parametrize(
@@ -115,6 +153,9 @@ def test_load_when_ended_by_a_signal(number, expected, tmp_path):
         (["URL", "--duration", "soon"], "--duration", "8s"),
         (["URL", "--report", "/nowhere/at/all.html"], "/nowhere/at", "make it first"),
         (["URL", "--server-pid", "4194304"], "4194304", ""),
+        (["URL", "--publishers", "1", "--key-frame-size", "100MiB"], "--key-frame-size is '100MiB'", ""),
+        (["URL", "--fail-on", "hostile.missing>0"], "no peer of this run is 'hostile'", "of a kind: viewers, all"),
+        (["URL", "--fail-on", "fds>500"], "'fds>500' is about the server's process", "--server-pid"),
     ],
 )
 def test_load_when_used_wrongly_is_refused_before_anything_starts(arguments, error, hint, capsys):
@@ -125,6 +166,13 @@ def test_load_when_used_wrongly_is_refused_before_anything_starts(arguments, err
     assert shown.out == ""
     assert error in shown.err.splitlines()[0]
     assert hint in shown.err
+
+
+def test_load_when_a_share_is_nobody_says_so(capsys):
+    """A profile that was asked for and gets no viewer is named, not left out in silence."""
+    given = ["load", "rtmp://127.0.0.1:1/live/room", "--viewers", "2", "--duration", "1s", "--profile", "stall:0%"]
+    assert main(given) == 1
+    assert "warning: of 2 viewers nobody is left for --profile stall" in capsys.readouterr().err
 
 
 def test_load_when_profiles_are_listed(capsys):

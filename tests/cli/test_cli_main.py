@@ -91,6 +91,13 @@ def test_version_when_asked_for_text(capsys):
         (["serve", "--port", "70000"], "--port is 70000", ""),
         (["serve", "--set", "color=red"], "no setting 'color'", "second_publisher"),
         (["serve", "--set", "color"], "not name=value", ""),
+        (
+            ["serve", "--set", "ladder_presure_s=1s"],
+            "no setting 'ladder_presure_s'",
+            "did you mean ladder_pressure_s (",
+        ),
+        (["serve", "--set", "ladder_lowest=3"], "ladder_lowest is '3', it must be full, no_disposable", ""),
+        (["serve", "--ladder", "off", "--set", "ladder_up_s=1s"], "ladder_up_s is set, but the ladder is off", "leave"),
         (["serve", "echo", "--set", "x=1"], "'echo' has no setting 'x'", "it has none"),
         (["serve", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1", "address"),
         (["--log-level", "loud", "serve"], "log level 'loud'", ""),

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.ladder import LadderSettings
+from flowctl.ladder import LadderSettings, LadderStep
 from flowctl.limits import Limits
 from flowctl.live.config import LiveConfig, SecondPublisher
-from flowctl.live.server import EXTRA_SETTINGS, config_from, read_credentials, settings_from
+from flowctl.live.server import EXTRA_SETTINGS, LiveServer, config_from, read_credentials, settings_from
 from flowctl.rtmp.limits import WireLimits
 from flowctl.sender_types import SenderSettings
 from flowctl.serving import ServeOptions
@@ -76,12 +76,17 @@ def test_extra_when_given_as_text_sets_the_field():
         ({"cache_bytes": "-1"}, "cache_bytes: '-1' is not a number with a unit"),
         ({"cache_messages": "many"}, "cache_messages is 'many', it must be a whole number, 0 or more"),
         ({"trusted": "1"}, "unknown setting 'trusted'"),
+        (
+            {"ladder_lowest": "keys"},
+            "ladder_lowest is 'keys', it must be full, no_disposable, key_frames, audio_only or close",
+        ),
+        ({"ladder_lowest": "4"}, "ladder_lowest is '4'"),
     ],
 )
 def test_extra_when_wrong_is_refused_by_name(extra, words):
     """A typing error is no silent default."""
     with pytest.raises(ConfigError) as caught:
-        config_from(ServeOptions(extra=extra))
+        LiveServer(ServeOptions(extra=extra), config_from(ServeOptions(extra=extra)))
     assert words in str(caught.value)
 
 
@@ -130,6 +135,22 @@ def test_extra_when_unknown_hints_at_all_that_are_known():
     assert all(name in caught.value.hint for name in EXTRA_SETTINGS)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ladder_presure_s", "ladder_pressure_s"),
+        ("pressure_s", "ladder_pressure_s"),
+        ("lowest", "ladder_lowest"),
+        ("flush_adaptiv", "flush_adaptive"),
+    ],
+)
+def test_extra_when_nearly_known_hints_at_the_nearest_first(name, meant):
+    """A typing error, or a name without its prefix, is answered with the setting that was meant."""
+    with pytest.raises(ConfigError) as caught:
+        config_from(ServeOptions(extra={name: "1"}))
+    assert caught.value.hint.startswith(f"did you mean {meant} ({EXTRA_SETTINGS[meant]})?")
+
+
 def test_credentials_when_read_are_by_user_and_never_shown(tmp_path):
     """Comments and empty lines are skipped; errors name the line, not the password."""
     path = tmp_path / "users"
@@ -157,6 +178,21 @@ def test_ladder_when_nothing_is_said_is_on_and_its_times_can_be_set():
     settings = settings_from(ServeOptions(extra={"ladder_probe_s": "10s", "ladder_headroom": "1.5"}))
     assert settings.ladder == LadderSettings(probe_s=10.0, headroom=1.5)
     assert settings_from(ServeOptions(ladder=False, return_after_s=0)).ladder is None
+
+
+@pytest.mark.parametrize("step", LadderStep)
+def test_ladder_when_its_lowest_step_is_named_goes_no_lower(step):
+    """Each step can be set as the lowest one by its name, and is described as that."""
+    settings = settings_from(ServeOptions(extra={"ladder_lowest": step.name.lower()}))
+    assert settings.ladder == LadderSettings(lowest=step)
+    assert step.name.lower() in EXTRA_SETTINGS["ladder_lowest"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("ladder_up_s", "1s"), ("ladder_lowest", "close")])
+def test_ladder_when_it_is_off_takes_no_settings(name, value):
+    """A setting that would be ignored is refused."""
+    with pytest.raises(ConfigError, match=f"{name} is set, but the ladder is off"):
+        settings_from(ServeOptions(ladder=False, extra={name: value}))
 
 
 def test_shadow_when_its_limits_are_given_is_all_else_like_the_real_policy():

@@ -38,10 +38,11 @@ class Script:
         self.episode = Episode(FIELDS, lambda: "because", lambda: self.dropped)
         self.state = SendState.READY
 
-    def edge(self, state, at) -> None:
+    def edge(self, state, at, *, closed=False) -> None:
         change = StateChange(1, self.state, state, Cause.QUEUED, Axis.BYTES, 9000.0, 8192, at)
         self.state = state
-        self.episode.take(LedgerEntry(LedgerKind.STATE, at, "queued: bytes 9000, limit 8192", change=change))
+        entry = LedgerEntry(LedgerKind.STATE, at, "queued: bytes 9000, limit 8192", change=change)
+        self.episode.take(entry, closed=closed)
 
     def step(self, old, new, at) -> None:
         self.episode.take(LedgerEntry(LedgerKind.STEP, at, f"{old.name} -> {new.name}", move=Move(old, new, "")))
@@ -98,6 +99,24 @@ def test_episode_when_still_waiting_for_a_key_frame_is_not_over(lines):
     assert named(lines, "viewer recovered") == []
     script.episode.check(5.3)
     assert named(lines, "viewer recovered")[0]["dropped"] == {"inter": 7}
+
+
+@pytest.mark.parametrize("states", [[SendState.OVERLOADED, SendState.SOFT_LIMIT], []])
+def test_episode_when_the_hard_limit_has_closed_the_viewer_leaves_that_to_the_line_of_its_end(lines, states):
+    """One line says that the viewer is slow, whether it was before or its first trouble is its end."""
+    script = Script()
+    for number, state in enumerate(states):
+        script.edge(state, number)
+    script.edge(SendState.HARD_LIMIT, 5.0, closed=True)
+    assert [line["state"] for line in lines] == [states[-1].name if states else "HARD_LIMIT"]
+
+
+def test_episode_when_the_hard_limit_is_held_says_that_it_got_worse(lines):
+    """A viewer that stays has no line of its end, so this one is needed."""
+    script = Script()
+    script.edge(SendState.SOFT_LIMIT, 1.0)
+    script.edge(SendState.HARD_LIMIT, 2.0)
+    assert [line["state"] for line in lines] == ["SOFT_LIMIT", "HARD_LIMIT"]
 
 
 @pytest.mark.parametrize("reason", DropReason)
@@ -171,6 +190,7 @@ def test_log_when_a_viewer_is_cut_names_limit_and_value(lines, limits, settings,
     (ended,) = [line for line in named(lines, "play ended") if line["connection"] == stuck.connection.number]
     (closed,) = [line for line in named(lines, "connection closed") if line["connection"] == stuck.connection.number]
     assert stuck.ended[0] is reason
+    assert "HARD_LIMIT" not in [line["state"] for line in named(lines, "viewer slow")]
     assert (closed["reason"], words in closed["details"]) == (reason.value, True)
     assert ended["why"].startswith(reason.value)
     assert ended["dropped"]

@@ -100,6 +100,15 @@ def test_cut_when_some_cannot_tell_is_of_the_others():
     assert (figures.value("cut", "vanish"), figures.value("cut_share", "vanish")) == (None, None)
 
 
+def test_rate_when_peers_were_there_for_less_than_a_second_is_not_measured():
+    """The burst from a cache at the begin is no rate; from a second on, it is an average."""
+    peers = [viewer(0, "half-close", PeerKind.SLOW, started_s=1.0, ended_s=1.01)]
+    peers.append(viewer(1, "healthy", PeerKind.HEALTHY, started_s=1.0, ended_s=2.0, wire_bytes=125_000))
+    figures = RunFigures(some_run(peers=peers))
+    assert figures.value("kbit_s", "half-close") is None
+    assert figures.value("kbit_s", "healthy") == pytest.approx(1000.0)
+
+
 def test_processor_time_when_viewers_stay_for_different_times():
     """The time per viewer and second counts the seconds that viewers were there, attackers and publishers not."""
     peers = [

@@ -15,20 +15,40 @@ pytestmark = pytest.mark.realtime
 HIJACKED = "import pathlib; pathlib.Path('hijacked').touch(); raise SystemExit('a file of this folder was run')"
 
 
+def nobody():
+    """Orders for a worker that has no peers."""
+    return Orders(
+        role="viewers", family=2, address=["127.0.0.1", 9], urls=["rtmp://127.0.0.1:9/live/room"], peers=[], ends_s=1.0
+    )
+
+
+def listen_until(worker, inbox, wanted):
+    end = time.monotonic() + 30
+    while not wanted() and time.monotonic() < end:
+        worker.take(inbox.get(timeout=30)[1])
+
+
+def test_worker_when_told_to_stop_before_it_listens_ends_in_order():
+    """What comes right behind the orders, in one piece with them, is carried out: Ctrl-C in the first second."""
+    inbox = queue.Queue()
+    worker = WorkerProcess(nobody(), inbox)
+    try:
+        worker.tell({"stop": 0.0})
+        listen_until(worker, inbox, lambda: worker.over)
+        assert (worker.ready, worker.died, worker.done is None) == (True, False, False), worker.last_words()
+    finally:
+        worker.close()
+
+
 @pytest.mark.parametrize("name", ["queue", "json", "flowctl"])
 def test_worker_when_the_folder_has_modules_of_its_own_runs_none_of_them(tmp_path, monkeypatch, name):
     """Files of the current folder that are named like modules are neither in the way nor run."""
     (tmp_path / f"{name}.py").write_text(HIJACKED)
     monkeypatch.chdir(tmp_path)
     inbox = queue.Queue()
-    orders = Orders(
-        role="viewers", family=2, address=["127.0.0.1", 9], urls=["rtmp://127.0.0.1:9/live/room"], peers=[], ends_s=1.0
-    )
-    worker = WorkerProcess(orders, inbox)
+    worker = WorkerProcess(nobody(), inbox)
     try:
-        end = time.monotonic() + 30
-        while not worker.ready and not worker.over and time.monotonic() < end:
-            worker.take(inbox.get(timeout=30)[1])
+        listen_until(worker, inbox, lambda: worker.ready or worker.over)
         assert (worker.ready, worker.died) == (True, False), worker.last_words()
     finally:
         worker.close()

@@ -218,6 +218,7 @@ def test_summary_when_for_machines_is_json():
         "failed": 1,
         "undecided": 0,
         "ends": {"server_closed": 1, "run_ended": 1},
+        "forms": [],
         "notes": printable(NASTY),
     }
     whole = json.loads(json.dumps(summary.whole(run), allow_nan=False))
@@ -240,6 +241,25 @@ def test_cuts_when_worded_with_other_numbers_are_one_group():
     assert (stalled["profile"], stalled["count"], stalled["end"]) == ("stall", 4, "server_reset")
     assert stalled["after_s"]["first"] <= stalled["after_s"]["median"] <= stalled["after_s"]["last"]
     assert (hostile["profile"], hostile["count"]) == ("B04", 1)
+
+
+def test_cuts_when_the_words_repeat_the_code_say_it_once():
+    """A code that the server gives and repeats in its words stands there once."""
+    code = "NetConnection.Connect.Rejected"
+    end = {"cut": True, "end": PeerEnd.SERVER_CLOSED, "end_code": code, "end_details": f"zero: {code}: too small"}
+    run = some_run(peers=[viewer(0, "B03", PeerKind.HOSTILE, expectation_met=True, **end)])
+    (line,) = [line for line in summary.lines(run) if code in line]
+    assert line.endswith(f": {code}, zero: too small")
+
+
+def test_summary_when_an_attack_has_several_forms_has_a_line_for_each_end():
+    """How each form ended stands on a line; the end of the peer, which is that of its worst form, is not told."""
+    forms = "video, data: cut (NetConnection.Connect.Rejected)\nwithin: contained"
+    run = some_run(peers=[viewer(0, "B04", PeerKind.HOSTILE, expectation_met=True, forms=forms)])
+    lines = [line.strip() for line in summary.lines(run)]
+    place = lines.index("B04                      ok         1 in several forms")
+    assert lines[place + 1 : place + 3] == forms.splitlines()
+    assert "video, data: cut (NetConnection.Connect.Rejected)<br>within: contained" in render(run)
 
 
 def test_cuts_when_there_are_very_many_kinds_are_bounded():
@@ -373,6 +393,54 @@ def test_file_when_it_cannot_be_written_is_refused_before_and_reported_after(tmp
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+
+@pytest.mark.parametrize(("kind", "stream"), [(TableDisplay, Terminal), (LineDisplay, io.StringIO)])
+def test_display_when_nobody_gets_frames_says_so_after_a_while(kind, stream, monkeypatch):
+    """Connected viewers without a frame after five seconds are named while there is time to look; never before."""
+    monkeypatch.setattr(sys, "stderr", stream())
+    monkeypatch.setenv("COLUMNS", "200")
+    display = kind("rtmp://h/a", {"healthy": 9}, 30.0) if kind is TableDisplay else kind({"healthy": 9}, 30.0)
+    with display:
+        display.show(Sample(at_s=4.0, connected={"healthy": 9}, playing={"healthy": 0}))
+        display.show(Sample(at_s=6.0, connected={"healthy": 9}, playing={"healthy": 1}))
+        assert "is there a publisher" not in sys.stderr.getvalue()
+        display.show(Sample(at_s=7.0, connected={"healthy": 9}, playing={"healthy": 0}))
+        assert "no healthy viewer gets frames: is there a publisher on that stream?" in sys.stderr.getvalue()
+
+
+def test_summary_when_peers_stop_reading_marks_what_they_measured():
+    """Since when and how long they did not read, a star at what is of the time before, and who cannot see its end."""
+    peers = [viewer(number, "healthy", PeerKind.HEALTHY) for number in range(2)]
+    peers.append(viewer(2, "stall", PeerKind.SLOW, stopped_reading_s=12.0))
+    peers.append(viewer(3, "vanish", PeerKind.SLOW, stopped_reading_s=2.0, ended_s=30.0, cut=None))
+    run = some_run(peers=peers, delays_ms={"healthy": [1.0], "stall": [5.0], "vanish": [5.0]})
+    text = "\n".join(summary.lines(run))
+    rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert "*" not in rows["healthy"]
+    assert rows["stall"].count("5.0 ms*") == 3
+    page = render(run)
+    for note in (
+        "* stall: 1 of 1 not reading since 12.0 s, for 18.0 s (medians); delays and stalls are of the time before",
+        "vanish: 1 of 1 cannot see whether they were cut; only the server can tell",
+    ):
+        assert note in text
+        assert note in page
+
+
+def test_summary_when_interrupted_has_neither_passed_nor_failed():
+    """Of a run that was cut short nobody knows: `passed` is null, and no condition is told as held."""
+    run = some_run(interrupted=True)
+    verdicts = verdicts_of(run)
+    found = summary.summarize(run, verdicts)
+    assert found["passed"] is None
+    assert {None} == {item["failed"] for item in found["conditions"]}
+    assert {"interrupted"} == {item["not_judged"] for item in found["conditions"]}
+    text = "\n".join(summary.lines(run, verdicts))
+    assert "not judged  healthy.missing>0  (interrupted; measured 0)" in text
+    assert "pass  " not in text
+    assert "<h2>Interrupted</h2>" in render(run, verdicts)
+    assert "✓ passes" not in render(run, verdicts)
 
 
 @pytest.mark.parametrize(("kind", "stream"), [(TableDisplay, Terminal), (LineDisplay, io.StringIO)])

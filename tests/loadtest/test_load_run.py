@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -11,6 +12,8 @@ from load_kit import NGINX, NGINX_RTMP, free_port, open_nginx, open_server, url_
 
 from flowctl.errors import BrokenError
 from flowctl.flv import FlvWriter
+from flowctl.loadtest.failon import parse_condition
+from flowctl.loadtest.figures import RunFigures
 from flowctl.loadtest.plan import LoadPlan
 from flowctl.loadtest.procfs import _children, figures_of
 from flowctl.loadtest.results import PeerEnd, PeerKind
@@ -89,7 +92,8 @@ def test_run_when_a_profile_is_hostile_has_its_verdict(server):
 def test_run_when_nobody_listens_has_a_row_for_each_that_could_not_connect():
     """Refused connections are results, not errors of the tool."""
     url = f"rtmp://127.0.0.1:{free_port()}/live/room"
-    result = run(url, profiles={"healthy": 3}, publishers=0, duration_s=1.2)
+    result = run(url, profiles={"healthy": 3}, publishers=0, duration_s=60.0)
+    assert result.duration_s < 30  # nobody is there and nobody is to come
     assert {PeerEnd.NOT_CONNECTED} == {row.end for row in result.peers}
     assert result.samples[0].failed["healthy"] == 3
     with pytest.raises(BrokenError, match="was not let publish"):
@@ -155,11 +159,63 @@ def test_run_when_it_is_over_leaves_no_process_behind(server):
     assert _workers() == []
 
 
+def test_run_when_the_server_ends_has_failed_and_ends_soon():
+    """Nobody waits for the rest of the time, the reason is told, and what was not seen has not passed."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(open_server())
+        result = run(
+            url_of(server), lambda _sample: stack.close(), profiles={"healthy": 3, "stall@100ms": 1}, duration_s=60.0
+        )
+    assert result.duration_s < 30
+    assert result.failure.startswith("the server ended in mid run")
+    assert what_failed(result) == result.failure
+    verdict = parse_condition("healthy.missing>0").judge(RunFigures(result))
+    assert str(verdict) == "not judged  healthy.missing>0  (the run went wrong; measured 0)"
+    assert verdict.as_dict()["failed"] is None
+
+
+def test_run_when_the_publisher_is_lost_has_failed_and_ends_soon(server):
+    """The server is well and the viewers are still there, but nothing comes any more."""
+    killed = []
+
+    def kill_publisher(_sample):
+        if not killed:
+            killed.append(_workers()[0])  # publishers are started first
+            os.kill(killed[0], signal.SIGKILL)
+
+    result = run(url_of(server, "live/lost"), kill_publisher, profiles={"healthy": 2}, duration_s=60.0)
+    assert result.duration_s < 30
+    assert result.failure == "the publisher was lost: its process died (exit status -9)"
+    assert what_failed(result) == result.failure
+
+
+def test_run_when_everybody_is_about_to_come_back_goes_on(server):
+    """Viewers who churn are gone between two visits; that is not the end of the run."""
+    result = run(url_of(server, "live/churning"), profiles={"churn@300ms": 1}, duration_s=2.5)
+    assert result.duration_s >= 2.5
+    assert len(viewers(result)) >= 3
+    assert result.failure == ""
+
+
+def test_run_when_a_viewer_stops_reading_says_since_when(server):
+    """Its row says when, on the clock of the run; one that reads to the end has no such moment."""
+    result = run(url_of(server, "live/deaf"), profiles={"healthy": 1, "stall@500ms": 1, "never-read": 1})
+    since = {row.profile: row.stopped_reading_s for row in viewers(result)}
+    assert since["healthy"] is None
+    assert 0.5 <= since["stall@500ms"] <= result.duration_s
+    assert 0 <= since["never-read"] <= result.duration_s
+
+
 def test_run_when_the_stream_ends_may_end_as_well(server):
     """With until="stream-end" nobody waits for the rest of the time once all viewers are gone."""
     result = run(url_of(server, "live/early"), profiles={"half-close": 3}, until="stream-end", duration_s=60.0)
     assert result.duration_s < 30
     assert all(row.cut for row in viewers(result))
+    # What the server did is told; nothing is written after our own end, so nothing looks like a reset of the server.
+    assert {(PeerEnd.SERVER_CLOSED, "after this peer had closed its sending half")} == {
+        (row.end, row.end_details) for row in viewers(result)
+    }
+    assert result.failure == ""
 
 
 def test_figures_when_of_this_process_grow_with_its_work():

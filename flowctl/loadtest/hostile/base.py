@@ -299,9 +299,6 @@ def _verdict(found: list[FormVerdict], peers: list[Peer], context: AttackContext
         details = f"{worst.form}: {details}" if details else worst.form
     if newcomer is False:
         met, details = False, f"no newcomer was let in within {bystanders.PROBE_S:g} s afterwards; {details}"
-    notes = list(context.notes)
-    if len(found) > 1:
-        notes += [f"{item.form}: {item.outcome.value}" + (f" ({item.code})" if item.code else "") for item in found]
     connected = [peer for peer in peers if peer.opened]
     return Verdict(
         outcome=worst.outcome,
@@ -317,5 +314,5 @@ def _verdict(found: list[FormVerdict], peers: list[Peer], context: AttackContext
         connections=len(connected),
         newcomer=newcomer,
         forms=found,
-        notes="; ".join(notes),
+        notes="; ".join(context.notes),
     )

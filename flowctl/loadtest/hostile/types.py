@@ -135,3 +135,15 @@ class Verdict:
     witness: bool | None = None
     forms: list[FormVerdict] = field(default_factory=list)
     notes: str = ""
+
+    @property
+    def form_words(self) -> str:
+        """How each of several forms ended: a line for those that ended alike; "" where there is one form only."""
+        if len(self.forms) < 2:
+            return ""
+        alike: dict[str, list[str]] = {}
+        for item in self.forms:
+            code = f" ({item.code})" if item.code else ""
+            wrong = ", which is not as it should be" if item.met is False else ""
+            alike.setdefault(f"{item.outcome.value}{code}{wrong}", []).append(item.form)
+        return "\n".join(f"{', '.join(names)}: {how}" for how, names in alike.items())

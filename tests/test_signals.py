@@ -1,0 +1,136 @@
+"""Waiting for the signals that end a server: never in vain, whatever the main thread is doing when they come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from flowctl._signals import EndSignals
+
+PATIENCE_S = 60.0
+
+AT_EACH_STEP = """
+import os, signal, sys, threading
+from flowctl.server import Server
+
+class Signaller:
+    '''Traces the main thread; sends SIGTERM at one step of the wait in `Server.run`, counted from its beginning.'''
+
+    def __init__(self, step):
+        self.left, self.waits = step, False
+
+    def __call__(self, frame, event, argument):
+        if frame.f_code.co_name == "wait" and frame.f_back.f_code.co_name == "run":
+            self.waits = True
+        if self.waits and event in ("call", "line"):
+            self.left -= 1
+            if self.left == -1:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return self
+
+step = -1
+reached = True
+while reached:
+    step += 1
+    server, signaller = Server(lambda: None), Signaller(step)
+    late = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))  # there are fewer steps: it sleeps already
+    late.start()
+    sys.settrace(signaller)
+    server.run()
+    sys.settrace(None)
+    reached = signaller.left < 0 and late.is_alive()
+    late.cancel()
+    late.join()
+print("steps", step)
+"""
+
+
+def open_descriptors():
+    """Return how many descriptors this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.realtime
+def test_run_when_signalled_at_any_step_of_its_wait_ends():
+    """There is no moment at which the handler waits for something that the main thread holds."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EACH_STEP], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    word, steps = done.stdout.split()
+    assert (done.returncode, done.stderr, word) == (0, "", "steps")
+    assert int(steps) >= 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_wait_when_the_signal_came_before_it_returns_at_once(number):
+    """What came between entering the context and the wait is not lost, and stays known."""
+    with EndSignals() as ended:
+        assert not ended.wait(0.001)
+        os.kill(os.getpid(), number)
+        assert ended.wait(PATIENCE_S)
+        assert ended.wait()
+
+
+def test_wait_when_another_signal_comes_goes_on():
+    """A signal that the application handles wakes the wait, which is none of its own."""
+    came = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: came.append(1))
+    try:
+        with EndSignals() as ended:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert not ended.wait(0.01)
+            late = threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGTERM))
+            late.start()
+            assert ended.wait()
+            late.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert came == [1]
+
+
+def test_wait_when_nothing_comes_ends_after_its_time():
+    """The time given is a bound and not a poll: figures are logged that often."""
+    with EndSignals() as ended:
+        start = time.monotonic()
+        assert not ended.wait(0.02)
+        assert time.monotonic() - start >= 0.02
+
+
+def test_context_when_left_puts_everything_back():
+    """The handlers and the wake-up descriptor of before are in force again, and no descriptor stays open."""
+    watched = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in watched]
+    descriptors = open_descriptors()
+    with EndSignals() as ended:
+        assert [signal.getsignal(number) for number in watched] != before
+    assert [signal.getsignal(number) for number in watched] == before
+    assert open_descriptors() <= descriptors
+    wakeup = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup)
+    assert wakeup == -1
+    assert not ended.wait()
+
+
+def test_context_when_entered_on_another_thread_says_so_and_leaves_nothing_open():
+    """The interpreter gives signals to the main thread alone."""
+    caught = []
+    descriptors = open_descriptors()
+
+    def enter():
+        try:
+            EndSignals().__enter__()
+        except ValueError as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert "main thread" in caught[0]
+    assert open_descriptors() <= descriptors
