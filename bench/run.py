@@ -82,7 +82,8 @@ def part_of(record: dict[str, Any], images: Path) -> str:
     render = getattr(load(record["name"]), "document", None)
     text: str = render(record["rows"], images) if render else table(words(record["rows"]))
     measured_at = dt.datetime.fromisoformat(record["at"])
-    return f"{text.strip()}\n\nMeasured on {measured_at:%Y-%m-%d} with `make bench ARGS={record['name']}`."
+    command = record.get("command", f"make bench ARGS={record['name']}")
+    return f"{text.strip()}\n\nMeasured on {measured_at:%Y-%m-%d} with `{command}`."
 
 
 def words(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
