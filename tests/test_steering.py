@@ -442,13 +442,13 @@ def test_ladder_when_the_thread_itself_is_late_stands_still():
     """While the owning thread has no room no step is taken, in either direction; with room again they are."""
     scene = Scene(share=0.3)
     scene.follow()
-    scene.viewer.host.is_strained = True
+    scene.group.is_strained = True
     scene.run(30)
     assert scene.moves == []
-    scene.viewer.host.is_strained = False
+    scene.group.is_strained = False
     scene.run(30)
     assert scene.moves != []
     at = scene.now
-    scene.viewer.host.is_strained = True
+    scene.group.is_strained = True
     scene.run(60, share=3.0)
     assert scene.moves_since(at) == []

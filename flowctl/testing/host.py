@@ -24,6 +24,7 @@ class ManualGroup:
 
     Attributes:
         busy: how busy the thread claims to be, 0 to 1.
+        is_strained: pretend that the thread had no room a moment ago.
     """
 
     def __init__(self, clock: ManualClock | None = None) -> None:
@@ -32,6 +33,7 @@ class ManualGroup:
         self._numbers = itertools.count()
         self.bytes_out = 0
         self.busy = 0.0
+        self.is_strained = False
 
     def now(self) -> float:
         """Return the time in seconds."""
@@ -56,6 +58,10 @@ class ManualGroup:
     def busy_fraction(self) -> float:
         """Return `busy`."""
         return self.busy
+
+    def strained(self) -> bool:
+        """Return `is_strained`."""
+        return self.is_strained
 
     def run(self, seconds: float = 0.0) -> None:
         """Advance the time, stopping at each call that is due on the way.
@@ -86,7 +92,6 @@ class ManualHost:
         failures: every (where, exception) of the application's handlers.
         ledger_notes: how often the ledger grew.
         foreign: pretend that calls come from another thread.
-        is_strained: pretend that the owning thread had no room a moment ago.
         unacknowledged: tells what the kernel has taken and the peer has not acknowledged. None: nothing is.
     """
 
@@ -98,7 +103,6 @@ class ManualHost:
         self.failures: list[tuple[str, Exception]] = []
         self.ledger_notes = 0
         self.foreign = False
-        self.is_strained = False
         self.unacknowledged: Callable[[], int] | None = None
         self._flush_requested = False
         self._due = inf  # the earliest time for which a tick is on its way
@@ -120,8 +124,8 @@ class ManualHost:
         return self.unacknowledged() if self.unacknowledged is not None else 0
 
     def strained(self) -> bool:
-        """Return what `is_strained` says."""
-        return self.is_strained
+        """Return what the group says."""
+        return self.group.strained()
 
     def request_flush(self) -> None:
         """Flush in the group's next run."""
