@@ -44,11 +44,12 @@ LAYERS = {
         "sockets delay fanouts session _sessioncalls connection totals", "ground flow queue jobs sending receiving loop"
     ),
     "server": layer("_signals admission server serving", "ground flow queue jobs sending receiving loop glue"),
+    "telemetry": layer("telemetry", "ground flow queue"),
     "testing": layer("testing", "ground flow queue jobs sending"),
     "media": layer("media", "ground wire"),
     "log": layer("log", "ground wire"),
     "client": layer("client", "ground flow queue jobs sending receiving loop glue wire media log"),
-    "live": layer("live", "ground flow queue judging jobs sending receiving loop glue server wire log"),
+    "live": layer("live", "ground flow queue judging jobs sending receiving loop glue server telemetry wire log"),
     "loadtest": layer("loadtest", "ground flow queue jobs sending receiving loop glue wire media log client"),
     "demo": layer(
         "demo", "ground flow queue judging jobs sending receiving loop glue server wire media log client live loadtest"
