@@ -17,6 +17,7 @@ import json
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, Final
 
 from flowctl.admission import AdmissionLimits
@@ -45,6 +46,9 @@ def rounds(server: LiveServer) -> dict[str, Any]:
                     elif isinstance(value, tuple):
                         durations = [sum(pair) for pair in itertools.zip_longest(durations, value, fillvalue=0)]
     most["longest_handler_s"] = max(group.statistics().longest_turn_s for group in server.groups.groups)
+    if server.recording is not None:
+        most["sampler_cpu_s"] = server.recording.sampler.cpu_s
+        most["recorder_cpu_s"] = server.recording.recorder.statistics().cpu_s
     return {"at_s": time.monotonic(), **sums, **most, "rounds_by_duration": durations}
 
 
@@ -99,15 +103,19 @@ def main() -> None:
     parser.add_argument("--flush", type=float, default=0.04, help="flush interval, or its ceiling, in seconds")
     parser.add_argument("--groups", type=int, default=1, help="poll groups, that is threads")
     parser.add_argument("--fixed", action="store_true", help="flush at this interval, whatever it costs")
+    parser.add_argument("--events", type=Path, help="record into this folder")
+    parser.add_argument("--no-samples", action="store_true", help="record events only")
     arguments = parser.parse_args()
     configure("error")
+    extra = {"flush_adaptive": "no"} if arguments.fixed else {}
     server = build_live_server(
         ServeOptions(
             port=arguments.port,
             admission=AdmissionLimits(connections=0, connections_per_address=0, new_per_address_and_s=0),
             group_count=arguments.groups,
             flush_interval_s=arguments.flush,
-            extra={"flush_adaptive": "no"} if arguments.fixed else {},
+            events=arguments.events,
+            extra={**extra, "events_samples": "no"} if arguments.no_samples else extra,
         )
     )
     server.start()

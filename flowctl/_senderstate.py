@@ -19,6 +19,7 @@ from flowctl.outbox import Outbox
 from flowctl.policy import DropPolicy, KeepAll, refused_mask
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import AgeSource, CohortLike, Frontend, SenderHost, SenderSettings, Transport
+from flowctl.streamlog import Entry
 from flowctl.trouble import Trouble
 
 if TYPE_CHECKING:
@@ -108,6 +109,23 @@ class SenderState:
         self._trouble: Trouble | None = None  # what is known of a slow peer; guarded by _lock
         if policy is not None:
             self._mask = self._refused_locked(SendState.READY)
+
+    # -- for who looks at thousands of Senders a second
+
+    @property
+    def pulse(self) -> int | None:
+        """A number that stands still while nothing but the followed log is written to this peer, and all of that.
+
+        None: the peer is, or was lately, in trouble, and nothing can be told without asking. Any thread, no lock.
+        """
+        return self._outbox.bytes_sent if self._trouble is None else None
+
+    @property
+    def standing(self) -> tuple[Entry, Entry] | None:
+        """(where it stands, the end of the log), of a member of a cohort. None: it is none. Any thread."""
+        with self._lock:
+            cursor = self._outbox.cursor
+            return (cursor.entry, cursor.log.tail) if self._member and cursor is not None else None
 
     # -- what to do where
 

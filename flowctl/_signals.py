@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as something to wait for: how the main thread of a server learns that it is to end.
+"""SIGINT and SIGTERM as something to wait for: how the main thread of a server learns that it is to end. SIGHUP beside.
 
 A handler that is written in Python runs between any two steps of the main thread, also while that thread holds a lock.
 Setting a `threading.Event` there waits for ever if the main thread is inside `Event.wait` at that moment: both need the
@@ -13,12 +13,32 @@ import contextlib
 import signal
 import socket
 import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final, Self
 
 _NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
 _READ_BYTES: Final = 64
 """One octet per signal; what is left over is read the next time."""
+
+
+@contextlib.contextmanager
+def on_hangup(callback: Callable[[], None]) -> Iterator[None]:
+    """Within this context SIGHUP calls `callback`, instead of ending the program. Main thread.
+
+    Args:
+        callback: runs between any two steps of the main thread, so it may take no lock.
+    """
+
+    def call(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        callback()
+
+    before = signal.signal(signal.SIGHUP, call)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 class EndSignals:

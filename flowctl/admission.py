@@ -1,4 +1,4 @@
-"""Who may connect: connections in all, per address, and new ones per address and second.
+"""Who may connect: nobody who is banned; connections in all, per address, and new ones per address and second.
 
 The rate is a token bucket per address. Addresses are kept in the order in which they were last seen, so that what
 memory they may take is freed from the front, without a search, whoever floods us with however many addresses.
@@ -7,17 +7,22 @@ memory they may take is freed from the front, without a search, whoever floods u
 from __future__ import annotations
 
 import resource
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from flowctl._locks import OwnedLock
+from flowctl.bans import NO_BANS, Ban, BanList
 from flowctl.errors import ConfigError, LimitExceededError
 
 _RESERVED_DESCRIPTORS: Final = 64
 """Descriptors kept for everything that is not a connection: loops, logs, files."""
 _MOST_ADDRESSES: Final = 65_536
 """Addresses remembered for their rate; beyond it those seen longest ago are forgotten."""
+BANNED: Final = "banned"
+"""Name under which those are counted who were kept out by the ban list; as that of a limit."""
 _LOOKS: Final = 64
 """Addresses looked at to make room for one: bounds the time that an accepted connection costs."""
 
@@ -75,10 +80,16 @@ class Admission:
 
     Args:
         limits: see there.
+        wall: seconds since the epoch, for bans, which end at a time of day.
+
+    Attributes:
+        bans: who is kept out; immutable, replaced as a whole by any thread.
     """
 
-    def __init__(self, limits: AdmissionLimits) -> None:
+    def __init__(self, limits: AdmissionLimits, wall: Callable[[], float] = time.time) -> None:
         self.limits: Final = limits
+        self.bans: BanList = NO_BANS
+        self._wall: Final = wall
         self._most: Final = limits.connections or descriptor_limit()
         self._lock: Final = OwnedLock()
         self._connections = 0  # guarded by _lock
@@ -103,6 +114,10 @@ class Admission:
         Raises:
             LimitExceededError: it may not connect; nothing was counted but the refusal.
         """
+        ban = self.ban_of(address)
+        if ban is not None:  # before anything else, so that who is banned takes no place of our memory either
+            with self._lock:
+                self._refuse_locked(BANNED, ban.score, 0, f"banned: {describe_ban(ban)}")
         limits = self.limits
         with self._lock:
             entry = self._entry_locked(address, now)
@@ -116,6 +131,10 @@ class Admission:
                 self._take_token_locked(entry, now)
             entry.connections += 1
             self._connections += 1
+
+    def ban_of(self, address: str) -> Ban | None:
+        """Return the ban that keeps `address` out now. None: it is not banned."""
+        return self.bans.match(address, self._wall())
 
     def leave(self, address: str) -> None:
         """Count the end of a connection that had entered."""
@@ -165,3 +184,9 @@ class Admission:
                 del addresses[oldest]
         entry = addresses[address] = _Address(float(max(self.limits.burst_per_address, 1)), now)
         return entry
+
+
+def describe_ban(ban: Ban) -> str:
+    """Return a ban in few words, for logs and close details."""
+    until = "until it is lifted" if ban.expires is None else f"until {ban.expires}"
+    return f"{ban.cidr}, score {ban.score:g}, {until}"

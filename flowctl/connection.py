@@ -24,7 +24,7 @@ from typing import Any, Final
 from flowctl._locks import OwnedLock
 from flowctl._sessioncalls import Coroutines, as_result, consume_all, handler_reason, reason_for
 from flowctl.deferred import Registration
-from flowctl.delay import unacknowledged_bytes
+from flowctl.delay import round_trip_us, unacknowledged_bytes
 from flowctl.errors import ReentryError
 from flowctl.fanouts import FollowPlace
 from flowctl.flow import SendState, StateChange
@@ -70,6 +70,7 @@ class Connection:
         clock: monotonic seconds; the clock of the poll groups.
         peer: address and port of the other end. None: ask the socket, which no longer knows if the peer has gone.
         on_closed: told with the connection, on its thread, after the session: for whoever keeps the list.
+        make_sender: makes its Sender, arguments as of `Sender`; for one that is recorded.
     """
 
     __slots__ = (
@@ -116,6 +117,7 @@ class Connection:
         clock: Callable[[], float] = time.monotonic,
         peer: tuple[str, int] | None = None,
         on_closed: Callable[[Connection], None] | None = None,
+        make_sender: Callable[..., Sender] = Sender,
     ) -> None:
         (options or SocketOptions()).apply(sock)
         self._sock = sock
@@ -144,7 +146,7 @@ class Connection:
         self._receiving = False  # a coroutine of `received` runs
         self._received_later: Final = inspect.iscoroutinefunction(session.received)
         session.connection = self
-        self.sender: Final = Sender(
+        self.sender: Final = make_sender(
             self, sock, limits=limits, policy=policy, frontend=self, settings=settings, deferred=deferred
         )
         self.receiver: Final = Receiver(
@@ -363,6 +365,10 @@ class Connection:
     def kernel_bytes(self) -> int:
         """Return what the kernel has taken and the peer has not acknowledged."""
         return unacknowledged_bytes(self._sock)
+
+    def round_trip_us(self) -> int:
+        """Return the kernel's smoothed round-trip time in us; 0 where it cannot be told. Any thread."""
+        return round_trip_us(self._sock)
 
     def strained(self) -> bool:
         """Return whether the thread of the group had no room a moment ago."""

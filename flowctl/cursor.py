@@ -122,6 +122,11 @@ class LogCursor(LogQueue):
         """Whether this viewer takes every message from here on, so that it can be served together with others."""
         return not self.mask and self._wait is None and self.joining_to is None and self._gates is None
 
+    @property
+    def refuses(self) -> bool:
+        """Whether anything is refused, here or ahead: only then does asking for the queue move this cursor."""
+        return self._gates is not None
+
     def peek(self, most: int, budget_bytes: int) -> list[Item]:
         """Return the next messages to send as (class, wire, since): at most `most`, none after `budget_bytes`.
 

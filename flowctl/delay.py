@@ -10,10 +10,26 @@ import array
 import contextlib
 import fcntl
 import socket
+import struct
 from typing import Final
 
 _SIOCOUTQ: Final = 0x5411
 """Linux's number of the request, the same as TIOCOUTQ."""
+
+
+_RTT: Final = struct.Struct("=68xI")
+"""Up to `tcpi_rtt` of struct tcp_info: eight single bytes, and fifteen numbers before it (linux/tcp.h)."""
+
+
+def round_trip_us(sock: socket.socket) -> int:
+    """Return the smoothed round-trip time that the kernel has measured, in us.
+
+    0 where the socket is closed or no TCP socket.
+    """
+    with contextlib.suppress(OSError, ValueError, struct.error):
+        found: int = _RTT.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT.size))[0]
+        return found
+    return 0
 
 
 def unacknowledged_bytes(sock: socket.socket) -> int:

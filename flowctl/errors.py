@@ -79,3 +79,7 @@ class BusyError(FlowctlError):
 
 class InternalError(FlowctlError):
     """A bug of flowctl; please report it with the message."""
+
+
+class DamagedFlightError(FlowctlError):
+    """The rows of a recorded flight are not those that were written: some are missing, or say what nobody wrote."""

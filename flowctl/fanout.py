@@ -213,6 +213,16 @@ class Fanout:
         """Return the viewers of the cohort. Any thread; who comes or goes meanwhile may be in it or not."""
         return [sender for squad in self._cohort.squads() for sender in list(squad.members)]
 
+    @property
+    def host(self) -> FanoutHost:
+        """The poll group whose thread it is on."""
+        return self._host
+
+    @property
+    def squads(self) -> list[Squad]:
+        """The squads of the cohort. Any thread, to look at; they move on with each round."""
+        return self._cohort.squads()
+
     def _serve_soon(self, sender: Sender) -> None:
         self._runnable[sender] = None
         self._enqueue(sender)

@@ -34,6 +34,11 @@ class ClassRates:
         self.due = float("-inf")
         self.bytes_per_s = 0.0
 
+    @property
+    def notes(self) -> tuple[tuple[float, Totals, Totals], ...]:
+        """The notes kept, oldest first, as (time, messages, bytes); a copy, for whoever goes on from them. Any thread."""
+        return tuple(self._notes)
+
     def note(self, now: float, counts: Totals, sizes: Totals) -> None:
         """Keep the totals of now; to be called when `due` has come."""
         if self._notes and now - self._notes[-1][0] > _NOTES * NOTE_S:

@@ -308,6 +308,7 @@ class Sender(Steering):
                 time_in_states_s=core.time_in_states(now),
                 transitions=core.transitions,
                 recoveries=core.recoveries,
+                stalled_s=self._stalled_s_locked(now),
                 longest_stall_s=max(self._longest_stall_s, self._stalled_s_locked(now)),
                 sends_after_close=self._sends_after_close,
                 restarts=outbox.restarts,

@@ -246,6 +246,7 @@ class SenderStatistics:
         forecast: when the hard limit will be reached at the present fill and drain rate. None: never.
         returns: times old media were skipped because the peer was behind live.
         delay_removed_ms: delay that skipping and thinning took away, summed up.
+        stalled_s: for how long the kernel has taken nothing while something is queued; 0 while it takes.
     """
 
     state: SendState
@@ -273,6 +274,7 @@ class SenderStatistics:
     forecast: Forecast | None = None
     returns: int = 0
     delay_removed_ms: float = 0.0
+    stalled_s: float = 0.0
 
     @property
     def dropped_messages(self) -> int:

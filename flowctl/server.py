@@ -14,7 +14,8 @@ from typing import Final, Self
 
 from flowctl._locks import OwnedLock
 from flowctl._signals import EndSignals
-from flowctl.admission import Admission, AdmissionLimits
+from flowctl.admission import Admission, AdmissionLimits, describe_ban
+from flowctl.bans import Ban, BanList
 from flowctl.connection import Connection
 from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
@@ -23,6 +24,7 @@ from flowctl.policy import DropPolicy
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.pollgroups import PollGroups
 from flowctl.reasons import CloseReason
+from flowctl.sender import Sender
 from flowctl.sender_types import SenderSettings
 from flowctl.session import Session
 from flowctl.sockets import SocketOptions, close_socket
@@ -83,6 +85,7 @@ class Server:
         loop_factory: makes their loops. None: uvloop where it can be had.
         on_error: told of every exception of a handler.
         on_refused: told of every connection that was refused, with peer and limit.
+        make_sender: see `Connection`.
 
     Raises:
         ConfigError: the address cannot be used.
@@ -105,7 +108,9 @@ class Server:
         on_error: Callable[[str, Exception], None] | None = None,
         on_refused: RefusalHook | None = None,
         clock: Callable[[], float] = time.monotonic,
+        make_sender: Callable[..., Sender] = Sender,
     ) -> None:
+        self._make_sender = make_sender
         self._factory = session_factory
         self._limits = DEFAULT_LIMITS if limits is None else limits
         self._policy = policy
@@ -207,6 +212,49 @@ class Server:
         with self._lock:
             return list(self._connections.values())
 
+    # -- what may be changed while it runs
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of new connections. Any thread."""
+        return self._limits
+
+    def set_limits(self, limits: Limits, settings: SenderSettings | None = None) -> None:
+        """Give the Senders of all connections other limits, open ones at once. Any thread.
+
+        Args:
+            limits: for new connections and open ones. A session that set its Sender's limits itself loses them.
+            settings: for new connections only, since a Sender keeps those that it was made with. None: as before.
+        """
+        if settings is not None:
+            self._settings = settings
+        self._limits = limits
+        for connection in self.connections():
+            connection.sender.set_limits(limits)
+
+    def set_bans(self, bans: BanList) -> int:
+        """Keep out whom `bans` names, and end the open connections of theirs with reason BANNED. Any thread.
+
+        Args:
+            bans: replaces the list of before.
+
+        Returns:
+            The number of connections that were ended.
+        """
+        self.admission.bans = bans
+        return sum(map(self._end_if_banned, self.connections()))
+
+    def _end_if_banned(self, connection: Connection) -> bool:
+        ban = self.admission.ban_of(connection.peer[0])
+        if ban is None or connection.ended is not None:
+            return False
+        connection.close(CloseReason.BANNED, describe_ban(ban))
+        self._banned(connection, ban)
+        return True
+
+    def _banned(self, connection: Connection, ban: Ban) -> None:
+        """Take note that an open connection is ended by a ban; for servers that keep records. Any thread."""
+
     def add_socket(self, sock: socket.socket, session: Session) -> Connection:
         """Serve a connected socket that was not accepted here, for example one that connected out. Any thread.
 
@@ -225,11 +273,12 @@ class Server:
         peer: tuple[str, int] | None,
         on_closed: Callable[[Connection], None],
     ) -> Connection:
+        limits, bans = self._limits, self.admission.bans
         try:
             connection = Connection(
                 sock,
                 session,
-                limits=self._limits,
+                limits=limits,
                 policy=self._policy,
                 settings=self._settings,
                 deferred=self._deferred,
@@ -237,6 +286,7 @@ class Server:
                 clock=self.clock,
                 peer=peer,
                 on_closed=on_closed,
+                make_sender=self._make_sender,
             )
             with self._lock:
                 self._connections[connection.number] = connection
@@ -249,6 +299,11 @@ class Server:
         except BaseException:
             sock.close()
             raise
+        # Who changed them meanwhile may have gone through the connections before this one was among them.
+        if self._limits is not limits:
+            connection.sender.set_limits(self._limits)
+        if self.admission.bans is not bans:
+            self._end_if_banned(connection)
         return connection
 
     def _gone(self, connection: Connection) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from flowctl.admission import AdmissionLimits
 from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
@@ -37,6 +38,12 @@ class ServeOptions:
             became old meanwhile. 0: it sends everything.
         memory_budget_bytes: what may wait for all slow viewers of this server together. 0: there is no limit.
         shadow_limits: limits to be compared with the real ones, which they do not change. None: there are none.
+        limits_file: file of limits that a program with streams reads at its start, instead of `limits`, and again
+            whenever it changes; see `flowctl.limitsfile`. None: there is none.
+        bans_file: the same of a ban list, which need not be there yet; see `flowctl.bans`. None: there is none.
+        events: folder for records of what happens, of a program with streams; see `flowctl.telemetry.schema`. None:
+            nothing is recorded.
+        flights: share of the connections, 0 to 1, that are recorded so that they can be replayed; needs `events`.
         loop_factory: makes the groups' loops. None: uvloop where it can be had.
         on_error: told of every exception of a handler, with where it was raised.
         extra: settings of the one program, as text (``--set name=value``).
@@ -54,6 +61,10 @@ class ServeOptions:
     return_after_s: float = 3.0
     memory_budget_bytes: int = 0
     shadow_limits: Limits | None = None
+    limits_file: Path | None = None
+    bans_file: Path | None = None
+    events: Path | None = None
+    flights: float = 0.0
     loop_factory: LoopFactory | None = None
     on_error: Callable[[str, Exception], None] | None = None
     extra: Mapping[str, str] = field(default_factory=dict)

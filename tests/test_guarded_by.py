@@ -29,6 +29,8 @@ UNLOCKED: dict[tuple[str, str], str] = {
     ("Connection.ended", "_ending"): "set once and never changed: None or the final answer",
     ("Connection._finish", "_ending"): "runs after it was set; set once and never changed",
     ("Connection.process_input", "_ending"): "set once; seen a moment late, input goes to a session about to end",
+    ("SenderState.pulse", "_outbox"): "never replaced, its count one reference; stale by the time it is used",
+    ("SenderState.pulse", "_trouble"): "only asks whether there is any; stale by the time it is used",
     ("Sender.limits", "_core"): "the core is never replaced, its limits as one frozen object",
     ("Sender.state", "_core"): "the core is never replaced, its state is one reference; stale by the time it is used",
     ("Sender.closed", "_closing"): "a flag that only ever goes from False to True",

@@ -35,27 +35,36 @@ LAYERS = {
         "ground flow",
         pure=True,
     ),
-    "judging": layer("budget shadow shares", "ground flow queue", pure=True),
+    "files": layer("bans limitsfile", "ground flow"),
+    "judging": layer("budget capacitymodel shadow shares", "ground flow queue", pure=True),
     "jobs": layer("_locks _jobs _processor deferred deadlines _loadmeter", "ground"),
     "sending": layer("_senderstate _sendercore _steering sender piece cohort fanout", "ground flow queue jobs"),
+    "whatif": layer("_whatifrun whatif whatif_types", "ground flow queue jobs sending"),
     "receiving": layer("_holds _input receiver", "ground jobs"),
     "loop": layer("_loopcore _loopthread _watches _placement pollgroup pollgroups", "ground jobs"),
     "glue": layer(
         "sockets delay fanouts session _sessioncalls connection totals", "ground flow queue jobs sending receiving loop"
     ),
-    "server": layer("_signals admission server serving", "ground flow queue jobs sending receiving loop glue"),
-    "telemetry": layer("telemetry", "ground flow queue"),
+    "server": layer("_signals admission server serving", "ground flow queue files jobs sending receiving loop glue"),
+    "telemetry": layer("telemetry", "ground flow queue jobs"),
+    "flight": layer("flight replay", "ground flow queue jobs sending telemetry"),
     "testing": layer("testing", "ground flow queue jobs sending"),
     "media": layer("media", "ground wire"),
     "log": layer("log", "ground wire"),
     "client": layer("client", "ground flow queue jobs sending receiving loop glue wire media log"),
-    "live": layer("live", "ground flow queue judging jobs sending receiving loop glue server telemetry wire log"),
+    "live": layer(
+        "live", "ground flow queue files judging jobs sending receiving loop glue server telemetry flight wire log"
+    ),
     "loadtest": layer("loadtest", "ground flow queue jobs sending receiving loop glue wire media log client"),
     "demo": layer(
-        "demo", "ground flow queue judging jobs sending receiving loop glue server wire media log client live loadtest"
+        "demo",
+        "ground flow queue files judging jobs sending receiving loop glue server wire media log client live loadtest",
     ),
+    "pipeline": layer("pipeline", "ground flow queue files judging sending whatif wire log telemetry flight loadtest"),
     "cli": layer(
-        "cli __main__", "ground flow queue judging sending loop glue server wire media log client live loadtest demo"
+        "cli __main__",
+        "ground flow queue files judging sending loop glue server telemetry flight whatif wire media log "
+        "client live loadtest demo pipeline",
     ),
 }
 """Lower layers first. `__init__` of flowctl, which re-exports, belongs to none: nothing in flowctl imports it."""

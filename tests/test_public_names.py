@@ -14,13 +14,13 @@ import flowctl
 PUBLIC = """
     AgeSource Candidate Forecast LadderSettings LadderStep ShadowReport ShareSettings ViewerShares
     AdmissionLimits Axis AxisLimits BrokenError BusyError CacheLimits Cause CloseReason ClosedError ConfigError
-    Connection Counts DEFAULT_LIMITS DeferredProcessor DeferredStatistics DropDroppable DropPolicy DropReason Entry
-    Fanout FanoutStatistics Fanouts FlowTotals FlowctlError FlushResult FollowPlace Frontend Gop GroupState
-    HardPolicy InputResult InputVerdict InternalError Job KeepAll LedgerEntry LedgerKind LimitExceededError Limits
-    LivePolicy Load LocalProtocolError MessageClass Move NO_LIMITS PollGroup PollGroupStatistics PollGroups Pollable
-    Receiver ReceiverStatistics ReentryError Registration RemoteProtocolError SendOutcome SendResult SendState
-    Sender SenderSettings SenderStatistics ServeOptions Server ServerProgram ServerStatistics Session SocketOptions
-    StateChange StreamLog Thin Transport Verdict serve
+    Connection Counts DEFAULT_LIMITS DamagedFlightError DeferredProcessor DeferredStatistics DropDroppable
+    DropPolicy DropReason Entry Fanout FanoutStatistics Fanouts FlowTotals FlowctlError FlushResult FollowPlace
+    Frontend Gop GroupState HardPolicy InputResult InputVerdict InternalError Job KeepAll LedgerEntry LedgerKind
+    LimitExceededError Limits LivePolicy Load LocalProtocolError MessageClass Move NO_LIMITS PollGroup
+    PollGroupStatistics PollGroups Pollable Receiver ReceiverStatistics ReentryError Registration
+    RemoteProtocolError SendOutcome SendResult SendState Sender SenderSettings SenderStatistics ServeOptions Server
+    ServerProgram ServerStatistics Session SocketOptions StateChange StreamLog Thin Transport Verdict serve
 """
 TESTING = "ManualClock ManualGroup ManualHost ScriptedTransport ThrottledPeer check_drop_policy would_block"
 

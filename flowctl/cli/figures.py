@@ -22,7 +22,11 @@ def summary(server: Server) -> dict[str, Any]:
         "busy": f"{max(group.busy_fraction for group in groups):.0%}",
         "in_bytes": sum(group.bytes_in for group in groups),
     }
+    if refused := server.admission.refused:
+        figures["refused"] = refused
     if isinstance(server, LiveServer):
+        for name, status in server.reload.status.items():
+            figures[f"{name}_file"] = status.fault or status.state
         found = server.hub.summary()
         figures["streams"] = found.streams
         figures["viewers"] = {state.name.lower(): found.states[state] for state in SendState if found.states[state]}

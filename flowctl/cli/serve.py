@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,8 +15,46 @@ if TYPE_CHECKING:
     from flowctl.serving import ServeOptions, ServerProgram
 
 
-_OF_STREAMS = ("flush", "ladder", "age_axis", "return_after", "memory_budget", "shadow_limits")
+_OF_STREAMS = (
+    *("flush", "ladder", "age_axis", "return_after", "memory_budget", "shadow_limits"),
+    *("limits", "bans", "events", "flights"),
+)
 """Options that mean nothing to a server without streams."""
+
+
+# Options that take several lines each; the others stand in the signature.
+_LimitsFile = Annotated[
+    Path | None, typer.Option(metavar="TOML", help="Read the limits from this file, now and when it changes.")
+]
+_BansFile = Annotated[
+    Path | None, typer.Option(metavar="JSONL", help="Keep out whom this file names, now and when it changes.")
+]
+_EventsFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Record what happens to each connection as Parquet files there.")
+]
+_FlightsShare = Annotated[
+    str, typer.Option(metavar="SHARE", help="Share of the connections to record for flowctl replay, such as 1%.")
+]
+_AgeAxis = Annotated[
+    str, typer.Option(metavar="queue|delay", help="Age limit: of what is queued, or the viewer's whole delay.")
+]
+_ReturnAfter = Annotated[
+    str, typer.Option(help="Bring a viewer back to live that took nothing for so long; 0: send all that is old.")
+]
+_MemoryBudget = Annotated[
+    str, typer.Option(help="What may wait for all slow viewers of this server, for example 2GiB; 0: no limit.")
+]
+_ShadowLimits = Annotated[
+    str | None,
+    typer.Option(metavar="B,N[,T][/B,N[,T]]", help="Compare with these soft (and hard) limits; they do nothing."),
+]
+_NewPerAddress = Annotated[float, typer.Option(min=0, help="New connections of one address per second; 0: any number.")]
+_MaxConnections = Annotated[
+    int, typer.Option(min=0, help="Connections in all; 0: what the limit of open files allows.")
+]
+_NotsentLowat = Annotated[
+    str, typer.Option(help="Unsent bytes the kernel takes before it says stop; 0: its own choice.")
+]
 
 
 def serve(
@@ -27,34 +66,23 @@ def serve(
     soft: Annotated[str | None, typer.Option(metavar="B,N[,T]", help="Soft limit: bytes,messages,age.")] = None,
     hard: Annotated[str | None, typer.Option(metavar="B,N[,T]", help="Hard limit; default twice the soft one.")] = None,
     low: Annotated[str | None, typer.Option(metavar="B,N[,T]", help="Low mark; default half the soft one.")] = None,
+    limits: _LimitsFile = None,
+    bans: _BansFile = None,
+    events: _EventsFolder = None,
+    flights: _FlightsShare = "0",
     flush: Annotated[str, typer.Option(help="Longest time between two flushes of a stream.")] = "40ms",
     groups: Annotated[int, typer.Option(min=1, max=256, help="Poll groups, that is threads.")] = 1,
     stuck: Annotated[str, typer.Option(help="Cut a peer whose connection takes nothing for so long; 0: off.")] = "15s",
     soft_too_long: Annotated[str, typer.Option(help="Cut a peer above its soft limit for so long; 0: off.")] = "60s",
     ladder: Annotated[str, typer.Option(metavar="on|off", help="Step slow viewers down to what they can take.")] = "on",
-    age_axis: Annotated[
-        str, typer.Option(metavar="queue|delay", help="Age limit: of what is queued, or the viewer's whole delay.")
-    ] = "queue",
-    return_after: Annotated[
-        str, typer.Option(help="Bring a viewer back to live that took nothing for so long; 0: send all that is old.")
-    ] = "3s",
-    memory_budget: Annotated[
-        str, typer.Option(help="What may wait for all slow viewers of this server, for example 2GiB; 0: no limit.")
-    ] = "0",
-    shadow_limits: Annotated[
-        str | None,
-        typer.Option(metavar="B,N[,T][/B,N[,T]]", help="Compare with these soft (and hard) limits; they do nothing."),
-    ] = None,
+    age_axis: _AgeAxis = "queue",
+    return_after: _ReturnAfter = "3s",
+    memory_budget: _MemoryBudget = "0",
+    shadow_limits: _ShadowLimits = None,
     per_address: Annotated[int, typer.Option(min=0, help="Connections of one address; 0: any number.")] = 64,
-    new_per_address: Annotated[
-        float, typer.Option(min=0, help="New connections of one address per second; 0: any number.")
-    ] = 20.0,
-    max_connections: Annotated[
-        int, typer.Option(min=0, help="Connections in all; 0: what the limit of open files allows.")
-    ] = 0,
-    notsent_lowat: Annotated[
-        str, typer.Option(help="Unsent bytes the kernel takes before it says stop; 0: its own choice.")
-    ] = "128KiB",
+    new_per_address: _NewPerAddress = 20.0,
+    max_connections: _MaxConnections = 0,
+    notsent_lowat: _NotsentLowat = "128KiB",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Setting of the server program; repeatable.")
     ] = None,
@@ -65,16 +93,20 @@ def serve(
     """Run a server until SIGINT or SIGTERM.
 
     Limits are bytes,messages,age of what waits for one peer, for example 2MiB,2048,4s; 0 turns an axis off. Without
-    limits they are 2MiB,2048,4s soft and 4MiB,4096,8s hard.
+    limits they are 2MiB,2048,4s soft and 4MiB,4096,8s hard. Files of limits and bans are looked at each second, and at
+    once on SIGHUP; one that is not valid changes nothing.
     """
     from flowctl.cli.common import given, optional_duration, set_up_log
     from flowctl.cli.servers import check_extra, load_server
+    from flowctl.flight.flights import parse_share
     from flowctl.sender_types import AgeSource, SenderSettings
     from flowctl.units import parse_duration, parse_size
 
     set_up_log(as_json=log_json)
     program = load_server(name)
     _check_given(program, [option for option in _OF_STREAMS if given(context, option)])
+    if limits is not None:
+        _check_alone([option for option in ("soft", "hard", "low") if given(context, option)])
     stats_s = optional_duration(stats, "--stats")
     options = _options(
         host=host,
@@ -93,6 +125,9 @@ def serve(
         shadow_limits=_shadow(shadow_limits),
         admission=(max_connections, per_address, new_per_address),
         notsent_lowat_bytes=parse_size(notsent_lowat, "--notsent-lowat"),
+        files=(limits, bans),
+        events=events,
+        flights=parse_share(flights),
         extra=check_extra(program, settings or []),
     )
     _run(program, options, stats_s=stats_s, as_json=as_json)
@@ -129,6 +164,14 @@ def _check_given(program: ServerProgram, of_streams: list[str]) -> None:
         raise ConfigError(f"server {program.name!r} has no streams, it would ignore {shown}", hint="leave it out")
 
 
+def _check_alone(marks: list[str]) -> None:
+    """Refuse marks beside a limits file: one of the two would be ignored."""
+    from flowctl.errors import ConfigError
+
+    if marks:
+        raise ConfigError(f"--{marks[0]} and --limits both set the limits", hint="leave one of the two out")
+
+
 def _choice(text: str, option: str, choices: list[str]) -> str:
     from flowctl.errors import ConfigError
 
@@ -161,6 +204,9 @@ def _options(
     shadow_limits: Limits | None,
     admission: tuple[int, int, float],
     notsent_lowat_bytes: int,
+    files: tuple[Path | None, Path | None],
+    events: Path | None,
+    flights: float,
     extra: dict[str, str],
 ) -> ServeOptions:
     from flowctl.admission import AdmissionLimits
@@ -184,6 +230,10 @@ def _options(
             connections=connections, connections_per_address=per_address, new_per_address_and_s=new_per_address
         ),
         socket_options=SocketOptions(notsent_lowat_bytes=notsent_lowat_bytes),
+        limits_file=files[0],
+        bans_file=files[1],
+        events=events,
+        flights=flights,
         group_count=groups,
         flush_interval_s=flush_s,
         extra=extra,
@@ -192,35 +242,40 @@ def _options(
 
 def _run(program: ServerProgram, options: ServeOptions, *, stats_s: float | None, as_json: bool) -> None:
     """Build, start, wait for a signal, stop."""
+    import contextlib
     import os
 
-    from flowctl._signals import EndSignals
+    from flowctl._signals import EndSignals, on_hangup
     from flowctl.cli.common import print_json
+    from flowctl.live import LiveServer
     from flowctl.log import get_logger
 
     logger = get_logger("flowctl.serve")
     server = program.build(options)
-    with EndSignals() as ended:
+    with contextlib.ExitStack() as stack:
+        ended = stack.enter_context(EndSignals())
+        if isinstance(server, LiveServer) and server.reload.watching:
+            stack.enter_context(on_hangup(server.reload.look_now))
         try:
             server.start()
             host, port = server.address
-            logger.info("serving", server=program.name, host=host, port=port, limits=str(options.limits))
+            logger.info("serving", server=program.name, host=host, port=port, limits=str(server.limits))
             if as_json:
-                print_json(_ready(program, server, options, os.getpid()))
+                print_json(_ready(program, server, os.getpid()))
             _wait(server, ended, stats_s)
         finally:
             stopped = server.stop()
     logger.info("stopped", server=program.name, accepted=server.accepted_count, in_time=stopped)
 
 
-def _ready(program: ServerProgram, server: Server, options: ServeOptions, pid: int) -> dict[str, Any]:
+def _ready(program: ServerProgram, server: Server, pid: int) -> dict[str, Any]:
     """Return what a program that started us has to know."""
     host, port = server.address
     ready: dict[str, Any] = {"server": program.name, "host": host, "port": port, "pid": pid}
     if program.default_port == 1935:  # the registered port of RTMP
         shown = f"[{host}]" if ":" in host else host
         ready["url"] = f"rtmp://{shown}:{port}/"
-    ready["limits"] = str(options.limits)
+    ready["limits"] = str(server.limits)
     return ready
 
 

@@ -12,11 +12,18 @@ from typing import Any, Final
 
 import structlog
 
+from flowctl.bans import Ban, BanList
+from flowctl.connection import Connection
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError
+from flowctl.flight.flights import Flights
 from flowctl.ladder import LadderSettings, LadderStep
+from flowctl.limitsfile import LimitsFile
 from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.flights import FLIGHTS_SETTINGS, flight_options, make_flights
 from flowctl.live.hub import Hub
+from flowctl.live.reload import Reload
 from flowctl.live.session import LiveSession
+from flowctl.live.telemetry import EVENTS_SETTINGS, Recording, events_options
 from flowctl.policy import LivePolicy
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
@@ -77,6 +84,8 @@ EXTRA_SETTINGS: Final = {
     "publishers_per_address": "streams that one address may publish at a time (8); 0: any number",
     "flush_adaptive": "yes (default) or no: whether streams with few viewers are flushed sooner than --flush says",
     "memory_budget_per_address": "yes or no (default): whether the viewers of one address count as one for the budget",
+    **EVENTS_SETTINGS,
+    **FLIGHTS_SETTINGS,
     **_described("GOP cache of a stream", _CACHE_SETTINGS),
     **_described("step-down ladder of each viewer", _LADDER_SETTINGS),
     _LADDER_LOWEST: f"lowest step that a viewer is given: {', '.join(_STEP_NAMES[:-1])} or {_STEP_NAMES[-1]} (default)",
@@ -90,13 +99,16 @@ class LiveServer(Server):
     Attributes:
         hub: the streams.
         config: the settings.
+        reload: watches the files of limits and bans, if there are any.
+        recording: records what happens. None: it was not asked for.
+        flights: records connections so that they can be replayed. None: nothing is recorded.
     """
 
     def __init__(self, options: ServeOptions, config: LiveConfig) -> None:
         self.config = config
         policy, settings = LivePolicy(), settings_from(options)
         super().__init__(
-            lambda: LiveSession(self.hub, config, policy, self.clock()),
+            lambda: self._session(self.hub, config, policy, self.clock()),
             options.host,
             options.port,
             limits=options.limits,
@@ -111,6 +123,28 @@ class LiveServer(Server):
         )
         self.hub = Hub(config, self.clock, self._call_later, settings.age_from)
         self.hub.oversight.report = self.groups.groups[0].report
+        self._served = options
+        self.recording: Recording | None = None
+        self.flights: Flights | None = None
+        self._session: Callable[[Hub, LiveConfig, LivePolicy, float], LiveSession] = LiveSession
+        self.reload = Reload(
+            self._apply_limits,
+            self._apply_bans,
+            limits=options.limits_file,
+            bans=options.bans_file,
+            on_error=options.on_error or self.hub.oversight.report,
+        )
+        try:
+            self.reload.read_first()
+            events, recorded = events_options(options, self.address[1]), flight_options(options)
+            if events is not None:
+                self.recording = Recording(events, self.hub, self.connections, self.clock)
+                self._session = self.recording.session
+                self.flights = make_flights(recorded, self.recording.events)
+                self._make_sender = self.flights.make_sender
+        except BaseException:
+            self._listener.close()
+            raise
         self._refusals: dict[str, tuple[float, int]] = {}  # by address: last line, refused since; listener's thread
 
     def _call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
@@ -119,7 +153,9 @@ class LiveServer(Server):
             group.call_soon(lambda: group.call_later(delay_s, callback, *args))
 
     def _log_refusal(self, peer: tuple[str, int], error: LimitExceededError) -> None:
-        """Log a refused connection, but not each one of a flood."""
+        """Log and record a refused connection, but not each one of a flood."""
+        if self.recording is not None:
+            self.recording.refused(peer, error)
         now = self.clock()
         last, count = self._refusals.get(peer[0], (-_REFUSAL_LOG_S, 0))
         if now - last >= _REFUSAL_LOG_S:
@@ -129,9 +165,53 @@ class LiveServer(Server):
             self._refusals.clear()
         self._refusals[peer[0]] = (last, count + 1)
 
+    def _apply_limits(self, file: LimitsFile) -> None:
+        """Take the limits of a file: for new connections and open ones; times and ladder for new ones only.
+
+        Raises:
+            ConfigError: they do not go with the other settings of the server.
+        """
+        options = with_limits(self._served, file)
+        settings, was = settings_from(options), self.limits
+        self.set_limits(file.limits, settings)
+        now = {
+            "limits": str(file.limits),
+            "stuck_s": settings.stuck_s,
+            "soft_too_long_s": settings.soft_too_long_s,
+            "return_after_s": settings.return_after_s,
+            "ladder": options.ladder,
+            "objective": file.objective,
+        }
+        _log.info("limits changed", was=str(was), connections=len(self.connections()), **now)
+        self._note_change("limits file", now)
+
+    def _apply_bans(self, bans: BanList) -> None:
+        """Take a ban list: refuse whom it names, and end the open connections of theirs."""
+        before = {ban.cidr for ban in self.admission.bans.bans}
+        now = {ban.cidr for ban in bans.still(time.time()).bans}
+        ended = self.set_bans(bans)
+        figures = {"bans": len(now), "added": len(now - before), "lifted": len(before - now)}
+        figures |= {"expired": len(bans) - len(now), "ended": ended}
+        _log.info("bans changed", **figures)
+        self._note_change("bans file", figures)
+
+    def _note_change(self, what: str, detail: Mapping[str, Any]) -> None:
+        if self.recording is not None:  # what was read before the start is in the record of the start
+            self.recording.events.config_changed(self.clock(), what, detail)
+
+    def _banned(self, connection: Connection, ban: Ban) -> None:
+        if self.recording is not None:
+            detail = {"cidr": ban.cidr, "score": ban.score, "expires": ban.expires}
+            self.recording.events.banned(self.clock(), connection.number, connection.peer, detail)
+
     def start(self) -> None:
         """Start, and say where."""
+        if self.recording is not None:  # before anybody can connect
+            self.recording.start(
+                dataclasses.replace(self._served, limits=self.limits), self._settings or SenderSettings()
+            )
         super().start()
+        self.reload.start()
         self.hub.oversight.start()
         _log.info(
             "live server started", url=f"rtmp://{self.address[0]}:{self.address[1]}/", groups=len(self.groups.groups)
@@ -141,6 +221,7 @@ class LiveServer(Server):
         """Ask clients that understand it to reconnect, then stop as any `Server`."""
         first = not self.stopping
         if first:
+            self.reload.stop()
             asked = [connection.session for connection in self.connections()]
             for session in asked:
                 if isinstance(session, LiveSession):
@@ -148,6 +229,8 @@ class LiveServer(Server):
             if asked:
                 time.sleep(min(_RECONNECT_HEAD_START_S, deadline_s / 4))
         stopped = super().stop(deadline_s)
+        if first and self.recording is not None:
+            self.recording.stop(self.accepted_count, deadline_s)
         if first:
             _log.info("live server stopped", connections=self.accepted_count)
         return stopped
@@ -157,7 +240,8 @@ def build_live_server(options: ServeOptions) -> LiveServer:
     """Return a live server, not started.
 
     Raises:
-        ConfigError: a setting of `options.extra` is unknown or has a wrong value, or the address cannot be used.
+        ConfigError: a setting of `options.extra` is unknown or has a wrong value, the address cannot be used, or a file
+            of limits or bans is not valid.
     """
     return LiveServer(options, config_from(options))
 
@@ -221,6 +305,18 @@ def settings_from(options: ServeOptions) -> SenderSettings:
         given["lowest"] = LadderStep[_choice(_LADDER_LOWEST, options.extra[_LADDER_LOWEST], _STEP_NAMES).upper()]
     ladder = dataclasses.replace(options.settings.ladder or LadderSettings(), **given) if options.ladder else None
     return dataclasses.replace(options.settings, ladder=ladder, return_after_s=options.return_after_s)
+
+
+def with_limits(options: ServeOptions, file: LimitsFile) -> ServeOptions:
+    """Return `options` with what a limits file says; what it does not say stays as it is in `options`."""
+    times: dict[str, Any] = file.times
+    return dataclasses.replace(
+        options,
+        limits=file.limits,
+        return_after_s=times.pop("return_after_s", options.return_after_s),
+        ladder=options.ladder if file.ladder is None else file.ladder,
+        settings=dataclasses.replace(options.settings, **times),
+    )
 
 
 def read_credentials(path: Path) -> dict[str, str]:

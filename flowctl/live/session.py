@@ -42,6 +42,7 @@ from flowctl.totals import NO_FLOW, FlowTotals, totals_of
 _log: Final = structlog.get_logger("flowctl.live")
 _FLOW: Final = "flow control"
 _RATE: Final = "message rate"
+_RATE_LIMIT: Final = "messages_per_second"
 _NOTHING: Final = memoryview(b"")
 _SMALLEST_PIECE: Final = 512
 _LARGEST_PIECE: Final = 4096
@@ -220,17 +221,16 @@ class LiveSession(Session):
         connection, now = self.connection, self.connection.now()
         rate = self._rate = self._rate or InputRate(maximum, now)
         if rate.count(messages, now):
-            self._hub.limit_hit("messages_per_second")
-            _log.warning(
-                "input slowed",
-                peer=f"{connection.peer[0]}:{connection.peer[1]}",
-                connection=connection.number,
-                limit="messages_per_second",
-                maximum=maximum,
-            )
+            self._rate_exceeded(messages, maximum)
         if rate.resumes_at is not None:
             connection.receiver.pause(_RATE, "messages per second")  # too often for the ledger
             self._arm()
+
+    def _rate_exceeded(self, messages: int, maximum: float) -> None:
+        """Count and log that an episode of too many messages begins with `messages` read at once."""
+        self._hub.limit_hit(_RATE_LIMIT)
+        peer = f"{self.peer[0]}:{self.peer[1]}"
+        _log.warning("input slowed", peer=peer, connection=self.number, limit=_RATE_LIMIT, maximum=maximum)
 
     def received_control(self, data: memoryview) -> None:
         """Take input while the output is overloaded: protocol control only, the rest is held."""

@@ -255,6 +255,7 @@ FLIGHT: Final = Table(
         Column("dropped_bytes", Kind.INT, "of an episode of drops"),
         Column("reason", Kind.TEXT, "of a close or call"),
         Column("detail", Kind.TEXT, "more, as JSON text"),
+        Column("number", Kind.INT, "of the row in its flight, from 0 without a gap"),
     ),
 )
 

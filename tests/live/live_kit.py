@@ -96,6 +96,9 @@ class Wire:
     def getpeername(self):
         return self.peer
 
+    def getsockopt(self, level, option, size):
+        raise OSError(errno.EOPNOTSUPP, "this is no TCP socket")
+
     def fileno(self) -> int:
         return -1 if self.closed else self.number
 
@@ -214,7 +217,7 @@ class Peer:
         self.wire = Wire(address)
         self.events, self.media = [], []
         self.reads = True
-        self.live = LiveSession(world.hub, world.config, world.policy, world.clock())
+        self.live = world.session(world.hub, world.config, world.policy, world.clock())
         self.connection = Connection(
             self.wire,
             self.live,
@@ -356,6 +359,7 @@ class World:
         self.limits, self.settings = limits, sender or SenderSettings()
         self.hub = Hub(self.config, self.clock, self.group.call_later)
         self.peers, self.gone = [], []
+        self.session = LiveSession  # makes the session of a connection
         self.piece = piece
         self._ports = iter(range(40_000, 60_000))
 

@@ -1,0 +1,323 @@
+"""The ban list: addresses and networks that are kept out, each until its time; and the file that it comes in.
+
+The file has one JSON object per line::
+
+    {"cidr": "203.0.113.7/32", "score": 12.5, "evidence": {"handshake_timeout": 3}, "expires": "2026-11-21T17:00:00Z"}
+
+`cidr` and `expires` must be there (`null` for one that stays until it is taken out), `score` and `evidence` may be;
+other keys are errors. Of two lines for one network the one that expires later counts, so the order of lines says
+nothing.
+
+A look-up asks once per prefix length that occurs in the list, longest first, so its cost does not depend on how many
+networks are banned; a single address, by far the most common ban, is found by its text, without being parsed. IPv4
+addresses that are written as IPv6 (``::ffff:203.0.113.7``, as a listener of both kinds reports them) are IPv4 here.
+
+No file is opened and no clock is read here: the time is an argument.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, Final, TypeVar
+
+from flowctl.errors import ConfigError
+
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""Longest ban file: `MOST_BANS` lines with some evidence each."""
+MOST_BANS: Final = 100_000
+"""Networks in one list: more single addresses than that are a network, or an attack that addresses do not stop."""
+MOST_EVIDENCE: Final = 64
+"""Kinds of evidence of one ban: three times the limits that there are."""
+WIDEST_IPV4: Final = 8
+"""Shortest prefix of IPv4: the largest network that was ever given to one holder. 0.0.0.0/1 was meant otherwise."""
+WIDEST_IPV6: Final = 16
+"""Shortest prefix of IPv6: wider than what any one provider holds."""
+_MOST_TEXT: Final = 100
+"""Longest name of a kind of evidence, characters."""
+_MAPPED_BITS: Final = 96
+_KEYS: Final = frozenset({"cidr", "score", "evidence", "expires"})
+_REST_EVERY: Final = 64
+"""Lines between two rests of `BanList.parse`: a millisecond of work, in which a thread that comes back from a system
+call may find the interpreter taken."""
+_LAST_S: Final = 253_402_300_799
+"""End of the year 9999, the last that dates can say."""
+
+_Key = TypeVar("_Key", str, int)
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ban:
+    """One network that is kept out.
+
+    Args:
+        cidr: the network, ``203.0.113.7/32``; kept in its canonical form.
+        expires_s: until when, whole seconds since the epoch (UTC). None: until it is taken out of the list.
+        score: why, as a number; 0 or more. 0: by hand.
+        evidence: why, by kind: counts or other numbers.
+
+    Raises:
+        ConfigError: `cidr` is no network or wider than /8 (IPv4) or /16 (IPv6), or another value is not allowed.
+    """
+
+    cidr: str
+    expires_s: int | None
+    score: float = 0.0
+    evidence: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cidr", str(_network_of(self.cidr)))
+        if self.expires_s is not None and not _is_second(self.expires_s):
+            raise ConfigError(f"expires_s is {self.expires_s!r}, it must be whole seconds since 1970, before 10000")
+        if not _is_number(self.score) or self.score < 0:
+            raise ConfigError(f"score is {_short(self.score)}, it must be a number, 0 or more")
+        if len(self.evidence) > MOST_EVIDENCE:
+            raise ConfigError(f"evidence has {len(self.evidence)} kinds, {MOST_EVIDENCE} are allowed")
+        for name, value in self.evidence.items():
+            if len(name) > _MOST_TEXT or not _is_number(value):
+                raise ConfigError(f"evidence {_short(name)} is {_short(value)}, it must be a number with a short name")
+
+    @property
+    def network(self) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+        """The network."""
+        return _network_of(self.cidr)
+
+    @property
+    def expires(self) -> str | None:
+        """Until when, as ISO 8601 in UTC. None: until it is taken out of the list."""
+        return None if self.expires_s is None else utc_text(self.expires_s)
+
+    def lasts(self, now_utc: float) -> bool:
+        """Return whether it still counts at `now_utc`, seconds since the epoch."""
+        return self.expires_s is None or now_utc < self.expires_s
+
+    def line(self) -> str:
+        """Return it as a line of the file, without the end of line."""
+        value = {"cidr": self.cidr, "score": self.score, "evidence": dict(self.evidence), "expires": self.expires}
+        return json.dumps(value, ensure_ascii=True)
+
+
+class BanList:
+    """Networks that are kept out; immutable, so any thread may ask it.
+
+    Args:
+        bans: of several for one network, the one that expires last counts.
+
+    Raises:
+        ConfigError: there are more than `MOST_BANS`.
+    """
+
+    __slots__ = ("_by_text", "_lengths", "_networks")
+
+    def __init__(self, bans: Iterable[Ban] = ()) -> None:
+        self._by_text: dict[str, Ban] = {}  # single addresses, as the system writes them
+        self._networks: dict[tuple[int, int], dict[int, Ban]] = {}  # by (version, prefix length), first address
+        self._lengths: dict[int, list[int]] = {4: [], 6: []}  # by version: the narrowest network is the one told of
+        for ban in bans:
+            self._add(ban)
+
+    def _add(self, ban: Ban) -> None:
+        """Take `ban`, unless there is one for the same network that lasts longer. Only while the list is made."""
+        address, _, length = ban.cidr.partition("/")
+        if length == ("128" if ":" in address else "32"):
+            _keep(self._by_text, address, ban)  # not parsed once more: a list of 100,000 is nearly all of these
+        else:
+            network = ban.network
+            key = network.version, network.prefixlen
+            if key not in self._networks:
+                self._lengths[network.version] = sorted([*self._lengths[network.version], network.prefixlen])[::-1]
+            _keep(self._networks.setdefault(key, {}), int(network.network_address), ban)
+        if len(self) > MOST_BANS:
+            raise ConfigError(f"there are more than {MOST_BANS} bans", hint="ban networks instead of addresses")
+
+    def __len__(self) -> int:
+        return len(self._by_text) + sum(map(len, self._networks.values()))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BanList):
+            return NotImplemented
+        return {ban.cidr: ban for ban in self.bans} == {ban.cidr: ban for ban in other.bans}
+
+    __hash__ = None  # type: ignore[assignment] # compared by what it holds, in tests
+
+    @property
+    def bans(self) -> list[Ban]:
+        """All of them: single addresses first, then networks."""
+        return [*self._by_text.values(), *(ban for group in self._networks.values() for ban in group.values())]
+
+    @classmethod
+    def parse(cls, text: str, where: str = "the ban list", rest: Callable[[], None] | None = None) -> BanList:
+        """Return the bans of a file.
+
+        Args:
+            text: its contents; empty lines are passed over.
+            where: its name, for errors.
+            rest: called every few hundred lines, so that who reads a long list beside a server can let others run.
+                None: nothing.
+
+        Raises:
+            ConfigError: a line is wrong, the whole is too long, or there are too many; names file, line and value.
+        """
+        if len(text) > MOST_BYTES:
+            raise ConfigError(f"{where}: it has more than {MOST_BYTES} characters")
+        new = cls()
+        for number, line in enumerate(text.split("\n"), 1):
+            if rest is not None and number % _REST_EVERY == 0:
+                rest()
+            if not line.strip():
+                continue
+            try:
+                new._add(_ban_of(line))
+            except ConfigError as error:
+                raise ConfigError(f"{where}, line {number}: {error}", hint=error.hint) from error
+        return new
+
+    def match(self, address: str, now_utc: float) -> Ban | None:
+        """Return the ban that keeps `address` out at `now_utc`, the narrowest one; None where there is none.
+
+        Args:
+            address: IPv4 or IPv6, as the system writes it; a zone (``%eth0``) counts for nothing.
+            now_utc: seconds since the epoch (`time.time()`).
+
+        An `address` that is none, a name for instance, is not banned.
+        """
+        ban = self._by_text.get(address)
+        if ban is not None and ban.lasts(now_utc):
+            return ban
+        if not self._networks and ":" not in address:
+            return None  # nothing but single addresses, and the text of an IPv4 address is unambiguous
+        try:
+            parsed = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return None
+        if isinstance(parsed, ipaddress.IPv6Address):  # one address has several texts
+            parsed = parsed.ipv4_mapped or parsed
+            ban = self._by_text.get(str(parsed))
+            if ban is not None and ban.lasts(now_utc):
+                return ban
+        return self._match_network(parsed, now_utc)
+
+    def _match_network(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address, now_utc: float) -> Ban | None:
+        value, version, bits = int(address), address.version, address.max_prefixlen
+        for length in self._lengths[version]:
+            host_bits = bits - length
+            ban = self._networks[version, length].get(value >> host_bits << host_bits)
+            if ban is not None and ban.lasts(now_utc):
+                return ban
+        return None
+
+    def still(self, now_utc: float) -> BanList:
+        """Return those that count at `now_utc`."""
+        return BanList(ban for ban in self.bans if ban.lasts(now_utc))
+
+
+NO_BANS: Final = BanList()
+"""Nobody is kept out."""
+
+
+def render(bans: Iterable[Ban]) -> str:
+    """Return the text of a ban file, in the order of networks; `BanList.parse` makes the same list of it again."""
+    ordered = sorted(bans, key=lambda ban: (ban.network.version, int(ban.network.network_address), ban.cidr))
+    return "".join(f"{ban.line()}\n" for ban in ordered)
+
+
+def utc_text(seconds: int) -> str:
+    """Return a time in whole seconds since the epoch as ISO 8601, ``2026-11-21T17:00:00Z``."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@lru_cache(maxsize=4096)
+def parse_utc(text: str) -> int:
+    """Return the whole seconds since the epoch of an ISO 8601 time with its zone; a fraction counts as a second.
+
+    Raises:
+        ConfigError: it is no such time, lacks the zone, or lies before 1970.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None or moment.timestamp() < 0:
+        raise ConfigError(
+            f"expires is {_short(text)}, it must be a time with its zone", hint="write it like 2026-11-21T17:00:00Z"
+        )
+    return math.ceil(moment.timestamp())
+
+
+def _keep(kept: dict[_Key, Ban], key: _Key, ban: Ban) -> None:
+    """Enter `ban`, unless there is one that lasts longer."""
+    other = kept.get(key)
+    if other is None or (other.expires_s is not None and (ban.expires_s is None or ban.expires_s > other.expires_s)):
+        kept[key] = ban
+
+
+def _ban_of(line: str) -> Ban:
+    """Return the ban that a line of the file is."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        said = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise ConfigError(f"not valid JSON: {said}", hint="each line is one JSON object") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"it is {_short(value)}, it must be a JSON object")
+    for name in value:
+        if name not in _KEYS:
+            raise ConfigError(f"unknown key {_short(name)}", hint=f"there are {', '.join(sorted(_KEYS))}")
+    for name in ("cidr", "expires"):
+        if name not in value:
+            raise ConfigError(f"{name} is missing", hint='"expires": null is a ban that stays')
+    expires, cidr = value["expires"], value["cidr"]
+    if not isinstance(cidr, str):
+        raise ConfigError(f"cidr is {_short(cidr)}, it must be a text")
+    if expires is not None and not isinstance(expires, str):
+        raise ConfigError(f"expires is {_short(expires)}, it must be a text or null")
+    evidence = value.get("evidence", {})
+    if not isinstance(evidence, dict):
+        raise ConfigError(f"evidence is {_short(evidence)}, it must be an object")
+    expires_s = None if expires is None else parse_utc(expires)
+    return Ban(cidr=cidr, expires_s=expires_s, score=value.get("score", 0.0), evidence=evidence)
+
+
+@lru_cache(maxsize=1024)
+def _network_of(cidr: str) -> _Network:
+    """Return the network that `cidr` names; IPv4 written as IPv6 is IPv4.
+
+    Raises:
+        ConfigError: it is no network, has bits set behind its prefix, or is too wide.
+    """
+    try:
+        network: _Network = ipaddress.ip_network(cidr)
+    except ValueError as error:
+        raise ConfigError(f"cidr is {_short(cidr)}: {error}", hint="write it like 203.0.113.7/32") from error
+    if isinstance(network, ipaddress.IPv6Network) and network.prefixlen >= _MAPPED_BITS:
+        mapped = network.network_address.ipv4_mapped
+        if mapped is not None:
+            network = ipaddress.IPv4Network((mapped, network.prefixlen - _MAPPED_BITS))
+    widest = WIDEST_IPV4 if network.version == 4 else WIDEST_IPV6
+    if network.prefixlen < widest:
+        raise ConfigError(f"cidr is {_short(cidr)}, the widest network that may be banned is /{widest}")
+    return network
+
+
+def _is_second(value: Any) -> bool:
+    """Whether `value` is a whole second that a date can say."""
+    return type(value) is int and 0 <= value <= _LAST_S
+
+
+def _is_number(value: Any) -> bool:
+    """Whether `value` is a number that a float can hold: no flag (True is an int), no NaN, no infinity."""
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return type(value) is float and math.isfinite(value)
+
+
+def _short(value: Any) -> str:
+    """Return `value` for an error: what is long is cut, since an error is one line of a log."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,268 @@
+"""The limits file: limits of every viewer's Sender as TOML, written by an analysis, read by a server that runs.
+
+::
+
+    version = 1
+    objective = "fewest cuts within 512 MiB"   # optional: what was asked for
+    made_at = "2026-11-21T16:00:00Z"           # optional: when
+
+    [limits]
+    soft = "2MiB,2048,4s"                      # bytes, messages, age; 0 turns an axis off
+    hard = "4MiB,4096,8s"                      # optional: twice soft
+    low = "1MiB,1024,2s"                       # optional: half of soft
+    hard_policy = "close"                      # optional: close or hold
+    overhead_bytes = 96                        # optional: charged per queued message
+
+    [times]                                    # optional, as is each of them: seconds, 0 is off
+    stuck_s = 15
+    soft_too_long_s = 60
+    return_after_s = 2
+
+    [ladder]                                   # optional
+    on = true
+
+A key that is not in this list is an error, so that a slip of the pen is not a limit that silently stays as it was. What
+is left out stays as the server was started with. Text in, values out: no file is opened here and no clock is read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flowctl.errors import ConfigError
+from flowctl.limits import DEFAULT_OVERHEAD_BYTES, HardPolicy, Limits
+
+VERSION: Final = 1
+"""Counted up when a key changes its meaning; a server refuses what it does not know, rather than guess."""
+MOST_BYTES: Final = 1024 * 1024
+"""Longest limits file: a thousand times what all keys and a page of comments need."""
+MOST_TIME_S: Final = 86_400.0
+"""Longest time: whatever waits a day for a viewer of a live stream was meant to be off, which is 0."""
+MOST_TEXT: Final = 1000
+"""Longest objective or date, characters: they are logged."""
+_MOST_OVERHEAD: Final = 1024 * 1024
+
+_TOP: Final = frozenset({"version", "objective", "made_at", "limits", "times", "ladder"})
+_LIMITS: Final = frozenset({"soft", "hard", "low", "hard_policy", "overhead_bytes"})
+_TIMES: Final = ("stuck_s", "soft_too_long_s", "return_after_s")
+_SIZE_UNITS: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LimitsFile:
+    """What a limits file says.
+
+    Args:
+        limits: of every viewer's Sender.
+        objective: what the limits were chosen for, in words; empty: not said.
+        made_at: when they were made, as its writer put it; empty: not said.
+        stuck_s: see `flowctl.sender_types.SenderSettings`; seconds, 0 is off. None: as the server was started with.
+        soft_too_long_s: likewise.
+        return_after_s: likewise.
+        ladder: whether viewers are stepped down. None: as the server was started with.
+    """
+
+    limits: Limits
+    objective: str = ""
+    made_at: str = ""
+    stuck_s: float | None = None
+    soft_too_long_s: float | None = None
+    return_after_s: float | None = None
+    ladder: bool | None = None
+
+    @property
+    def times(self) -> dict[str, float]:
+        """The times that are said, by name, seconds."""
+        given = {name: getattr(self, name) for name in _TIMES}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def parse_limits_file(text: str, where: str) -> LimitsFile:
+    """Return what a limits file says.
+
+    Args:
+        text: contents of the file.
+        where: name of the file, for errors.
+
+    Raises:
+        ConfigError: it is no TOML, has a key that is unknown, or a value that is not allowed; names the file, the line
+            or key, the value, and what is allowed.
+    """
+    if len(text.encode(errors="replace")) > MOST_BYTES:
+        raise ConfigError(f"{where}: it has more than {MOST_BYTES} bytes, a limits file is a page at most")
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError; so is a number of 5000 digits
+        said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"{where}: not valid TOML: {said}", hint="see docs/how-to.md for an example") from error
+    return _Reader(text, where).read(table)
+
+
+def render(file: LimitsFile) -> str:
+    """Return the text of a limits file; `parse_limits_file` makes the same of it again.
+
+    Raises:
+        ConfigError: a value is one that a limits file may not have.
+    """
+    limits = file.limits
+    soft = (limits.size.soft, limits.messages.soft, limits.age_ms.soft)
+    hard = tuple(axis.hard or 0 for axis in (limits.size, limits.messages, limits.age_ms))
+    low = tuple(axis.low or 0 for axis in (limits.size, limits.messages, limits.age_ms))
+    lines = [f"version = {VERSION}"]
+    lines += [f"{name} = {_quoted(getattr(file, name))}" for name in ("objective", "made_at") if getattr(file, name)]
+    lines += ["", "[limits]", "# bytes, messages, age; 0 turns an axis off"]
+    lines += [f'{name} = "{_marks(*marks)}"' for name, marks in (("soft", soft), ("hard", hard), ("low", low))]
+    lines.append(f'hard_policy = "{limits.hard_policy.value}"')
+    if limits.overhead_bytes != DEFAULT_OVERHEAD_BYTES:
+        lines.append(f"overhead_bytes = {limits.overhead_bytes}")
+    if file.times:
+        lines += ["", "[times]", "# seconds; 0 is off"]
+        lines += [f"{name} = {value!r}" for name, value in file.times.items()]
+    if file.ladder is not None:
+        lines += ["", "[ladder]", f"on = {'true' if file.ladder else 'false'}"]
+    text = "\n".join(lines) + "\n"
+    parse_limits_file(text, "the limits file to be written")  # what cannot be read is not written
+    return text
+
+
+def _marks(size_bytes: int, messages: int, age_ms: int) -> str:
+    """Return one mark of each axis, exactly: units are used only where nothing is lost by them."""
+    size = str(size_bytes)
+    for unit, factor in _SIZE_UNITS:
+        if size_bytes and size_bytes % factor == 0:
+            size = f"{size_bytes // factor}{unit}"
+            break
+    age = f"{age_ms // 1000}s" if age_ms % 1000 == 0 else f"{age_ms}ms"
+    return f"{size},{messages},{age if age_ms else '0'}"
+
+
+def _quoted(text: str) -> str:
+    """Return `text` as a basic string of TOML: control characters, quotes and backslashes escaped."""
+    return '"' + "".join(_escaped(letter) for letter in text) + '"'
+
+
+def _escaped(letter: str) -> str:
+    if letter in '"\\':
+        return "\\" + letter
+    return f"\\u{ord(letter):04X}" if ord(letter) < 0x20 or ord(letter) == 0x7F else letter
+
+
+class _Reader:
+    """Turns the tables of one file into values, and knows the lines for its errors.
+
+    Args:
+        text: contents of the file.
+        where: its name.
+    """
+
+    def __init__(self, text: str, where: str) -> None:
+        self._lines = text.splitlines()
+        self._where = where
+
+    def read(self, table: Mapping[str, Any]) -> LimitsFile:
+        """Return what `table` says."""
+        self._known("", table, _TOP)
+        version = table.get("version")
+        if type(version) is not int or version != VERSION:
+            raise self._error("", "version", version, f"the number {VERSION}")
+        limits = self._section(table, "limits", required=True)
+        times = self._section(table, "times")
+        ladder = self._section(table, "ladder")
+        self._known("limits", limits, _LIMITS)
+        self._known("times", times, frozenset(_TIMES))
+        self._known("ladder", ladder, frozenset({"on"}))
+        if "on" in ladder and not isinstance(ladder["on"], bool):
+            raise self._error("ladder", "on", ladder["on"], "true or false")
+        return LimitsFile(
+            limits=self._limits(limits),
+            objective=self._text("", table, "objective"),
+            made_at=self._text("", table, "made_at"),
+            ladder=ladder.get("on"),
+            **{name: self._seconds(times, name) for name in _TIMES},
+        )
+
+    def _limits(self, table: Mapping[str, Any]) -> Limits:
+        marks = {name: self._text("limits", table, name) or None for name in ("soft", "hard", "low")}
+        if marks["soft"] is None:
+            raise self._error("limits", "soft", None, 'bytes,messages,age, like "2MiB,2048,4s"')
+        policies = [item.value for item in HardPolicy]
+        policy = table.get("hard_policy", HardPolicy.CLOSE.value)
+        if policy not in policies:
+            raise self._error("limits", "hard_policy", policy, " or ".join(policies))
+        overhead = table.get("overhead_bytes", DEFAULT_OVERHEAD_BYTES)
+        if type(overhead) is not int or not 0 <= overhead <= _MOST_OVERHEAD:
+            raise self._error("limits", "overhead_bytes", overhead, f"a whole number, 0 to {_MOST_OVERHEAD}")
+        try:
+            return Limits.parse(
+                marks["soft"],
+                marks["hard"],
+                marks["low"],
+                overhead_bytes=overhead,
+                hard_policy=HardPolicy(policy),
+            )
+        except ConfigError as error:
+            # It names the mark; of several lines, that of the mark it begins with.
+            key = str(error).split(maxsplit=1)[0].rstrip(":")
+            raise ConfigError(f"{self._place('limits', key)}: {error}", hint=error.hint) from error
+
+    def _seconds(self, table: Mapping[str, Any], name: str) -> float | None:
+        value = table.get(name)
+        if value is None:
+            return None
+        # The type itself, because True is an int; the comparison is false for NaN.
+        if type(value) not in (int, float) or not 0 <= value <= MOST_TIME_S:
+            raise self._error("times", name, value, f"seconds, 0 (off) to {MOST_TIME_S:.0f}")
+        return float(value)
+
+    def _text(self, section: str, table: Mapping[str, Any], name: str) -> str:
+        value = table.get(name, "")
+        if not isinstance(value, str) or len(value) > MOST_TEXT:
+            raise self._error(section, name, value, f"a text in quotes, {MOST_TEXT} characters at most")
+        return value
+
+    def _section(self, table: Mapping[str, Any], name: str, *, required: bool = False) -> Mapping[str, Any]:
+        value = table.get(name)
+        if value is None and not required:
+            return {}
+        if not isinstance(value, dict):
+            raise self._error("", name, value, f"a table, which begins with [{name}]")
+        return value
+
+    def _known(self, section: str, table: Mapping[str, Any], names: frozenset[str]) -> None:
+        for name in table:
+            if name not in names:
+                which = f"[{section}] has " if section else "there are "
+                raise ConfigError(
+                    f"{self._place(section, name)}: unknown key {name!r}", hint=f"{which}{', '.join(sorted(names))}"
+                )
+
+    def _error(self, section: str, key: str, value: Any, allowed: str) -> ConfigError:
+        shown = "is missing" if value is None else f"is {_short(value)}"
+        return ConfigError(f"{self._place(section, key)}: {key} {shown}, it must be {allowed}")
+
+    def _place(self, section: str, key: str) -> str:
+        """Return file and line of a key; those of its section where it is missing or written in an uncommon way."""
+        now, place = "", f"{self._where}, [{section}]" if section else self._where
+        for number, line in enumerate(self._lines, 1):
+            if header := re.match(r"\s*\[+\s*([^\]#]+?)\s*\]", line):
+                now = header[1].strip("\"'")
+                if not section and now == key:
+                    return f"{self._where}, line {number}"
+                if section and now == section:
+                    place = f"{self._where}, line {number}"
+            elif now == section and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[.=]", line):
+                return f"{self._where}, line {number}"
+        return place
+
+
+def _short(value: Any) -> str:
+    """Return `value` for an error: what is long is cut, since an error is one line of a log."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,155 @@
+"""Samples every connection of a live server once per interval, at next to no cost for those who keep up.
+
+Theory of operation. What a member of a cohort is sent is the distance that its squad's place has moved, so the sampler
+reads one place per squad, and of each member only its *pulse* (`SenderState.pulse`): a number that stands still while
+nothing but the log is written to it and nothing is wrong with it. A squad with the members and the pulses of the last
+round is one `Run` of the `SampleBlock`: nothing is done per viewer but comparing two lists. Where members came or went,
+each is looked at by itself; where a pulse has moved, or there is none, the Sender is asked for its statistics, and the
+difference to the books of the last sample is the record. So sums over a connection's records are its totals, whatever
+way each was made.
+
+The kernel (round-trip time, unacknowledged bytes) is asked for those in trouble, and for others once in
+`KERNEL_ROUNDS` rounds. Samples only read: they feed no meter and cause no edge.
+
+Asking a viewer costs ten times as much as sharing a record. Where a thousand are in trouble at a time, rounds come less
+often (`interval_ms` tells): recording may not take from an overloaded server what it needs.
+
+Threads: a round runs on the sampler's own thread and rests after each fraction of a millisecond (`flowctl.live.pace`),
+so that no poll group waits for the interpreter. `ended` may be called from any.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import structlog
+
+from flowctl.cohort import Squad
+from flowctl.connection import Connection
+from flowctl.fanout import Fanout
+from flowctl.flow import SendState
+from flowctl.live.hub import Hub
+from flowctl.live.pace import Pace
+from flowctl.live.sampleround import Books, Round, Seen
+from flowctl.sender_types import SenderStatistics
+from flowctl.telemetry.events import ConnectionEvents
+from flowctl.telemetry.recorder import Recorder
+from flowctl.telemetry.schema import FLOW_SAMPLES
+
+_log: Final = structlog.get_logger("flowctl.live")
+
+_SHARE: Final = 0.02
+"""Rounds take no more than this share of a core, as looks do (`flowctl.live.oversight`)."""
+_MOST_ENDED: Final = 65_536
+"""Connections that ended since the last round: as many as can be open at a time."""
+_JOIN_S: Final = 5.0
+_SAY_S: Final = 60.0
+"""A fault is logged at most once in this time: it would come back with each round."""
+
+
+class Sampler:
+    """Samples the connections of a server.
+
+    Args:
+        hub: knows the streams.
+        connections: returns all open connections.
+        recorder: takes the samples.
+        clock: monotonic seconds.
+
+    Attributes:
+        rounds: so far.
+        cpu_s: processor time that they took, in seconds.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        connections: Callable[[], list[Connection]],
+        recorder: Recorder,
+        clock: Callable[[], float],
+    ) -> None:
+        self._hub = hub
+        self._connections = connections
+        self._clock = clock
+        self._wall = recorder.wall
+        self._lane = recorder.lane(FLOW_SAMPLES)
+        self._interval_s = recorder.options.interval_s
+        self._rows = recorder.options.samples
+        # With samples the events of those who are merely overloaded would say everything twice.
+        self._told_from = SendState.SOFT_LIMIT if self._rows else SendState.OVERLOADED
+        self._books = Books()  # the sampler's thread
+        self._squads: dict[Squad, Seen] = {}  # the same
+        self._ended: deque[tuple[Connection, ConnectionEvents, SenderStatistics, float]] = deque(maxlen=_MOST_ENDED)
+        self._said_at = float("-inf")
+        self.rounds = 0
+        self.cpu_s = 0.0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # -- life
+
+    def start(self) -> None:
+        """Sample from now on, on a thread of its own."""
+        self._thread = threading.Thread(target=self._run, name="flowctl-sampler", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Sample once more, so that all that was sent is in a record, and end."""
+        self._stop.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        due = self._clock() + self._interval_s
+        while not self._stop.wait(max(due - self._clock(), 0.0)):
+            before = self.cpu_s
+            self._guarded()
+            due = max(due + self._interval_s, self._clock() + (self.cpu_s - before) / _SHARE)
+        self._guarded()
+
+    def _guarded(self) -> None:
+        try:
+            self.round()
+            self.cpu_s = time.thread_time()
+        except Exception as error:  # noqa: BLE001 - a fault in here must cost a round at most
+            now = self._clock()
+            if now - self._said_at >= _SAY_S:
+                self._said_at = now
+                _log.error("sampling failed", error=f"{type(error).__name__}: {error}")
+
+    def ended(self, connection: Connection, record: ConnectionEvents, statistics: SenderStatistics, at: float) -> None:
+        """Take note of a connection's end: what it was sent since its last sample gets a record as well. Any thread."""
+        self._ended.append((connection, record, statistics, at))
+
+    # -- a round
+
+    def round(self) -> None:
+        """Sample all connections once."""
+        now, self.rounds = self._clock(), self.rounds + 1
+        work = Round(self._books, self._wall.us, self.rounds, now, self._told_from)
+        pace = Pace().over
+        squads: dict[Squad, Seen] = {}
+        for fanout in self._fanouts() if self._rows else ():
+            for squad in pace(fanout.squads):
+                seen = work.squad(fanout, squad, self._squads.get(squad))
+                if seen is not None:
+                    squads[squad] = seen
+        self._squads = squads
+        for connection in pace(self._books.left(self._connections(), self.rounds)):
+            if self._rows or connection.sender.pulse is None:
+                work.connection(connection)
+        for _ in pace(range(len(self._ended))):
+            work.end(*self._ended.popleft())
+        block = work.block()
+        if self._rows and block.rows:
+            self._lane.put_block(block)
+
+    def _fanouts(self) -> Iterator[Fanout]:
+        for stream in self._hub.streams():
+            for wire in stream.wires:
+                yield from wire.fanouts.active

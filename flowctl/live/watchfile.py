@@ -1,0 +1,155 @@
+"""One file that is looked at again and again: whether it changed, and what it says now.
+
+A look costs one ``stat`` as long as nothing changed. A file that changed is read (never more than its limit of bytes)
+and, if its contents are others than those read last, parsed. What cannot be read or parsed changes nothing: the last
+valid contents stay in force, and `FileStatus` says what is wrong and where.
+
+Writers should write beside the file and rename. One that writes in place is no danger, only late: half a file is
+invalid, or it is valid and will be followed by the whole; in both cases the next look finds the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from flowctl.errors import ConfigError
+
+_FRESH_S: Final = 2.0
+"""A file that was changed so shortly before it was read is read again, although it looks the same: two changes within
+one tick of the file system's clock (4 ms, or 2 s on FAT) bear the same time."""
+
+_Look = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileStatus:
+    """How it stands with a watched file.
+
+    Args:
+        path: of the file.
+        applied: versions of it that were taken.
+        invalid: versions of it that were not.
+        fault: what is wrong with the present version, and where; empty: nothing, or there is no file.
+        there: whether there is a file.
+    """
+
+    path: str
+    applied: int = 0
+    invalid: int = 0
+    fault: str = ""
+    there: bool = False
+
+    @property
+    def state(self) -> str:
+        """In a word: ``valid``, ``invalid`` or ``absent``."""
+        if self.fault:
+            return "invalid"
+        return "valid" if self.there else "absent"
+
+
+class WatchedFile:
+    """A file, and who takes what it says. One thread at a time; `status` may be read by any.
+
+    Args:
+        path: of the file.
+        take: given its text and name whenever it says something new; raises ConfigError where it is not valid, and
+            has changed nothing then.
+        most_bytes: longest file that is read.
+        wall: seconds since the epoch.
+
+    Attributes:
+        status: how it stands; replaced as a whole.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        take: Callable[[str, str], None],
+        most_bytes: int,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.path: Final = path
+        self._take = take
+        self._most_bytes: Final = most_bytes
+        self._wall = wall
+        self._seen: _Look | None = None  # what `stat` said before the last reading. None: read in any case
+        self._digest = b""  # of the contents that were read last
+        self.status = FileStatus(path=str(path))
+
+    def read(self) -> bool:
+        """Look at the file, and hand on what it says if that is new; return whether it was taken.
+
+        Raises:
+            ConfigError: the file has changed and is not valid, or it cannot be read; names file, line or key, and
+                value. Raised once per change, or per reason why it cannot be read: `status` goes on saying it.
+        """
+        try:
+            data = self._changed()
+        except OSError as error:
+            fault = f"{self.path}: cannot be read: {error.strerror or error}"
+            if fault == self.status.fault:
+                return False
+            self._seen, self._digest = None, b""  # once it can be read it counts as changed
+            self._failed(fault)
+            raise ConfigError(fault, hint="check owner and permissions") from error
+        if data is None:
+            return False
+        try:
+            self._take(self._text(data), str(self.path))
+        except Exception as error:
+            self._failed(str(error))
+            raise
+        self.status = replace(self.status, fault="", applied=self.status.applied + 1)
+        return True
+
+    def _changed(self) -> bytes | None:
+        """Return the contents, if they are others than at the last reading."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            # One that vanished is not one that says nothing: what it said stays in force until it says something else.
+            self._seen, self._digest = None, b""
+            self.status = replace(self.status, there=False, fault="")
+            return None
+        if not self.status.there:
+            self.status = replace(self.status, there=True)
+        look = (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
+        if look == self._seen:
+            return None
+        data = self._contents()
+        fresh = self._wall() - found.st_mtime < _FRESH_S
+        self._seen = None if fresh else look  # remembered only where a later change cannot look the same
+        digest = hashlib.blake2b(data).digest()
+        if digest == self._digest:
+            return None
+        self._digest = digest
+        return data
+
+    def _contents(self) -> bytes:
+        """Return the contents, or one octet more than may be."""
+        # Not waiting for the other end, should it be a pipe: a thread that waits there cannot be ended.
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError("it is no regular file")
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read(self._most_bytes + 1)
+
+    def _text(self, data: bytes) -> str:
+        if len(data) > self._most_bytes:
+            raise ConfigError(f"{self.path}: it has more than {self._most_bytes} bytes")
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            raise ConfigError(f"{self.path}, line {line}: not valid UTF-8") from error
+
+    def _failed(self, fault: str) -> None:
+        self.status = replace(self.status, fault=fault, invalid=self.status.invalid + 1)

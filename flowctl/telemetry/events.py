@@ -1,0 +1,505 @@
+"""What a server says of its connections: one method per event, each of which is one tuple on the recorder's queue.
+
+`Events` belongs to the server, `ConnectionEvents` to one connection, on whose thread it is used. Both are handed the
+time of what happened, on the monotonic clock of the connection. Nothing here reads a clock, waits, or takes a lock.
+
+Time per state is a plain sum over the records: each `state_changed` carries how long the state before had lasted, and
+`conn_closed` how long the last one had. Where edges were lost (a ledger holds 16 between two looks), the sum would be
+wrong: `state_ms` is empty there, `detail` says how many are missing, and the totals of `conn_closed` are right anyway.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from flowctl.counts import Counts, total
+from flowctl.flow import MessageClass, SendState, StateChange
+from flowctl.ledger import LedgerEntry, LedgerKind
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.telemetry.privacy import Privacy
+from flowctl.telemetry.recorder import Lane, Recorder, Row, WallClock, server_row
+from flowctl.telemetry.schema import FLOW_EVENTS, EventName, Role, conn_id_of
+
+_EXPLAINED: Final = frozenset(
+    {CloseReason.HARD_LIMIT, CloseReason.STUCK, CloseReason.SOFT_TOO_LONG, CloseReason.LADDER}
+)
+"""Ends whose details are words and figures of ours. Those of others may quote the peer, a stream name or an address."""
+_REFUSALS_PER_S: Final = 20
+"""Refused connections of one address that have a record of their own in a second; the others are summed up in one."""
+_MOST_REFUSED: Final = 4096
+"""Addresses whose refusals are remembered for that."""
+_CLASSES: Final = tuple(item.name.lower() for item in MessageClass)
+
+
+class Sight(NamedTuple):
+    """How a connection stands at the moment of a record.
+
+    Attributes:
+        queued_bytes: queued and not yet taken by the kernel.
+        queued_messages: the same in messages.
+        queued_age_ms: age of the oldest of them.
+        sent_bytes: wire bytes that the kernel has taken since the connection was opened.
+        delay_ms: how far behind the peer was at the last sample.
+    """
+
+    queued_bytes: int
+    queued_messages: int
+    queued_age_ms: float
+    sent_bytes: int
+    delay_ms: float
+
+
+def row(
+    ts_us: int,
+    conn_id: int,
+    peer: tuple[str | None, int | None, str | None, str | None, str | None],
+    event: EventName,
+    *,
+    state_from: str | None = None,
+    state_to: str | None = None,
+    state_ms: float | None = None,
+    cause: str | None = None,
+    axis: str | None = None,
+    value: float | None = None,
+    limit: float | None = None,
+    sight: Sight | None = None,
+    dropped_messages: int | None = None,
+    dropped_bytes: int | None = None,
+    sent_bytes: int | None = None,
+    rtt_us: int | None = None,
+    unsent_bytes: int | None = None,
+    delay_ms: float | None = None,
+    reason: str | None = None,
+    detail: Mapping[str, Any] | None = None,
+) -> Row:
+    """Return a record of `flow_events` as a lane takes it: its columns in order, without `node` and `seq`.
+
+    Args:
+        ts_us: when, microseconds since the epoch.
+        conn_id: see `flowctl.telemetry.schema`.
+        peer: address, port, role, application and stream, as they are stored.
+        event: what it is about.
+        state_from: and the others up to `limit`: the columns of that name.
+        state_to: as above.
+        state_ms: as above.
+        cause: as above.
+        axis: as above.
+        value: as above.
+        limit: as above.
+        sight: how the connection stands: queue, what was sent, delay.
+        dropped_messages: as above.
+        dropped_bytes: as above.
+        sent_bytes: where no `sight` has it.
+        rtt_us: as above.
+        unsent_bytes: as above.
+        delay_ms: where no `sight` has it.
+        reason: as above.
+        detail: more; stored as JSON.
+    """
+    queue: tuple[int | None, int | None, float | None] = (None, None, None)
+    if sight is not None:
+        queue = sight[:3]
+        sent_bytes, delay_ms = sight.sent_bytes, sight.delay_ms
+    more = json.dumps(detail, separators=(",", ":")) if detail else None
+    return (
+        ts_us,
+        conn_id,
+        *peer,
+        event.value,
+        state_from,
+        state_to,
+        state_ms,
+        cause,
+        axis,
+        None if value is None else float(value),
+        None if limit is None else float(limit),
+        *queue,
+        dropped_messages,
+        dropped_bytes,
+        sent_bytes,
+        rtt_us,
+        unsent_bytes,
+        delay_ms,
+        reason,
+        more,
+    )
+
+
+_SERVER: Final = (None, None, None, None, None)
+
+
+class _Refused:
+    """Refusals of one address and limit in the running second."""
+
+    __slots__ = ("count", "second", "untold")
+
+    def __init__(self, second: int) -> None:
+        self.second = second
+        self.count = 0
+        self.untold = 0
+
+
+class Events:
+    """The events of one server. `connection`, `banned` and `config_changed`: any thread.
+
+    Args:
+        recorder: where they go.
+        privacy: what of a peer they may show.
+
+    Attributes:
+        recorder: as above.
+        privacy: as above.
+        wall: turns times of connections into those of records.
+        lane: the queue of `flow_events`.
+    """
+
+    def __init__(self, recorder: Recorder, privacy: Privacy) -> None:
+        self.recorder: Final = recorder
+        self.privacy: Final = privacy
+        self.wall: Final[WallClock] = recorder.wall
+        self.lane: Final[Lane] = recorder.lane(FLOW_EVENTS)
+        self._start_s: Final = recorder.start_us // 1_000_000
+        self._refused: dict[tuple[str, str], _Refused] = {}  # the listener's thread
+
+    def conn_id(self, number: int) -> int:
+        """Return the identity of connection `number` of this process."""
+        return conn_id_of(self._start_s, number)
+
+    def connection(self, number: int, peer: tuple[str, int], at: float) -> ConnectionEvents:
+        """Return what tells of a new connection.
+
+        Args:
+            number: of the connection.
+            peer: address and port.
+            at: when it was opened.
+        """
+        return ConnectionEvents(self, self.conn_id(number), peer, at)
+
+    # -- of the server
+
+    def server_started(self, at: float, detail: Mapping[str, Any]) -> None:
+        """Record that the server serves.
+
+        Args:
+            at: since when.
+            detail: limits, times, version; no secrets.
+        """
+        self._server(at, EventName.SERVER_STARTED, detail=json.dumps(detail))
+
+    def server_stopped(self, at: float, connections: int) -> None:
+        """Record that it serves no more; `connections`: how many it had accepted."""
+        self._server(at, EventName.SERVER_STOPPED, value=float(connections))
+
+    def config_changed(self, at: float, reason: str, detail: Mapping[str, Any]) -> None:
+        """Record that limits or bans were read again.
+
+        Args:
+            at: when they came into force.
+            reason: from where, for example ``limits file``; no path of a user's.
+            detail: what is in force now.
+        """
+        self._server(at, EventName.CONFIG_CHANGED, reason=reason, detail=json.dumps(detail))
+
+    def _server(self, at: float, event: EventName, **values: Any) -> None:
+        self.lane.put(server_row(self.wall.us(at), event, **values))
+
+    # -- of a peer that is no connection, or no longer
+
+    def conn_refused(self, at: float, peer: tuple[str, int], reason: str, value: float, limit: float) -> None:
+        """Record that a connection was refused at accept. The listener's thread.
+
+        A flood must not fill the recorder's queue: of one address and reason, the first 20 of a second have a record
+        each, and the others are summed up in the next one (``detail.count``).
+
+        Args:
+            at: when.
+            peer: address and port.
+            reason: name of the limit, or ``banned``.
+            value: what was reached.
+            limit: what is allowed.
+        """
+        key, second = (peer[0], reason), int(at)
+        known = self._refused.get(key)
+        if known is None:
+            if len(self._refused) >= _MOST_REFUSED:
+                self.flush_refused(at)
+            known = self._refused[key] = _Refused(second)
+        if known.second != second:
+            known.second, known.count = second, 0
+        known.count += 1
+        if known.count > _REFUSALS_PER_S:
+            known.untold += 1
+            return
+        count, known.untold = 1 + known.untold, 0
+        self._put_refused(at, peer, reason, (value, limit), count)
+
+    def flush_refused(self, at: float) -> None:
+        """Record the refusals that were summed up and not told yet. The listener's thread, or after its end."""
+        for (address, reason), known in self._refused.items():
+            if known.untold:
+                self._put_refused(at, (address, None), reason, (None, None), known.untold)
+        self._refused.clear()
+
+    def _put_refused(
+        self,
+        at: float,
+        peer: tuple[str, int | None],
+        reason: str,
+        figures: tuple[float | None, float | None],
+        count: int,
+    ) -> None:
+        who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
+        detail = {"count": count} if count > 1 else None
+        axis = None if reason == CloseReason.BANNED.value else reason
+        value, limit = figures
+        self.lane.put(
+            row(
+                self.wall.us(at),
+                0,
+                who,
+                EventName.CONN_REFUSED,
+                axis=axis,
+                value=value,
+                limit=limit,
+                reason=reason,
+                detail=detail,
+            )
+        )
+
+    def banned(self, at: float, number: int, peer: tuple[str, int], detail: Mapping[str, Any]) -> None:
+        """Record that an open connection is ended because its address was banned.
+
+        Args:
+            at: when.
+            number: of the connection.
+            peer: address and port.
+            detail: the ban: cidr, score, expires.
+        """
+        who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
+        reason = CloseReason.BANNED.value
+        self.lane.put(row(self.wall.us(at), self.conn_id(number), who, EventName.BANNED, reason=reason, detail=detail))
+
+
+class ConnectionEvents:
+    """The events of one connection. Its thread.
+
+    Args:
+        events: of the server.
+        conn_id: its identity.
+        peer: address and port.
+        at: when it was opened, in seconds.
+
+    Attributes:
+        conn_id: as above.
+        who: address, port, role, application and stream as records show them.
+        role: what it is used for.
+    """
+
+    __slots__ = (
+        "_at",
+        "_edges_missed",
+        "_events",
+        "_left_ready",
+        "_opened_at",
+        "_sequence",
+        "_state",
+        "conn_id",
+        "role",
+        "who",
+    )
+
+    def __init__(self, events: Events, conn_id: int, peer: tuple[str, int], at: float) -> None:
+        self._events = events
+        self.conn_id = conn_id
+        self.role = Role.UNKNOWN
+        self.who: tuple[str | None, int | None, str | None, str | None, str | None] = (
+            events.privacy.address(peer[0]),
+            peer[1],
+            Role.UNKNOWN.value,
+            None,
+            None,
+        )
+        self._opened_at = self._at = at  # since when the present state lasts
+        self._state = SendState.READY
+        self._sequence = 0  # of the last edge
+        self._edges_missed = 0
+        self._left_ready: tuple[float, int] | None = None  # when it left READY last, and what had been sent by then
+
+    def put(self, at: float, event: EventName, **columns: Any) -> None:
+        """Record an event; `columns` as of `row`."""
+        self._events.lane.put(row(self._events.wall.us(at), self.conn_id, self.who, event, **columns))
+
+    def opened(self) -> None:
+        """Record that the connection is there."""
+        self.put(self._opened_at, EventName.CONN_OPENED)
+
+    def handshake_done(self, at: float, style: str) -> None:
+        """Record the end of the handshake; `style`: simple or digest."""
+        self.put(at, EventName.HANDSHAKE_DONE, value=(at - self._opened_at) * 1000, reason=style)
+
+    def command(self, at: float, name: str, detail: Mapping[str, Any] | None = None) -> None:
+        """Record a command of the peer.
+
+        Args:
+            at: when it was read.
+            name: one of the protocol's, never a text of the peer's.
+            detail: more, already fit for a record.
+        """
+        self.put(at, EventName.COMMAND, reason=name, detail=detail)
+
+    def names(self, role: Role, path: str) -> None:
+        """Let records say from now on what the connection is used for, and for which stream (``app/name``)."""
+        app, stream = self._events.privacy.stream(path)
+        self.role = role
+        self.who = (self.who[0], self.who[1], role.value, app, stream)
+
+    def publish_started(self, at: float, path: str, detail: Mapping[str, Any]) -> None:
+        """Record that it publishes `path`."""
+        self.names(Role.PUBLISH, path)
+        self.put(at, EventName.PUBLISH_STARTED, value=(at - self._opened_at) * 1000, detail=detail)
+
+    def play_started(self, at: float, path: str) -> None:
+        """Record that it is given media of `path`; `value`: ms since it was opened."""
+        self.names(Role.PLAY, path)
+        self.put(at, EventName.PLAY_STARTED, value=(at - self._opened_at) * 1000)
+
+    def limit_hit(self, at: float, limit: str, value: float | None, maximum: float | None) -> None:
+        """Record that it went over a limit, with its name, what was reached and what is allowed."""
+        self.put(at, EventName.LIMIT_HIT, axis=limit, value=value, limit=maximum)
+
+    # -- what its Sender did
+
+    def ledger_entry(self, entry: LedgerEntry, sight: Sight) -> None:
+        """Record what an entry of the ledger tells; LIMITS and CLOSE have records of their own."""
+        kind, change = entry.kind, entry.change
+        if change is not None:
+            self._edge(change, sight)
+        elif kind is LedgerKind.DROPS:
+            self._drops(entry, sight)
+        elif kind is LedgerKind.STEP and entry.move is not None:
+            move = entry.move
+            old, new = move.old.name, move.new.name
+            self.put(
+                entry.at, EventName.STEP_CHANGED, state_from=old, state_to=new, reason=entry.why or None, sight=sight
+            )
+        elif kind is LedgerKind.RETURN:
+            self.put(entry.at, EventName.RETURNED, value=entry.delay_removed_ms, reason=entry.why or None, sight=sight)
+        elif kind is LedgerKind.PAUSE:
+            self.put(entry.at, EventName.INPUT_PAUSED, reason=_after_colon(entry.why))
+        elif kind is LedgerKind.RESUME:
+            self.put(entry.at, EventName.INPUT_RESUMED, value=entry.duration_s * 1000, reason=_after_colon(entry.why))
+
+    def _edge(self, change: StateChange, sight: Sight) -> None:
+        missed = change.sequence - self._sequence - 1
+        self._edges_missed += missed
+        if change.old is SendState.READY:
+            self._left_ready = change.at, sight.sent_bytes
+        elif missed:
+            self._left_ready = None  # it may have been READY in between
+        self.put(
+            change.at,
+            EventName.STATE_CHANGED,
+            state_from=change.old.name,
+            state_to=change.new.name,
+            state_ms=None if missed else (change.at - self._at) * 1000,
+            cause=change.cause.value,
+            axis=None if change.axis is None else change.axis.value,
+            value=change.value,
+            limit=change.limit,
+            sight=sight,
+            detail={"edges_missed": missed} if missed else None,
+        )
+        self._sequence, self._state, self._at = change.sequence, change.new, change.at
+
+    def _drops(self, entry: LedgerEntry, sight: Sight) -> None:
+        dropped = entry.dropped or {}
+        whole = total(dropped.values())
+        detail: dict[str, Any] = {"dropped": by_reason(dropped)}
+        if entry.delay_removed_ms:
+            detail["delay_removed_ms"] = round(entry.delay_removed_ms, 1)
+        self.put(
+            entry.at,
+            EventName.DROPPED,
+            value=entry.duration_s * 1000,
+            dropped_messages=whole.total_messages,
+            dropped_bytes=whole.total_bytes,
+            reason=max(dropped, key=lambda item: dropped[item].total_messages).value if dropped else None,
+            sight=sight,
+            detail=detail,
+        )
+
+    def closed(
+        self,
+        at: float,
+        reason: CloseReason,
+        details: str,
+        *,
+        accepted: Counts,
+        sent: Counts,
+        dropped: Mapping[DropReason, Counts],
+        sent_bytes: int,
+        states_s: tuple[float, ...],
+        limit: str | None,
+    ) -> None:
+        """Record the end of the connection, with its totals.
+
+        Args:
+            at: when it ended.
+            reason: why.
+            details: in words; used for reasons whose words are ours.
+            accepted: what it was offered, by class.
+            sent: what the kernel took completely.
+            dropped: what was not sent, by reason.
+            sent_bytes: wire bytes.
+            states_s: seconds in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT.
+            limit: name of the limit that ended it. None: none did.
+        """
+        whole = total(dropped.values())
+        detail: dict[str, Any] = {
+            "accepted": by_class(accepted),
+            "sent": by_class(sent),
+            "dropped": by_reason(dropped),
+            "connected_s": round(at - self._opened_at, 3),
+            "states_ms": {state.name: round(states_s[state] * 1000, 3) for state in SendState if states_s[state]},
+        }
+        if limit is not None:
+            detail["limit"] = limit
+        if self._edges_missed:
+            detail["edges_missed"] = self._edges_missed
+        if self._left_ready is not None and self._state is not SendState.READY:
+            # Tells a link that is slow, which drains all the time, from a peer that reads nothing.
+            detail["trouble_s"] = round(at - self._left_ready[0], 3)
+            detail["trouble_sent_bytes"] = sent_bytes - self._left_ready[1]
+        if details and reason in _EXPLAINED:
+            detail["why"] = details
+        elif details and reason is CloseReason.PROTOCOL_ERROR:
+            detail["code"] = details.partition(":")[0][:64]  # short and ours; what follows may quote the peer
+        self.put(
+            at,
+            EventName.CONN_CLOSED,
+            state_from=self._state.name,
+            state_ms=(at - self._at) * 1000,
+            axis=limit,
+            dropped_messages=whole.total_messages,
+            dropped_bytes=whole.total_bytes,
+            sent_bytes=sent_bytes,
+            reason=reason.value,
+            detail=detail,
+        )
+
+
+def by_class(counts: Counts) -> dict[str, int]:
+    """Return numbers of messages by name of the class, without those that are 0."""
+    return {name: counts.messages[index] for index, name in enumerate(_CLASSES) if counts.messages[index]}
+
+
+def by_reason(dropped: Mapping[DropReason, Counts]) -> dict[str, dict[str, int]]:
+    """Return the same by reason and class."""
+    return {reason.value: by_class(counts) for reason, counts in dropped.items()}
+
+
+def _after_colon(words: str) -> str | None:
+    """Return the reason of a pause: the ledger says "input paused: soft limit"."""
+    return words.partition(": ")[2] or None

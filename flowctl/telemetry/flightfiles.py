@@ -1,0 +1,255 @@
+"""Finds flights in record files, and reads the rows of one of them.
+
+Only rows are handed over here, as tuples of the table's columns; what they mean is the business of `flowctl.flight`.
+pyarrow does the work and is loaded when it is needed. Of two files that are copies of each other (``flowctl.uid``) one
+is read. A file that is no whole Parquet file, or is of another table, is named, and nothing is read: a flight with a
+part missing cannot be replayed anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from flowctl.errors import ConfigError, DamagedFlightError
+from flowctl.telemetry.schema import FLIGHT, METADATA_PREFIX, FlightKind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SUFFIX: Final = ".parquet"
+_BATCH_ROWS: Final = 65_536
+_MOST_FILES: Final = 20_000
+"""Files of a folder: at one in ten seconds two days and more of them; Spark is for what is beyond."""
+_ROWS_AT_ONCE: Final = 500_000
+"""Rows of several flights held at a time, some 300 MB; one flight alone may have more."""
+_NODE_AT: Final = FLIGHT.names.index("node")
+_CONN_AT: Final = FLIGHT.names.index("conn_id")
+_LIST_COLUMNS: Final = [
+    "ts",
+    "node",
+    "conn_id",
+    "peer_ip",
+    "role",
+    "app",
+    "stream",
+    "offset_us",
+    "kind",
+    "dropped_messages",
+    "reason",
+]
+
+
+@dataclass(slots=True)
+class FlightSummary:
+    """What a list of flights says of one.
+
+    Args:
+        node: name of the server.
+        conn_id: the connection.
+        peer_ip: its peer, as recorded.
+        role: what it was used for.
+        stream: application and stream, as recorded.
+        began_at: when it began, ISO 8601 in UTC. "": BEGIN is not there.
+        duration_s: from its first to its last row.
+        rows: of it.
+        transitions: edges recorded.
+        dropped_messages: in its episodes of drops.
+        close_reason: why the connection ended. "": it was open when the flight ended.
+        end: reason of END. "": the flight was cut off.
+    """
+
+    node: str
+    conn_id: int
+    peer_ip: str = ""
+    role: str = ""
+    stream: str = ""
+    began_at: str = ""
+    duration_s: float = 0.0
+    rows: int = 0
+    transitions: int = 0
+    dropped_messages: int = 0
+    close_reason: str = ""
+    end: str = ""
+
+
+def flight_files(path: Path) -> list[Path]:
+    """Return the record files of the table `flight` at `path`, without copies.
+
+    Args:
+        path: a file, the table's folder, or the folder of all records.
+
+    Raises:
+        ConfigError: there is nothing, or pyarrow is not installed.
+        DamagedFlightError: a file cannot be read, or is of another table.
+    """
+    if path.is_dir():
+        root = path / FLIGHT.name if (path / FLIGHT.name).is_dir() else path
+        found = sorted(
+            item
+            for item in root.rglob(f"*{_SUFFIX}")
+            if not any(part.startswith((".", "_")) for part in item.relative_to(root).parts)
+        )
+    elif path.is_file():
+        found = [path]
+    else:
+        raise ConfigError(f"{path} is not there", hint="give a file of flights, or the folder of --events")
+    if not found:
+        raise ConfigError(f"{path} holds no flights", hint="record some: flowctl serve live --events DIR --flights 1%")
+    if len(found) > _MOST_FILES:
+        raise ConfigError(
+            f"{path} holds {len(found)} files, {_MOST_FILES} are read at most", hint="name one hour of it"
+        )
+    seen: dict[str, Path] = {}
+    for item in found:
+        seen.setdefault(_uid_of(item), item)
+    return list(seen.values())
+
+
+def _parquet() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError(
+            "flights are Parquet files, and pyarrow is not installed", hint="pip install pyarrow"
+        ) from error
+    return pyarrow.parquet
+
+
+def _uid_of(path: Path) -> str:
+    """Return what two copies of a file have in common; see that it is one of ours."""
+    parquet = _parquet()
+    try:
+        schema = parquet.read_schema(path)
+    except (OSError, ValueError) as error:  # of pyarrow: ArrowInvalid is a ValueError
+        raise DamagedFlightError(
+            f"{path} is not a whole Parquet file: {_first_line(error)}", hint="move it away; its flights are lost"
+        ) from error
+    missing = [name for name in FLIGHT.names if name not in schema.names]
+    if missing:
+        raise DamagedFlightError(f"{path} has no column {missing[0]!r}: it is not of the table flight")
+    metadata = schema.metadata or {}
+    uid: bytes = metadata.get(f"{METADATA_PREFIX}uid".encode(), str(path).encode())
+    return uid.decode("utf-8", "replace")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _batches(
+    files: list[Path], columns: list[str], *, conn_ids: Collection[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of all files, those of some connections if they are named; bounded memory."""
+    parquet = _parquet()
+    for path in files:
+        try:
+            with parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
+                    if conn_ids is None:
+                        yield batch
+                    else:
+                        import pyarrow as pa
+                        import pyarrow.compute as pc
+
+                        wanted = pa.array(sorted(conn_ids), pa.int64())
+                        yield batch.filter(pc.is_in(batch.column("conn_id"), wanted))
+        except (OSError, ValueError) as error:
+            raise DamagedFlightError(f"{path} cannot be read: {_first_line(error)}") from error
+
+
+def flight_rows(files: list[Path], conn_id: int, node: str | None = None) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of one connection, all columns of the table in order; `ts` in microseconds since the epoch.
+
+    Args:
+        files: see `flight_files`.
+        conn_id: the connection.
+        node: of which server. None: any.
+
+    Raises:
+        DamagedFlightError: a file cannot be read, or a column has another type.
+    """
+    return (row for row in _rows(files, {conn_id}) if node is None or row[_NODE_AT] == node)
+
+
+def flights_rows(
+    files: list[Path], wanted: Sequence[FlightSummary]
+) -> Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]]:
+    """Yield each of `wanted` with its rows, as `flight_rows` has them; files are read once for many flights.
+
+    Raises:
+        DamagedFlightError: a file cannot be read, or a column has another type.
+    """
+    start = 0
+    while start < len(wanted):
+        end, rows = start, 0
+        while end < len(wanted) and (end == start or rows + wanted[end].rows <= _ROWS_AT_ONCE):
+            rows += wanted[end].rows
+            end += 1
+        part = wanted[start:end]
+        found: dict[tuple[str, int], list[tuple[Any, ...]]] = {(item.node, item.conn_id): [] for item in part}
+        for row in _rows(files, {item.conn_id for item in part}):
+            of_one = found.get((str(row[_NODE_AT]), int(row[_CONN_AT])))
+            if of_one is not None:
+                of_one.append(row)
+        for item in part:
+            yield item, found.pop((item.node, item.conn_id))
+        start = end
+
+
+def _rows(files: list[Path], conn_ids: Collection[int]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of some connections, in the order of the files."""
+    at = FLIGHT.names.index("ts")
+    for batch in _batches(files, list(FLIGHT.names), conn_ids=conn_ids):
+        try:
+            columns = [batch.column(name) for name in FLIGHT.names]
+            columns[at] = columns[at].cast("int64")
+            lists = [column.to_pylist() for column in columns]
+        except ValueError as error:
+            raise DamagedFlightError(f"a column has another type: {_first_line(error)}") from error
+        yield from zip(*lists, strict=True)
+
+
+def list_flights(files: list[Path]) -> list[FlightSummary]:
+    """Return what there is, oldest first.
+
+    Raises:
+        DamagedFlightError: a file cannot be read.
+    """
+    found: dict[tuple[str, int], FlightSummary] = {}
+    for batch in _batches(files, _LIST_COLUMNS):
+        for row in batch.to_pylist():
+            key = str(row["node"]), int(row["conn_id"])
+            summary = found.get(key)
+            if summary is None:
+                summary = found[key] = FlightSummary(*key)
+            _add(summary, row)
+    return sorted(found.values(), key=lambda item: (item.began_at, item.node, item.conn_id))
+
+
+def _add(summary: FlightSummary, row: dict[str, Any]) -> None:
+    """Take one row into a summary."""
+    summary.rows += 1
+    summary.duration_s = max(summary.duration_s, row["offset_us"] / 1e6)
+    summary.peer_ip = row["peer_ip"] or summary.peer_ip
+    summary.role = row["role"] or summary.role
+    if row["stream"]:
+        summary.stream = f"{row['app'] or ''}/{row['stream']}"
+    match row["kind"]:
+        case FlightKind.BEGIN.value:
+            summary.began_at = row["ts"].isoformat(timespec="milliseconds")
+        case FlightKind.STATE.value:
+            summary.transitions += 1
+        case FlightKind.DROPPED.value:
+            summary.dropped_messages += row["dropped_messages"] or 0
+        case FlightKind.CLOSE.value:
+            summary.close_reason = row["reason"] or ""
+        case FlightKind.END.value:
+            summary.end = row["reason"] or ""
+
+
+def as_json(summary: FlightSummary) -> dict[str, Any]:
+    """Return a summary for ``--json``."""
+    return {name: getattr(summary, name) for name in FlightSummary.__slots__}

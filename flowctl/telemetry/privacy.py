@@ -1,0 +1,129 @@
+"""What of a peer may stand in a record: addresses, stream names and texts are let through, cut or hashed here.
+
+Theory of operation. There is no place in a record for a secret: query strings, passwords and tokens are never handed
+to the recorder at all. What remains is the *name* of a stream. An RTMP publisher is known by it alone ("stream key"),
+so it is a secret on most servers, and players use the same name; a record holds a keyed hash of it unless the setting
+says that names are public. The application in front of it is stored as it is. Addresses are stored as the setting
+says. Texts that a peer chose (what it calls itself) are cut, cleaned, and lose what looks like an address with
+credentials.
+
+Hashes are BLAKE2b with a key: without it, nobody can find a name or one of four thousand million addresses by trying.
+Source: RFC 7693 (BLAKE2), NIST SP 800-122 section 4.2 (de-identifying by keyed hashing).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import secrets
+from pathlib import Path
+from typing import Final
+
+from flowctl.errors import ConfigError
+from flowctl.telemetry.options import Addresses, Streams
+
+_MARK: Final = "h:"
+"""Begins every hash, so that nobody takes one for a name, and a stored hash is told from an address."""
+_DIGEST_BYTES: Final = 8
+"""64 bits: two of a million names have the same hash with a probability of 3e-8."""
+_KNOWN: Final = 16_384
+"""Hashes remembered, some 3 MB; beyond that all are forgotten and made again, at 2 us each."""
+_TEXT: Final = 120
+"""Longest text of a peer in a record; user agents are 20 to 60 characters."""
+_SECRET_SIGNS: Final = frozenset("?=&@")
+"""A plain stream name with one of these carries a query or credentials after all: it is hashed whatever the setting."""
+_MAPPED: Final = "::ffff:"
+_KEY_BYTES: Final = 32
+_MOST_KEY_BYTES: Final = 4096
+
+
+def read_key(path: Path) -> bytes:
+    """Return the key in a file: all of its bytes but white space at both ends.
+
+    Raises:
+        ConfigError: it cannot be read, is readable by everybody, or is not 16 to 4096 bytes long.
+    """
+    hint = f"head -c {_KEY_BYTES} /dev/urandom > {path}; chmod 600 {path}"
+    try:
+        if path.stat().st_mode & 0o004:
+            raise ConfigError(f"{path} is readable by everybody", hint=f"chmod 600 {path}")
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read events_key_file {path}: {error.strerror}", hint=hint) from error
+    if not 16 <= len(key) <= _MOST_KEY_BYTES:
+        raise ConfigError(
+            f"events_key_file {path} has {len(key)} bytes, it must have 16 to {_MOST_KEY_BYTES}", hint=hint
+        )
+    return key
+
+
+class Privacy:
+    """Lets names and addresses into records as the settings say. Any thread.
+
+    Args:
+        addresses: see `Addresses`.
+        streams: see `Streams`.
+        key: for the hashes. None: random bytes, so that hashes do not join over restarts of the process.
+    """
+
+    __slots__ = ("_addresses", "_key", "_known", "_streams")
+
+    def __init__(self, addresses: Addresses, streams: Streams, key: bytes | None = None) -> None:
+        self._addresses = addresses
+        self._streams = streams
+        # BLAKE2b takes keys of up to 64 bytes; a longer one is hashed to one first.
+        self._key = hashlib.blake2b(key or secrets.token_bytes(_KEY_BYTES)).digest()
+        self._known: dict[str, str] = {}  # what was stored for a text; a race makes one twice, which is harmless
+
+    def hashed(self, text: str) -> str:
+        """Return the keyed hash of a text: ``h:`` and 16 hexadecimal digits."""
+        raw = text.encode("utf-8", "surrogatepass")
+        return _MARK + hashlib.blake2b(raw, digest_size=_DIGEST_BYTES, key=self._key).hexdigest()
+
+    def address(self, address: str) -> str:
+        """Return what is stored of the address of a peer."""
+        known = self._known.get(address)
+        if known is None:
+            known = self._remember(address, self._address(address))
+        return known
+
+    def _address(self, address: str) -> str:
+        plain = address.partition("%")[0]  # an IPv6 address may name its interface
+        if plain.lower().startswith(_MAPPED) and "." in plain:
+            plain = plain[len(_MAPPED) :]  # a socket for both kinds shows IPv4 so: one peer, one name
+        if self._addresses is Addresses.PLAIN:
+            return plain
+        if self._addresses is Addresses.HASHED:
+            return self.hashed(plain)
+        try:
+            bits = 24 if ipaddress.ip_address(plain).version == 4 else 48
+        except ValueError:  # a socket without addresses
+            return ""
+        return str(ipaddress.ip_network(f"{plain}/{bits}", strict=False).network_address)
+
+    def stream(self, path: str) -> tuple[str, str]:
+        """Return (application, stream) as they are stored, of a path such as ``live/name`` or ``app/instance/name``.
+
+        The last part is the name of the stream. A path of one part names no application.
+        """
+        app, _, name = path.rpartition("/")
+        if self._streams is Streams.PLAIN and _SECRET_SIGNS.isdisjoint(name):
+            return self.text(app), self.text(name)
+        # The hash is over the whole path: the same name in two applications is two streams.
+        known = self._known.get("/" + path)
+        if known is None:
+            known = self._remember("/" + path, self.hashed(path))
+        return self.text(app), known
+
+    def text(self, text: str) -> str:
+        """Return a text of a peer fit for a record: printable, short, and without anything behind a ``?``."""
+        shown = text.partition("?")[0][:_TEXT]
+        if "@" in shown or "=" in shown:
+            return self.hashed(text)
+        return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shown)
+
+    def _remember(self, text: str, stored: str) -> str:
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known[text] = stored
+        return stored

@@ -1,0 +1,291 @@
+"""Files of limits and bans that are read again: a change is taken, what is wrong changes nothing and is told once."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import structlog
+
+from flowctl._signals import on_hangup
+from flowctl.bans import BanList
+from flowctl.errors import ConfigError
+from flowctl.limits import Limits
+from flowctl.limitsfile import LimitsFile
+from flowctl.live.reload import Reload
+from flowctl.live.server import settings_from, with_limits
+from flowctl.live.watchfile import WatchedFile
+from flowctl.sender_types import SenderSettings
+from flowctl.serving import ServeOptions
+
+GOOD = 'version = 1\n[limits]\nsoft = "{size},100,4s"\n'
+BAN = '{{"cidr": "127.0.0.{number}", "expires": null}}\n'
+LONG_AGO = 1_000_000_000
+
+
+class Taker:
+    """Takes texts; refuses those that say so."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+
+    def __call__(self, text, where):
+        if "bad" in text:
+            raise ConfigError(f"{where}, line 1: {text!r}")
+        self.taken.append(text)
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """Return a file that is watched and who takes what it says; the clock stands far behind all changes of it."""
+    taker = Taker()
+    return WatchedFile(tmp_path / "file", taker, 100, wall=lambda: 4e9), taker
+
+
+def write(path, text, at=None):
+    """Write beside and rename, as one should."""
+    beside = path.with_name("beside")
+    beside.write_bytes(text if isinstance(text, bytes) else text.encode())
+    if at is not None:
+        os.utime(beside, (at, at))
+    beside.replace(path)
+
+
+def test_read_when_nothing_changed_hands_on_nothing(watched):
+    """Each version is taken once."""
+    file, taker = watched
+    assert file.read() is False
+    assert file.status.state == "absent"
+    write(file.path, "one")
+    assert [file.read(), file.read()] == [True, False]
+    write(file.path, "two")
+    assert [file.read(), file.read()] == [True, False]
+    assert taker.taken == ["one", "two"]
+    assert (file.status.state, file.status.applied, file.status.invalid) == ("valid", 2, 0)
+
+
+def test_read_when_only_its_time_changed_hands_on_nothing(watched):
+    """A file that is written anew with the same contents is not news."""
+    file, taker = watched
+    write(file.path, "one", LONG_AGO)
+    file.read()
+    write(file.path, "one", LONG_AGO + 5)
+    assert file.read() is False
+    assert taker.taken == ["one"]
+
+
+def test_read_when_it_cannot_tell_by_the_time_looks_at_the_contents(tmp_path):
+    """Two changes within one tick of the file system's clock look the same from outside; a fresh file is read again."""
+    taker = Taker()
+    path = tmp_path / "file"
+    path.write_text("one")
+    os.utime(path, (LONG_AGO, LONG_AGO))
+    file = WatchedFile(path, taker, 100, wall=lambda: LONG_AGO + 1.0)
+    assert file.read() is True
+    path.write_text("two")  # in place: the same inode and size
+    os.utime(path, (LONG_AGO, LONG_AGO))
+    assert file.read() is True
+    assert taker.taken == ["one", "two"]
+
+
+def test_read_when_invalid_tells_once_and_keeps_the_rest(watched):
+    """The error comes once per change, and the status goes on saying it until the file is right again."""
+    file, taker = watched
+    write(file.path, "one")
+    file.read()
+    write(file.path, "bad")
+    with pytest.raises(ConfigError, match="line 1: 'bad'"):
+        file.read()
+    assert file.read() is False
+    assert (file.status.state, file.status.invalid) == ("invalid", 1)
+    assert "line 1: 'bad'" in file.status.fault
+    write(file.path, "one")
+    assert file.read() is True
+    assert file.status.state == "valid"
+    assert taker.taken == ["one", "one"]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [(b"x" * 101, "it has more than 100 bytes"), (b"ok\n\xff", "line 2: not valid UTF-8")]
+)
+def test_read_when_too_long_or_no_text_is_invalid(watched, data, said):
+    """What is read is bounded, and is text."""
+    file, taker = watched
+    write(file.path, data)
+    with pytest.raises(ConfigError, match=said):
+        file.read()
+    assert taker.taken == []
+
+
+def test_read_when_it_vanishes_says_so_and_takes_it_again_when_it_is_back(watched):
+    """A file that is gone is no empty file: nothing is taken; what comes instead is news."""
+    file, taker = watched
+    write(file.path, "one")
+    file.read()
+    file.path.unlink()
+    assert file.read() is False
+    assert file.status.state == "absent"
+    write(file.path, "one")
+    assert file.read() is True
+    assert taker.taken == ["one", "one"]
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_read_when_it_is_no_regular_file_says_so_once_and_does_not_wait(watched, make):
+    """A pipe that nobody writes to would keep the thread for ever."""
+    file, _ = watched
+    make(file.path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        file.read()
+    assert file.read() is False
+    assert file.status.state == "invalid"
+
+
+def test_read_when_the_taker_fails_is_invalid_too(tmp_path):
+    """A bug of the taker is passed on, and does not look like success."""
+
+    def take(text, where):
+        raise ZeroDivisionError("bug")
+
+    (tmp_path / "file").write_text("one")
+    file = WatchedFile(tmp_path / "file", take, 100)
+    with pytest.raises(ZeroDivisionError):
+        file.read()
+    assert file.status.fault == "bug"
+
+
+class World:
+    """A `Reload` without its thread, and what it handed on."""
+
+    def __init__(self, folder, **kwargs) -> None:
+        self.limits, self.bans = folder / "limits.toml", folder / "bans.jsonl"
+        self.taken: list[object] = []
+        self.errors: list[str] = []
+        self.refuse = ""
+        self.reload = Reload(
+            self._take,
+            self._take,
+            limits=self.limits,
+            bans=self.bans,
+            on_error=lambda where, error: self.errors.append(f"{where}: {error}"),
+            **kwargs,
+        )
+
+    def _take(self, value):
+        if self.refuse == "bug":
+            raise ZeroDivisionError("bug")
+        if self.refuse:
+            raise ConfigError(self.refuse)
+        self.taken.append(value)
+
+    def look(self):
+        """Look at the files; return what was logged."""
+        with structlog.testing.capture_logs() as logs:
+            self.reload._look()
+        return logs
+
+
+def test_reload_when_files_change_hands_on_what_they_say(tmp_path):
+    """Limits and bans come parsed."""
+    world = World(tmp_path)
+    write(world.limits, GOOD.format(size=1000))
+    world.reload.read_first()
+    write(world.bans, BAN.format(number=1))
+    assert world.look() == []
+    write(world.limits, GOOD.format(size=2000))
+    assert world.look() == []
+    assert [value.limits.size.soft for value in world.taken if isinstance(value, LimitsFile)] == [1000, 2000]
+    assert [len(value) for value in world.taken if isinstance(value, BanList)] == [1]
+    assert {name: status.state for name, status in world.reload.status.items()} == {"limits": "valid", "bans": "valid"}
+
+
+def test_reload_when_a_file_is_not_valid_logs_it_once_and_goes_on(tmp_path):
+    """One line says which file, what is wrong and where; the other file is looked at all the same."""
+    world = World(tmp_path)
+    write(world.limits, GOOD.format(size=1000))
+    world.reload.read_first()
+    write(world.limits, GOOD.format(size="many"))
+    write(world.bans, BAN.format(number=1))
+    logs = world.look() + world.look()
+    assert [(line["log_level"], line["event"]) for line in logs] == [
+        ("error", "limits file is not valid, what was before stays in force")
+    ]
+    assert f"{world.limits}, line 3: soft bytes: 'many'" in logs[0]["fault"]
+    assert len(world.taken) == 2
+    assert world.reload.status["limits"].state == "invalid"
+
+
+def test_reload_when_the_server_cannot_take_it_names_the_file(tmp_path):
+    """Limits may be valid by themselves and not together with other settings."""
+    world = World(tmp_path)
+    write(world.limits, GOOD.format(size=1000))
+    world.refuse = "ladder_calm_s is set, but the ladder is off"
+    with pytest.raises(ConfigError, match=rf"{world.limits}: ladder_calm_s is set"):
+        world.reload.read_first()
+    assert world.reload.status["limits"].state == "invalid"
+
+
+def test_reload_when_there_is_a_bug_reports_it_and_goes_on(tmp_path):
+    """One file's fault does not end the watching."""
+    world = World(tmp_path)
+    write(world.limits, GOOD.format(size=1000))
+    world.reload.read_first()
+    world.refuse = "bug"
+    write(world.limits, GOOD.format(size=2000))
+    world.look()
+    world.refuse = ""
+    write(world.bans, BAN.format(number=1))
+    world.look()
+    assert world.errors == ["reading the limits file again: bug"]
+    assert len(world.taken) == 2
+
+
+def test_reload_when_a_file_vanishes_warns_once(tmp_path):
+    """What it said stays in force, and the log says so."""
+    world = World(tmp_path)
+    write(world.limits, GOOD.format(size=1000))
+    world.reload.read_first()
+    world.limits.unlink()
+    logs = world.look() + world.look()
+    assert [line["event"] for line in logs] == ["limits file has gone, what it said stays in force"]
+
+
+def test_read_first_when_there_is_no_limits_file_is_an_error_and_no_ban_file_is_none(tmp_path):
+    """Limits were asked for; bans may come later."""
+    world = World(tmp_path)
+    with pytest.raises(ConfigError, match="there is no such file"):
+        world.reload.read_first()
+    Reload(world._take, world._take, bans=world.bans).read_first()
+    assert world.taken == []
+
+
+def test_reload_when_it_runs_takes_a_file_at_once_on_a_signal_and_ends_when_told(tmp_path):
+    """The thread need not wait for its next look, which is an hour away here."""
+    world = World(tmp_path, poll_s=3600.0)
+    write(world.limits, GOOD.format(size=1000))
+    world.reload.read_first()
+    world.reload.start()
+    write(world.limits, GOOD.format(size=2000))
+    with on_hangup(world.reload.look_now):
+        os.kill(os.getpid(), signal.SIGHUP)
+    world.reload.stop()  # what was asked for before the end comes before it
+    world.reload.stop()
+    assert [value.limits.size.soft for value in world.taken] == [1000, 2000]
+
+
+def test_with_limits_when_the_file_is_silent_keeps_what_the_server_was_started_with():
+    """Only what is said changes; the limits always are."""
+    started = ServeOptions(settings=SenderSettings(stuck_s=7.0), return_after_s=2.0, ladder=False)
+    limits = Limits.parse("1MiB,100,1s")
+    silent = with_limits(started, LimitsFile(limits=limits))
+    assert (silent.limits, silent.settings, silent.return_after_s, silent.ladder) == (
+        limits,
+        started.settings,
+        2.0,
+        False,
+    )
+    said = LimitsFile(limits=limits, stuck_s=3.0, soft_too_long_s=0.0, return_after_s=1.0, ladder=True)
+    settings = settings_from(with_limits(started, said))
+    assert (settings.stuck_s, settings.soft_too_long_s, settings.return_after_s) == (3.0, 0.0, 1.0)
+    assert settings.ladder is not None

@@ -1,0 +1,88 @@
+"""A live server without sockets that keeps records, for the tests of what is recorded."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+from flowctl.live.recorded import RecordedSession
+from flowctl.live.sampler import Sampler
+from flowctl.telemetry.events import Events
+from flowctl.telemetry.privacy import Privacy
+from flowctl.telemetry.schema import CLASS_NAMES, FLOW_EVENTS, FLOW_SAMPLES
+
+from telemetry_kit import queued, recorder  # isort: skip - beside this file
+
+sys.path.append(str(Path(__file__).parents[1] / "live"))  # the kit of the live server's tests
+from live_kit import World, audio, config, inter, key
+
+__all__ = ["RecordedWorld", "audio", "config", "inter", "key", "totals"]
+
+SUMS = tuple(
+    f"{what}_{unit}_{name}"
+    for what in ("accepted", "sent", "dropped")
+    for unit in ("messages", "bytes")
+    for name in CLASS_NAMES
+)
+
+
+class RecordedWorld(World):
+    """A `World` whose sessions are recorded; nothing is written, the lanes are read.
+
+    Args:
+        folder: for the recorder.
+        settings: as of `World`.
+        record: settings of the records.
+        more: as of `World`.
+    """
+
+    def __init__(self, folder, settings=None, *, record=None, **more) -> None:
+        super().__init__(settings, **more)
+        self.recorder = recorder(folder, self.clock, **(record or {}))
+        options = self.recorder.options
+        self.events = Events(self.recorder, Privacy(options.addresses, options.streams, options.key))
+        self.sampler = Sampler(self.hub, self.open, self.recorder, self.clock)
+        self.session = functools.partial(RecordedSession, events=self.events, sampler=self.sampler)
+        self.seen = []
+        self.sampled = []
+
+    def open(self):
+        """Return the open connections."""
+        return [peer.connection for peer in self.peers if peer.connection not in self.gone]
+
+    def told(self, event=None) -> list[dict]:
+        """Return the events so far, of one name if it is given."""
+        self.seen += queued(self.recorder, FLOW_EVENTS)
+        return [item for item in self.seen if event is None or item["event"] == event]
+
+    def sample(self) -> list[dict]:
+        """Sample once, and return the records of this round."""
+        self.sampler.round()
+        _, blocks = self.recorder.lane(FLOW_SAMPLES).drain()
+        names = [name for name in FLOW_SAMPLES.names if name not in {"node", "seq"}]
+        rows = []
+        for block in blocks:
+            columns = [column.to_pylist() for column in block.arrays()]
+            rows += [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        self.sampled += rows
+        return rows
+
+    def sums(self, conn_id) -> dict[str, int]:
+        """Return the sums over all samples of a connection."""
+        rows = [row for row in self.sampled if row["conn_id"] == conn_id]
+        return {name: sum(row[name] for row in rows) for name in (*SUMS, "sent_bytes", "interval_ms")}
+
+
+def totals(connection) -> dict[str, int]:
+    """Return what the statistics of a connection say, under the names of the samples' columns."""
+    statistics = connection.sender.statistics()
+    found = {"sent_bytes": statistics.bytes_sent}
+    for index, name in enumerate(CLASS_NAMES):
+        for what, counts in (("accepted", [statistics.accepted]), ("sent", [statistics.sent])):
+            found[f"{what}_messages_{name}"] = sum(item.messages[index] for item in counts)
+            found[f"{what}_bytes_{name}"] = sum(item.sizes_bytes[index] for item in counts)
+        dropped = statistics.dropped.values()
+        found[f"dropped_messages_{name}"] = sum(item.messages[index] for item in dropped)
+        found[f"dropped_bytes_{name}"] = sum(item.sizes_bytes[index] for item in dropped)
+    return found

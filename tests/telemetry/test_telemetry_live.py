@@ -1,0 +1,329 @@
+"""What a live server records: every event with its figures, samples that add up, and no secret anywhere."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from recorded_kit import RecordedWorld, audio, config, inter, key, totals
+
+from flowctl.flow import MessageClass
+from flowctl.limits import Limits
+from flowctl.live.recorded import CONTROL_LANE
+from flowctl.reasons import CloseReason
+from flowctl.rtmp import commands
+from flowctl.rtmp.wire import Message
+from flowctl.telemetry.options import Addresses, Streams
+
+PLAIN = {"streams": Streams.PLAIN}
+
+
+def names(world, conn_id=None) -> list[str]:
+    return [item["event"] for item in world.told() if conn_id in {None, item["conn_id"]}]
+
+
+def stream_some(world, publisher, frames=10, size=1000) -> None:
+    """Publish a key frame and some others, 40 ms apart."""
+    for number in range(frames):
+        publisher.video(number * 40, key(b"k", size) if not number else inter(b"i", size))
+        publisher.audio(number * 40, audio(b"a"))
+        world.run(0.04)
+
+
+def test_connection_when_it_plays_and_leaves_is_told_from_open_to_close(tmp_path):
+    """Open, handshake, commands, start and close, in order, each with the figures of its kind."""
+    world = RecordedWorld(tmp_path, record=PLAIN)
+    publisher = world.publisher()
+    player = world.player()
+    conn_id = world.events.conn_id(player.connection.number)
+    stream_some(world, publisher)
+    player.leave()
+    told = [item for item in world.told() if item["conn_id"] == conn_id]
+    assert [item["event"] for item in told] == [
+        "conn_opened",
+        "handshake_done",
+        "command",
+        "command",
+        "play_started",
+        "conn_closed",
+    ]
+    assert [item["reason"] for item in told if item["event"] == "command"] == ["connect", "play"]
+    assert {item["peer_ip"] for item in told} == {"192.0.2.1"}
+    assert [item["role"] for item in told][-1] == "play"
+    assert (told[-1]["app"], told[-1]["stream"]) == ("live", "room")
+    closed, detail = told[-1], json.loads(told[-1]["detail"])
+    assert closed["reason"] == CloseReason.PEER_CLOSED.value
+    assert closed["state_from"] == "READY"
+    assert closed["state_ms"] == pytest.approx(detail["connected_s"] * 1000, abs=1)
+    assert detail["sent"]["inter"] == 9
+    assert closed["sent_bytes"] == player.connection.sender.statistics().bytes_sent
+    started = next(item for item in world.told("publish_started"))
+    assert (started["role"], started["stream"]) == ("publish", "room")
+
+
+def test_player_when_it_waits_is_told_to_start_with_its_publisher(tmp_path):
+    """`play_started` is when media begins: not while a player waits, and once."""
+    world = RecordedWorld(tmp_path)
+    world.player()
+    world.run(1.0)
+    assert world.told("play_started") == []
+    publisher = world.publisher()
+    world.run(1.0)
+    (started,) = world.told("play_started")
+    assert started["value"] >= 1000
+    publisher.leave()
+    world.run(5.0)
+    world.publisher()
+    assert len(world.told("play_started")) == 1
+
+
+def slow_viewer(world, seconds=12.0, size=4000):
+    """Let a player stop reading while a stream goes on, and read again at the end."""
+    publisher, player = world.publisher(), world.player()
+    stream_some(world, publisher, 5)
+    player.wire.room = 0
+    for number in range(int(seconds / 0.1)):
+        publisher.video(1000 + number * 100, key(b"k", size) if number % 10 == 0 else inter(b"i", size))
+        world.run(0.1)
+        if player.ended:
+            break
+    return publisher, player
+
+
+def test_viewer_when_slow_has_every_edge_with_cause_and_time(tmp_path):
+    """Edges follow each other without a gap, their times add up to the time connected, and drops are told."""
+    world = RecordedWorld(tmp_path, limits=Limits.parse("40k,100,0", "4M,4000,0"))
+    publisher, player = slow_viewer(world, 6.0)
+    player.wire.room = None
+    stream_some(world, publisher, 30)
+    world.run(3.0)
+    player.leave()
+    conn_id = world.events.conn_id(player.connection.number)
+    told = [item for item in world.told() if item["conn_id"] == conn_id]
+    edges = [item for item in told if item["event"] == "state_changed"]
+    assert len(edges) >= 2
+    assert edges[0]["state_from"] == "READY"
+    for before, after in itertools.pairwise(edges):
+        assert after["state_from"] == before["state_to"]
+    soft = next(item for item in edges if item["state_to"] == "SOFT_LIMIT")
+    assert (soft["axis"], soft["limit"]) == ("bytes", 40 * 1024)
+    assert soft["value"] >= soft["limit"]
+    assert soft["queued_messages"] is not None
+    closed = told[-1]
+    whole_ms = sum(item["state_ms"] for item in edges) + closed["state_ms"]
+    assert whole_ms == pytest.approx(json.loads(closed["detail"])["connected_s"] * 1000, abs=2)
+    assert {"input_paused", "input_resumed", "dropped"} <= set(names(world, conn_id))
+    dropped = [item for item in told if item["event"] == "dropped"]
+    by_class = json.loads(dropped[0]["detail"])["dropped"]
+    assert sum(sum(classes.values()) for classes in by_class.values()) == dropped[0]["dropped_messages"]
+
+
+def test_viewer_when_cut_at_its_hard_limit_says_so(tmp_path):
+    """The last record names the reason, the last state and why, in words of ours."""
+    world = RecordedWorld(tmp_path, limits=Limits.parse("8k,0,0", "12k,0,0"))
+    _, player = slow_viewer(world, size=20_000)
+    closed = next(item for item in world.told("conn_closed"))
+    assert player.ended[0] is CloseReason.HARD_LIMIT
+    assert (closed["reason"], closed["state_from"]) == ("hard limit", "HARD_LIMIT")
+    assert "bytes" in json.loads(closed["detail"])["why"]
+
+
+def test_limits_when_hit_are_the_same_in_records_and_hub(tmp_path):
+    """Every limit that the hub counts has a record with name, value and limit, and no other has."""
+    world = RecordedWorld(tmp_path, config(wire={"messages_per_second": 50}, publishers_per_address=1))
+    world.publisher("live/one").command("releaseStream", None, "x")
+    world.connect().publish("live/two")  # one too many of the address
+    flooder = world.publisher("live/three", address="192.0.2.9")
+    flooder.send(b"".join(flooder.session.send_audio(0, audio()) for _ in range(400)))
+    world.run(1.0)
+    loud = world.connect("192.0.2.10").publish("live/four")
+    loud.message(Message(type_id=1, timestamp=0, payload=(7).to_bytes(4, "big"), msid=0, csid=2))
+    world.run(7.0)
+    world.connect("192.0.2.11")  # says nothing: the time of its handshake
+    world.run(7.0)
+    counted = world.hub.snapshot().limits_hit
+    hits = world.told("limit_hit")
+    assert {name: sum(item["axis"] == name for item in hits) for name in {item["axis"] for item in hits}} == counted
+    assert {"publishers_per_address", "messages_per_second", "chunk_size_min_bytes", "handshake_time_s"} <= set(counted)
+    assert all(item["value"] is not None and item["limit"] is not None for item in hits)
+    timeouts = [item for item in world.told("conn_closed") if item["reason"] == "handshake timeout"]
+    assert [item["axis"] for item in timeouts] == ["handshake_time_s"]
+
+
+def test_peer_when_it_floods_the_control_lane_is_a_limit_hit(tmp_path):
+    """Who makes us answer and reads no answer goes over the Sender's own limit, which has a name in records too."""
+    world = RecordedWorld(tmp_path)
+    player = world.player()
+    player.wire.room = 0
+    for _ in range(1100):
+        player.live.connection.sender.send(b"y" * 300, MessageClass.CONTROL)
+    world.run(1.0)
+    assert world.told("limit_hit")[-1]["axis"] == CONTROL_LANE
+    assert world.hub.snapshot().limits_hit == {CONTROL_LANE: 1}
+
+
+SECRETS = ("t0ken-in-query", "k3y-of-publisher", "pa55word", "s3cret-app-query", "s3cret-url")
+
+
+def test_secrets_when_planted_everywhere_are_in_no_record(tmp_path):
+    """Keys, tokens and passwords that a client sends in names, queries and texts are nowhere in the files."""
+    world = RecordedWorld(tmp_path, limits=Limits.parse("20k,0,0", "60k,0,0"))
+    publisher = world.connect()
+    publisher.session.publish(kind="live")
+    publisher._connect("live/k3y-of-publisher?token=t0ken-in-query&auth=pa55word")
+    publisher.headers()
+    player = world.connect("192.0.2.5")
+    player.session.play()
+    player._connect("live/k3y-of-publisher?token=t0ken-in-query")
+    world.connect("192.0.2.6").publish("live/k3y-of-publisher")  # refused: the words of the refusal name the stream
+    other = world.connect("192.0.2.7").publish("live/other?s3cret-app-query=1")
+    other.message(commands.command("connect", 1, {"app": "a", "tcUrl": "rtmp://u:s3cret-url@h/a"}, stream_id=0))
+    other.command("s3cret-url-command", None, "pa55word")
+    stream_some(world, publisher, 5)
+    player.wire.room = 0
+    stream_some(world, publisher, 40, 4000)
+    world.sample()
+    publisher.vanish()
+    world.run(1.0)
+    world.sample()
+    told = world.told()
+    assert {"conn_closed", "publish_started", "play_started", "state_changed"} <= {item["event"] for item in told}
+    text = json.dumps([told, world.sampled], default=str)
+    assert [secret for secret in SECRETS if secret in text] == []
+
+
+def test_addresses_when_hashed_stand_in_no_record(tmp_path):
+    """With hashed addresses neither events nor samples hold one, and those of one peer are equal."""
+    world = RecordedWorld(tmp_path, record={"addresses": Addresses.HASHED})
+    world.publisher(address="203.0.113.9")
+    world.sample()
+    world.events.conn_refused(world.clock(), ("203.0.113.9", 1), "connections", 2, 1)
+    text = json.dumps([world.told(), world.sampled], default=str)
+    assert "203.0.113" not in text
+    assert len({item["peer_ip"] for item in [*world.told(), *world.sampled]}) == 1
+
+
+def test_refusals_when_a_flood_are_summed_up(tmp_path):
+    """Of one address and second 20 refusals have records of their own; their sum is that of all refusals."""
+    world = RecordedWorld(tmp_path)
+    for number in range(500):
+        world.events.conn_refused(1.0 + number / 1000, ("203.0.113.9", number), "connections", 2, 1)
+    world.events.conn_refused(2.5, ("203.0.113.9", 1), "connections", 2, 1)
+    world.events.conn_refused(2.5, ("203.0.113.10", 1), "banned", 0, 0)
+    world.events.flush_refused(3.0)
+    told = world.told("conn_refused")
+    assert len(told) == 22
+    counts = [json.loads(item["detail"] or "{}").get("count", 1) for item in told]
+    assert sum(counts) == 502
+    assert {item["reason"] for item in told} == {"connections", "banned"}
+
+
+# -- samples
+
+
+def test_samples_when_all_keep_up_share_everything_but_identity(tmp_path):
+    """Viewers of one crowd are one run: each has what the log held in the interval, and none was asked."""
+    world = RecordedWorld(tmp_path, record=PLAIN)
+    publisher = world.publisher()
+    players = [world.player(address=f"192.0.2.{number + 10}") for number in range(20)]
+    stream_some(world, publisher, 5)
+    for _ in range(3):
+        world.sample()
+        stream_some(world, publisher, 5)
+    rows = [row for row in world.sample() if row["role"] == "play"]
+    assert len(rows) == 20
+    assert {row["peer_ip"] for row in rows} == {player.connection.peer[0] for player in players}
+    assert {(row["sent_messages_inter"], row["sent_messages_key"], row["sent_messages_audio"]) for row in rows} == {
+        (4, 1, 5)
+    }
+    assert {(row["state"], row["step"], row["stream"]) for row in rows} == {("READY", "FULL", "room")}
+    assert len({row["interval_ms"] for row in rows}) == 1
+    assert any(seen.round == world.sampler.rounds for seen in world.sampler._squads.values())
+
+
+def test_sample_when_a_viewer_is_slow_shows_its_queue_and_state(tmp_path):
+    """A stalled viewer's record has the load, the time of the stall and the state; there is an event for it too."""
+    world = RecordedWorld(tmp_path, limits=Limits.parse("40k,100,0", "4M,4000,0"))
+    _, player = slow_viewer(world, 3.0)
+    conn_id = world.events.conn_id(player.connection.number)
+    (row,) = [row for row in world.sample() if row["conn_id"] == conn_id]
+    assert row["state"] == player.state.name != "READY"
+    assert row["queued_bytes"] > 0
+    assert row["stalled_ms"] > 1000
+    assert row["input_paused"] == player.connection.receiver.paused
+    assert row["rtt_us"] is not None
+    told = world.told("sample")
+    assert len(told) == (row["state"] == "SOFT_LIMIT")
+    assert all((item["conn_id"], item["queued_bytes"]) == (conn_id, row["queued_bytes"]) for item in told)
+
+
+def test_samples_when_turned_off_leave_the_events_of_those_in_trouble(tmp_path):
+    """Without samples there is no record of `flow_samples`, but who is in trouble is still looked at."""
+    world = RecordedWorld(tmp_path, limits=Limits.parse("40k,100,0", "4M,4000,0"), record={"samples": False})
+    slow_viewer(world, 3.0)
+    assert world.sample() == []
+    assert len(world.told("sample")) == 1
+
+
+OWN = bytes((2, 0, 0, 0, 0, 0, 4, 3, 0, 0, 0, 0, 0, 0, 0, 1))
+"""An Acknowledgement: a message of a viewer's own, which the log of its stream knows nothing of."""
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.integers(1, 8)),
+        st.tuples(st.just("stall"), st.integers(0, 3)),
+        st.tuples(st.just("read"), st.integers(0, 3)),
+        st.tuples(st.just("leave"), st.integers(0, 3)),
+        st.tuples(st.just("join"), st.integers(0, 3)),
+        st.tuples(st.just("own"), st.integers(0, 3)),
+        st.tuples(st.just("sample"), st.just(0)),
+    ),
+    min_size=4,
+    max_size=20,
+)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS)
+def test_samples_when_summed_up_are_the_totals_whatever_happened(tmp_path, steps):
+    """Over every connection: sum of its samples = its totals, per class, in messages and bytes, and in time."""
+    world = RecordedWorld(tmp_path, limits=Limits.parse("30k,40,0", "400k,400,0"))
+    publisher = world.publisher()
+    players = [world.player(address=f"192.0.2.{number + 10}") for number in range(4)]
+    clock = 0
+    for what, number in steps:
+        if what == "publish":
+            for frame in range(number):
+                clock += 40
+                publisher.video(clock, key(b"k", 3000) if clock % 400 == 40 else inter(b"i", 2000))
+                world.run(0.02 * (1 + frame % 2))
+        elif what == "sample":
+            world.sample()
+        elif what == "join":
+            players.append(world.player(address=f"192.0.2.{number + 30}"))
+        else:
+            player = players[number % len(players)]
+            if player.ended is not None:
+                continue
+            if what == "own":
+                player.connection.sender.send(OWN, MessageClass.CONTROL)
+                world.run(0.1)
+            elif what == "leave":
+                player.leave()
+            else:
+                player.wire.room = 0 if what == "stall" else None
+                world.run(0.06)
+    world.sample()
+    for peer in world.peers:
+        if peer.ended is None:
+            peer.leave()
+    world.sample()
+    for peer in world.peers:
+        sums, expected = world.sums(world.events.conn_id(peer.connection.number)), totals(peer.connection)
+        assert {name: sums[name] for name in expected} == expected
+    closed = {item["conn_id"]: json.loads(item["detail"])["connected_s"] for item in world.told("conn_closed")}
+    for conn_id, connected_s in closed.items():
+        assert world.sums(conn_id)["interval_ms"] == pytest.approx(connected_s * 1000, abs=5)
+    assert len(world.sampler._books) == 0

@@ -1,0 +1,120 @@
+"""What of a peer gets into a record: addresses and names as the settings say, and never a secret."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowctl.errors import ConfigError
+from flowctl.telemetry.options import Addresses, EventsOptions, Streams
+from flowctl.telemetry.privacy import Privacy, read_key
+
+KEY = b"0123456789abcdef"
+
+
+def privacy(addresses=Addresses.PLAIN, streams=Streams.HASH, key=KEY) -> Privacy:
+    return Privacy(addresses, streams, key)
+
+
+@pytest.mark.parametrize(
+    ("mode", "address", "stored"),
+    [
+        (Addresses.PLAIN, "192.0.2.77", "192.0.2.77"),
+        (Addresses.PLAIN, "::ffff:192.0.2.77", "192.0.2.77"),
+        (Addresses.PLAIN, "fe80::1%eth0", "fe80::1"),
+        (Addresses.TRUNCATED, "192.0.2.77", "192.0.2.0"),
+        (Addresses.TRUNCATED, "::ffff:192.0.2.77", "192.0.2.0"),
+        (Addresses.TRUNCATED, "2001:db8:1:2::3", "2001:db8:1::"),
+        (Addresses.TRUNCATED, "nowhere", ""),
+    ],
+)
+def test_address_when_stored_is_what_the_setting_lets_through(mode, address, stored):
+    """An address is plain, or its /24 or /48; IPv4 in IPv6 clothes is IPv4."""
+    assert privacy(mode).address(address) == stored
+
+
+def test_address_when_hashed_can_be_told_apart_but_not_read():
+    """Hashes of an address are equal for the same key, differ between addresses and keys, and hold nothing of it."""
+    one = privacy(Addresses.HASHED)
+    stored = one.address("192.0.2.77")
+    assert stored == privacy(Addresses.HASHED).address("::ffff:192.0.2.77")
+    assert stored != one.address("192.0.2.78")
+    assert stored != privacy(Addresses.HASHED, key=b"another key than that").address("192.0.2.77")
+    assert stored.startswith("h:")
+    assert "." not in stored
+
+
+def test_stream_when_names_may_be_keys_is_a_hash_beside_its_application():
+    """The name is hashed with its path, the application stays readable, and hashes depend on the key."""
+    app, name = privacy().stream("live/eu/k3y-of-a-publisher")
+    assert app == "live/eu"
+    assert name.startswith("h:")
+    assert len(name) == 18
+    assert name == privacy().stream("live/eu/k3y-of-a-publisher")[1]
+    assert name != privacy().stream("live/us/k3y-of-a-publisher")[1]
+    assert name != privacy(key=None).stream("live/eu/k3y-of-a-publisher")[1]
+
+
+def test_stream_when_names_are_public_is_plain_unless_it_carries_a_query():
+    """With plain names a name that has a query or credentials in it is hashed all the same."""
+    plain = privacy(streams=Streams.PLAIN)
+    assert plain.stream("live/room") == ("live", "room")
+    for name in ("room?token=s3cret", "room&token=s3cret", "user:s3cret@room", "room=s3cret"):
+        assert "s3cret" not in plain.stream(f"live/{name}")[1]
+
+
+def test_text_when_a_peer_chose_it_is_short_printable_and_without_secrets():
+    """What a client calls itself is cut, loses control characters, queries and credentials."""
+    one = privacy()
+    assert one.text("FMLE/3.0\x1b[31m") == "FMLE/3.0\N{REPLACEMENT CHARACTER}[31m"
+    assert len(one.text("x" * 500)) == 120
+    assert one.text("agent?token=s3cret") == "agent"
+    assert "s3cret" not in one.text("rtmp://user:s3cret@host/app")
+
+
+def test_hashes_when_many_are_asked_for_are_remembered_within_bounds():
+    """More names than are remembered give the same hashes and no growth without end."""
+    one = privacy()
+    first = one.stream("live/0")[1]
+    for number in range(17_000):
+        one.stream(f"live/{number}")
+    assert len(one._known) <= 16_384
+    assert one.stream("live/0")[1] == first
+
+
+def test_key_file_when_unfit_is_refused_without_showing_it(tmp_path):
+    """A key that everybody can read, is short or absent is an error that names the file and what to do."""
+    path = tmp_path / "key"
+    with pytest.raises(ConfigError, match="cannot read events_key_file") as caught:
+        read_key(path)
+    assert "urandom" in caught.value.hint
+    path.write_bytes(KEY)
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="readable by everybody"):
+        read_key(path)
+    path.chmod(0o600)
+    assert read_key(path) == KEY
+    path.write_bytes(b"short")
+    with pytest.raises(ConfigError, match="has 5 bytes") as caught:
+        read_key(path)
+    assert "short" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"node": ".hidden"}, "events_node is '.hidden'"),
+        ({"node": "a/b"}, "events_node is 'a/b'"),
+        ({"node": "n" * 65}, "1 to 64"),
+        ({"interval_s": 0.01}, "events_interval is 0.01 s, allowed is 0.1 s to 1 h"),
+        ({"rotate_s": 4000}, "events_rotate is 4000 s"),
+        ({"rotate_s": float("nan")}, "events_rotate is nan s"),
+        ({"queue_rows": 1}, "events_queue_rows is 1"),
+        ({"max_bytes": -1}, "events_max_bytes is -1"),
+        ({"key": b"short"}, "has 5 bytes"),
+    ],
+)
+def test_options_when_out_of_range_name_the_setting(values, words):
+    """An error names the setting, its value and what is allowed."""
+    with pytest.raises(ConfigError) as caught:
+        EventsOptions(**{"folder": "x", "node": "n1", **values})
+    assert words in str(caught.value)

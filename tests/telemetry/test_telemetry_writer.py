@@ -1,0 +1,227 @@
+"""Record files: whole or not there, within their bounds, and readable by anybody."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+
+import pytest
+from pyarrow import parquet
+from telemetry_kit import WALL_NS, everything, files, options, read, recorder
+
+from flowctl.errors import ConfigError
+from flowctl.telemetry import writer as writing
+from flowctl.telemetry.recorder import server_row
+from flowctl.telemetry.schema import FLIGHT, FLOW_EVENTS, FLOW_SAMPLES, TABLES, EventName
+from flowctl.telemetry.writer import RecordFiles, TableWriter, arrow_schema
+
+START_US = WALL_NS // 1000
+
+
+def row(number=0, **values):
+    return server_row(START_US + number, EventName.COMMAND, value=float(number), **values)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
+def test_schema_when_made_for_arrow_has_the_columns_of_the_contract(table):
+    """Names, order and nullability of a file's columns are those of the contract."""
+    schema = arrow_schema(table, {"uid": "1"})
+    assert tuple(schema.names) == table.names
+    assert [field.nullable for field in schema] == [column.nullable for column in table.columns]
+    assert schema.metadata == {b"flowctl.uid": b"1"}
+    assert str(schema.field("ts").type) == "timestamp[us, tz=UTC]"
+
+
+def test_file_when_finished_stands_where_its_first_row_says(tmp_path):
+    """Folder by day and hour of the first row in UTC, name by node, start and number, and its metadata."""
+    made = recorder(tmp_path)
+    table = made._writers["flow_events"]
+    table.add_rows([row(0), row(1)])
+    assert table.finish()
+    (path,) = files(tmp_path)
+    when = dt.datetime.fromtimestamp(START_US / 1e6, dt.UTC)
+    folder = f"flow_events/date={when:%Y-%m-%d}/hour={when:%H}"
+    assert str(path.relative_to(tmp_path)) == f"{folder}/n1-{START_US}-0.parquet"
+    metadata = parquet.read_schema(path).metadata
+    assert metadata[b"flowctl.table"] == b"flow_events"
+    assert metadata[b"flowctl.format"] == b"1"
+    assert metadata[b"flowctl.node"] == b"n1"
+    assert len(metadata[b"flowctl.uid"]) == 32
+    assert parquet.read_metadata(path).row_group(0).column(0).compression == "ZSTD"
+    assert everything(tmp_path) == [path]
+
+
+def test_rows_when_written_over_several_files_have_growing_numbers(tmp_path):
+    """`seq` goes on from file to file, and two files never have the same uid."""
+    made = recorder(tmp_path)
+    table = made._writers["flow_events"]
+    for number in range(3):
+        table.add_rows([row(2 * number), row(2 * number + 1)])
+        table.finish()
+    found = read(tmp_path)
+    assert [item["seq"] for item in found] == list(range(START_US, START_US + 6))
+    assert [item["value"] for item in found] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert {item["node"] for item in found} == {"n1"}
+    uids = {parquet.read_schema(path).metadata[b"flowctl.uid"] for path in files(tmp_path)}
+    assert len(uids) == 3
+
+
+def test_row_when_it_does_not_fit_is_left_out_and_counted(tmp_path):
+    """A record of the wrong type, length or without what is needed costs itself and no other."""
+    made = recorder(tmp_path)
+    table = made._writers["flow_events"]
+    table.add_rows([row(0), (1, 2), row(1, sent_bytes="many"), row(2)[:3] + (None,) * 21 + (1, 2, 3), row(3)])
+    table.add_rows([(None,)])
+    table.finish()
+    assert [item["value"] for item in read(tmp_path)] == [0.0, 3.0]
+    assert table.books.refused_rows == 4
+
+
+def test_files_when_due_by_time_or_by_size_are_finished(tmp_path):
+    """A file waits for its time, unless its rows take too much memory before."""
+    made = recorder(tmp_path, rotate_s=10.0, file_bytes=20_000)
+    table = made._writers["flow_events"]
+    table.add_rows([row()])
+    since = table._since
+    table.finish_if_due(since + 9.9)
+    assert files(tmp_path) == []
+    table.finish_if_due(since + 10.0)
+    assert len(files(tmp_path)) == 1
+    table.add_rows([row(number, detail="x" * 100) for number in range(300)])
+    table.finish_if_due(table._since)
+    assert len(files(tmp_path)) == 2
+
+
+def test_rows_when_the_disk_refuses_are_kept_and_written_later(tmp_path, monkeypatch):
+    """A failed attempt leaves no file, keeps the rows, and the next one writes all of them once."""
+    made = recorder(tmp_path)
+    table = made._writers["flow_events"]
+    table.add_rows([row(0)])
+
+    def full(number):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writing.os, "fsync", full)
+        assert not table.finish()
+        assert everything(tmp_path) == []
+        table.finish_if_due(table._retry_at - 0.1)  # the disk is left alone for a while
+        assert table.books.failures == 1
+    assert "No space left" in made.statistics().last_error
+    table.add_rows([row(1)])
+    assert table.finish()
+    assert [item["value"] for item in read(tmp_path)] == [0.0, 1.0]
+    assert made.statistics().last_error == ""
+    assert table.books.lost_rows == 0
+
+
+def test_rows_when_the_disk_refuses_for_too_long_are_lost_from_the_oldest(tmp_path):
+    """Beyond the bound the oldest rows go and are counted; what is left is written when the folder is back."""
+    made = recorder(tmp_path / "events", queue_rows=100)
+    table = made._writers["flow_events"]
+    (tmp_path / "events").rename(tmp_path / "away")
+    (tmp_path / "events").write_text("not a folder")
+    table.add_rows([row(number) for number in range(60)])
+    assert not table.finish()
+    table.add_rows([row(number) for number in range(60, 120)])
+    assert table.books.lost_rows == 60
+    (tmp_path / "events").unlink()
+    assert table.finish()
+    assert [item["value"] for item in read(tmp_path / "events")] == [float(number) for number in range(60, 120)]
+
+
+def test_folder_when_removed_while_recording_is_made_again(tmp_path):
+    """Who removes the folder under a running server loses what was in it, and nothing that comes."""
+    made = recorder(tmp_path / "events")
+    (tmp_path / "events").rmdir()
+    table = made._writers["flow_events"]
+    table.add_rows([row()])
+    assert table.finish()
+    assert len(read(tmp_path / "events")) == 1
+
+
+def test_leftovers_when_a_process_crashed_are_removed_if_they_are_ours_and_old(tmp_path):
+    """Hidden files of this node go after five minutes; fresh ones, other nodes' and finished files stay."""
+    folder = tmp_path / "flow_events" / "date=2026-01-01" / "hour=00"
+    folder.mkdir(parents=True)
+    old = folder / ".n1-1-0.parquet.part"
+    kept = [
+        folder / ".n1-1-1.parquet.part",
+        folder / ".n1-b-1-1.parquet.part",
+        folder / ".x-n1-1-1.parquet.part",
+        folder / "n1-1-2.parquet",
+    ]
+    for path in [old, *kept]:
+        path.write_bytes(b"half")
+        os.utime(path, (1, 1))
+    os.utime(kept[0])
+    recorder(tmp_path)
+    assert not old.exists()
+    assert all(path.exists() for path in kept)
+
+
+def test_disk_when_the_share_is_used_up_loses_the_oldest_files_of_this_node(tmp_path):
+    """The oldest own files make room, also those of an earlier process; another node's stay."""
+    folder = tmp_path / "flow_events" / "date=2026-01-01" / "hour=00"
+    folder.mkdir(parents=True)
+    earlier, other = folder / "n1-1-0.parquet", folder / "n2-1-0.parquet"
+    for path in (earlier, other):
+        path.write_bytes(b"x" * 50_000)
+        os.utime(path, (1, 1))
+    made = recorder(tmp_path, max_bytes=60_000)
+    table = made._writers["flow_events"]
+    for number in range(4):
+        table.add_rows([row(number, detail=os.urandom(4000).hex())])
+        table.finish()
+    assert not earlier.exists()
+    assert other.exists()
+    assert sum(path.stat().st_size for path in files(tmp_path) if path.name.startswith("n1-")) <= 60_000
+    assert [item["value"] for item in read_own(tmp_path)][-1] == 3.0
+
+
+def read_own(folder):
+    tables = [parquet.read_table(path, partitioning=None) for path in files(folder) if path.name.startswith("n1-")]
+    return sorted((item for table in tables for item in table.to_pylist()), key=lambda item: item["seq"])
+
+
+def test_folder_when_it_cannot_be_used_is_refused_at_the_start(tmp_path):
+    """A folder that is a file, or below one, is a wrong setting and no failure an hour later."""
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match="--events"):
+            RecordFiles(options(folder), START_US).prepare()
+
+
+def test_pyarrow_when_absent_is_named_with_the_way_to_get_it(monkeypatch):
+    """Without pyarrow the error says which extra brings it."""
+    monkeypatch.setattr(writing.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pyarrow") as caught:
+        writing.check_available()
+    assert "flowctl[telemetry]" in caught.value.hint
+
+
+def test_writer_when_given_columns_writes_them_as_rows(tmp_path):
+    """A block of columns becomes rows with `node` and `seq`, like any other."""
+
+    class Columns:
+        rows = 2
+
+        def arrays(self):
+            table = made._writers["flight"]
+            names = [name for name in FLIGHT.names if name not in {"node", "seq"}]
+            values = {"ts": START_US, "conn_id": 7, "offset_us": 0, "kind": "tick"}
+            return table._arrays([tuple(values.get(name) for name in names)] * 2)
+
+    made = recorder(tmp_path)
+    made._writers["flight"].add_block(Columns())
+    made._writers["flight"].finish()
+    assert [item["conn_id"] for item in read(tmp_path, "flight")] == [7, 7]
+
+
+def test_tables_when_written_are_all_known_to_the_recorder(tmp_path):
+    """There is a lane and a writer for every table of the contract."""
+    made = recorder(tmp_path)
+    for table in (FLOW_EVENTS, FLOW_SAMPLES, FLIGHT):
+        assert made.lane(table).table is table
+        assert isinstance(made._writers[table.name], TableWriter)
+    assert everything(tmp_path) == []

@@ -1,0 +1,224 @@
+"""The ban list: who is matched and until when, checked against the standard library, and what a file may hold."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl import bans as bans_module
+from flowctl.bans import NO_BANS, Ban, BanList, parse_utc, render, utc_text
+from flowctl.errors import ConfigError
+
+NOW = 1_795_280_400
+LATER = "2099-01-01T00:00:00Z"
+
+
+def line(**changes):
+    """Return a line of a ban file; None takes a key away."""
+    value = {"cidr": "203.0.113.7/32", "score": 12.5, "evidence": {"handshake_timeout": 3}, "expires": LATER}
+    value |= changes
+    return json.dumps({key: item for key, item in value.items() if item is not None})
+
+
+# Few bits vary, so that networks overlap and addresses are hit.
+v4 = st.integers(0, 255).map(lambda low: ipaddress.IPv4Address(0x7F000000 + low * 0x010101 % 0x1000000))
+v6 = st.integers(0, 255).map(lambda low: ipaddress.IPv6Address((0x20010DB8 << 96) + (low << 60) + low))
+addresses = v4 | v6
+
+
+@st.composite
+def networks(draw):
+    """Return a network around one of the addresses."""
+    address = draw(addresses)
+    shortest, longest = (8, 32) if address.version == 4 else (16, 128)
+    return ipaddress.ip_network(f"{address}/{draw(st.integers(shortest, longest))}", strict=False)
+
+
+BANS = st.builds(
+    Ban,
+    cidr=networks().map(str),
+    expires_s=st.none() | st.integers(NOW - 50, NOW + 50) | st.integers(0, 253_402_300_799),
+    score=st.floats(0, 1e9) | st.integers(0, 10**6),
+    evidence=st.dictionaries(st.text(max_size=20), st.integers(-(10**9), 10**9) | st.floats(-1e9, 1e9), max_size=3),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(BANS, max_size=20), st.lists(addresses, min_size=1, max_size=20), st.integers(NOW - 60, NOW + 60))
+def test_match_when_asked_agrees_with_the_standard_library(bans, asked, now):
+    """An address is banned exactly if a network that still counts holds it, and the narrowest one is told."""
+    found = BanList(bans)
+    for address in asked:
+        network = [ban for ban in bans if ban.network.version == address.version and address in ban.network]
+        lasting = [ban for ban in network if ban.expires_s is None or now < ban.expires_s]
+        ban = found.match(str(address), now)
+        if not lasting:
+            assert ban is None
+        else:
+            assert ban is not None
+            assert max(item.network.prefixlen for item in lasting) == ban.network.prefixlen
+            assert ban.lasts(now)
+            assert address in ban.network
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(BANS, max_size=20))
+def test_render_when_read_again_gives_the_same_list(bans):
+    """Every list survives being written and read; of several for one network the one that lasts longest is left."""
+    found = BanList(bans)
+    again = BanList.parse(render(found.bans))
+    assert again == found
+    assert {ban.cidr for ban in bans} == {ban.cidr for ban in again.bans}
+    for ban in again.bans:
+        ends = [item.expires_s for item in bans if item.cidr == ban.cidr]
+        assert ban.expires_s == (None if None in ends else max(ends))
+
+
+@settings(max_examples=100, deadline=None)
+@given(v4, st.integers(8, 32))
+def test_match_when_ipv4_is_written_as_ipv6_is_the_same_address(address, length):
+    """A listener for both families reports IPv4 peers in IPv6 notation; a ban may be written so too."""
+    cidr = str(ipaddress.ip_network(f"{address}/{length}", strict=False))
+    mapped = f"::ffff:{cidr.partition('/')[0]}/{96 + length}"
+    assert Ban(cidr=mapped, expires_s=None) == Ban(cidr=cidr, expires_s=None)
+    found = BanList([Ban(cidr=cidr, expires_s=None)])
+    assert found.match(f"::ffff:{address}", NOW) is not None
+    assert found.match(ipaddress.IPv6Address(f"::ffff:{address}").exploded, NOW) is not None
+
+
+def test_match_when_the_time_is_over_is_none():
+    """A ban counts until its second, not in it; one without end always."""
+    found = BanList([Ban(cidr="127.0.0.1", expires_s=NOW), Ban(cidr="127.0.0.2", expires_s=None)])
+    assert found.match("127.0.0.1", NOW - 0.001) is not None
+    assert found.match("127.0.0.1", NOW) is None
+    assert found.match("127.0.0.2", NOW * 2) is not None
+
+
+def test_match_when_the_address_has_a_zone_or_is_none_does_not_fail():
+    """A zone counts for nothing; a text that is no address is not banned."""
+    found = BanList([Ban(cidr="fe80::/16", expires_s=None), Ban(cidr="10.0.0.0/8", expires_s=None)])
+    assert found.match("fe80::1%eth0", NOW) is not None
+    for text in ("", "localhost", "10.0.0", "10.0.0.0.1", "a" * 1000, "\0", "1.2.3.4:80"):
+        assert found.match(text, NOW) is None
+
+
+def test_match_when_a_narrow_ban_has_ended_finds_the_wide_one():
+    """An expired ban of the address does not hide the one of its network."""
+    found = BanList([Ban(cidr="10.0.0.1/32", expires_s=NOW - 1), Ban(cidr="10.0.0.0/24", expires_s=NOW + 1)])
+    assert found.match("10.0.0.1", NOW).cidr == "10.0.0.0/24"
+    assert [ban.cidr for ban in found.still(NOW).bans] == ["10.0.0.0/24"]
+
+
+def test_parse_when_lines_are_good_reads_them():
+    """Score and evidence may be missing, the time may have any zone and a fraction, empty lines are passed over."""
+    text = "\n".join(
+        [
+            line(),
+            "",
+            line(cidr="2001:db8::/32", score=None, evidence=None, expires="2099-01-01T01:00:00.5+01:00") + "\r",
+            '{"cidr": "10.1.2.3", "expires": null}',
+        ]
+    )
+    found = BanList.parse(text)
+    seconds = parse_utc(LATER)
+    assert found == BanList(
+        [
+            Ban(cidr="203.0.113.7/32", expires_s=seconds, score=12.5, evidence={"handshake_timeout": 3}),
+            Ban(cidr="2001:db8::/32", expires_s=seconds + 1),
+            Ban(cidr="10.1.2.3/32", expires_s=None),
+        ]
+    )
+    assert len(found) == 3
+    assert utc_text(seconds) == LATER
+    assert len(NO_BANS) == 0
+
+
+WRONG = [
+    ("{", "not valid JSON"),
+    ("[" * 100_000, "not valid JSON"),
+    ('{"cidr": ' + "9" * 5000 + "}", "not valid JSON"),
+    ("[]", "it must be a JSON object"),
+    ("null", "it must be a JSON object"),
+    (line(cidr=None), "cidr is missing"),
+    (line(expires=None), "expires is missing"),
+    (line(reason="x"), "unknown key 'reason'"),
+    (line(cidr=7), "cidr is 7, it must be a text"),
+    (line(cidr="example.com"), "cidr is 'example.com'"),
+    (line(cidr="10.0.0.1/24"), "host bits set"),
+    (line(cidr="10.0.0.0/33"), "cidr is '10.0.0.0/33'"),
+    (line(cidr="0.0.0.0/0"), "the widest network that may be banned is /8"),
+    (line(cidr="126.0.0.0/7"), "the widest network that may be banned is /8"),
+    (line(cidr="::/0"), "the widest network that may be banned is /16"),
+    (line(cidr="2000::/15"), "the widest network that may be banned is /16"),
+    (line(cidr="::ffff:126.0.0.0/103"), "the widest network that may be banned is /8"),
+    (line(expires=5), "expires is 5, it must be a text or null"),
+    (line(expires="tomorrow"), "expires is 'tomorrow', it must be a time with its zone"),
+    (line(expires="2099-01-01T00:00:00"), "it must be a time with its zone"),
+    (line(expires="1969-01-01T00:00:00Z"), "it must be a time with its zone"),
+    (line(score="high"), "score is 'high', it must be a number"),
+    (line(score=-1), "score is -1"),
+    (line(score=True), "score is True"),
+    (line().replace("12.5", "NaN"), "score is nan"),
+    (line().replace("12.5", "1e999"), "score is inf"),
+    (line(score=10**30), "score is 1000"),
+    (line(evidence=[1]), "evidence is [1], it must be an object"),
+    (line(evidence={"a": "b"}), "evidence 'a' is 'b'"),
+    (line(evidence={"a": {"b": 1}}), "evidence 'a' is {'b': 1}"),
+    (line(evidence={"a" * 101: 1}), "evidence 'aaa"),
+    (line(evidence={str(number): 1 for number in range(65)}), "evidence has 65 kinds"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG, ids=range(len(WRONG)))
+def test_parse_when_one_line_is_wrong_refuses_the_whole_and_names_the_line(text, said):
+    """No line is passed over in silence: the file is valid as a whole or not at all."""
+    with pytest.raises(ConfigError) as caught:
+        BanList.parse(f"{line()}\n\n{text}\n{line()}", "bans.jsonl")
+    message = str(caught.value)
+    assert message.startswith("bans.jsonl, line 3: ")
+    assert said in message
+    assert "\n" not in message
+    assert len(message) < 300
+
+
+def test_parse_when_there_are_too_many_refuses(monkeypatch):
+    """The number of networks is bounded; a second ban of the same one is not one more."""
+    monkeypatch.setattr(bans_module, "MOST_BANS", 3)
+    good = "\n".join(line(cidr=f"10.0.0.{number % 3}") for number in range(9))
+    assert len(BanList.parse(good)) == 3
+    with pytest.raises(ConfigError, match="line 10: there are more than 3 bans"):
+        BanList.parse(good + "\n" + line(cidr="10.0.1.0/24"))
+
+
+def test_parse_when_the_text_is_too_long_refuses(monkeypatch):
+    """The length is bounded too."""
+    monkeypatch.setattr(bans_module, "MOST_BYTES", 100)
+    with pytest.raises(ConfigError, match="more than 100 characters"):
+        BanList.parse(" " * 101, "bans.jsonl")
+
+
+def test_parse_when_the_list_is_long_rests_in_between():
+    """Who reads beside a server is given the chance to let it run, once per few lines."""
+    rests = []
+    BanList.parse("\n".join(line(cidr=f"10.0.{n // 250}.{n % 250}") for n in range(1000)), rest=lambda: rests.append(1))
+    assert len(rests) == 1000 // 64
+
+
+@pytest.mark.parametrize(("changes", "said"), [({"expires_s": -1}, "expires_s is -1"), ({"score": -1.0}, "score is")])
+def test_ban_when_a_value_is_wrong_is_refused(changes, said):
+    """Who makes a list in Python is held to the same rules."""
+    with pytest.raises(ConfigError, match=said):
+        Ban(**({"cidr": "10.0.0.1", "expires_s": None} | changes))
+
+
+def test_documents_when_they_show_a_ban_show_a_valid_one():
+    """Who copies the example from the how-to has a file that works."""
+    text = (Path(__file__).parent.parent / "docs" / "how-to.md").read_text("utf-8")
+    examples = [line for line in re.findall(r"```json\n(.*?)```", text, re.DOTALL) if '"cidr"' in line]
+    assert [len(BanList.parse(example)) for example in examples] == [1]

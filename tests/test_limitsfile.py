@@ -1,0 +1,182 @@
+"""The limits file: what is written is read again exactly, and what is wrong is named with its line or key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.errors import ConfigError
+from flowctl.limits import AxisLimits, HardPolicy, Limits
+from flowctl.limitsfile import MOST_BYTES, LimitsFile, parse_limits_file, render
+
+SMALL = 'version = 1\n[limits]\nsoft = "2MiB,2048,4s"\n'
+FULL = """
+version = 1
+objective = "fewest cuts"  # why
+made_at = "2026-11-21T16:00:00Z"
+
+[limits]
+soft = "2MiB,2048,4s"
+hard = "4MiB,4096,8s"
+low = "1MiB,1024,2s"
+hard_policy = "hold"
+overhead_bytes = 0
+
+[times]
+stuck_s = 15
+soft_too_long_s = 0
+return_after_s = 2.5
+
+[ladder]
+on = false
+"""
+
+
+def axis(name, most):
+    """Marks of one axis in any order that is allowed, each of them on or off."""
+
+    def build(numbers):
+        low, soft, hard = sorted(numbers)
+        return st.sampled_from(
+            [
+                AxisLimits(name=name),
+                AxisLimits(soft=soft, hard=hard, low=low, name=name),
+                AxisLimits(soft=soft, hard=0, low=low, name=name),
+                AxisLimits(hard=hard, low=low, name=name),
+                AxisLimits(soft=hard, name=name),
+            ]
+        )
+
+    return (
+        st.lists(st.integers(0, most), min_size=3, max_size=3, unique=True)
+        .map(lambda numbers: [number + 1 if index else number for index, number in enumerate(sorted(numbers))])
+        .flatmap(build)
+    )
+
+
+seconds = st.none() | st.floats(0, 86_400) | st.integers(0, 86_400).map(float)
+words = st.text(st.characters(codec="utf-8"), max_size=50)
+FILES = st.builds(
+    LimitsFile,
+    limits=st.builds(
+        Limits,
+        size=axis("bytes", 10**12),
+        messages=axis("messages", 10**12),
+        age_ms=axis("age (ms)", 10**9),
+        overhead_bytes=st.integers(0, 1024 * 1024),
+        hard_policy=st.sampled_from(HardPolicy),
+    ),
+    objective=words,
+    made_at=words,
+    stuck_s=seconds,
+    soft_too_long_s=seconds,
+    return_after_s=seconds,
+    ladder=st.sampled_from([None, True, False]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(FILES)
+def test_render_when_read_again_gives_the_same(file):
+    """Every limits file that can be had survives being written and read."""
+    assert parse_limits_file(render(file), "x") == file
+
+
+def test_parse_when_everything_is_there_reads_everything():
+    """Each key ends in the field of its name."""
+    file = parse_limits_file(FULL, "limits.toml")
+    limits = Limits.parse("2MiB,2048,4s", "4MiB,4096,8s", "1MiB,1024,2s", overhead_bytes=0, hard_policy=HardPolicy.HOLD)
+    assert file == LimitsFile(
+        limits=limits,
+        objective="fewest cuts",
+        made_at="2026-11-21T16:00:00Z",
+        stuck_s=15.0,
+        soft_too_long_s=0.0,
+        return_after_s=2.5,
+        ladder=False,
+    )
+    assert file.times == {"stuck_s": 15.0, "soft_too_long_s": 0.0, "return_after_s": 2.5}
+
+
+def test_parse_when_only_soft_is_there_leaves_the_rest_open():
+    """Hard is twice soft, and what is not said stays as the server has it."""
+    file = parse_limits_file(SMALL, "limits.toml")
+    assert file == LimitsFile(limits=Limits.parse("2MiB,2048,4s"))
+    assert file.times == {}
+
+
+WRONG = [
+    ("version = 1\n[limits\n", "limits.toml: not valid TOML", "line 2"),
+    ("", "version is missing", "the number 1"),
+    (SMALL.replace("version = 1", "version = 2"), "line 1: version is 2", "the number 1"),
+    (SMALL.replace("version = 1", "version = true"), "version is True", "the number 1"),
+    ("version = 1\n", "limits is missing", "[limits]"),
+    ("version = 1\nlimits = 3\n", "line 2: limits is 3", "[limits]"),
+    ("version = 1\n[limits]\n", "line 2: soft is missing", "2MiB,2048,4s"),
+    ("version = 1\n[limits]\nhard = '3,3'\n", "soft is missing", "2MiB,2048,4s"),
+    ("version = 1\n[limits]\nsoft = 5\n", "line 3: soft is 5", "text in quotes"),
+    ("version = 1\n[limits]\nsoft = '5'\n", "line 3: soft: '5'", "bytes,messages"),
+    ("version = 1\n[limits]\nsoft = '5x,2'\n", "line 3: soft bytes", "unknown unit"),
+    ("version = 1\n[limits]\nsoft = '5,-2'\n", "line 3: soft messages", "whole number"),
+    (SMALL + "hard = '1MiB,1,1s'\n", "line 4: hard limit of bytes", "at least the soft limit"),
+    (SMALL + "low = '3MiB,1,1s'\n", "line 4: low mark of bytes", "below the first limit"),
+    (SMALL + "hard_policy = 'never'\n", "line 4: hard_policy is 'never'", "close or hold"),
+    (SMALL + "hard_policy = ['close']\n", "line 4: hard_policy is ['close']", "close or hold"),
+    (SMALL + "overhead_bytes = 1.5\n", "line 4: overhead_bytes is 1.5", "whole number"),
+    (SMALL + "overhead_bytes = -1\n", "line 4: overhead_bytes is -1", "0 to"),
+    (SMALL + "sofd = '1,1'\n", "line 4: unknown key 'sofd'", ""),
+    ("versoin = 1\n" + SMALL, "line 1: unknown key 'versoin'", ""),
+    (SMALL + "[time]\n", "line 4: unknown key 'time'", ""),
+    (SMALL + "[times]\nstuck = 1\n", "line 5: unknown key 'stuck'", ""),
+    (SMALL + "[times]\nstuck_s = -1\n", "line 5: stuck_s is -1", "0 (off) to 86400"),
+    (SMALL + "[times]\nstuck_s = nan\n", "line 5: stuck_s is nan", "0 (off) to 86400"),
+    (SMALL + "[times]\nstuck_s = inf\n", "line 5: stuck_s is inf", "0 (off) to 86400"),
+    (SMALL + "[times]\nstuck_s = true\n", "line 5: stuck_s is True", "seconds"),
+    (SMALL + "[times]\nstuck_s = '3s'\n", "line 5: stuck_s is '3s'", "seconds"),
+    (SMALL + "[ladder]\non = 'yes'\n", "line 5: on is 'yes'", "true or false"),
+    (SMALL + "[ladder]\nof = true\n", "line 5: unknown key 'of'", ""),
+    ("objective = 3\n" + SMALL, "line 1: objective is 3", "text in quotes"),
+    (f"objective = '{'x' * 1001}'\n" + SMALL, "line 1: objective is", "1000 characters"),
+    ("a = " + "[" * 5000, "limits.toml: not valid TOML", ""),
+    ("a = " + "9" * 5000, "limits.toml: not valid TOML", ""),
+    ("#" * (MOST_BYTES + 1), f"limits.toml: it has more than {MOST_BYTES} bytes", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "place", "allowed"), WRONG, ids=range(len(WRONG)))
+def test_parse_when_something_is_wrong_names_file_place_value_and_what_is_allowed(text, place, allowed):
+    """The error is one line that begins with the file, and says where, what, and what may be."""
+    with pytest.raises(ConfigError) as caught:
+        parse_limits_file(text, "limits.toml")
+    said = str(caught.value)
+    assert said.startswith("limits.toml")
+    assert place in said
+    assert allowed in said
+    assert "\n" not in said
+    assert len(said) < 300
+
+
+def test_parse_when_a_key_is_unknown_hints_at_those_there_are():
+    """Who mistypes a key is told the right ones."""
+    with pytest.raises(ConfigError) as caught:
+        parse_limits_file(SMALL + "sofd = '1,1'\n", "limits.toml")
+    assert "hard, hard_policy, low, overhead_bytes, soft" in caught.value.hint
+
+
+def test_render_when_a_value_could_not_be_read_refuses():
+    """Nothing is written that the server would refuse."""
+    with pytest.raises(ConfigError, match="stuck_s is 90000"):
+        render(LimitsFile(limits=Limits.parse("1,1"), stuck_s=90_000.0))
+
+
+def test_documents_when_they_show_a_limits_file_show_a_valid_one():
+    """Who copies the example from the how-to has a file that works."""
+    text = (Path(__file__).parent.parent / "docs" / "how-to.md").read_text("utf-8")
+    examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    files = [parse_limits_file(example, "docs/how-to.md") for example in examples if "[limits]" in example]
+    assert len(files) == 1
+    assert len(files[0].times) == 3
