@@ -102,14 +102,16 @@ class Edges:
 
 
 class Viewer:
-    """A Sender with host, peer and frontend."""
+    """A Sender with host, peer and frontend; `make_sender` makes another kind of Sender."""
+
+    make_sender = Sender
 
     def __init__(self, group: ManualGroup, peer: Peer | None = None, **settings) -> None:
         self.group = group
         self.peer = peer or Peer()
         self.host = ManualHost(group)
         self.edges = Edges()
-        self.sender = Sender(self.host, self.peer, frontend=self.edges, **settings)
+        self.sender = self.make_sender(self.host, self.peer, frontend=self.edges, **settings)
         self.host.sender = self.sender
         self.joined = 0  # log sequence from which on it follows
         self._frames: list[tuple[bytes, MessageClass, int, int]] = []

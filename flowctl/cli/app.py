@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flowctl.cli import demo, load, play, publish, serve, version
+from flowctl.cli import analyze, demo, load, play, publish, replay, serve, version
 
 app = typer.Typer(
     name="flowctl",
@@ -48,5 +48,7 @@ app.command("serve")(serve.serve)
 app.command("publish")(publish.publish)
 app.command("play")(play.play)
 app.command("load")(load.load)
+app.command("replay")(replay.replay)
+app.add_typer(analyze.app, name="analyze")
 app.command("demo")(demo.demo)
 app.command("version")(version.version)

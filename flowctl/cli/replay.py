@@ -1,0 +1,246 @@
+"""``flowctl replay``: runs a recorded connection again and shows what happened to it, and whether it happens again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flowctl.flight.reading import Flight
+    from flowctl.flight.words import FlightRow
+    from flowctl.replay import Comparison, ReplayResult
+    from flowctl.telemetry.flightfiles import FlightSummary
+
+_FEW: Final = 8
+"""Fewer flights than this are replayed before anybody wonders: each takes about as long as its rows take to read."""
+
+
+def replay(
+    flight: Annotated[Path, typer.Argument(metavar="FLIGHT", help="File of flights, or the folder of --events.")],
+    *,
+    conn: Annotated[int | None, typer.Option(help="Which connection, by its conn_id.")] = None,
+    node: Annotated[str | None, typer.Option(help="Of which server, where several have recorded.")] = None,
+    replay_all: Annotated[bool, typer.Option("--all", help="Replay every flight, a line for each.")] = False,
+    limits: Annotated[
+        str | None,
+        typer.Option(metavar="B,N[,T][/B,N[,T]]", help="Say what these soft (and hard) limits would have done."),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="live|keep|drop", help="Say what this drop policy would have done.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object per flight.")] = False,
+) -> None:
+    """Run a recorded connection again, and print every transition with its cause.
+
+    Several flights are listed; name one with --conn, or --all. Exit status: 0 the replay brought what was recorded, 1
+    it diverges, 2 wrong use. With --limits or --policy the same stream and link are shown to another choice: the answer
+    comes from the Sender itself, on a link that is known only from what it took.
+    """
+    from flowctl.errors import ConfigError
+    from flowctl.telemetry.flightfiles import flight_files, flights_rows, list_flights
+
+    files = flight_files(flight)
+    there = [
+        item
+        for item in list_flights(files)
+        if (conn is None or item.conn_id == conn) and (node is None or item.node == node)
+    ]
+    if not there:
+        raise ConfigError(f"{flight} holds no such flight", hint=f"flowctl replay {flight} lists what there is")
+    changed = limits is not None or policy is not None
+    if len(there) > 1 and not replay_all:
+        if changed or conn is not None:
+            raise ConfigError(f"{len(there)} flights are meant", hint="name one with --conn and --node, or --all")
+        _list(there, as_json=as_json)
+        return
+    choice = (limits, policy) if changed else None
+    diverged = 0
+    for summary, rows in _progress(flights_rows(files, there), len(there)):
+        diverged += _replay_one(summary, rows, brief=replay_all, choice=choice, as_json=as_json)
+    if diverged:
+        raise typer.Exit(1)
+
+
+def _progress(
+    found: Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]], count: int
+) -> Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]]:
+    """Pass on what is found, and show on a terminal how far that is; elsewhere say so now and then."""
+    import sys
+
+    if count < _FEW:
+        yield from found
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import track
+
+        console = Console(stderr=True)
+        yield from track(found, "replaying", total=count, console=console, transient=True)
+    else:
+        for number, item in enumerate(found, 1):
+            yield item
+            if not number % 100:
+                typer.echo(f"{number} of {count} flights replayed", err=True)
+
+
+def _replay_one(
+    summary: FlightSummary,
+    rows: list[tuple[Any, ...]],
+    *,
+    brief: bool,
+    choice: tuple[str | None, str | None] | None,
+    as_json: bool,
+) -> bool:
+    """Replay one flight and show it; return whether it diverges."""
+    from flowctl.cli.common import print_json
+    from flowctl.replay import compare, read_flights
+    from flowctl.replay import replay as run_again
+
+    found = read_flights(rows)
+    result = run_again(found)
+    comparison = compare(found, result)
+    other = None if choice is None else _other_choice(found, *choice)
+    if as_json:
+        print_json(_as_json(found, result, comparison, other))
+    elif brief:
+        typer.echo(f"{found.conn_id}  {summary.peer_ip or '-'}  {summary.role or '-'}  {comparison}")
+    else:
+        _show(found, summary, comparison)
+    if other is not None and not as_json:
+        for name, value in other.items():
+            typer.echo(f"  {name}: {value}")
+    return not comparison.identical
+
+
+# -- another choice
+
+
+def _other_choice(flight: Flight, limits: str | None, policy: str | None) -> dict[str, Any]:
+    """Return what other limits, or another policy, would have done with the same stream and link.
+
+    Raises:
+        ConfigError: the limits do not parse, there is no such policy, or the flight followed no stream.
+    """
+    from flowctl.errors import ConfigError
+    from flowctl.flight.viewing import stream_and_link
+    from flowctl.limits import Limits
+    from flowctl.whatif import Choice, RecordedViewer, evaluate, on_grid
+
+    events, given = stream_and_link(flight)
+    if not any(item >= 0 for _, item, _ in events):
+        raise ConfigError(f"{flight} followed no stream", hint="--limits and --policy are for viewers")
+    soft, slash, hard = (limits or "").partition("/")
+    chosen = flight.limits if limits is None else Limits.parse(soft, hard if slash else None)
+    settings = flight.settings
+    choice = Choice(
+        limits=chosen,
+        policy=policy or "live",
+        ladder=settings.ladder is not None,
+        soft_too_long_s=settings.soft_too_long_s,
+        stuck_s=settings.stuck_s,
+        return_after_s=settings.return_after_s,
+    )
+    viewer = RecordedViewer(
+        events=[(on_grid(at), item, size) for at, item, size in events],
+        given=given,
+        ended_at=on_grid(flight.duration_s) + 1.0,
+    )
+    (outcome,) = evaluate(viewer, [choice])
+    return {
+        "choice": str(choice),
+        "closed": None if outcome.closed is None else outcome.closed.value,
+        "edges": outcome.edges,
+        "dropped_messages": sum(outcome.dropped_messages),
+        "dropped_by_reason": dict(outcome.dropped_by_reason),
+        "returns": outcome.returns,
+        "delay_p95_ms": round(outcome.delay_ms(0.95), 1),
+        "memory_peak_bytes": outcome.memory_peak_bytes,
+    }
+
+
+# -- what is shown
+
+
+def _list(there: list[FlightSummary], *, as_json: bool) -> None:
+    from flowctl.cli.common import print_json
+    from flowctl.telemetry.flightfiles import as_json as as_values
+
+    if as_json:
+        for item in there:
+            print_json(as_values(item))
+        return
+    typer.echo(f"{'conn_id':>22}  {'began':<24} {'lasted':>8} {'rows':>8} {'edges':>6} {'dropped':>8}  peer, role, end")
+    for item in there:
+        end = item.close_reason or item.end or "cut off"
+        typer.echo(
+            f"{item.conn_id:>22}  {item.began_at[:23]:<24} {item.duration_s:>7.1f}s {item.rows:>8} "
+            f"{item.transitions:>6} {item.dropped_messages:>8}  {item.peer_ip or '-'}, {item.role or '-'}, {end}"
+        )
+
+
+def _show(flight: Flight, summary: FlightSummary, comparison: Comparison) -> None:
+    where = f"{summary.peer_ip or 'unknown peer'}, {summary.role or 'unknown role'} {summary.stream}".strip()
+    typer.echo(f"{flight}: {where}, began {summary.began_at or 'unknown'}, {flight.duration_s:.1f} s")
+    typer.echo(f"limits: {flight.limits}")
+    for row in flight.outputs:
+        line = _line(row)
+        if line:
+            typer.echo(f"{row.offset_us / 1e6:>13.6f} s  {line}")
+    typer.echo(str(comparison))
+
+
+def _line(row: FlightRow) -> str:
+    """Return what came out of the core in one line. "": nothing to be told."""
+    from flowctl.telemetry.schema import FlightKind
+    from flowctl.units import format_size
+
+    match row.kind:
+        case FlightKind.STATE.value:
+            why = "" if row.axis is None else f", {row.axis} {row.value:.0f}, limit {row.limit:.0f}"
+            queue = f"queued {format_size(row.queued_bytes or 0)} in {row.queued_messages} messages"
+            return f"{row.state_from} -> {row.state_to}: {row.cause}{why}; {queue}, oldest {row.queued_age_ms:.0f} ms"
+        case FlightKind.DROPPED.value:
+            return f"dropped {row.dropped_messages} messages, {format_size(row.dropped_bytes or 0)}: {_reasons(row)}"
+        case FlightKind.STEP.value:
+            return f"step {row.reason}"
+        case FlightKind.RETURN.value:
+            return f"returned to live: {row.value or 0:.0f} ms of delay removed"
+        case FlightKind.CLOSE.value:
+            return f"closed: {row.reason}"
+        case _:
+            return ""
+
+
+def _reasons(row: FlightRow) -> str:
+    import json
+
+    parts = []
+    for reason, classes in json.loads(row.detail or "{}").items():
+        what = ", ".join(f"{count} {name}" for name, (count, _) in classes.items())
+        parts.append(f"{reason} {what}")
+    return "; ".join(parts)
+
+
+def _as_json(
+    flight: Flight, result: ReplayResult, comparison: Comparison, other: dict[str, Any] | None
+) -> dict[str, Any]:
+    import dataclasses
+
+    values: dict[str, Any] = {
+        "node": flight.node,
+        "conn_id": flight.conn_id,
+        "duration_s": flight.duration_s,
+        "rows": len(flight.rows),
+        **dataclasses.asdict(comparison),
+        "outputs": [
+            {name: value for name, value in row._asdict().items() if value is not None and name != "number"}
+            for row in result.outputs
+        ],
+        "figures": result.figures,
+    }
+    if other is not None:
+        values["other_choice"] = other
+    return values

@@ -1,0 +1,236 @@
+"""Which connections of a server are recorded, and the making of their Senders.
+
+A connection is recorded from its first call or not at all: what happened before could not be replayed. So the choice is
+made when it is accepted, by chance (`share`), by its address, or because somebody asked for the next ones while the
+server runs (`record_next`). The memory and time that recorded connections cost are bounded by `most_at_once`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+
+from flowctl._locks import OwnedLock
+from flowctl.errors import ConfigError
+from flowctl.flight.recorded import RecordedSender
+from flowctl.flight.tape import MOST_ROWS, MOST_S, FlightSink, Identity, Tape
+from flowctl.sender import Sender
+from flowctl.sender_types import SenderHost, Transport
+
+_log: Final = structlog.get_logger("flowctl.flight")
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_MOST_NEXT: Final = 100_000
+"""Connections that may be asked for ahead: more is what a share is for."""
+_MOST_NETWORKS: Final = 256
+"""Networks are compared one by one with each newcomer's address, at half a microsecond each."""
+_HASH: Final = 0x9E3779B97F4A7C15
+_HASH_MASK: Final = 0xFFFFFFFFFFFFFFFF
+"""Multiplying by 2^64 / golden ratio spreads consecutive numbers evenly (Knuth, TAOCP 3, 6.4): a share of 1 % takes
+about each hundredth connection, the same ones in each run, and not the first of each hundred."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlightOptions:
+    """Which connections are recorded; immutable.
+
+    Args:
+        share: of all connections, 0 to 1.
+        addresses: networks whose connections are all recorded.
+        most_at_once: connections recorded at a time; each costs 1.3 to 2.1 ms of processor time per second more than
+            one that keeps up in a cohort (docs/benchmarks.md), so that 50 are a tenth of a core.
+        most_rows: rows of one flight.
+        most_s: seconds of one flight.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    share: float = 0.0
+    addresses: tuple[Network, ...] = field(default=())
+    most_at_once: int = 50
+    most_rows: int = MOST_ROWS
+    most_s: float = MOST_S
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"the share of recorded connections is {self.share:g}, it must be 0 to 1 (100%)")
+        if len(self.addresses) > _MOST_NETWORKS:
+            raise ConfigError(f"flights_addresses names {len(self.addresses)} networks, {_MOST_NETWORKS} are allowed")
+        if not 1 <= self.most_at_once <= 100_000:
+            raise ConfigError(f"flights_at_once is {self.most_at_once}, it must be 1 to 100000")
+        if not 100 <= self.most_rows <= MOST_ROWS:
+            raise ConfigError(f"flights_rows is {self.most_rows}, it must be 100 to {MOST_ROWS}")
+        if not 1 <= self.most_s <= MOST_S:
+            raise ConfigError(f"flights_time is {self.most_s:g} s, it must be 1 s to {MOST_S / 3600:g} h")
+
+    @property
+    def on(self) -> bool:
+        """Whether any connection is recorded without being asked for."""
+        return self.share > 0 or bool(self.addresses)
+
+
+def parse_share(text: str) -> float:
+    """Return the share in ``1%``, ``0.5%`` or ``0.01``.
+
+    Raises:
+        ConfigError: it is no number from 0 to 1 (100%).
+    """
+    number, percent = (text[:-1], 100.0) if text.endswith("%") else (text, 1.0)
+    try:
+        share = float(number) / percent
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ConfigError(
+            f"--flights is {text!r}, it must be a share of the connections", hint="for example 1% or 0.01"
+        )
+    return share
+
+
+def parse_networks(text: str) -> tuple[Network, ...]:
+    """Return the networks in ``127.0.0.9,10.0.0.0/8``; an address is a network of one.
+
+    Raises:
+        ConfigError: one is neither.
+    """
+    found = []
+    for part in filter(None, (item.strip() for item in text.split(","))):
+        try:
+            found.append(ipaddress.ip_network(part, strict=False))
+        except ValueError as error:
+            raise ConfigError(
+                f"flights_addresses: {part!r} is no address and no network", hint="for example 127.0.0.9,10.0.0.0/8"
+            ) from error
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlightsStatistics:
+    """A snapshot.
+
+    Args:
+        begun: flights begun so far.
+        open: of those, still recorded.
+        passed_over: connections that were to be recorded and were not, because `most_at_once` were.
+        cut: flights cut off because the recorder had no room.
+    """
+
+    begun: int = 0
+    open: int = 0
+    passed_over: int = 0
+    cut: int = 0
+
+
+class Flights:
+    """The recorded connections of one server. Any thread.
+
+    Args:
+        options: which are recorded.
+        sink: takes the rows.
+        identity: returns whose a connection's rows are: (number, peer, time it was opened).
+    """
+
+    def __init__(
+        self,
+        options: FlightOptions,
+        sink: FlightSink,
+        identity: Callable[[int, tuple[str, int], float], Identity],
+    ) -> None:
+        self.options: Final = options
+        self._sink = sink
+        self._identity = identity
+        self._lock = OwnedLock()
+        self._next = 0  # connections asked for; guarded by _lock
+        self._begun = self._passed_over = 0  # guarded by _lock
+        self._cut = 0  # guarded by _lock
+        self._open: weakref.WeakSet[RecordedSender] = weakref.WeakSet()  # guarded by _lock
+
+    def record_next(self, count: int) -> None:
+        """Record the next `count` connections, whatever the options say, up to `most_at_once` at a time.
+
+        Raises:
+            ConfigError: `count` is not 0 to 100000.
+        """
+        if not 0 <= count <= _MOST_NEXT:
+            raise ConfigError(f"{count} connections were asked for, it must be 0 to {_MOST_NEXT}")
+        with self._lock:
+            self._next = count
+
+    def wanted(self, number: int, address: str) -> bool:
+        """Return whether the connection is to be recorded by the options."""
+        options = self.options
+        if options.share and (number * _HASH & _HASH_MASK) < options.share * (_HASH_MASK + 1):
+            return True
+        if not options.addresses:
+            return False
+        try:
+            peer = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return False
+        mapped = peer.ipv4_mapped if isinstance(peer, ipaddress.IPv6Address) else None
+        return any((mapped or peer) in network for network in options.addresses)
+
+    def make_sender(self, host: SenderHost, transport: Transport, **settings: Any) -> Sender:
+        """Return the Sender of a new connection, recorded or not; arguments as of `Sender`.
+
+        Args:
+            host: the connection: besides what a Sender needs, it has `number`, `peer` and `opened_at`.
+            transport: as of `Sender`.
+            settings: as of `Sender`.
+        """
+        number: int = getattr(host, "number", 0)
+        peer: tuple[str, int] = getattr(host, "peer", ("", 0))
+        if not self._take_place(number, peer[0]):
+            return Sender(host, transport, **settings)
+        options = self.options
+        tape = Tape(
+            self._row,
+            self._identity(number, peer, host.now()),
+            most_rows=options.most_rows,
+            most_s=options.most_s,
+        )
+        sender = RecordedSender(host, transport, tape=tape, **settings)
+        with self._lock:
+            self._open.add(sender)
+        return sender
+
+    def _row(self, row: tuple[object, ...]) -> bool:
+        taken = self._sink(row)
+        if not taken:
+            with self._lock:  # a leaf: nothing is called under it
+                self._cut += 1
+        return taken
+
+    def _take_place(self, number: int, address: str) -> bool:
+        """Return whether the connection is recorded, and count it."""
+        wanted = self.wanted(number, address)
+        with self._lock:
+            asked_for = self._next > 0
+            if not (wanted or asked_for):
+                return False
+            full = self._open_locked() >= self.options.most_at_once
+            self._passed_over += full
+            first = full and self._passed_over == 1
+            if not full:
+                self._next -= asked_for
+                self._begun += 1
+        if first:
+            _log.warning("flights passed over", at_once=self.options.most_at_once, set="flights_at_once")
+        return not full
+
+    def _open_locked(self) -> int:
+        self._lock.assert_owned()
+        return sum(sender.recording for sender in self._open)
+
+    def statistics(self) -> FlightsStatistics:
+        """Return a snapshot."""
+        with self._lock:
+            return FlightsStatistics(
+                begun=self._begun, open=self._open_locked(), passed_over=self._passed_over, cut=self._cut
+            )

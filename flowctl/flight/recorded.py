@@ -1,0 +1,439 @@
+"""A Sender whose every entrance is noted on a tape before it happens.
+
+How. Each public method that can change anything takes the Sender's lock, which is re-entrant, and opens a *call*: time
+stands still, the private log is filled up to the end of the stream's log, and one row says what is called. Calls that
+the Sender makes of itself inside are part of the outer one. Methods that only look are noted where looking moves
+something: where messages are refused, a look steps over them.
+
+What it costs is measured in docs/flight.md. A Sender that is not recorded has none of this: it is of another class.
+
+Threads: as of `Sender`. The tape and the private log are guarded by the Sender's lock; who writes to the tape is in a
+call, so that the rows of two threads never mix.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from types import TracebackType
+from typing import Any, Final
+
+from flowctl._sendercore import FlushResult
+from flowctl.flight.feed import LogFeed, PrivateCohort
+from flowctl.flight.surroundings import TapedHost, TapedTransport
+from flowctl.flight.tape import Tape, error_as_dict
+from flowctl.flight.words import (
+    FLIGHT_FORMAT,
+    MICROSECONDS,
+    OWN_LANE,
+    FlightRow,
+    TablePolicy,
+    dump,
+    figures_of,
+    limits_as_dict,
+    output_row,
+    settings_as_dict,
+)
+from flowctl.flow import Load, MessageClass
+from flowctl.forecast import Forecast
+from flowctl.ledger import LedgerEntry, LedgerKind
+from flowctl.limits import NO_LIMITS, Limits
+from flowctl.policy import DropPolicy, Thin
+from flowctl.reasons import CloseReason
+from flowctl.sender import Sender
+from flowctl.sender_types import (
+    CohortLike,
+    Frontend,
+    Glance,
+    SenderHost,
+    SenderSettings,
+    SenderStatistics,
+    SendResult,
+    Transport,
+)
+from flowctl.streamlog import Entry, StreamLog
+from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
+
+END_CLOSED: Final = "closed"
+"""Reason of END: the Sender is over."""
+END_LIMIT: Final = "limit"
+"""Reason of END: the flight has reached its bounds, or recording was switched off; the Sender goes on."""
+
+
+class NotingSender(Sender):
+    """A Sender that tells of what it notes in its ledger, without the ledger's bounds: what came out of a flight."""
+
+    __slots__ = ()
+
+    def _note_locked(self, entry: LedgerEntry) -> None:
+        super()._note_locked(entry)
+        # The edge was decided on the load of this moment, so that looking once more changes nothing.
+        self._output_locked(entry, self._load_locked(entry.at) if entry.kind is LedgerKind.STATE else None)
+
+    def _output_locked(self, entry: LedgerEntry, load: Load | None) -> None:
+        """Take note of one entry; `load`: all that waits, for an edge."""
+        raise NotImplementedError
+
+    @property
+    def refused(self) -> bool:
+        """Whether a write met EAGAIN and not everything has been taken since: the flow core's own bit. Any thread."""
+        with self._lock:
+            return self._core.would_block
+
+
+class _Inner:
+    """A call inside of another one: part of that."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing."""
+
+
+_INNER: Final = _Inner()
+
+
+class _Call:
+    """A call in progress, as a context; the Sender's lock is held by whoever uses it."""
+
+    __slots__ = ("_sender",)
+
+    def __init__(self, sender: RecordedSender) -> None:
+        self._sender = sender
+
+    def __enter__(self) -> None:
+        """Do nothing: it was begun by who made it."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sender._end_call_locked()  # noqa: SLF001 - the other half of `_call_locked`
+
+
+class RecordedSender(NotingSender):
+    """A Sender that is recorded. Arguments as of `Sender`.
+
+    Args:
+        tape: where it is recorded; used for nothing else.
+
+    Attributes:
+        tape: the same; guarded by the Sender's lock.
+    """
+
+    __slots__ = ("__weakref__", "_blocked_before", "_call_ended", "_feed", "_real_host", "tape")
+
+    def __init__(
+        self,
+        host: SenderHost,
+        transport: Transport,
+        *,
+        tape: Tape,
+        limits: Limits = NO_LIMITS,
+        policy: DropPolicy | None = None,
+        frontend: Frontend | None = None,
+        settings: SenderSettings | None = None,
+        deferred: bool = True,
+    ) -> None:
+        settings = settings or SenderSettings()
+        table = TablePolicy.of(policy, host.handler_failed)
+        self._real_host = host
+        self.tape = tape
+        self._call_ended: Final = _Call(self)
+        now_s = host.now()
+        tape.begin(now_s, begin_detail(now_s, limits, settings, table, deferred=deferred))
+        super().__init__(
+            TapedHost(host, tape),
+            TapedTransport(transport, tape),
+            limits=limits,
+            policy=table,
+            frontend=frontend,
+            settings=settings,
+            deferred=deferred,
+        )
+        self._feed: LogFeed | None = None  # of the followed log; guarded by _lock
+        self._blocked_before = False  # the core's EAGAIN bit when the call in progress began; guarded by _lock
+        tape.leave()
+
+    # -- calls
+
+    def _call_locked(
+        self,
+        name: str,
+        detail: dict[str, object] | None = None,
+        *,
+        kind: FlightKind = FlightKind.CALL,
+        size_bytes: int | None = None,
+    ) -> _Call | _Inner:
+        """Begin a call: stop the time, fill the private log, write the row. Inside of another call: nothing."""
+        self._lock.assert_owned()
+        tape = self.tape
+        if tape.depth:
+            return _INNER
+        self._begin_call_locked()
+        tape.write(FlightRow(tape.offset_us, kind.value, None, size_bytes, reason=name, detail=tape.arguments(detail)))
+        return self._call_ended
+
+    def _begin_call_locked(self) -> None:
+        host, tape = self._real_host, self.tape
+        tape.enter(host.now(), foreign=not host.in_thread())
+        self._blocked_before = self._core.would_block
+        if self._feed is not None and not self._closing:  # who is leaving takes nothing that is published from now on
+            self._feed.run()
+
+    def _end_call_locked(self) -> None:
+        """End a call: what the flight ends with, and what the Sender has left."""
+        self._lock.assert_owned()
+        tape = self.tape
+        if tape.on:
+            if self._blocked_before and not self._core.would_block:
+                tape.write(FlightRow(tape.offset_us, FlightKind.DRAINED.value))
+            if self._close_reason is not None or tape.full:
+                self._end_flight_locked(END_CLOSED if self._close_reason is not None else END_LIMIT)
+        if self._feed is not None and self._outbox.cursor is None:
+            self._feed = None  # it would hold the stream's log
+        tape.leave()
+
+    def _end_flight_locked(self, reason: str) -> None:
+        tape = self.tape
+        figures = figures_of(super().statistics())
+        tape.write(FlightRow(tape.offset_us, FlightKind.END.value, reason=reason, detail=dump(figures)))
+        tape.on = False
+
+    @property
+    def recording(self) -> bool:
+        """Whether rows are still taken."""
+        return self.tape.on
+
+    def describe(self, role: str | None, app: str | None, stream: str | None) -> None:
+        """Say in the rows from now on what the connection is used for, as records may show it. Any thread."""
+        with self._lock:
+            self.tape.describe(role=role, app=app, stream=stream)
+
+    def end_flight(self) -> None:
+        """End the recording; the connection goes on. Any thread; harmless when it has ended."""
+        with self._lock, self._call_locked("look"):
+            self._load_locked(self.tape.now_us / MICROSECONDS)
+            if self.tape.on:
+                self._end_flight_locked(END_LIMIT)
+
+    def _output_locked(self, entry: LedgerEntry, load: Load | None) -> None:
+        tape = self.tape
+        if tape.on:
+            row = output_row(entry, load, tape.offset_us)
+            if row is not None:
+                tape.write(row)
+
+    def _before_look_locked(self) -> None:
+        """Make ready for who looks: where something is refused, looking steps over it, and that is noted."""
+        self._lock.assert_owned()
+        tape = self.tape
+        if tape.depth:
+            return
+        cursor = self._outbox.cursor
+        self._begin_call_locked()
+        if cursor is not None and cursor.refuses and tape.on and self._close_reason is None:
+            tape.call("look")
+            self._load_locked(tape.time_s(0.0))
+        tape.leave()
+
+    # -- what is noted: see `Sender` for each
+
+    def send(
+        self,
+        data: bytes,
+        message_class: MessageClass = MessageClass.DATA,
+        *,
+        droppable: bool | None = None,
+        track: int = 0,
+    ) -> SendResult:
+        """Send one message, as `Sender.send`; its class and size are noted."""
+        with self._lock:
+            if self.tape.depth or self._closing or not data:  # refused: it never reaches the core
+                return super().send(data, message_class, droppable=droppable, track=track)
+            tape = self.tape
+            self._begin_call_locked()
+            options: dict[str, object] = {} if droppable is None else {"droppable": droppable}
+            if track:
+                options["track"] = track
+            tape.queued(CLASS_NAMES[message_class], len(data), OWN_LANE, 0.0, tape.arguments(options))
+            with self._call_ended:
+                return super().send(data, message_class, droppable=droppable, track=track)
+
+    def follow(
+        self,
+        cohort: CohortLike,
+        *,
+        start: Entry | None = None,
+        prefix: tuple[bytes, ...] = (),
+        wait_for_key: bool = False,
+    ) -> None:
+        """Follow the log of `cohort` through a private one, as `Sender.follow`."""
+        with self._lock:
+            if self.tape.depth or self._cohort is not None or self._closing:
+                super().follow(cohort, start=start, prefix=prefix, wait_for_key=wait_for_key)
+                return
+            tape = self.tape
+            self._begin_call_locked()
+            with self._call_ended:
+                feed = self._feed = LogFeed(cohort.log, start or cohort.log.tail, tape)
+                tape.call("follow", {"prefix": [len(part) for part in prefix], "wait_for_key": wait_for_key})
+                super().follow(
+                    PrivateCohort(cohort, feed.private), start=feed.first, prefix=prefix, wait_for_key=wait_for_key
+                )
+
+    def unfollow(self) -> None:
+        """Stop following, as `Sender.unfollow`."""
+        with self._lock, self._call_locked("unfollow"):
+            super().unfollow()
+
+    def suspend_following(self) -> None:
+        """Leave the fan-out and keep the place, as `Sender.suspend_following`."""
+        with self._lock, self._call_locked("suspend_following"):
+            super().suspend_following()
+
+    def resume_following(self, cohort: CohortLike) -> None:
+        """Go on with another fan-out, as `Sender.resume_following`."""
+        with self._lock, self._call_locked("resume_following"):
+            feed = self._feed
+            if feed is not None and cohort.log is feed.log:
+                cohort = PrivateCohort(cohort, feed.private)
+            super().resume_following(cohort)
+
+    def set_limits(self, limits: Limits) -> None:
+        """Put `limits` in force, as `Sender.set_limits`."""
+        detail: dict[str, object] = {"limits": limits_as_dict(limits)}
+        with self._lock, self._call_locked("set_limits", detail, kind=FlightKind.LIMITS_SET):
+            super().set_limits(limits)
+
+    def set_policy(self, policy: DropPolicy) -> None:
+        """Decide by `policy`, or rather its table, as `Sender.set_policy`."""
+        table = TablePolicy.of(policy, self._real_host.handler_failed)
+        with self._lock, self._call_locked("set_policy", {"policy": table.as_dict()}):
+            super().set_policy(table)
+
+    def thin(self, mode: Thin = Thin.DROPPABLE) -> None:
+        """Throw away what may be dropped, as `Sender.thin`."""
+        with self._lock, self._call_locked("thin", {"mode": mode.name}):
+            super().thin(mode)
+
+    def relieve(self, cause: str) -> None:
+        """Free memory, as `Sender.relieve`; the cause is not noted, it may name others."""
+        with self._lock, self._call_locked("relieve"):
+            super().relieve(cause)
+
+    def sample_delay(self, kernel_bytes: int | None = None) -> float:
+        """Take a sample, as `Sender.sample_delay`."""
+        with self._lock, self._call_locked("sample_delay", size_bytes=kernel_bytes):
+            return super().sample_delay(kernel_bytes)
+
+    def peer_acknowledged(self, total_bytes: int) -> None:
+        """Take note of what the peer has read, as `Sender.peer_acknowledged`."""
+        with self._lock, self._call_locked("peer_acknowledged", size_bytes=total_bytes):
+            super().peer_acknowledged(total_bytes)
+
+    def flush(self) -> FlushResult:
+        """Write what is queued, as `Sender.flush`."""
+        with self._lock, self._call_locked("flush"):
+            return super().flush()
+
+    def writable(self) -> FlushResult:
+        """Go on writing, as `Sender.writable`."""
+        with self._lock, self._call_locked("writable"):
+            return super().writable()
+
+    def log_grew(self) -> tuple[int, int]:
+        """Judge the load again, as `Sender.log_grew`; places are those of the stream's log."""
+        with self._lock, self._call_locked("log_grew"):
+            offset, sequence = super().log_grew()
+            return (offset, sequence) if self._feed is None else self._feed.to_stream(offset, sequence)
+
+    def tick(self) -> None:
+        """Judge what time has changed, as `Sender.tick`."""
+        with self._lock, self._call_locked("tick", kind=FlightKind.TICK):
+            super().tick()
+
+    def close_after_flush(self) -> None:
+        """Send what is queued and end, as `Sender.close_after_flush`."""
+        with self._lock, self._call_locked("close_after_flush"):
+            super().close_after_flush()
+
+    def close(self, reason: CloseReason, details: str = "") -> None:
+        """End now, as `Sender.close`; the details are not noted, they may name a stream."""
+        with self._lock, self._call_locked("close", {"reason": reason.value}):
+            super().close(reason, details)
+
+    def broken(self, error: Exception) -> None:
+        """End for an error of a write or flush, as `Sender.broken`."""
+        if not isinstance(error, OSError):
+            self._real_host.handler_failed("flush", error)  # not under the lock
+        with self._lock, self._call_locked("broken", error_as_dict(error)):
+            self._broken_locked(error)
+
+    # -- what looks
+
+    def why(self) -> str:
+        """Explain the state, as `Sender.why`."""
+        with self._lock:
+            self._before_look_locked()
+            return super().why()
+
+    def statistics(self) -> SenderStatistics:
+        """Return a snapshot, as `Sender.statistics`."""
+        with self._lock:
+            self._before_look_locked()
+            return super().statistics()
+
+    def load(self) -> Load:
+        """Return what is queued, as `Sender.load`."""
+        with self._lock:
+            self._before_look_locked()
+            return super().load()
+
+    def forecast(self) -> Forecast | None:
+        """Return when the hard limit will be reached, as `Sender.forecast`."""
+        with self._lock:
+            self._before_look_locked()
+            return super().forecast()
+
+    def glance(self) -> Glance:
+        """Return what is cheap to tell, as `Sender.glance`; its place is one of the stream's log."""
+        with self._lock:
+            glance, feed = super().glance(), self._feed
+            if feed is None or glance.entry is None:
+                return glance
+            return glance._replace(entry=feed.entry_in_stream(glance.entry))
+
+    # -- what is another with a private log
+
+    @property
+    def host(self) -> SenderHost:
+        """The thread and the connection it lives on: the real one."""
+        return self._real_host
+
+    @property
+    def following(self) -> StreamLog | None:
+        """The stream log that is followed, not the private one; None while none is."""
+        with self._lock:
+            return None if self._cohort is None or self._feed is None else self._feed.log
+
+    def ready_for_cohort(self, at: Entry) -> bool:
+        """Return False: what a cohort writes for its members, nobody could note."""
+        del at
+        return False
+
+
+def begin_detail(now_s: float, limits: Limits, settings: SenderSettings, policy: TablePolicy, *, deferred: bool) -> str:
+    """Return the detail of BEGIN: all that is needed to build the same Sender."""
+    values: dict[str, Any] = {
+        "format": FLIGHT_FORMAT,
+        "clock_us": ceil(now_s * MICROSECONDS),
+        "limits": limits_as_dict(limits),
+        "settings": settings_as_dict(settings),
+        "policy": policy.as_dict(),
+        "deferred": deferred,
+    }
+    return dump(values)

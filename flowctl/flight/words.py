@@ -1,0 +1,316 @@
+"""What the rows of a flight say, for who writes them and who reads them (pure).
+
+Kinds are those of `FlightKind`; what a row of each kind holds is in docs/flight.md. No text from outside is kept: no
+payload, no stream name in a detail, no words of an error. What stands in ``detail`` is JSON with the keys below.
+
+Source: the settings are those of `flowctl.limits`, `flowctl.sender_types` and `flowctl.policy`, field by field, so
+that a reader needs nothing else to build the same Sender.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from flowctl.counts import Counts
+from flowctl.errors import ConfigError
+from flowctl.flow import Load, MessageClass, SendState
+from flowctl.ladder import LadderSettings, LadderStep
+from flowctl.ledger import LedgerEntry, LedgerKind
+from flowctl.limits import AxisLimits, HardPolicy, Limits
+from flowctl.policy import DropPolicy, KeepAll, Thin, Verdict, refused_mask
+from flowctl.reasons import DropReason
+from flowctl.sender_types import AgeSource, SenderSettings, SenderStatistics
+from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
+
+FLIGHT_FORMAT: Final = 1
+"""Of BEGIN; counted up when rows change their meaning: a reader of another number says so instead of guessing."""
+
+MICROSECONDS: Final = 1_000_000
+
+
+class FlightRow(NamedTuple):
+    """One row of a flight without the columns that say whose it is: `offset_us` and what follows in the table.
+
+    Attributes:
+        offset_us: microseconds since the flight began; never falls.
+        kind: value of `FlightKind`.
+        message_class: name of the class of a queued message, in lower case.
+        size_bytes: of the message; offered to the kernel; or the number that a call was given.
+        taken_bytes: taken by the kernel.
+        queued_bytes: for an edge: what waits after it. None for others.
+        queued_messages: the same in messages.
+        queued_age_ms: for an edge: age of the oldest; for a queued message: for how long it lay in the stream's log.
+        state_from: of an edge or a move.
+        state_to: of an edge or a move.
+        cause: of an edge.
+        axis: of an edge.
+        value: of an edge on its axis; of a return: ms of delay removed; of an episode of drops: its ms.
+        limit: of an edge.
+        dropped_messages: of an episode of drops.
+        dropped_bytes: of an episode of drops.
+        reason: name of the call; lane of a queued message (``log`` or ``own``); close reason.
+        detail: JSON.
+        number: of the row in its flight, from 0 without a gap.
+    """
+
+    offset_us: int
+    kind: str
+    message_class: str | None = None
+    size_bytes: int | None = None
+    taken_bytes: int | None = None
+    queued_bytes: int | None = None
+    queued_messages: int | None = None
+    queued_age_ms: float | None = None
+    state_from: str | None = None
+    state_to: str | None = None
+    cause: str | None = None
+    axis: str | None = None
+    value: float | None = None
+    limit: float | None = None
+    dropped_messages: int | None = None
+    dropped_bytes: int | None = None
+    reason: str | None = None
+    detail: str | None = None
+    number: int = 0
+
+
+OUTPUT_KINDS: Final = frozenset(
+    kind.value
+    for kind in (
+        FlightKind.STATE,
+        FlightKind.DROPPED,
+        FlightKind.STEP,
+        FlightKind.RETURN,
+        FlightKind.CLOSE,
+        FlightKind.DRAINED,
+    )
+)
+"""Rows that came out; a replay has to bring the same ones."""
+LOG_LANE: Final = "log"
+OWN_LANE: Final = "own"
+
+
+def dump(value: Mapping[str, Any]) -> str:
+    """Return `value` as JSON text without spaces; floats keep every bit."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+# -- settings, there and back
+
+
+def limits_as_dict(limits: Limits) -> dict[str, Any]:
+    """Return all marks of `limits`; each axis as [soft, hard, low], 0: off."""
+    axes = {"size": limits.size, "messages": limits.messages, "age_ms": limits.age_ms}
+    return {
+        **{name: [axis.soft, axis.hard, axis.low] for name, axis in axes.items()},
+        "overhead_bytes": limits.overhead_bytes,
+        "hard_policy": limits.hard_policy.value,
+    }
+
+
+def limits_from(values: Mapping[str, Any]) -> Limits:
+    """Return what `limits_as_dict` wrote.
+
+    Raises:
+        ConfigError: the marks do not go together.
+        KeyError, TypeError, ValueError: something is missing or of another type.
+    """
+
+    def axis(key: str, name: str) -> AxisLimits:
+        soft, hard, low = values[key]
+        return AxisLimits(soft=soft, hard=hard, low=low, name=name)
+
+    return Limits(
+        size=axis("size", "bytes"),
+        messages=axis("messages", "messages"),
+        age_ms=axis("age_ms", "age (ms)"),
+        overhead_bytes=values["overhead_bytes"],
+        hard_policy=HardPolicy(values["hard_policy"]),
+    )
+
+
+def settings_as_dict(settings: SenderSettings) -> dict[str, Any]:
+    """Return every field of `settings`; the ladder as an object, None where there is none."""
+    values = dataclasses.asdict(settings)
+    values["age_from"] = settings.age_from.value
+    if settings.ladder is not None:
+        values["ladder"]["lowest"] = settings.ladder.lowest.name
+    return values
+
+
+def settings_from(values: Mapping[str, Any]) -> SenderSettings:
+    """Return what `settings_as_dict` wrote.
+
+    Raises:
+        ConfigError: a value is out of range.
+        KeyError, TypeError, ValueError: something is missing, unknown or of another type.
+    """
+    given = dict(values)
+    given["age_from"] = AgeSource(given["age_from"])
+    if given["ladder"] is not None:
+        ladder = dict(given["ladder"])
+        ladder["lowest"] = LadderStep[ladder["lowest"]]
+        given["ladder"] = LadderSettings(**ladder)
+    return SenderSettings(**given)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TablePolicy:
+    """A drop policy as a table: what it refuses and how it thins, by state.
+
+    Policies are pure functions of state and class (`flowctl.testing.check_drop_policy`), so this is all of one. A
+    recorded Sender decides by its table too: were the policy not pure after all, the record would still be true.
+
+    Args:
+        refused: classes refused by state, as bits by `MessageClass`.
+        thinned: how the queue is thinned on entering each state.
+    """
+
+    refused: tuple[int, ...]
+    thinned: tuple[Thin, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.refused) != len(SendState) or len(self.thinned) != len(SendState):
+            raise ConfigError(f"the table of a policy has {len(SendState)} states")
+
+    @classmethod
+    def of(cls, policy: DropPolicy | None, failed: Callable[[str, Exception], None]) -> TablePolicy:
+        """Return the table of `policy`; None: of the one that keeps everything.
+
+        Args:
+            policy: asked once per state and class.
+            failed: told of what it raises; it refuses nothing then, as in a Sender.
+        """
+        asked = policy or KeepAll()
+        refused, thinned = [], []
+        for state in SendState:
+            try:
+                mask = refused_mask(asked, state)
+            except Exception as error:  # noqa: BLE001 - the application's code, contained as in the Sender
+                failed("decide", error)
+                mask = 0
+            try:
+                mode = asked.thin(state)
+            except Exception as error:  # noqa: BLE001 - as above
+                failed("thin", error)
+                mode = Thin.NOTHING
+            refused.append(mask)
+            thinned.append(mode)
+        return cls(tuple(refused), tuple(thinned))
+
+    def decide(self, state: SendState, message_class: MessageClass) -> Verdict:
+        """Look it up."""
+        return Verdict.DROP if self.refused[state] >> message_class & 1 else Verdict.KEEP
+
+    def thin(self, state: SendState) -> Thin:
+        """Look it up."""
+        return self.thinned[state]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the table for a row: masks, and names of `Thin`."""
+        return {"refused": list(self.refused), "thin": [mode.name for mode in self.thinned]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TablePolicy:
+        """Return what `as_dict` wrote.
+
+        Raises:
+            ConfigError: it has another number of states.
+            KeyError: something is missing or unknown.
+        """
+        return cls(tuple(int(mask) for mask in values["refused"]), tuple(Thin[name] for name in values["thin"]))
+
+
+# -- what came out
+
+
+def by_class(counts: Counts) -> dict[str, list[int]]:
+    """Return {class: [messages, bytes]} of the classes of which there are any."""
+    return {
+        name: [counts.messages[item], counts.sizes_bytes[item]]
+        for item, name in enumerate(CLASS_NAMES)
+        if counts.messages[item]
+    }
+
+
+def by_reason(dropped: Mapping[DropReason, Counts]) -> dict[str, dict[str, list[int]]]:
+    """Return {reason: {class: [messages, bytes]}}."""
+    return {reason.value: by_class(counts) for reason, counts in dropped.items()}
+
+
+def output_row(entry: LedgerEntry, load: Load | None, offset_us: int) -> FlightRow | None:
+    """Return the row of what a Sender has noted in its ledger. None: it is not of the flow core (pauses of input).
+
+    Args:
+        entry: the entry.
+        load: what waits after an edge. None for what is no edge.
+        offset_us: when.
+    """
+    change = entry.change
+    if change is not None and load is not None:
+        return FlightRow(
+            offset_us,
+            FlightKind.STATE.value,
+            queued_bytes=load.size_bytes,
+            queued_messages=load.messages,
+            queued_age_ms=load.age_ms,
+            state_from=change.old.name,
+            state_to=change.new.name,
+            cause=change.cause.value,
+            axis=None if change.axis is None else change.axis.value,
+            value=change.value,
+            limit=None if change.limit is None else float(change.limit),
+        )
+    if entry.kind is LedgerKind.DROPS and entry.dropped is not None:
+        return FlightRow(
+            offset_us,
+            FlightKind.DROPPED.value,
+            value=entry.duration_s * 1000,
+            dropped_messages=sum(counts.total_messages for counts in entry.dropped.values()),
+            dropped_bytes=sum(counts.total_bytes for counts in entry.dropped.values()),
+            detail=dump(by_reason(entry.dropped)),
+        )
+    if entry.kind is LedgerKind.STEP and entry.move is not None:
+        move = entry.move
+        return FlightRow(
+            offset_us, FlightKind.STEP.value, state_from=move.old.name, state_to=move.new.name, reason=move.why
+        )
+    if entry.kind is LedgerKind.RETURN:
+        # Its words name what caused it, which may come from outside (a memory budget names addresses).
+        return FlightRow(offset_us, FlightKind.RETURN.value, value=entry.delay_removed_ms)
+    if entry.kind is LedgerKind.CLOSE and entry.reason is not None:
+        return FlightRow(offset_us, FlightKind.CLOSE.value, reason=entry.reason.value)
+    return None
+
+
+def figures_of(statistics: SenderStatistics) -> dict[str, Any]:
+    """Return all of a Sender's figures for END, as JSON can hold them: every account, time and count."""
+    forecast = statistics.forecast
+    return {
+        "state": statistics.state.name,
+        "since_s": statistics.since,
+        "queue": [statistics.load.size_bytes, statistics.load.messages, statistics.load.age_ms],
+        "accepted": by_class(statistics.accepted),
+        "sent": by_class(statistics.sent),
+        "queued": by_class(statistics.queued),
+        "dropped": by_reason(statistics.dropped),
+        "time_in_states_s": list(statistics.time_in_states_s),
+        "transitions": statistics.transitions,
+        "recoveries": statistics.recoveries,
+        "longest_stall_s": statistics.longest_stall_s,
+        "restarts": statistics.restarts,
+        "key_waits_expired": statistics.key_waits_expired,
+        "bytes_sent": statistics.bytes_sent,
+        "close_reason": None if statistics.close_reason is None else statistics.close_reason.value,
+        "step": statistics.step.name,
+        "step_changes": statistics.step_changes,
+        "time_in_steps_s": list(statistics.time_in_steps_s),
+        "delay_ms": statistics.delay_ms,
+        "drain_bytes_per_s": statistics.drain_bytes_per_s,
+        "forecast": None if forecast is None else [forecast.seconds, forecast.axis.value],
+        "returns": statistics.returns,
+        "delay_removed_ms": statistics.delay_removed_ms,
+    }

@@ -1,0 +1,127 @@
+"""What the tests of the flight recorder share: viewers that are recorded, and their rows by way of a Parquet file."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from flow_kit import Published, Viewer
+
+from flowctl.fanout import Fanout
+from flowctl.flight.recorded import RecordedSender
+from flowctl.flight.tape import Identity, Tape
+from flowctl.ladder import LadderSettings
+from flowctl.limits import Limits
+from flowctl.policy import LivePolicy
+from flowctl.replay import compare, read_flights, replay
+from flowctl.sender_types import SenderSettings
+from flowctl.telemetry.schema import ARROW_TYPES, FLIGHT
+from flowctl.testing import ManualGroup
+
+NODE = "node-1"
+
+
+def arrow_schema() -> pa.Schema:
+    """Return the schema of the table as its files have it."""
+    return pa.schema([pa.field(column.name, arrow_type(column)) for column in FLIGHT.columns])
+
+
+def arrow_type(column) -> pa.DataType:
+    text = ARROW_TYPES[column.kind]
+    return pa.timestamp("us", tz="UTC") if text.startswith("timestamp") else pa.type_for_alias(text)
+
+
+class Rows(list):
+    """A sink: keeps the rows of a tape, all columns, until `room` are there."""
+
+    def __init__(self, room: int | None = None) -> None:
+        super().__init__()
+        self.room = room
+
+    def __call__(self, row: tuple) -> bool:
+        if self.room is not None and len(self) >= self.room:
+            return False
+        assert len(row) == len(FLIGHT.columns) - 2
+        self.append((row[0], NODE, len(self), *row[1:]))
+        return True
+
+    def table(self) -> pa.Table:
+        """Return the rows as a table of the schema."""
+        columns = list(zip(*self, strict=True))
+        schema = arrow_schema()
+        return pa.table([pa.array(cells, type_) for cells, type_ in zip(columns, schema.types, strict=True)], schema)
+
+    def write(self, path, **metadata) -> None:
+        """Write a record file."""
+        named = {f"flowctl.{name}": str(value) for name, value in metadata.items()}
+        pq.write_table(self.table().replace_schema_metadata(named), path)
+
+    def stored(self) -> list[dict]:
+        """Return the rows as they come back from a Parquet file."""
+        file = io.BytesIO()
+        pq.write_table(self.table(), file, compression="zstd")
+        return pq.read_table(file).to_pylist()
+
+
+class RecordedViewer(Viewer):
+    """A viewer whose Sender is recorded; `rows` has what was."""
+
+    conn_id = 7
+    most_rows = 2_000_000
+    room = None
+
+    def make_sender(self, host, transport, **settings):
+        self.rows = Rows(self.room)
+        tape = Tape(
+            self.rows, Identity(conn_id=self.conn_id, began_at_us=1_700_000_000_000_000), most_rows=self.most_rows
+        )
+        return RecordedSender(host, transport, tape=tape, **settings)
+
+
+STEERED = SenderSettings(
+    ladder=LadderSettings(dwell_full_s=0.1, dwell_no_disposable_s=0.2, pressure_s=0.2, up_s=0.5, probe_s=1.0),
+    sample_s=0.1,
+    return_after_s=0.5,
+    stuck_s=0,
+    soft_too_long_s=0,
+)
+
+
+def slow_history(viewer_class=RecordedViewer, *, seconds=12, settings=STEERED, limits=None) -> RecordedViewer:
+    """Return a viewer that was slow in several ways, with edges, drops, steps and returns behind it."""
+    group = ManualGroup()
+    published = Published(group)
+    fanout = Fanout(published.log, group)
+    viewer = viewer_class(
+        group, policy=LivePolicy(), limits=limits or Limits.parse("3000,40,1s", "12000,200,9s"), settings=settings
+    )
+    viewer.peer.room = 0
+    published.script("KIDAIA", 60)
+    viewer.follow(fanout)
+    for number in range(seconds * 4):
+        published.script("KIDAIDA" if number % 4 == 0 else "IDAIDA", 90)
+        group.run(0.25)
+        viewer.give((0, 300, 700, 0, 0, 1500)[number // 6 % 6])
+    viewer.drain()
+    group.run(1.0)
+    published.script("KIA", 50)
+    group.run(0.2)
+    return viewer
+
+
+def check_flight(rows: Rows):
+    """Replay what was recorded, by way of Parquet; return flight, result and comparison, which must be identical."""
+    flight = read_flights(rows.stored())
+    result = replay(flight)
+    comparison = compare(flight, result)
+    assert comparison.identical, str(comparison)
+    return flight, result, comparison
+
+
+def changed(flight, number, **values):
+    """Return `flight` with one row changed."""
+    rows = list(flight.rows)
+    rows[number] = rows[number]._replace(**values)
+    return replace(flight, rows=tuple(rows))

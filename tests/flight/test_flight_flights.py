@@ -1,0 +1,143 @@
+"""Which connections are recorded: by share, by address, on demand, and never more than are allowed at once."""
+
+from __future__ import annotations
+
+import pytest
+from flight_kit import Rows
+
+from flowctl.errors import ConfigError
+from flowctl.flight.flights import FlightOptions, Flights, parse_networks, parse_share
+from flowctl.flight.recorded import RecordedSender
+from flowctl.flight.tape import Identity
+from flowctl.live.flights import flight_options
+from flowctl.reasons import CloseReason
+from flowctl.serving import ServeOptions
+from flowctl.testing import ManualHost, ScriptedTransport
+
+
+class Peer(ManualHost):
+    """A host with what a connection has besides."""
+
+    def __init__(self, number, address="127.0.0.1"):
+        super().__init__()
+        self.number = number
+        self.peer = (address, 1000)
+
+
+def make(rows=None, **options):
+    return Flights(
+        FlightOptions(**options),
+        Rows() if rows is None else rows,
+        lambda number, peer, now: Identity(conn_id=number, began_at_us=int(now), peer_ip=peer[0]),
+    )
+
+
+def recorded(flights, number, address="127.0.0.1"):
+    sender = flights.make_sender(Peer(number, address), ScriptedTransport())
+    return sender if isinstance(sender, RecordedSender) else None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 1.0])
+def test_share_when_given_is_that_of_the_connections(share):
+    """Of many connections, just about the share is recorded, evenly over time."""
+    flights = make(share=share)
+    chosen = [number for number in range(1, 20_001) if flights.wanted(number, "127.0.0.1")]
+    assert abs(len(chosen) - 20_000 * share) <= 10
+    if share:
+        assert abs(sum(number <= 10_000 for number in chosen) - 10_000 * share) <= 10
+
+
+def test_addresses_when_given_are_all_recorded():
+    """Networks and addresses of both kinds, and IPv4 seen through an IPv6 socket."""
+    flights = make(addresses=parse_networks("127.0.0.9, 10.0.0.0/8,2001:db8::/32"))
+    for address in ("127.0.0.9", "10.200.1.1", "2001:db8::5", "::ffff:10.1.1.1"):
+        assert flights.wanted(1, address), address
+    for address in ("127.0.0.8", "11.0.0.1", "2001:db9::5", "", "fe80::1%eth0"):
+        assert not flights.wanted(1, address), address
+
+
+def test_connections_when_asked_for_are_the_next_ones():
+    """Recording can be switched on for the next connections while the server runs."""
+    flights = make()
+    assert recorded(flights, 1) is None
+    flights.record_next(2)
+    assert [recorded(flights, number) is not None for number in (2, 3, 4)] == [True, True, False]
+    with pytest.raises(ConfigError):
+        flights.record_next(-1)
+
+
+def test_flights_when_too_many_are_open_are_passed_over_and_counted():
+    """Recorded connections are bounded; an end makes room for another one."""
+    flights = make(share=1.0, most_at_once=2)
+    senders = [recorded(flights, number) for number in range(3)]
+    assert [sender is not None for sender in senders] == [True, True, False]
+    senders[0].close(CloseReason.KICKED)
+    fourth = recorded(flights, 4)
+    assert fourth is not None
+    found = flights.statistics()
+    assert (found.begun, found.open, found.passed_over, found.cut) == (3, 2, 1, 0)
+
+
+def test_flights_when_the_recorder_is_full_are_cut_and_counted():
+    """A flight for whose rows there is no room ends there, and the figures say so."""
+    rows = Rows(room=1)
+    flights = make(rows, share=1.0)
+    sender = recorded(flights, 1)
+    sender.flush()
+    sender.flush()
+    assert len(rows) == 1
+    assert flights.statistics().cut == 1
+    assert flights.statistics().open == 0
+
+
+@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.5%", 0.005), ("0.01", 0.01), ("100%", 1.0), ("0", 0.0)])
+def test_share_when_written_is_read(text, share):
+    """A share is written in per cent or as a part of one."""
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "%", "2", "101%", "-1%", "nan", "half"])
+def test_share_when_no_share_is_refused(text):
+    """What is no share between nothing and all is an error that shows how to write one."""
+    with pytest.raises(ConfigError, match="--flights"):
+        parse_share(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"share": 1.5}, "share of recorded connections is 1.5"),
+        ({"most_at_once": 0}, "flights_at_once is 0"),
+        ({"most_rows": 5}, "flights_rows is 5"),
+        ({"most_s": 7200.0}, "flights_time is 7200 s"),
+        (
+            {"addresses": tuple(parse_networks(",".join(f"10.0.{item}.0/24" for item in range(200)))) * 2},
+            "400 networks",
+        ),
+    ],
+)
+def test_options_when_out_of_range_name_field_and_limit(options, words):
+    """Each bound has a limit of its own, and says so."""
+    with pytest.raises(ConfigError, match=words):
+        FlightOptions(**options)
+
+
+def test_networks_when_one_is_none_is_refused():
+    """A word that is no network is named."""
+    with pytest.raises(ConfigError, match="'somewhere' is no address"):
+        parse_networks("10.0.0.1,somewhere")
+
+
+def test_settings_when_given_on_the_command_line_become_options(tmp_path):
+    """Settings of the program are read with their units; without records they are refused."""
+    extra = {"flights_addresses": "127.0.0.9", "flights_at_once": "7", "flights_rows": "500", "flights_time": "2min"}
+    found = flight_options(ServeOptions(events=tmp_path, flights=0.25, extra=extra))
+    assert (found.share, found.most_at_once, found.most_rows, found.most_s) == (0.25, 7, 500, 120.0)
+    assert found.on
+    assert not flight_options(ServeOptions()).on
+    with pytest.raises(ConfigError, match="--flights is set, but nothing is recorded"):
+        flight_options(ServeOptions(flights=0.5))
+    with pytest.raises(ConfigError, match="flights_rows is set, but nothing is recorded"):
+        flight_options(ServeOptions(extra={"flights_rows": "500"}))
+    with pytest.raises(ConfigError, match="flights_rows is 'many'"):
+        flight_options(ServeOptions(events=tmp_path, extra={"flights_rows": "many"}))

@@ -1,0 +1,72 @@
+"""Random histories of recorded Senders: every rule of the core holds, and each flight replays to the last bit."""
+
+from __future__ import annotations
+
+from flight_kit import RecordedViewer, check_flight
+from hypothesis import settings
+from test_properties import FanoutHistory, OwnQueueHistory
+
+from flowctl.replay import compare, read_flights, replay
+
+
+class RecordedFanoutHistory(FanoutHistory):
+    """Viewers of a log, all of them recorded: served alone, by the same rules, and their flights replay."""
+
+    viewer_class = RecordedViewer
+
+    @property
+    def alone_at_the_end(self):
+        """Return how many are served by themselves: all that still follow, since none is a member of a cohort."""
+        return sum(viewer.sender.following is not None for viewer in self.viewers)
+
+    def teardown(self):
+        for viewer in self.viewers:
+            check_cut(viewer)  # as a crash would leave it
+        super().teardown()
+        for viewer in self.viewers:
+            check_outcome(viewer)
+
+
+class RecordedOwnHistory(OwnQueueHistory):
+    """One recorded Sender without a log."""
+
+    viewer_class = RecordedViewer
+
+    def teardown(self):
+        super().teardown()
+        if hasattr(self, "viewer"):
+            check_outcome(self.viewer)
+
+
+def check_cut(viewer):
+    """Check a flight that has no end yet, unless the Sender is closed."""
+    flight = read_flights(viewer.rows)
+    result = replay(flight)
+    comparison = compare(flight, result)
+    assert comparison.identical, str(comparison)
+    assert flight.complete is (viewer.sender.statistics().close_reason is not None)
+
+
+def check_outcome(viewer):
+    """Check that the replay has the edges that the application was told of, and the Sender's own accounts."""
+    viewer.sender.end_flight()
+    flight, result, comparison = check_flight(viewer.rows)
+    told = [(change.old.name, change.new.name, change.cause.value, change.value) for change in viewer.edges.changes]
+    again = [(row.state_from, row.state_to, row.cause, row.value) for row in result.edges]
+    assert again == told
+    assert comparison.transitions == len(told)
+    statistics = viewer.sender.statistics()
+    assert result.statistics.accepted == statistics.accepted
+    assert result.statistics.sent == statistics.sent
+    assert result.statistics.dropped == statistics.dropped
+    assert result.statistics.queued == statistics.queued
+    assert result.statistics.time_in_states_s[1:3] == statistics.time_in_states_s[1:3]
+    assert flight.complete
+
+
+TestRecordedFanoutHistory = RecordedFanoutHistory.TestCase
+TestRecordedFanoutHistory.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, report_multiple_bugs=False
+)
+TestRecordedOwnHistory = RecordedOwnHistory.TestCase
+TestRecordedOwnHistory.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -1,0 +1,273 @@
+"""Rows back into flights: what is read, and what is wrong with damaged ones."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from flight_kit import NODE, Rows, changed, slow_history
+
+from flowctl.errors import ConfigError, DamagedFlightError
+from flowctl.flight.reading import read_flights
+from flowctl.flight.tape import Identity, Tape
+from flowctl.flight.viewing import REFUSED, TAKEN, stream_and_link
+from flowctl.reasons import CloseReason
+from flowctl.replay import compare, read_flight, replay
+from flowctl.telemetry.flightfiles import flight_files, flight_rows, list_flights
+from flowctl.telemetry.schema import FLIGHT
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    """Return the rows of a viewer that was slow, and was closed in the end."""
+    viewer = slow_history(seconds=8)
+    viewer.sender.close(CloseReason.KICKED)
+    return viewer.rows
+
+
+def cell(name):
+    return FLIGHT.names.index(name)
+
+
+def with_cell(row, name, value):
+    return (*row[: cell(name)], value, *row[cell(name) + 1 :])
+
+
+# -- rows
+
+
+def test_flight_when_rows_come_as_mappings_or_sequences_in_any_order_is_the_same(rows):
+    """Rows of Parquet, Spark or a test make the same flight, whatever their order."""
+    expected = read_flights(rows)
+    mappings = [dict(zip(FLIGHT.names, row, strict=True)) for row in rows]
+    assert read_flights(mappings) == expected
+    assert read_flights(reversed(rows)) == expected
+    assert (expected.node, expected.conn_id, expected.complete) == (NODE, 7, True)
+    assert len(expected.rows) == len(rows)
+
+
+def test_flight_when_rows_come_through_pandas_is_the_same(rows):
+    """Floats for whole numbers, and NaN for what is empty, are read as what they were."""
+    records = rows.table().to_pandas().to_dict("records")
+    flight = read_flights(records)
+    assert compare(flight, replay(flight)).identical
+
+
+def test_flight_when_a_row_is_missing_says_which(rows):
+    """A gap is named by its number; nothing is replayed as if nothing were missing."""
+    with pytest.raises(DamagedFlightError, match=r"connection 7: row 40 is missing"):
+        read_flights([*rows[:40], *rows[41:]])
+    with pytest.raises(DamagedFlightError, match=r"row 0 is missing"):
+        read_flights(rows[1:])
+
+
+def test_flight_when_a_row_is_there_twice_says_which(rows):
+    """Files that were copied give a row twice."""
+    with pytest.raises(DamagedFlightError, match=r"row 12 is there twice"):
+        read_flights([*rows, rows[12]])
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "value", "words"),
+    [
+        (5, "kind", "pushed", "row 5 is of the unknown kind 'pushed'"),
+        (9, "offset_us", -1, "us before the one before it"),
+        (3, "kind", "begin", "begin is the first row and no other"),
+        (3, "kind", "end", "row 3 is the end, but"),
+        (0, "detail", "{", "what begin says cannot be read"),
+        (0, "detail", "{}", "what begin says cannot be read: KeyError"),
+    ],
+)
+def test_flight_when_a_row_says_what_nobody_wrote_is_refused(rows, number, name, value, words):
+    """Unknown kinds, times that fall, a second beginning or an end in the middle are named."""
+    damaged = list(rows)
+    damaged[number] = with_cell(damaged[number], name, value)
+    with pytest.raises(DamagedFlightError) as caught:
+        read_flights(damaged)
+    assert words in str(caught.value)
+
+
+def test_flight_when_of_another_format_says_so(rows):
+    """A format that this version does not know is not guessed at."""
+    begin = json.loads(rows[0][cell("detail")])
+    first = with_cell(rows[0], "detail", json.dumps({**begin, "format": 99}))
+    with pytest.raises(DamagedFlightError, match=r"of format 99, this flowctl reads 1"):
+        read_flights([first, *rows[1:]])
+
+
+def test_flight_when_there_are_no_rows_or_rows_of_something_else_is_refused():
+    """No rows, and rows of another table, are errors of their own."""
+    with pytest.raises(DamagedFlightError, match="without rows"):
+        read_flights([])
+    with pytest.raises(DamagedFlightError, match="without offset_us or kind"):
+        read_flights([{"event": "conn_opened"}])
+
+
+# -- replays that diverge
+
+
+def test_replay_when_any_output_was_changed_diverges(rows):
+    """A change of any cell of any output row is found, and its row is named."""
+    flight = read_flights(rows)
+    result = replay(flight)
+    for row in flight.outputs:
+        for name in ("state_to", "cause", "value", "limit", "dropped_messages", "reason", "queued_bytes"):
+            value = getattr(row, name)
+            if value is None:
+                continue
+            other = changed(flight, row.number, **{name: value + "!" if isinstance(value, str) else value + 1})
+            comparison = compare(other, result)
+            assert not comparison.identical
+            assert comparison.number == row.number
+            assert name in comparison.difference
+
+
+@pytest.mark.parametrize("name", ["size_bytes", "taken_bytes", "message_class", "queued_age_ms"])
+def test_replay_when_an_input_was_changed_diverges(rows, name):
+    """A changed input shows: in a write of another size, in another edge or drop, or in the accounts at the end."""
+    flight = read_flights(rows)
+    inputs = [row for row in flight.rows if row.kind in {"queued", "sent"} and getattr(row, name) is not None]
+    found = 0
+    for row in inputs[::3]:
+        value = getattr(row, name)
+        other = changed(
+            flight,
+            row.number,
+            **{name: ("audio" if value != "audio" else "key") if name == "message_class" else value + 40},
+        )
+        found += not compare(other, replay(other)).identical
+    # An age only matters where it is the oldest of the queue at a look; a size or class always does.
+    assert found == len(inputs[::3]) or (name == "queued_age_ms" and found > 0)
+
+
+def test_replay_when_a_figure_of_the_end_was_changed_diverges(rows):
+    """The accounts at the end are compared too."""
+    flight = read_flights(rows)
+    end = flight.rows[-1]
+    figures = json.loads(end.detail)
+    figures["recoveries"] += 1
+    other = changed(flight, end.number, detail=json.dumps(figures))
+    comparison = compare(other, replay(other))
+    assert not comparison.identical
+    assert comparison.number is None
+    assert "recoveries is" in str(comparison)
+
+
+def test_replay_when_an_output_is_missing_diverges(rows):
+    """An edge that comes out and was not recorded is a divergence, as is one that does not come."""
+    flight = read_flights(rows)
+    close = next(row for row in flight.rows if row.kind == "close")
+    rest = tuple(
+        row._replace(number=row.number - (row.number > close.number)) for row in flight.rows if row is not close
+    )
+    fewer = type(flight)(**{name: getattr(flight, name) for name in flight.__slots__} | {"rows": rest})
+    comparison = compare(fewer, replay(fewer))
+    assert "close at" in str(comparison)
+    assert "was not recorded" in str(comparison)
+
+
+def test_replay_when_a_call_is_unknown_says_so(rows):
+    """A call that this version does not know cannot be made."""
+    flight = read_flights(rows)
+    number = next(row.number for row in flight.rows if row.reason == "flush")
+    with pytest.raises(DamagedFlightError, match=f"row {number} is the unknown call 'fly'"):
+        replay(changed(flight, number, reason="fly"))
+    with pytest.raises(DamagedFlightError, match="cannot be read"):
+        replay(changed(flight, number, detail="[]", reason="thin"))
+
+
+# -- stream and link
+
+
+def test_stream_and_link_when_taken_from_a_flight_add_up(rows):
+    """Messages and writes of a flight, without its calls: all that was published, and all that the kernel took."""
+    flight = read_flights(rows)
+    events, given = stream_and_link(flight)
+    published = [row for row in flight.rows if row.kind == "queued" and row.reason == "log"]
+    assert given == 6
+    assert [size for _, item, size in events if item >= 0] == [row.size_bytes for row in published]
+    taken = sum(size for _, item, size in events if item in {TAKEN, REFUSED})
+    assert taken == flight.figures["bytes_sent"]
+    assert sum(item == REFUSED for _, item, _ in events) == sum(row.kind == "would_block" for row in flight.rows)
+    assert [at for at, _, _ in events] == sorted(at for at, _, _ in events)
+
+
+# -- files
+
+
+def test_files_when_a_flight_is_spread_over_several_is_whole(rows, tmp_path):
+    """A flight that was rotated through files of a folder is read as one, copies of files left out."""
+    folder = tmp_path / "flight" / "date=2026-01-01" / "hour=00"
+    folder.mkdir(parents=True)
+    for number, start in enumerate(range(0, len(rows), 100)):
+        part = Rows()
+        part.extend(rows[start : start + 100])
+        part.write(folder / f"n-1-{number}.parquet", uid=f"u{number}")
+    part.write(folder / "copy.parquet", uid=f"u{number}")
+    (folder / ".half.parquet").write_bytes(b"PAR1")
+    assert len(flight_files(tmp_path)) == number + 1
+    flight = read_flight(tmp_path)
+    assert compare(flight, replay(flight)).identical
+    (summary,) = list_flights(flight_files(tmp_path))
+    assert (summary.node, summary.conn_id, summary.rows, summary.close_reason) == (NODE, 7, len(rows), "kicked")
+    assert summary.transitions == len([row for row in flight.rows if row.kind == "state"])
+    assert summary.began_at.startswith("2023-11-14T22:13:20")
+    assert read_flight(tmp_path, 7, NODE) == flight
+
+
+def test_files_when_several_flights_are_there_wants_one_named(rows, tmp_path):
+    """Which flight is meant has to be said where there are several."""
+    both = Rows()
+    both.extend(rows)
+    both.extend(with_cell(row, "conn_id", 8) for row in rows)
+    both.write(tmp_path / "two.parquet")
+    with pytest.raises(ConfigError, match="holds 2 flights"):
+        read_flight(tmp_path / "two.parquet")
+    assert read_flight(tmp_path / "two.parquet", 8).conn_id == 8
+    with pytest.raises(ConfigError, match="no flight of connection 9"):
+        read_flight(tmp_path / "two.parquet", 9)
+    assert not list(flight_rows(flight_files(tmp_path), 7, "another"))
+
+
+def test_files_when_damaged_or_foreign_are_named(rows, tmp_path):
+    """A truncated file, a file of another table, an empty folder and nothing at all are told apart."""
+    rows.write(tmp_path / "a.parquet")
+    whole = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DamagedFlightError, match=r"a\.parquet is not a whole Parquet file"):
+        flight_files(tmp_path)
+    pq.write_table(pa.table({"conn_id": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(DamagedFlightError, match=r"a\.parquet has no column 'ts'"):
+        flight_files(tmp_path)
+    (tmp_path / "a.parquet").unlink()
+    with pytest.raises(ConfigError, match="holds no flights"):
+        flight_files(tmp_path)
+    with pytest.raises(ConfigError, match="is not there"):
+        flight_files(tmp_path / "gone")
+
+
+def test_files_when_bytes_in_the_middle_are_damaged_are_named(rows, tmp_path):
+    """A file whose end is whole and whose middle is not is found when it is read."""
+    path = tmp_path / "a.parquet"
+    rows.write(path)
+    data = bytearray(path.read_bytes())
+    data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
+    path.write_bytes(data)
+    with pytest.raises(DamagedFlightError, match=r"a\.parquet cannot be read"):
+        list(flight_rows(flight_files(path), 7))
+
+
+def test_tape_when_named_later_says_so_in_the_rows_from_then_on():
+    """What a connection is used for is known after its first command; a flight shows what it knew last."""
+    rows = Rows()
+    tape = Tape(rows, Identity(conn_id=3, began_at_us=5, peer_ip="127.0.0.9", peer_port=80))
+    tape.begin(1.0, "{}")
+    tape.leave()
+    tape.describe(role="play", app="live", stream="h:1")
+    tape.enter(1.5, foreign=False)
+    tape.call("flush")
+    first, second = (dict(zip(FLIGHT.names, row, strict=True)) for row in rows)
+    assert (first["role"], first["ts"], first["peer_ip"]) == (None, 5, "127.0.0.9")
+    assert (second["role"], second["app"], second["stream"], second["ts"]) == ("play", "live", "h:1", 500_005)

@@ -1,0 +1,445 @@
+"""A recorded Sender: what it notes, that it does what any Sender does, and what ends a flight."""
+
+from __future__ import annotations
+
+import errno
+import json
+
+import pytest
+from fanout_kit import Stage
+from flight_kit import STEERED, RecordedViewer, Rows, check_flight, slow_history
+from flow_kit import AUDIO, CONTROL, KEY, Viewer, check_accounts, check_edges, check_stream, frame
+
+from flowctl.errors import LocalProtocolError, ReentryError
+from flowctl.fanout import Fanout
+from flowctl.flight.recorded import RecordedSender
+from flowctl.flight.tape import Identity, Tape
+from flowctl.flight.words import FlightRow
+from flowctl.flow import SendState
+from flowctl.limits import Limits
+from flowctl.live.muting import Muted
+from flowctl.policy import KeepAll, LivePolicy, Thin
+from flowctl.reasons import CloseReason
+from flowctl.replay import compare, read_flights, replay
+from flowctl.sender import Sender
+from flowctl.sender_types import AgeSource, SenderSettings
+from flowctl.telemetry.schema import FLIGHT, FlightKind
+from flowctl.testing import ManualGroup, ScriptedTransport, would_block
+
+
+def kinds(rows):
+    return [row[FLIGHT.names.index("kind")] for row in rows]
+
+
+def calls(rows):
+    at = FLIGHT.names.index("reason")
+    return [row[at] for row in rows if row[FLIGHT.names.index("kind")] == "call"]
+
+
+def test_row_when_written_has_the_columns_of_the_table():
+    """What follows the identity in a record of the table is a `FlightRow`, column by column."""
+    assert FLIGHT.names[-len(FlightRow._fields) :] == FlightRow._fields
+
+
+def test_history_when_recorded_is_that_of_an_unrecorded_sender():
+    """A recorded viewer has the edges, drops and octets of one that is served alone without a tape."""
+    recorded, plain = slow_history(), slow_history(SoloViewer)
+    assert [(item.old, item.new, item.cause) for item in recorded.edges.changes] == [
+        (item.old, item.new, item.cause) for item in plain.edges.changes
+    ]
+    assert len(plain.edges.changes) > 10
+    assert recorded.sender.statistics().dropped == plain.sender.statistics().dropped
+    assert recorded.peer.received == plain.peer.received
+
+
+class SoloViewer(Viewer):
+    """A viewer that never becomes a member of a cohort, as a recorded one: else the two are not to be compared."""
+
+    def make_sender(self, host, transport, **settings):
+        return SoloSender(host, transport, **settings)
+
+
+class SoloSender(Sender):
+    """See `SoloViewer`."""
+
+    __slots__ = ()
+
+    def ready_for_cohort(self, at):
+        del at
+        return False
+
+
+def test_flight_when_of_a_slow_viewer_replays_identically():
+    """Edges, drops, steps and returns of a viewer that was slow in several ways come out again, through Parquet."""
+    viewer = slow_history()
+    viewer.sender.close(CloseReason.KICKED)
+    flight, result, comparison = check_flight(viewer.rows)
+    assert comparison.complete
+    assert comparison.transitions == len(viewer.edges.changes) > 10
+    assert comparison.dropped_messages == viewer.sender.statistics().dropped_messages > 100
+    for kind in (FlightKind.STEP, FlightKind.DROPPED, FlightKind.DRAINED):
+        assert result.of(kind), kind
+    assert result.close.reason == "kicked"
+    assert flight.limits == viewer.sender.limits
+
+
+def test_flight_when_of_a_viewer_that_stalls_has_its_return():
+    """A return to live after a stall is an output, and comes again."""
+    viewer = slow_history(limits=Limits.parse("1MiB,9000", "2MiB,9000"))
+    _, result, _ = check_flight(viewer.rows)
+    assert result.of(FlightKind.RETURN)
+    assert result.statistics.returns == len(result.of(FlightKind.RETURN))
+
+
+def test_flight_when_closed_for_the_hard_limit_ends_with_it():
+    """The close that the core itself decides is an output of the replay, not an input."""
+    group = ManualGroup()
+    viewer = RecordedViewer(group, limits=Limits.parse("400,0", "900,0"))
+    viewer.peer.room = 0
+    for number in range(12):
+        viewer.sender.send(frame(b"O", AUDIO, number, 100), AUDIO)
+        group.run(0.01)
+    _, result, comparison = check_flight(viewer.rows)
+    assert comparison.complete
+    assert result.close.reason == CloseReason.HARD_LIMIT.value
+    assert "close" not in calls(viewer.rows)
+    assert kinds(viewer.rows)[-1] == "end"
+
+
+def test_flight_when_the_sender_is_stuck_replays_the_tick_that_ended_it():
+    """A time limit ends a replay at the same microsecond."""
+    group = ManualGroup()
+    viewer = RecordedViewer(group, settings=SenderSettings(stuck_s=2.0))
+    viewer.peer.room = 0
+    viewer.sender.send(frame(b"O", AUDIO, 0, 100), AUDIO)
+    group.run(3.0)
+    flight, result, _ = check_flight(viewer.rows)
+    assert result.close.reason == CloseReason.STUCK.value
+    assert result.close.offset_us == flight.rows[-1].offset_us == 2_000_000
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ECONNRESET, "reset"), OSError(errno.EBADF, "bad"), RuntimeError("odd")]
+)
+def test_flight_when_a_write_fails_replays_the_end(error):
+    """An error of the transport ends the replay with the same reason; its words are not kept."""
+    stage = Stage(script="KI")
+    viewer = RecordedViewer(stage.group)
+    viewer.follow(stage.fanout)
+    stage.group.run(0.1)
+    viewer.peer.failure = error
+    stage.publish("KIA")
+    stage.group.run(1.0)
+    _, result, _ = check_flight(viewer.rows)
+    assert result.close.reason == viewer.sender.statistics().close_reason.value
+    assert not any("odd" in str(cell) for row in viewer.rows for cell in row)
+
+
+def test_flight_when_writes_are_partial_and_immediate_replays():
+    """Immediate mode, writes of a few octets and EAGAIN in between: the answers of the transport are all there."""
+    group = ManualGroup()
+    viewer = RecordedViewer(group, ScriptedTransport([3, would_block, 1, 1, would_block, 50]), deferred=False)
+    for number in range(4):
+        viewer.sender.send(frame(b"O", KEY, number, 40), KEY)
+        group.run(0.1)
+        viewer.host.poll_writable()
+    flight, _, _ = check_flight(viewer.rows)
+    assert sum(row.taken_bytes or 0 for row in flight.rows if row.kind == "sent") == 160
+
+
+def test_flight_when_limits_and_policy_change_from_another_thread_replays():
+    """What other threads ask for is done in the next flush, in the replay too."""
+    stage = Stage(script="KIIAIDA")
+    viewer = RecordedViewer(stage.group, policy=LivePolicy(), limits=Limits.parse("300,30", "90000,900"))
+    viewer.peer.room = 200
+    viewer.follow(stage.fanout)
+    stage.publish("IDAIDA", 50)
+    viewer.host.foreign = True
+    viewer.sender.set_limits(Limits.parse("200,4,1s", "4000,400"))
+    viewer.sender.set_policy(KeepAll())
+    viewer.sender.thin(Thin.DROPPABLE)
+    viewer.sender.relieve("somebody's address")
+    viewer.host.foreign = False
+    stage.publish("KIA", 50)
+    flight, _, _ = check_flight(viewer.rows)
+    foreign = [row for row in flight.rows if row.detail and json.loads(row.detail).get("foreign")]
+    assert [row.kind for row in foreign] == ["limits_set", "call", "call", "call"]
+    assert not any("somebody" in str(cell) for row in viewer.rows for cell in row)
+
+
+def test_flight_when_the_viewer_moves_between_fan_outs_replays():
+    """Leaving one fan-out and entering another, with messages in between, is part of the flight."""
+    stage = Stage(script="KIA")
+    other = Fanout(stage.published.log, stage.group)
+    viewer = RecordedViewer(stage.group, policy=LivePolicy())
+    viewer.follow(stage.fanout)
+    stage.group.run(0.1)
+    viewer.sender.suspend_following()
+    stage.published.script("IAIAIA")
+    viewer.sender.resume_following(other)
+    stage.group.run(0.1)
+    check_stream(viewer, stage.published)
+    assert viewer.numbers() == list(range(9))
+    check_flight(viewer.rows)
+    viewer.sender.move_to(stage.fanout)
+    viewer.sender.unfollow()
+    assert viewer.sender.following is None
+    check_flight(viewer.rows)
+
+
+def test_flight_when_the_viewer_pauses_and_mutes_has_each_following():
+    """A player that pauses leaves its log and follows it anew; each time with a private log of its own."""
+    stage = Stage(script="KIA")
+    viewer = RecordedViewer(stage.group, policy=LivePolicy())
+    viewer.follow(stage.fanout)
+    stage.publish("IA")
+    viewer.sender.unfollow()
+    stage.publish("IAKIA")
+    viewer.follow(stage.fanout)
+    stage.group.run(0.1)  # nothing is refused to a joiner
+    viewer.sender.set_policy(Muted(LivePolicy(), audio=False, video=True))
+    stage.publish("IADIAKIA")
+    assert "A" not in viewer.classes()[-5:]
+    flight, _, _ = check_flight(viewer.rows)
+    followings = [row.reason for row in flight.rows if row.reason in {"follow", "unfollow"}]
+    assert followings == ["follow", "unfollow", "follow"]
+
+
+def test_move_when_to_another_log_is_refused_as_ever():
+    """A recorded viewer cannot be moved to the fan-out of another log, although its own log is a third one."""
+    stage, other = Stage(script="K"), Stage(script="K")
+    viewer = RecordedViewer(stage.group)
+    viewer.follow(stage.fanout)
+    with pytest.raises(LocalProtocolError):
+        viewer.sender.move_to(other.fanout)
+    with pytest.raises(LocalProtocolError):
+        viewer.sender.follow(stage.fanout)
+    stage.publish("KI")
+    check_flight(viewer.rows)
+
+
+def test_viewer_when_recorded_is_no_member_and_misses_nothing():
+    """A recorded viewer is served by the fan-out beside the cohort, in the same rounds, and gets everything."""
+    stage = Stage(count=3, script="KIA")
+    viewer = RecordedViewer(stage.group, policy=LivePolicy())
+    viewer.follow(stage.fanout)
+    stage.publish("IDAIDAKIA")
+    assert stage.fanout.statistics().members == 3
+    assert stage.fanout.statistics().alone == 1
+    assert viewer.numbers() == list(range(12))
+    check_accounts(viewer)
+    check_edges(viewer)
+    assert viewer.sender.following is stage.published.log
+    place = viewer.sender.glance().entry
+    tail = stage.published.log.tail
+    assert (place.offset, place.sequence, place.counts, place.sizes) == (
+        tail.offset,
+        tail.sequence,
+        tail.counts,
+        tail.sizes,
+    )
+
+
+def test_log_when_the_viewer_has_gone_is_not_held():
+    """The private log and the place in the stream's log go with the following."""
+    stage = Stage(script="KIA")
+    viewer = RecordedViewer(stage.group)
+    viewer.follow(stage.fanout)
+    stage.group.run(0.1)
+    assert viewer.sender._feed is not None
+    viewer.sender.unfollow()
+    assert viewer.sender._feed is None
+    viewer.follow(stage.fanout)
+    viewer.sender.close(CloseReason.KICKED)
+    assert viewer.sender._feed is None
+
+
+def test_viewer_when_it_joins_late_knows_the_stream_as_others_do():
+    """Rates, length of a group and largest message of the stream's log are known to the private one from the start."""
+    stage = Stage(script="K")
+    for _ in range(8):
+        stage.published.script("KIDAIDA", 700)
+        stage.group.run(1.0)
+    viewer = RecordedViewer(stage.group, policy=LivePolicy())
+    viewer.follow(stage.fanout)
+    log, private = stage.published.log, viewer.sender._feed.private
+    now = stage.group.now()
+    tail = log.tail
+    expected = log.rates.per_second(now, tail.counts, tail.sizes)
+    actual = private.rates.per_second(now, private.tail.counts, private.tail.sizes)
+    assert actual == expected
+    assert private.gop_duration_s == pytest.approx(log.gop_duration_s, abs=2e-6)
+    assert private.largest_bytes == log.largest_bytes
+    check_flight(viewer.rows)
+
+
+def test_looking_when_messages_are_refused_is_noted():
+    """Statistics step over refused messages, which can end a wait for a key frame: so they are part of the flight."""
+    stage = Stage(script="KI")
+    viewer = RecordedViewer(stage.group, policy=LivePolicy(), limits=Limits.parse("100,0", "9000,0"))
+    viewer.peer.room = 0
+    viewer.follow(stage.fanout)
+    stage.publish("IDAIDAIDA", 60)
+    stage.group.run(3.0)
+    stage.publish("IDAIDAIDA", 60)
+    for look in (viewer.sender.statistics, viewer.sender.load, viewer.sender.why, viewer.sender.forecast):
+        before = calls(viewer.rows).count("look")
+        look()
+        assert calls(viewer.rows).count("look") == before + 1
+    check_flight(viewer.rows)
+
+
+def test_flight_when_the_delay_is_the_age_axis_replays_samples():
+    """Samples of other threads, with what the kernel held, and acknowledgements of the application are inputs."""
+    stage = Stage(script="KIA")
+    settings = SenderSettings(age_from=AgeSource.DELAY, sample_s=0.1)
+    viewer = RecordedViewer(stage.group, policy=LivePolicy(), limits=Limits.parse("0,0,1s"), settings=settings)
+    viewer.host.unacknowledged = lambda: 900
+    viewer.follow(stage.fanout)
+    for number in range(40):
+        viewer.peer.room = 40
+        stage.published.script("IDA", 30)
+        stage.group.run(0.2)
+        viewer.host.poll_writable()
+        viewer.host.foreign = bool(number % 2)
+        viewer.sender.sample_delay(None if number % 3 else 500)
+        viewer.sender.peer_acknowledged(number * 20)
+        viewer.host.foreign = False
+    assert viewer.edges.changes
+    flight, _, _ = check_flight(viewer.rows)
+    assert {"kernel", "sample_delay", "peer_acknowledged"} <= {row.reason for row in flight.rows}
+
+
+def test_flight_when_the_thread_was_strained_notes_it():
+    """The ladder stands still while our thread has no room; a replay has to be told when that was."""
+    assert "strained" not in calls(slow_history().rows)
+    stage = Stage(script="KIA")
+    stage.group.is_strained = True
+    limits = Limits.parse("300,0", "9000,0")
+    strained = RecordedViewer(stage.group, policy=LivePolicy(), limits=limits, settings=STEERED)
+    strained.peer.room = 0
+    strained.follow(stage.fanout)
+    for _ in range(10):
+        stage.published.script("IDAIDA", 40)
+        stage.group.run(0.3)
+    assert "strained" in calls(strained.rows)
+    check_flight(strained.rows)
+
+
+def test_handler_when_it_calls_back_is_refused_and_not_noted():
+    """A frontend that calls its Sender from its handler is refused, and the flight has no such call."""
+    stage = Stage(script="K")
+    viewer = RecordedViewer(stage.group, limits=Limits.parse("100,0", "9000,0"))
+    seen = []
+
+    def call_back(state, change):
+        del state, change
+        with pytest.raises(ReentryError):
+            viewer.sender.flush()
+        seen.append(1)
+
+    viewer.edges.hook = call_back
+    viewer.peer.room = 0
+    viewer.sender.send(frame(b"O", CONTROL, 0, 200), CONTROL)
+    stage.group.run(0.1)
+    assert seen
+    check_flight(viewer.rows)
+
+
+# -- the end of a flight
+
+
+def test_flight_when_it_has_reached_its_rows_ends_and_the_viewer_goes_on():
+    """A flight is bounded; the Sender goes on without a tape, and nothing of it is lost."""
+
+    class Bounded(RecordedViewer):
+        most_rows = 300
+
+    viewer = slow_history(Bounded)
+    assert 300 <= len(viewer.rows) < 330
+    flight, _, comparison = check_flight(viewer.rows)
+    assert comparison.complete
+    assert flight.rows[-1].reason == "limit"
+    assert not viewer.sender.recording
+    check_accounts(viewer)
+
+
+def test_flight_when_its_time_is_over_ends():
+    """A flight lasts no longer than its bound, whatever happens in it."""
+    group = ManualGroup()
+    rows = Rows()
+    viewer = RecordedViewer(group)
+    sender = RecordedSender(viewer.host, viewer.peer, tape=Tape(rows, Identity(conn_id=1, began_at_us=0), most_s=5.0))
+    sender.flush()
+    assert sender.recording
+    group.run(6.0)
+    sender.flush()
+    assert not sender.recording
+    assert kinds(rows)[-1] == "end"
+
+
+def test_flight_when_the_recorder_has_no_room_is_cut_and_replays_up_to_there():
+    """Rows that find no room end the flight there: no gap, no end, and what is there replays."""
+
+    class Cut(RecordedViewer):
+        room = 400
+
+    viewer = slow_history(Cut)
+    assert len(viewer.rows) == 400
+    flight, _, comparison = check_flight(viewer.rows)
+    assert not flight.complete
+    assert not comparison.complete
+    assert comparison.transitions > 3
+    check_accounts(viewer)
+
+
+def test_flight_when_cut_at_any_row_replays_up_to_there():
+    """A crash may cut a flight off anywhere, in the middle of a call too."""
+    viewer = slow_history(seconds=4)
+    rows = viewer.rows
+    for length in range(1, len(rows)):
+        flight = read_flights(rows[:length])
+        comparison = compare(flight, replay(flight))
+        assert comparison.identical, f"cut after {length} rows: {comparison}"
+
+
+def test_flight_when_ended_on_demand_is_complete():
+    """Recording can be ended while the connection goes on."""
+    viewer = slow_history(seconds=2)
+    viewer.sender.end_flight()
+    viewer.sender.end_flight()
+    _, _, comparison = check_flight(viewer.rows)
+    assert comparison.complete
+    assert viewer.sender.state is SendState.READY
+
+
+def test_policy_when_it_fails_is_recorded_as_it_acts():
+    """A policy that raises refuses nothing, in the Sender as in its table, and is reported."""
+
+    class Broken(LivePolicy):
+        def decide(self, state, message_class):
+            if state is SendState.SOFT_LIMIT:
+                raise RuntimeError("no")
+            return super().decide(state, message_class)
+
+    group = ManualGroup()
+    viewer = RecordedViewer(group, policy=Broken(), limits=Limits.parse("100,0", "9000,0"))
+    assert [where for where, _ in viewer.host.failures] == ["decide"]
+    viewer.peer.room = 0
+    for number in range(5):
+        viewer.sender.send(frame(b"O", AUDIO, number, 60), AUDIO)
+        group.run(0.1)
+    check_flight(viewer.rows)
+
+
+def test_published_when_own_messages_are_between_keeps_all_accounts():
+    """Messages of a peer's own and of the log share one flight, told apart by their lane."""
+    stage = Stage(script="KIA")
+    viewer = RecordedViewer(stage.group, policy=LivePolicy())
+    viewer.follow(stage.fanout)
+    viewer.sender.send(frame(b"O", CONTROL, 0, 20), CONTROL)
+    stage.publish("IA")
+    flight, _, _ = check_flight(viewer.rows)
+    lanes = [(row.reason, row.message_class) for row in flight.rows if row.kind == "queued"]
+    assert lanes.count(("own", "control")) == 1
+    assert [lane for lane, _ in lanes].count("log") == 5
