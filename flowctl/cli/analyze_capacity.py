@@ -1,0 +1,92 @@
+"""``flowctl analyze capacity``: how many viewers a node carries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Master, Memory, Out
+
+
+def command(
+    events: Annotated[
+        str | None, typer.Argument(metavar="[EVENTS]", help="Folder that a server wrote with --events.")
+    ] = None,
+    *,
+    out: Out,
+    measurements: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Crowds that were measured: JSON of load runs or of the bench.")
+    ] = None,
+    viewers: Annotated[str, typer.Option(metavar="N", help="The crowd to be carried, like 1M.")] = "1M",
+    bit_rate: Annotated[str | None, typer.Option(metavar="RATE", help="Of the stream. Default: as recorded.")] = None,
+    slow_share: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="Viewers that do not keep up, like 5%. Default: as recorded.")
+    ] = None,
+    session: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Mean length of a session. Default: as recorded.")
+    ] = None,
+    busy: Annotated[str, typer.Option(metavar="SHARE", help="Of a thread that may be used.")] = "70%",
+    p99: Annotated[str, typer.Option(metavar="TIME", help="Delay that healthy viewers may have.")] = "100ms",
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of a node. Default: any.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the simulated crowd.")] = 1,
+    master: Master = None,
+    conf: Conf = None,
+    driver_memory: Memory = DEFAULT_MEMORY,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a node to what was measured, simulate a crowd, and say how many viewers a node carries.
+
+    Exit status: 0 done; 1 it failed; 2 wrong use, or nothing to read; 130 or 143 ended by a signal.
+    """
+    from flowctl.cli.analyze_common import run_job, session_options
+    from flowctl.errors import ConfigError
+    from flowctl.pipeline.spark import check_available
+    from flowctl.units import parse_bit_rate, parse_duration, parse_size
+
+    check_available()
+    from flowctl.pipeline.capacity import CapacityOptions, run
+
+    text = None
+    if measurements is not None:
+        try:
+            text = measurements.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--measurements: {measurements} cannot be read: {error}") from error
+    wanted = CapacityOptions(
+        viewers=_count(viewers),
+        bit_rate=None if bit_rate is None else parse_bit_rate(bit_rate, "--bit-rate"),
+        slow_share=None if slow_share is None else _share(slow_share, "--slow-share"),
+        session_s=None if session is None else parse_duration(session, "--session"),
+        busy=_share(busy, "--busy"),
+        p99_ms=parse_duration(p99, "--p99") * 1000,
+        memory_bytes=None if memory is None else parse_size(memory, "--memory"),
+        measurements=text,
+        measurements_name=str(measurements),
+        seed=seed,
+    )
+    options = session_options(master, conf, driver_memory, "capacity")
+    run_job("capacity", lambda spark, _: run(spark, events, out, wanted), options, as_json=as_json)
+
+
+def _count(text: str) -> int:
+    """Return a number of viewers, like 250000, 250k or 1M."""
+    from flowctl.errors import ConfigError
+
+    factor = {"k": 1_000, "m": 1_000_000}.get(text[-1:].lower(), 1)
+    digits = text[:-1] if factor > 1 else text
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 9):
+        raise ConfigError(f"--viewers is {text!r}, it must be a whole number, like 250k or 1M")
+    return int(digits) * factor
+
+
+def _share(text: str, option: str) -> float:
+    """Return a share, like 5% or 0.05."""
+    from flowctl.errors import ConfigError
+
+    digits, scale = (text[:-1], 0.01) if text.endswith("%") else (text, 1.0)
+    try:
+        return float(digits) * scale
+    except ValueError:
+        raise ConfigError(f"{option} is {text!r}, it must be a share, like 5%") from None

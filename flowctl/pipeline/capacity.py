@@ -1,0 +1,362 @@
+"""``capacity``: how many viewers a node carries, and how much memory it needs for them.
+
+Theory of operation. A node model (`flowctl.capacitymodel`) is fitted to measurements: a file of them, and the recorded
+busy share of the servers' threads in ``flow_samples``. Then a crowd is simulated, a row per viewer, with Spark's
+built-in functions alone: each viewer's link, session and noise follow from a hash of its number and the seed, so that
+the same crowd comes out on any cluster. Viewers are dealt to nodes; a node's processor time is the sum over its
+viewers, plus what the joins of that second cost. This is done for a row of sizes of a node; the answer is the largest
+size at which 95 % of the nodes are below the wanted busy share, and the delay that the model gives there is below the
+bound.
+
+How sure that is: the model's own residual (twice its root mean square) gives the range of the answer; and where there
+are measurements of several crowds, the largest is predicted from the others, and that error is stated beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as f
+
+from flowctl.capacitymodel import Measurement, NodeModel, error_of, fit, held_out_error, parse_measurements
+from flowctl.errors import ConfigError
+from flowctl.pipeline.accounts import JobResult
+from flowctl.pipeline.io import has_table, read_table, write_quarantine, write_table
+from flowctl.telemetry.schema import CLASS_NAMES
+from flowctl.units import format_bit_rate, format_size
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+MOST_VIEWERS: Final = 100_000_000
+STEPS: Final = 12
+"""Sizes of a node that are tried: a tenth of the model's own answer apart around it."""
+MOST_NODES: Final = 100
+"""Nodes simulated per size: enough for a 95 % quantile of them, and a bound of the work."""
+JOIN_WRITES: Final = 12.0
+"""What a join costs, in writes: handshake, commands, and the GOP cache in several of them; about 110 us."""
+QUEUE_S: Final = 2.0
+"""Of a stream, so much waits for a slow viewer on average: what the ladder's low mark of age lets stay."""
+LEAST_WINDOW_VIEWERS: Final = 5
+"""A second with fewer viewers says more about the idle server than about them."""
+
+CAPACITY_DDL: Final = (
+    "viewers bigint, nodes bigint, busy double, busy_p95 double, busy_low double, busy_high double, p99_ms double, "
+    "memory_bytes bigint, joins_per_s double, fits boolean"
+)
+"""Columns of ``capacity``. Grain: one size of a node. `busy_low`, `busy_high`: `busy_p95` -+ two residuals."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityOptions:
+    """What crowd, and what a node may be asked.
+
+    Args:
+        viewers: of the whole crowd.
+        bit_rate: of the stream, bits per second. None: as recorded, else 2.5 Mbit/s.
+        slow_share: share of viewers whose link does not carry the stream. None: as recorded, else 5 %.
+        session_s: mean length of a session, for the rate of joins. None: as recorded, else 600 s.
+        busy: share of a thread that may be used, at 95 % of the nodes.
+        p99_ms: delay that healthy viewers may have.
+        memory_bytes: that a node has. None: not asked.
+        measurements: text of a file of measurements. None: only what was recorded, else the figures of the docs.
+        measurements_name: its name, for errors.
+        seed: of the simulated crowd.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    viewers: int = 1_000_000
+    bit_rate: float | None = None
+    slow_share: float | None = None
+    session_s: float | None = None
+    busy: float = 0.7
+    p99_ms: float = 100.0
+    memory_bytes: int | None = None
+    measurements: str | None = None
+    measurements_name: str = "measurements"
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        bounds: dict[str, tuple[float, float]] = {
+            "viewers": (1, MOST_VIEWERS),
+            "bit_rate": (1_000, 1e9),
+            "slow_share": (0, 1),
+            "session_s": (1, 604_800),
+            "busy": (0.01, 1),
+            "p99_ms": (1, 60_000),
+            "memory_bytes": (1, 1e15),
+        }
+        for name, (least, most) in bounds.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"{name} is {value}, it must be {least:g} to {most:g}")
+
+
+def windows(samples: DataFrame) -> DataFrame:
+    """Return what the servers' threads did, by node and ten seconds.
+
+    Args:
+        samples: of table ``flow_samples``.
+
+    Returns:
+        `viewers` (mean), `bit_rate`, `busy` (of all threads together: shares of the groups cannot be told apart, so the
+        largest is taken), `slow_share`. Grain: a node and ten seconds with viewers.
+    """
+    accepted = sum((f.col(f"accepted_bytes_{name}") for name in CLASS_NAMES), start=f.lit(0))
+    seconds = f.col("interval_ms") / 1000
+    playing = f.col("role").isin("play", "http_flv") & f.col("thread_busy").isNotNull() & (f.col("interval_ms") > 0)
+    return (
+        samples.where(playing)
+        .withColumn("window", (f.col("ts").cast("double") / 10).cast("bigint"))
+        .groupBy("node", "window")
+        .agg(
+            (f.sum(seconds) / 10).alias("viewers"),
+            (f.sum(accepted) * 8 / f.sum(seconds)).alias("bit_rate"),
+            f.max("thread_busy").alias("busy"),
+            f.avg((f.col("state") != "READY").cast("double")).alias("slow_share"),
+        )
+    )
+
+
+def recorded(found: DataFrame) -> list[Measurement]:
+    """Return the windows as measurements, averaged over steps of a tenth more viewers: some dozen rows."""
+    step = f.floor(f.log(f.col("viewers")) / math.log(1.1))
+    usable = (f.col("viewers") >= LEAST_WINDOW_VIEWERS) & (f.col("busy") > 0) & (f.col("bit_rate") > 0)
+    columns = ("viewers", "bit_rate", "busy", "slow_share")
+    rows = found.where(usable).groupBy(step.alias("step")).agg(*(f.avg(name).alias(name) for name in columns))
+    return [
+        Measurement(
+            viewers=round(row["viewers"]),
+            bit_rate=row["bit_rate"],
+            cpu_us_per_s=row["busy"] * 1e6,
+            slow_share=min(row["slow_share"], 1.0),
+        )
+        for row in rows.orderBy("step").collect()
+    ]
+
+
+def crowd_of(samples: DataFrame) -> dict[str, float]:
+    """Return `bit_rate`, `slow_share` and `session_s` of the recorded viewers; empty where there are none."""
+    accepted = sum((f.col(f"accepted_bytes_{name}") for name in CLASS_NAMES), start=f.lit(0))
+    viewer = (
+        samples.where(f.col("role").isin("play", "http_flv"))
+        .groupBy("node", "conn_id")
+        .agg(
+            f.sum(accepted).alias("accepted"),
+            f.sum("interval_ms").alias("ms"),
+            f.avg((f.col("state") != "READY").cast("double")).alias("troubled"),
+        )
+    )
+    row = viewer.agg(
+        (f.sum("accepted") * 8000 / f.sum("ms")).alias("bit_rate"),
+        f.avg((f.col("troubled") > 0.1).cast("double")).alias("slow_share"),
+        (f.avg("ms") / 1000).alias("session_s"),
+    ).collect()[0]
+    return {name: float(value) for name, value in row.asDict().items() if value}
+
+
+# -- the simulated crowd
+
+
+def _uniform(seed: int, salt: str) -> Column:
+    """Return a number in (0, 1) that follows from the viewer's number, the size of the node, and the seed."""
+    hashed = f.xxhash64(f.col("viewer"), f.col("size"), f.lit(seed), f.lit(salt))
+    return (f.pmod(hashed, f.lit(1 << 52)).cast("double") + 0.5) / float(1 << 52)
+
+
+def crowd(spark: SparkSession, sizes: list[int], options: CapacityOptions) -> DataFrame:
+    """Return simulated viewers: `size` (of its node), `node`, `slow`, `noise`, `joins`. Grain: one viewer and size."""
+    frames = []
+    for size in sizes:
+        nodes = min(max(math.ceil(options.viewers / size), 1), MOST_NODES)
+        viewers = spark.range(nodes * size).select(f.col("id").alias("viewer"), f.lit(size).alias("size"))
+        frames.append(viewers.withColumn("node", f.pmod("viewer", f.lit(nodes))))
+    table = frames[0]
+    for frame in frames[1:]:
+        table = table.unionAll(frame)
+    joins = _uniform(options.seed, "join") < 1.0 / (options.session_s or 1.0)
+    # What a viewer costs differs by a tenth from one to the next (congestion, acknowledgements): a triangle around 1.
+    noise = 1 + 0.2 * (_uniform(options.seed, "a") + _uniform(options.seed, "b") - 1)
+    slow = _uniform(options.seed, "slow") < (options.slow_share or 0.0)
+    return table.select("size", "node", slow.alias("slow"), noise.alias("noise"), joins.cast("int").alias("joins"))
+
+
+def nodes_of(viewers: DataFrame, model: NodeModel, options: CapacityOptions) -> DataFrame:
+    """Return `cpu_ns`, `joins`, `any_slow` of each simulated node. Grain: one size and node; sums are whole numbers."""
+    bit_rate = options.bit_rate or 0.0
+    one = model.viewer_us(bit_rate)
+    slow_us = f.when(f.col("slow"), f.lit(1 + model.slow_more)).otherwise(f.lit(1.0))
+    cpu = f.round(f.col("noise") * slow_us * one * 1000 + f.col("joins") * JOIN_WRITES * model.write_us * 1000)
+    return viewers.groupBy("size", "node").agg(
+        f.sum(cpu.cast("bigint")).alias("cpu_ns"),
+        f.sum("joins").alias("joins"),
+        f.max("slow").alias("any_slow"),
+    )
+
+
+def table_of(nodes: DataFrame, model: NodeModel, options: CapacityOptions) -> list[dict[str, Any]]:
+    """Return the rows of ``capacity``, one per size of a node."""
+    busy = (f.col("cpu_ns") / 1e9) + model.idle_us / 1e6
+    rows = (
+        nodes.withColumn("busy", busy)
+        .groupBy("size")
+        .agg(
+            f.count("*").alias("nodes"),
+            f.percentile("busy", f.lit([0.5, 0.95])).alias("quantiles"),
+            f.avg("joins").alias("joins"),
+            f.max("any_slow").alias("any_slow"),
+        )
+        .orderBy("size")
+        .collect()
+    )
+    found = []
+    for row in rows:
+        middle, high = row["quantiles"]
+        # All slow viewers of a stream hold the same log: what the slowest holds is what all of them hold.
+        queue = (options.bit_rate or 0.0) / 8 * QUEUE_S if row["any_slow"] else 0.0
+        spread = 2 * model.residual
+        memory = round(model.memory_bytes(row["size"]) + queue)
+        p99 = model.p99_ms(high)
+        fits = high <= options.busy and p99 <= options.p99_ms
+        fits = fits and (options.memory_bytes is None or memory <= options.memory_bytes)
+        found.append(
+            {
+                "viewers": row["size"],
+                "nodes": math.ceil(options.viewers / row["size"]),
+                "busy": middle,
+                "busy_p95": high,
+                "busy_low": high * (1 - spread),
+                "busy_high": high * (1 + spread),
+                "p99_ms": p99,
+                "memory_bytes": memory,
+                "joins_per_s": float(row["joins"]),
+                "fits": fits,
+            }
+        )
+    return found
+
+
+def sizes_to_try(model: NodeModel, options: CapacityOptions) -> list[int]:
+    """Return the sizes of a node to simulate: around the largest that the model alone gives."""
+    bit_rate, slow = options.bit_rate or 0.0, options.slow_share or 0.0
+    one = model.viewer_us(bit_rate) * (1 + slow * model.slow_more) + JOIN_WRITES * model.write_us / (
+        options.session_s or 1.0
+    )
+    busy = options.busy
+    if model.p99_per_busy_ms > 0:
+        busy = min(busy, max((options.p99_ms - model.p99_at_idle_ms) / model.p99_per_busy_ms, 0.01))
+    middle = max((busy * 1e6 - model.idle_us) / one, 1.0)
+    if options.memory_bytes is not None and model.viewer_memory_bytes:
+        middle = max(min(middle, (options.memory_bytes - model.idle_memory_bytes) / model.viewer_memory_bytes), 1.0)
+    shares = [0.5 + 0.7 * number / (STEPS - 1) for number in range(STEPS)]
+    near = [0.94, 0.96, 0.98, 1.0, 1.02]
+    return sorted({max(round(middle * share), 1) for share in (*shares, *near)})
+
+
+# -- the job
+
+
+def run(spark: SparkSession, events: str | None, out: str, options: CapacityOptions | None = None) -> JobResult:
+    """Fit, simulate, answer; write ``capacity``.
+
+    Args:
+        spark: session.
+        events: folder that the server wrote with ``--events``. None: none is read.
+        out: folder of the results.
+        options: None: all defaults.
+
+    Raises:
+        ConfigError: there is nothing to fit to, or an option is out of range.
+    """
+    options = options or CapacityOptions()
+    result = JobResult(name="capacity")
+    points: list[Measurement] = []
+    seen: dict[str, float] = {}
+    if events is not None and has_table(spark, events, "flow_samples"):
+        source = read_table(spark, events, "flow_samples")
+        result.accounts.append(source.accounts)
+        result.outputs.update(write_quarantine(spark, source, out))
+        points, seen = recorded(windows(source.frame)), crowd_of(source.frame)
+    told = parse_measurements(options.measurements, options.measurements_name) if options.measurements else []
+    if not (points or told):
+        raise ConfigError(
+            "there is nothing to fit a node to: no samples with viewers and no measurements",
+            hint="give --measurements FILE (bench/bench_capacity.py makes one), or a folder with flow_samples",
+        )
+    # Whole servers measured from outside know more than a thread's own meter, so they go first where there are any.
+    used = told or points
+    model = fit(used)
+    options = _completed(options, seen)
+    rows = table_of(nodes_of(crowd(spark, sizes_to_try(model, options), options), model, options), model, options)
+    names = [part.split()[0] for part in CAPACITY_DDL.split(", ")]
+    frame = spark.createDataFrame([tuple(row[name] for name in names) for row in rows], CAPACITY_DDL)
+    result.outputs["capacity"] = write_table(frame, f"{out}/capacity", partitions=1)
+    result.summary = _summary(rows, model, options, used, "measurements" if told else "samples")
+    return result
+
+
+def _completed(options: CapacityOptions, seen: dict[str, float]) -> CapacityOptions:
+    """Return `options` with what was not given taken from the records, else from the usual."""
+
+    def known(name: str, value: float | None, usual: float) -> float:
+        return seen.get(name, usual) if value is None else value
+
+    return replace(
+        options,
+        bit_rate=known("bit_rate", options.bit_rate, 2_500_000.0),
+        slow_share=known("slow_share", options.slow_share, 0.05),
+        session_s=known("session_s", options.session_s, 600.0),
+    )
+
+
+def _summary(
+    rows: list[dict[str, Any]], model: NodeModel, options: CapacityOptions, points: list[Measurement], source: str
+) -> dict[str, Any]:
+    """Return the answer, what it rests on, and how far a real crowd was from what the model says."""
+    fitting = [row for row in rows if row["fits"]]
+    best = max(fitting, key=lambda row: row["viewers"], default=None)
+    low = max((row["viewers"] for row in rows if row["busy_high"] <= options.busy), default=0)
+    high = max((row["viewers"] for row in rows if row["busy_low"] <= options.busy), default=0)
+    held_out = held_out_error(points)
+    summary: dict[str, Any] = {
+        "viewers_per_node": best["viewers"] if best else 0,
+        "viewers_per_node_low": low,
+        "viewers_per_node_high": high,
+        "memory_bytes_per_node": best["memory_bytes"] if best else 0,
+        "nodes": best["nodes"] if best else 0,
+        "p99_ms": best["p99_ms"] if best else None,
+        "cpu_us_per_viewer_s": round(model.viewer_us(options.bit_rate or 0.0), 1),
+        "memory_bytes_per_viewer": round(model.viewer_memory_bytes),
+        "bit_rate": options.bit_rate,
+        "slow_share": options.slow_share,
+        "session_s": options.session_s,
+        "fitted_to": source,
+        "measured_crowds": model.points,
+        "residual_share": round(model.residual, 4),
+        "error_share": None if held_out is None else round(held_out[0], 4),
+    }
+    summary["answer"] = _answer(best, low, high, model, options)
+    if held_out is not None:
+        error, largest = held_out
+        summary["answer"] += (
+            f" A real load of {largest.viewers} viewers, predicted from the smaller ones, was missed by {error:+.1%};"
+            f" with it in the fit the model is {error_of(model, largest):+.1%} off there."
+        )
+    return summary
+
+
+def _answer(best: dict[str, Any] | None, low: int, high: int, model: NodeModel, options: CapacityOptions) -> str:
+    rate = format_bit_rate(options.bit_rate or 0.0)
+    asked = f"at {options.busy:.0%} of a thread and {options.p99_ms:g} ms p99"
+    if best is None:
+        return f"No size of a node that was tried keeps what was asked for: {asked}, {rate}."
+    memory = f" {format_size(best['memory_bytes'])} of memory" if model.idle_memory_bytes else " memory not measured"
+    return (
+        f"A node carries {best['viewers']} viewers of {rate} ({low} to {high} by the residual of the fit), {asked};"
+        f"{memory}; {options.viewers} viewers need {best['nodes']} nodes. Fitted to {model.points} crowds, residual"
+        f" {model.residual:.1%}."
+    )

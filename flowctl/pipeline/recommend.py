@@ -1,0 +1,211 @@
+"""Which choice to take: the Pareto front of a what-if, and the objectives that pick one of it (pure).
+
+An objective is a list of parts, joined by ``then`` (or a comma)::
+
+    disconnects<=1% then delay_p95          # of those with 1 % or less, the one with the smallest delay
+    memory_peak<=64MiB then disconnects
+    balanced                                # the default, see below
+
+A part with ``<=`` or ``>=`` is a bound; one without is an order: smaller is better, or larger for `key_share`. Orders
+come into play in turn, where the ones before are equal. Where no choice keeps all bounds, the ones that break them
+least (as a share of the bound, the first bound first) are left, and the reason says so. Between choices that are equal
+in everything that was asked for, the one in force wins, then the one with less memory, then the smaller number: the
+same figures always give the same answer.
+
+``balanced`` weighs what an operator weighs by hand: each of disconnects of honest viewers, p95 of the delay, peak of
+the memory, and key frames lost is divided by what is in force (where that is 0: by the largest of all choices), and the
+smallest sum wins, disconnects counting double.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flowctl.errors import ConfigError
+from flowctl.units import format_size, parse_duration, parse_size
+
+MEASURES: Final = {
+    "disconnects": "disconnected_share",
+    "honest_disconnects": "honest_disconnected_share",
+    "delay_p50": "delay_p50_ms",
+    "delay_p95": "delay_p95_ms",
+    "delay_p99": "delay_p99_ms",
+    "delay_max": "delay_max_ms",
+    "memory_peak": "memory_peak_bytes",
+    "memory_mean": "memory_mean_bytes",
+    "stalls": "stall_share",
+    "drops": "dropped_share",
+    "key_share": "key_share",
+}
+"""Words of an objective, and the columns that they stand for."""
+LARGER_IS_BETTER: Final = frozenset({"key_share"})
+FRONT: Final = ("disconnected_share", "delay_p95_ms", "memory_peak_bytes", "dropped_share")
+"""What a choice may not be beaten in, all four at once, to be on the front; smaller is better in each."""
+_BALANCED: Final = (
+    ("honest_disconnected_share", 2.0),
+    ("delay_p95_ms", 1.0),
+    ("memory_peak_bytes", 1.0),
+    ("lost", 1.0),
+)
+_PART: Final = re.compile(r"([a-z0-9_]+)\s*(?:(<=|>=)\s*(\S+))?$")
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of an objective.
+
+    Args:
+        measure: a key of `MEASURES`.
+        operator: ``<=`` or ``>=``. None: an order.
+        bound: in the unit of the column. None: an order.
+        text: as it was written.
+    """
+
+    measure: str
+    operator: str | None
+    bound: float | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """What was picked, and why.
+
+    Args:
+        row: of the choice.
+        why: one line.
+        kept: whether all bounds are kept.
+    """
+
+    row: Row
+    why: str
+    kept: bool
+
+
+def parse_objective(text: str) -> list[Part]:
+    """Return the parts of an objective; none for ``balanced``.
+
+    Raises:
+        ConfigError: an unknown word, or a bound that is none.
+    """
+    if text.strip() == "balanced":
+        return []
+    parts = []
+    for piece in re.split(r"\s+then\s+|\s*,\s*", text.strip()):
+        match = _PART.match(piece)
+        if match is None or match[1] not in MEASURES:
+            raise ConfigError(
+                f"objective: {piece!r} is not understood",
+                hint=f"write it like disconnects<=1% then delay_p95; words: {', '.join(MEASURES)}, or balanced",
+            )
+        bound = None if match[3] is None else _bound(match[1], match[3])
+        parts.append(Part(match[1], match[2], bound, piece))
+    return parts
+
+
+def _bound(measure: str, text: str) -> float:
+    where = f"objective, {measure}"
+    if measure.startswith("memory"):
+        return float(parse_size(text, where))
+    if measure.startswith("delay"):
+        return parse_duration(text, where) * 1000
+    share, scale = (text[:-1], 0.01) if text.endswith("%") else (text, 1.0)
+    try:
+        return float(share) * scale
+    except ValueError:
+        raise ConfigError(f"{where}: {text!r} is no share", hint="write it like 1% or 0.01") from None
+
+
+def mark_front(rows: Sequence[Row]) -> list[bool]:
+    """Return for each choice whether no other is as good in all of `FRONT` and better in one."""
+    points = [tuple(float(row[name]) for name in FRONT) for row in rows]
+    return [
+        not any(other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in points)
+        for point in points
+    ]
+
+
+def recommend(rows: Sequence[Row], objective: str) -> Pick:
+    """Return the choice that an objective asks for.
+
+    Args:
+        rows: of ``whatif_choices`` that may be recommended, with `choice_id`, `in_force` and the columns of `MEASURES`.
+        objective: see the module.
+
+    Raises:
+        ConfigError: there are no rows, or the objective is not understood.
+    """
+    parts = parse_objective(objective)
+    if not rows:
+        raise ConfigError("there is no choice to recommend: the live server has the policy live alone")
+    if not parts:
+        return _balanced(rows)
+    bounds = [part for part in parts if part.operator]
+    excess = {row["choice_id"]: tuple(_excess(row, part) for part in bounds) for row in rows}
+    least = min(excess.values())
+    kept = not any(least)
+    left = [row for row in rows if excess[row["choice_id"]] == least]
+    orders = [part for part in parts if not part.operator]
+    best = min(left, key=lambda row: (tuple(_order(row, part) for part in orders), *_last(row)))
+    why = f"{len(left)} of {len(rows)} choices {'keep' if kept else 'come closest to'} the bounds"
+    if not bounds:
+        why = f"of {len(rows)} choices"
+    if orders:
+        why += f"; this one is best in {', then '.join(part.text for part in orders)}"
+    return Pick(best, why if kept or not bounds else f"NO choice keeps all bounds: {why}", kept)
+
+
+def _last(row: Row) -> tuple[Any, ...]:
+    """What decides where nothing that was asked for does."""
+    return not row.get("in_force"), float(row["memory_peak_bytes"]), row["choice_id"]
+
+
+def _order(row: Row, part: Part) -> float:
+    value = float(row[MEASURES[part.measure]])
+    return -value if part.measure in LARGER_IS_BETTER else value
+
+
+def _excess(row: Row, part: Part) -> float:
+    value, bound = float(row[MEASURES[part.measure]]), part.bound or 0.0
+    over = value - bound if part.operator == "<=" else bound - value
+    return max(over, 0.0) / (abs(bound) or 1.0)
+
+
+def _balanced(rows: Sequence[Row]) -> Pick:
+    present = next((row for row in rows if row.get("in_force")), rows[0])
+
+    def figure(row: Row, name: str) -> float:
+        return 1.0 - float(row["key_share"]) if name == "lost" else float(row[name])
+
+    scales = {}
+    for name, _ in _BALANCED:
+        scales[name] = figure(present, name) or max(figure(row, name) for row in rows) or 1.0
+    sums = {
+        row["choice_id"]: round(sum(weight * figure(row, name) / scales[name] for name, weight in _BALANCED), 9)
+        for row in rows
+    }
+    best = min(rows, key=lambda row: (sums[row["choice_id"]], *_last(row)))
+    why = f"smallest weighted sum of {len(rows)} choices: {sums[best['choice_id']]:.2f}"
+    return Pick(best, f"{why}, in force: {sums[present['choice_id']]:.2f}", kept=True)
+
+
+def costs(chosen: Row, present: Row) -> list[str]:
+    """Return what a choice costs and brings against the one in force, a line per figure."""
+    lines = []
+    for word, name in (
+        ("viewers disconnected", "disconnected_share"),
+        ("honest viewers disconnected", "honest_disconnected_share"),
+        ("messages dropped", "dropped_share"),
+        ("key frames delivered", "key_share"),
+        ("time stalled", "stall_share"),
+    ):
+        lines.append(f"{word}: {float(present[name]):.2%} -> {float(chosen[name]):.2%}")
+    for word, name in (("delay p50", "delay_p50_ms"), ("delay p95", "delay_p95_ms"), ("delay p99", "delay_p99_ms")):
+        lines.append(f"{word}: {float(present[name]):.0f} ms -> {float(chosen[name]):.0f} ms")
+    for word, name in (("memory of one viewer, at most", "memory_peak_bytes"), ("memory, mean", "memory_mean_bytes")):
+        lines.append(f"{word}: {format_size(float(present[name]))} -> {format_size(float(chosen[name]))}")
+    return lines

@@ -1,0 +1,412 @@
+"""``whatif``: which limits and drop policies would have been better for the viewers that were recorded.
+
+Theory of operation. The rows of one connection go to one call on a worker (`whatif_viewers`), which runs the server's
+own Sender over them for every choice of the grid, and gives a row per choice. These rows are the table
+``whatif_viewers``; summed up by choice they are ``whatif_choices``, with the Pareto front and the one recommendation
+that the objective asks for (`recommend`), which is also written as OUT/limits.toml for ``flowctl serve live --limits``.
+
+What shuffles: the rows of the connections, once, by (node, conn_id), after a select of the columns that are needed and
+a cut by time, which bounds what a worker holds of one connection. What comes to the driver: sums by choice, and by
+choice and bucket of delay, some thousand rows at most. Sums are whole numbers, so the order of adding is no matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as f
+
+from flowctl.errors import ConfigError
+from flowctl.limitsfile import LimitsFile, render
+from flowctl.pipeline.accounts import Accounts, JobResult
+from flowctl.pipeline.io import has_table, read_table, write_quarantine, write_table
+from flowctl.pipeline.place import Place
+from flowctl.pipeline.recommend import Pick, costs, mark_front, parse_objective, recommend
+from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid, in_force, parse_grid
+from flowctl.pipeline.whatif_viewers import ALL_CHOICES, DAMAGED, HONEST_SHARE, VIEWERS_DDL, evaluated
+from flowctl.telemetry.schema import CLASS_NAMES
+from flowctl.whatif import PLAYER_BUFFER_S, Choice, bucket_ms, marks_text, quantile_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CUT_S: Final = 1800.0
+"""Of a connection, so much is used from its beginning: half an hour of flight is some 600,000 rows in one worker."""
+EXTEND_S: Final = 30.0
+"""So much is added for a viewer that the server closed: twice the time after which one that takes nothing is closed."""
+
+CHOICES_DDL: Final = (
+    "choice_id int, choice string, policy string, soft string, hard string, low string, hard_policy string, "
+    "ladder boolean, soft_too_long_s double, stuck_s double, return_after_s double, in_force boolean, "
+    "on_front boolean, recommended boolean, viewers bigint, disconnected bigint, disconnected_share double, "
+    "honest_disconnected bigint, honest_disconnected_share double, offered_messages bigint, dropped_messages bigint, "
+    "dropped_share double, "
+    + ", ".join(f"dropped_messages_{name} bigint" for name in CLASS_NAMES)
+    + ", key_share double, delay_p50_ms double, delay_p95_ms double, delay_p99_ms double, delay_max_ms double, "
+    "stall_share double, ready_share double, memory_peak_bytes bigint, memory_mean_bytes double, "
+    "sent_bytes bigint, edges bigint, returns bigint"
+)
+"""Columns of ``whatif_choices``. Grain: one choice over all viewers."""
+
+_FLIGHT_COLUMNS: Final = (
+    *("ts", "node", "seq", "conn_id", "peer_ip", "role", "app", "stream", "number"),
+    *("offset_us", "kind", "message_class", "size_bytes", "taken_bytes", "reason", "detail"),
+)
+_SAMPLE_COLUMNS: Final = (
+    "node",
+    "seq",
+    "conn_id",
+    "peer_ip",
+    "interval_ms",
+    "state",
+    "queued_bytes",
+    "sent_bytes",
+    *(f"accepted_{unit}_{name}" for unit in ("messages", "bytes") for name in CLASS_NAMES),
+)
+_VIEWING: Final = ("play", "http_flv")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhatifOptions:
+    """What to try and what to ask for.
+
+    Args:
+        grid: text of a grid file, see `whatif_grid`. None: about fifty choices around the one in force.
+        grid_name: name of that file, for errors.
+        objective: see `flowctl.pipeline.recommend`.
+        source: ``flights``, ``samples``, or ``auto``: flights where there are any.
+        cut_s: how much of a connection is used, in seconds from its beginning.
+        extend_s: how much is added for a viewer that the server closed for being slow, in seconds. 0: nothing.
+        player_buffer_s: what a player has buffered, in seconds.
+
+    Raises:
+        ConfigError: a value is out of range, or the objective is not understood.
+    """
+
+    grid: str | None = None
+    grid_name: str = "grid"
+    objective: str = "balanced"
+    source: str = "auto"
+    cut_s: float = CUT_S
+    extend_s: float = EXTEND_S
+    player_buffer_s: float = PLAYER_BUFFER_S
+
+    def __post_init__(self) -> None:
+        parse_objective(self.objective)
+        if self.source not in {"auto", "flights", "samples"}:
+            raise ConfigError(f"source is {self.source!r}, it must be auto, flights or samples")
+        if not 1 <= self.cut_s <= 86_400:
+            raise ConfigError(f"cut_s is {self.cut_s}, it must be 1 to 86400 s")
+        if not 0 <= self.extend_s <= 600:
+            raise ConfigError(f"extend_s is {self.extend_s}, it must be 0 to 600 s")
+        if not 0 < self.player_buffer_s <= 60:
+            raise ConfigError(f"player_buffer_s is {self.player_buffer_s}, it must be above 0 and at most 60 s")
+
+
+# -- frames
+
+
+def flight_rows(flight: DataFrame, cut_s: float) -> DataFrame:
+    """Return what is needed of table ``flight``: rows within `cut_s`, details only where they are read."""
+    needed = f.col("kind").isin("begin", "call", "limits_set", "end")
+    return flight.where(f.col("offset_us") <= int(cut_s * 1_000_000)).select(
+        *(name for name in _FLIGHT_COLUMNS if name != "detail"), f.when(needed, f.col("detail")).alias("detail")
+    )
+
+
+def sample_rows(samples: DataFrame, cut_s: float) -> DataFrame:
+    """Return what is needed of table ``flow_samples``: viewers, within `cut_s` of their first sample."""
+    from pyspark.sql import Window
+
+    seconds = f.col("ts").cast("double")
+    began = f.min(seconds).over(Window.partitionBy("node", "conn_id"))
+    rows = samples.where(f.col("role").isin(*_VIEWING)).withColumn("_age", seconds - began)
+    return rows.where(f.col("_age") <= cut_s).select(*_SAMPLE_COLUMNS)
+
+
+def viewers(rows: DataFrame, choices: Sequence[Choice], source: str, options: WhatifOptions) -> DataFrame:
+    """Return ``whatif_viewers``: a row per connection and choice (`VIEWERS_DDL`).
+
+    Args:
+        rows: of `flight_rows` or `sample_rows`.
+        choices: in order of `choice_id`.
+        source: ``flight`` or ``samples``.
+        options: see `WhatifOptions`.
+    """
+    run_one = partial(
+        evaluated, choices=list(choices), source=source, extend_s=options.extend_s, buffer_s=options.player_buffer_s
+    )
+
+    def of_connection(table: Any) -> Any:
+        return run_one(table)
+
+    return rows.groupBy("node", "conn_id").applyInArrow(of_connection, VIEWERS_DDL)
+
+
+def judged(found: DataFrame, events: DataFrame | None) -> DataFrame:
+    """Return ``whatif_viewers`` with `honest` false also for connections that ran into a limit of the protocol."""
+    if events is None:
+        return found.select(*_columns(VIEWERS_DDL))
+    bad = (
+        events.where(f.col("event") == "limit_hit").select("node", "conn_id").distinct().withColumn("_bad", f.lit(True))
+    )
+    joined = found.join(bad, ["node", "conn_id"], "left")
+    honest = f.col("honest") & f.col("_bad").isNull()
+    return joined.withColumn("honest", honest).select(*_columns(VIEWERS_DDL))
+
+
+def sums(table: DataFrame) -> DataFrame:
+    """Return sums of ``whatif_viewers`` by `choice_id`; whole numbers."""
+    counted = [*(f"dropped_messages_{name}" for name in CLASS_NAMES), *_SUMMED]
+    closed = f.col("closed").isNotNull()
+    return (
+        table.where(f.col("choice_id") != DAMAGED)
+        .groupBy("choice_id")
+        .agg(
+            f.count("*").alias("viewers"),
+            f.sum(f.col("honest").cast("bigint")).alias("honest"),
+            f.sum(closed.cast("bigint")).alias("disconnected"),
+            f.sum((closed & f.col("honest")).cast("bigint")).alias("honest_disconnected"),
+            f.max("memory_peak_bytes").alias("memory_peak_bytes"),
+            *(f.sum(name).alias(name) for name in counted),
+        )
+    )
+
+
+def delays(table: DataFrame) -> DataFrame:
+    """Return microseconds of delay by `choice_id` and bucket."""
+    return (
+        table.where(f.col("choice_id") != DAMAGED)
+        .select("choice_id", f.explode("delay_us").alias("bucket", "us"))
+        .groupBy("choice_id", "bucket")
+        .agg(f.sum("us").alias("us"))
+    )
+
+
+_SUMMED: Final = (
+    "watched_us",
+    "offered_messages",
+    "key_offered",
+    "key_sent",
+    "sent_bytes",
+    "edges",
+    "ready_us",
+    "stall_us",
+    "memory_mean_bytes",
+    "returns",
+    "inputs",
+    "shown",
+)
+
+
+def _columns(ddl: str) -> list[str]:
+    return [part.split()[0] for part in ddl.split(", ")]
+
+
+# -- choices, in the driver: as many rows as the grid has
+
+
+def choice_rows(
+    choices: Sequence[Choice], by_choice: Mapping[int, Mapping[str, int]], delay: Iterable[tuple[int, int, int]]
+) -> list[dict[str, Any]]:
+    """Return the rows of ``whatif_choices``, without a recommendation.
+
+    Args:
+        choices: in order of `choice_id`; the first is in force.
+        by_choice: sums by `choice_id`; those of `ALL_CHOICES` count for each.
+        delay: (choice_id, bucket, microseconds).
+    """
+    histograms: dict[int, dict[int, float]] = {}
+    for choice_id, bucket, us in delay:
+        histograms.setdefault(choice_id, {})[bucket] = us / 1e6
+    rows = []
+    for number, choice in enumerate(choices):
+        parts = [by_choice[key] for key in (number, ALL_CHOICES) if key in by_choice]
+        total = {name: sum(part[name] or 0 for part in parts) for name in parts[0]} if parts else {}
+        total["memory_peak_bytes"] = max((part["memory_peak_bytes"] or 0 for part in parts), default=0)
+        histogram: dict[int, float] = {}
+        for key in (number, ALL_CHOICES):
+            for bucket, seconds in histograms.get(key, {}).items():
+                histogram[bucket] = histogram.get(bucket, 0.0) + seconds
+        rows.append({**_settings(number, choice), **_shares(total), **_quantiles(histogram)})
+    for row, on_front in zip(rows, mark_front(rows), strict=True):
+        row["on_front"] = on_front
+    return rows
+
+
+def _settings(number: int, choice: Choice) -> dict[str, Any]:
+    limits = choice.limits
+    return {
+        "choice_id": number,
+        "choice": str(choice),
+        "policy": choice.policy,
+        **{name: marks_text(limits, level) for level, name in enumerate(("low", "soft", "hard"))},
+        "hard_policy": limits.hard_policy.value,
+        "ladder": choice.ladder,
+        "soft_too_long_s": float(choice.soft_too_long_s),
+        "stuck_s": float(choice.stuck_s),
+        "return_after_s": float(choice.return_after_s),
+        "in_force": number == 0,
+        "recommended": False,
+    }
+
+
+def _shares(total: Mapping[str, int]) -> dict[str, Any]:
+    def share(part: str, whole: str) -> float:
+        return total.get(part, 0) / total[whole] if total.get(whole) else 0.0
+
+    by_class = {f"dropped_messages_{name}": total.get(f"dropped_messages_{name}", 0) for name in CLASS_NAMES}
+    dropped = sum(by_class.values())
+    copied = ("viewers", "disconnected", "honest_disconnected", "offered_messages", "sent_bytes", "edges", "returns")
+    return {
+        **{name: total.get(name, 0) for name in copied},
+        **by_class,
+        "dropped_messages": dropped,
+        "disconnected_share": share("disconnected", "viewers"),
+        "honest_disconnected_share": share("honest_disconnected", "honest"),
+        "dropped_share": dropped / total["offered_messages"] if total.get("offered_messages") else 0.0,
+        "key_share": share("key_sent", "key_offered") if total.get("key_offered") else 1.0,
+        "stall_share": share("stall_us", "watched_us"),
+        "ready_share": share("ready_us", "watched_us"),
+        "memory_peak_bytes": total["memory_peak_bytes"],
+        "memory_mean_bytes": share("memory_mean_bytes", "viewers"),
+    }
+
+
+def _quantiles(histogram: Mapping[int, float]) -> dict[str, float]:
+    pairs = sorted(histogram.items())
+    found = {f"delay_p{percent}_ms": quantile_ms(pairs, percent / 100) for percent in (50, 95, 99)}
+    return {**found, "delay_max_ms": bucket_ms(pairs[-1][0]) if pairs else 0.0}
+
+
+def limits_text(choice: Choice, pick: Pick, present: Mapping[str, Any], objective: str, viewers_count: int) -> str:
+    """Return the limits file of the recommended choice, with the reason and what it costs as comments."""
+    file = LimitsFile(
+        limits=choice.limits,
+        objective=objective,
+        stuck_s=choice.stuck_s,
+        soft_too_long_s=choice.soft_too_long_s,
+        return_after_s=choice.return_after_s,
+        ladder=choice.ladder,
+    )
+    head = [
+        f"Recommended by flowctl analyze whatif from {viewers_count} recorded viewers.",
+        f"Objective: {objective}",
+        f"Why: {pick.why}.",
+        "Against the limits in force (in force -> recommended):",
+        *(f"  {line}" for line in costs(pick.row, present)),
+    ]
+    return "".join(f"# {line}\n" for line in head) + render(file)
+
+
+# -- the job
+
+
+def run(spark: SparkSession, events: str, out: str, options: WhatifOptions | None = None) -> JobResult:
+    """Evaluate the grid over all recorded viewers; write ``whatif_viewers``, ``whatif_choices`` and ``limits.toml``.
+
+    Args:
+        spark: session.
+        events: folder that the server wrote with ``--events``.
+        out: folder of the results.
+        options: None: all defaults.
+
+    Returns:
+        Accounts of the tables that were read; outputs; summary: viewers, choices, evaluations, the recommendation.
+
+    Raises:
+        ConfigError: there is neither a flight nor a sample, or the grid or the objective is wrong.
+    """
+    options = options or WhatifOptions()
+    source_table = _source(spark, events, options.source)
+    flights = source_table == "flight"
+    source = read_table(spark, events, source_table)
+    happened = read_table(spark, events, "flow_events") if has_table(spark, events, "flow_events") else None
+    present = _in_force(source.frame if flights else None, None if happened is None else happened.frame)
+    choices = default_grid(present or DEFAULT_IN_FORCE)
+    if options.grid is not None:
+        choices = parse_grid(options.grid, options.grid_name, present or DEFAULT_IN_FORCE)
+    rows = flight_rows(source.frame, options.cut_s) if flights else sample_rows(source.frame, options.cut_s)
+    found = viewers(rows, choices, "flight" if flights else "samples", options)
+    viewers_path = write_table(judged(found, None if happened is None else happened.frame), f"{out}/whatif_viewers")
+    table = spark.read.parquet(viewers_path)
+    result = _answer(spark, out, table, choices, options)
+    result.outputs["whatif_viewers"] = viewers_path
+    for item in (source, happened):
+        if item is not None:
+            result.accounts.append(item.accounts)
+            result.outputs.update(write_quarantine(spark, item, out))
+    result.summary["source"] = source_table
+    result.summary["in_force"] = "of the records" if present else "not in the records; the defaults are taken"
+    _note_damaged(table, source.accounts, result)
+    return result
+
+
+def _source(spark: SparkSession, events: str, wanted: str) -> str:
+    tables = {"flights": ("flight",), "samples": ("flow_samples",), "auto": ("flight", "flow_samples")}[wanted]
+    for name in tables:
+        if has_table(spark, events, name):
+            return name
+    raise ConfigError(
+        f"{events} has no {' and no '.join(tables)}: there are no viewers to try other limits on",
+        hint="record with flowctl serve live --events DIR --flights 5%",
+    )
+
+
+def _in_force(flights: DataFrame | None, happened: DataFrame | None) -> Choice | None:
+    """Return the choice in force that the records tell: of the newest flight, else of the newest start of a server."""
+    for frame, column, word in ((flights, "kind", "begin"), (happened, "event", "server_started")):
+        if frame is None:
+            continue
+        newest = frame.where(f.col(column) == word).orderBy(f.desc("ts"), f.desc("seq")).select("detail").limit(1)
+        for row in newest.collect():
+            if (choice := in_force(row["detail"])) is not None:
+                return choice
+    return None
+
+
+def _answer(
+    spark: SparkSession, out: str, table: DataFrame, choices: Sequence[Choice], options: WhatifOptions
+) -> JobResult:
+    """Sum up, recommend, and write ``whatif_choices`` and ``limits.toml``."""
+    by_choice = {row["choice_id"]: row.asDict() for row in sums(table).collect()}
+    delay = [(row["choice_id"], row["bucket"], row["us"]) for row in delays(table).collect()]
+    rows = choice_rows(choices, by_choice, delay)
+    count = rows[0]["viewers"]
+    summary: dict[str, Any] = {
+        "viewers": count,
+        "viewers_in_trouble": by_choice.get(0, {}).get("viewers", 0),
+        "choices": len(choices),
+        "evaluations": sum(part["inputs"] or 0 for part in by_choice.values()),
+        "senders_called": sum(part["shown"] or 0 for part in by_choice.values()),
+        "objective": options.objective,
+        "honest_share": HONEST_SHARE,
+    }
+    outputs = {}
+    if count:
+        # Only what the live server can be told: its policy is live.
+        pick = recommend([row for row in rows if row["policy"] == "live"], options.objective)
+        chosen = rows[pick.row["choice_id"]]
+        chosen["recommended"] = True
+        text = limits_text(choices[chosen["choice_id"]], pick, rows[0], options.objective, count)
+        place = Place(spark, out)
+        place.write_text("limits.toml", text)
+        outputs["limits.toml"] = place.path("limits.toml")
+        summary |= {"recommended": chosen["choice"], "why": pick.why, "bounds_kept": pick.kept}
+    names = _columns(CHOICES_DDL)
+    frame = spark.createDataFrame([tuple(row[name] for name in names) for row in rows], CHOICES_DDL)
+    outputs["whatif_choices"] = write_table(frame, f"{out}/whatif_choices", partitions=1)
+    return JobResult(name="whatif", outputs=outputs, summary=summary)
+
+
+def _note_damaged(table: DataFrame, accounts: Accounts, result: JobResult) -> None:
+    """Say which connections could not be evaluated; their rows stay in ``whatif_viewers`` with the reason."""
+    damaged = table.where(f.col("choice_id") == DAMAGED)
+    count = damaged.count()
+    result.summary["connections_not_evaluated"] = count
+    if count:
+        first = damaged.orderBy("node", "conn_id").select("conn_id", "reason").limit(1).collect()[0]
+        accounts.warnings.append(f"{count} connections could not be evaluated, the first: {first[0]}: {first[1]}")

@@ -1,0 +1,173 @@
+"""The choices that a what-if tries: around the limits in force, or as a file of TOML says (pure).
+
+A grid file names values, and every combination is a choice::
+
+    soft = ["1MiB,1024,2s", "2MiB,2048,4s"]   # bytes, messages, age, as everywhere
+    hard = ["2x", "4MiB,4096,8s"]             # marks, or how many times the soft ones; default "2x"
+    policy = ["live"]                         # live, keep, drop
+    ladder = [true, false]
+    hard_policy = ["close"]                   # close, hold
+    soft_too_long_s = [60]
+    stuck_s = [15]
+    return_after_s = [5]
+
+What is left out is as it is in force. The choice in force is always tried, and always is number 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from flowctl.errors import ConfigError
+from flowctl.flight.words import limits_from, settings_from
+from flowctl.limits import AxisLimits, HardPolicy, Limits
+from flowctl.whatif import MOST_CHOICES, Choice, marks_text
+
+DEFAULT_IN_FORCE: Final = Choice(limits=Limits.parse("2MiB,2048,4s", "4MiB,4096,8s"), return_after_s=0.0)
+"""What ``flowctl serve live`` has without options; taken where the records do not say what was in force."""
+
+_KEYS: Final = ("soft", "hard", "policy", "ladder", "hard_policy", "soft_too_long_s", "stuck_s", "return_after_s")
+_SCALES: Final = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+"""Of bytes and messages: three octaves down, because memory is what limits cost, and two up."""
+_AGES: Final = (0.5, 1.0, 2.0)
+"""Of the age mark."""
+
+
+def scaled(limits: Limits, *, load: float = 1.0, age: float = 1.0, hard_times: float | None = None) -> Limits:
+    """Return `limits` with the marks of bytes and messages `load` times, those of age `age` times as large.
+
+    Args:
+        limits: marks; those that are off stay off.
+        load: factor, above 0.
+        age: factor, above 0.
+        hard_times: the hard marks are so many times the soft ones. None: they keep their distance.
+    """
+
+    def axis(old: AxisLimits, factor: float) -> AxisLimits:
+        soft = round(old.soft * factor)
+        hard = round((old.hard or 0) * factor) if hard_times is None or not old.soft else round(soft * hard_times)
+        low = min(round((old.low or 0) * factor), max((soft or hard) - 1, 0))
+        return AxisLimits(soft=soft, hard=max(hard, soft) if hard else 0, low=low, name=old.name)
+
+    return Limits(
+        size=axis(limits.size, load),
+        messages=axis(limits.messages, load),
+        age_ms=axis(limits.age_ms, age),
+        overhead_bytes=limits.overhead_bytes,
+        hard_policy=limits.hard_policy,
+    )
+
+
+def default_grid(present: Choice) -> list[Choice]:
+    """Return about fifty choices around the one in force, which comes first.
+
+    Sizes and ages with the ladder and without, what a return to live and a longer hard limit bring, and the other two
+    policies, which the live server does not have, for comparison.
+    """
+    limits = present.limits
+    choices = [present]
+    for load, age, ladder in itertools.product(_SCALES, _AGES, (True, False)):
+        choices.append(_like(present, limits=scaled(limits, load=load, age=age), ladder=ladder))
+    for load in (0.5, 1.0, 2.0):
+        choices.append(_like(present, limits=scaled(limits, load=load, hard_times=4)))
+        choices.append(_like(present, limits=scaled(limits, load=load), return_after_s=2.0))
+        choices.append(_like(present, limits=scaled(limits, load=load), soft_too_long_s=20.0))
+    for policy, load in itertools.product(("keep", "drop"), (0.5, 1.0, 2.0)):
+        choices.append(_like(present, limits=scaled(limits, load=load), policy=policy, ladder=False))
+    return list(dict.fromkeys(choices))
+
+
+def _like(present: Choice, **changes: Any) -> Choice:
+    fields = {name: getattr(present, name) for name in Choice.__dataclass_fields__}
+    return Choice(**{**fields, **changes})
+
+
+def parse_grid(text: str, where: str, present: Choice) -> list[Choice]:
+    """Return the choices that a grid file asks for, with the one in force first.
+
+    Args:
+        text: contents of the file.
+        where: its name, for errors.
+        present: the choice in force.
+
+    Raises:
+        ConfigError: no TOML, an unknown key, a value that is not allowed, or more than 4096 choices.
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: not valid TOML: {error}") from error
+    for key in table:
+        if key not in _KEYS:
+            raise ConfigError(f"{where}: unknown key {key!r}", hint=f"there are {', '.join(_KEYS)}")
+    axes = {key: _values(table, key, where, present) for key in _KEYS}
+    count = 1
+    for values in axes.values():
+        count *= len(values)
+    if count > MOST_CHOICES:
+        raise ConfigError(f"{where}: {count} combinations, at most {MOST_CHOICES} can be tried")
+    choices = [present]
+    for combination in itertools.product(*axes.values()):
+        given = dict(zip(_KEYS, combination, strict=True))
+        try:
+            limits = _limits(given.pop("soft"), given.pop("hard"), HardPolicy(given.pop("hard_policy")))
+            choices.append(Choice(limits=limits, **given))
+        except (ConfigError, ValueError, TypeError) as error:
+            raise ConfigError(f"{where}: {error}", hint=getattr(error, "hint", None)) from error
+    return list(dict.fromkeys(choices))
+
+
+def _values(table: Mapping[str, Any], key: str, where: str, present: Choice) -> Sequence[Any]:
+    defaults: dict[str, Any] = {
+        "soft": marks_text(present.limits, 1).replace(" ", ""),
+        "hard": "2x",
+        "hard_policy": present.limits.hard_policy.value,
+    }
+    if key not in table:
+        return [defaults[key] if key in defaults else getattr(present, key)]
+    values = table[key] if isinstance(table[key], list) else [table[key]]
+    kind = bool if key == "ladder" else (int, float) if key.endswith("_s") else str
+    for value in values:
+        if not isinstance(value, kind) or (key.endswith("_s") and isinstance(value, bool)):
+            raise ConfigError(f"{where}: {key} has the value {value!r}, which is of the wrong type")
+    if not values:
+        raise ConfigError(f"{where}: {key} has no value")
+    return values
+
+
+def _limits(soft: str, hard: str, hard_policy: HardPolicy) -> Limits:
+    if not hard.endswith("x"):
+        return Limits.parse(soft, hard, hard_policy=hard_policy)
+    try:
+        times = float(hard[:-1])
+    except ValueError:
+        raise ConfigError(f"hard is {hard!r}, it must be marks, or like 2x") from None
+    if not 1 <= times <= 1000:
+        raise ConfigError(f"hard is {hard!r}, the hard marks must be 1 to 1000 times the soft ones")
+    return scaled(Limits.parse(soft, hard_policy=hard_policy), hard_times=times)
+
+
+def in_force(detail: str | None) -> Choice | None:
+    """Return the choice that the detail of a BEGIN row or of a `server_started` event tells; None: it tells none.
+
+    Args:
+        detail: JSON text with `limits` and `settings`, or with `marks` and the times by name.
+    """
+    try:
+        values = json.loads(detail or "{}")
+        limits = limits_from(values.get("marks") or values["limits"])
+        if "settings" in values:
+            settings = settings_from(values["settings"])
+            times = {name: getattr(settings, name) for name in ("soft_too_long_s", "stuck_s", "return_after_s")}
+            return Choice(limits=limits, ladder=settings.ladder is not None, **times)
+        times = {
+            name: float(values.get(name, getattr(DEFAULT_IN_FORCE, name)))
+            for name in ("soft_too_long_s", "stuck_s", "return_after_s")
+        }
+        return Choice(limits=limits, ladder=bool(values.get("ladder", True)), **times)
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError):
+        return None

@@ -1,0 +1,148 @@
+"""What other limits would have done for a recorded viewer: the server's own Sender, run over what was recorded (pure).
+
+A *recorded viewer* is a list of what happened to it in order: messages that were published for it, and writes, each
+with what the kernel took and whether it met EAGAIN. A *choice* is a set of limits, a drop policy, the ladder on or off,
+and times. `evaluate` runs all choices over one viewer at once and returns an `Outcome` for each. Every choice has a
+real `Sender` with a real `LogCursor`, policy, ladder and ledger; only the socket, the clock and the fan-out are stood
+in for (`flowctl._whatifrun`), so the answer is what the server would do, not a model of it.
+
+The link is known only from what the kernel took, so this is what is assumed (`LinkModel` does the arithmetic):
+
+- While the recorded viewer was blocked, what the kernel took is what the link allowed. A choice that asks for less
+  leaves room in the kernel's buffer, and may take so much more at its next write, but never more than a buffer: a link
+  that has nothing to carry does not make up for it later.
+- While the recorded viewer was not blocked, the kernel took everything, so the rate is unknown: at least that. A choice
+  that has more queued then gets as much again as the rate last measured while blocked allows for the time since the
+  last write; where nothing was measured yet, there is no bound.
+- Writes come when the recorded viewer wrote. Where that one was blocked for longer than a flush interval, a choice that
+  was not is offered a write when a message comes.
+
+The choice that was recorded therefore meets exactly the answers that were recorded. After a viewer had been closed
+nothing was recorded: `extended` goes on with the last seconds of stream and link, and says from when on.
+
+Delay is the age of the oldest queued message when a write comes, weighted by the time since the write before: what a
+viewer sees who plays at once. It is a *stall* while that is above the player's buffer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from flowctl._whatifrun import Run, untroubled
+from flowctl.errors import ConfigError
+from flowctl.whatif_types import (
+    BUCKETS,
+    GRID_S,
+    LEAST_KERNEL_BYTES,
+    MOST_CHOICES,
+    MOST_EVENTS,
+    NO_MESSAGES,
+    PLAYER_BUFFER_S,
+    POLICIES,
+    REFUSED,
+    TAKEN,
+    Choice,
+    Event,
+    Outcome,
+    RecordedViewer,
+    Work,
+    bucket_ms,
+    bucket_of,
+    marks_text,
+    on_grid,
+    quantile_ms,
+)
+
+__all__ = [
+    "BUCKETS",
+    "GRID_S",
+    "LEAST_KERNEL_BYTES",
+    "MOST_CHOICES",
+    "MOST_EVENTS",
+    "NO_MESSAGES",
+    "PLAYER_BUFFER_S",
+    "POLICIES",
+    "REFUSED",
+    "TAKEN",
+    "Choice",
+    "Event",
+    "Outcome",
+    "RecordedViewer",
+    "Work",
+    "bucket_ms",
+    "bucket_of",
+    "evaluate",
+    "extended",
+    "marks_text",
+    "on_grid",
+    "quantile_ms",
+]
+
+
+def evaluate(
+    viewer: RecordedViewer,
+    choices: Sequence[Choice],
+    *,
+    player_buffer_s: float = PLAYER_BUFFER_S,
+    work: Work | None = None,
+    together: bool = True,
+) -> list[Outcome]:
+    """Run all `choices` over one recorded viewer.
+
+    Args:
+        viewer: what was recorded.
+        choices: what to try; 1 to 4096.
+        player_buffer_s: what the viewer's player has buffered, in seconds.
+        work: counts are added to this. None: nobody counts.
+        together: whether choices that are at the same place are served as one, and Senders are called only where a
+            limit can be crossed. Without, every Sender is shown every input by itself: the same outcomes, slowly.
+
+    Returns:
+        One outcome per choice, in their order.
+
+    Raises:
+        ConfigError: no choices, or too many.
+    """
+    if not 1 <= len(choices) <= MOST_CHOICES:
+        raise ConfigError(f"there are {len(choices)} choices to evaluate, it must be 1 to {MOST_CHOICES}")
+    work = work if work is not None else Work()
+    work.viewers += 1
+    if not viewer.refused and together:
+        return [untroubled(viewer, player_buffer_s, work, len(choices))] * len(choices)
+    work.refused_viewers += viewer.refused
+    return Run(viewer, choices, player_buffer_s=player_buffer_s, work=work, together=together).run()
+
+
+def extended(viewer: RecordedViewer, seconds: float, *, window_s: float = 10.0) -> RecordedViewer:
+    """Return `viewer` with `seconds` more, in which the last `window_s` of stream and link come again and again.
+
+    For a viewer that the server closed: what would have become of it under another choice is not recorded. A window of
+    which nothing was taken stays so: a dead link stays dead.
+
+    Args:
+        viewer: what was recorded.
+        seconds: how much to add; 0: nothing.
+        window_s: what is repeated, in seconds.
+    """
+    if seconds <= 0 or not viewer.events:
+        return viewer
+    end = viewer.ended_at
+    first = max(viewer.events[0][0], end - window_s)
+    window = [event for event in itertools.islice(viewer.events, viewer.given, None) if event[0] >= first]
+    length = end - first
+    if not window or length <= 0:
+        return viewer
+    more: list[Event] = []
+    shift = length
+    while shift < seconds + length and len(viewer.events) + len(more) + len(window) <= MOST_EVENTS:
+        more.extend((at + shift, what, size) for at, what, size in window if at + shift <= end + seconds)
+        shift += length
+    return RecordedViewer(
+        events=[*viewer.events, *more],
+        given=viewer.given,
+        ended_at=end + seconds,
+        close_reason=viewer.close_reason,
+        kernel_bytes=viewer.kernel_bytes,
+        assumed_from=end,
+    )

@@ -1,0 +1,103 @@
+"""Objectives, the Pareto front, and the grid of choices: text in, one choice out, the same every time."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowctl.errors import ConfigError
+from flowctl.limits import HardPolicy
+from flowctl.pipeline.recommend import mark_front, parse_objective, recommend
+from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid, parse_grid, scaled
+
+
+def row(number, disconnects=0.0, delay=100.0, memory=1000, **columns):
+    """Return a row of whatif_choices with the columns that a recommendation needs."""
+    figures = {
+        "choice_id": number,
+        "in_force": number == 0,
+        "disconnected_share": disconnects,
+        "honest_disconnected_share": disconnects,
+        "memory_peak_bytes": memory,
+        "memory_mean_bytes": memory / 2,
+        "dropped_share": 0.1,
+        "stall_share": 0.0,
+        "key_share": 0.9,
+    }
+    delays = {f"delay_{name}_ms": delay for name in ("p50", "p95", "p99", "max")}
+    return {**figures, **delays, **columns}
+
+
+def test_recommend_when_a_bound_is_given_orders_what_keeps_it():
+    """Of the choices within the bound, the first in order is taken."""
+    rows = [row(0, 0.05, 10.0), row(1, 0.01, 300.0), row(2, 0.005, 200.0)]
+    pick = recommend(rows, "disconnects<=1% then delay_p95")
+    assert pick.row["choice_id"] == 2
+    assert pick.kept
+
+
+def test_recommend_when_no_choice_keeps_the_bound_takes_the_closest_and_says_so():
+    """A bound that nobody keeps is no reason to recommend nothing, but the reason tells."""
+    pick = recommend([row(0, 0.5), row(1, 0.3), row(2, 0.4)], "disconnects<=1%")
+    assert pick.row["choice_id"] == 1
+    assert not pick.kept
+    assert pick.why.startswith("NO choice")
+
+
+def test_recommend_when_all_are_equal_leaves_what_is_in_force():
+    """Nothing is changed for nothing."""
+    for objective in ("balanced", "delay_p95", "key_share, memory_peak<=1MiB"):
+        assert recommend([row(2), row(1), row(0)], objective).row["choice_id"] == 0
+
+
+def test_recommend_when_balanced_weighs_disconnects_double():
+    """Halving disconnects outweighs a delay half as long again."""
+    assert recommend([row(0, 0.2, 100.0), row(1, 0.1, 150.0)], "balanced").row["choice_id"] == 1
+
+
+def test_front_when_a_choice_is_beaten_in_all_leaves_it_out():
+    """On the front is what nothing else beats or equals in everything; equals are all on it."""
+    rows = [row(0, 0.1, 100.0), row(1, 0.2, 100.0), row(2, 0.3, 50.0), row(3, 0.1, 100.0)]
+    assert mark_front(rows) == [True, False, True, True]
+
+
+@pytest.mark.parametrize("text", ["", "speed", "delay_p95<=", "disconnects<=few", "delay_p95 and then memory_peak"])
+def test_objective_when_it_is_not_understood_is_an_error(text):
+    """A slip of the pen is told, with the words that there are."""
+    with pytest.raises(ConfigError, match="objective"):
+        parse_objective(text)
+
+
+def test_grid_when_none_is_given_has_about_fifty_choices_with_the_present_first():
+    """The choice in force is number 0, and no choice is there twice."""
+    choices = default_grid(DEFAULT_IN_FORCE)
+    assert 45 <= len(choices) <= 55
+    assert choices[0] == DEFAULT_IN_FORCE
+    assert len(set(choices)) == len(choices)
+
+
+def test_grid_when_read_from_a_file_is_every_combination():
+    """Values are combined; what is left out is as it is in force; the hard marks may be a factor."""
+    text = 'soft = ["1MiB,1024,2s", "2MiB,2048"]\nhard = ["3x"]\nladder = [true, false]\nhard_policy = "hold"\n'
+    choices = parse_grid(text, "g.toml", DEFAULT_IN_FORCE)
+    assert len(choices) == 5
+    assert {3 * 1024, 3 * 2048} == {choice.limits.messages.hard for choice in choices[1:]}
+    assert {HardPolicy.HOLD} == {choice.limits.hard_policy for choice in choices[1:]}
+
+
+@pytest.mark.parametrize(
+    "text", ["soft = 3", "softer = []", 'hard = ["0x"]', 'policy = ["fast"]', "stuck_s = [-1]", "stuck_s = []", "=", ""]
+)
+def test_grid_when_it_is_wrong_names_the_file(text):
+    """Errors of a grid file begin with its name; an empty file is the choice in force alone."""
+    if not text:
+        assert parse_grid(text, "g.toml", DEFAULT_IN_FORCE) == [DEFAULT_IN_FORCE]
+        return
+    with pytest.raises(ConfigError, match=r"^g\.toml: "):
+        parse_grid(text, "g.toml", DEFAULT_IN_FORCE)
+
+
+def test_scaled_when_marks_are_tiny_keeps_their_order():
+    """However small the factor, low stays below soft, and soft at or below hard."""
+    limits = scaled(DEFAULT_IN_FORCE.limits, load=0.001, age=0.001)
+    for axis in (limits.size, limits.messages, limits.age_ms):
+        assert axis.low < axis.soft <= axis.hard

@@ -1,0 +1,127 @@
+"""The job whatif on Spark: samples of slow viewers become choices, a recommendation, and a limits file."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import itertools
+
+from record_kit import sample, write_samples
+
+from flowctl.errors import ConfigError
+from flowctl.limitsfile import parse_limits_file
+from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid
+from flowctl.pipeline.whatif_viewers import ALL_CHOICES, sample_viewer
+
+pytestmark = pytest.mark.timeout(600)  # a job starts some forty tasks, which take long beside other tests
+
+GRID = 'soft = ["64KiB,0", "2MiB,2048,4s"]\nhard = ["2x"]\nladder = [true, false]\n'
+
+
+def second(number, conn_id, *, sent, state="READY", queued=0):
+    """Return a sample of one second of a stream of 2.1 Mbit/s: a key frame, 24 others, 25 sounds."""
+    columns = {"accepted_messages_key": 1, "accepted_bytes_key": 50_000, "accepted_messages_inter": 24}
+    columns |= {"accepted_bytes_inter": 200_000, "accepted_messages_audio": 25, "accepted_bytes_audio": 10_000}
+    return sample(number, conn_id, sent_bytes=sent, state=state, queued_bytes=queued, **columns)
+
+
+def crowd(seconds=20):
+    """Return samples of two healthy viewers, one with half the rate, and one that stands still."""
+    rows = []
+    for number in range(seconds):
+        rows += [second(number, conn_id, sent=260_000) for conn_id in (1, 2)]
+        rows.append(second(number, 3, sent=130_000, state="OVERLOADED", queued=130_000 * (number + 1)))
+        rows.append(second(number, 4, sent=0, state="SOFT_LIMIT", queued=260_000 * (number + 1)))
+    return rows
+
+
+def test_sample_viewer_when_made_up_has_all_messages_and_bytes():
+    """Spreading a second over its length loses and adds no message and no byte, of the stream and of the link."""
+    rows = [row for row in crowd(5) if row["conn_id"] == 3]
+    viewer = sample_viewer(rows, 0.0)
+    assert sum(what >= 0 for _, what, _ in viewer.events) == 5 * 50
+    assert sum(size for _, what, size in viewer.events if what >= 0) == 5 * 260_000
+    assert sum(size for _, what, size in viewer.events if what < 0) == 5 * 130_000
+
+
+def test_run_when_viewers_are_slow_writes_choices_and_a_limits_file(spark, tmp_path):
+    """Of a crowd with slow viewers every choice has a row, one is recommended, and the server can read the file."""
+    from flowctl.pipeline.whatif import WhatifOptions, run
+
+    write_samples(tmp_path / "events", crowd())
+    out = str(tmp_path / "out")
+    result = run(spark, str(tmp_path / "events"), out, WhatifOptions(grid=GRID, objective="disconnects, delay_p95"))
+    result.check()
+    rows = {row["choice_id"]: row for row in spark.read.parquet(f"{out}/whatif_choices").collect()}
+    assert set(range(len(rows))) == set(rows)
+    assert {4} == {row["viewers"] for row in rows.values()}
+    assert [row["recommended"] for row in rows.values() if row["recommended"]] == [True]
+    assert any(row["on_front"] for row in rows.values())
+    chosen = next(row for row in rows.values() if row["recommended"])
+    assert chosen["disconnected"] == min(row["disconnected"] for row in rows.values())
+    text = (tmp_path / "out/limits.toml").read_text("utf-8")
+    assert chosen["ladder"] is parse_limits_file(text, "limits.toml").ladder
+    assert "Against the limits in force" in text
+    viewers = spark.read.parquet(f"{out}/whatif_viewers").collect()
+    assert {1, 2} == {row["conn_id"] for row in viewers if row["choice_id"] == ALL_CHOICES}
+    assert 2 * len(rows) + 2 == len(viewers)
+    assert {False} == {row["honest"] for row in viewers if row["conn_id"] == 4}
+
+
+def test_run_when_done_twice_gives_the_same_tables(spark, tmp_path):
+    """The job is a function of its input: choices and limits file are the same the second time."""
+    from flowctl.pipeline.whatif import WhatifOptions, run
+
+    write_samples(tmp_path / "events", crowd(8))
+    tables = []
+    for name in ("a", "b"):
+        run(spark, str(tmp_path / "events"), str(tmp_path / name), WhatifOptions(grid=GRID))
+        rows = spark.read.parquet(str(tmp_path / name / "whatif_choices")).orderBy("choice_id").collect()
+        tables.append((rows, (tmp_path / name / "limits.toml").read_text("utf-8")))
+    assert tables[0] == tables[1]
+
+
+def test_run_when_there_are_no_viewers_says_how_to_record_some(spark, tmp_path):
+    """A folder with neither flights nor samples is an error with a hint."""
+    from flowctl.pipeline.whatif import run
+
+    (tmp_path / "events").mkdir()
+    with pytest.raises(ConfigError, match="no flight and no flow_samples"):
+        run(spark, str(tmp_path / "events"), str(tmp_path / "out"))
+
+
+def test_capacity_when_crowds_were_measured_answers_with_the_error_beside_it(spark, tmp_path):
+    """From a file of measurements: viewers per node, memory, and how far the largest crowd was from the prediction."""
+    import json
+
+    from flowctl.capacitymodel import Measurement
+    from flowctl.pipeline.capacity import CapacityOptions, run
+
+    def point(viewers, more=1.0):
+        cpu = (5_000 + 240 * viewers) * more
+        measured = {"p99_ms": 45.0, "memory_bytes": 50_000_000 + 9_000 * viewers}
+        return Measurement(viewers=viewers, bit_rate=2_500_000, cpu_us_per_s=cpu, **measured).as_dict()
+
+    text = json.dumps({"points": [point(200), point(400), point(800, 1.05)]})
+    options = CapacityOptions(measurements=text, viewers=20_000, slow_share=0.05, bit_rate=2.5e6, session_s=600)
+    results = [run(spark, None, str(tmp_path / name), options).summary for name in ("a", "b")]
+    assert results[0] == results[1]
+    found = results[0]
+    assert found["error_share"] == pytest.approx(1 / 1.05 - 1, abs=1e-3)
+    assert 2_300 < found["viewers_per_node"] < 2_900
+    assert found["viewers_per_node_low"] <= found["viewers_per_node"] <= found["viewers_per_node_high"]
+    assert "was missed by -4.8%" in found["answer"]
+    rows = spark.read.parquet(str(tmp_path / "a/capacity")).orderBy("viewers").collect()
+    assert all(one["busy_p95"] < two["busy_p95"] for one, two in itertools.pairwise(rows))
+
+
+def test_default_grid_when_evaluated_from_the_present_is_all_readable_by_the_server():
+    """Every choice with the server's own policy can be written as a limits file and read back."""
+    from flowctl.limitsfile import LimitsFile, render
+
+    for choice in default_grid(DEFAULT_IN_FORCE):
+        if choice.policy == "live":
+            file = LimitsFile(limits=choice.limits, ladder=choice.ladder, stuck_s=choice.stuck_s)
+            assert choice.limits == parse_limits_file(render(file), "x").limits
