@@ -7,11 +7,11 @@ READY := $(VENV)/.ready
 # The oldest supported first: what works there works on the others.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3 python
 
-.PHONY: help setup test lint types demo serve bench rivals fuzz clean
+.PHONY: help setup setup-pipeline test lint types demo demo-pipeline serve bench rivals fuzz clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 22
 
 setup: $(READY)  ## make .venv with flowctl, its tools and an FFmpeg binary, all from PyPI
 
@@ -33,6 +33,9 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+setup-pipeline: $(READY)  ## find the Java 17 or newer that Spark needs; install Debian's as root, or say what to do
+	@$(BIN)/python -m flowctl.pipeline.setup
+
 lint: $(READY)  ## check style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,12 +43,18 @@ lint: $(READY)  ## check style and format
 types: $(READY)  ## check types
 	$(BIN)/mypy
 
+# Without Java the tests of the pipeline are skipped, and the closing line counts them.
 test: lint types  ## lint, types, all tests; the last line is the count of tests
+	@$(BIN)/python -m flowctl.pipeline.setup || true
 	$(BIN)/python tests/run_all.py $(ARGS)
 
 # Its page with plots stays in this folder, in .demo.
 demo: $(READY)  ## about 30 s (the first time a minute): a live stream to healthy, slow, stalled and hostile viewers, with a report
 	FLOWCTL_CACHE='$(CURDIR)/.demo' $(BIN)/flowctl demo $(ARGS)
+
+# Its records, reports and files stay in this folder, in .demo/demo-pipeline.
+demo-pipeline: $(READY) setup-pipeline  ## 2 to 4 minutes: load, records, analysis on Spark, new limits and bans for the running server, load again
+	FLOWCTL_CACHE='$(CURDIR)/.demo' $(BIN)/flowctl demo --pipeline $(ARGS)
 
 serve: $(READY)  ## the live server on rtmp://127.0.0.1:1935 until Ctrl-C
 	$(BIN)/flowctl serve live $(ARGS)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+_OF_SHOW: Final = ("soft", "hard", "table", "log", "report")
+"""Options of the demonstration that mean nothing to that of the pipeline."""
+
 
 def demo(
+    context: typer.Context,
     *,
-    duration: Annotated[str, typer.Option(help="How long the viewers watch.")] = "24s",
+    pipeline: Annotated[
+        bool,
+        typer.Option("--pipeline", help="Close the loop instead: load, records, analysis, new limits and bans, load."),
+    ] = False,
+    duration: Annotated[str, typer.Option(help="How long the viewers watch; with --pipeline twice 30s.")] = "24s",
     healthy: Annotated[int, typer.Option(min=1, max=500, help="Number of healthy viewers.")] = 20,
     soft: Annotated[str | None, typer.Option(metavar="B,N[,T]", help="Soft limit of the server.")] = None,
     hard: Annotated[str | None, typer.Option(metavar="B,N[,T]", help="Hard limit of the server.")] = None,
@@ -20,19 +28,32 @@ def demo(
         Path | None,
         typer.Option(metavar="FILE.html", help="Where to write a report with plots. Default: said at the end."),
     ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --pipeline: folder for all that is written.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the report as JSON.")] = False,
 ) -> None:
     """Run a server, a publisher and viewers of all kinds; report who lost what and why.
 
     The exit status is 1 if a healthy viewer lost a frame or a limit did not act.
+
+    With --pipeline, a server is loaded with honest slow and abusive viewers, and records them; the analysis recommends
+    limits and bans; the same server takes both while it runs; the same load comes again. The status is 1 if honest slow
+    viewers were not cut less, or abusers were let in. It takes two to four minutes and needs the pipeline extra.
     """
-    from flowctl.cli.common import set_up_log
+    from flowctl.cli.common import given, set_up_log
     from flowctl.demo import DemoPlan, run_demo
     from flowctl.demo.plan import DEFAULT_HARD, DEFAULT_SOFT
-    from flowctl.errors import FlowctlError
+    from flowctl.errors import ConfigError, FlowctlError
     from flowctl.loadtest.files import check_target
     from flowctl.units import parse_duration
 
+    if pipeline:
+        _check_alone([name for name in _OF_SHOW if given(context, name)], "--pipeline")
+        _close_the_loop(duration if given(context, "duration") else "30s", healthy, folder, as_json=as_json)
+        return
+    if folder is not None:
+        raise ConfigError("--folder is for --pipeline", hint="leave it out")
     set_up_log(level=None if log else "error")
     plan = DemoPlan(
         duration_s=parse_duration(duration, "--duration"),
@@ -44,3 +65,26 @@ def demo(
         check_target(report, "--report")
     if not run_demo(plan, table=table and not as_json, as_json=as_json, page=report):
         raise FlowctlError("the demo did not go as it should; the report says what")
+
+
+def _check_alone(names: list[str], beside: str) -> None:
+    """Refuse options that would be ignored."""
+    from flowctl.errors import ConfigError
+
+    if names:
+        raise ConfigError(f"--{names[0]} means nothing beside {beside}", hint="leave it out")
+
+
+def _close_the_loop(duration: str, healthy: int, folder: Path | None, *, as_json: bool) -> None:
+    """Run the demonstration of the pipeline."""
+    from flowctl.cli.common import set_up_log
+    from flowctl.demo.loop import run_loop
+    from flowctl.demo.loopplan import LoopPlan
+    from flowctl.demo.plan import cache_directory
+    from flowctl.errors import FlowctlError
+    from flowctl.units import parse_duration
+
+    set_up_log(level="error")
+    plan = LoopPlan(duration_s=parse_duration(duration, "--duration"), healthy=healthy)
+    if not run_loop(plan, folder or cache_directory() / "demo-pipeline", as_json=as_json):
+        raise FlowctlError("the loop did not do what it is for; the report says what")

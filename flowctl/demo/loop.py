@@ -1,0 +1,222 @@
+"""The closed loop in one command: load, records, analysis, new limits and bans for the same server, the same load.
+
+1. A server with limits that are too tight; a crowd of healthy, honest slow and abusive peers; everything is recorded.
+2. ``flowctl analyze all``, in a process of its own, makes of the records a report, a limits file and a ban list.
+3. Both are copied to where the server watches, whole and by rename. It takes them while it runs.
+4. The same crowd again; and what was better.
+
+Everything is on the loopback interface, in one folder, and bounded in time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from flowctl.demo.loopplan import LoopPlan
+from flowctl.demo.loopreport import Comparison, Side, addresses, side_of
+from flowctl.demo.loopserver import EVENTS_ROTATE_S, LoopServer
+from flowctl.errors import FlowctlError
+from flowctl.limitsfile import parse_limits_file
+from flowctl.limitsfile import render as render_limits
+from flowctl.loadtest.failon import parse_condition
+from flowctl.loadtest.figures import RunFigures
+from flowctl.loadtest.files import write_text
+from flowctl.loadtest.report import render
+from flowctl.loadtest.results import RunResult, Sample
+from flowctl.loadtest.run import run_load
+
+ANALYZE_S: Final = 1200.0
+"""Longest analysis: it takes one or two minutes on two free cores; a Java that hangs is not waited for."""
+OBJECTIVE: Final = "honest_disconnects then delay_p95"
+"""What the limits are to be chosen for: nobody honest cut; of such choices, that with the least delay."""
+_TAKE_S: Final = 30.0
+"""Longest time for the server to take the files; it looks each second."""
+_CONDITIONS: Final = ("healthy.missing>0", "healthy.cut>0", "slow.cut>0")
+_STREAM: Final = "demo/loop"
+_LINE_EVERY_S: Final = 5.0
+_STDERR: Final = 2
+"""Descriptor of standard error: `sys.stderr` may be something that has none."""
+
+Decide = Callable[[Path, Path], None]
+"""Makes ``limits.toml`` and ``bans.jsonl`` in the second folder of the records in the first."""
+
+
+def say(text: str) -> None:
+    """Write a line of progress to standard error; standard output is for the result."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def analyze(events: Path, out: Path) -> None:
+    """Run ``flowctl analyze all`` on the records; its progress goes to standard error, its summary to a file.
+
+    Raises:
+        FlowctlError: it failed, or did not end in time.
+    """
+    command = [sys.executable, "-m", "flowctl", "analyze", "all", str(events), "--out", str(out)]
+    command += ["--objective", OBJECTIVE, "--master", "local[2]", "--driver-memory", "1g"]
+    try:
+        done = subprocess.run(command, stdout=_STDERR, check=False, timeout=ANALYZE_S)  # noqa: S603 - ours
+    except subprocess.TimeoutExpired as error:
+        raise FlowctlError(f"the analysis did not end within {ANALYZE_S:g} s") from error
+    if done.returncode:
+        raise FlowctlError(
+            f"the analysis failed with status {done.returncode}",
+            hint="what it says of it stands above; make setup-pipeline",
+        )
+
+
+class _Loop:
+    """One demonstration.
+
+    Args:
+        plan: who takes part.
+        folder: for everything that is written; must be there and empty.
+        decide: makes limits and bans of records.
+        record: whether the server records.
+    """
+
+    def __init__(self, plan: LoopPlan, folder: Path, decide: Decide, *, record: bool) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._decide = decide
+        self._events: Path | None = folder / "events" if record else None
+        self._limits, self._bans = folder / "watched" / "limits.toml", folder / "watched" / "bans.jsonl"
+        self._limits.parent.mkdir()
+
+    def run(self) -> Comparison:
+        """Do everything; return both runs."""
+        write_text(self._limits, render_limits(self._plan.limits))
+        with LoopServer(self._folder, self._limits, self._bans, self._events) as server:
+            say(f"1. the crowd meets limits that are too tight: {self._plan.limits.limits}")
+            before = self._load(server, "before", str(self._plan.limits.limits))
+            time.sleep(EVENTS_ROTATE_S * 2)  # the records of who left last are complete then
+            say("2. the records are analysed")
+            out = self._folder / "out"
+            self._decide(self._events or self._folder, out)
+            say("3. the server takes limits and bans, while it runs")
+            taken = self._hand_over(server, out)
+            say(f"4. the same crowd again: {taken}")
+            after = self._load(server, "after", taken)
+            server.check()
+            starts = sum(line.get("event") == "live server started" for line in server.lines())
+            files = {"load before": "before.html", "load after": "after.html", "analysis": "out/report.html"}
+            there = {name: str(self._folder / path) for name, path in files.items() if (self._folder / path).exists()}
+            watched = {"limits": str(self._limits), "bans": str(self._bans), "log of the server": str(server.log)}
+            return Comparison(before=before, after=after, same_process=starts == 1, files=there | watched)
+
+    def _load(self, server: LoopServer, name: str, limits: str) -> Side:
+        lines, refused = len(server.lines()), server.banned_count()
+        progress = _Progress()
+        result = run_load(self._plan.load_plan(server.url + _STREAM, server.pid), progress.look)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        if result.failure:
+            raise FlowctlError(f"the load run failed: {result.failure}", hint=f"the server's log is {server.log}")
+        for warning in result.warnings:
+            say(f"   warning: {warning}")
+        self._write_page(name, result)
+        # The next line of figures counts all of it: one comes each second.
+        server.wait_line("its figures", lambda line: line.get("event") == "figures", len(server.lines()), 10.0)
+        return side_of(self._plan, result, server.refused_addresses(lines), server.banned_count() - refused, limits)
+
+    def _write_page(self, name: str, result: RunResult) -> None:
+        figures = RunFigures(result)
+        write_text(
+            self._folder / f"{name}.html",
+            render(result, [parse_condition(text).judge(figures) for text in _CONDITIONS]),
+        )
+
+    def _hand_over(self, server: LoopServer, out: Path) -> str:
+        """Put both files where the server watches, each by rename; return the limits that it says it has taken."""
+        for name in ("limits.toml", "bans.jsonl"):
+            if not (out / name).is_file():
+                raise FlowctlError(f"the analysis made no {name}", hint=f"see {out}")
+        after = len(server.lines())
+        text = (out / "limits.toml").read_text("utf-8")
+        wanted = str(parse_limits_file(text, str(out / "limits.toml")).limits)
+        write_text(self._bans, (out / "bans.jsonl").read_text("utf-8"))
+        write_text(self._limits, text)
+        server.wait_line(
+            "that it took the limits",
+            lambda line: line.get("event") == "limits changed" and line.get("limits") == wanted,
+            after,
+            _TAKE_S,
+        )
+        bans = server.wait_line(
+            "that it took the bans", lambda line: line.get("event") == "bans changed", after, _TAKE_S
+        )
+        abusers = len(addresses(self._plan)[1])
+        say(f"   limits: {wanted}; bans: {bans.get('bans')} (there are {abusers} abusers)")
+        return wanted
+
+
+class _Progress:
+    """Says now and then how the load run goes."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def look(self, sample: Sample) -> None:
+        """Take note of a sample."""
+        if sample.at_s >= self._next_s:
+            self._next_s = sample.at_s + _LINE_EVERY_S
+            cut = ", ".join(f"{count} {name}" for name, count in sample.cut.items() if count) or "nobody"
+            say(f"   {sample.at_s:4.0f} s  {sum(sample.connected.values())} connected; cut so far: {cut}")
+
+
+def run_loop(
+    plan: LoopPlan, folder: Path, *, decide: Decide = analyze, record: bool = True, as_json: bool = False
+) -> bool:
+    """Run the closed loop, and write what came of it to standard output.
+
+    Args:
+        plan: who takes part.
+        folder: for everything that is written; made if it is missing; what an earlier run left in it goes.
+        decide: makes limits and bans of records; ``flowctl analyze all`` unless another is given.
+        record: whether the server records; a `decide` that needs no records can do without.
+        as_json: whether the result is one JSON object.
+
+    Returns:
+        Whether the loop did what it is for.
+
+    Raises:
+        FlowctlError: it could not be carried out.
+        KeyboardInterrupt: it was interrupted.
+    """
+    _clear(folder)
+    comparison = _Loop(plan, folder, decide, record=record).run()
+    result: dict[str, Any] = comparison.as_dict()
+    write_text(folder / "comparison.json", json.dumps(result, indent=1) + "\n")
+    sys.stdout.write((json.dumps(result) if as_json else "\n".join(comparison.lines())) + "\n")
+    sys.stdout.flush()
+    return not comparison.faults
+
+
+_OURS: Final = ("events", "watched", "out", "before.html", "after.html", "server.log", "comparison.json")
+"""What a run leaves in its folder, and so what the next one may remove."""
+
+
+def _clear(folder: Path) -> None:
+    """Make the folder, or take out of it what an earlier run left, and nothing else.
+
+    Raises:
+        FlowctlError: it cannot be made, or something cannot be removed.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _OURS:
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.exists() or path.is_symlink():
+                path.unlink()
+    except OSError as error:
+        raise FlowctlError(f"cannot prepare the folder {folder}: {error.strerror}") from error

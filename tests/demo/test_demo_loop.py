@@ -1,0 +1,137 @@
+"""The closed loop with decisions made by hand: the same server takes them, and the comparison judges the two runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from flowctl.bans import Ban, render
+from flowctl.cli import main
+from flowctl.demo.loop import run_loop
+from flowctl.demo.loopplan import LoopPlan
+from flowctl.demo.loopreport import Comparison, Side, addresses, side_of
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.limits import Limits
+from flowctl.limitsfile import LimitsFile
+from flowctl.limitsfile import render as render_limits
+from flowctl.loadtest.results import PeerKind, PeerResult, RunResult
+
+QUICK = LoopPlan(duration_s=10.0, healthy=3, slow=2)
+SIDE = Side(
+    limits="l",
+    slow=12,
+    slow_cut=6,
+    honest_refused=0,
+    healthy=20,
+    healthy_cut=0,
+    healthy_missing=0,
+    healthy_p50_ms=5.0,
+    healthy_p99_ms=40.0,
+    slow_p50_ms=None,
+    slow_p99_ms=None,
+    abusers=4,
+    abusers_refused=0,
+    refusals=0,
+)
+BETTER = dataclasses.replace(SIDE, slow_cut=3, abusers_refused=4, refusals=9)
+
+
+def compared(after, before=SIDE, *, same_process=True):
+    """Return the comparison of two runs."""
+    return Comparison(before=before, after=after, same_process=same_process, files={"log": "x"})
+
+
+def test_loop_when_limits_are_wider_and_abusers_banned_passes(tmp_path, capsys):
+    """The same process serves twice; afterwards fewer honest viewers are cut, and every abuser is refused at accept."""
+
+    def decide(events, out):
+        out.mkdir()
+        wide = LimitsFile(limits=Limits.parse("4MiB,4096,8s"))
+        (out / "limits.toml").write_text(render_limits(wide), "utf-8")
+        bans = [Ban(cidr=address, expires_s=None) for address in addresses(QUICK)[1]]
+        (out / "bans.jsonl").write_text(render(bans), "utf-8")
+
+    (tmp_path / "kept").write_text("not ours", "utf-8")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").write_text("of an earlier run", "utf-8")
+    assert run_loop(QUICK, tmp_path, decide=decide, record=False, as_json=True) is True
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["passed"], shown["faults"], shown["same_process"]) == (True, [], True)
+    before, after = shown["before"], shown["after"]
+    assert after["slow_cut"] * 2 <= before["slow_cut"]
+    assert (before["abusers_refused"], after["abusers_refused"], after["abusers"]) == (0, 4, 4)
+    assert after["refusals"] >= 4
+    assert after["honest_refused"] == 0
+    assert "8.0 s" in after["limits"]
+    assert json.loads((tmp_path / "comparison.json").read_text("utf-8")) == shown
+    assert (tmp_path / "kept").exists()
+    assert not (tmp_path / "out" / "old").exists()
+    assert (tmp_path / "before.html").stat().st_size > 10_000
+    assert (tmp_path / "after.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("comparison", "fault"),
+    [
+        (compared(dataclasses.replace(BETTER, slow_cut=4)), "honest slow viewers cut: 6 before, 4 after"),
+        (compared(BETTER, dataclasses.replace(SIDE, slow_cut=0)), "there was nothing to mend"),
+        (compared(dataclasses.replace(BETTER, abusers_refused=3)), "3 of 4 abusers were refused"),
+        (compared(dataclasses.replace(BETTER, honest_refused=1)), "1 honest viewers were refused"),
+        (compared(dataclasses.replace(BETTER, healthy_missing=1)), "served worse than before"),
+        (compared(dataclasses.replace(BETTER, healthy_cut=1)), "served worse than before"),
+        (compared(BETTER, same_process=False), "started again in between"),
+    ],
+)
+def test_comparison_when_one_thing_is_not_better_fails_and_says_which(comparison, fault):
+    """Each claim of the loop can fail by itself."""
+    assert len(comparison.faults) == 1
+    assert fault in comparison.faults[0]
+    assert comparison.lines()[-2:] == ["FAILED:", f"  {comparison.faults[0]}"]
+    assert comparison.as_dict()["passed"] is False
+
+
+def test_comparison_when_all_is_better_shows_both_sides():
+    """The table has a row per claim, with the figures of before and after."""
+    comparison = compared(BETTER)
+    assert comparison.faults == []
+    text = "\n".join(comparison.lines())
+    assert "honest slow viewers cut               6 of 12       3 of 12" in text
+    assert "- / -" in text
+    assert text.splitlines()[-1].startswith("passed")
+
+
+def test_side_when_made_of_a_run_counts_who_is_who():
+    """Honest viewers that were refused, and abusers that were, are told apart by their addresses."""
+    honest, abusers = addresses(QUICK)
+    assert len(honest) == 3 + 3 * 2
+    assert len(abusers) == 4
+    assert not honest & abusers
+    peers = [
+        PeerResult(number=0, profile="healthy", kind=PeerKind.HEALTHY, url="u", missing_video=2, video=9),
+        PeerResult(number=1, profile="slow@200k", kind=PeerKind.SLOW, url="u", cut=True, video=9),
+    ]
+    result = RunResult(url="u", peers=peers, profiles={"healthy": 1, "slow@200k": 1})
+    side = side_of(QUICK, result, {*abusers, min(honest), "10.0.0.1"}, 7, "l")
+    assert (side.slow, side.slow_cut, side.healthy, side.healthy_cut, side.healthy_missing) == (1, 1, 1, 0, 2)
+    assert (side.abusers_refused, side.honest_refused, side.refusals) == (4, 1, 7)
+
+
+def test_loop_when_the_analysis_makes_nothing_says_so(tmp_path):
+    """Without files there is nothing to hand over; no server is left behind."""
+    with pytest.raises(FlowctlError, match=r"the analysis made no limits.toml"):
+        run_loop(dataclasses.replace(QUICK, duration_s=8.0), tmp_path, decide=lambda *_: None, record=False)
+
+
+def test_plan_when_a_value_is_out_of_range_is_refused():
+    """Everything is bounded."""
+    with pytest.raises(ConfigError, match="healthy is 1, it must be 2 to 500"):
+        LoopPlan(healthy=1)
+
+
+def test_demo_when_options_of_the_two_demonstrations_are_mixed_is_wrong_use(capsys):
+    """What would be ignored is refused."""
+    assert main(["demo", "--pipeline", "--soft", "1,1"]) == 2
+    assert main(["demo", "--folder", "x"]) == 2
+    assert "--soft means nothing beside --pipeline" in capsys.readouterr().err

@@ -1,0 +1,51 @@
+"""The closed loop on small data: load, records, analysis on Spark, files that the running server takes, load again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flowctl.bans import BanList
+from flowctl.demo.loop import run_loop
+from flowctl.demo.loopplan import LoopPlan
+from flowctl.demo.loopreport import addresses
+from flowctl.errors import FlowctlError
+from flowctl.limitsfile import parse_limits_file
+
+PLAN = LoopPlan(duration_s=12.0, healthy=4, slow=2)
+
+
+@pytest.fixture
+def _spark_there():
+    """Skip, visibly, where there is no pyspark or no Java."""
+    pytest.importorskip("pyspark")
+    from flowctl.pipeline.spark import check_available
+
+    try:
+        check_available()
+    except FlowctlError as error:
+        pytest.skip(f"{error} ({error.hint})")
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("_spark_there")
+def test_loop_when_closed_cuts_fewer_honest_viewers_and_refuses_abusers(tmp_path, capsys):
+    """What is recommended makes the same load go better, in the same process; abusers are banned and nobody else is."""
+    assert run_loop(PLAN, tmp_path, as_json=True) is True, capsys.readouterr().out
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["faults"], shown["same_process"]) == ([], True)
+    before, after = shown["before"], shown["after"]
+    assert before["slow_cut"] >= PLAN.slow  # those whose link rests for longer than the first limits allow
+    assert after["slow_cut"] * 2 <= before["slow_cut"]
+    assert (before["abusers_refused"], after["abusers_refused"]) == (0, after["abusers"])
+    assert (after["honest_refused"], after["healthy_cut"]) == (0, 0)
+    honest, abusers = addresses(PLAN)
+    bans = BanList.parse((tmp_path / "out" / "bans.jsonl").read_text("utf-8"))
+    assert {ban.cidr for ban in bans.bans} == {f"{address}/32" for address in abusers}
+    assert not any(bans.match(address, 0.0) for address in honest)
+    assert all(ban.expires_s is not None and ban.evidence for ban in bans.bans)
+    limits = parse_limits_file((tmp_path / "out" / "limits.toml").read_text("utf-8"), "limits.toml")
+    assert str(limits.limits) == after["limits"] != before["limits"]
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert min(abusers) in page

@@ -1,0 +1,167 @@
+"""A live server that runs takes limits and bans from files: over real sockets, for open connections and new ones."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from e2e_kit import connection_to, wait_for_viewers, wait_until
+
+from flowctl.bans import Ban, render
+from flowctl.limits import Limits
+from flowctl.limitsfile import LimitsFile
+from flowctl.limitsfile import render as render_limits
+from flowctl.reasons import CloseReason
+
+FAR = 253_402_300_799
+
+
+def put(path, text):
+    """Write beside and rename, as writers should."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(text, "utf-8")
+    beside.replace(path)
+
+
+def limits_text(soft, **fields):
+    """Return a limits file."""
+    return render_limits(LimitsFile(limits=Limits.parse(soft), **fields))
+
+
+def bans_text(*cidrs):
+    """Return a ban file."""
+    return render([Ban(cidr=cidr, expires_s=FAR, score=1.0) for cidr in cidrs])
+
+
+@contextlib.contextmanager
+def visitor(server, source):
+    """Connect from an address of the loopback network."""
+    with socket.create_connection(server.address, timeout=20, source_address=(source, 0)) as sock:
+        yield sock
+
+
+def turned_away(server, source):
+    """Return whether a connection from `source` is ended at once: with its first octet, or while it is being made."""
+    before = server.accepted_count
+    with contextlib.suppress(ConnectionResetError), visitor(server, source) as sock:
+        assert sock.recv(1) == b""
+    return server.accepted_count == before
+
+
+def test_limits_when_the_file_changes_are_those_of_open_and_new_connections(live, clients, tmp_path):
+    """The viewer that is there and the one that comes are held to the new marks; times are those of the newcomer."""
+    path = tmp_path / "limits.toml"
+    path.write_text(limits_text("1MiB,1000,4s", stuck_s=15.0), "utf-8")
+    server = live(limits_file=path)
+    old = clients.play(server)
+    wait_for_viewers(server, 1)
+    assert str(server.limits) == str(Limits.parse("1MiB,1000,4s"))
+    new_limits = Limits.parse("3MiB,3000,9s")
+    put(path, limits_text("3MiB,3000,9s", stuck_s=20.0))
+    server.reload.look_now()
+    wait_until(lambda: server.limits == new_limits, "the new limits")
+    wait_until(lambda: connection_to(server, old).sender.limits == new_limits, "the limits of the viewer that is there")
+    new = clients.play(server)
+    wait_for_viewers(server, 2)
+    assert connection_to(server, new).sender.limits == new_limits
+    assert connection_to(server, new).sender._settings.stuck_s == 20.0
+    assert connection_to(server, old).sender._settings.stuck_s == 15.0
+
+
+def test_limits_when_the_file_is_wrong_stay_and_the_fault_is_told(live, tmp_path):
+    """Half a file and a slip of the pen change nothing, whoever looks at the server sees why, and a repair is taken."""
+    path = tmp_path / "limits.toml"
+    good = limits_text("1MiB,1000,4s")
+    path.write_text(good, "utf-8")
+    server = live(limits_file=path)
+    for wrong, said in ((good[: len(good) // 2], "limits.toml"), (good.replace("4s", "4 years"), "line 5: soft age")):
+        faults = server.reload.status["limits"].invalid
+        put(path, wrong)
+        server.reload.look_now()
+        wait_until(lambda: server.reload.status["limits"].invalid > faults, "the fault")  # noqa: B023 - called here
+        assert said in server.reload.status["limits"].fault
+        assert server.limits == Limits.parse("1MiB,1000,4s")
+    put(path, limits_text("2MiB,1000,4s"))
+    server.reload.look_now()
+    wait_until(lambda: server.limits == Limits.parse("2MiB,1000,4s"), "the repaired file")
+    assert server.reload.status["limits"].fault == ""
+
+
+def test_bans_when_the_file_comes_end_open_connections_and_refuse_new_ones(live, clients, tmp_path):
+    """Who is banned is out at once and not let in again; others notice nothing; when the ban is lifted all may come."""
+    path = tmp_path / "bans.jsonl"
+    server = live(bans_file=path)
+    clients.play(server)
+    wait_for_viewers(server, 1)
+    with visitor(server, "127.0.0.9") as bad, visitor(server, "127.0.0.10") as good:
+        wait_until(lambda: len(server.connections()) == 3, "three connections")
+        put(path, bans_text("127.0.0.9/32"))
+        with contextlib.suppress(ConnectionResetError):  # without a word: the server looks by itself
+            assert bad.recv(1) == b""
+        wait_until(lambda: server.closed_by_reason.get(CloseReason.BANNED) == 1, "the end of the banned one")
+        assert turned_away(server, "127.0.0.9")
+        assert server.admission.refused == {"banned": 1}
+        assert server.statistics().refused == {"banned": 1}
+        put(path, bans_text("127.0.0.9/32") + "no JSON\n")
+        server.reload.look_now()
+        wait_until(lambda: server.reload.status["bans"].fault, "the fault")
+        assert "line 2: not valid JSON" in server.reload.status["bans"].fault
+        assert turned_away(server, "127.0.0.9")
+        assert {connection.peer[0] for connection in server.connections()} == {"127.0.0.1", "127.0.0.10"}
+        good.settimeout(0.0)
+        with pytest.raises(BlockingIOError):
+            good.recv(1)
+    put(path, "")
+    server.reload.look_now()
+    wait_until(lambda: not len(server.admission.bans), "the empty list")
+    with visitor(server, "127.0.0.9"):
+        wait_until(
+            lambda: "127.0.0.9" in {connection.peer[0] for connection in server.connections()}, "who was banned before"
+        )
+
+
+def test_bans_when_their_time_is_over_let_in_again_without_a_change_of_the_file(live, tmp_path):
+    """The clock on the wall decides at each connection."""
+    path = tmp_path / "bans.jsonl"
+    path.write_text(render([Ban(cidr="127.0.0.9", expires_s=1_000)]), "utf-8")
+    server = live(bans_file=path)
+    now = [999.0]
+    server.admission._wall = lambda: now[0]
+    assert turned_away(server, "127.0.0.9")
+    now[0] = 1_000.0
+    with visitor(server, "127.0.0.9"):
+        wait_until(lambda: len(server.connections()) == 1, "who was banned until now")
+
+
+@pytest.mark.parametrize("name", ["--limits", "--bans"])
+def test_serve_when_a_file_is_wrong_at_the_start_ends_with_status_2_and_says_where(tmp_path, name):
+    """A server that cannot have the limits that were asked for does not start."""
+    path = tmp_path / "file"
+    path.write_text("version = 1\nlimit = 3\n", "utf-8")
+    command = [sys.executable, "-m", "flowctl", "serve", "live", "--port", "0", name, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{path}, line " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_serve_when_hung_up_reads_the_files_and_goes_on(tmp_path):
+    """SIGHUP, which ends a program that does not care for it, is what administrators send after a change."""
+    limits = tmp_path / "limits.toml"
+    limits.write_text(limits_text("1MiB,1000,4s"), "utf-8")
+    command = [sys.executable, "-m", "flowctl", "serve", "live", "--port", "0", "--json", "--limits", str(limits)]
+    log = tmp_path / "log"
+    with log.open("wb") as file, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file) as process:
+        try:
+            assert b"1.0 MiB" in process.stdout.readline()
+            put(limits, limits_text("3MiB,1000,4s"))
+            process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "soft 3.0 MiB" in log.read_text("utf-8"), "the new limits in the log")
+            assert process.poll() is None
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
