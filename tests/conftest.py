@@ -2,7 +2,7 @@
 
 Markers are set here and not in the test files, so that nobody has to remember them: ``realtime`` for tests that let
 seconds pass with real processes and sockets (by folder; a file or a test elsewhere asks for it itself, as those of
-``loadtest`` do that run servers), ``fuzz`` for every property test.
+``loadtest`` do that run servers), ``pipeline`` for those on Spark (by folder), ``fuzz`` for every property test.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def pytest_configure(config):
 
         os.environ.setdefault(FFMPEG_VARIABLE, imageio_ffmpeg.get_ffmpeg_exe())
     config.addinivalue_line("markers", "realtime: runs servers and clients in real time; not beside other tests")
+    config.addinivalue_line("markers", "pipeline: shares one Spark session; not beside tests that use every core")
     config.addinivalue_line("markers", "fuzz: a property test; `make fuzz` runs these longer")
 
 
@@ -59,6 +60,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if REALTIME_FOLDERS.intersection(item.path.relative_to(HERE).parts[:-1]):
             item.add_marker("realtime")
+        if "pipeline" in item.path.relative_to(HERE).parts[:-1]:
+            item.add_marker("pipeline")
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("fuzz")
             if factor > 1:

@@ -10,6 +10,7 @@ import ast
 import copy
 import dataclasses
 import enum
+import importlib
 import inspect
 import itertools
 import re
@@ -27,6 +28,7 @@ from flowctl.ladder import LadderSettings
 from flowctl.limits import AxisLimits, HardPolicy, Limits
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import EXTRA_SETTINGS
+from flowctl.live.telemetry import EVENTS_SETTINGS
 from flowctl.loadtest import catalogue
 from flowctl.loadtest.figures import FIGURES
 from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE
@@ -45,6 +47,7 @@ from flowctl.shadow import Candidate
 from flowctl.shares import ShareSettings
 from flowctl.sockets import SocketOptions
 from flowctl.streamlog import CacheLimits
+from flowctl.telemetry.schema import ARROW_TYPES, TABLES, EventName
 from flowctl.units import format_duration
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -171,6 +174,51 @@ def load_columns() -> str:
         for name, (kind, nullable) in column_types().items()
     ]
     return table(["column", "type", "meaning"], rows)
+
+
+def record_columns(name: str) -> str:
+    """Return the columns of a table of records."""
+    rows = [
+        [f"`{column.name}`", f"{ARROW_TYPES[column.kind]}{', nullable' if column.nullable else ''}", column.meaning]
+        for column in TABLES[name].columns
+    ]
+    return table(["column", "type", "meaning"], rows)
+
+
+def event_names() -> str:
+    """Return the names of events, with the words that stand beside them in the schema."""
+    source = inspect.getsource(EventName)
+    notes = dict(re.findall(r'= "(\w+)"(?:  # (.*))?', source))
+    return table(["event", "says"], [[f"`{item.value}`", notes[item.value]] for item in EventName])
+
+
+# -- pipeline
+
+
+def pipeline_columns(module: str, **contracts: str) -> str:
+    """Return the columns of output tables, one Markdown table for each.
+
+    Args:
+        module: of `flowctl.pipeline`; loaded here, because it needs PySpark, which is slow to load.
+        contracts: name of a table -> name of its contract in the module: columns with types, as a dictionary or as DDL.
+    """
+    loaded = importlib.import_module(f"flowctl.pipeline.{module}")
+    parts = []
+    for name, contract in contracts.items():
+        found = getattr(loaded, contract)
+        if isinstance(found, str):
+            found = dict(item.split(" ", 1) for item in found.split(", "))
+        rows = [[", ".join(f"`{column}`" for column in columns), kind] for kind, columns in by_type(found).items()]
+        parts.append(f"Columns of `{name}` (order in the file aside):\n\n{table(['columns', 'type'], rows)}")
+    return "\n".join(parts)
+
+
+def by_type(columns: dict[str, str]) -> dict[str, list[str]]:
+    """Return the names of columns by their type: tables of sixty lines are read by nobody."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for name, kind in columns.items():
+        kinds[kind].append(name)
+    return kinds
 
 
 # -- diagrams
@@ -300,6 +348,10 @@ GENERATED = {
         instance=Candidate(limits=DEFAULT_LIMITS, policy=LivePolicy()),
     ),
     "live-config": lambda: settings_table(LiveConfig, leave_out=frozenset({"rtmp", "cache"})),
+    "flow-events": lambda: record_columns("flow_events"),
+    "flow-samples": lambda: record_columns("flow_samples"),
+    "event-names": event_names,
+    "events-settings": lambda: table(["NAME", "is"], [[f"`{name}`", text] for name, text in EVENTS_SETTINGS.items()]),
     "live-settings": lambda: table(["NAME", "is"], [[f"`{name}`", text] for name, text in EXTRA_SETTINGS.items()]),
     "close-reasons": close_reasons,
     "drop-reasons": drop_reasons,
@@ -313,6 +365,9 @@ GENERATED = {
     "amf-limits": lambda: settings_table(AmfLimits),
     "control-config": lambda: settings_table(ControlConfig, leave_out=frozenset({"limits"})),
     "session-config": lambda: settings_table(ServerSessionConfig),
+    "pipeline-sessions": lambda: pipeline_columns("sessions", sessions="COLUMNS"),
+    "pipeline-fleet": lambda: pipeline_columns("fleet", fleet_streams="STREAM_COLUMNS", fleet_subnets="SUBNET_COLUMNS"),
+    "pipeline-whatif": lambda: pipeline_columns("whatif", whatif_choices="CHOICES_DDL"),
     "group-states": lambda: from_table(pollgroup._TABLE, frozenset()),
     "connection-states": lambda: from_table(CONNECTION_TABLE, frozenset({ConnectionInput.FAIL})),
     "stream-states": lambda: from_table(STREAM_TABLE, frozenset()),

@@ -1,9 +1,10 @@
-"""Run all tests: first those that only compute, side by side, then those that live in real time, one after the other.
+"""Run all tests: those that only compute, side by side, those of the pipeline, and those that live in real time.
 
-The second kind (marker ``realtime``, see conftest.py) runs servers, players and FFmpeg and lets seconds pass. Beside a
-worker that computes on every core it would measure the workers and not flowctl; alone it is as quiet as the machine.
-The last line printed is pytest's closing line with the counts of both runs added. Exit status: 0 if both passed.
-Arguments go to both runs: ``python tests/run_all.py -k echo``.
+The second kind (marker ``pipeline``) shares one Spark session, which uses every core by itself. The last (marker
+``realtime``, see conftest.py) runs servers, players and FFmpeg and lets seconds pass. Beside a worker that computes on
+every core it would measure the workers and not flowctl; alone it is as quiet as the machine.
+The last line printed is pytest's closing line with the counts of all runs added. Exit status: 0 if all passed.
+Arguments go to all runs: ``python tests/run_all.py -k echo``.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = {
     # More than 8 workers spend their time on start-up.
-    "computing": ["-m", "not realtime", "-n", "auto", "--maxprocesses=8"],
+    "computing": ["-m", "not realtime and not pipeline", "-n", "auto", "--maxprocesses=8"],
+    # One process, so that all of them share one Java, whose start costs more than most of these tests.
+    "pipeline": ["-m", "pipeline and not realtime", "-n", "0"],
     "real time": ["-m", "realtime", "-n", "0"],
 }
 OUTCOMES = {"failed": "failures", "errors": "errors", "skipped": "skipped"}
 """pytest's words and those of its JUnit report."""
 NO_TESTS_SELECTED = 5
-"""Exit status of pytest when nothing was selected, for example by ``-k``: no failure of one run of two."""
+"""Exit status of pytest when nothing was selected, for example by ``-k``: no failure of one run of several."""
 
 
 def counts_in(report: Path) -> Counter[str]:
@@ -52,7 +55,7 @@ def say(line: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run both halves, print the sum, return the exit status."""
+    """Run all parts, print the sum, return the exit status."""
     counts: Counter[str] = Counter()
     begun = time.monotonic()
     statuses = []

@@ -18,7 +18,7 @@ from tables import table
 from trend import trend
 
 BENCHES = sorted((ROOT / "bench").glob("bench_*.py"))
-COMPUTING = ["amf", "chunk", "deferred", "profile", "sender"]
+COMPUTING = ["amf", "bans", "chunk", "deferred", "profile", "sender"]
 """Those without servers and clients; the others are run in real time."""
 
 

@@ -34,12 +34,13 @@ REQUIRED = {
     "docs/glossary.md",
     "docs/load-testing.md",
     "docs/locks.md",
+    "docs/pipeline.md",
     "docs/rtmp.md",
     "docs/reference.md",
     "docs/benchmarks.md",
     "docs/security.md",
 }
-KNOWN_FENCES = {"python", "console", "text", "mermaid", "json", "make"}
+KNOWN_FENCES = {"python", "console", "text", "mermaid", "json", "make", "toml"}
 WAIT_S = 30
 
 

@@ -1,4 +1,4 @@
-"""The runner of `make test`: adds up what two runs of pytest report, and fails when one of them does."""
+"""The runner of `make test`: adds up what its runs of pytest report, and fails when one of them does."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ def test_closing_line_when_counts_are_added_reads_as_that_of_pytest(counts, line
 
 
 @pytest.mark.parametrize(
-    ("statuses", "passed", "expected"), [([0, 0], 2, 0), ([0, 5], 1, 0), ([1, 0], 1, 1), ([5, 5], 0, 1)]
+    ("statuses", "passed", "expected"),
+    [([0, 0, 0], 3, 0), ([0, 5, 5], 1, 0), ([1, 0, 0], 2, 1), ([0, 1, 0], 2, 1), ([5, 5, 5], 0, 1)],
 )
 def test_runner_when_one_run_fails_fails(monkeypatch, capsys, statuses, passed, expected):
-    """Nothing selected in one of the two runs is no failure; nothing at all, or a failed run, is."""
+    """Nothing selected in some of the runs is no failure; nothing at all, or a failed run, is."""
     left = list(statuses)
     monkeypatch.setattr(run_all.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], left.pop(0)))
     monkeypatch.setattr(run_all.Path, "exists", lambda _: True)
@@ -57,6 +58,9 @@ def test_runner_when_one_run_fails_fails(monkeypatch, capsys, statuses, passed, 
 
 
 def test_runs_when_put_together_are_all_tests():
-    """The two selections are complements: no test is in neither or in both."""
+    """Whichever of the two markers a test has, exactly one run selects it."""
     selections = [options[options.index("-m") + 1] for options in run_all.RUNS.values()]
-    assert selections == ["not realtime", "realtime"]
+    for realtime in (False, True):
+        for pipeline in (False, True):
+            markers = {"realtime": realtime, "pipeline": pipeline}
+            assert [eval(text, {}, markers) for text in selections].count(True) == 1

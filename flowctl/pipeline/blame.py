@@ -1,0 +1,61 @@
+"""Whose fault was it? Shares of a viewer's trouble that the viewer's link, our own thread, the stream and limits had.
+
+Trouble is the time outside of READY, or on a step of the ladder below FULL. From the samples of that time:
+
+- ``server_loop``: the share of it in which the thread had no room (`strained`) or was busy for 90 % of the time. Then
+  every viewer of the thread seems slow.
+- ``publisher_burst``: of the rest, what exceeds the mean: where the stream was at 1.5 times this viewer's mean rate or
+  more while it was in trouble, 1 - mean / rate then.
+- ``policy``: of what is left after that, the share of drops that nothing forced: made in READY, with nothing stalled;
+  and all of it where one message took the viewer from READY to HARD_LIMIT, because then limits are too small for it.
+- ``viewer_link``: the rest. A peer that takes less than it is sent needs no further proof.
+
+`blame` is the largest share; ``none`` where there was neither trouble nor a drop. Without samples the first two cannot
+be seen, and their shares are 0.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+BLAMES: Final = ("viewer_link", "server_loop", "publisher_burst", "policy")
+"""In this order where shares are equal."""
+BURST: Final = 1.5
+"""Times the mean rate from which a stream counts as bursting; key frames alone move a second's rate less than that."""
+
+
+def shares_sql() -> list[dict[str, str]]:
+    """Return the columns to add, in steps that build on each other: name -> expression in Spark's SQL.
+
+    Needs the columns of `session_parts` and `trouble_ms` and `dropped_messages`.
+    """
+    mean, rate = "s_accepted_bytes / s_ms", "s_trouble_accepted_bytes / s_trouble_ms"
+    troubled = "(trouble_ms > 0 OR dropped_messages > 0 OR coalesce(worst, 0) > 0)"
+    return [
+        {
+            "b_server": "CASE WHEN s_trouble_ms > 0 THEN coalesce(s_ours_ms, 0D) / s_trouble_ms ELSE 0D END",
+            "b_excess": (
+                f"CASE WHEN s_trouble_ms > 0 AND s_accepted_bytes > 0 AND {rate} >= {BURST}D * {mean} "
+                f"THEN 1D - ({mean}) / ({rate}) ELSE 0D END"
+            ),
+            "b_unforced": (
+                "CASE WHEN hard_at_once > 0 THEN 1D "
+                "WHEN s_dropped_messages > 0 THEN coalesce(s_unforced_drops, 0L) / s_dropped_messages ELSE 0D END"
+            ),
+            "b_any": f"CASE WHEN {troubled} THEN 1D ELSE 0D END",
+        },
+        {
+            "blame_share_server_loop": "b_any * b_server",
+            "blame_share_publisher_burst": "b_any * (1D - b_server) * b_excess",
+            "blame_share_policy": "b_any * (1D - b_server) * (1D - b_excess) * b_unforced",
+            "blame_share_viewer_link": "b_any * (1D - b_server) * (1D - b_excess) * (1D - b_unforced)",
+        },
+        {"blame": blame_sql()},
+    ]
+
+
+def blame_sql() -> str:
+    """Return the name of the largest share, in Spark's SQL."""
+    largest = "greatest(" + ", ".join(f"blame_share_{name}" for name in BLAMES) + ")"
+    cases = " ".join(f"WHEN blame_share_{name} = {largest} THEN '{name}'" for name in BLAMES)
+    return f"CASE WHEN b_any = 0D THEN 'none' {cases} END"

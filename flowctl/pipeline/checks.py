@@ -1,0 +1,126 @@
+"""What a row must be like to be used: the list of checks per table, and each as an expression of Spark.
+
+A check looks at one column. Those that statistics can answer (`provable`) cost nothing where they do; those that are
+left are one boolean expression of built-in functions, compiled into the same pass as the job itself. Each column that
+an expression names has to be read, which is why as few as possible are left.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from flowctl.flow import SendState
+from flowctl.ladder import LadderStep
+from flowctl.telemetry.schema import FLIGHT, FLOW_EVENTS, FLOW_SAMPLES, EventName, FlightKind, Kind, Role, Table
+
+OLDEST_US: Final = int(dt.datetime(2020, 1, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
+"""Before flowctl existed: a clock that was never set."""
+MAX_AHEAD_S: Final = 86_400
+"""A clock may be in the wrong time zone; more than a day ahead it is wrong."""
+SIGNED: Final = frozenset({"value", "limit", "seq"})
+"""Columns that mean what their event says, so that below zero is not wrong by itself; seq only orders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check of one column.
+
+    Args:
+        column: its name.
+        what: ``null``, ``negative``, ``too old``, ``in the future``, ``not its date`` or ``unknown word``.
+        words: what is allowed, for the last.
+    """
+
+    column: str
+    what: str
+    words: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Reason under which rows that fail are put aside, like ``queued_bytes: negative``."""
+        return f"{self.column}: {self.what}"
+
+    @property
+    def provable(self) -> bool:
+        """Whether statistics can answer it: words have an order, but not one that tells which there are."""
+        return self.what != "unknown word"
+
+
+def _checks(table: Table, words: dict[str, tuple[str, ...]]) -> tuple[Check, ...]:
+    found = [Check(column.name, "null") for column in table.columns if not column.nullable]
+    found += [Check("ts", what) for what in ("too old", "in the future", "not its date")]
+    found += [
+        Check(column.name, "negative")
+        for column in table.columns
+        if column.kind in (Kind.INT, Kind.REAL) and column.name not in SIGNED
+    ]
+    return (*found, *(Check(name, "unknown word", allowed) for name, allowed in words.items()))
+
+
+_ROLES: Final = tuple(item.value for item in Role)
+_STATES: Final = tuple(item.name for item in SendState)
+_STEPS: Final = tuple(item.name for item in LadderStep)
+
+CHECKS: Final[dict[str, tuple[Check, ...]]] = {
+    "flow_events": _checks(
+        FLOW_EVENTS,
+        {
+            "event": tuple(item.value for item in EventName),
+            "role": _ROLES,
+            # The same columns hold states of the flow core and steps of the ladder.
+            "state_from": (*_STATES, *_STEPS),
+            "state_to": (*_STATES, *_STEPS),
+        },
+    ),
+    "flow_samples": _checks(FLOW_SAMPLES, {"role": _ROLES, "state": _STATES, "step": _STEPS}),
+    "flight": _checks(FLIGHT, {"kind": tuple(item.value for item in FlightKind), "role": _ROLES}),
+}
+"""All checks of each table; the first that fails names the reason."""
+
+
+def open_checks(table: str, unproven: Collection[str]) -> tuple[Check, ...]:
+    """Return the checks that must be made row by row.
+
+    Args:
+        table: name of the table.
+        unproven: keys of checks that the statistics of at least one file left open.
+    """
+    return tuple(check for check in CHECKS[table] if not check.provable or check.key in unproven)
+
+
+def sql_of(check: Check, now_us: int) -> str:
+    """Return the condition under which a row *fails* `check`, in Spark's SQL; never null.
+
+    Args:
+        check: the check.
+        now_us: time of the run, microseconds since the epoch.
+    """
+    column = f"`{check.column}`"
+    if check.what == "null":
+        return f"{column} IS NULL"
+    if check.what == "negative":
+        # NaN is larger than any number to Spark, and infinity is no measurement either.
+        return f"coalesce({column} < 0, false)"
+    if check.what == "too old":
+        return f"coalesce({column} < timestamp_micros({OLDEST_US}L), false)"
+    if check.what == "in the future":
+        return f"coalesce({column} > timestamp_micros({now_us + MAX_AHEAD_S * 1_000_000}L), false)"
+    if check.what == "not its date":
+        day = "try_to_date(regexp_extract(_metadata.file_path, '/date=([0-9]{4}-[0-9]{2}-[0-9]{2})(/|$)', 1))"
+        return f"coalesce(abs(datediff(to_date({column}), {day})) > 1, false)"
+    words = ", ".join(f"'{word}'" for word in check.words)
+    return f"coalesce({column} NOT IN ({words}), false)"
+
+
+def any_of(checks: Sequence[Check], now_us: int) -> str:
+    """Return the condition under which a row fails any of `checks`."""
+    return " OR ".join(f"({sql_of(check, now_us)})" for check in checks) or "false"
+
+
+def reason_of(checks: Sequence[Check], now_us: int) -> str:
+    """Return the expression that names the first check that a row fails; null: none."""
+    cases = " ".join(f"WHEN {sql_of(check, now_us)} THEN '{check.key}'" for check in checks)
+    return f"CASE {cases} END" if cases else "CAST(NULL AS STRING)"

@@ -1,0 +1,120 @@
+"""Finds the Java that Spark runs on: 17 or newer, where it usually is, or says how to get it.
+
+Looked for in this order: ``JAVA_HOME``, ``java`` on the path, the folders where Debian, Fedora, SDKMAN and macOS put
+it. The first that is new enough is taken. A ``JAVA_HOME`` that is too old is passed over, because it was most likely
+set for another program; it is named if nothing else is found.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from flowctl.errors import ConfigError
+
+OLDEST: Final = 17
+"""Spark 4 is compiled for it (https://spark.apache.org/docs/latest/, "Downloading")."""
+PLACES: Final = (
+    "/usr/lib/jvm/*",
+    "/usr/java/*",
+    "/opt/java/*",
+    "~/.sdkman/candidates/java/*",
+    "/Library/Java/JavaVirtualMachines/*/Contents/Home",
+)
+PACKAGE: Final = "openjdk-17-jre-headless"
+HINT: Final = (
+    f"make setup-pipeline installs it as root on Debian and Ubuntu; by hand: apt-get install {PACKAGE}, or any Java "
+    f"{OLDEST} or newer (https://adoptium.net), with JAVA_HOME naming its folder"
+)
+_ASK_TIMEOUT_S: Final = 20
+"""A cold start of a Java takes below a second; a broken one must not hold us."""
+_VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Java:
+    """A Java that was found.
+
+    Args:
+        home: its folder, for ``JAVA_HOME``.
+        version: first number of its version; 8 for what called itself 1.8.
+    """
+
+    home: Path
+    version: int
+
+
+def parse_version(text: str) -> int | None:
+    """Return the version that ``java -version`` printed, None if that was no Java.
+
+    Args:
+        text: its output, like ``openjdk version "17.0.15" 2025-04-15``.
+    """
+    found = _VERSION.search(text)
+    if found is None:
+        return None
+    first, second = found.groups()
+    return int(second) if first == "1" and second else int(first)
+
+
+def candidates(environment: Mapping[str, str], places: tuple[str, ...] = PLACES) -> Iterator[Path]:
+    """Yield the homes in which a Java may be, the likeliest first; each once.
+
+    Args:
+        environment: of the process.
+        places: patterns of folders.
+    """
+    seen: set[Path] = set()
+    homes = [Path(environment["JAVA_HOME"])] if environment.get("JAVA_HOME") else []
+    if program := shutil.which("java", path=environment.get("PATH")):
+        homes.append(Path(program).resolve().parents[1])
+    for pattern in places:
+        path = Path(pattern).expanduser()
+        base = Path(path.anchor)
+        homes.extend(sorted(base.glob(str(path.relative_to(base))), reverse=True))
+    for home in homes:
+        if (home / "bin" / "java").is_file() and home.resolve() not in seen:
+            seen.add(home.resolve())
+            yield home
+
+
+def ask(home: Path) -> int | None:
+    """Return the version of the Java in `home`, None if it does not run."""
+    try:
+        done = subprocess.run(  # noqa: S603 - a Java of this machine, as its user set it up
+            [home / "bin" / "java", "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ASK_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return parse_version(done.stderr + done.stdout)
+
+
+def find_java(environment: Mapping[str, str] | None = None, places: tuple[str, ...] = PLACES) -> Java:
+    """Return a Java that is new enough.
+
+    Args:
+        environment: of the process. None: `os.environ`.
+        places: patterns of folders, for tests.
+
+    Raises:
+        ConfigError: there is none; the message names what was found instead, the hint says how to get one.
+    """
+    old: list[str] = []
+    for home in candidates(os.environ if environment is None else environment, places):
+        version = ask(home)
+        if version is not None and version >= OLDEST:
+            return Java(home=home, version=version)
+        old.append(f"{home} ({'does not run' if version is None else f'version {version}'})")
+    found = f"; found only {', '.join(old)}" if old else ""
+    raise ConfigError(f"Spark needs Java {OLDEST} or newer, and there is none{found}", hint=HINT)

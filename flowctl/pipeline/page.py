@@ -1,0 +1,321 @@
+"""The report of the pipeline as one HTML page that stands alone: no script, no request, light and dark (pure).
+
+It answers questions in the order in which one asks them: what happened, who was slow and why, how late viewers were,
+which limits would be better, whom to keep out, how many viewers a node carries, and what could not be used. Each answer
+is a sentence first, then a picture, then its table.
+
+Names of streams, user agents, addresses and reasons come from peers: every text is made printable and escaped where it
+becomes HTML (`text`), and the page forbids itself to load or run anything (its content security policy), so that what a
+peer said can do nothing but be read.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from flowctl.loadtest.files import printable
+from flowctl.loadtest.style import STYLE
+from flowctl.loadtest.svg import Chart, draw
+from flowctl.pipeline import answers, decisions, pictures
+from flowctl.pipeline.pictures import Picture, count, ms, percent, seconds, size, words
+from flowctl.pipeline.reportdata import Cut, JobState, ReportData, whole_number
+from flowctl.pipeline.shapes import draw_shape
+from flowctl.units import format_duration
+
+MORE_STYLE: Final = """
+:root{--calm:#e9e8e3}@media(prefers-color-scheme:dark){:root{--calm:#2b2b28}}
+nav{display:flex;flex-wrap:wrap;gap:4px 16px;margin:12px 0 20px;font-size:13px}nav a{color:var(--soft)}
+.part{margin:0 0 30px}.part>h2{font-size:19px;margin:0 0 4px}.part>p{max-width:78ch;color:var(--ink)}
+.part section{margin-top:14px}.plots>section:only-child{max-width:660px}
+.part .plots{margin:14px 0 0}.part .plots section{margin:0}
+h3{font-size:15px;margin:0 0 8px}.off>p{color:var(--muted)}
+svg .area{stroke:none}svg text.strong{fill:var(--ink)}
+svg .dot{fill-opacity:.75;stroke:var(--card)}svg .marked{fill-opacity:1;stroke:var(--ink);stroke-width:1.5}
+.legend i.box{width:11px;height:11px;border-radius:2px;border:1px solid var(--edge)}
+pre{background:var(--paper);border:1px solid var(--edge);border-radius:6px;padding:10px 12px;overflow-x:auto;margin:0;
+font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,monospace}
+.worst td:nth-child(8){white-space:normal;min-width:230px}
+.figures th{white-space:normal;overflow-wrap:anywhere}.figures thead th{white-space:nowrap}.note{font-size:13px}
+""".strip()
+
+_FOOTER: Final = (
+    "Figures are those of the tables beside this page, which were made from the records of the servers. "
+    "Made by <code>flowctl analyze</code>."
+)
+
+_PARTS: Final = (
+    ("happened", "What happened?"),
+    ("slow", "Who was slow, and why?"),
+    ("late", "How late were viewers?"),
+    ("limits", "Which limits would be better?"),
+    ("out", "Whom to keep out?"),
+    ("capacity", "How many viewers does a node carry?"),
+    ("fleet", "Which streams and networks?"),
+    ("unused", "What could not be used?"),
+)
+
+
+def text(value: Any, most: int = 200) -> str:
+    """Return anything as text of the page."""
+    return html.escape(printable(value, most))
+
+
+def render(data: ReportData) -> str:
+    """Return the page."""
+    bodies = {
+        "happened": _happened(data),
+        "slow": _slow(data),
+        "late": _late(data),
+        "limits": _limits(data),
+        "out": _out(data),
+        "capacity": _capacity(data),
+        "fleet": _fleet(data),
+        "unused": _unused(data),
+    }
+    parts = [_part(name, title, *bodies[name]) for name, title in _PARTS]
+    links = "".join(f'<a href="#{name}">{text(title)}</a>' for name, title in _PARTS)
+    return "\n".join(
+        [
+            *_head(data),
+            f"<nav>{links}</nav>",
+            *parts,
+            f"<footer><p>{_FOOTER}</p></footer>",
+            "</main></body></html>",
+            "",
+        ]
+    )
+
+
+def _head(data: ReportData) -> list[str]:
+    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    return [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        f"<title>What the servers saw: {text(data.events)}</title>",
+        f"<style>{STYLE}\n{MORE_STYLE}</style></head><body><main>",
+        (
+            f"<header><h1>What the servers saw</h1><p>Records of <code>{text(data.events, 500)}</code>, "
+            f"analyzed at {data.made_at:%Y-%m-%d %H:%M:%S} UTC</p></header>"
+        ),
+    ]
+
+
+def _part(name: str, title: str, answer: str, inner: Sequence[str], *, off: bool = False) -> str:
+    """Return one question with its answer; `inner` is HTML already."""
+    shown = [item for item in inner if item]
+    kind = "part off" if off or not shown else "part"
+    return "\n".join(
+        [f'<div class="{kind}" id="{name}"><h2>{text(title)}</h2><p>{text(answer, 2000)}</p>', *shown, "</div>"]
+    )
+
+
+def table(heads: Iterable[str], rows: Iterable[Sequence[str]], *, kind: str = "figures") -> str:
+    """Return a table of plain texts; the first cell of a row is its head."""
+    head = "".join(f'<th scope="col">{text(name)}</th>' for name in heads)
+    lines = "".join(
+        f'<tr><th scope="row">{text(row[0], 400)}</th>{"".join(f"<td>{text(cell, 400)}</td>" for cell in row[1:])}</tr>'
+        for row in rows
+    )
+    return f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def picture(shown: Picture | None) -> str:
+    """Return a picture in its box, with legend, note and table; "" if there is none."""
+    if shown is None:
+        return ""
+    shape = shown.shape
+    lines = isinstance(shape, Chart)
+    box = "" if lines else ' class="box"'
+    keys = "".join(f'<li><i{box} style="background:{paint}"></i>{text(label)}</li>' for label, paint in shown.legend)
+    legend = f'<ul class="legend">{keys}</ul>' if keys else ""
+    drawn = draw(shape) if isinstance(shape, Chart) else draw_shape(shape)
+    note = f'<p class="note">{text(shown.note, 600)}</p>' if shown.note else ""
+    details = f"<details><summary>As figures</summary>{table(shown.heads, shown.rows)}</details>" if shown.rows else ""
+    return f"<section><h3>{text(shape.title)}</h3>{legend}{drawn}{note}{details}</section>"
+
+
+def _plots(found: Iterable[Picture | None]) -> str:
+    drawn = "".join(map(picture, found))
+    return f'<div class="plots">{drawn}</div>' if drawn else ""
+
+
+def _box(title: str, inner: str, note: str = "") -> str:
+    """Return a box with a title; `inner` is HTML already."""
+    said = f'<p class="note">{text(note, 600)}</p>' if note else ""
+    return f"<section><h3>{text(title)}</h3>{said}{inner}</section>"
+
+
+_Part = tuple[str, Sequence[str]]
+
+
+def _happened(data: ReportData) -> _Part:
+    return answers.happened(data), [_failed(data), _tiles(data), _jobs(data)]
+
+
+def _failed(data: ReportData) -> str:
+    """Return what failed, before any figure."""
+    failed = [note for note in data.jobs.values() if note.state is JobState.FAILED]
+    if not failed:
+        return ""
+    items = "".join(
+        f'<li><b class="no">✕ {text(note.name)}</b> {text(f"{note.message} {note.hint}", 800)}</li>' for note in failed
+    )
+    title = "These jobs failed; what they would have told is missing"
+    return f'<section class="bad"><h3>{title}</h3><ul>{items}</ul></section>'
+
+
+def _tiles(data: ReportData) -> str:
+    """Return the few figures that one looks for first."""
+    whole = data.whole
+    tiles: list[tuple[str, str]] = []
+    if whole is not None:
+        viewers = whole_number(whole.get("viewers"))
+        troubled = whole_number(whole.get("troubled"))
+        tiles = [
+            ("connections", count(whole.get("connections"))),
+            ("of them viewers", count(viewers)),
+            ("viewers that kept up all the time", percent((viewers - troubled) / viewers) if viewers else "-"),
+            ("viewers disconnected for being slow", count(whole.get("cut_slow"))),
+            ("delay: p95 of the viewers' p95", ms(whole.get("delay_p95_of_p95_ms"))),
+            ("sent to viewers and publishers", size(whole.get("sent_bytes"))),
+        ]
+    accounts = data.accounts()
+    if accounts:
+        rows_in, aside = (
+            sum(whole_number(item.get(name)) for item in accounts) for name in ("rows_in", "rows_quarantined")
+        )
+        tiles += [("records read", count(rows_in)), ("records set aside", count(aside))]
+    items = (f"<div><dt>{text(label)}</dt><dd>{text(value)}</dd></div>" for label, value in tiles)
+    return f'<dl class="tiles">{"".join(items)}</dl>' if tiles else ""
+
+
+def _jobs(data: ReportData) -> str:
+    rows = []
+    for note in data.jobs.values():
+        if note.name == "report":
+            continue  # it reads what the others have left, and is not done while this is written
+        took = "-" if note.took_s is None else format_duration(note.took_s)
+        for item in note.accounts or [{}]:
+            figures = [count(item.get(name)) for name in ("files_in", "rows_in", "rows_out", "rows_quarantined")]
+            rows.append([note.name, note.state.value, took, words(item.get("table")), *figures])
+    heads = ("job", "state", "took", "table read", "files", "rows in", "rows out", "rows set aside")
+    nodes = [[words(row.get("node")), count(row.get("connections")), count(row.get("viewers"))] for row in data.nodes]
+    more = answers.left_out(Cut(data.nodes, data.node_count), "nodes")
+    return (_box("What was read", table(heads, rows, kind="words figures")) if rows else "") + (
+        f"<section><details><summary>The nodes</summary>{table(('node', 'connections', 'viewers'), nodes)}"
+        f"<p>{text(more)}</p></details></section>"
+        if nodes
+        else ""
+    )
+
+
+def _slow(data: ReportData) -> _Part:
+    found = (
+        pictures.states_over_time(data),
+        pictures.blame_shares(data),
+        pictures.drops_by_class(data),
+        pictures.ends(data),
+    )
+    return answers.slow(data), [_plots(found), _worst(data)]
+
+
+_WORST_HEADS: Final = (
+    "address", "stream", "there for", "not READY", "worst state", "delay p99", "blame", "what was done about it",
+    "agent", "node", "connection",
+)  # fmt: skip
+
+
+def _worst(data: ReportData) -> str:
+    cut = data.worst
+    if cut is None or not cut.rows:
+        return ""
+    rows = [
+        [
+            words(row.get("peer_ip"), 48),
+            words("/".join(str(row[name]) for name in ("app", "stream") if row.get(name)), 48),
+            seconds(row.get("duration_s")),
+            ms(row.get("trouble_ms")),
+            words(row.get("worst_state"), 16),
+            ms(row.get("delay_p99_ms")),
+            pictures.BLAME_WORDS.get(str(row.get("blame")), words(row.get("blame"), 24)),
+            answers.viewer_done(row),
+            words(row.get("user_agent"), 48),
+            words(row.get("node"), 32),
+            words(row.get("conn_id"), 24),
+        ]
+        for row in cut.rows
+    ]
+    note = answers.left_out(cut, "viewers that were ever not READY")
+    return _box("The viewers that were worst off", table(_WORST_HEADS, rows, kind="words worst"), note)
+
+
+def _late(data: ReportData) -> _Part:
+    return answers.late(data), [_plots((pictures.delay_distribution(data), pictures.delays_over_time(data)))]
+
+
+def _limits(data: ReportData) -> _Part:
+    toml = data.limits_toml
+    paste = f"<pre>{html.escape(_lines(toml))}</pre>" if toml else ""
+    note = "Save it as limits.toml; flowctl serve live --limits limits.toml reads it again whenever it changes."
+    shown = [
+        _plots([decisions.front(data)]),
+        _box("To paste into the server's configuration", paste, note) if paste else "",
+    ]
+    return decisions.better_limits(data), [*shown, _folded("All choices, as figures", decisions.choices(data))]
+
+
+def _lines(toml: str) -> str:
+    """Return a file of several lines as it is, but for what cannot be printed and what is far too long."""
+    return "\n".join(
+        "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line[:500])
+        for line in toml.split("\n")[:200]
+    )
+
+
+def _cut_box(title: str, found: decisions.Shown | None) -> str:
+    if found is None or not found.rows:
+        return ""
+    return _box(title, table(found.heads, found.rows, kind="words" if found.wordy else "figures"), found.note)
+
+
+def _folded(title: str, found: decisions.Shown | None) -> str:
+    """Return a long table that is opened on demand."""
+    if found is None or not found.rows:
+        return ""
+    note = f"<p>{text(found.note, 600)}</p>" if found.note else ""
+    return (
+        f"<section><details><summary>{text(title)}</summary>{note}{table(found.heads, found.rows)}</details></section>"
+    )
+
+
+def _out(data: ReportData) -> _Part:
+    shown = [
+        _plots([decisions.score_bars(data)]),
+        _cut_box("Scores and their evidence", decisions.scores(data)),
+        _cut_box("The ban list", decisions.bans(data)),
+    ]
+    return answers.keep_out(data), shown
+
+
+def _capacity(data: ReportData) -> _Part:
+    shown = [
+        _plots([decisions.capacity_curve(data)]),
+        _cut_box("The answer and what it rests on", decisions.capacity(data)),
+    ]
+    return decisions.carries(data), shown
+
+
+def _fleet(data: ReportData) -> _Part:
+    shown = [_cut_box("Streams", decisions.streams(data)), _cut_box("Networks", decisions.subnets(data))]
+    return decisions.fleet(data), shown
+
+
+def _unused(data: ReportData) -> _Part:
+    rows = [[row["reason"], row["table"], count(row["rows"]), count(row["files"])] for row in data.set_aside()]
+    shown = _box("Set aside", table(("reason", "table", "rows", "files"), rows, kind="words figures")) if rows else ""
+    return answers.unused(data), [shown]

@@ -1,0 +1,220 @@
+"""The three parts that a session is made of: sums over its events, sums over its samples, and its one telling record.
+
+Sums are numbers only, since Spark aggregates numbers in place in a hash table, and anything else (texts, lists,
+quantile sketches) by sorting. Texts therefore come from one record of the connection, its close if there is one: the
+sums name it by `seq`, which is unique within a node, and a join brings it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as f
+
+from flowctl.pipeline import delays
+from flowctl.reasons import DropReason
+from flowctl.telemetry.schema import CLASS_NAMES
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+KEYS: Final = ("node", "conn_id")
+TELLING: Final = ("conn_opened", "command", "publish_started", "play_started", "banned", "conn_closed")
+"""Events one of which names the connection's peer and stream; the later in this list, the better."""
+RANK_BITS: Final = 60
+"""`seq` counts microseconds since the epoch and records: far below."""
+STALL_MS: Final = 500.0
+"""A peer that takes nothing for so long while something waits shows a still picture: players buffer about a second."""
+BUSY: Final = 0.9
+"""A thread that is busy for so much of the time has no room for bursts: queues of all its viewers grow."""
+STATE_WORDS: Final = {"ready": "READY", "overloaded": "OVERLOADED", "soft": "SOFT_LIMIT", "hard": "HARD_LIMIT"}
+"""Names of columns, and of the states they are about; from best to worst, so that the order is a number."""
+
+
+def _number_sql(column: str) -> str:
+    """Return the number of a state, 0 to 3, in Spark's SQL; null for steps of the ladder and where there is none."""
+    cases = " ".join(f"WHEN '{state}' THEN {number}" for number, state in enumerate(STATE_WORDS.values()))
+    return f"CASE {column} {cases} END"
+
+
+def _telling_sql() -> str:
+    """Return rank and `seq` of a record in one number, the larger the more telling, in Spark's SQL."""
+    return f"shiftleft({rank_sql()}, {RANK_BITS}) + seq"
+
+
+def rank_sql() -> str:
+    """Return how telling a record is, 0 to 3, in Spark's SQL: 3 close, 2 names a stream, 1 any other of `TELLING`."""
+    return (
+        "CASE WHEN event = 'conn_closed' THEN 3L WHEN event IN ('publish_started', 'play_started') THEN 2L "
+        f"WHEN event IN {TELLING!r} THEN 1L ELSE 0L END"
+    )
+
+
+def _if(condition: str, value: str, how: str, name: str) -> Column:
+    return f.expr(f"{how}(CASE WHEN {condition} THEN {value} END)").alias(name)
+
+
+def _sum_ms(condition: str, value: str, name: str) -> Column:
+    """Add up milliseconds as whole microseconds: a sum of floats depends on the order in which tasks bring them."""
+    return f.expr(f"sum(CASE WHEN {condition} THEN CAST(round({value} * 1e3D) AS BIGINT) END) / 1e3D").alias(name)
+
+
+def _count(condition: str, name: str) -> Column:
+    return f.expr(f"sum(CASE WHEN {condition} THEN 1L ELSE 0L END)").alias(name)
+
+
+def event_sums(events: DataFrame) -> DataFrame:
+    """Sum up the events of each connection in one hash aggregation.
+
+    Args:
+        events: rows of `flow_events` that passed the checks.
+
+    Returns:
+        One row per (node, conn_id), the server itself (0) among them: counts, sums and extremes, numbers and times
+        only; and the histogram of `viewer_delay_ms` (see `delays`).
+    """
+    left, came_back = "edge AND state_from = 0", "state_to = 0"
+    columns = [
+        f.count("*").alias("row_count"),
+        f.min("ts").alias("first_ts"),
+        f.max("ts").alias("last_ts"),
+        f.max("telling").alias("best"),
+        _if("event = 'conn_opened'", "ts", "min", "opened_ts"),
+        _if("event = 'conn_closed'", "ts", "max", "closed_ts"),
+        _if("event = 'play_started'", "ts", "min", "play_ts"),
+        _if("event = 'handshake_done'", "value", "max", "handshake_ms"),
+        *(_sum_ms(f"state_from = {number}", "state_ms", f"{name}_ms") for number, name in enumerate(STATE_WORDS)),
+        *(_packed(conditions, f"pack{number}") for number, conditions in enumerate(PACKS)),
+        _count("event = 'limit_hit'", "limit_hits"),
+        # The sum of all lengths from leaving READY to being back is a difference of two sums of times.
+        _if(left, "unix_millis(ts)", "sum", "left_sum"),
+        _if(left, "unix_millis(ts)", "max", "left_last"),
+        _if(came_back, "unix_millis(ts)", "sum", "back_sum"),
+        _if(came_back, "state_ms", "max", "recover_max_ms"),
+        f.max("state_to").alias("worst"),
+        # The last state and since when: its number in the two lowest bits.
+        _if("edge", "shiftleft(unix_micros(ts), 2) + state_to", "max", "last_edge"),
+        f.max("sent_bytes").alias("sent_bytes"),
+        _if("event = 'conn_closed'", "dropped_messages", "max", "closed_dropped_messages"),
+        _if("event = 'conn_closed'", "dropped_bytes", "max", "closed_dropped_bytes"),
+        _if("event = 'dropped'", "dropped_messages", "sum", "seen_dropped_messages"),
+        _if("event = 'dropped'", "dropped_bytes", "sum", "seen_dropped_bytes"),
+        f.max("viewer_delay_ms").alias("e_delay_max_ms"),
+        *delays.words("e"),
+    ]
+    prepared = events.select(
+        *KEYS,
+        *("ts", "event", "value", "state_ms", "sent_bytes", "dropped_messages", "dropped_bytes", "viewer_delay_ms"),
+        f.expr("event = 'state_changed'").alias("edge"),
+        f.expr(_number_sql("state_from")).alias("state_from"),
+        f.expr(_number_sql("state_to")).alias("state_to"),
+        f.expr(_telling_sql()).alias("telling"),
+        *delays.prepared("viewer_delay_ms", "e"),
+    )
+    return prepared.groupBy(*KEYS).agg(*columns).withColumns(_unpacked()).drop(*(f"pack{n}" for n in range(len(PACKS))))
+
+
+PACKS: Final = (
+    {
+        "episodes_overloaded": "state_to = 1 AND state_from = 0",
+        "episodes_soft": "state_to = 2 AND state_from <> 3",
+        "episodes_hard": "state_to = 3",
+    },
+    {
+        "hard_at_once": "state_to = 3 AND state_from = 0",
+        "leaves": "edge AND state_from = 0",
+        "recoveries": "state_to = 0",
+    },
+    {"input_pauses": "event = 'input_paused'", "returns_to_live": "event = 'returned'"},
+)
+"""Counts that share a sum, 21 bits each, and what they count; no connection has 2 million edges or pauses."""
+
+
+def _packed(conditions: dict[str, str], name: str) -> Column:
+    parts = (
+        f"CASE WHEN {condition} THEN {1 << (delays.COUNTER_BITS * place)}L ELSE 0L END"
+        for place, condition in enumerate(conditions.values())
+    )
+    return f.expr(f"sum({' + '.join(parts)})").alias(name)
+
+
+def _unpacked() -> dict[str, Column]:
+    return {
+        name: f.expr(f"shiftright(pack{number}, {delays.COUNTER_BITS * place}) & {delays.MASK}L")
+        for number, conditions in enumerate(PACKS)
+        for place, name in enumerate(conditions)
+    }
+
+
+def telling_records(events: DataFrame) -> DataFrame:
+    """Take the records that can name a connection's peer and stream.
+
+    Args:
+        events: rows of `flow_events` that passed the checks.
+
+    Returns:
+        One row per such record: node, conn_id, best (its rank and `seq`, as in `event_sums`), peer_ip, peer_port, role,
+        app, stream, close_reason, detail (of closes).
+    """
+    close = f.col("event") == "conn_closed"
+    return events.filter(f.col("event").isin(*TELLING) & (f.col("conn_id") != 0)).select(
+        *KEYS,
+        f.expr(_telling_sql()).alias("best"),
+        "peer_ip",
+        "peer_port",
+        "role",
+        "app",
+        "stream",
+        f.when(close, f.col("reason")).alias("close_reason"),
+        f.when(close, f.col("detail")).alias("detail"),
+    )
+
+
+def sample_sums(samples: DataFrame) -> DataFrame:
+    """Sum up the samples of each connection in one hash aggregation.
+
+    Args:
+        samples: rows of `flow_samples` that passed the checks.
+
+    Returns:
+        One row per (node, conn_id): figures named ``s_...``, and the histogram of `viewer_delay_ms`.
+    """
+    trouble = "(state <> 'READY' OR coalesce(step, 'FULL') <> 'FULL')"
+    ours = f"(coalesce(strained, false) OR coalesce(thread_busy, 0.0D) >= {BUSY}D)"
+    accepted = " + ".join(f"accepted_bytes_{name}" for name in CLASS_NAMES)
+    dropped = " + ".join(f"dropped_messages_{name}" for name in CLASS_NAMES)
+    columns = [
+        f.count("*").alias("s_rows"),
+        _sum_ms("true", "interval_ms", "s_ms"),
+        _sum_ms(trouble, "interval_ms", "s_trouble_ms"),
+        _sum_ms(f"{trouble} AND {ours}", "interval_ms", "s_ours_ms"),
+        f.expr(f"sum({accepted})").alias("s_accepted_bytes"),
+        _if(trouble, f"({accepted})", "sum", "s_trouble_accepted_bytes"),
+        f.expr(f"sum({dropped})").alias("s_dropped_messages"),
+        _if(f"NOT {trouble} AND coalesce(stalled_ms, 0.0D) = 0.0D", f"({dropped})", "sum", "s_unforced_drops"),
+        _sum_ms(f"stalled_ms >= {STALL_MS}D", "least(stalled_ms, interval_ms)", "s_stall_ms"),
+        # A stall passes the mark in exactly one of the samples that see it.
+        _count(f"stalled_ms >= {STALL_MS}D AND stalled_ms < {STALL_MS}D + interval_ms", "s_stall_count"),
+        *(f.sum(f"accepted_messages_{name}").alias(f"s_accepted_{name}") for name in CLASS_NAMES),
+        *(f.sum(f"dropped_messages_{name}").alias(f"s_dropped_{name}") for name in CLASS_NAMES),
+        f.max("viewer_delay_ms").alias("s_delay_max_ms"),
+        *delays.words("s"),
+    ]
+    prepared = samples.filter(f.col("conn_id") != 0).select("*", *delays.prepared("viewer_delay_ms", "s"))
+    return prepared.groupBy(*KEYS).agg(*columns)
+
+
+def _counts_ddl() -> str:
+    return "STRUCT<" + ", ".join(f"`{name}`: BIGINT" for name in CLASS_NAMES) + ">"
+
+
+def detail_ddl() -> str:
+    """Return the form of `detail` of a close, as `from_json` reads it; see the recorder for what it holds."""
+    reasons = ", ".join(f"`{reason.value}`: {_counts_ddl()}" for reason in DropReason)
+    states = "STRUCT<READY: DOUBLE, OVERLOADED: DOUBLE, SOFT_LIMIT: DOUBLE, HARD_LIMIT: DOUBLE>"
+    return f"accepted {_counts_ddl()}, dropped STRUCT<{reasons}>, states_ms {states}, agent STRING"
+
+
+def dropped_sql(name: str) -> str:
+    """Return the messages of class `name` that were dropped, over the parsed ``told``, in Spark's SQL."""
+    return " + ".join(f"coalesce(told.dropped.`{reason.value}`.`{name}`, 0L)" for reason in DropReason)

@@ -1,0 +1,75 @@
+"""``make setup-pipeline``: finds Java, or installs it where it may, or says exactly what to do.
+
+Spark needs a Java that PyPI cannot give. As root beside apt-get Debian's package is installed, without the parts for
+screens; elsewhere nothing is changed. It asks first what is there, so a second run takes no time and changes nothing.
+
+Exit status: 0 the pipeline can run; 1 it cannot, and the last lines say why and what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from typing import Final
+
+from flowctl.errors import ConfigError
+from flowctl.pipeline.java import PACKAGE, find_java
+from flowctl.pipeline.spark import check_available
+
+_APT: Final = ("apt-get", "-q", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20")
+_UPDATE_TIMEOUT_S: Final = 120
+"""Lists of packages are some MB; a mirror that takes longer is one that is away."""
+
+
+def may_install() -> bool:
+    """Return whether packages of the system can be installed: root, beside apt-get."""
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+def install() -> str:
+    """Install Debian's Java, and return why it could not be done; "" means that it was.
+
+    Without a time limit, but for the lists: a package manager that is killed leaves half of a package.
+    """
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(  # noqa: S603 - fixed words
+            [*_APT, "update"], env=environment, capture_output=True, timeout=_UPDATE_TIMEOUT_S, check=False
+        )
+    done = subprocess.run(  # noqa: S603 - fixed words
+        [*_APT, "install", "--yes", "--no-install-recommends", PACKAGE],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return ""
+    return f"apt-get could not install {PACKAGE}: {''.join(done.stderr.strip().splitlines()[-1:]) or done.returncode}"
+
+
+def main() -> int:
+    """Do what the module says; return the exit status."""
+    try:
+        check_available()
+        try:
+            java = find_java()
+        except ConfigError:
+            if not may_install():
+                raise
+            if failure := install():
+                raise ConfigError(failure, hint=f"install {PACKAGE}, or any newer Java, by hand") from None
+            java = find_java()
+    except ConfigError as error:
+        sys.stderr.write(f"pipeline: cannot run: {error}\nhint: {error.hint}\n")
+        return 1
+    sys.stdout.write(f"pipeline: can run, with Java {java.version} in {java.home}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+"""Starts and ends a Spark session: settings that fit the jobs, quiet logs, errors in one line, and no process left.
+
+The Java process is started here, not by Spark's own builder, for one reason: its output goes to a log file. Spark and
+Java print banners, warnings and stack traces; a user of ``flowctl analyze`` sees an error in one line and the name of
+that file. Everything that Spark takes as a setting can be set; what is given wins over what is chosen here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.pipeline.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEFAULT_DRIVER_MEMORY: Final = "2g"
+"""Of Java. Jobs collect next to nothing, so it does not grow with the data; when local, it is that of all work."""
+DEFAULT_SHUFFLE_PARTITIONS: Final = 17  # an odd number tells it from one that somebody chose
+"""For data that nothing is known of; adaptive execution joins small ones. Jobs set it by the size of their input."""
+_LOG4J: Final = """
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+_STOP_TIMEOUT_S: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """How to start Spark.
+
+    Args:
+        master: ``local[*]``, ``local[2]``, ``spark://host:port``, ``yarn``, ``k8s://...``. None: ``local[*]``, or what
+            the environment's ``spark-defaults.conf`` and `conf` say.
+        app_name: name shown in Spark's own pages.
+        conf: settings of Spark, which win over everything chosen here.
+        driver_memory: heap of the driver's Java, like ``2g``.
+        shuffle_partitions: of joins and aggregations. None: `DEFAULT_SHUFFLE_PARTITIONS`, and jobs choose by data.
+        ui: whether Spark's own pages are served (on the address of the driver).
+        log_file: where Java's output goes. None: a file of its own in the folder for temporary files.
+    """
+
+    master: str | None = None
+    app_name: str = "flowctl"
+    conf: Mapping[str, str] = field(default_factory=dict)
+    driver_memory: str = DEFAULT_DRIVER_MEMORY
+    shuffle_partitions: int | None = None
+    ui: bool = False
+    log_file: Path | None = None
+
+
+class SparkError(FlowctlError):
+    """Spark could not do what it was asked; the message has the cause in one line, the hint names the log."""
+
+
+def check_available() -> None:
+    """See to it that PySpark and what goes with it are installed.
+
+    Raises:
+        ConfigError: a package of the extra ``pipeline`` is missing.
+    """
+    missing = [name for name in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the pipeline needs {', '.join(missing)}, which is not installed", hint="pip install 'flowctl[pipeline]'"
+        )
+
+
+def settings_of(options: SessionOptions, log4j: Path | None = None) -> dict[str, str]:
+    """Return every setting of Spark that follows from `options`.
+
+    Args:
+        options: how to start it.
+        log4j: file with the settings of Java's log. None: Spark's own.
+    """
+    master = options.master or options.conf.get("spark.master", "local[*]")
+    settings = {
+        "spark.app.name": options.app_name,
+        "spark.master": master,
+        "spark.driver.memory": options.driver_memory,
+        "spark.sql.shuffle.partitions": str(options.shuffle_partitions or DEFAULT_SHUFFLE_PARTITIONS),
+        "spark.sql.adaptive.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        # Python reads times as UTC only if the machine's zone does not come in between.
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # 96 bit times, an old default, have no statistics in the footers.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.sql.parquet.compression.codec": "zstd",
+        # A recorder writes many files of some hundred kB; opening one costs about as much as reading so much.
+        "spark.sql.files.openCostInBytes": str(1 << 20),
+        # Java does not compile methods of more than 8000 bytes, and Spark makes such of wide aggregations; with this it
+        # cuts them in parts instead.
+        "spark.sql.codegen.hugeMethodLimit": "8000",
+        # Sums by (node, conn_id) lie right for a join by (node, conn_id, record): no second shuffle.
+        "spark.sql.requireAllClusterKeysForCoPartition": "false",
+        "spark.ui.enabled": "true" if options.ui else "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "WARN",
+    }
+    if log4j is not None:
+        settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile=file:{log4j} -Duser.timezone=UTC"
+        settings["spark.executor.extraJavaOptions"] = "-Duser.timezone=UTC"
+    if master.startswith("local") or "//127.0.0.1" in master or "//localhost" in master:
+        # On this machine alone: nothing listens elsewhere, and a host name that does not resolve does no harm.
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        settings |= {"spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
+    return settings | dict(options.conf)
+
+
+_own: dict[str, Any] = {}
+"""The Java process that this module started and its log; empty while there is none. One per process, as Spark has."""
+
+
+PARTITION_BYTES: Final = 48 << 20
+"""Of input per partition of a shuffle: sums of it fit into the memory of a task several times over."""
+MAX_PARTITIONS: Final = 4096
+
+
+@contextlib.contextmanager
+def partitions_for(spark: SparkSession, size_bytes: int) -> Iterator[None]:
+    """Within this context shuffles have as many partitions as fit the data, if nobody has chosen a number.
+
+    Args:
+        spark: session.
+        size_bytes: of the input, as it lies there.
+    """
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    if before != str(DEFAULT_SHUFFLE_PARTITIONS):
+        yield
+        return
+    wanted = min(MAX_PARTITIONS, max(spark.sparkContext.defaultParallelism, -(-size_bytes // PARTITION_BYTES)))
+    spark.conf.set(name, str(wanted))
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
+def log_path() -> Path | None:
+    """Return where the output of the running Java goes; None while none runs that was started here."""
+    return _own.get("log")
+
+
+def open_session(options: SessionOptions | None = None) -> SparkSession:
+    """Start Spark, or return the session that runs in this process already.
+
+    Args:
+        options: how. None: all defaults.
+
+    Raises:
+        ConfigError: PySpark or Java is missing, or a setting is wrong.
+        SparkError: it did not start.
+    """
+    options = options or SessionOptions()
+    check_available()
+    # It says at each use that it was not tested with pandas 3; what is used of both here is.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    java = find_java()
+    os.environ["JAVA_HOME"] = str(java.home)
+    folder = Path(tempfile.mkdtemp(prefix="flowctl-spark-"))
+    log = options.log_file or folder / "spark.log"
+    log4j = folder / "log4j2.properties"
+    log4j.write_text(_LOG4J, encoding="ascii")
+    _own.update(log=log, folder=folder)
+    with mapped_errors():
+        return _start(settings_of(options, log4j), log)
+
+
+def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
+    """Launch Java with its output in `log`, and return the session."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    if settings["spark.master"].startswith("local"):
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # The workers' Python: spark-submit would read the setting, here it is this variable only.
+    os.environ.setdefault("PYSPARK_PYTHON", settings.get("spark.pyspark.python", "python3"))
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    if SparkContext._gateway is None:  # noqa: SLF001 - no public way to say where Java writes
+        with log.open("ab") as file:
+            gateway = launch_gateway(conf, {"stdout": file, "stderr": subprocess.STDOUT})  # type: ignore[no-untyped-call]  # it has no types
+    else:
+        gateway = SparkContext._gateway  # noqa: SLF001 - no public way
+    _own["process"] = getattr(gateway, "proc", None)
+    context = SparkContext(gateway=gateway, conf=conf)
+    return SparkSession(context)
+
+
+def close_session(spark: SparkSession | None) -> None:
+    """Stop Spark and end its Java process; done already: nothing.
+
+    Args:
+        spark: the session. None: only the process that was started here.
+    """
+    from pyspark import SparkContext
+
+    if spark is not None:
+        with contextlib.suppress(Exception):
+            spark.stop()
+    process = _own.pop("process", None)
+    if not _own.pop("failed", False) and "folder" in _own:
+        shutil.rmtree(_own.pop("folder"), ignore_errors=True)  # the log of what went well interests nobody
+    gateway = SparkContext._gateway  # noqa: SLF001 - no public way
+    if process is None or gateway is None:
+        return
+    with contextlib.suppress(Exception):
+        gateway.shutdown()
+    SparkContext._gateway = None  # noqa: SLF001 - no public way
+    SparkContext._jvm = None  # noqa: SLF001 - no public way
+    with contextlib.suppress(OSError):
+        process.stdin.close()  # what Java waits for
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def session(options: SessionOptions | None = None) -> Iterator[SparkSession]:
+    """Start Spark, map the errors of what is done with it, and leave no process behind, also after Ctrl-C.
+
+    Raises:
+        ConfigError: see `open_session`.
+        SparkError: Spark failed in between.
+    """
+    spark = None
+    try:
+        spark = open_session(options)
+        with mapped_errors():
+            yield spark
+    finally:
+        close_session(spark)
+
+
+@contextlib.contextmanager
+def mapped_errors() -> Iterator[None]:
+    """Within this context errors of Spark and of the way to Java become a `SparkError` in one line.
+
+    Raises:
+        SparkError: the cause in one line, with where the log is.
+    """
+    from py4j.protocol import Py4JError, Py4JNetworkError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError, Py4JNetworkError) as error:
+        _own["failed"] = True
+        raise SparkError(one_line(error), hint=_hint()) from error
+
+
+def _hint() -> str:
+    log = log_path()
+    return f"Spark's own log is {log}" if log is not None and log.exists() else "Spark's own log has more"
+
+
+_CLASS: Final = re.compile(r"^(?:: )?(?:Caused by: )?(?:[a-z_$][\w$]*\.)+[A-Z][\w$]*(?:Exception|Error)?:\s*")
+_NOISE: Final = ("at ", "An error occurred while calling ", "Driver stacktrace:", "Job aborted due to stage failure:")
+"""Beginnings of lines that say where something was seen, not what happened."""
+_LINE_LENGTH: Final = 400
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an error of Spark says in one line of at most 400 characters, without a stack trace.
+
+    The first line says what was being done ("error while reading file ..."), the innermost cause what happened.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [_CLASS.sub("", line) for line in lines if line.startswith("Caused by: ")]
+    told = [_CLASS.sub("", line) for line in lines if not line.startswith((*_NOISE, "Caused by: "))]
+    first = told[0] if told else type(error).__name__
+    text = f"{first} {causes[-1]}" if causes and causes[-1] not in first else first
+    return f"Spark failed: {text}"[:_LINE_LENGTH]

@@ -1,0 +1,418 @@
+"""Makes event data of any size: seeded, the same however Spark cuts the work, with planted slow viewers and abusers.
+
+Theory of operation. `flowctl.pipeline.synth_plan` has the script. Here, `spark.range` numbers the visits in the order
+of time, hashes of that number say who comes and which variant happens, and one broadcast join with the steps of that
+variant makes the events. No shuffle, no sort, no Python: a task writes the rows of its own span of time, so memory
+does not grow with the data, and the same seed gives the same rows with any number of tasks.
+
+What differs from the files of a recorder: a file holds rows of all nodes, in order of visits and not of time, belongs
+to the hour in which its visits began, and has no ``flowctl.*`` keys in its metadata, because Spark cannot write any.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as f
+
+from flowctl.pipeline.accounts import JobResult
+from flowctl.pipeline.synth_kinds import FIRST_ABUSER, FIRST_SLOW, KINDS
+from flowctl.pipeline.synth_plan import Cast, SynthOptions, plan, steps_by_key
+from flowctl.pipeline.synth_steps import HEAD_MS, SLOTS
+from flowctl.telemetry.schema import CONN_NUMBER_BITS, FLOW_EVENTS, SPARK_TYPES
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+TRUTH_FOLDER: Final = "_truth/planted.parquet"
+"""Below the data; a name with ``_`` is not data, so no job reads it by accident."""
+VISITS_PER_TASK: Final = 150_000
+"""About a million and a half events: some 50 MB of Parquet, a few seconds of work."""
+SEQUENCE_BITS: Final = 12
+"""A visit has fewer events than 4096, so `seq` is unique."""
+CONNECTION_BITS: Final = 8
+_SOFT_BYTES: Final = 2 << 20
+_HARD_BYTES: Final = 4 << 20
+_HARD_AGE_MS: Final = 8000.0
+_SOFT_AGE_MS: Final = 4000.0
+_DEAF_TAKEN_BYTES: Final = 180_000
+"""What buffers of both kernels take for a peer that reads nothing."""
+_VIDEO_PER_S: Final = 30
+_AUDIO_PER_S: Final = 43
+
+
+def chance(options: SynthOptions, salt: str, *columns: str) -> Column:
+    """Return a number from 0 to 1 (excluded) that depends on the seed, `salt` and `columns` alone.
+
+    A hash instead of `rand`, whose numbers depend on how the rows are spread over tasks.
+    """
+    hashed = f.xxhash64(f.lit(options.seed), f.lit(salt), *(f.col(name) for name in columns))
+    return f.pmod(hashed, f.lit(1 << 40)) / f.lit(float(1 << 40))
+
+
+def visits(spark: SparkSession, options: SynthOptions, cast: Cast) -> DataFrame:
+    """Return the visits.
+
+    Returns:
+        One row per visit: visit, client, kind, key (of its variant), begun_us, and what the client is.
+    """
+    tasks = max(spark.sparkContext.defaultParallelism, -(-cast.visits // VISITS_PER_TASK))
+    frame = spark.range(0, cast.visits, 1, tasks).withColumnRenamed("id", "visit")
+    # Within a wave clients come in the order of their numbers, so numbers of visits are in the order of time.
+    begun = f.col("visit") * f.lit(options.days * 86400e6 / cast.visits)
+    return (
+        frame.withColumn("client", f.col("visit") % cast.clients)
+        .withColumn("kind", _kind(options, cast))
+        .withColumn("slot", (chance(options, "slot", "visit") * SLOTS).cast("int"))
+        .select(
+            "visit",
+            "client",
+            "kind",
+            (f.col("kind") * SLOTS + f.col("slot")).alias("key"),
+            (f.lit(options.start_s * 1_000_000) + begun).cast("bigint").alias("begun_us"),
+            *_what_it_is(options, cast),
+        )
+    )
+
+
+def _kind(options: SynthOptions, cast: Cast) -> Column:
+    """Return the number of the client's kind; the first clients are one of each, so that small sets have all."""
+    among = chance(options, "kind", "client")
+    chosen = f.lit(len(KINDS) - 1)
+    for number in reversed(range(len(KINDS) - 1)):
+        chosen = f.when(among < cast.shares[number], number).otherwise(chosen)
+    wanted = [number for number in range(len(KINDS)) if _wanted(options, number)]
+    first = f.element_at(f.array(*(f.lit(number) for number in wanted)), (f.col("client") + 1).cast("int"))
+    return f.when(f.col("client") < len(wanted), first).otherwise(chosen)
+
+
+def _wanted(options: SynthOptions, number: int) -> bool:
+    """Whether at least one client of a kind is made: not where the options say that there are none."""
+    return options.abusers > 0 if number >= FIRST_ABUSER else options.slow > 0 or number < FIRST_SLOW
+
+
+def _what_it_is(options: SynthOptions, cast: Cast) -> list[Column]:
+    """Return the columns of a visit that all of its events share."""
+    number = (f.lit(float(cast.streams + 1)) ** chance(options, "stream", "visit")).cast("int") - 1
+    # A random power is Zipf's law with exponent 1: the first stream has as many viewers as the next two, and so on.
+    stream = f.when(f.col("kind") == 1, (f.col("client") % cast.streams).cast("int")).otherwise(number)
+    return [
+        address(cast).alias("peer_ip"),
+        (1024 + chance(options, "port", "visit") * 60_000).cast("bigint").alias("peer_port"),
+        f.format_string("node-%d", (chance(options, "node", "visit") * options.nodes).cast("int") + 1).alias("node"),
+        stream.alias("stream_number"),
+        chance(options, "place", "visit").alias("where_in_wave"),
+        f.pow(f.lit(10.0), chance(options, "rtt", "client") * 1.3).alias("far"),  # 1 to 20 times the shortest way
+    ]
+
+
+def address(cast: Cast) -> Column:
+    """Return the address of a client.
+
+    Most have one of their own in 10.0.0.0/8, side by side, so that subnets are mixed; one in ten of the ordinary ones
+    has IPv6. Phones share addresses of 100.64.0.0/10. Every other abuser is in 198.18.0.0/15, where nobody else is.
+    """
+    client = f.col("client")
+    many = f.col("kind").isin([number for number, kind in enumerate(KINDS) if kind.many])
+    abuser = f.col("kind").isin([number for number, kind in enumerate(KINDS) if kind.abuser])
+    rank = (client * f.lit((1.0 - cast.shares[FIRST_ABUSER - 1]) / 2)).cast("bigint")
+    return (
+        f.when(many, _dotted("100.", client % cast.addresses, 64))
+        # The first clients are one of each kind: near each other they would share an address here.
+        .when(abuser & (client % 2 == 0) & (client >= len(KINDS)), _dotted("198.", rank % 130_000, 18))
+        .when(~abuser & (client % 10 == 7), _ipv6(client))
+        .otherwise(_dotted("10.", client, 0))
+    )
+
+
+def _dotted(first: str, number: Column, base: int) -> Column:
+    """Return an IPv4 address whose last byte is 1 to 254."""
+    low, middle = number % 254 + 1, f.floor(number / 254)
+    parts = [f.floor(middle / 256) + base, middle % 256, low]
+    return f.concat(f.lit(first), f.concat_ws(".", *(part.cast("bigint").cast("string") for part in parts)))
+
+
+def _ipv6(number: Column) -> Column:
+    """Return an address of 2001:db8::/32 in its canonical form, one /48 for each client of a group."""
+    network, host = f.hex(number % 65_535 + 1), f.hex(f.floor(number / 65_535) + 1)
+    return f.lower(f.concat(f.lit("2001:db8:"), network, f.lit("::"), host))
+
+
+def steps(spark: SparkSession) -> DataFrame:
+    """Return the script as a table: one row per step of every variant, `key` as in `visits`; some 16,000 rows."""
+    rows = []
+    counts: dict[int, int] = {}
+    for key, variant, step in steps_by_key():
+        number = counts[key] = counts.get(key, -1) + 1
+        drops = sum(item.drops for item in variant.steps if item.event == "dropped")
+        rows.append(
+            (
+                key, number, step.connection, variant.connections, step.event, step.old, step.new, step.cause,
+                step.axis, step.reason, step.value, step.limit, step.head_ms, step.place, step.before, step.since,
+                step.fill, step.drops and (drops if step.event == "conn_closed" else 1), drops, step.taken,
+                variant.least_s, variant.most_s, variant.gap_s, variant.link, variant.role,
+            )
+        )  # fmt: skip
+    return spark.createDataFrame(
+        rows,
+        "key int, number int, connection int, connections int, event string, state_from string, state_to string, "
+        "cause string, axis string, reason string, step_value double, step_limit double, head_ms double, place double, "
+        "before double, since double, fill double, drops int, all_drops int, taken boolean, least_s double, "
+        "most_s double, gap_s double, link double, role string",
+    )
+
+
+def connection_times(frame: DataFrame, options: SynthOptions, cast: Cast) -> DataFrame:
+    """Add when a connection began, and how long it lasted.
+
+    Args:
+        frame: visits joined with what tells of their connections: connection, connections, least_s, most_s, gap_s.
+        options: for the seed.
+        cast: for the length of waves.
+
+    Returns:
+        The same with opened_us (since the epoch) and length_us.
+    """
+    wave_us = f.lit(cast.wave_s * 1e6)
+    spacing_s = f.col("most_s") + f.col("gap_s")
+    span_s = f.col("connections") * spacing_s
+    # Visits that are longer than a wave are pressed together: with few days and many events everybody is in a hurry.
+    pressed = f.least(f.lit(1.0), f.lit(cast.wave_s * 0.95) / span_s)
+    offset = (
+        f.col("where_in_wave") * (wave_us - span_s * pressed * 1e6) + f.col("connection") * spacing_s * pressed * 1e6
+    )
+    luck = chance(options, "length", "visit", "connection")
+    length = (f.col("least_s") + (f.col("most_s") - f.col("least_s")) * luck * luck) * pressed
+    return frame.withColumn("opened_us", f.col("begun_us") + offset.cast("bigint")).withColumn(
+        "length_us", f.greatest(f.lit(1_100_000), (length * 1e6).cast("bigint"))
+    )
+
+
+def bytes_per_second(frame: DataFrame) -> DataFrame:
+    """Add bytes_per_s, the rate of the stream: 320 kbit/s to 3.5 Mbit/s, the same for all of its viewers."""
+    return frame.withColumn("bytes_per_s", 40_000 + f.pmod(f.xxhash64("stream_number"), f.lit(400_000)))
+
+
+def timed(frame: DataFrame) -> DataFrame:
+    """Add when the event was, and the edge before it, as offsets from the begin of the connection: at_us, before_us."""
+    body = f.col("length_us") - f.lit(int(HEAD_MS * 1000))
+    at = f.lit(int(HEAD_MS * 1000)) + (body * f.col("place")).cast("bigint")
+    before = f.lit(int(HEAD_MS * 1000)) + (body * f.col("before")).cast("bigint")
+    head = (f.col("head_ms") * f.col("far")).cast("bigint") * 1000
+    return frame.withColumn("at_us", f.when(f.col("place").isNull(), head).otherwise(at)).withColumn(
+        "before_us", f.when(f.col("before") < 0, f.lit(0)).otherwise(before)
+    )
+
+
+def events(spark: SparkSession, options: SynthOptions, cast: Cast) -> DataFrame:
+    """Return the events.
+
+    Returns:
+        The columns of `FLOW_EVENTS`, and date and hour of the visit's begin; one row per event.
+    """
+    joined = visits(spark, options, cast).join(f.broadcast(steps(spark)), "key")
+    frame = timed(bytes_per_second(connection_times(joined, options, cast)))
+    columns = {column.name: f.lit(None) for column in FLOW_EVENTS.columns} | _identity() | _figures() | _closing()
+    named = [columns[column.name].cast(SPARK_TYPES[column.kind]).alias(column.name) for column in FLOW_EVENTS.columns]
+    begun = f.timestamp_micros("begun_us")
+    return frame.select(*named, f.to_date(begun).alias("date"), f.date_format(begun, "HH").alias("hour"))
+
+
+def _identity() -> dict[str, Column]:
+    """Return who, when and what."""
+    visit = f.col("visit")
+    plays = f.col("role") != "unknown"
+    number = f.shiftleft(visit, CONNECTION_BITS) + f.col("connection")
+    first = f.shiftleft(f.floor(f.col("begun_us") / 86_400_000_000) * 86_400, CONN_NUMBER_BITS)
+    role = f.when(f.col("head_ms").isNotNull() & (f.col("head_ms") < 55) & plays, "unknown").otherwise(f.col("role"))
+    named = role != "unknown"
+    return {
+        "ts": f.timestamp_micros(f.col("opened_us") + f.col("at_us")),
+        "node": f.col("node"),
+        "seq": f.shiftleft(visit, SEQUENCE_BITS) + f.col("number"),
+        "conn_id": f.when(f.col("event") == "conn_refused", f.lit(0)).otherwise(first + number),
+        "peer_ip": f.col("peer_ip"),
+        "peer_port": f.col("peer_port") + f.col("connection"),
+        "role": role,
+        "app": f.when(named, "live"),
+        "stream": f.when(named, f.concat(f.lit("stream"), f.col("stream_number").cast("string"))),
+        **{name: f.col(name) for name in ("event", "state_from", "state_to", "cause", "axis", "reason")},
+    }
+
+
+def _dropped_per_episode() -> Column:
+    """Return the bytes that one episode of drops removes: what the stream has and the link has not, in a part of it."""
+    rest = f.greatest(f.lit(0.05), 1 - f.col("link"))
+    return (
+        f.col("bytes_per_s") * rest * f.col("length_us") / 1e6 / f.greatest(f.col("all_drops"), f.lit(1)) * 0.4
+    ).cast("bigint")
+
+
+def _taken() -> Column:
+    """Return the bytes that the kernel has taken since the connection was opened; a deaf peer's stop at its buffers."""
+    plays = f.col("role") == "play"
+    all_taken = (f.col("bytes_per_s") * f.col("link") * f.col("at_us") / 1e6).cast("bigint")
+    return f.when(plays & (f.col("link") == 0), f.lit(_DEAF_TAKEN_BYTES)).otherwise(3_500 + all_taken)
+
+
+def _figures() -> dict[str, Column]:
+    """Return loads, marks, drops and what the kernel says."""
+    waits = f.col("fill") > 0
+    age, size = f.col("fill") * _HARD_AGE_MS, f.col("fill") * _HARD_BYTES
+    hard = f.col("state_to") == "HARD_LIMIT"
+    on_bytes = f.col("axis") == "bytes"
+    mark = f.when(on_bytes, f.when(hard, _HARD_BYTES).otherwise(_SOFT_BYTES)).otherwise(
+        f.when(hard, _HARD_AGE_MS).otherwise(_SOFT_AGE_MS)
+    )
+    edge = f.col("before").isNotNull()
+    drops = f.col("drops") > 0
+    size_dropped = _dropped_per_episode() * f.col("drops")
+    handshake = f.col("event") == "handshake_done"
+    return {
+        "state_ms": f.when(edge, (f.col("at_us") - f.col("before_us")) / 1000),
+        "value": f.when(f.col("step_value") < 0, f.when(on_bytes, size).otherwise(age))
+        .when(handshake, f.col("at_us") / 1000)
+        .otherwise(f.col("step_value")),
+        "limit": f.when(f.col("step_limit") < 0, mark).otherwise(f.col("step_limit")),
+        "queued_bytes": f.when(waits, size),
+        "queued_messages": f.when(waits, size / 4000),
+        "queued_age_ms": f.when(waits, age),
+        "dropped_messages": f.when(drops, size_dropped / 4000),
+        "dropped_bytes": f.when(drops, size_dropped),
+        "sent_bytes": f.when(edge | f.col("taken") | f.col("event").isin("dropped", "conn_closed"), _taken()),
+        "rtt_us": f.when(f.col("taken"), f.col("far") * 12_000),
+        "unsent_bytes": f.when(f.col("taken"), size / 20),
+        "viewer_delay_ms": f.when(f.col("taken"), age + 200 * f.col("far")),
+    }
+
+
+def _closing() -> dict[str, Column]:
+    """Return `detail`: totals of a connection that ends, in the form of the recorder; who a command is from."""
+    seconds = f.col("length_us") / 1e6
+    whole = seconds.cast("bigint")
+    dropped = f.when(f.col("drops") > 0, (_dropped_per_episode() * f.col("drops") / 4000).cast("bigint")).otherwise(0)
+    plays = f.col("role") == "play"
+    key, inter, audio = whole / 2, whole * (_VIDEO_PER_S - 0.5), whole * _AUDIO_PER_S
+    counts = [f.when(plays, part).otherwise(0).cast("bigint") for part in (key, inter, audio)]
+    names = ("key", "inter", "audio")
+    accepted = _json(dict(zip(names, counts, strict=True)))
+    left = f.greatest(f.lit(0), counts[1] - dropped).cast("bigint")
+    sent = _json(dict(zip(names, (counts[0], left, counts[2]), strict=True)))
+    by_reason = f.concat(f.lit('{"thinned from the queue": '), _json({"inter": dropped}), f.lit("}"))
+    totals = f.concat(
+        f.lit('{"accepted": '), accepted, f.lit(', "sent": '), sent, f.lit(', "dropped": '),
+        f.when(f.col("drops") > 0, by_reason).otherwise(f.lit("{}")),
+        f.lit(', "connected_s": '), f.round(seconds, 3).cast("string"),
+        f.when(f.col("since").isNotNull(), _trouble(seconds)).otherwise(f.lit("")), f.lit("}"),
+    )  # fmt: skip
+    return {"detail": f.when(f.col("event") == "conn_closed", totals)}
+
+
+def _trouble(seconds: Column) -> Column:
+    """Return how long the trouble had lasted in which a connection ended, and what the kernel took in it."""
+    trouble_s = (seconds - HEAD_MS / 1000) * (1 - f.col("since"))
+    taken = (f.col("bytes_per_s") * f.col("link") * trouble_s).cast("bigint").cast("string")
+    lasted = f.round(trouble_s, 3).cast("string")
+    return f.concat(f.lit(', "trouble_s": '), lasted, f.lit(', "trouble_sent_bytes": '), taken)
+
+
+def _json(counts: dict[str, Column]) -> Column:
+    """Return a JSON object with these counts; put together by hand, since `to_json` of a structure is far slower."""
+    parts: list[Column] = []
+    for number, (name, count) in enumerate(counts.items()):
+        parts += [f.lit(f'{"{" if number == 0 else ", "}"{name}": '), count.cast("string")]
+    return f.concat(*parts, f.lit("}"))
+
+
+def planted(spark: SparkSession, options: SynthOptions, cast: Cast) -> DataFrame:
+    """Return who was planted.
+
+    Returns:
+        address, kind, abuser; one row per address of every client that is not an ordinary one with an address of its
+        own.
+    """
+    names = f.element_at(f.array(*(f.lit(kind.name) for kind in KINDS)), f.col("kind") + 1)
+    clients = spark.range(0, cast.clients).withColumnRenamed("id", "client").withColumn("kind", _kind(options, cast))
+    return (
+        clients.where(f.col("kind") > 1)
+        .select(address(cast).alias("address"), names.alias("name"), (f.col("kind") >= FIRST_ABUSER).alias("abuser"))
+        .groupBy("address")
+        .agg(f.min("name").alias("kind"), f.max("abuser").alias("abuser"))
+    )
+
+
+def run(spark: SparkSession, events_path: str, out: str, options: SynthOptions | None = None) -> JobResult:
+    """Make the data below `out`, as a recorder would have written it, and who was planted beside it.
+
+    Args:
+        spark: session.
+        events_path: not used; every job has it.
+        out: folder; tables in it are replaced.
+        options: what to make. None: all defaults.
+
+    Returns:
+        No accounts, since nothing is read; `summary` has the numbers of rows, clients and planted ones.
+    """
+    del events_path
+    options = options or SynthOptions()
+    cast = plan(options)
+    result = JobResult(name="synth")
+    with _fast_settings(spark):
+        path = f"{out}/{FLOW_EVENTS.name}"
+        _write(events(spark, options, cast), path)
+        result.outputs[FLOW_EVENTS.name] = path
+        summary: dict[str, Any] = {"events": _rows(spark, path)}
+        if options.samples_s is not None:
+            from flowctl.pipeline.synth_samples import samples
+
+            path = f"{out}/flow_samples"
+            _write(samples(spark, options, cast), path)
+            result.outputs["flow_samples"] = path
+            summary["samples"] = _rows(spark, path)
+        if options.truth:
+            path = f"{out}/{TRUTH_FOLDER}"
+            planted(spark, options, cast).coalesce(1).write.mode("overwrite").parquet(path)
+            result.outputs["planted"] = path
+            groups = spark.read.parquet(path).groupBy("abuser").count().collect()
+            found = {row["abuser"]: row["count"] for row in groups}
+            summary |= {"planted_abusers": found.get(True, 0), "planted_honest": found.get(False, 0)}
+    result.summary = summary | {"clients": cast.clients, "visits": cast.visits, "streams": cast.streams}
+    return result
+
+
+def _write(frame: DataFrame, path: str) -> None:
+    # Small row groups: a task has a writer open for each of its hours, and each holds a row group in memory.
+    frame.write.mode("overwrite").partitionBy("date", "hour").option("parquet.block.size", 32 << 20).parquet(path)
+
+
+def _rows(spark: SparkSession, path: str) -> int:
+    """Return the rows of a table; the footers say so, so no column is read."""
+    return spark.read.parquet(path).count()
+
+
+class _fast_settings:  # noqa: N801 - used as a function, like contextlib's own
+    """Within this context Spark writes folders without sorting rows first, and compiles the projection in parts."""
+
+    _SETTINGS: Final = {
+        # Rows come in the order of time: a task has few hours, and keeps a file open for each.
+        "spark.sql.maxConcurrentOutputFileWriters": "200",
+        # One method for 32 columns is longer than what Java compiles (8000 bytes); without whole stages each column
+        # is a method of its own. Measured: 3.4 instead of 12 s of processor time for a million events.
+        "spark.sql.codegen.wholeStage": "false",
+    }
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._before: dict[str, str | None] = {}
+
+    def __enter__(self) -> None:
+        for name, value in self._SETTINGS.items():
+            self._before[name] = self._spark.conf.get(name, None)
+            self._spark.conf.set(name, value)
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                self._spark.conf.unset(name)
+            else:
+                self._spark.conf.set(name, value)

@@ -1,0 +1,186 @@
+"""What each kind of evidence weighs, and what a score leads to: defaults with reasons, and the file (pure).
+
+A score is the sum of weights of what an address did, each halved with every `half_life_s` that has passed since, over
+one plus the hours in which its connections behaved (`standing`). At `threshold` an address is banned. So:
+
+- *12, a proof*: no implementation does it by accident (chunks of one octet, AMF nested hundreds deep, a flood of
+  control messages). One is enough, for an address that nobody else uses.
+- *2 to 6, suspicious*: broken clients do it too. It takes a few.
+- *below 1, cheap*: what happens to anybody now and then. It takes dozens, and nothing else.
+- *0*: not the peer's fault, or already dealt with. It is counted and shown, and changes nothing.
+
+Why the division: hundreds of honest viewers behind one address (NAT) have hundreds of times the accidents of one;
+they also have hundreds of hours of good standing. An abuser who hides among them is not banned, since that would hit
+the others: it is still cut by the limits, each time. An abuser could buy standing by watching a lot, at the price of
+watching a lot.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Final
+
+from flowctl.errors import ConfigError
+
+PROOF: Final = 12.0
+_LIMITS: Final = {
+    # what no sound implementation announces or sends
+    "chunk_size_min_bytes": PROOF,
+    "chunk_streams": PROOF,
+    "unfinished_bytes": PROOF,
+    "unpublished_bytes": PROOF,
+    "command_message_bytes": PROOF,
+    "control_message_bytes": PROOF,
+    "aggregate_messages": PROOF,
+    "message_streams": PROOF,
+    "amf_depth": PROOF,
+    "amf_nodes": PROOF,
+    "amf_repeated_bytes": PROOF,
+    "player_stream_ids": PROOF,
+    "control_messages_per_second": PROOF,
+    "commands_per_second": PROOF,
+    "paused_input_bytes": 6.0,
+    "pending_output_bytes": 6.0,
+    # seen of broken ones as well
+    "chunk_size_max_bytes": 6.0,
+    "media_message_bytes": 6.0,
+    "amf_string_bytes": 6.0,
+    "input_buffer_bytes": 6.0,
+    "first_command_s": 3.0,
+    "data_message_bytes": 1.0,  # the key frame index of a very long file
+    "first_media_s": 0.5,  # an encoder that is slow to start
+    "publishers_per_address": 0.5,
+    "streams": 0.1,
+    # a server's own fullness, a phone that went away, or what another kind of evidence says already
+    "messages_per_second": 0.0,  # slows the peer down and ends nothing
+    "handshake_time_s": 0.0,  # told by handshake_timeout
+    "ping_silence_s": 0.0,
+    "player_wait_s": 0.0,  # waiting for a stream that has not begun is what viewers do
+    "connections": 0.0,
+    "connections_per_address": 0.0,
+    "new_per_address_and_s": 0.0,
+}
+DEFAULT_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        **{f"limit_hit.{name}": weight for name, weight in _LIMITS.items()},
+        "limit_hit.*": 3.0,  # a limit that is not in this table
+        "handshake_timeout": 3.0,  # dead links do it, and whoever keeps places occupied
+        "protocol_error": 3.0,
+        "auth_refused": 1.0,  # a wrong key is tried again by every encoder, once in some seconds
+        "fruitless_connection": 0.2,  # opened and left without publishing or playing: floods, scanners, health checks
+        "short_connection": 0.1,  # played for less than short_s and left: zapping, or a storm of reconnects
+        "deaf_close": 1.0,  # cut as slow, and took nothing in all of that trouble: on purpose, or a phone in a tunnel
+        "slow_close": 0.0,  # cut as slow, and drained all the time: a slow link is no abuse
+        # Refusing is the defence already. A whole office that comes back after a restart is refused hundreds of times,
+        # and a banned address that keeps trying would be banned for ever.
+        "refused.new_per_address_and_s": 0.01,
+        "refused.connections_per_address": 0.0,
+        "refused.connections": 0.0,
+        "refused.banned": 0.0,
+        "refused.*": 0.0,
+    }
+)
+"""Points per occurrence. A name that ends with ``.*`` stands for those of its group that are not named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """How evidence becomes a score, and a score a ban.
+
+    Args:
+        points: kind of evidence -> points per occurrence, 0 to 1000; see `DEFAULT_WEIGHTS`.
+        threshold: score from which on an address is banned, above 0.
+        half_life_s: time after which evidence counts half, seconds.
+        ban_s: length of a ban at the threshold, seconds; it grows in proportion to the score.
+        longest_ban_s: longest ban, seconds.
+        short_s: a connection that played for less than that is a short one.
+        deaf_bytes_per_s: a peer that took less than that while it was in trouble took nothing; 32 kbit/s is less than
+            the sound of any stream.
+        play_s: what a play that has begun and not ended counts as good standing, seconds.
+        subnet_share: share of a subnet's addresses that must be abusive for the whole of it to be banned.
+        subnet_addresses: how many of them there must be at least.
+    """
+
+    points: Mapping[str, float] = field(default_factory=lambda: DEFAULT_WEIGHTS)
+    threshold: float = 10.0
+    half_life_s: float = 86_400.0
+    ban_s: float = 3_600.0
+    longest_ban_s: float = 86_400.0
+    short_s: float = 5.0
+    deaf_bytes_per_s: float = 4_000.0
+    play_s: float = 180.0
+    subnet_share: float = 0.8
+    subnet_addresses: int = 8
+
+    def __post_init__(self) -> None:
+        for name, value in self.points.items():
+            _number(f"weight of {name}", value, 0, 1000)
+        for name, (low, high) in _RANGES.items():
+            _number(name, getattr(self, name), low, high)
+
+    def of(self, kind: str) -> float:
+        """Return the points of one occurrence of `kind`."""
+        if kind in self.points:
+            return self.points[kind]
+        return self.points.get(f"{kind.partition('.')[0]}.*", 0.0)
+
+    def render(self) -> str:
+        """Return it as the TOML file that `parse_weights` reads."""
+        lines = ["# How evidence becomes a score, and a score a ban: flowctl analyze abuse --weights FILE", ""]
+        lines += [f"{item.name} = {getattr(self, item.name):g}" for item in fields(self) if item.name != "points"]
+        lines += ["", "[points]  # per occurrence"]
+        lines += [f'"{name}" = {value:g}' for name, value in self.points.items()]
+        return "\n".join(lines) + "\n"
+
+
+_RANGES: Final = {
+    "threshold": (0.001, 1e6),
+    "half_life_s": (1, 1e9),
+    "ban_s": (1, 1e8),
+    "longest_ban_s": (1, 1e8),
+    "short_s": (0, 3600),
+    "deaf_bytes_per_s": (0, 1e9),
+    "play_s": (0, 86_400),
+    "subnet_share": (0.5, 1),  # less than most of a subnet is not "the subnet"
+    "subnet_addresses": (2, 65_536),
+}
+
+
+def _number(name: str, value: Any, low: float, high: float) -> None:
+    # A flag is a whole number to Python; a comparison with NaN is false, so NaN is refused as well.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ConfigError(f"{name} is {value!r}, allowed is a number from {low:g} to {high:g}")
+
+
+def parse_weights(text: str, where: str) -> Weights:
+    """Return the weights of a file; what it does not name keeps its default.
+
+    Args:
+        text: TOML: settings by name, and a table ``[points]``.
+        where: name of the file, for errors.
+
+    Raises:
+        ConfigError: it is no TOML, or a key or a value is wrong.
+    """
+    try:
+        value = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: not valid TOML: {error}") from error
+    points = value.pop("points", {})
+    if not isinstance(points, dict):
+        raise ConfigError(f"{where}: points is {points!r}, it must be a table")
+    for name in value:
+        if name not in _RANGES:
+            raise ConfigError(f"{where}: unknown key {name!r}", hint=f"there are {', '.join(_RANGES)} and [points]")
+    groups = {name.partition(".")[0] for name in DEFAULT_WEIGHTS}
+    for name in points:
+        # Limits come and go with versions, so any name within a group is one; a group must be known.
+        if name.partition(".")[0] not in groups or (("." not in name) and name not in DEFAULT_WEIGHTS):
+            raise ConfigError(f"{where}: unknown evidence {name!r}", hint=f"there are {', '.join(DEFAULT_WEIGHTS)}")
+    try:
+        return Weights(points={**DEFAULT_WEIGHTS, **points}, **value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error

@@ -1,0 +1,33 @@
+"""One Spark session for all tests of the pipeline: starting Java costs seconds, so it is shared."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from flowctl.errors import ConfigError
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    """Give a session with two cores and two shuffle partitions; skips where PySpark or Java is missing."""
+    if importlib.util.find_spec("pyspark") is None:
+        pytest.skip("pyspark is not installed: pip install 'flowctl[pipeline]'")
+    from flowctl.pipeline.spark import SessionOptions, close_session, open_session
+
+    folder = tmp_path_factory.mktemp("spark")
+    conf = {
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.default.parallelism": "2",
+    }
+    options = SessionOptions(
+        master="local[2]", conf=conf, driver_memory="1g", shuffle_partitions=2, log_file=folder / "spark.log"
+    )
+    try:
+        session = open_session(options)
+    except ConfigError as error:
+        pytest.skip(f"{error}; {error.hint}")
+    yield session
+    close_session(session)

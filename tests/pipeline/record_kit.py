@@ -1,0 +1,84 @@
+"""Hand-made record files for the tests of the pipeline: rows as dictionaries, written as a recorder would."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flowctl.telemetry.schema import FLOW_EVENTS, FLOW_SAMPLES, FORMAT, Kind, Table
+
+NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+TYPES = {
+    Kind.TIMESTAMP: pa.timestamp("us", tz="UTC"),
+    Kind.INT: pa.int64(),
+    Kind.REAL: pa.float64(),
+    Kind.TEXT: pa.string(),
+    Kind.FLAG: pa.bool_(),
+}
+numbers = itertools.count(1)
+
+
+def schema_of(table: Table) -> pa.Schema:
+    """Return the schema of a table; everything may be null, so that wrong rows can be written."""
+    return pa.schema([pa.field(column.name, TYPES[column.kind]) for column in table.columns])
+
+
+def at(seconds: float) -> dt.datetime:
+    """Return a time: seconds after noon of the day of the tests."""
+    return NOON + dt.timedelta(seconds=seconds)
+
+
+def event(seconds: float, conn_id: int, name: str, **columns) -> dict:
+    """Return an event of node n1."""
+    return {"ts": at(seconds), "node": "n1", "seq": next(numbers), "conn_id": conn_id, "event": name, **columns}
+
+
+def sample(seconds: float, conn_id: int, **columns) -> dict:
+    """Return a sample of a viewer in READY, with nothing accepted, sent or dropped unless `columns` say so."""
+    counts = {name: 0 for name in FLOW_SAMPLES.names if name.startswith(("accepted_", "sent_", "dropped_"))}
+    who = {"ts": at(seconds), "node": "n1", "seq": next(numbers), "conn_id": conn_id, "role": "play"}
+    state = {"interval_ms": 1000.0, "state": "READY", "step": "FULL", "stalled_ms": 0.0}
+    return who | state | counts | {"peer_ip": "192.0.2.1", "app": "live", "stream": "s"} | columns
+
+
+def folder(root: Path, table: Table = FLOW_EVENTS, date: str = "2026-03-01", hour: str = "12") -> Path:
+    """Return the folder of an hour, made if it is not there."""
+    path = root / table.name / f"date={date}" / f"hour={hour}"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write(
+    root: Path, rows: list[dict], name: str = "a", *, table: Table = FLOW_EVENTS, uid: str | None = None, **more
+) -> Path:
+    """Write a file of records.
+
+    Args:
+        root: what --events would name.
+        rows: rows of the table; columns left out are null.
+        name: of the file, without its ending.
+        table: which table.
+        uid: of the file. None: one of its own.
+        more: date, hour; schema: instead of the table's; metadata: instead of the recorder's.
+    """
+    metadata = more.pop("metadata", None)
+    schema = more.pop("schema", None) or schema_of(table)
+    if metadata is None:
+        metadata = {
+            "flowctl.table": table.name,
+            "flowctl.format": str(FORMAT),
+            "flowctl.uid": uid or f"uid {next(numbers)}",
+        }
+    path = folder(root, table, **more) / f"{name}.parquet"
+    data = pa.Table.from_pylist(rows, schema=schema).replace_schema_metadata(metadata)
+    pq.write_table(data, path, compression="zstd")
+    return path
+
+
+def write_samples(root: Path, rows: list[dict], name: str = "a", **more) -> Path:
+    """Write a file of samples."""
+    return write(root, rows, name, table=FLOW_SAMPLES, **more)

@@ -1,0 +1,90 @@
+"""``flowctl analyze all`` and ``report`` as processes: what they print, how they end, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from record_kit import event, sample, write, write_samples
+from report_kit import Page
+
+from flowctl.errors import ConfigError
+from flowctl.pipeline.java import find_java
+
+pytestmark = pytest.mark.timeout(900)  # two processes with a Java each; on a busy machine that takes minutes
+
+
+def flowctl(*arguments, folder):
+    """Run the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "flowctl", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+
+
+@pytest.fixture
+def records(tmp_path):
+    """Give records of two viewers, of which one was slow and cut, and of one row that is wrong; skip without Java."""
+    try:
+        find_java()
+    except ConfigError as error:
+        pytest.skip(f"{error}; {error.hint}")
+    who = {"role": "play", "app": "live", "stream": "<b>s</b>"}
+    rows = []
+    for number in (1, 2):
+        peer = who | {"peer_ip": f"192.0.2.{number}", "peer_port": 1}
+        rows += [event(0, number, "conn_opened", **peer), event(1, number, "play_started", **peer)]
+        if number == 2:
+            edge = {"state_from": "READY", "state_to": "HARD_LIMIT", "state_ms": 5000.0, "axis": "age"}
+            rows.append(event(5, 2, "state_changed", **peer, **edge))
+        last = {"state_from": "HARD_LIMIT" if number == 2 else "READY", "state_ms": 1000.0, "sent_bytes": 5000}
+        rows.append(
+            event(6, number, "conn_closed", reason="hard limit" if number == 2 else "peer closed", **peer, **last)
+        )
+    write(tmp_path / "events", [*rows, event(7, 3, "nonsense")])
+    write_samples(tmp_path / "events", [sample(second, 1, viewer_delay_ms=5.0) for second in range(2, 6)])
+    return tmp_path / "events"
+
+
+def test_all_when_run_as_a_command_reports_and_tells_its_accounts(records, tmp_path):
+    """Page, summary and accounts are there, and a later report from the same folder tells the same."""
+    options = ("--out", tmp_path / "out", "--master", "local[2]", "--driver-memory", "512m")
+    skipped = ("--skip", "whatif", "--skip", "capacity")
+    done = flowctl("analyze", "all", records, *options, *skipped, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "flow_events: 1 files, rows in 8 = out 7 + quarantined 1" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
+    assert "Exception" not in done.stderr
+    words = Page((tmp_path / "out/report.html").read_text("utf-8")).words
+    assert "2 viewers watched for 12.0 s all together. 50.0 % of them kept up all the time" in words
+    assert "1 row and 0 files were set aside" in words
+    assert "<b>s</b>" in words
+    jobs = json.loads((tmp_path / "out/summary.json").read_text("utf-8"))["jobs"]
+    assert [jobs[name]["state"] for name in ("sessions", "fleet", "abuse", "report")] == ["done"] * 4
+    again = flowctl("analyze", "report", records, *options, "--json", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["summary"]["sections"] == ["sessions", "fleet", "abuse"]
+
+
+def test_all_when_there_are_no_records_is_wrong_use(records, tmp_path):
+    """A folder without records is an error with a hint and status 2, and nothing is written."""
+    done = flowctl("analyze", "all", tmp_path / "nothing", "--out", tmp_path / "out", folder=tmp_path)
+    assert done.returncode == 2
+    assert "has no flow_events" in done.stderr
+    assert "hint: give the folder that a server wrote with --events" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_when_a_job_to_skip_does_not_exist_names_those_that_do(tmp_path):
+    """A slip of the pen is told before Java is started."""
+    done = flowctl("analyze", "all", "x", "--out", tmp_path / "out", "--skip", "abuze", folder=tmp_path)
+    assert done.returncode == 2
+    assert "--skip abuze: there is no such job" in done.stderr
+    assert "hint: the jobs are sessions, fleet, abuse, whatif, capacity" in done.stderr

@@ -1,0 +1,109 @@
+"""``flowctl analyze``: help without Spark, errors in words, and a run as a process that leaves none behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from record_kit import event, write
+
+from flowctl.cli.analyze import JOBS
+
+
+def flowctl(*arguments, **environment):
+    """Run the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "flowctl", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        env={**os.environ, **environment},
+    )
+
+
+def test_help_when_asked_for_lists_the_jobs_without_loading_spark():
+    """Every job is there with a line of help, and neither Spark nor pandas is loaded for it."""
+    code = (
+        "import sys; from flowctl.cli import main; status = main(['analyze', '--help']); "
+        "print(status, sorted({'pyspark', 'pandas', 'numpy', 'pyarrow', 'matplotlib', 'py4j'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "0 []"
+    for job in JOBS:
+        assert f" {job} " in done.stdout
+
+
+def test_import_when_of_all_but_the_pipeline_loads_no_package_of_its_extra():
+    """Importing every module of flowctl outside of the pipeline loads neither Spark nor pandas, numpy or matplotlib."""
+    code = (
+        "import sys, pkgutil, importlib, flowctl\n"
+        "for item in pkgutil.walk_packages(flowctl.__path__, 'flowctl.'):\n"
+        "    if not item.name.startswith(('flowctl.pipeline', 'flowctl.__main__')):\n"
+        "        importlib.import_module(item.name)\n"
+        "print(sorted({'pyspark', 'pandas', 'numpy', 'matplotlib', 'py4j', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.fixture
+def needs_java():
+    """Skip where Java is missing."""
+    from flowctl.errors import ConfigError
+    from flowctl.pipeline.java import find_java
+
+    try:
+        find_java()
+    except ConfigError as error:
+        pytest.skip(f"{error}; {error.hint}")
+
+
+def test_sessions_when_run_as_a_command_prints_accounts_as_json_and_leaves_no_process(needs_java, tmp_path):
+    """Standard output is one JSON object, standard error has no stack trace, and Java has ended with the command."""
+    write(tmp_path / "ev", [event(0, 1, "conn_opened"), event(1, 1, "nonsense")])
+    done = flowctl(
+        "analyze", "sessions", tmp_path / "ev", "--out", tmp_path / "out", "--master", "local[1]", "--json",
+        "--driver-memory", "512m", TMPDIR=str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    (accounts,) = result["accounts"]
+    assert (accounts["rows_in"], accounts["rows_out"], accounts["by_reason"]) == (2, 1, {"event: unknown word": 1})
+    assert result["summary"]["sessions"] == 1
+    assert sorted(result["outputs"]) == ["quarantine/flow_events", "sessions"]
+    assert "at org." not in done.stderr
+    marker = str(tmp_path).encode()
+    left = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            left += [entry] if b"TMPDIR=" + marker in entry.read_bytes() else []
+        except OSError:
+            continue  # it has ended meanwhile, or is not ours
+    assert left == []
+
+
+def test_sessions_when_there_are_no_events_fails_in_words(needs_java, tmp_path):
+    """An empty folder is wrong use: exit status 2, an error, a hint, and nothing of Java's."""
+    done = flowctl("analyze", "sessions", tmp_path, "--out", tmp_path / "out", "--master", "local[1]")
+    assert done.returncode == 2
+    assert f"error: {tmp_path} has no flow_events" in done.stderr
+    assert "hint: give the folder that a server wrote with --events" in done.stderr
+    assert "Exception" not in done.stderr
+
+
+def test_command_when_pyspark_is_missing_says_what_to_install(tmp_path):
+    """Without the extra the command fails with the hint how to get it, before anything else."""
+    code = (
+        "import sys, importlib.util as u; find = u.find_spec; "
+        "u.find_spec = lambda name, *a: None if name == 'pyspark' else find(name, *a); "
+        "from flowctl.cli import main; sys.exit(main(['analyze', 'sessions', 'x', '--out', 'y']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert "needs pyspark, which is not installed" in done.stderr
+    assert "hint: pip install 'flowctl[pipeline]'" in done.stderr

@@ -1,0 +1,198 @@
+"""Watch on a real stream: the same bans as from the same records at once, restarts, late and bad input, clean ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from abuse_kit import closed, event, hits, write
+
+from flowctl.bans import BanList
+from flowctl.pipeline.evidence import evidence
+from flowctl.pipeline.watch import WatchOptions, to_ban, windowed
+
+pytestmark = pytest.mark.timeout(900)
+PATIENCE_S = 400.0
+"""A Java start and a batch take seconds; on a machine that is busy with everything else, minutes."""
+FAST = ("--trigger", "500ms", "--window", "60s", "--watermark", "2min", "--max-files", "2")
+
+
+@contextlib.contextmanager
+def watching(spark, events: Path, out: Path, *options: str):
+    """Run ``flowctl analyze watch`` as a process of its own; it is gone at the end, with its Java, however it ended.
+
+    `spark` is asked for by the tests so that they are skipped where it is missing.
+    """
+    command = [sys.executable, "-m", "flowctl", "analyze", "watch", str(events), "--out", str(out), *options]
+    command += ["--master", "local[2]", "--driver-memory", "512m", "--json"]
+    out.mkdir(exist_ok=True)
+    with (out / "log.txt").open("ab") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+    try:
+        yield process
+    finally:
+        kill(process)
+
+
+def kill(process):
+    """Kill the process and its Java, as a power cut would."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+
+def wait_for(out: Path, process, condition, what):
+    """Wait until `condition` holds."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        if condition():
+            return
+        assert process.poll() is None, f"it ended: {(out / 'log.txt').read_text()[-2000:]}"
+        time.sleep(0.1)
+    raise AssertionError(f"no {what}: {(out / 'log.txt').read_text()[-2000:]}")
+
+
+def banned(out: Path) -> set[str]:
+    path = out / "bans.jsonl"
+    return {ban.cidr for ban in BanList.parse(path.read_text()).bans} if path.exists() else set()
+
+
+def batches(out: Path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted((out / "watch").glob("batch-*.json"))]
+
+
+def rows_seen(out: Path) -> int:
+    return sum(item["rows_in"] for item in batches(out))
+
+
+def end(process) -> dict:
+    """End it in order, and return its summary."""
+    process.send_signal(signal.SIGTERM)
+    text, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    return json.loads(text)
+
+
+def crowd(begin_s: float, number: int) -> list[dict]:
+    """Return events of the `number`-th ten seconds: abusers of several kinds, slow viewers, and a shared address."""
+    at = begin_s + number * 10
+    rows = [row for n in range(3) for row in hits(f"192.0.2.{n + 1}", "first_command_s", 1, at + n)]
+    rows += hits("192.0.2.200", "amf_depth", 1, at) if number == 3 else []
+    rows += [closed("198.51.100.1", "hard limit", at, trouble_s=9.0, trouble_sent_bytes=10**6) for _ in range(5)]
+    rows += [closed("198.51.100.2", "peer closed", at, role="unknown", connected_s=0.5) for _ in range(12)]
+    rows += [closed("203.0.113.5", "peer closed", at, connected_s=900.0) for _ in range(20)]
+    return rows + [closed("203.0.113.5", "handshake timeout", at, role="unknown") for _ in range(3)]
+
+
+def expected_bans(spark, rows_folder: Path) -> dict[str, float]:
+    """Return who is banned, and the highest score, if all records are looked at at once."""
+    options = WatchOptions()
+    frame = spark.read.parquet(str(rows_folder / "flow_events"))
+    found: dict[str, float] = {}
+    for row in to_ban(windowed(evidence(frame, options.weights), options), options).collect():
+        found[row["cidr"]] = max(found.get(row["cidr"], 0.0), row["score"])
+    return found
+
+
+def test_watch_when_killed_in_the_middle_and_restarted_loses_and_repeats_nothing(spark, tmp_path):
+    """Killed with SIGKILL between files, it goes on: each file is in one batch, and the bans are those of one look."""
+    events, out = tmp_path / "events", tmp_path / "out"
+    begin = time.time() - 150
+    for number in range(8):
+        write(events, crowd(begin, number), f"node-1-1-{number}", begin)
+    with watching(spark, events, out, *FAST) as process:
+        wait_for(out, process, lambda: len(batches(out)) >= 2, "second batch")
+        kill(process)
+    done = len(batches(out))
+    for number in range(8, 12):
+        write(events, crowd(begin, number), f"node-1-1-{number}", begin)
+    rows = sum(len(crowd(begin, number)) for number in range(12))
+    with watching(spark, events, out, *FAST) as process:
+        wait_for(out, process, lambda: rows_seen(out) >= rows, "all rows")
+        summary = end(process)
+    assert len(batches(out)) > done
+    assert sum(item["files"] for item in batches(out)) == 12
+    [account] = summary["accounts"]
+    assert (account["rows_in"], account["rows_out"], account["rows_quarantined"]) == (rows, rows, 0)
+    assert summary["summary"]["late"] == 0
+    expected = expected_bans(spark, events)
+    assert {"192.0.2.1/32", "192.0.2.200/32", "198.51.100.2/32"} <= set(expected)
+    assert banned(out) == set(expected)
+    listed = BanList.parse((out / "bans.jsonl").read_text()).bans
+    assert {ban.cidr: ban.score for ban in listed} == expected
+
+
+def test_watch_when_input_is_late_or_bad_counts_it_and_goes_on(spark, tmp_path):
+    """Late evidence counts within the watermark and not beyond; damaged files and rows are named and counted."""
+    events, out = tmp_path / "events", tmp_path / "out"
+    now = time.time()
+    write(events, hits("192.0.2.1", "amf_depth", 1, now), "node-1-1-1", now)
+    with watching(spark, events, out, *FAST) as process:
+        wait_for(out, process, lambda: "192.0.2.1/32" in banned(out), "first ban")
+        late = [*hits("192.0.2.2", "amf_depth", 1, now - 60), *hits("192.0.2.3", "amf_depth", 1, now - 3000)]
+        # The watermark moves with a batch and holds from the next one on.
+        for number in (2, 3):
+            write(events, [event("192.0.2.9", "conn_opened", now)], f"node-1-1-{number}", now)
+            wait_for(out, process, lambda number=number: rows_seen(out) >= number, "row")
+        write(events, late, "node-1-1-4", now)
+        wait_for(out, process, lambda: "192.0.2.2/32" in banned(out), "ban of the late one")
+        good = write(events, hits("192.0.2.4", "amf_depth", 1, now), "node-1-1-5", now)
+        wait_for(out, process, lambda: "192.0.2.4/32" in banned(out), "ban")
+        (good.parent / ".torn.tmp").write_bytes(good.read_bytes()[:-100])
+        (good.parent / ".torn.tmp").rename(good.parent / "torn.parquet")
+        write(events, [event("192.0.2.6", "nonsense", now), *hits("192.0.2.7", "amf_depth", 1, now + 999)], "bad", now)
+        write(events, hits("192.0.2.5", "amf_depth", 1, now), "node-1-1-6", now)
+        wait_for(out, process, lambda: "192.0.2.5/32" in banned(out), "ban after the damaged file")
+        wait_for(out, process, lambda: rows_seen(out) >= 9, "last row")
+        summary = end(process)
+    assert banned(out) == {f"192.0.2.{n}/32" for n in (1, 2, 4, 5)}
+    [account] = summary["accounts"]
+    assert (account["files_in"], account["files_quarantined"]) == (8, 1)
+    assert (account["rows_in"], account["rows_quarantined"]) == (9, 2)
+    assert account["by_reason"] == {"event: unknown word": 1, "ts: ahead of the watcher's clock": 1}
+    assert summary["summary"]["late"] > 0
+    log = (out / "log.txt").read_text()
+    assert "torn.parquet" in log
+    assert "Traceback" not in log
+    quarantined = spark.read.parquet(str(out / "quarantine" / "flow_events_watch")).collect()
+    assert {row["reason"] for row in quarantined} == set(account["by_reason"])
+
+
+def test_watch_when_asked_for_once_ends_by_itself(spark, tmp_path):
+    """--once works off what is there and ends with 0; a second run finds nothing new."""
+    events, out = tmp_path / "events", tmp_path / "out"
+    now = time.time()
+    write(events, hits("192.0.2.1", "amf_depth", 1, now), "node-1-1-1", now)
+    for _ in range(2):
+        with watching(spark, events, out, "--once", "--allow", "198.51.100.0/24") as process:
+            text, _ = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0, (out / "log.txt").read_text()[-2000:]
+        assert json.loads(text)["accounts"][0]["rows_in"] == 1
+        assert banned(out) == {"192.0.2.1/32"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--once"], "has no flow_events"),
+        (["--trigger", "0s"], "--trigger"),
+        (["--window", "2"], "--window"),
+        (["--allow", "everybody"], "--allow"),
+    ],
+)
+def test_watch_when_used_wrongly_says_so_in_one_line(spark, tmp_path, options, words):
+    """Wrong use ends with 2 and an error that names it, without a stack trace."""
+    given = ["--window", "0.5"] if options[0] == "--window" else options
+    (tmp_path / "events").mkdir()
+    with watching(spark, tmp_path / "events", tmp_path / "out", *given) as process:
+        process.communicate(timeout=PATIENCE_S)
+    log = (tmp_path / "out" / "log.txt").read_text()
+    assert (process.returncode, words in log, "Traceback" in log) == (2, True, False)
