@@ -1,9 +1,10 @@
 """How good the capacity model is: two crowds are measured, a larger one is predicted from them, and then measured too.
 
 ``python bench/bench_capacity.py [--counts 200,400,800] [--seconds 20] [--bit-rate 2.5M]``: starts `flowctl serve live`
-with ``--events`` for each crowd, loads it with `flowctl load` on the same machine, and writes what it found as a file
-that `flowctl analyze capacity --measurements` reads: bench/results/capacity.json. The last point is not used for the
-fit; how far the prediction is off is printed, and `analyze capacity` states it again from the same file.
+with ``--events`` for each crowd, and loads it with `flowctl load` on the same machine. The last crowd is not used for
+the fit; how far the prediction is off is said beside it. What `make bench ARGS=capacity` leaves in
+bench/results/capacity.json, or ``--output FILE`` here, is what `flowctl analyze capacity --measurements` reads; the job
+states the error again from the same file.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flowctl.capacitymodel import Measurement, error_of, fit
+from flowctl.errors import ConfigError
 from flowctl.units import parse_bit_rate
-from machine import RESULTS, machine
+from machine import machine
 from processes import cpu_seconds, free_port, process, raise_open_files, resident_bytes, wait_for_port
+from tables import table
 
 
 def one_point(viewers: int, seconds: float, bit_rate: str, slow_share: float) -> Measurement:
@@ -56,34 +59,104 @@ def one_point(viewers: int, seconds: float, bit_rate: str, slow_share: float) ->
     )
 
 
+QUICK: Final[dict[str, Any]] = {"counts": (10, 20), "seconds": 4.0}
+"""Arguments of `run` for a look at whether it works: such crowds say nothing of larger ones."""
+
+
+def run(
+    counts: tuple[int, ...] = (200, 400, 800), seconds: float = 20.0, bit_rate: str = "2.5M", slow_share: float = 0.0
+) -> list[dict[str, Any]]:
+    """Measure crowds one after the other, and predict the last of them from the others.
+
+    Args:
+        counts: sizes of the crowds, two at least, the largest last.
+        seconds: how long each stays, 4 to 600.
+        bit_rate: of the stream, as ``flowctl load`` takes it.
+        slow_share: share of viewers whose link does not carry the stream, 0 to 1.
+
+    Returns:
+        One row per crowd with the fields of `flowctl.capacitymodel.Measurement`, and cpu_us_per_viewer_s,
+        predicted_us_per_s and error_share (processor time; the last crowd's alone, and None where the smaller ones tell
+        nothing or the machine was full), memory_error_share, full (whether it was).
+    """
+    raise_open_files()
+    points = []
+    for count in counts:
+        points.append(one_point(count, seconds, bit_rate, slow_share))
+        print(f"# {json.dumps(points[-1].as_dict())}", file=sys.stderr, flush=True)
+    rows = [
+        {
+            **point.as_dict(),
+            "cpu_us_per_viewer_s": round(point.cpu_us_per_s / point.viewers, 1),
+            "predicted_us_per_s": None,
+            "error_share": None,
+            "memory_error_share": None,
+            "full": point.saturated,
+        }
+        for point in points
+    ]
+    rows[-1].update(_predicted(points[:-1], points[-1]))
+    return rows
+
+
+def _predicted(smaller: list[Measurement], last: Measurement) -> dict[str, Any]:
+    """Return the columns that compare a crowd with what smaller ones say of it; nothing where there is no saying."""
+    try:
+        model = fit(smaller)
+    except ConfigError as error:
+        print(f"# no prediction: {error}", file=sys.stderr)
+        return {}
+    if last.saturated:
+        print(f"# {last.viewers} viewers: p99 {last.p99_ms} ms, no room on this machine: no error", file=sys.stderr)
+        return {}
+    found: dict[str, Any] = {
+        "predicted_us_per_s": round(model.cpu_us_per_s(last.viewers, last.bit_rate, last.slow_share)),
+        "error_share": round(error_of(model, last), 4),
+    }
+    memory = model.memory_bytes(last.viewers, last.bit_rate)
+    if memory is not None and last.memory_bytes:
+        found["memory_error_share"] = round(memory / last.memory_bytes - 1, 4)
+    return found
+
+
+def document(rows: list[dict[str, Any]], images: Path) -> str:
+    """Return the part of the document: the crowds, and how far the largest was from what the others say."""
+    del images
+    crowds = [
+        {
+            "viewers": row["viewers"],
+            "Mbit/s": row["bit_rate"] / 1e6,
+            "processor time, ms per s": row["cpu_us_per_s"] / 1000,
+            "predicted": None if row["predicted_us_per_s"] is None else row["predicted_us_per_s"] / 1000,
+            "us per viewer and s": row["cpu_us_per_viewer_s"],
+            "delay p99 ms": row["p99_ms"],
+            "memory MB": None if row["memory_bytes"] is None else row["memory_bytes"] / 1e6,
+            "machine full": "yes" if row["full"] else "no",
+        }
+        for row in rows
+    ]
+    last = rows[-1]
+    if last["error_share"] is None:
+        return f"{table(crowds)}\n\nThe largest crowd could not be predicted: the machine had no room for the crowds."
+    memory = "" if last["memory_error_share"] is None else f", memory by {last['memory_error_share']:+.1%}"
+    return f"{table(crowds)}\n\nProcessor time of the largest crowd was missed by {last['error_share']:+.1%}{memory}."
+
+
 def main() -> None:
-    """Measure, predict, measure, and write the results."""
+    """Measure, predict, measure; print, and write where asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", default="200,400,800")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--bit-rate", default="2.5M")
     parser.add_argument("--slow-share", type=float, default=0.0)
+    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the rows here, for --measurements")
     options = parser.parse_args()
-    raise_open_files()
-    points = []
-    for count in map(int, options.counts.split(",")):
-        point = one_point(count, options.seconds, options.bit_rate, options.slow_share)
-        points.append(point)
-        print(json.dumps(point.as_dict()), flush=True)
-    model = fit(points[:-1])
-    last = points[-1]
-    if last.saturated:
-        print(f"{last.viewers} viewers had a p99 of {last.p99_ms} ms: no room on this machine, the error says nothing")
-    predicted = model.cpu_us_per_s(last.viewers, last.bit_rate, last.slow_share)
-    error = error_of(model, last)
-    memory = model.memory_bytes(last.viewers)
-    print(f"{last.viewers} viewers: predicted {predicted / 1e6:.3f} s/s of processor time, ", end="")
-    print(f"measured {last.cpu_us_per_s / 1e6:.3f}, error {error:+.1%}; memory {memory / last.memory_bytes - 1:+.1%}")
-    path = RESULTS / "capacity.json"
-    path.parent.mkdir(exist_ok=True)
-    text = {"machine": machine(), "seconds": options.seconds, "points": [point.as_dict() for point in points]}
-    path.write_text(json.dumps(text, indent=1) + "\n", "utf-8")
-    print(f"written to {path}")
+    counts = tuple(map(int, options.counts.split(",")))
+    rows = run(counts, options.seconds, options.bit_rate, options.slow_share)
+    print(json.dumps(rows, indent=2) if options.json else document(rows, Path()))
+    if options.output:
+        options.output.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -4,13 +4,15 @@ The same publisher and crowd as in `bench_fanout.py`, on a server of each kind i
 else the machine does meets all of them alike. Files are really written: to a temporary folder, which is measured and
 removed. Two figures tell the cost: the difference between the servers, which holds everything and all noise of the
 machine, and the processor time of the two threads that record, which holds neither the records that poll groups queue
-nor what threads cost each other. ``python bench/bench_telemetry.py --viewers 1000``.
+nor what threads cost each other. The window begins after the file of the joins was written: joins cost more records
+than viewing does, and a window of some seconds would be about them. ``python bench/bench_telemetry.py --viewers 1000``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from processes import cpu_seconds, process, raise_open_files, read_json, resident_bytes, tell
+from tables import table
 
 HERE: Final = Path(__file__).resolve().parent
 KINDS: Final[dict[str, list[str]]] = {
@@ -29,7 +32,7 @@ KINDS: Final[dict[str, list[str]]] = {
 }
 """What is recorded, and the options for it."""
 _LAST_FILE_S: Final = 12.0
-"""A file is finished after 10 s: twice that holds at least one for each table."""
+"""A file is finished after 10 s: twice that holds at least one for each table, and after it that of the joins is."""
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -46,7 +49,8 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
                 time.sleep(1.0)
                 figures = watch(server, port, base, arguments)
         files = [path.stat().st_size for path in Path(folder).rglob("*.parquet")]
-        return {"name": name, **figures, "files": len(files), "file_bytes": sum(files)}
+        load = os.getloadavg()[0]
+        return {"name": name, **figures, "files": len(files), "file_bytes": sum(files), "load_average": load}
 
 
 def watch(server: subprocess.Popen[str], port: int, base: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -103,11 +107,45 @@ def run(arguments: argparse.Namespace | None = None) -> list[dict[str, Any]]:
         threads = statistics.median(figures["threads_us_per_viewer_s"] for figures in found)
         row["threads_us_per_viewer_s"] = round(threads, 1)
         row["threads_share"] = round(threads / statistics.median(used), 4)
-        for key in ("delay_p99_ms", "memory_kb_per_viewer", "missing", "lost", "files", "file_bytes"):
+        for key in ("delay_p99_ms", "memory_kb_per_viewer", "files", "file_bytes", "load_average"):
             values = [figures[key] for figures in found if figures[key] is not None]
             row[key] = round(statistics.median(values), 1) if values else None
+        for key in ("missing", "lost"):  # of all runs: a median would hide the run that lost some
+            row[key] = sum(figures[key] for figures in found)
         rows.append(row)
     return rows
+
+
+SHOWN: Final = {
+    "records": "records",
+    "cpu_us_per_viewer_s": "us per viewer and s",
+    "ratio": "ratio",
+    "ratio_least": "least",
+    "ratio_most": "most",
+    "threads_us_per_viewer_s": "of it two threads",
+    "threads_share": "share",
+    "delay_p99_ms": "p99 ms",
+    "memory_kb_per_viewer": "kB per viewer",
+    "missing": "missing",
+    "lost": "lost",
+    "load_average": "load average",
+}
+"""What of a row is shown, and under which head."""
+
+
+def shown(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows as they go to the screen and into the document."""
+    return [{head: row[key] for key, head in SHOWN.items()} for row in rows]
+
+
+def document(rows: list[dict[str, Any]], images: Path) -> str:  # noqa: ARG001 - every bench's is called with both
+    """Return the part of the document; there is no picture for `images`."""
+    first = rows[0]
+    return (
+        f"{first['viewers']} viewers, {first['bit_rate'] / 1e6:g} Mbit/s, medians. `least` and `most` are the ratios "
+        "of single repetitions,\n`missing` and `lost` (frames, viewers) the sums of all runs, `load average` that of "
+        f"the machine, the bench included.\n\n{table(shown(rows))}"
+    )
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -116,7 +154,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--viewers", type=int, default=1000)
     parser.add_argument("--bit-rate", type=int, default=2_500_000)
     parser.add_argument("--window", type=float, default=2 * _LAST_FILE_S, help="measured seconds per run")
-    parser.add_argument("--settle", type=float, default=4.0, help="seconds between the last join and the window")
+    parser.add_argument(
+        "--settle", type=float, default=_LAST_FILE_S, help="seconds between the last join and the window"
+    )
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(argv)

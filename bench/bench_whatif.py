@@ -1,6 +1,6 @@
 """How fast a what-if is: (core input x choice) per second and core, for a grid of about fifty choices.
 
-``python bench/bench_whatif.py [--seconds 30] [--slow-share 5%]``: makes recorded viewers of a stream of 2.5 Mbit/s
+``python bench/bench_whatif.py [--seconds 30] [--slow-share 0.05]``: makes recorded viewers of a stream of 2.5 Mbit/s
 behind links of known speed, and runs the default grid over them on one core. Figures are given apart for viewers that
 are never refused anything, for such with a refusal now and then, and for slow ones; and for a fleet of them with the
 stated shares. What is counted as an input is said in `flowctl.whatif.Work`; `called` is the share of these at which a
@@ -14,11 +14,12 @@ import json
 import random
 import time
 from collections.abc import Callable
+from typing import Any, Final
 
 from flowctl.flow import MessageClass
 from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid
-from flowctl.whatif import REFUSED, TAKEN, Event, RecordedViewer, Work, evaluate, on_grid
-from machine import RESULTS, machine
+from flowctl.whatif import REFUSED, TAKEN, Choice, Event, RecordedViewer, Work, evaluate, on_grid
+from tables import table
 
 FRAMES_PER_S, GOP_FRAMES, RATE, KERNEL_BYTES = 25, 50, 312_500, 128 * 1024
 
@@ -73,37 +74,61 @@ KINDS: dict[str, Callable[[float], float] | None] = {
 }
 
 
+QUICK: Final[dict[str, Any]] = {"seconds": 2.0}
+"""Arguments of `run` for a look at whether it works."""
+FLEET: Final = "fleet"
+
+
+def run(seconds: float = 30.0, slow_share: float = 0.05, blip_share: float = 0.05) -> list[dict[str, Any]]:
+    """Run the default grid over one viewer of each kind, and add up a fleet of them.
+
+    Args:
+        seconds: of stream per viewer, 2 to 3600.
+        slow_share: viewers of the fleet whose link does not carry the stream, 0 to 1; a third of each kind.
+        blip_share: viewers of the fleet that are refused something now and then; the rest never are.
+
+    Returns:
+        One row per kind, and one for the fleet, with the keys viewers (kind), choices, evaluations (core inputs times
+        choices), called_percent (of them, those at which a Sender was called), evaluations_per_s (of processor time).
+    """
+    grid = default_grid(DEFAULT_IN_FORCE)
+    found = {name: _measured(viewer(seconds, random.Random(1), share), grid) for name, share in KINDS.items()}
+    slow = [name for name in KINDS if name.startswith("slow")]
+    weights = {name: slow_share / len(slow) for name in slow}
+    weights |= {"refused now and then": blip_share, "never refused": 1 - slow_share - blip_share}
+    sums = [sum(weights[name] * found[name][column] for name in KINDS) for column in range(3)]
+    rows = [_row(name, len(grid), *figures) for name, figures in found.items()]
+    return [*rows, _row(f"{FLEET}: {slow_share:.0%} slow, {blip_share:.0%} now and then", len(grid), *sums)]
+
+
+def _measured(recorded: RecordedViewer, grid: list[Choice]) -> tuple[float, float, float]:
+    """Return (evaluations, Senders called, seconds of processor time) for one viewer."""
+    evaluate(recorded, grid[:2])
+    work, began = Work(), time.process_time()
+    evaluate(recorded, grid, work=work)
+    return work.inputs, work.shown, max(time.process_time() - began, 1e-6)
+
+
+def _row(name: str, choices: int, inputs: float, called: float, took_s: float) -> dict[str, Any]:
+    return {
+        "viewers": name,
+        "choices": choices,
+        "evaluations": round(inputs),
+        "called_percent": round(100 * called / inputs, 2),
+        "evaluations_per_s": round(inputs / took_s),
+    }
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--slow-share", type=float, default=0.05)
     parser.add_argument("--blip-share", type=float, default=0.05)
+    parser.add_argument("--json", action="store_true", help="print rows as JSON")
     options = parser.parse_args()
-    grid = default_grid(DEFAULT_IN_FORCE)
-    rates: dict[str, tuple[int, float]] = {}
-    for name, share in KINDS.items():
-        recorded = viewer(options.seconds, random.Random(1), share)
-        evaluate(recorded, grid[:2])
-        work, began = Work(), time.process_time()
-        evaluate(recorded, grid, work=work)
-        took = time.process_time() - began
-        rates[name] = (work.inputs, took)
-        print(f"{name}: {work.inputs / took / 1e6:.3f} M/s, called {work.shown / work.inputs:.1%}, {took:.2f} s")
-    slow = [rates[name] for name in KINDS if name.startswith("slow")]
-    parts = [
-        (1 - options.slow_share - options.blip_share, *rates["never refused"]),
-        (options.blip_share, *rates["refused now and then"]),
-        *((options.slow_share / len(slow), *rate) for rate in slow),
-    ]
-    fleet = sum(share * inputs for share, inputs, _ in parts) / sum(share * took for share, _, took in parts)
-    mix = f"{options.slow_share:.0%} slow, {options.blip_share:.0%} refused now and then"
-    print(f"{len(grid)} choices; fleet with {mix}: ", end="")
-    print(f"{fleet / 1e6:.2f} M/s and core")
-    found = {name: round(inputs / took) for name, (inputs, took) in rates.items()}
-    text = {"machine": machine(), "choices": len(grid), "per_s": {**found, "fleet": round(fleet)}}
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "whatif.json").write_text(json.dumps(text, indent=1) + "\n", "utf-8")
+    rows = run(options.seconds, options.slow_share, options.blip_share)
+    print(json.dumps(rows, indent=2) if options.json else table(rows))
 
 
 if __name__ == "__main__":

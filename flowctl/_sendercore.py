@@ -330,9 +330,10 @@ class SenderCore(SenderState):
         if core.would_block:
             load = self._counted_locked(now)
             age_mark = core.marks_above(load)[2]
-            if age_mark < OFF_MARK:
-                # Also where thinning has emptied the queue: what comes next is as old in that time, and nobody looks
-                # at a viewer because a single message came. A delay does not grow by waiting, only by the next sample.
+            if age_mark < OFF_MARK and (load.messages or outbox.cursor is not None):
+                # Who follows a log also where thinning has emptied the queue: what comes next is as old in that time,
+                # and nobody looks at a viewer because a single message came. Without a log, the next message that is
+                # queued asks for this by itself. A delay does not grow by waiting, only by the next sample.
                 least_ms = 1.0 if settings.age_from is AgeSource.QUEUE else 50.0
                 times.append(now + max(age_mark - load.age_ms, least_ms) / 1000)
             if settings.stuck_s and (outbox.cursor is not None or self._load_locked(now).messages):

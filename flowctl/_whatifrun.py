@@ -397,8 +397,9 @@ class Run:
         for seat in list(self._alone.values()):
             sender, now = seat.sender, self.now
             # Not `log_grew`: a look also arms timers and polls for key frames, and comes when the fan-out says so.
-            with sender._lock:  # noqa: SLF001
-                sender._settle_locked(sender._core.queued(sender._counted_locked(now), now), now)  # noqa: SLF001
+            with sender._lock:  # noqa: SLF001 - no public call shows a message and does nothing else
+                load = sender._counted_locked(now)  # noqa: SLF001 - as above
+                sender._settle_locked(sender._core.queued(load, now), now)  # noqa: SLF001 - as above
 
     # -- writes
 

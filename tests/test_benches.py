@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 
 import pytest
 from source_kit import ROOT, functions_of, tree_of
 
 import documents
 import run as bench_run
+from flowctl.capacitymodel import parse_measurements
 from tables import table
 from trend import trend
 
 BENCHES = sorted((ROOT / "bench").glob("bench_*.py"))
-COMPUTING = ["amf", "bans", "chunk", "deferred", "profile", "sender"]
+COMPUTING = ["amf", "bans", "chunk", "deferred", "profile", "sender", "whatif"]
 """Those without servers and clients; the others are run in real time."""
 
 
@@ -80,6 +82,18 @@ def test_beside_when_quick_compares_with_and_without_slow_viewers():
     for row in (alone, beside):
         assert (row["failed"], row["missing"]) == (0, 0)
         assert row["p99_ms"] > 0
+
+
+@pytest.mark.realtime
+def test_capacity_when_quick_measures_crowds_that_the_job_reads():
+    """The benchmark of the capacity model loads servers, and what it leaves is a file of measurements."""
+    module = bench_run.load("capacity")
+    rows = module.run(**module.QUICK)
+    assert [row["viewers"] for row in rows] == list(module.QUICK["counts"])
+    points = parse_measurements(json.dumps({"rows": rows}), "capacity.json")
+    assert [point.cpu_us_per_s for point in points] == [row["cpu_us_per_s"] for row in rows]
+    assert all(point.memory_bytes > point.idle_memory_bytes for point in points)
+    assert "viewers" in module.document(rows, None)
 
 
 @pytest.mark.realtime

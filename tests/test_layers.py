@@ -36,7 +36,9 @@ LAYERS = {
         pure=True,
     ),
     "files": layer("bans limitsfile", "ground flow"),
-    "judging": layer("budget capacitymodel shadow shares", "ground flow queue", pure=True),
+    "judging": layer(
+        "budget capacitymodel capacityreference leastsquares shadow shares", "ground flow queue", pure=True
+    ),
     "jobs": layer("_locks _jobs _processor deferred deadlines _loadmeter", "ground"),
     "sending": layer("_senderstate _sendercore _steering sender piece cohort fanout", "ground flow queue jobs"),
     "whatif": layer("_whatifrun whatif whatif_types", "ground flow queue jobs sending"),

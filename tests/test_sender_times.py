@@ -18,7 +18,7 @@ from flowctl.flow import Axis, Cause
 from flowctl.ladder import LadderSettings
 from flowctl.ledger import LedgerKind
 from flowctl.limits import AxisLimits, Limits
-from flowctl.policy import DropDroppable, LivePolicy, Thin
+from flowctl.policy import DropDroppable, KeepAll, LivePolicy, Thin
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import SenderSettings, SendOutcome
 from flowctl.testing import ManualGroup
@@ -171,6 +171,76 @@ def test_age_when_only_time_passes_reaches_the_limit_by_a_tick():
     assert [change.at - viewer.edges.changes[0].at for change in viewer.edges.changes] == pytest.approx(
         [0, 2, 5], abs=0.01
     )
+
+
+def emptied(limits):
+    """Return group, log and a blocked viewer whose queue thinning has emptied, with nothing lost that others need."""
+    group = ManualGroup()
+    published = Published(group)
+    fanout = Fanout(published.log, group, flush_interval_s=0)
+    viewer = Viewer(group, policy=KeepAll(), limits=limits, settings=TIMELESS)
+    viewer.follow(fanout)
+    published.script("KI")
+    group.run(1.0)
+    viewer.peer.room = 0
+    for _ in "DD":  # after the second one all looks are done that the key frame before was a reason for
+        published.script("D")
+        group.run(0.1)
+    viewer.sender.thin(Thin.DROPPABLE)
+    assert viewer.sender.blocked
+    assert viewer.sender.load().messages == 0
+    return group, published, viewer
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.7, 1.0, 30.0])
+def test_age_when_thinning_had_emptied_the_queue_counts_for_the_next_message(wait_s):
+    """The first message after that is nobody's reason to look at the viewer; its age reaches the marks by ticks."""
+    group, published, viewer = emptied(Limits.parse("0,0,1s", "0,0,2s"))
+    group.run(wait_s)
+    published.script("A")
+    assert viewer.host.closed == []
+    group.run(1.9)
+    assert viewer.sender.state is SOFT_LIMIT
+    assert viewer.host.closed == []
+    group.run(0.2)
+    assert [reason for reason, _ in viewer.host.closed] == [CloseReason.HARD_LIMIT]
+
+
+def deadlines_of(viewer):
+    """Return a list that grows with each deadline that a viewer's Sender asks for."""
+    asked: list[float] = []
+    inner = viewer.host.set_deadline
+
+    def noted(when):
+        asked.append(when)
+        inner(when)
+
+    viewer.host.set_deadline = noted
+    return asked
+
+
+def test_age_when_a_viewer_keeps_up_asks_for_no_tick():
+    """The marks cost a healthy viewer nothing: not one deadline in 100 messages, whatever its limits of age."""
+    group = ManualGroup()
+    published = Published(group)
+    viewer = Viewer(group, limits=Limits.parse("0,0,1s", "0,0,2s"), settings=TIMELESS)
+    viewer.follow(Fanout(published.log, group, flush_interval_s=0))
+    published.script("KI")
+    group.run(1.0)
+    asked = deadlines_of(viewer)
+    for _ in range(50):
+        published.script("IA")
+        group.run(0.04)
+    assert asked == []
+    assert viewer.numbers()[-1] == 101
+
+
+def test_age_when_the_queue_stays_empty_asks_for_one_tick_per_mark():
+    """A blocked viewer with nothing queued is looked at once in the time of its soft mark, not more often."""
+    group, _, viewer = emptied(Limits.parse("0,0,1s", "0,0,2s"))
+    asked = deadlines_of(viewer)
+    group.run(20.0)
+    assert 15 <= len(asked) <= 25
 
 
 # -- closing

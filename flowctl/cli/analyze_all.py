@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from flowctl.pipeline.reportdata import JobNote
 
 _Objective = Annotated[
-    str, typer.Option(metavar="TEXT", help='For whatif: balanced, or like "disconnects<=1% then delay_p95".')
+    str,
+    typer.Option(
+        metavar="TEXT",
+        help="For whatif: balanced (fewest honest viewers cut, then the rest together), or like "
+        '"disconnects<=1% then delay_p95".',
+    ),
 ]
 _Skip = Annotated[list[str] | None, typer.Option(metavar="JOB", help="Leave this job out. Repeatable.")]
 

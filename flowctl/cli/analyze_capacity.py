@@ -17,7 +17,10 @@ def command(
     *,
     out: Out,
     measurements: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Crowds that were measured: JSON of load runs or of the bench.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Crowds that were measured: JSON of flowctl load --json, or of bench/results."
+        ),
     ] = None,
     viewers: Annotated[str, typer.Option(metavar="N", help="The crowd to be carried, like 1M.")] = "1M",
     bit_rate: Annotated[str | None, typer.Option(metavar="RATE", help="Of the stream. Default: as recorded.")] = None,
@@ -37,6 +40,9 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Fit a node to what was measured, simulate a crowd, and say how many viewers a node carries.
+
+    Measurements go first; else records with crowds of 200 viewers and more; else the figures of a reference machine,
+    and the answer says so. Nodes of more than 4 times the largest measured crowd are not answered for.
 
     Exit status: 0 done; 1 it failed; 2 wrong use, or nothing to read; 130 or 143 ended by a signal.
     """
@@ -67,7 +73,8 @@ def command(
         seed=seed,
     )
     options = session_options(master, conf, driver_memory, "capacity")
-    run_job("capacity", lambda spark, _: run(spark, events, out, wanted), options, as_json=as_json)
+    folders = None if events is None else (events, out)
+    run_job("capacity", lambda spark, _: run(spark, events, out, wanted), options, as_json=as_json, folders=folders)
 
 
 def _count(text: str) -> int:

@@ -20,7 +20,11 @@ def command(
     ] = None,
     objective: Annotated[
         str,
-        typer.Option(metavar="TEXT", help='What to ask for: balanced, or like "disconnects<=1% then delay_p95".'),
+        typer.Option(
+            metavar="TEXT",
+            help="What to ask for: balanced (fewest honest viewers cut, then the least sum of delay, memory and lost "
+            'key frames), or like "disconnects<=1% then delay_p95".',
+        ),
     ] = "balanced",
     source: Annotated[str, typer.Option(metavar="NAME", help="flights, samples, or auto: flights if any.")] = "auto",
     cut: Annotated[str, typer.Option(metavar="TIME", help="How much of each connection is used.")] = "30m",

@@ -1,12 +1,17 @@
 """``capacity``: how many viewers a node carries, and how much memory it needs for them.
 
-Theory of operation. A node model (`flowctl.capacitymodel`) is fitted to measurements: a file of them, and the recorded
-busy share of the servers' threads in ``flow_samples``. Then a crowd is simulated, a row per viewer, with Spark's
+Theory of operation. A node model (`flowctl.capacitymodel`) is fitted to measurements. Where a file of them is given,
+these; else the recorded busy share of the servers' threads in ``flow_samples``, where crowds were large enough to say
+something; else the reference measurements that come with flowctl (`flowctl.capacityreference`), and the answer begins
+with saying that they are of another machine. Then a crowd is simulated, a row per viewer, with Spark's
 built-in functions alone: each viewer's link, session and noise follow from a hash of its number and the seed, so that
 the same crowd comes out on any cluster. Viewers are dealt to nodes; a node's processor time is the sum over its
 viewers, plus what the joins of that second cost. This is done for a row of sizes of a node; the answer is the largest
 size at which 95 % of the nodes are below the wanted busy share, and the delay that the model gives there is below the
 bound.
+
+How far that reaches: no size above `flowctl.capacitymodel.MOST_REACH` times the largest measured crowd is tried, and an
+answer that would be larger is told as "at least". What was not measured (memory, delay) is null in table and summary.
 
 How sure that is: the model's own residual (twice its root mean square) gives the range of the answer; and where there
 are measurements of several crowds, the largest is predicted from the others, and that error is stated beside it.
@@ -20,12 +25,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.capacitymodel import Measurement, NodeModel, error_of, fit, held_out_error, parse_measurements
+from flowctl.capacitymodel import MOST_REACH, Measurement, NodeModel
 from flowctl.errors import ConfigError
 from flowctl.pipeline.accounts import JobResult
+from flowctl.pipeline.capacity_answer import basis_of, summary_of
 from flowctl.pipeline.io import has_table, read_table, write_quarantine, write_table
 from flowctl.telemetry.schema import CLASS_NAMES
-from flowctl.units import format_bit_rate, format_size
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -41,12 +46,15 @@ QUEUE_S: Final = 2.0
 """Of a stream, so much waits for a slow viewer on average: what the ladder's low mark of age lets stay."""
 LEAST_WINDOW_VIEWERS: Final = 5
 """A second with fewer viewers says more about the idle server than about them."""
+MOST_BUSY: Final = 0.95
+"""A thread that is busier is full: what it did then is less than what its viewers needed."""
 
 CAPACITY_DDL: Final = (
     "viewers bigint, nodes bigint, busy double, busy_p95 double, busy_low double, busy_high double, p99_ms double, "
     "memory_bytes bigint, joins_per_s double, fits boolean"
 )
-"""Columns of ``capacity``. Grain: one size of a node. `busy_low`, `busy_high`: `busy_p95` -+ two residuals."""
+"""Columns of ``capacity``. Grain: one size of a node. `busy_low`, `busy_high`: `busy_p95` -+ two residuals. `p99_ms`
+and `memory_bytes` are null where nobody measured them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +69,7 @@ class CapacityOptions:
         busy: share of a thread that may be used, at 95 % of the nodes.
         p99_ms: delay that healthy viewers may have.
         memory_bytes: that a node has. None: not asked.
-        measurements: text of a file of measurements. None: only what was recorded, else the figures of the docs.
+        measurements: text of a file of measurements, which goes before what was recorded. None: there is none.
         measurements_name: its name, for errors.
         seed: of the simulated crowd.
 
@@ -125,7 +133,8 @@ def windows(samples: DataFrame) -> DataFrame:
 def recorded(found: DataFrame) -> list[Measurement]:
     """Return the windows as measurements, averaged over steps of a tenth more viewers: some dozen rows."""
     step = f.floor(f.log(f.col("viewers")) / math.log(1.1))
-    usable = (f.col("viewers") >= LEAST_WINDOW_VIEWERS) & (f.col("busy") > 0) & (f.col("bit_rate") > 0)
+    usable = (f.col("viewers") >= LEAST_WINDOW_VIEWERS) & (f.col("bit_rate") > 0)
+    usable &= (f.col("busy") > 0) & (f.col("busy") <= MOST_BUSY)
     columns = ("viewers", "bit_rate", "busy", "slow_share")
     rows = found.where(usable).groupBy(step.alias("step")).agg(*(f.avg(name).alias(name) for name in columns))
     return [
@@ -219,10 +228,11 @@ def table_of(nodes: DataFrame, model: NodeModel, options: CapacityOptions) -> li
         # All slow viewers of a stream hold the same log: what the slowest holds is what all of them hold.
         queue = (options.bit_rate or 0.0) / 8 * QUEUE_S if row["any_slow"] else 0.0
         spread = 2 * model.residual
-        memory = round(model.memory_bytes(row["size"]) + queue)
+        known = model.memory_bytes(row["size"], options.bit_rate or 0.0)
+        memory = None if known is None else round(known + queue)
         p99 = model.p99_ms(high)
-        fits = high <= options.busy and p99 <= options.p99_ms
-        fits = fits and (options.memory_bytes is None or memory <= options.memory_bytes)
+        fits = high <= options.busy and (p99 is None or p99 <= options.p99_ms)
+        fits = fits and (options.memory_bytes is None or (memory is not None and memory <= options.memory_bytes))
         found.append(
             {
                 "viewers": row["size"],
@@ -240,21 +250,29 @@ def table_of(nodes: DataFrame, model: NodeModel, options: CapacityOptions) -> li
     return found
 
 
-def sizes_to_try(model: NodeModel, options: CapacityOptions) -> list[int]:
-    """Return the sizes of a node to simulate: around the largest that the model alone gives."""
+def carried(model: NodeModel, options: CapacityOptions) -> float:
+    """Return the viewers that the model alone gives a node, without noise among them: at least 1."""
     bit_rate, slow = options.bit_rate or 0.0, options.slow_share or 0.0
     one = model.viewer_us(bit_rate) * (1 + slow * model.slow_more) + JOIN_WRITES * model.write_us / (
         options.session_s or 1.0
     )
     busy = options.busy
-    if model.p99_per_busy_ms > 0:
+    if model.p99_at_idle_ms is not None and model.p99_per_busy_ms > 0:
         busy = min(busy, max((options.p99_ms - model.p99_at_idle_ms) / model.p99_per_busy_ms, 0.01))
-    middle = max((busy * 1e6 - model.idle_us) / one, 1.0)
-    if options.memory_bytes is not None and model.viewer_memory_bytes:
-        middle = max(min(middle, (options.memory_bytes - model.idle_memory_bytes) / model.viewer_memory_bytes), 1.0)
+    most = (busy * 1e6 - model.idle_us) / one
+    memory = model.one_memory_bytes(bit_rate)
+    if options.memory_bytes is not None and memory and model.idle_memory_bytes is not None:
+        most = min(most, (options.memory_bytes - model.idle_memory_bytes) / memory)
+    return max(most, 1.0)
+
+
+def sizes_to_try(model: NodeModel, options: CapacityOptions) -> list[int]:
+    """Return the sizes of a node to simulate: around the largest that the model gives, none beyond its reach."""
+    reach = MOST_REACH * model.largest
+    middle = min(carried(model, options), float(reach))
     shares = [0.5 + 0.7 * number / (STEPS - 1) for number in range(STEPS)]
     near = [0.94, 0.96, 0.98, 1.0, 1.02]
-    return sorted({max(round(middle * share), 1) for share in (*shares, *near)})
+    return sorted({min(max(round(middle * share), 1), reach) for share in (*shares, *near)})
 
 
 # -- the job
@@ -270,7 +288,7 @@ def run(spark: SparkSession, events: str | None, out: str, options: CapacityOpti
         options: None: all defaults.
 
     Raises:
-        ConfigError: there is nothing to fit to, or an option is out of range.
+        ConfigError: the folder has no samples, the measurements tell nothing, or memory is asked for but not measured.
     """
     options = options or CapacityOptions()
     result = JobResult(name="capacity")
@@ -281,22 +299,29 @@ def run(spark: SparkSession, events: str | None, out: str, options: CapacityOpti
         result.accounts.append(source.accounts)
         result.outputs.update(write_quarantine(spark, source, out))
         points, seen = recorded(windows(source.frame)), crowd_of(source.frame)
-    told = parse_measurements(options.measurements, options.measurements_name) if options.measurements else []
-    if not (points or told):
+    elif events is not None and options.measurements is None:
         raise ConfigError(
-            "there is nothing to fit a node to: no samples with viewers and no measurements",
-            hint="give --measurements FILE (bench/bench_capacity.py makes one), or a folder with flow_samples",
+            f"{events} has no flow_samples: there is nothing to fit a node to",
+            hint="give the folder that a server wrote with --events, or --measurements FILE, or no folder: then the"
+            " figures of the reference machine are taken",
         )
-    # Whole servers measured from outside know more than a thread's own meter, so they go first where there are any.
-    used = told or points
-    model = fit(used)
+    basis = basis_of(points, options)
     options = _completed(options, seen)
-    rows = table_of(nodes_of(crowd(spark, sizes_to_try(model, options), options), model, options), model, options)
+    if options.memory_bytes is not None and basis.model.idle_memory_bytes is None:
+        raise ConfigError(
+            "a node's memory is to be kept, but what a viewer takes of it was not measured",
+            hint="give --measurements of crowds of several sizes with memory (bench/bench_capacity.py), or no --memory",
+        )
+    rows = _simulated(spark, basis.model, options)
     names = [part.split()[0] for part in CAPACITY_DDL.split(", ")]
     frame = spark.createDataFrame([tuple(row[name] for name in names) for row in rows], CAPACITY_DDL)
     result.outputs["capacity"] = write_table(frame, f"{out}/capacity", partitions=1)
-    result.summary = _summary(rows, model, options, used, "measurements" if told else "samples")
+    result.summary = summary_of(rows, basis, options)
     return result
+
+
+def _simulated(spark: SparkSession, model: NodeModel, options: CapacityOptions) -> list[dict[str, Any]]:
+    return table_of(nodes_of(crowd(spark, sizes_to_try(model, options), options), model, options), model, options)
 
 
 def _completed(options: CapacityOptions, seen: dict[str, float]) -> CapacityOptions:
@@ -310,53 +335,4 @@ def _completed(options: CapacityOptions, seen: dict[str, float]) -> CapacityOpti
         bit_rate=known("bit_rate", options.bit_rate, 2_500_000.0),
         slow_share=known("slow_share", options.slow_share, 0.05),
         session_s=known("session_s", options.session_s, 600.0),
-    )
-
-
-def _summary(
-    rows: list[dict[str, Any]], model: NodeModel, options: CapacityOptions, points: list[Measurement], source: str
-) -> dict[str, Any]:
-    """Return the answer, what it rests on, and how far a real crowd was from what the model says."""
-    fitting = [row for row in rows if row["fits"]]
-    best = max(fitting, key=lambda row: row["viewers"], default=None)
-    low = max((row["viewers"] for row in rows if row["busy_high"] <= options.busy), default=0)
-    high = max((row["viewers"] for row in rows if row["busy_low"] <= options.busy), default=0)
-    held_out = held_out_error(points)
-    summary: dict[str, Any] = {
-        "viewers_per_node": best["viewers"] if best else 0,
-        "viewers_per_node_low": low,
-        "viewers_per_node_high": high,
-        "memory_bytes_per_node": best["memory_bytes"] if best else 0,
-        "nodes": best["nodes"] if best else 0,
-        "p99_ms": best["p99_ms"] if best else None,
-        "cpu_us_per_viewer_s": round(model.viewer_us(options.bit_rate or 0.0), 1),
-        "memory_bytes_per_viewer": round(model.viewer_memory_bytes),
-        "bit_rate": options.bit_rate,
-        "slow_share": options.slow_share,
-        "session_s": options.session_s,
-        "fitted_to": source,
-        "measured_crowds": model.points,
-        "residual_share": round(model.residual, 4),
-        "error_share": None if held_out is None else round(held_out[0], 4),
-    }
-    summary["answer"] = _answer(best, low, high, model, options)
-    if held_out is not None:
-        error, largest = held_out
-        summary["answer"] += (
-            f" A real load of {largest.viewers} viewers, predicted from the smaller ones, was missed by {error:+.1%};"
-            f" with it in the fit the model is {error_of(model, largest):+.1%} off there."
-        )
-    return summary
-
-
-def _answer(best: dict[str, Any] | None, low: int, high: int, model: NodeModel, options: CapacityOptions) -> str:
-    rate = format_bit_rate(options.bit_rate or 0.0)
-    asked = f"at {options.busy:.0%} of a thread and {options.p99_ms:g} ms p99"
-    if best is None:
-        return f"No size of a node that was tried keeps what was asked for: {asked}, {rate}."
-    memory = f" {format_size(best['memory_bytes'])} of memory" if model.idle_memory_bytes else " memory not measured"
-    return (
-        f"A node carries {best['viewers']} viewers of {rate} ({low} to {high} by the residual of the fit), {asked};"
-        f"{memory}; {options.viewers} viewers need {best['nodes']} nodes. Fitted to {model.points} crowds, residual"
-        f" {model.residual:.1%}."
     )

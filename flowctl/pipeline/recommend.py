@@ -12,9 +12,11 @@ least (as a share of the bound, the first bound first) are left, and the reason 
 in everything that was asked for, the one in force wins, then the one with less memory, then the smaller number: the
 same figures always give the same answer.
 
-``balanced`` weighs what an operator weighs by hand: each of disconnects of honest viewers, p95 of the delay, peak of
-the memory, and key frames lost is divided by what is in force (where that is 0: by the largest of all choices), and the
-smallest sum wins, disconnects counting double.
+``balanced`` puts honest viewers first and weighs the rest as an operator does by hand. Only choices are left that cut
+no more honest viewers than the one in force does, and at most `HONEST_TOLERANCE` more of them than the choice that cuts
+the least: nobody's viewers pay for memory or delay, however tight the limits in force are. Of these, each of p95 of the
+delay, peak of the memory, and key frames lost is divided by what is in force, where that is left, else (or where it is
+0) by the largest of what is left; the smallest sum wins.
 """
 
 from __future__ import annotations
@@ -44,12 +46,11 @@ MEASURES: Final = {
 LARGER_IS_BETTER: Final = frozenset({"key_share"})
 FRONT: Final = ("disconnected_share", "delay_p95_ms", "memory_peak_bytes", "dropped_share")
 """What a choice may not be beaten in, all four at once, to be on the front; smaller is better in each."""
-_BALANCED: Final = (
-    ("honest_disconnected_share", 2.0),
-    ("delay_p95_ms", 1.0),
-    ("memory_peak_bytes", 1.0),
-    ("lost", 1.0),
-)
+HONEST_TOLERANCE: Final = 0.001
+"""Share of honest viewers, one of a thousand: choices that differ by less are told apart by the rest."""
+BALANCED_WORDS: Final = " (fewest honest viewers cut, then the least of delay, memory and lost key frames together)"
+"""What ``balanced`` is, for the comment of a limits file."""
+_BALANCED: Final = ("delay_p95_ms", "memory_peak_bytes", "lost")
 _PART: Final = re.compile(r"([a-z0-9_]+)\s*(?:(<=|>=)\s*(\S+))?$")
 Row = Mapping[str, Any]
 
@@ -176,21 +177,41 @@ def _excess(row: Row, part: Part) -> float:
 
 
 def _balanced(rows: Sequence[Row]) -> Pick:
-    present = next((row for row in rows if row.get("in_force")), rows[0])
+    """Return the choice with the smallest sum among those that cut the fewest honest viewers."""
+    present = next((row for row in rows if row.get("in_force")), None)
+    least = min(_honest(row) for row in rows)
+    bound = least + HONEST_TOLERANCE
+    if present is not None:
+        bound = min(bound, max(_honest(present), least))
+    left = [row for row in rows if _honest(row) <= bound]
+    sums = _sums(left, present if present in left else None)
+    best = min(left, key=lambda row: (sums[row["choice_id"]], _honest(row), *_last(row)))
+    why = f"{len(left)} of {len(rows)} choices cut {least:.2%} of honest viewers"
+    if bound > least:
+        why += f", or up to {bound - least:.2%} more"
+    why += f"; this one has the smallest sum of the rest: {sums[best['choice_id']]:.2f}"
+    if present is None:
+        return Pick(best, why, kept=True)
+    if present in left:
+        return Pick(best, f"{why}, in force: {sums[present['choice_id']]:.2f}", kept=True)
+    return Pick(best, f"{why}; in force cuts {_honest(present):.2%}", kept=True)
+
+
+def _honest(row: Row) -> float:
+    return float(row["honest_disconnected_share"])
+
+
+def _sums(rows: Sequence[Row], present: Row | None) -> dict[Any, float]:
+    """Return the sum of each choice; figures are shares of those of `present`, else of the largest."""
 
     def figure(row: Row, name: str) -> float:
         return 1.0 - float(row["key_share"]) if name == "lost" else float(row[name])
 
     scales = {}
-    for name, _ in _BALANCED:
-        scales[name] = figure(present, name) or max(figure(row, name) for row in rows) or 1.0
-    sums = {
-        row["choice_id"]: round(sum(weight * figure(row, name) / scales[name] for name, weight in _BALANCED), 9)
-        for row in rows
-    }
-    best = min(rows, key=lambda row: (sums[row["choice_id"]], *_last(row)))
-    why = f"smallest weighted sum of {len(rows)} choices: {sums[best['choice_id']]:.2f}"
-    return Pick(best, f"{why}, in force: {sums[present['choice_id']]:.2f}", kept=True)
+    for name in _BALANCED:
+        in_force = figure(present, name) if present is not None else 0.0
+        scales[name] = in_force or max(figure(row, name) for row in rows) or 1.0
+    return {row["choice_id"]: round(sum(figure(row, name) / scales[name] for name in _BALANCED), 9) for row in rows}
 
 
 def costs(chosen: Row, present: Row) -> list[str]:

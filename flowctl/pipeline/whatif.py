@@ -24,7 +24,7 @@ from flowctl.limitsfile import LimitsFile, render
 from flowctl.pipeline.accounts import Accounts, JobResult
 from flowctl.pipeline.io import has_table, read_table, write_quarantine, write_table
 from flowctl.pipeline.place import Place
-from flowctl.pipeline.recommend import Pick, costs, mark_front, parse_objective, recommend
+from flowctl.pipeline.recommend import BALANCED_WORDS, Pick, costs, mark_front, parse_objective, recommend
 from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid, in_force, parse_grid
 from flowctl.pipeline.whatif_viewers import ALL_CHOICES, DAMAGED, HONEST_SHARE, VIEWERS_DDL, evaluated
 from flowctl.telemetry.schema import CLASS_NAMES
@@ -294,7 +294,7 @@ def limits_text(choice: Choice, pick: Pick, present: Mapping[str, Any], objectiv
     )
     head = [
         f"Recommended by flowctl analyze whatif from {viewers_count} recorded viewers.",
-        f"Objective: {objective}",
+        f"Objective: {objective}{BALANCED_WORDS if objective.strip() == 'balanced' else ''}",
         f"Why: {pick.why}.",
         "Against the limits in force (in force -> recommended):",
         *(f"  {line}" for line in costs(pick.row, present)),

@@ -36,10 +36,17 @@ def options(master: str, conf: dict[str, str]) -> SessionOptions:
     return SessionOptions(master=master, driver_memory="512m", shuffle_partitions=4, conf={**CONF, **conf})
 
 
+GRID = 'soft = ["256KiB,256,1s", "1MiB,1024,2s"]\nladder = [true, false]\n'
+"""Few choices and the first minutes of each viewer: what is compared is where it is computed, not how long it takes."""
+
+
 def run_job(spark: Any, name: str, events: str, out: str) -> dict[str, Any]:
-    """Run one job as the command line does, with its default options; return its accounts and outputs."""
+    """Run one job as the command line does, what-if on a small grid; return its accounts and outputs."""
     module = importlib.import_module(f"flowctl.pipeline.{name}")
-    result = module.run(spark, events, out, None)
+    chosen = None
+    if name == "whatif":
+        chosen = module.WhatifOptions(grid=GRID, cut_s=120.0)
+    result = module.run(spark, events, out, chosen)
     result.check()
     return result.as_dict()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
 from flowctl.limits import HardPolicy
-from flowctl.pipeline.recommend import mark_front, parse_objective, recommend
+from flowctl.pipeline.recommend import HONEST_TOLERANCE, mark_front, parse_objective, recommend
 from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid, parse_grid, scaled
 
 
@@ -49,9 +51,58 @@ def test_recommend_when_all_are_equal_leaves_what_is_in_force():
         assert recommend([row(2), row(1), row(0)], objective).row["choice_id"] == 0
 
 
-def test_recommend_when_balanced_weighs_disconnects_double():
-    """Halving disconnects outweighs a delay half as long again."""
+def test_recommend_when_balanced_halves_honest_cuts_for_any_delay():
+    """Fewer honest viewers cut outweigh a delay half as long again."""
     assert recommend([row(0, 0.2, 100.0), row(1, 0.1, 150.0)], "balanced").row["choice_id"] == 1
+
+
+def tight_and_wider():
+    """Return choices around limits that are far too tight: what is in force cuts 9 % of honest viewers, others none."""
+    return [
+        row(0, 0.09, 300.0, 200_000, key_share=0.97),  # tight limits hold little, and so seem cheap
+        row(1, 0.09, 280.0, 150_000, key_share=0.96),
+        row(2, 0.0, 2_600.0, 1_400_000, key_share=0.93),
+        row(3, 0.0, 2_400.0, 1_900_000, key_share=0.93),
+        row(4, 0.0, 2_500.0, 5_800_000, key_share=0.98),
+        row(5, 0.03, 900.0, 700_000, key_share=0.95),
+    ]
+
+
+def test_recommend_when_balanced_never_cuts_more_honest_viewers_for_memory_or_delay():
+    """Tight limits that cut 9 % lose to choices that cut nobody, though these take seven times the memory and delay."""
+    pick = recommend(tight_and_wider(), "balanced")
+    assert pick.row["choice_id"] == 2  # the least memory of the three without cuts; the others gain little by more
+    assert "3 of 6 choices cut 0.00% of honest viewers" in pick.why
+    assert "in force cuts 9.00%" in pick.why
+
+
+def test_recommend_when_balanced_for_the_closed_loop_takes_limits_that_cut_nobody_honest():
+    """What the demonstration asked for by hand holds by default: no honest cuts, and a delay close to the least."""
+    rows = tight_and_wider()
+    by_hand, by_default = recommend(rows, "honest_disconnects then delay_p95"), recommend(rows, "balanced")
+    assert by_hand.row["honest_disconnected_share"] == by_default.row["honest_disconnected_share"] == 0
+    assert by_default.row["delay_p95_ms"] <= 1.1 * by_hand.row["delay_p95_ms"]
+
+
+def test_recommend_when_balanced_and_cuts_differ_by_less_than_the_tolerance_weighs_the_rest():
+    """Of choices that are less than one of a thousand honest viewers apart, memory and delay decide."""
+    rows = [row(0, 0.002, 300.0, 9_000_000), row(1, 0.0, 300.0, 9_000_000), row(2, 0.0008, 30.0, 90_000)]
+    assert recommend(rows, "balanced").row["choice_id"] == 2
+    rows[0] = row(0, 0.0005, 300.0, 9_000_000)  # but never more than in force
+    assert recommend(rows, "balanced").row["choice_id"] == 1
+
+
+@given(
+    shares=st.lists(st.sampled_from([0.0, 0.0005, 0.002, 0.09, 1.0]), min_size=1, max_size=8),
+    data=st.data(),
+)
+def test_recommend_when_balanced_is_at_the_least_of_honest_cuts_whatever_the_rest(shares, data):
+    """Whatever delay and memory are: a thousandth above the fewest honest cuts at most, never above those in force."""
+    wide = st.floats(0, 1e9)
+    rows = [row(number, share, data.draw(wide), data.draw(wide)) for number, share in enumerate(shares)]
+    chosen = recommend(rows, "balanced").row["honest_disconnected_share"]
+    assert chosen <= min(shares) + HONEST_TOLERANCE
+    assert chosen <= shares[0]
 
 
 def test_front_when_a_choice_is_beaten_in_all_leaves_it_out():

@@ -117,6 +117,48 @@ def test_capacity_when_crowds_were_measured_answers_with_the_error_beside_it(spa
     assert all(one["busy_p95"] < two["busy_p95"] for one, two in itertools.pairwise(rows))
 
 
+def test_capacity_when_records_are_of_few_viewers_is_of_the_reference_machine(spark, tmp_path):
+    """Six viewers on an idle thread are no ground for an answer, which is then told to be of another machine."""
+    from flowctl.pipeline.capacity import CapacityOptions, run
+
+    rows = [second(at, conn_id, sent=260_000) | {"thread_busy": 0.08} for at in range(20) for conn_id in range(6)]
+    write_samples(tmp_path / "events", rows)
+    options = CapacityOptions(viewers=10_000, memory_bytes=4 << 30)
+    found = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), options).summary
+    assert (found["fitted_to"], found["largest_recorded_viewers"]) == ("reference", 6)
+    assert found["bit_rate"] == pytest.approx(260_000 * 8)  # of the crowd the records do tell
+    assert 2_000 < found["viewers_per_node"] < 4_500
+    assert found["answer"].startswith("REFERENCE MACHINE, NOT YOURS")
+
+
+def test_capacity_when_memory_and_delay_were_not_measured_leaves_them_null(spark, tmp_path):
+    """Null in the table and in the summary, never a figure; and a node's memory cannot be asked for then."""
+    import json
+
+    from flowctl.pipeline.capacity import CapacityOptions, run
+
+    points = [{"viewers": count, "bit_rate": 2.5e6, "cpu_us_per_s": 5_000 + 240 * count} for count in (100, 200)]
+    text = json.dumps({"points": points})
+    options = CapacityOptions(measurements=text, viewers=5_000, slow_share=0.05, bit_rate=2.5e6, session_s=600)
+    found = run(spark, None, str(tmp_path), options).summary
+    rows = spark.read.parquet(str(tmp_path / "capacity")).collect()
+    assert {(None, None)} == {(row["memory_bytes"], row["p99_ms"]) for row in rows}
+    assert (found["memory_bytes_per_node"], found["memory_bytes_per_viewer"], found["p99_ms"]) == (None, None, None)
+    assert (found["viewers_per_node"], found["at_least"]) == (800, True)
+    assert max(row["viewers"] for row in rows) == 800
+    with pytest.raises(ConfigError, match="memory is to be kept, but what a viewer takes of it was not measured"):
+        run(spark, None, str(tmp_path), CapacityOptions(measurements=text, memory_bytes=1 << 30))
+
+
+def test_capacity_when_the_folder_has_no_samples_says_so(spark, tmp_path):
+    """A folder without samples is a slip, not a wish for the figures of another machine."""
+    from flowctl.pipeline.capacity import run
+
+    (tmp_path / "events").mkdir()
+    with pytest.raises(ConfigError, match="has no flow_samples"):
+        run(spark, str(tmp_path / "events"), str(tmp_path / "out"))
+
+
 def test_default_grid_when_evaluated_from_the_present_is_all_readable_by_the_server():
     """Every choice with the server's own policy can be written as a limits file and read back."""
     from flowctl.limitsfile import LimitsFile, render
