@@ -7,18 +7,20 @@ The rules are in `flowctl._sendercore`, the public methods in `flowctl.sender`. 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import sub
 from typing import TYPE_CHECKING, Final, cast
 
 from flowctl._locks import OwnedLock
 from flowctl.counts import Counts
 from flowctl.errors import ReentryError
 from flowctl.flow import FlowCore, Load, SendState
+from flowctl.ladder import LadderStep
 from flowctl.ledger import Ledger, LedgerEntry, LedgerKind, difference
 from flowctl.limits import NO_LIMITS, Limits
 from flowctl.outbox import Outbox
 from flowctl.policy import DropPolicy, KeepAll, refused_mask
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sender_types import AgeSource, CohortLike, Frontend, SenderHost, SenderSettings, Transport
+from flowctl.sender_types import Account, AgeSource, CohortLike, Frontend, SenderHost, SenderSettings, Transport
 from flowctl.streamlog import Entry
 from flowctl.trouble import Trouble
 
@@ -126,6 +128,40 @@ class SenderState:
         with self._lock:
             cursor = self._outbox.cursor
             return (cursor.entry, cursor.log.tail) if self._member and cursor is not None else None
+
+    def account(self) -> Account:
+        """Return what a sample of this peer is made of. Any thread; half of what `statistics` costs."""
+        self._refuse_reentry("account")
+        with self._lock:
+            now = self._host.now()
+            outbox, core, trouble, member = self._outbox, self._core, self._trouble, self._member
+            load = self._load_locked(now)  # first: it moves the cursor past what is refused
+            cursor = outbox.cursor
+            # A cohort moves its members without our lock: before the accounts, and again after them.
+            entry = cursor.entry if cursor is not None and member else None
+            tail = cursor.log.tail if cursor is not None and entry is not None else None
+            accepted, dropped, queued = outbox.figures()
+            sent_bytes = self._bytes_sent_locked()
+            still = cursor is not None and cursor.entry is entry and cursor.log.tail is tail
+            idle = not any(queued)
+            return Account(
+                now,
+                accepted,
+                tuple(map(sub, map(sub, accepted, queued), dropped)),
+                dropped,
+                sent_bytes,
+                idle,
+                core.state,
+                LadderStep.FULL if trouble is None or trouble.ladder is None else trouble.ladder.step,
+                load,
+                self._stalled_s_locked(now),
+                None if trouble is None else trouble.drain.rate,
+                0.0 if trouble is None else trouble.delay_ms,
+                self._lagging and not member,
+                (entry, tail) if still and entry is not None and tail is not None else None,
+                cursor.log if cursor is not None and member else None,
+                outbox.bytes_sent if trouble is None else None,
+            )
 
     # -- what to do where
 

@@ -10,6 +10,7 @@ is sent again. The wait for it ends without one after `KEY_WAIT_S` or two groups
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 from flowctl.counts import Counts, Tally, total
@@ -338,6 +339,10 @@ class Backlog:
     def dropped(self) -> dict[DropReason, Counts]:
         """What was refused or thrown away, by reason."""
         return {reason: tally.frozen() for reason, tally in (self._dropped or {}).items()}
+
+    def tallies(self) -> Iterable[Tally]:
+        """What was refused or thrown away, for each reason."""
+        return (self._dropped or {}).values()
 
     def queued(self) -> Counts:
         """What is queued in both lanes."""

@@ -33,6 +33,11 @@ class Counts:
         """Bytes of all classes."""
         return sum(self.sizes_bytes)
 
+    @property
+    def figures(self) -> Figures:
+        """Messages by class, then bytes by class."""
+        return (*self.messages, *self.sizes_bytes)
+
     def of(self, message_class: MessageClass) -> int:
         """Return the number of messages of one class."""
         return self.messages[message_class]
@@ -68,7 +73,9 @@ def shared(counts: Counts) -> Counts:
     return counts
 
 
-_NO_FIGURES: Final = (0,) * (2 * CLASS_COUNT)
+Figures = tuple[int, ...]
+"""Numbers of messages by class, then the sizes: what is added up most often, as one row."""
+NO_FIGURES: Final[Figures] = (0,) * (2 * CLASS_COUNT)
 
 
 class Tally(list[int]):
@@ -81,7 +88,7 @@ class Tally(list[int]):
     __slots__ = ()
 
     def __init__(self) -> None:
-        super().__init__(_NO_FIGURES)
+        super().__init__(NO_FIGURES)
 
     @property
     def messages(self) -> list[int]:

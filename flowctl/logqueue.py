@@ -8,10 +8,11 @@ in `flowctl.cursor`.
 
 from __future__ import annotations
 
+from operator import add, sub
 from typing import Final
 
-from flowctl.counts import Counts, Tally
-from flowctl.flow import MessageClass
+from flowctl.counts import NO_FIGURES, Counts, Figures, Tally
+from flowctl.flow import CLASS_COUNT, MessageClass
 from flowctl.gates import Gates
 from flowctl.lane import Lane
 from flowctl.reasons import DropReason
@@ -112,6 +113,28 @@ class LogQueue:
         if lane is not None:
             queued.add_all(lane.tally.messages, lane.tally.sizes)
         return accepted.frozen(), dropped, queued.frozen()
+
+    def figures(self) -> tuple[Figures, Figures, Figures]:
+        """Return the same as one row of figures each, dropped summed up over its reasons: a third of the work."""
+        entry, tail = self.place.entry, self._tail()
+        gates, lane = self._gates, self._lane
+        end = (*tail.counts, *tail.sizes)
+        accepted = tuple(map(sub, end, (*self._base_counts, *self._base_sizes)))
+        queued = tuple(map(sub, end, (*entry.counts, *entry.sizes)))
+        dropped = NO_FIGURES
+        if self._extra is not None:
+            accepted = tuple(map(add, accepted, self._extra))
+        for tally in (self._dropped or {}).values():
+            dropped = tuple(map(add, dropped, tally))
+        for counts, sizes, _ in gates.refused(entry, tail) if gates is not None else ():
+            refused = (*counts, *sizes)
+            queued = tuple(map(sub, queued, refused))
+            dropped = tuple(map(add, dropped, refused))
+        ahead = [*lane.tally] if lane is not None else [*NO_FIGURES]
+        for wire in gates.restarts() if gates is not None else ():
+            ahead[HEADER] += 1
+            ahead[HEADER + CLASS_COUNT] += len(wire)
+        return accepted, dropped, tuple(map(add, queued, ahead))
 
     # -- inside: moving
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from flowctl.counts import NO_COUNTS, Counts
+from flowctl.counts import NO_COUNTS, Counts, Figures
 from flowctl.errors import ConfigError
 from flowctl.flow import EMPTY_LOAD, Load, SendState, StateChange
 from flowctl.forecast import Forecast
@@ -213,6 +213,46 @@ class Glance(NamedTuple):
     delay_ms: float
     lagging: bool
     joining: bool
+
+
+class Account(NamedTuple):
+    """What a sampler asks of a Sender, all of one instant.
+
+    Attributes:
+        now: the instant, in seconds on the Sender's clock.
+        accepted: figures by class: what it was offered.
+        sent: the same: what the kernel took completely.
+        dropped: the same: what was not sent, for whatever reason.
+        bytes_sent: wire bytes that the kernel took.
+        idle: whether nothing is queued.
+        state: present state.
+        step: step of the ladder.
+        load: what is queued, on three axes.
+        stalled_s: for how long the kernel has taken nothing while something is queued.
+        drain_bytes_per_s: what the peer takes when there is always something to take. None: not measured.
+        delay_ms: how far behind the peer was at the last sample.
+        lagging: whether something was left over at the last write.
+        standing: see `SenderState.standing`.
+        log: that of `standing`. None: it is no member of a cohort.
+        pulse: see `SenderState.pulse`.
+    """
+
+    now: float
+    accepted: Figures
+    sent: Figures
+    dropped: Figures
+    bytes_sent: int
+    idle: bool
+    state: SendState
+    step: LadderStep
+    load: Load
+    stalled_s: float
+    drain_bytes_per_s: float | None
+    delay_ms: float
+    lagging: bool
+    standing: tuple[Entry, Entry] | None
+    log: StreamLog | None
+    pulse: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 WeightsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="TOML; --print-weights shows the defaults.")]
 Allow = Annotated[list[str] | None, typer.Option(metavar="CIDR", help="Never ban these. Repeatable.")]
 Threshold = Annotated[float | None, typer.Option(help="Score from which on an address is banned. Default: 10.")]
-MaxBans = Annotated[int, typer.Option(min=1, help="Longest ban list; the highest scores are on it.")]
+MaxBans = Annotated[int, typer.Option(min=1, help="Bans of this job at most; the highest scores are taken.")]
+ReplaceBans = Annotated[
+    bool, typer.Option("--replace-bans", help="Begin a new list. Default: bans of the list there that last are kept.")
+]
 
 
 def command(
@@ -26,6 +29,7 @@ def command(
     allow: Allow = None,
     threshold: Threshold = None,
     max_bans: MaxBans = 10_000,
+    replace_bans: ReplaceBans = False,
     now: Annotated[
         str | None, typer.Option(metavar="TIME", help="Judge as at TIME (UTC). Default: evidence as at the data's end.")
     ] = None,
@@ -68,6 +72,7 @@ def command(
         most_bans=max_bans,
         now_s=None if now is None else parse_utc(now),
         truth=truth,
+        replace_bans=replace_bans,
     )
     session = session_options(master, conf, driver_memory, "abuse")
     run_job("abuse", lambda spark, _: run(spark, events, out, options), session, as_json=as_json, folders=(events, out))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.cli.analyze_abuse import Allow, MaxBans, Threshold, WeightsFile
+from flowctl.cli.analyze_abuse import Allow, MaxBans, ReplaceBans, Threshold, WeightsFile
 from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory, Out
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def command(
     allow: Allow = None,
     threshold: Threshold = None,
     max_bans: MaxBans = 10_000,
+    replace_bans: ReplaceBans = False,
     objective: _Objective = "balanced",
     master: Master = None,
     conf: Conf = None,
@@ -55,7 +56,7 @@ def command(
     from flowctl.pipeline import everything
     from flowctl.pipeline.progress import Progress
 
-    options = _options(skip or [], objective, weights, allow, threshold, max_bans)
+    options = _options(skip or [], objective, weights, allow, threshold, max_bans, replace_bans)
     count = len(options.steps) - len(options.skip) + 1
     done: list[str] = []
     with (
@@ -102,7 +103,7 @@ def _options(skip: list[str], objective: str, *abuse: Any) -> AllOptions:
     Args:
         skip: names of jobs.
         objective: of what-if.
-        abuse: file of weights, allowed networks, threshold, longest ban list.
+        abuse: file of weights, allowed networks, threshold, most bans, whether the ban list is replaced.
 
     Raises:
         ConfigError: there is no such job, or an option of a job is wrong.
@@ -118,11 +119,12 @@ def _options(skip: list[str], objective: str, *abuse: Any) -> AllOptions:
     for name in skip:
         if name not in names:
             raise ConfigError(f"--skip {name}: there is no such job", hint=f"the jobs are {', '.join(names)}")
-    weights, allow, threshold, most_bans = abuse
+    weights, allow, threshold, most_bans, replace_bans = abuse
     judging = AbuseOptions(
         weights=read_weights(weights, threshold),
         allow=tuple(parse_networks(allow or [], "--allow")),
         most_bans=most_bans,
+        replace_bans=replace_bans,
     )
     return AllOptions(options={"abuse": judging, "whatif": WhatifOptions(objective=objective)}, skip=frozenset(skip))
 

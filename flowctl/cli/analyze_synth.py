@@ -10,7 +10,7 @@ from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Master, Mem
 
 
 def command(
-    out: Annotated[str, typer.Argument(metavar="OUT", help="Folder for the data; its tables are replaced.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="New folder for the data.")],
     *,
     events: Annotated[str, typer.Option(metavar="NUMBER", help="About how many events, like 10M or 500k.")] = "100k",
     seed: Annotated[int, typer.Option(help="The same seed gives the same data.")] = 1,
@@ -23,6 +23,9 @@ def command(
     nodes: Annotated[int, typer.Option(min=1, help="Servers.")] = 4,
     samples: Annotated[str | None, typer.Option(metavar="TIME", help="Make flow_samples too, one per TIME.")] = None,
     truth: Annotated[bool, typer.Option("--truth/--no-truth", help="Write who was planted to OUT/_truth.")] = True,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace what synth made in OUT before; never what a server wrote.")
+    ] = False,
     master: Master = None,
     conf: Conf = None,
     driver_memory: Memory = DEFAULT_MEMORY,
@@ -50,6 +53,7 @@ def command(
         nodes=nodes,
         samples_s=optional_duration(samples, "--samples"),
         truth=truth,
+        replace=replace,
     )
     session = session_options(master, conf, driver_memory, "synth")
     check_available()

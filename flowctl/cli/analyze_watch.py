@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flowctl.cli.analyze_abuse import Allow, MaxBans, Threshold, WeightsFile
+from flowctl.cli.analyze_abuse import Allow, MaxBans, ReplaceBans, Threshold, WeightsFile
 from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory
 
 
@@ -31,6 +31,7 @@ def command(
     allow: Allow = None,
     threshold: Threshold = None,
     max_bans: MaxBans = 10_000,
+    replace_bans: ReplaceBans = False,
     master: Master = None,
     conf: Conf = None,
     driver_memory: Memory = DEFAULT_MEMORY,
@@ -47,7 +48,8 @@ def command(
 
     check_available()
     from flowctl.pipeline.addresses import parse_networks
-    from flowctl.pipeline.watch import WatchOptions, run
+    from flowctl.pipeline.watch import run
+    from flowctl.pipeline.watch_rules import WatchOptions
 
     options = WatchOptions(
         trigger_s=parse_duration(trigger, "--trigger"),
@@ -59,6 +61,7 @@ def command(
         weights=read_weights(weights, threshold),
         allow=tuple(parse_networks(allow or [], "--allow")),
         most_bans=max_bans,
+        replace_bans=replace_bans,
     )
     start = session_options(master, conf, driver_memory, "watch")
     with _signals() as stop, session(start) as spark:

@@ -31,6 +31,9 @@ def command(
     extend: Annotated[
         str, typer.Option(metavar="TIME", help="Added for viewers that the server closed: the last 10 s, repeated.")
     ] = "30s",
+    most: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Evaluate so many viewers, a random sample of more. 0: all.")
+    ] = 2_000,
     master: Master = None,
     conf: Conf = None,
     driver_memory: Memory = DEFAULT_MEMORY,
@@ -61,6 +64,7 @@ def command(
         source=source,
         cut_s=parse_duration(cut, "--cut"),
         extend_s=parse_duration(extend, "--extend"),
+        most=most,
     )
     options = session_options(master, conf, driver_memory, "whatif")
     run_job("whatif", lambda spark, _: run(spark, events, out, wanted), options, as_json=as_json, folders=(events, out))

@@ -82,9 +82,14 @@ def _close_the_loop(duration: str, healthy: int, folder: Path | None, *, as_json
     from flowctl.demo.loopplan import LoopPlan
     from flowctl.demo.plan import cache_directory
     from flowctl.errors import FlowctlError
+    from flowctl.pipeline.java import find_java
+    from flowctl.pipeline.spark import check_available
     from flowctl.units import parse_duration
 
     set_up_log(level="error")
+    # Before the load: nobody should watch a crowd for half a minute to learn that nothing can analyse it.
+    check_available()
+    find_java()
     plan = LoopPlan(duration_s=parse_duration(duration, "--duration"), healthy=healthy)
     if not run_loop(plan, folder or cache_directory() / "demo-pipeline", as_json=as_json):
         raise FlowctlError("the loop did not do what it is for; the report says what")

@@ -7,6 +7,7 @@ from typing import Any
 from flowctl.flow import SendState
 from flowctl.ladder import LadderStep
 from flowctl.live import LiveServer
+from flowctl.live.telemetry import Recording
 from flowctl.server import Server
 from flowctl.shadow import ShadowReport
 from flowctl.units import format_size
@@ -38,9 +39,21 @@ def summary(server: Server) -> dict[str, Any]:
         figures["held"] = format_size(budget.held.total_bytes)
         if budget.limit_bytes:
             figures["gave_way"] = {"thinned": budget.thinned, "closed": budget.closed}
+        if server.recording is not None:
+            figures |= _recorded(server.recording)
         if server.config.shadow is not None:
             figures["shadow"] = _shadow(found.shadow)
     return figures
+
+
+def _recorded(recording: Recording) -> dict[str, Any]:
+    """Return what the records tell: the counters of the feed, which are sums over what stands in the files."""
+    found = recording.recorder.feed.snapshot()
+    return {
+        "events": dict(sorted(found.events.items())),
+        "limit_hits": dict(sorted(found.limit_hits.items())),
+        "records_lost": recording.recorder.statistics().lost_rows,
+    }
 
 
 def _shadow(report: ShadowReport) -> dict[str, Any]:

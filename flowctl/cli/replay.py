@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from flowctl.errors import DamagedFlightError
     from flowctl.flight.reading import Flight
     from flowctl.flight.words import FlightRow
     from flowctl.replay import Comparison, ReplayResult
@@ -37,19 +38,21 @@ def replay(
     """Run a recorded connection again, and print every transition with its cause.
 
     Several flights are listed; name one with --conn, or --all. Exit status: 0 the replay brought what was recorded, 1
-    it diverges, 2 wrong use. With --limits or --policy the same stream and link are shown to another choice: the answer
-    comes from the Sender itself, on a link that is known only from what it took.
+    it diverges or is damaged (with --all the others are replayed all the same), 2 wrong use. With --limits or --policy
+    the same stream and link are shown to another choice: the answer comes from the Sender itself, on a link that is
+    known only from what it took.
     """
-    from flowctl.errors import ConfigError
-    from flowctl.telemetry.flightfiles import flight_files, flights_rows, list_flights
+    from flowctl.errors import ConfigError, DamagedFlightError
+    from flowctl.telemetry.flightfiles import Damaged, flight_files, flights_rows, list_flights
 
-    files = flight_files(flight)
+    damaged: Damaged | None = {} if replay_all else None
+    files = flight_files(flight, damaged)
     there = [
         item
-        for item in list_flights(files)
+        for item in list_flights(files, damaged)
         if (conn is None or item.conn_id == conn) and (node is None or item.node == node)
     ]
-    if not there:
+    if not there and not damaged:
         raise ConfigError(f"{flight} holds no such flight", hint=f"flowctl replay {flight} lists what there is")
     changed = limits is not None or policy is not None
     if len(there) > 1 and not replay_all:
@@ -58,11 +61,30 @@ def replay(
         _list(there, as_json=as_json)
         return
     choice = (limits, policy) if changed else None
-    diverged = 0
-    for summary, rows in _progress(flights_rows(files, there), len(there)):
-        diverged += _replay_one(summary, rows, brief=replay_all, choice=choice, as_json=as_json)
-    if diverged:
+    failed = 0
+    for summary, rows in _progress(flights_rows(files, there, damaged), len(there)):
+        try:
+            failed += _replay_one(summary, rows, brief=replay_all, choice=choice, as_json=as_json)
+        except DamagedFlightError as error:
+            if not replay_all:
+                raise
+            failed += 1
+            _show_damaged(summary, error, as_json=as_json)
+    for fault in (damaged or {}).values():
+        failed += 1
+        typer.echo(str(fault), err=True)
+    if failed:
         raise typer.Exit(1)
+
+
+def _show_damaged(summary: FlightSummary, error: DamagedFlightError, *, as_json: bool) -> None:
+    """Say, in the place of its result, why one flight of many was not replayed."""
+    from flowctl.cli.common import print_json
+
+    if as_json:
+        print_json({"node": summary.node, "conn_id": summary.conn_id, "error": str(error)})
+    else:
+        typer.echo(f"{summary.conn_id}  {summary.peer_ip or '-'}  {summary.role or '-'}  not replayed: {error}")
 
 
 def _progress(

@@ -17,6 +17,9 @@ _WORK_S: Final = 0.0003
 _REST_S: Final = 0.001
 """Long enough for a group to make some tens of system calls."""
 
+_MOST_REST_S: Final = 30.0
+"""Whoever has to keep within a share is not silent for longer than that, whatever it has used."""
+
 _T = TypeVar("_T")
 
 
@@ -34,6 +37,41 @@ class Pace:
             if self._rests and time.perf_counter() - self._since >= _WORK_S:
                 time.sleep(_REST_S)
                 self._since = time.perf_counter()
+
+
+class Allowance:
+    """Keeps what threads of observers use within a share of what the whole process uses (pure).
+
+    Args:
+        share: of the processor time of the process that the observers may use.
+        least: of a core that they may use in any case: nobody is short of that, and a server without viewers uses
+            next to nothing of which a share could be taken.
+        credit_s: processor time may be saved up for so many seconds, for work that comes in lumps.
+
+    Attributes:
+        debt_s: processor time that was used beyond what was allowed, in seconds; below 0: saved up.
+    """
+
+    __slots__ = ("_credit_s", "_least", "_share", "debt_s")
+
+    def __init__(self, share: float, least: float, credit_s: float) -> None:
+        self._share = share
+        self._least = least
+        self._credit_s = credit_s
+        self.debt_s = 0.0
+
+    def rest_s(self, used_s: float, process_s: float, wall_s: float) -> float:
+        """Enter what was used since the last call, and return how long to rest before there is more, in seconds.
+
+        Args:
+            used_s: processor time of the observers.
+            process_s: processor time of the whole process, the observers included.
+            wall_s: time that has passed.
+        """
+        allowed_s = max(self._share * process_s, self._least * wall_s)
+        per_s = allowed_s / wall_s if wall_s > 0 else self._least
+        self.debt_s = max(self.debt_s + used_s - allowed_s, -self._credit_s * per_s)
+        return min(max(self.debt_s / per_s, 0.0), _MOST_REST_S)
 
 
 def _on_a_loop() -> bool:

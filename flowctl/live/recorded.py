@@ -21,6 +21,7 @@ from flowctl.policy import DropPolicy
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import events as rtmp_events
 from flowctl.rtmp.server_states import StreamState
+from flowctl.rtmp.url import DEFAULT_APP
 from flowctl.telemetry.events import ConnectionEvents, Events, Sight
 from flowctl.telemetry.schema import EventName, Role
 
@@ -88,6 +89,7 @@ class RecordedSession(LiveSession):
             sent_bytes=statistics.bytes_sent,
             states_s=statistics.time_in_states_s,
             limit=self._limit_hit,
+            agent=self.user_agent,
         )
         if self._sampler is not None:
             self._sampler.ended(connection, record, statistics, now)
@@ -142,7 +144,7 @@ class RecordedSession(LiveSession):
             case rtmp_events.HandshakeDone():
                 record.handshake_done(now, event.style)
             case rtmp_events.ConnectRequested():
-                record.command(now, "connect", {"agent": self._events.privacy.text(event.flash_ver)})
+                record.connected(now, event.flash_ver, app_named=event.url.app != DEFAULT_APP)
             case rtmp_events.ConnectRefused():
                 record.command(now, "connect", {"refused": event.reason})
             case rtmp_events.PublishRequested():

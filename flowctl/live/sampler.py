@@ -4,15 +4,16 @@ Theory of operation. What a member of a cohort is sent is the distance that its 
 reads one place per squad, and of each member only its *pulse* (`SenderState.pulse`): a number that stands still while
 nothing but the log is written to it and nothing is wrong with it. A squad with the members and the pulses of the last
 round is one `Run` of the `SampleBlock`: nothing is done per viewer but comparing two lists. Where members came or went,
-each is looked at by itself; where a pulse has moved, or there is none, the Sender is asked for its statistics, and the
-difference to the books of the last sample is the record. So sums over a connection's records are its totals, whatever
-way each was made.
+each is looked at by itself; where a pulse has moved, or there is none, that one Sender is asked (`Sender.account`), and
+the difference to the books of the last sample is the record. So sums over a connection's records are its totals,
+whatever way each was made.
 
 The kernel (round-trip time, unacknowledged bytes) is asked for those in trouble, and for others once in
 `KERNEL_ROUNDS` rounds. Samples only read: they feed no meter and cause no edge.
 
 Asking a viewer costs ten times as much as sharing a record. Where a thousand are in trouble at a time, rounds come less
-often (`interval_ms` tells): recording may not take from an overloaded server what it needs.
+often (`interval_ms` tells): what records take is bound to a share of what the process uses (`Allowance`), for recording
+may not take from an overloaded server what it needs.
 
 Threads: a round runs on the sampler's own thread and rests after each fraction of a millisecond (`flowctl.live.pace`),
 so that no poll group waits for the interpreter. `ended` may be called from any.
@@ -23,7 +24,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import sub
 from typing import Final
 
 import structlog
@@ -33,7 +35,7 @@ from flowctl.connection import Connection
 from flowctl.fanout import Fanout
 from flowctl.flow import SendState
 from flowctl.live.hub import Hub
-from flowctl.live.pace import Pace
+from flowctl.live.pace import Allowance, Pace
 from flowctl.live.sampleround import Books, Round, Seen
 from flowctl.sender_types import SenderStatistics
 from flowctl.telemetry.events import ConnectionEvents
@@ -42,8 +44,13 @@ from flowctl.telemetry.schema import FLOW_SAMPLES
 
 _log: Final = structlog.get_logger("flowctl.live")
 
-_SHARE: Final = 0.02
-"""Rounds take no more than this share of a core, as looks do (`flowctl.live.oversight`)."""
+_SHARE: Final = 0.03
+"""Records may take so much of the processor time of the whole process: the target of telemetry, T2. What the recorder
+uses for columns and files counts as well, and events before samples: it is the samples that come less often."""
+_LEAST: Final = 0.002
+"""And so much of a core in any case: two milliseconds a second, for which a server with few viewers is sampled."""
+_CREDIT_S: Final = 20.0
+"""Files are made in lumps, two intervals of rotation apart at most: joins, which cost most, are in the first."""
 _MOST_ENDED: Final = 65_536
 """Connections that ended since the last round: as many as can be open at a time."""
 _JOIN_S: Final = 5.0
@@ -75,6 +82,7 @@ class Sampler:
         self._hub = hub
         self._connections = connections
         self._clock = clock
+        self._recorder = recorder
         self._wall = recorder.wall
         self._lane = recorder.lane(FLOW_SAMPLES)
         self._interval_s = recorder.options.interval_s
@@ -105,12 +113,19 @@ class Sampler:
             thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        due = self._clock() + self._interval_s
+        allowance = Allowance(_SHARE, _LEAST, _CREDIT_S)
+        due, before = self._clock() + self._interval_s, self._used()
         while not self._stop.wait(max(due - self._clock(), 0.0)):
-            before = self.cpu_s
             self._guarded()
-            due = max(due + self._interval_s, self._clock() + (self.cpu_s - before) / _SHARE)
+            after = self._used()
+            rest_s = allowance.rest_s(*map(sub, after, before))
+            before = after
+            due = max(due + self._interval_s, self._clock() + rest_s)
         self._guarded()
+
+    def _used(self) -> tuple[float, float, float]:
+        """Return the processor time of the threads that record, that of the process, and the time, in seconds."""
+        return self.cpu_s + self._recorder.cpu_s, time.process_time(), self._clock()
 
     def _guarded(self) -> None:
         try:
@@ -140,14 +155,20 @@ class Sampler:
                 if seen is not None:
                     squads[squad] = seen
         self._squads = squads
-        for connection in pace(self._books.left(self._connections(), self.rounds)):
-            if self._rows or connection.sender.pulse is None:
-                work.connection(connection)
+        for connection in pace(self._apart(squads.values())):
+            work.connection(connection)
         for _ in pace(range(len(self._ended))):
             work.end(*self._ended.popleft())
         block = work.block()
         if self._rows and block.rows:
             self._lane.put_block(block)
+
+    def _apart(self, squads: Iterable[Seen]) -> Iterable[Connection]:
+        """Return those who have to be looked at by themselves: without samples, who is in trouble."""
+        connections = self._connections()
+        if self._rows:
+            return self._books.left(connections, squads, self.rounds)
+        return [connection for connection in connections if connection.sender.pulse is None]
 
     def _fanouts(self) -> Iterator[Fanout]:
         for stream in self._hub.streams():

@@ -6,6 +6,8 @@ See `flowctl.live.sampler` for how it works; here are the books that a sampler k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
+from operator import add, attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.cohort import Squad
@@ -20,55 +22,75 @@ from flowctl.telemetry.sampling import (
     NO_TOTALS,
     NOTHING,
     Condition,
+    Crowd,
     Mark,
     Row,
     Run,
     SampleBlock,
+    Totals,
     following,
     minus,
     sums,
-    totals_of,
 )
 
 if TYPE_CHECKING:
     from flowctl.live.recorded import RecordedSession
 
-KERNEL_ROUNDS: Final = 30
+KERNEL_ROUNDS: Final = 60
 """A viewer that keeps up is asked about by two system calls once in so many rounds."""
+
+_NUMBER: Final = attrgetter("number")
 
 _Thread = tuple[float | None, bool | None]
 """How busy a poll group is, 0 to 1, and whether it had no room; None where a connection is on none."""
 
+_Sums = tuple[int, Totals, Totals, Totals]
+"""Wire bytes sent, and by class what was accepted, sent and dropped, since a connection was opened."""
+
 
 class Seen:
-    """A squad, or a part of a crowd, as it was at the last round it was unchanged in.
+    """A squad, or one viewer, where it stood when it was sampled last.
 
     Attributes:
         members: its members.
         pulses: of each.
-        mark: where all of them stood.
-        groups: identities by use: (role, application, stream) -> conn_ids, addresses, ports.
+        odd: members that stand, or stood, for themselves, by index: they are looked at one by one.
+        connections: of the others, all of which stood at `mark`.
+        mark: where that is.
+        crowds: identities of the others by use: (role, application, stream).
         round: the last round in which it was sampled.
         at: when that was, in seconds.
     """
 
-    __slots__ = ("at", "groups", "mark", "members", "pulses", "round")
+    __slots__ = ("at", "connections", "crowds", "mark", "members", "odd", "pulses", "round")
 
     def __init__(self, members: list[Sender], pulses: list[int | None], mark: Mark, number: int, at: float) -> None:
         self.members = members
         self.pulses = pulses
+        self.odd: frozenset[int] = frozenset()
+        self.connections: list[Connection] = []
         self.mark = mark
         self.round = number
         self.at = at
-        self.groups: dict[tuple[str | None, ...], tuple[list[int], list[Any], list[Any]]] = {}
+        self.crowds: dict[tuple[str | None, ...], Crowd] = {}
 
-    def add(self, record: ConnectionEvents) -> None:
-        """Keep the identity of a member."""
-        address, port, *use = record.who
-        ids, addresses, ports = self.groups.setdefault(tuple(use), ([], [], []))
-        ids.append(record.conn_id)
-        addresses.append(address)
-        ports.append(port)
+    def settle(self, odd: frozenset[int]) -> None:
+        """Let the members of these indices stand for themselves, and the others be sampled in one go."""
+        self.odd = odd
+        self.crowds = {}
+        self.connections = []
+        for index, member in enumerate(self.members):
+            connection = member.host
+            if index in odd or not isinstance(connection, Connection):
+                continue
+            session = session_of(connection)
+            if session is not None and session.record is not None:
+                address, port, *use = session.record.who
+                crowd = self.crowds.get(tuple(use))
+                if crowd is None:
+                    crowd = self.crowds[tuple(use)] = Crowd([], [], [])
+                crowd.add(session.record.conn_id, address, port)
+                self.connections.append(connection)
 
 
 class Book:
@@ -125,11 +147,12 @@ class Books:
         """Let go of the books of a connection that has ended."""
         self._books.pop(number, None)
 
-    def left(self, connections: Iterable[Connection], number: int) -> list[Connection]:
+    def left(self, connections: Iterable[Connection], squads: Iterable[Seen], number: int) -> list[Connection]:
         """Return those that have not been in round `number`: few, where most are members of a squad."""
         books = self._books
         left = []
-        for connection in connections:
+        others = set(connections).difference(*[seen.connections for seen in squads])
+        for connection in sorted(others, key=_NUMBER):
             book = books.get(connection.number)
             if book is None or not (book.round == number or (book.seen is not None and book.seen.round == number)):
                 left.append(connection)
@@ -140,6 +163,12 @@ def session_of(connection: Connection) -> RecordedSession | None:
     """Return the session of a connection if it keeps records and has been opened."""
     session: Any = connection.session
     return session if getattr(session, "record", None) is not None else None
+
+
+@lru_cache(1024)
+def _shared(totals: Totals) -> Totals:
+    """Return one object for all totals that are equal to `totals`: most of a crowd's are, at 0.5 kB each."""
+    return totals
 
 
 class Round:
@@ -174,33 +203,50 @@ class Round:
     # -- those who keep up
 
     def squad(self, fanout: Fanout, squad: Squad, before: Seen | None) -> Seen | None:
-        """Sample the members of a squad; return what to compare with next time. None: they are not alike."""
+        """Sample the members of a squad; return what to compare with next time. None: it has no members."""
         log = fanout.log
         mark = Mark.of(log, squad.entry, log.tail)  # the place first: the log does not end before it
         members = list(squad.members)
         pulses = [member.pulse for member in members]
         thread = self._thread(fanout.host)
-        if before is not None and before.members == members and before.pulses == pulses and before.mark.log is log:
-            self._add_groups(before, mark, thread, members)
-            before.mark, before.round, before.at = mark, self._number, self._now
-            return before
-        seen = Seen(members, pulses, mark, self._number, self._now)
-        alike = None not in pulses
-        for member, pulse in zip(members, pulses, strict=True):
-            alike = self._member(member, pulse, seen, thread) and alike
-        return seen if alike and members else None
+        if before is None or before.members != members or before.mark.log is not log:
+            before = Seen(members, pulses, mark, self._number, self._now)
+            apart = frozenset(range(len(members)))
+        elif before.pulses == pulses:
+            apart = before.odd
+        else:
+            moved = (index for index, pair in enumerate(zip(pulses, before.pulses, strict=True)) if pair[0] != pair[1])
+            apart = before.odd.union(moved)
+        if apart:
+            self._apart(before, pulses, mark, thread, apart)
+        else:
+            self._together(before, mark, thread)
+        before.pulses, before.mark, before.round, before.at = pulses, mark, self._number, self._now
+        return before if members else None
 
-    def _member(self, sender: Sender, pulse: int | None, seen: Seen, thread: _Thread) -> bool:
-        """Sample a member of a squad that has changed; return whether it stands at the mark of `seen` now."""
+    def _apart(
+        self, seen: Seen, pulses: list[int | None], mark: Mark, thread: _Thread, indices: frozenset[int]
+    ) -> None:
+        """Sample these members of a squad one by one, and let those who stand at its mark now be part of it."""
+        # Who moved by itself is asked before the mark of `seen` moves: it is what its books are about.
+        odd = frozenset(
+            index for index in indices if not self._member(seen.members[index], pulses[index], seen, mark, thread)
+        )
+        if not seen.odd >= indices:
+            seen.settle(seen.odd | indices)
+        self._together(seen, mark, thread)
+        if odd != seen.odd:
+            seen.settle(odd)
+
+    def _member(self, sender: Sender, pulse: int | None, seen: Seen, mark: Mark, thread: _Thread) -> bool:
+        """Sample a member of a squad by itself; return whether it stands at `mark` with the others now."""
         connection = sender.host
         session = session_of(connection) if isinstance(connection, Connection) else None
         if session is None or session.record is None or not isinstance(connection, Connection):
             return False
         book = self._books.book(connection.number, connection.opened_at)
-        seen.add(session.record)
         if book.round == self._number:
             return False  # it came from another squad during this round
-        mark = seen.mark
         old = book.seen
         if pulse is None or pulse != book.pulse or old is None or old.mark.log is not mark.log:
             self._ask(connection, session, book)
@@ -212,19 +258,16 @@ class Round:
         book.seen = seen
         return True
 
-    def _add_groups(self, seen: Seen, mark: Mark, thread: _Thread, members: list[Sender]) -> None:
-        """Sample a squad that is as it was, all at once."""
-        for use, (ids, addresses, ports) in seen.groups.items():
+    def _together(self, seen: Seen, mark: Mark, thread: _Thread) -> None:
+        """Sample those of a squad who stood at its mark and went on with it, all at once."""
+        for use, crowd in seen.crowds.items():
             run = self._run(use, seen, mark, thread)
-            first = len(run.conn_ids)
-            run.conn_ids += ids
-            run.addresses += addresses
-            run.ports += ports
-            if len(seen.groups) == 1:  # else the order of members is another
-                for index in range(self._number % KERNEL_ROUNDS, len(members), KERNEL_ROUNDS):
-                    connection = members[index].host
-                    if isinstance(connection, Connection):
-                        run.kernel[first + index] = (connection.round_trip_us(), connection.kernel_bytes())
+            first = run.size
+            run.add_crowd(crowd)
+            if len(seen.crowds) == 1:  # else the order of connections is another
+                for index in range(self._number % KERNEL_ROUNDS, len(crowd), KERNEL_ROUNDS):
+                    connection = seen.connections[index]
+                    run.kernel[first + index] = (connection.round_trip_us(), connection.kernel_bytes())
 
     def _run(self, use: tuple[str | None, ...], old: Seen, mark: Mark, thread: _Thread) -> Run:
         """Return the run of those who went from the mark of `old` to another."""
@@ -233,7 +276,7 @@ class Round:
         run = self._runs.get(key)
         if run is None:
             condition = self._keeping_up(mark, thread, (self._now - old.at) * 1000)
-            run = self._runs[key] = Run(use, condition, following(was, mark))
+            run = self._runs[key] = Run(self._block.ts_us, use, condition, following(was, mark))
         return run
 
     def _keeping_up(self, mark: Mark, thread: _Thread, interval_ms: float) -> Condition:
@@ -263,7 +306,8 @@ class Round:
             use = session.record.who[2:]
             run = self._runs.get(("still", book.at, use))
             if run is None:
-                run = self._runs["still", book.at, use] = Run(use, Condition((self._now - book.at) * 1000), NOTHING)
+                condition = Condition((self._now - book.at) * 1000)
+                run = self._runs["still", book.at, use] = Run(self._block.ts_us, use, condition, NOTHING)
             run.add(session.record.conn_id, *session.record.who[:2])
             book.at = self._now
             return
@@ -274,60 +318,61 @@ class Round:
         record, sender = session.record, connection.sender
         if record is None:
             return
-        log, pulse = sender.following, sender.pulse
-        before = None if pulse is None else sender.standing
-        statistics = sender.statistics()
-        mark = None
-        if before is not None and log is not None and sender.standing == before and sender.pulse == pulse:
-            mark = Mark.of(log, *before)  # else it moved meanwhile, and is asked again at the next sample
-        glance = sender.glance()
-        troubled = glance.lagging or pulse is None
+        account = sender.account()
+        pulse, mark = account.pulse, None
+        if pulse is not None and account.standing is not None and account.log is not None:
+            mark = Mark.of(account.log, *account.standing)  # without one it is asked again at the next sample
+        troubled = account.lagging or pulse is None
         rtt_us = connection.round_trip_us() if troubled else None
         unsent_bytes = connection.kernel_bytes() if troubled else None
         busy, strained = self._thread(connection.group)
-        load = statistics.load
+        load = account.load
         condition = Condition(
             max(self._now - book.since, 0.0) * 1000,
-            statistics.state.name,
-            statistics.step.name,
+            account.state.name,
+            account.step.name,
             load.size_bytes,
             load.messages,
             load.age_ms,
-            statistics.stalled_s * 1000,
-            statistics.drain_bytes_per_s,
+            account.stalled_s * 1000,
+            account.drain_bytes_per_s,
             busy,
             strained,
             connection.receiver.paused,
             rtt_us,
             unsent_bytes,
-            max(statistics.delay_ms if glance.lagging else 0.0, load.age_ms),
+            max(account.delay_ms if account.lagging else 0.0, load.age_ms),
         )
         who = (record.conn_id, *record.who)
-        self._block.add_row(who, condition, self._settle(book, statistics, mark, pulse))
-        if rtt_us is not None and unsent_bytes is not None and statistics.state >= self._told_from:
-            sight = Sight(load.size_bytes, load.messages, load.age_ms, statistics.bytes_sent, statistics.delay_ms)
-            session.tell_sample(self._now, sight, (rtt_us, unsent_bytes), statistics.state)
+        sums_now = (account.bytes_sent, account.accepted, account.sent, account.dropped)
+        self._block.add_row(who, condition, self._settle(book, sums_now, mark, pulse))
+        book.still = mark is None and pulse is not None and account.idle
+        if rtt_us is not None and unsent_bytes is not None and account.state >= self._told_from:
+            sight = Sight(load.size_bytes, load.messages, load.age_ms, account.bytes_sent, account.delay_ms)
+            session.tell_sample(self._now, sight, (rtt_us, unsent_bytes), account.state)
 
-    def _settle(self, book: Book, statistics: SenderStatistics, mark: Mark | None, pulse: int | None) -> Row:
+    def _settle(self, book: Book, so_far: _Sums, mark: Mark | None, pulse: int | None) -> Row:
         """Return what happened since the last sample, and enter it in the books."""
-        accepted, sent = totals_of(statistics.accepted), totals_of(statistics.sent)
-        dropped = totals_of(total(statistics.dropped.values()))
-        old = book.seen.mark if book.seen is not None else None
-        base_end, base_place = (old.end, old.place) if old is not None else (NO_TOTALS, NO_TOTALS)
-        base_bytes = 0 if old is None else old.offset
+        sent_bytes, accepted, sent, dropped = so_far
+        accepted_before, sent_before, bytes_before = book.accepted, book.sent, book.sent_bytes
+        if book.seen is not None:
+            old = book.seen.mark
+            accepted_before = tuple(map(add, accepted_before, old.end))
+            sent_before = tuple(map(add, sent_before, old.place))
+            bytes_before += old.offset
         happened = sums(
-            statistics.bytes_sent - book.sent_bytes - base_bytes,
-            minus(minus(accepted, book.accepted), base_end),
-            minus(minus(sent, book.sent), base_place),
-            minus(dropped, book.dropped),
+            sent_bytes - bytes_before,
+            minus(accepted, accepted_before),
+            minus(sent, sent_before),
+            NO_TOTALS if dropped == book.dropped else minus(dropped, book.dropped),
         )
         book.seen = None if mark is None else Seen([], [], mark, self._number, self._now)
-        book.accepted = accepted if mark is None else minus(accepted, mark.end)
-        book.sent = sent if mark is None else minus(sent, mark.place)
-        book.sent_bytes = statistics.bytes_sent - (0 if mark is None else mark.offset)
-        book.dropped = dropped
+        # Less the mark, viewers who came at one place have the same books, and keep one object of them.
+        book.accepted = accepted if mark is None else _shared(minus(accepted, mark.end))
+        book.sent = sent if mark is None else _shared(minus(sent, mark.place))
+        book.sent_bytes = sent_bytes - (0 if mark is None else mark.offset)
+        book.dropped = dropped if any(dropped) else NO_TOTALS
         book.pulse, book.at, book.round = pulse, self._now, self._number
-        book.still = mark is None and pulse is not None and not statistics.queued.total_messages
         return happened
 
     def end(self, connection: Connection, record: ConnectionEvents, statistics: SenderStatistics, at: float) -> None:
@@ -339,7 +384,9 @@ class Round:
             statistics.step.name,
             viewer_delay_ms=statistics.delay_ms,
         )
-        happened = self._settle(book, statistics, None, None)
+        accepted, sent = statistics.accepted.figures, statistics.sent.figures
+        dropped = total(statistics.dropped.values()).figures
+        happened = self._settle(book, (statistics.bytes_sent, accepted, sent, dropped), None, None)
         self._books.forget(connection.number)
         who = (record.conn_id, *record.who)
         self._block.add_row(who, condition, happened, self._wall_us(at))

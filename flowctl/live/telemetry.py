@@ -164,17 +164,21 @@ class Recording:
             return
         self._began = False
         self.sampler.stop()
-        self.events.flush_refused(self._clock())
+        self.events.tell_refused()
         self.events.server_stopped(self._clock(), connections)
-        self.recorder.stop(deadline_s)
+        written = self.recorder.stop(deadline_s)
         found = self.recorder.statistics()
+        # Written, or never: the process ends now, and takes along what a slow disk has not taken.
+        left = 0 if written else found.unwritten_rows
+        if left:
+            _log.warning("records not written at the stop", rows=left, why=found.last_error or "the disk was too slow")
         books = found.books.values()
         _log.info(
             "records written",
             rows=sum(item.written_rows for item in books),
             files=sum(item.files for item in books),
             written_bytes=sum(item.written_bytes for item in books),
-            lost=found.lost_rows,
+            lost=found.lost_rows + left,
             recorder_cpu_s=round(found.cpu_s, 3),
             sampler_cpu_s=round(self.sampler.cpu_s, 3),
         )

@@ -5,7 +5,9 @@ and, if its contents are others than those read last, parsed. What cannot be rea
 valid contents stay in force, and `FileStatus` says what is wrong and where.
 
 Writers should write beside the file and rename. One that writes in place is no danger, only late: half a file is
-invalid, or it is valid and will be followed by the whole; in both cases the next look finds the rest.
+invalid, or it is valid and will be followed by the whole; in both cases the next look finds the rest. The moment in
+which such a writer has emptied the file and not begun is told from a file that is meant to be empty by waiting: one
+that turns up empty is taken when the look after finds it unchanged.
 """
 
 from __future__ import annotations
@@ -81,6 +83,7 @@ class WatchedFile:
         self._wall = wall
         self._seen: _Look | None = None  # what `stat` said before the last reading. None: read in any case
         self._digest = b""  # of the contents that were read last
+        self._blank: _Look | None = None  # what `stat` said of a file that turned up empty and is not taken yet
         self.status = FileStatus(path=str(path))
 
     def read(self) -> bool:
@@ -115,7 +118,7 @@ class WatchedFile:
             found = self.path.stat()
         except FileNotFoundError:
             # One that vanished is not one that says nothing: what it said stays in force until it says something else.
-            self._seen, self._digest = None, b""
+            self._seen, self._digest, self._blank = None, b"", None
             self.status = replace(self.status, there=False, fault="")
             return None
         if not self.status.there:
@@ -127,7 +130,12 @@ class WatchedFile:
         fresh = self._wall() - found.st_mtime < _FRESH_S
         self._seen = None if fresh else look  # remembered only where a later change cannot look the same
         digest = hashlib.blake2b(data).digest()
+        blank, self._blank = self._blank, None
         if digest == self._digest:
+            return None
+        # Before anything was taken there is nothing that an empty file could undo.
+        if self.status.applied and not data.strip() and blank != look:
+            self._seen, self._blank = None, look
             return None
         self._digest = digest
         return data

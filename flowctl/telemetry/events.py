@@ -1,7 +1,8 @@
 """What a server says of its connections: one method per event, each of which is one tuple on the recorder's queue.
 
 `Events` belongs to the server, `ConnectionEvents` to one connection, on whose thread it is used. Both are handed the
-time of what happened, on the monotonic clock of the connection. Nothing here reads a clock, waits, or takes a lock.
+time of what happened, on the monotonic clock of the connection. Nothing here reads a clock or waits. Refusals alone,
+which no connection is there for, are counted under a lock: the recorder's thread tells those that were summed up.
 
 Time per state is a plain sum over the records: each `state_changed` carries how long the state before had lasted, and
 `conn_closed` how long the last one had. Where edges were lost (a ledger holds 16 between two looks), the sum would be
@@ -14,6 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from flowctl._locks import OwnedLock
 from flowctl.counts import Counts, total
 from flowctl.flow import MessageClass, SendState, StateChange
 from flowctl.ledger import LedgerEntry, LedgerKind
@@ -27,7 +29,8 @@ _EXPLAINED: Final = frozenset(
 )
 """Ends whose details are words and figures of ours. Those of others may quote the peer, a stream name or an address."""
 _REFUSALS_PER_S: Final = 20
-"""Refused connections of one address that have a record of their own in a second; the others are summed up in one."""
+"""Refused connections of one address that have a record of their own in a second; the others are summed up in one,
+within a second or so."""
 _MOST_REFUSED: Final = 4096
 """Addresses whose refusals are remembered for that."""
 _CLASSES: Final = tuple(item.name.lower() for item in MessageClass)
@@ -131,14 +134,26 @@ _SERVER: Final = (None, None, None, None, None)
 
 
 class _Refused:
-    """Refusals of one address and limit in the running second."""
+    """Refusals of one address and limit.
 
-    __slots__ = ("count", "second", "untold")
+    Attributes:
+        second: the running one.
+        count: of them in it.
+        untold: of them that have no record yet.
+        at: when the last of them was, seconds.
+        figures: of the last of them: what was reached, and what is allowed.
+        fresh: whether any came since the recorder looked last.
+    """
+
+    __slots__ = ("at", "count", "figures", "fresh", "second", "untold")
 
     def __init__(self, second: int) -> None:
         self.second = second
         self.count = 0
         self.untold = 0
+        self.at = 0.0
+        self.figures = (0.0, 0.0)
+        self.fresh = True
 
 
 class Events:
@@ -161,7 +176,9 @@ class Events:
         self.wall: Final[WallClock] = recorder.wall
         self.lane: Final[Lane] = recorder.lane(FLOW_EVENTS)
         self._start_s: Final = recorder.start_us // 1_000_000
-        self._refused: dict[tuple[str, str], _Refused] = {}  # the listener's thread
+        self._lock = OwnedLock()  # held by the listener's thread and by the recorder's, for microseconds
+        self._refused: dict[tuple[str, str], _Refused] = {}  # guarded by _lock
+        recorder.each_second(self.tell_refused)
 
     def conn_id(self, number: int) -> int:
         """Return the identity of connection `number` of this process."""
@@ -211,7 +228,8 @@ class Events:
         """Record that a connection was refused at accept. The listener's thread.
 
         A flood must not fill the recorder's queue: of one address and reason, the first 20 of a second have a record
-        each, and the others are summed up in the next one (``detail.count``).
+        each, and the others are summed up in the next one (``detail.count``), or, if none follows, in one that has the
+        time of the last of them (`tell_refused`).
 
         Args:
             at: when.
@@ -221,33 +239,48 @@ class Events:
             limit: what is allowed.
         """
         key, second = (peer[0], reason), int(at)
-        known = self._refused.get(key)
-        if known is None:
-            if len(self._refused) >= _MOST_REFUSED:
-                self.flush_refused(at)
-            known = self._refused[key] = _Refused(second)
-        if known.second != second:
-            known.second, known.count = second, 0
-        known.count += 1
-        if known.count > _REFUSALS_PER_S:
-            known.untold += 1
-            return
-        count, known.untold = 1 + known.untold, 0
+        with self._lock:
+            known = self._refused.get(key)
+            if known is None:
+                if len(self._refused) >= _MOST_REFUSED:
+                    self._tell_refused_locked()
+                    self._refused.clear()
+                known = self._refused[key] = _Refused(second)
+            if known.second != second:
+                known.second, known.count = second, 0
+            known.count += 1
+            known.at, known.figures, known.fresh = at, (value, limit), True
+            if known.count > _REFUSALS_PER_S:
+                known.untold += 1
+                return
+            count, known.untold = 1 + known.untold, 0
         self._put_refused(at, peer, reason, (value, limit), count)
 
-    def flush_refused(self, at: float) -> None:
-        """Record the refusals that were summed up and not told yet. The listener's thread, or after its end."""
+    def tell_refused(self) -> None:
+        """Record the refusals that were summed up and not told yet, and forget who is refused no longer. Any thread.
+
+        The recorder does so once a second: a flood that ends has no next refusal to be told with.
+        """
+        with self._lock:
+            self._tell_refused_locked()
+            for key, known in list(self._refused.items()):
+                if not known.fresh:
+                    del self._refused[key]
+                known.fresh = False  # stays for a second, or its next refusals would have 20 more records in this one
+
+    def _tell_refused_locked(self) -> None:
+        self._lock.assert_owned()
         for (address, reason), known in self._refused.items():
             if known.untold:
-                self._put_refused(at, (address, None), reason, (None, None), known.untold)
-        self._refused.clear()
+                self._put_refused(known.at, (address, None), reason, known.figures, known.untold)
+                known.untold = 0
 
     def _put_refused(
         self,
         at: float,
         peer: tuple[str, int | None],
         reason: str,
-        figures: tuple[float | None, float | None],
+        figures: tuple[float, float],
         count: int,
     ) -> None:
         who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
@@ -275,11 +308,16 @@ class Events:
             at: when.
             number: of the connection.
             peer: address and port.
-            detail: the ban: cidr, score, expires.
+            detail: the ban: cidr, score, expires. The network is stored as addresses are.
         """
+        shown = dict(detail)
+        if "cidr" in shown:
+            shown["cidr"] = self.privacy.network(shown["cidr"])
+            if shown["cidr"] is None:
+                del shown["cidr"]
         who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
         reason = CloseReason.BANNED.value
-        self.lane.put(row(self.wall.us(at), self.conn_id(number), who, EventName.BANNED, reason=reason, detail=detail))
+        self.lane.put(row(self.wall.us(at), self.conn_id(number), who, EventName.BANNED, reason=reason, detail=shown))
 
 
 class ConnectionEvents:
@@ -298,6 +336,7 @@ class ConnectionEvents:
     """
 
     __slots__ = (
+        "_app_named",
         "_at",
         "_edges_missed",
         "_events",
@@ -325,6 +364,7 @@ class ConnectionEvents:
         self._state = SendState.READY
         self._sequence = 0  # of the last edge
         self._edges_missed = 0
+        self._app_named = True
         self._left_ready: tuple[float, int] | None = None  # when it left READY last, and what had been sent by then
 
     def put(self, at: float, event: EventName, **columns: Any) -> None:
@@ -349,9 +389,20 @@ class ConnectionEvents:
         """
         self.put(at, EventName.COMMAND, reason=name, detail=detail)
 
+    def connected(self, at: float, agent: str, *, app_named: bool) -> None:
+        """Record the connect command.
+
+        Args:
+            at: when it was read.
+            agent: what the peer calls itself.
+            app_named: whether it named an application; see `Privacy.stream`.
+        """
+        self._app_named = app_named
+        self.command(at, "connect", {"agent": self._events.privacy.text(agent)})
+
     def names(self, role: Role, path: str) -> None:
         """Let records say from now on what the connection is used for, and for which stream (``app/name``)."""
-        app, stream = self._events.privacy.stream(path)
+        app, stream = self._events.privacy.stream(path, app_named=self._app_named)
         self.role = role
         self.who = (self.who[0], self.who[1], role.value, app, stream)
 
@@ -398,6 +449,9 @@ class ConnectionEvents:
             self._left_ready = change.at, sight.sent_bytes
         elif missed:
             self._left_ready = None  # it may have been READY in between
+        value = change.value
+        if change.new is SendState.READY:  # the whole episode, whatever states it went through
+            value = None if self._left_ready is None else (change.at - self._left_ready[0]) * 1000
         self.put(
             change.at,
             EventName.STATE_CHANGED,
@@ -406,7 +460,7 @@ class ConnectionEvents:
             state_ms=None if missed else (change.at - self._at) * 1000,
             cause=change.cause.value,
             axis=None if change.axis is None else change.axis.value,
-            value=change.value,
+            value=value,
             limit=change.limit,
             sight=sight,
             detail={"edges_missed": missed} if missed else None,
@@ -442,6 +496,7 @@ class ConnectionEvents:
         sent_bytes: int,
         states_s: tuple[float, ...],
         limit: str | None,
+        agent: str = "",
     ) -> None:
         """Record the end of the connection, with its totals.
 
@@ -455,6 +510,7 @@ class ConnectionEvents:
             sent_bytes: wire bytes.
             states_s: seconds in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT.
             limit: name of the limit that ended it. None: none did.
+            agent: what the peer calls itself. "": it did not say.
         """
         whole = total(dropped.values())
         detail: dict[str, Any] = {
@@ -466,6 +522,8 @@ class ConnectionEvents:
         }
         if limit is not None:
             detail["limit"] = limit
+        if agent:  # with the totals, so that nobody has to look for the connect command of the same connection
+            detail["agent"] = self._events.privacy.text(agent)
         if self._edges_missed:
             detail["edges_missed"] = self._edges_missed
         if self._left_ready is not None and self._state is not SendState.READY:

@@ -75,11 +75,16 @@ class FlightSummary:
     end: str = ""
 
 
-def flight_files(path: Path) -> list[Path]:
+Damaged = dict[Path, DamagedFlightError]
+"""Files that cannot be read, with the reason: they are passed over, and their reader tells."""
+
+
+def flight_files(path: Path, damaged: Damaged | None = None) -> list[Path]:
     """Return the record files of the table `flight` at `path`, without copies.
 
     Args:
         path: a file, the table's folder, or the folder of all records.
+        damaged: takes files that cannot be read or are of another table. None: the first one is an error.
 
     Raises:
         ConfigError: there is nothing, or pyarrow is not installed.
@@ -104,7 +109,12 @@ def flight_files(path: Path) -> list[Path]:
         )
     seen: dict[str, Path] = {}
     for item in found:
-        seen.setdefault(_uid_of(item), item)
+        try:
+            seen.setdefault(_uid_of(item), item)
+        except DamagedFlightError as error:
+            if damaged is None:
+                raise
+            damaged[item] = error
     return list(seen.values())
 
 
@@ -140,24 +150,39 @@ def _first_line(error: Exception) -> str:
 
 
 def _batches(
-    files: list[Path], columns: list[str], *, conn_ids: Collection[int] | None = None
+    files: list[Path], columns: list[str], *, conn_ids: Collection[int] | None = None, damaged: Damaged | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of all files, those of some connections if they are named; bounded memory."""
-    parquet = _parquet()
     for path in files:
+        if damaged is not None and path in damaged:
+            continue
         try:
-            with parquet.ParquetFile(path) as file:
-                for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
-                    if conn_ids is None:
-                        yield batch
-                    else:
-                        import pyarrow as pa
-                        import pyarrow.compute as pc
-
-                        wanted = pa.array(sorted(conn_ids), pa.int64())
-                        yield batch.filter(pc.is_in(batch.column("conn_id"), wanted))
+            yield from _batches_of(path, columns, conn_ids)
         except (OSError, ValueError) as error:
-            raise DamagedFlightError(f"{path} cannot be read: {_first_line(error)}") from error
+            told = DamagedFlightError(f"{path} cannot be read: {_first_line(error)}")
+            if damaged is None:
+                raise told from error
+            damaged[path] = told
+
+
+def _batches_of(path: Path, columns: list[str], conn_ids: Collection[int] | None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one file; `ts`, where it is asked for, is a time.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged, or a column has another type.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    with _parquet().ParquetFile(path) as file:
+        for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
+            if not pa.types.is_timestamp(batch.schema.field("ts").type):
+                raise ValueError("column ts has another type, it is no time")
+            if conn_ids is None:
+                yield batch
+            else:
+                yield batch.filter(pc.is_in(batch.column("conn_id"), pa.array(sorted(conn_ids), pa.int64())))
 
 
 def flight_rows(files: list[Path], conn_id: int, node: str | None = None) -> Iterator[tuple[Any, ...]]:
@@ -175,9 +200,14 @@ def flight_rows(files: list[Path], conn_id: int, node: str | None = None) -> Ite
 
 
 def flights_rows(
-    files: list[Path], wanted: Sequence[FlightSummary]
+    files: list[Path], wanted: Sequence[FlightSummary], damaged: Damaged | None = None
 ) -> Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]]:
     """Yield each of `wanted` with its rows, as `flight_rows` has them; files are read once for many flights.
+
+    Args:
+        files: see `flight_files`.
+        wanted: which flights.
+        damaged: as of `flight_files`; files that are in it are not read.
 
     Raises:
         DamagedFlightError: a file cannot be read, or a column has another type.
@@ -190,7 +220,7 @@ def flights_rows(
             end += 1
         part = wanted[start:end]
         found: dict[tuple[str, int], list[tuple[Any, ...]]] = {(item.node, item.conn_id): [] for item in part}
-        for row in _rows(files, {item.conn_id for item in part}):
+        for row in _rows(files, {item.conn_id for item in part}, damaged):
             of_one = found.get((str(row[_NODE_AT]), int(row[_CONN_AT])))
             if of_one is not None:
                 of_one.append(row)
@@ -199,10 +229,10 @@ def flights_rows(
         start = end
 
 
-def _rows(files: list[Path], conn_ids: Collection[int]) -> Iterator[tuple[Any, ...]]:
+def _rows(files: list[Path], conn_ids: Collection[int], damaged: Damaged | None = None) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of some connections, in the order of the files."""
     at = FLIGHT.names.index("ts")
-    for batch in _batches(files, list(FLIGHT.names), conn_ids=conn_ids):
+    for batch in _batches(files, list(FLIGHT.names), conn_ids=conn_ids, damaged=damaged):
         try:
             columns = [batch.column(name) for name in FLIGHT.names]
             columns[at] = columns[at].cast("int64")
@@ -212,14 +242,18 @@ def _rows(files: list[Path], conn_ids: Collection[int]) -> Iterator[tuple[Any, .
         yield from zip(*lists, strict=True)
 
 
-def list_flights(files: list[Path]) -> list[FlightSummary]:
+def list_flights(files: list[Path], damaged: Damaged | None = None) -> list[FlightSummary]:
     """Return what there is, oldest first.
+
+    Args:
+        files: see `flight_files`.
+        damaged: as of `flight_files`.
 
     Raises:
         DamagedFlightError: a file cannot be read.
     """
     found: dict[tuple[str, int], FlightSummary] = {}
-    for batch in _batches(files, _LIST_COLUMNS):
+    for batch in _batches(files, _LIST_COLUMNS, damaged=damaged):
         for row in batch.to_pylist():
             key = str(row["node"]), int(row["conn_id"])
             summary = found.get(key)

@@ -3,7 +3,9 @@
 Theory of operation. There is no place in a record for a secret: query strings, passwords and tokens are never handed
 to the recorder at all. What remains is the *name* of a stream. An RTMP publisher is known by it alone ("stream key"),
 so it is a secret on most servers, and players use the same name; a record holds a keyed hash of it unless the setting
-says that names are public. The application in front of it is stored as it is. Addresses are stored as the setting
+says that names are public. The name is everything behind the first part of the path, since whoever publishes
+``key/720p`` hands out a key as well; that first part, the application, is stored as it is if it was named at connect.
+Addresses are stored as the setting
 says. Texts that a peer chose (what it calls itself) are cut, cleaned, and lose what looks like an address with
 credentials.
 
@@ -33,6 +35,8 @@ _TEXT: Final = 120
 _SECRET_SIGNS: Final = frozenset("?=&@")
 """A plain stream name with one of these carries a query or credentials after all: it is hashed whatever the setting."""
 _MAPPED: Final = "::ffff:"
+_KEPT_BITS: Final = {4: 24, 6: 48}
+"""What is left of a truncated address, by version: the networks that sites are given, of some hundred machines."""
 _KEY_BYTES: Final = 32
 _MOST_KEY_BYTES: Final = 4096
 
@@ -96,24 +100,50 @@ class Privacy:
         if self._addresses is Addresses.HASHED:
             return self.hashed(plain)
         try:
-            bits = 24 if ipaddress.ip_address(plain).version == 4 else 48
+            bits = _KEPT_BITS[ipaddress.ip_address(plain).version]
         except ValueError:  # a socket without addresses
             return ""
         return str(ipaddress.ip_network(f"{plain}/{bits}", strict=False).network_address)
 
-    def stream(self, path: str) -> tuple[str, str]:
-        """Return (application, stream) as they are stored, of a path such as ``live/name`` or ``app/instance/name``.
+    def network(self, cidr: str) -> str | None:
+        """Return what is stored of a network such as ``192.0.2.7/32``. None: nothing, addresses are hashed.
 
-        The last part is the name of the stream. A path of one part names no application.
+        A network of one address tells the address, so it is widened to what `address` shows of its members.
+
+        Args:
+            cidr: a valid network.
         """
-        app, _, name = path.rpartition("/")
+        if self._addresses is Addresses.PLAIN:
+            return cidr
+        if self._addresses is Addresses.HASHED:
+            return None
+        found = ipaddress.ip_network(cidr, strict=False)
+        bits = _KEPT_BITS[found.version]
+        return str(found if found.prefixlen <= bits else found.supernet(new_prefix=bits))
+
+    def stream(self, path: str, *, app_named: bool = True) -> tuple[str, str]:
+        """Return (application, stream) as they are stored, of a path such as ``live/name`` or ``live/name/720p``.
+
+        The application is the first part, and all that follows is the stream. A path of one part names no application.
+
+        Args:
+            path: of the stream, without a query.
+            app_named: whether the application was named at connect. If not, the first part came with the name, may be
+                part of a key, and is stored only where names are public.
+        """
+        app, slash, name = path.partition("/")
+        if not slash:
+            app, name = "", path
         if self._streams is Streams.PLAIN and _SECRET_SIGNS.isdisjoint(name):
-            return self.text(app), self.text(name)
+            return self._app(app), self.text(name)
         # The hash is over the whole path: the same name in two applications is two streams.
         known = self._known.get("/" + path)
         if known is None:
             known = self._remember("/" + path, self.hashed(path))
-        return self.text(app), known
+        return self._app(app) if app_named else "", known
+
+    def _app(self, app: str) -> str:
+        return self.text(app) if _SECRET_SIGNS.isdisjoint(app) else self.hashed(app)
 
     def text(self, text: str) -> str:
         """Return a text of a peer fit for a record: printable, short, and without anything behind a ``?``."""

@@ -1,9 +1,9 @@
 """The recorder: takes records from the threads of a server without ever making them wait, and sees to their writing.
 
 Theory of operation. Each table has a `Lane`: a bounded queue to which any thread appends a tuple, which is one step of
-the interpreter and needs no lock. One thread of the recorder empties the lanes a few times a second, shows the events
-to the `Feed` (so that what is counted live is what stands in the files), and hands batches to the `TableWriter` of
-each table, which makes files of them. What finds a lane full is lost: counted, logged once a minute, and told by an
+the interpreter and needs no lock. One thread of the recorder empties the lanes a few times a second, hands batches to
+the `TableWriter` of each table, which makes files of them, and then shows the events to the `Feed` (so that what is
+counted live is what stands in the files). What finds a lane full is lost: counted, logged once a minute, and told by an
 event of its own (`OVERFLOW`), as is what a disk did not take for so long that there was no room left to keep it.
 
 A record of a lane is a tuple of the table's columns in order, but for `node` and `seq`, which the recorder knows:
@@ -33,6 +33,8 @@ _log: Final = structlog.get_logger("flowctl.telemetry")
 _DRAIN_S: Final = 0.25
 """How often the lanes are emptied: what live surfaces lag behind at most, and 25 wake-ups per file of 10 s and less
 than 0.1 % of a core."""
+_STEP_S: Final = 1.0
+"""How often the recorder's turn does what others asked it to do now and then."""
 _SAY_S: Final = 60.0
 """Losses are logged, and recorded, at most once in this time."""
 _SWEEP_S: Final = 300.0
@@ -54,6 +56,9 @@ class Block(Protocol):
     def arrays(self) -> list[Any]:
         """Return a pyarrow array per column of the table, `node` and `seq` left out. The recorder's thread."""
 
+    def absorb(self, other: object) -> bool:
+        """Take what a later block has as well; return whether it was taken. The recorder's thread."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecorderStatistics:
@@ -63,6 +68,8 @@ class RecorderStatistics:
         taken: records taken off the lanes so far, by table.
         waiting: records in the lanes now, by table.
         lost: records lost so far because a lane was full, by table.
+        broken: records that a fault of ours has cost on their way from a lane to its file, by table.
+        unfed_rows: events that are in the files and not in the counters of the feed, because of such a fault.
         books: what was written and what was not, by table.
         last_error: the last reason why a file could not be written; "" for none.
         cpu_s: processor time that the recorder's thread has used, in seconds.
@@ -71,6 +78,8 @@ class RecorderStatistics:
     taken: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
+    broken: dict[str, int] = field(default_factory=dict)
+    unfed_rows: int = 0
     books: dict[str, Books] = field(default_factory=dict)
     last_error: str = ""
     cpu_s: float = 0.0
@@ -78,7 +87,13 @@ class RecorderStatistics:
     @property
     def lost_rows(self) -> int:
         """Records lost in all, for whatever reason."""
-        return sum(self.lost.values()) + sum(item.lost_rows + item.refused_rows for item in self.books.values())
+        given_up = sum(item.lost_rows + item.refused_rows for item in self.books.values())
+        return sum(self.lost.values()) + sum(self.broken.values()) + given_up
+
+    @property
+    def unwritten_rows(self) -> int:
+        """Records that are in no file yet; once the recorder has ended, those that never will be."""
+        return sum(self.waiting.values()) + sum(item.waiting_rows for item in self.books.values())
 
 
 class Lane:
@@ -203,17 +218,29 @@ class Recorder:
         self._lanes = {name: Lane(table, options.queue_rows) for name, table in TABLES.items()}
         self._writers = {name: TableWriter(table, self._files) for name, table in TABLES.items()}
         self._taken = dict.fromkeys(TABLES, 0)  # the recorder's thread; read by any
+        self._broken = dict.fromkeys(TABLES, 0)  # as above
+        self._unfed = 0  # as above
+        self._steps: list[Callable[[], None]] = []  # complete before the thread starts
         self._told: dict[str, int] = dict.fromkeys(TABLES, 0)  # losses that were told; the recorder's thread
-        self._said_at = self._swept_at = self._failed_at = float("-inf")
+        self._said_at = self._swept_at = self._failed_at = self._stepped_at = float("-inf")
         self._cpu_s = 0.0  # the recorder's thread; read by any
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that the recorder's thread has used, in seconds. Any thread."""
+        return self._cpu_s
 
     # -- for those who have records
 
     def lane(self, table: Table) -> Lane:
         """Return the queue of a table; keep it, and `Lane.put` costs one append."""
         return self._lanes[table.name]
+
+    def each_second(self, step: Callable[[], None]) -> None:
+        """Have `step` called once a second on the recorder's thread, before the lanes are emptied. Before `start`."""
+        self._steps.append(step)
 
     # -- life
 
@@ -254,6 +281,8 @@ class Recorder:
             taken=dict(self._taken),
             waiting={name: lane.waiting for name, lane in self._lanes.items()},
             lost={name: lane.lost for name, lane in self._lanes.items()},
+            broken=dict(self._broken),
+            unfed_rows=self._unfed,
             books={name: writer.books for name, writer in self._writers.items()},
             last_error=self._files.last_error,
             cpu_s=self._cpu_s,
@@ -273,10 +302,13 @@ class Recorder:
             step()
             self._cpu_s = time.thread_time()
         except Exception as error:  # noqa: BLE001 - a fault here must cost records at most
-            now = time.monotonic()
-            if now - self._failed_at >= _SAY_S:
-                self._failed_at = now
-                _log.error("recording failed", error=f"{type(error).__name__}: {error}")
+            self._say_failed(error)
+
+    def _say_failed(self, error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._failed_at >= _SAY_S:
+            self._failed_at = now
+            _log.error("recording failed", error=f"{type(error).__name__}: {error}")
 
     def turn(self) -> None:
         """Empty the lanes once, and finish the files that are due."""
@@ -287,6 +319,10 @@ class Recorder:
             off_us = self.wall.compare()
             if off_us:
                 _log.info("wall clock was set", by_ms=off_us // 1000)
+        if now - self._stepped_at >= _STEP_S:
+            self._stepped_at = now
+            for step in self._steps:
+                self._guarded(step)
         self._drain()
         if now - self._said_at >= _SAY_S:
             self._tell_losses(now)
@@ -296,20 +332,46 @@ class Recorder:
     def _drain(self) -> None:
         for name, lane in self._lanes.items():
             rows, blocks = lane.drain()
+            writer = self._writers[name]
             if rows:
-                self._taken[name] += len(rows)
-                if name == FLOW_EVENTS.name:
-                    self.feed.take(rows)
-                self._writers[name].add_rows(rows)
+                kept = self._hand_on(name, len(rows), writer.add_rows, rows)
+                if kept and name == FLOW_EVENTS.name:  # afterwards: a fault of what is live must not cost what is kept
+                    self._show(rows)
             for block in blocks:
-                self._taken[name] += block.rows
-                self._writers[name].add_block(block)
+                self._hand_on(name, block.rows, writer.add_block, block)
+
+    def _hand_on(self, name: str, rows: int, add: Callable[[Any], None], given: object) -> bool:
+        """Give records to the writer of their table, and return whether it took them without a fault.
+
+        What does not stand in its books afterwards is counted as broken.
+        """
+        self._taken[name] += rows
+        before = self._known(name)
+        try:
+            add(given)
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the other tables and the server go on
+            self._broken[name] += rows - (self._known(name) - before)
+            self._say_failed(error)
+            return False
+        return True
+
+    def _known(self, name: str) -> int:
+        """Return how many records of a table stand in the books of its writer, whatever became of them."""
+        books = self._writers[name].books
+        return books.written_rows + books.waiting_rows + books.lost_rows + books.refused_rows
+
+    def _show(self, rows: list[Row]) -> None:
+        try:
+            self.feed.take(rows)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._unfed += len(rows)
+            self._say_failed(error)
 
     def _tell_losses(self, now: float) -> None:
         """Log what was lost since the last time, and record it."""
         for name, lane in self._lanes.items():
             books = self._writers[name].books
-            whole = lane.lost + books.lost_rows + books.refused_rows
+            whole = lane.lost + self._broken[name] + books.lost_rows + books.refused_rows
             lost, self._told[name] = whole - self._told[name], whole
             if not lost:
                 continue

@@ -2,17 +2,17 @@
 
 Theory of operation. Viewers who keep up with a stream have been sent exactly what lies between two places of its log:
 accepted, sent and queued are differences of the totals at two `Mark`s, equal for all who stood at the same marks. Their
-records differ in identity alone. A `Run` is such a group: lists of identities, and one tuple of everything else. Who
-is in trouble, or did anything of its own, has a whole row. A `Block` of runs and rows becomes one Arrow array per
+records differ in identity alone. A `Run` is such a group: crowds of identities, and one tuple of everything else. Who
+is in trouble, or did anything of its own, has a whole row. A `SampleBlock` of runs and rows becomes one Arrow array per
 column without going over the viewers in Python: at a thousand viewers that is what makes a sample a second cheap.
 """
 
 from __future__ import annotations
 
+from array import array
 from operator import sub
 from typing import Any, Final, NamedTuple
 
-from flowctl.counts import Counts
 from flowctl.flow import CLASS_COUNT, SendState
 from flowctl.ladder import LadderStep
 from flowctl.streamlog import Entry, StreamLog
@@ -26,8 +26,10 @@ NO_TOTALS: Final[Totals] = (0,) * (2 * CLASS_COUNT)
 """Messages by class, then bytes by class: how accounts are kept here, so that a difference is one `map`."""
 _COLUMNS: Final = tuple(column for column in FLOW_SAMPLES.columns if column.name not in {"node", "seq"})
 _NAMES: Final = tuple(column.name for column in _COLUMNS)
-_IDENTITY: Final = ("ts", "conn_id", "peer_ip", "peer_port", "role", "app", "stream")
+_SHARED: Final = (_COLUMNS[0], *_COLUMNS[4:])
+"""All but conn_id, address and port, which belong to one connection each."""
 _KERNEL: Final = ("rtt_us", "unsent_bytes")
+_RTT: Final = _NAMES.index("rtt_us")
 READY: Final = SendState.READY.name
 FULL: Final = LadderStep.FULL.name
 
@@ -68,11 +70,6 @@ class Mark(NamedTuple):
             (*tail.counts, *tail.sizes),
             entry.enqueued_at,
         )
-
-
-def totals_of(counts: Counts) -> Totals:
-    """Return counts as totals."""
-    return (*counts.messages, *counts.sizes_bytes)
 
 
 def minus(after: Totals, before: Totals) -> Totals:
@@ -116,72 +113,111 @@ def following(before: Mark, after: Mark) -> Row:
 NOTHING: Final = sums(0, NO_TOTALS, NO_TOTALS, NO_TOTALS)
 
 
+class Crowd:
+    """Identities of connections, in an order that does not change: written once, and used by each round they share.
+
+    Args:
+        conn_ids: identities.
+        addresses: of their peers.
+        ports: of their peers.
+    """
+
+    __slots__ = ("_columns", "addresses", "conn_ids", "ports")
+
+    def __init__(self, conn_ids: list[int], addresses: list[str | None], ports: list[int | None]) -> None:
+        self.conn_ids = conn_ids
+        self.addresses = addresses
+        self.ports = ports
+        self._columns: tuple[int, list[Any]] = (0, [])  # (how many they are of, columns); the recorder's thread
+
+    def __len__(self) -> int:
+        return len(self.conn_ids)
+
+    def add(self, conn_id: int, address: str | None, port: int | None) -> None:
+        """Add a connection; only by who made it, and not after the round it was made in."""
+        self.conn_ids.append(conn_id)
+        self.addresses.append(address)
+        self.ports.append(port)
+
+    def columns(self) -> list[Any]:
+        """Return conn_ids, addresses and ports as pyarrow arrays; made once. The recorder's thread."""
+        import pyarrow as pa
+
+        size, columns = self._columns
+        if size != len(self):
+            kinds = [arrow_type(column.kind) for column in _COLUMNS[1:4]]
+            parts = (self.conn_ids, self.addresses, self.ports)
+            columns = [pa.array(part, kind) for part, kind in zip(parts, kinds, strict=True)]
+            self._columns = len(self), columns
+        return columns
+
+
 class Run:
     """Connections whose records differ in identity alone.
 
     Args:
+        ts_us: when, microseconds since the epoch.
         use: role, application and stream.
         condition: how all of them stand.
         happened: what happened to each in the interval: see `sums`.
 
     Attributes:
-        conn_ids: identities, in order.
-        addresses: of their peers.
-        ports: of their peers.
+        size: how many they are.
+        crowds: who they are, in order.
         kernel: (rtt_us, unsent_bytes) of those whose kernel was asked, by index.
     """
 
-    __slots__ = ("addresses", "condition", "conn_ids", "happened", "kernel", "ports", "use")
+    __slots__ = ("_single", "crowds", "kernel", "shared", "size")
 
-    def __init__(self, use: tuple[str | None, ...], condition: Condition, happened: Row) -> None:
-        self.use = use
-        self.condition = condition
-        self.happened = happened
-        self.conn_ids: list[int] = []
-        self.addresses: list[str | None] = []
-        self.ports: list[int | None] = []
+    def __init__(self, ts_us: int, use: tuple[str | None, ...], condition: Condition, happened: Row) -> None:
+        self.shared: Row = (ts_us, *use, *condition, *happened)
+        self.size = 0
+        self.crowds: list[Crowd] = []
         self.kernel: dict[int, tuple[int, int]] = {}
+        self._single: Crowd | None = None  # those who came one by one
 
     def add(self, conn_id: int, address: str | None, port: int | None) -> None:
         """Add a connection."""
-        self.conn_ids.append(conn_id)
-        self.addresses.append(address)
-        self.ports.append(port)
+        single = self._single
+        if single is None or self.crowds[-1] is not single:  # the order is what `kernel` is about
+            single = self._single = Crowd([], [], [])
+            self.crowds.append(single)
+        single.add(conn_id, address, port)
+        self.size += 1
 
-    def column(self, index: int, ts_us: int) -> Any:
-        """Return a column of these connections: one value for all of them, or a list."""
-        name = _NAMES[index]
-        if index >= len(_IDENTITY):
-            if name in _KERNEL and self.kernel:
-                part, kernel = _KERNEL.index(name), self.kernel
-                return [kernel[item][part] if item in kernel else None for item in range(len(self.conn_ids))]
-            position = index - len(_IDENTITY)
-            own = len(self.condition)
-            return self.condition[position] if position < own else self.happened[position - own]
-        if name == "ts":
-            return ts_us
-        identities: list[list[Any]] = [self.conn_ids, self.addresses, self.ports]
-        return identities[index - 1] if index <= 3 else self.use[index - 4]
+    def add_crowd(self, crowd: Crowd) -> None:
+        """Add many, at the cost of one."""
+        self.crowds.append(crowd)
+        self.size += len(crowd)
 
 
 class SampleBlock:
-    """One round of samples. Made on the sampler's thread, turned into columns on the recorder's.
+    """Rounds of samples. Made on the sampler's thread, turned into columns on the recorder's.
+
+    What a run shares is one row of a small table; the columns are that table, picked from by a list of its row numbers,
+    which is a loop of Arrow's that holds no interpreter. So columns cost by run and not by viewer, and blocks of
+    several rounds (`absorb`) cost little more than one.
 
     Args:
         ts_us: when it was taken, microseconds since the epoch.
+
+    Attributes:
+        items: runs, and rows of those who stand for themselves.
+        rows: how many records it has.
     """
 
-    __slots__ = ("_rows", "_runs", "ts_us")
+    __slots__ = ("items", "rows", "ts_us")
 
     def __init__(self, ts_us: int) -> None:
         self.ts_us = ts_us
-        self._runs: list[Run] = []
-        self._rows: list[Row] = []
+        self.items: list[Run | Row] = []
+        self.rows = 0
 
     def add_run(self, run: Run) -> None:
         """Add connections who share everything but identity."""
-        if run.conn_ids:
-            self._runs.append(run)
+        if run.size:
+            self.items.append(run)
+            self.rows += run.size
 
     def add_row(self, who: tuple[Any, ...], condition: Condition, happened: Row, ts_us: int | None = None) -> None:
         """Add one connection.
@@ -192,31 +228,53 @@ class SampleBlock:
             happened: see `sums`.
             ts_us: when. None: as the block.
         """
-        self._rows.append((self.ts_us if ts_us is None else ts_us, *who, *condition, *happened))
+        self.items.append((self.ts_us if ts_us is None else ts_us, *who, *condition, *happened))
+        self.rows += 1
 
-    @property
-    def rows(self) -> int:
-        """How many records it has."""
-        return sum(len(run.conn_ids) for run in self._runs) + len(self._rows)
+    def absorb(self, other: object) -> bool:
+        """Take what a later block has as well; return whether it was taken. The recorder's thread."""
+        if not isinstance(other, SampleBlock):
+            return False
+        self.items += other.items
+        self.rows += other.rows
+        return True
 
     def arrays(self) -> list[Any]:
         """Return a pyarrow array per column, `node` and `seq` left out."""
         import pyarrow as pa
 
-        result = []
-        columns = list(zip(*self._rows, strict=True)) if self._rows else []
-        for index, column in enumerate(_COLUMNS):
-            kind = arrow_type(column.kind)
-            parts = []
-            for run in self._runs:
-                values = run.column(index, self.ts_us)
-                if isinstance(values, list):
-                    parts.append(pa.array(values, kind))
-                elif values is None:
-                    parts.append(pa.nulls(len(run.conn_ids), kind))
-                else:
-                    parts.append(pa.repeat(pa.scalar(values, kind), len(run.conn_ids)))
-            if columns:
-                parts.append(pa.array(columns[index], kind))
-            result.append(parts[0] if len(parts) == 1 else pa.concat_arrays(parts))
-        return result
+        shared: list[Row] = []  # rows of the small table: `_SHARED` columns
+        numbers = array("i")  # of the row of it that each record has
+        who: list[list[Any]] = []  # columns of the identities of each crowd, in order
+        single = Crowd([], [], [])
+        kernel: tuple[list[int | None], ...] = ([None] * self.rows, [None] * self.rows)
+        for item in self.items:
+            first = len(numbers)
+            numbers.extend(array("i", [len(shared)]) * (item.size if isinstance(item, Run) else 1))
+            if not isinstance(item, Run):
+                shared.append((item[0], *item[4:]))
+                single.add(*item[1:4])
+                kernel[0][first], kernel[1][first] = item[_RTT], item[_RTT + 1]
+                continue
+            shared.append(item.shared)
+            for index, figures in item.kernel.items():
+                kernel[0][first + index], kernel[1][first + index] = figures
+            if len(single):
+                who.append(single.columns())
+                single = Crowd([], [], [])
+            who += [crowd.columns() for crowd in item.crowds]
+        if len(single):
+            who.append(single.columns())
+        taken = pa.Array.from_buffers(pa.int32(), self.rows, [None, pa.py_buffer(numbers)])
+        columns = [pa.concat_arrays(parts) for parts in zip(*who, strict=True)]
+        found = dict(zip(_NAMES[1:4], columns, strict=True))
+        found.update(zip(_KERNEL, [pa.array(values, pa.int64()) for values in kernel], strict=True))
+        for column, values in zip(_SHARED, zip(*shared, strict=True), strict=True):
+            if column.name in found:
+                continue
+            kind, value = arrow_type(column.kind), values[0]
+            if values.count(value) < len(values):
+                found[column.name] = pa.array(values, kind).take(taken)
+            else:  # most columns, most of the time: nothing was dropped, nobody is in trouble
+                found[column.name] = pa.repeat(pa.scalar(value, kind), self.rows)
+        return [found[name] for name in _NAMES]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flowctl.cli.figures import summary
 from flowctl.limits import Limits
 from flowctl.live import build_live_server
@@ -22,6 +24,30 @@ def test_figures_when_of_a_live_server_tell_of_slow_viewers_memory_and_shadow():
     assert (figures["worst_delay_s"], figures["held"]) == (0.0, "0 B")
     assert figures["gave_way"] == {"thinned": 0, "closed": 0}
     assert figures["shadow"] == {"agrees": "100%", "more_dropped": 0, "would_close": 0, "would_keep": 0}
+
+
+def test_figures_when_records_are_kept_are_those_of_the_files(tmp_path):
+    """Events by name, limits that were hit and records lost are in the line, as the recorder's feed counts them."""
+    server = build_live_server(ServeOptions(events=tmp_path))
+    try:
+        recorder, events = server.recording.recorder, server.recording.events
+        recorder._files.prepare()
+        events.connection(1, ("192.0.2.1", 1), 1.0).limit_hit(1.0, "chunk_streams", 9, 8)
+        events.server_stopped(2.0, 1)
+        before = summary(server)
+        recorder.turn()
+        figures = summary(server)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(recorder._writers["flow_events"], "add_rows", lambda rows: 1 / 0)
+            events.server_stopped(2.0, 1)
+            recorder.turn()
+        after = summary(server)
+    finally:
+        server.stop()
+    assert (before["events"], before["limit_hits"], before["records_lost"]) == ({}, {}, 0)
+    assert figures["events"] == {"limit_hit": 1, "server_stopped": 1}
+    assert (figures["limit_hits"], figures["records_lost"]) == ({"chunk_streams": 1}, 0)
+    assert after["records_lost"] == 1
 
 
 def test_figures_when_of_another_server_are_those_of_connections():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from flight_kit import Rows, slow_history
 
 from flowctl.reasons import CloseReason
 from flowctl.telemetry.schema import FLIGHT
+
+CONN_AT = FLIGHT.names.index("conn_id")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,43 @@ def test_replay_when_it_diverges_says_where_and_fails(folder):
     status, output, _ = run("replay", str(folder), "--all")
     assert status == 1
     assert [line.split()[3] for line in output.splitlines()] == ["identical:", "diverges"]
+
+
+def test_replay_when_all_are_wanted_passes_over_damaged_ones(folder, tmp_path):
+    """A damaged flight, and a damaged file, cost a line each and the status; the others are replayed all the same."""
+    shutil.copytree(folder / "flight", tmp_path / "flight")
+    whole = (tmp_path / "flight" / "a.parquet").read_bytes()
+    (tmp_path / "flight" / "half.parquet").write_bytes(whole[: len(whole) // 2])
+    short = Rows()  # begins in the middle; it comes first in the list, which is sorted by the beginning
+    short.extend((*row[:CONN_AT], 6, *row[CONN_AT + 1 :]) for row in slow_history(seconds=2).rows[5:])
+    short.write(tmp_path / "flight" / "c.parquet", uid="c")
+    status, output, errors = run("replay", str(tmp_path), "--all")
+    assert status == 1
+    assert [line.split()[0] for line in output.splitlines()] == ["6", "7", "8"]
+    assert "not replayed: flight of connection 6: row 0 is missing" in output.splitlines()[0]
+    assert " identical: " in output.splitlines()[1]
+    assert errors.count("\n") == 1
+    assert "half.parquet is not a whole Parquet file" in errors
+    status, output, _ = run("replay", str(tmp_path), "--all", "--json")
+    faults = [json.loads(line).get("error") for line in output.splitlines()]
+    assert faults[0].startswith("flight of connection 6: row 0 is missing")
+    assert faults[1:] == [None, None]
+    status, output, errors = run("replay", str(tmp_path))
+    assert (status, output) == (1, "")
+    assert "half.parquet" in errors
+
+
+def test_replay_when_the_middle_of_a_file_is_damaged_goes_on_with_the_others(folder, tmp_path):
+    """What was read of the damaged file is no flight; the file is named."""
+    shutil.copytree(folder / "flight", tmp_path / "flight")
+    path = tmp_path / "flight" / "b.parquet"
+    data = bytearray(path.read_bytes())
+    data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
+    path.write_bytes(data)
+    status, output, errors = run("replay", str(tmp_path), "--all")
+    assert status == 1
+    assert [line.split()[0] for line in output.splitlines()] == ["7"]
+    assert "b.parquet cannot be read" in errors
 
 
 def test_replay_when_json_is_wanted_has_outputs_and_figures(folder):

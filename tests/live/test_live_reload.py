@@ -65,6 +65,45 @@ def test_read_when_nothing_changed_hands_on_nothing(watched):
     assert (file.status.state, file.status.applied, file.status.invalid) == ("valid", 2, 0)
 
 
+def test_read_when_emptied_is_taken_once_it_stays_so(watched):
+    """A writer in place empties a file before it writes: an empty one counts when the next look finds it unchanged."""
+    file, taker = watched
+    write(file.path, "one", LONG_AGO)
+    file.read()
+    file.path.write_bytes(b"")
+    assert file.read() is False
+    file.path.write_text("two")
+    assert file.read() is True
+    file.path.write_bytes(b" \n")
+    os.utime(file.path, (LONG_AGO, LONG_AGO))
+    assert file.read() is False
+    os.utime(file.path, (LONG_AGO + 5, LONG_AGO + 5))  # touched since: begins anew
+    assert [file.read(), file.read(), file.read()] == [False, True, False]
+    assert taker.taken == ["one", "two", " \n"]
+
+
+def test_read_when_emptied_and_written_again_as_it_was_is_no_news(watched):
+    """Between two looks nothing is lifted or applied again; a later emptying waits for a next look of its own."""
+    file, taker = watched
+    write(file.path, "one")
+    file.read()
+    file.path.write_bytes(b"")
+    file.read()
+    file.path.write_text("one")
+    assert file.read() is False
+    file.path.write_bytes(b"")
+    assert [file.read(), file.read()] == [False, True]
+    assert taker.taken == ["one", ""]
+
+
+def test_read_when_empty_from_the_start_is_taken_at_once(watched):
+    """Where nothing is in force yet an empty file undoes nothing."""
+    file, taker = watched
+    write(file.path, "")
+    assert file.read() is True
+    assert taker.taken == [""]
+
+
 def test_read_when_only_its_time_changed_hands_on_nothing(watched):
     """A file that is written anew with the same contents is not news."""
     file, taker = watched

@@ -37,7 +37,7 @@ def options(master: str, conf: dict[str, str]) -> SessionOptions:
 
 
 GRID = 'soft = ["256KiB,256,1s", "1MiB,1024,2s"]\nladder = [true, false]\n'
-"""Few choices and the first minutes of each viewer: what is compared is where it is computed, not how long it takes."""
+"""Few choices, few viewers and their first minute: what is compared is where it is computed, not how long it takes."""
 
 
 def run_job(spark: Any, name: str, events: str, out: str) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def run_job(spark: Any, name: str, events: str, out: str) -> dict[str, Any]:
     module = importlib.import_module(f"flowctl.pipeline.{name}")
     chosen = None
     if name == "whatif":
-        chosen = module.WhatifOptions(grid=GRID, cut_s=120.0)
+        chosen = module.WhatifOptions(grid=GRID, cut_s=60.0, most=24)
     result = module.run(spark, events, out, chosen)
     result.check()
     return result.as_dict()

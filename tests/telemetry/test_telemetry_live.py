@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import re
+from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorded_kit import RecordedWorld, audio, config, inter, key, totals
+from telemetry_kit import read
 
-from flowctl.flow import MessageClass
+from flowctl.counts import NO_COUNTS, total
+from flowctl.flow import Cause, MessageClass, SendState, StateChange
+from flowctl.ledger import LedgerEntry, LedgerKind
 from flowctl.limits import Limits
+from flowctl.live import recorded
 from flowctl.live.recorded import CONTROL_LANE
+from flowctl.live.telemetry import Recording
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import commands
+from flowctl.rtmp.url import RtmpUrl
 from flowctl.rtmp.wire import Message
-from flowctl.telemetry.options import Addresses, Streams
+from flowctl.sender_types import SenderSettings
+from flowctl.serving import ServeOptions
+from flowctl.telemetry.events import Sight
+from flowctl.telemetry.options import Addresses, EventsOptions, Streams
 
 PLAIN = {"streams": Streams.PLAIN}
 
@@ -165,11 +178,26 @@ def test_peer_when_it_floods_the_control_lane_is_a_limit_hit(tmp_path):
     assert world.hub.snapshot().limits_hit == {CONTROL_LANE: 1}
 
 
+def names_of_parts(world):
+    """Publish and play names with a slash, with the key in each place where a client may put it."""
+    for url in (
+        RtmpUrl(host="h", app="live", stream="k3y-of-publisher/720p"),
+        RtmpUrl(host="h", app="live/k3y-of-publisher", stream="360p"),  # as ffmpeg splits it
+        RtmpUrl(host="h", stream="k3y-of-publisher/240p"),  # no application at connect
+    ):
+        for peer, name in ((world.connect("192.0.2.8"), "publish"), (world.connect("192.0.2.9"), "play")):
+            getattr(peer.session, name)()
+            peer.session.connect(url)
+            world.run()
+
+
 SECRETS = ("t0ken-in-query", "k3y-of-publisher", "pa55word", "s3cret-app-query", "s3cret-url")
 
 
-def test_secrets_when_planted_everywhere_are_in_no_record(tmp_path):
+def test_secrets_when_planted_everywhere_are_in_no_record(tmp_path, monkeypatch):
     """Keys, tokens and passwords that a client sends in names, queries and texts are nowhere in the files."""
+    flights = []  # under which names flights are recorded
+    monkeypatch.setattr(recorded, "name_flight", lambda sender, who: flights.append(who))
     world = RecordedWorld(tmp_path, limits=Limits.parse("20k,0,0", "60k,0,0"))
     publisher = world.connect()
     publisher.session.publish(kind="live")
@@ -182,6 +210,7 @@ def test_secrets_when_planted_everywhere_are_in_no_record(tmp_path):
     other = world.connect("192.0.2.7").publish("live/other?s3cret-app-query=1")
     other.message(commands.command("connect", 1, {"app": "a", "tcUrl": "rtmp://u:s3cret-url@h/a"}, stream_id=0))
     other.command("s3cret-url-command", None, "pa55word")
+    names_of_parts(world)
     stream_some(world, publisher, 5)
     player.wire.room = 0
     stream_some(world, publisher, 40, 4000)
@@ -191,7 +220,9 @@ def test_secrets_when_planted_everywhere_are_in_no_record(tmp_path):
     world.sample()
     told = world.told()
     assert {"conn_closed", "publish_started", "play_started", "state_changed"} <= {item["event"] for item in told}
-    text = json.dumps([told, world.sampled], default=str)
+    assert {"live"} <= {item["app"] for item in told} <= {"live", "", None}
+    assert len(flights) >= 7
+    text = json.dumps([told, world.sampled, flights], default=str)
     assert [secret for secret in SECRETS if secret in text] == []
 
 
@@ -213,12 +244,104 @@ def test_refusals_when_a_flood_are_summed_up(tmp_path):
         world.events.conn_refused(1.0 + number / 1000, ("203.0.113.9", number), "connections", 2, 1)
     world.events.conn_refused(2.5, ("203.0.113.9", 1), "connections", 2, 1)
     world.events.conn_refused(2.5, ("203.0.113.10", 1), "banned", 0, 0)
-    world.events.flush_refused(3.0)
+    world.events.tell_refused()
     told = world.told("conn_refused")
     assert len(told) == 22
     counts = [json.loads(item["detail"] or "{}").get("count", 1) for item in told]
     assert sum(counts) == 502
     assert {item["reason"] for item in told} == {"connections", "banned"}
+
+
+def test_refusals_when_a_flood_ends_are_told_by_the_recorder(tmp_path):
+    """What was summed up needs no next refusal: the recorder's turn writes it, with time and figures of the last."""
+    world = RecordedWorld(tmp_path)
+    for number in range(50):
+        world.events.conn_refused(1.0 + number / 1000, ("203.0.113.9", number), "connections", 2 + number, 1)
+    world.recorder.turn()
+    world.recorder._end()
+    told = [item for item in read(tmp_path) if item["event"] == "conn_refused"]
+    assert [json.loads(item["detail"] or "{}").get("count", 1) for item in told] == [1] * 20 + [30]
+    assert int(told[-1]["ts"].timestamp() * 1e6) == world.events.wall.us(1.049)
+    assert (told[-1]["value"], told[-1]["limit"]) == (51.0, 1.0)
+
+
+def test_refusals_when_they_have_ended_are_forgotten(tmp_path):
+    """An address is remembered for as long as it is refused, and its 20 records a second stay 20."""
+    world = RecordedWorld(tmp_path)
+    for number in range(30):
+        world.events.conn_refused(1.0, ("203.0.113.9", number), "connections", 2, 1)
+        world.events.tell_refused()
+    assert len(world.told("conn_refused")) == 20 + 10
+    assert len(world.events._refused) == 1
+    world.events.tell_refused()
+    assert len(world.events._refused) == 0
+
+
+@pytest.mark.parametrize("disk", ["full", "fine"])
+def test_records_when_not_written_at_the_stop_are_counted_and_said(tmp_path, monkeypatch, disk):
+    """What no disk took by the end is lost: the last line counts it, and a warning says why; else there is neither."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    world = RecordedWorld(tmp_path / "other")
+    options = EventsOptions(folder=str(tmp_path), node="n1", key=b"k" * 16)
+    recording = Recording(options, world.hub, list, world.clock)
+    if disk == "full":
+        monkeypatch.setattr(recording.recorder._files, "write", full)
+    with structlog.testing.capture_logs() as logs:
+        recording.start(ServeOptions(), SenderSettings())
+        recording.stop(7, 20.0)
+    left = [(line["rows"], line["why"]) for line in logs if line["event"] == "records not written at the stop"]
+    (last,) = [line for line in logs if line["event"] == "records written"]
+    if disk == "full":
+        assert left == [(2, "OSError: No space left on device")]
+        assert (last["rows"], last["lost"]) == (0, 2)
+    else:
+        assert left == []
+        assert (last["rows"], last["lost"]) == (2, 0)
+
+
+@pytest.mark.parametrize(("mode", "cidr"), [(Addresses.HASHED, None), (Addresses.TRUNCATED, "203.0.113.0/24")])
+def test_bans_when_addresses_are_hidden_do_not_show_them(tmp_path, mode, cidr):
+    """The network of a ban is stored as addresses are: a ban of one address would tell it."""
+    world = RecordedWorld(tmp_path, record={"addresses": mode})
+    detail = {"cidr": "203.0.113.9/32", "score": 9.0, "expires": None}
+    world.events.banned(1.0, 1, ("203.0.113.9", 5), detail)
+    (told,) = world.told("banned")
+    assert "203.0.113.9" not in json.dumps(told, default=str)
+    assert json.loads(told["detail"]).get("cidr") == cidr
+    assert json.loads(told["detail"])["score"] == 9.0
+
+
+def test_details_of_a_close_when_written_are_those_of_the_documents(tmp_path):
+    """Every key of the last record's detail can be met in a file and stands in docs/telemetry.md; no other does."""
+    world = RecordedWorld(tmp_path, limits=Limits.parse("8k,0,0", "12k,0,0"))
+    _, player = slow_viewer(world, size=20_000)
+    assert player.ended[0] is CloseReason.HARD_LIMIT
+    record = world.events.connection(99, ("192.0.2.99", 1), 1.0)
+    change = StateChange(
+        sequence=3, old=SendState.READY, new=SendState.SOFT_LIMIT, axis=None, value=1, limit=1, cause=Cause.TICK, at=2.0
+    )
+    record.ledger_entry(LedgerEntry(LedgerKind.STATE, 2.0, "", change=change), Sight(0, 0, 0.0, 0, 0.0))
+    record.closed(
+        3.0,
+        CloseReason.PROTOCOL_ERROR,
+        "bad-chunk: what the peer sent",
+        accepted=NO_COUNTS,
+        sent=NO_COUNTS,
+        dropped={},
+        sent_bytes=0,
+        states_s=(1.0, 0.0, 1.0, 0.0),
+        limit="chunk_streams",
+    )
+    world.recorder._end()
+    details = [json.loads(item["detail"]) for item in read(tmp_path) if item["event"] == "conn_closed"]
+    assert {"agent", "trouble_s", "trouble_sent_bytes", "why"} <= set(details[0])
+    assert details[1]["edges_missed"] == 2
+    text = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text("utf-8")
+    documented = text.partition("of `conn_closed` `")[2].partition("`, of `dropped`")[0]
+    assert set(re.findall(r'"(\w+)":', documented)) == {name for detail in details for name in detail}
 
 
 # -- samples
@@ -285,10 +408,25 @@ STEPS = st.lists(
 )
 
 
+def same_accounts(players):
+    """What a sampler asks of a Sender is what its statistics say."""
+    for player in players:
+        account, statistics = player.connection.sender.account(), player.connection.sender.statistics()
+        assert account.accepted == statistics.accepted.figures
+        assert account.sent == statistics.sent.figures
+        assert account.dropped == total(statistics.dropped.values()).figures
+        assert account.idle == (not statistics.queued.total_messages)
+        for name in ("bytes_sent", "state", "step", "load", "stalled_s", "drain_bytes_per_s", "delay_ms"):
+            assert getattr(account, name) == getattr(statistics, name)
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_samples_when_summed_up_are_the_totals_whatever_happened(tmp_path, steps):
-    """Over every connection: sum of its samples = its totals, per class, in messages and bytes, and in time."""
+    """Over every connection: sum of its samples = its totals, per class, in messages and bytes, and in time.
+
+    And what a sampler asks of a Sender (`account`) is at each step what its statistics say.
+    """
     world = RecordedWorld(tmp_path, limits=Limits.parse("30k,40,0", "400k,400,0"))
     publisher = world.publisher()
     players = [world.player(address=f"192.0.2.{number + 10}") for number in range(4)]
@@ -315,6 +453,7 @@ def test_samples_when_summed_up_are_the_totals_whatever_happened(tmp_path, steps
             else:
                 player.wire.room = 0 if what == "stall" else None
                 world.run(0.06)
+        same_accounts(players)
     world.sample()
     for peer in world.peers:
         if peer.ended is None:

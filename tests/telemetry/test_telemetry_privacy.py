@@ -46,12 +46,41 @@ def test_address_when_hashed_can_be_told_apart_but_not_read():
 def test_stream_when_names_may_be_keys_is_a_hash_beside_its_application():
     """The name is hashed with its path, the application stays readable, and hashes depend on the key."""
     app, name = privacy().stream("live/eu/k3y-of-a-publisher")
-    assert app == "live/eu"
+    assert app == "live"
     assert name.startswith("h:")
     assert len(name) == 18
     assert name == privacy().stream("live/eu/k3y-of-a-publisher")[1]
     assert name != privacy().stream("live/us/k3y-of-a-publisher")[1]
     assert name != privacy(key=None).stream("live/eu/k3y-of-a-publisher")[1]
+
+
+@pytest.mark.parametrize("path", ["live/k3y", "live/k3y/720p", "live/eu/k3y/720p"])
+def test_stream_when_its_name_has_parts_shows_the_application_alone(path):
+    """Whatever stands behind the first part of a path is hashed: the key may be any of it."""
+    app, name = privacy().stream(path)
+    assert (app, name) == ("live", privacy().hashed(path))
+
+
+def test_stream_when_no_application_was_named_is_all_hash():
+    """Without an application at connect the first part came with the name; a path of one part has none either."""
+    assert privacy().stream("k3y/720p", app_named=False) == ("", privacy().hashed("k3y/720p"))
+    assert privacy().stream("k3y") == ("", privacy().hashed("k3y"))
+    assert privacy(streams=Streams.PLAIN).stream("room/720p", app_named=False) == ("room", "720p")
+
+
+@pytest.mark.parametrize(
+    ("mode", "cidr", "stored"),
+    [
+        (Addresses.PLAIN, "192.0.2.77/32", "192.0.2.77/32"),
+        (Addresses.TRUNCATED, "192.0.2.77/32", "192.0.2.0/24"),
+        (Addresses.TRUNCATED, "10.0.0.0/8", "10.0.0.0/8"),
+        (Addresses.TRUNCATED, "2001:db8:1:2::3/128", "2001:db8:1::/48"),
+        (Addresses.HASHED, "192.0.2.77/32", None),
+    ],
+)
+def test_network_when_stored_tells_no_more_than_an_address(mode, cidr, stored):
+    """A network of one address is as secret as the address: widened where those are cut, left out where hashed."""
+    assert privacy(mode).network(cidr) == stored
 
 
 def test_stream_when_names_are_public_is_plain_unless_it_carries_a_query():

@@ -206,6 +206,9 @@ def test_writer_when_given_columns_writes_them_as_rows(tmp_path):
     class Columns:
         rows = 2
 
+        def absorb(self, other):
+            return False
+
         def arrays(self):
             table = made._writers["flight"]
             names = [name for name in FLIGHT.names if name not in {"node", "seq"}]

@@ -1,0 +1,141 @@
+"""Samples of crowds: who is sampled with its squad and who by itself, and rounds that become columns together."""
+
+from __future__ import annotations
+
+from recorded_kit import RecordedWorld, inter, key
+from telemetry_kit import read
+
+from flowctl.flow import MessageClass
+from flowctl.live.sampleround import Round
+from flowctl.telemetry.sampling import NOTHING, Condition, Crowd, Run, SampleBlock
+from flowctl.telemetry.schema import FLOW_SAMPLES
+
+OWN = bytes((2, 0, 0, 0, 0, 0, 4, 3, 0, 0, 0, 0, 0, 0, 0, 1))
+USE = ("play", "live", "room")
+
+
+def crowd(world, count=40):
+    """Return a publisher and viewers that have been sampled with their squads."""
+    publisher = world.publisher()
+    players = [world.player(address=f"192.0.2.{number + 10}") for number in range(count)]
+    for _ in range(3):
+        stream(world, publisher)
+        world.sample()
+    return publisher, players
+
+
+def stream(world, publisher):
+    """Publish a few frames, all of which are sent."""
+    for number in range(4):
+        publisher.video(number * 40, inter(b"i", 100) if number else key(b"k", 100))
+        world.run(0.05)
+
+
+def asked(monkeypatch):
+    """Return a list that grows by each connection that a sampler asks by itself."""
+    seen = []
+    ask = Round._ask
+
+    def note(self, connection, session, book):
+        seen.append(connection)
+        ask(self, connection, session, book)
+
+    monkeypatch.setattr(Round, "_ask", note)
+    return seen
+
+
+def test_squad_when_one_member_moves_by_itself_asks_that_one_only(tmp_path, monkeypatch):
+    """A message of its own costs one question; the others stay one run, and it is back among them two rounds later."""
+    world = RecordedWorld(tmp_path)
+    publisher, players = crowd(world)
+    stream(world, publisher)
+    own = players[7].connection
+    own.sender.send(OWN, MessageClass.CONTROL)
+    world.run(0.1)
+    seen = asked(monkeypatch)
+    rows = [row for row in world.sample() if row["role"] == "play"]
+    assert [connection for connection in seen if connection is not publisher.connection] == [own]
+    assert len(rows) == len({row["conn_id"] for row in rows}) == 40
+    control = {row["conn_id"]: row["sent_messages_control"] for row in rows}
+    assert {conn_id for conn_id, count in control.items() if count} == {world.events.conn_id(own.number)}
+    seen.clear()
+    for _ in range(2):
+        stream(world, publisher)
+        rows = [row for row in world.sample() if row["role"] == "play"]
+        assert len({row["conn_id"] for row in rows}) == len(rows) == 40
+        assert {row["sent_messages_key"] for row in rows} == {1}
+    assert own not in seen
+    assert not any(squad.odd for squad in world.sampler._squads.values())
+
+
+def test_member_when_it_leaves_its_squad_is_in_no_later_run(tmp_path):
+    """A viewer that left has the record of its end, and no other after it."""
+    world = RecordedWorld(tmp_path)
+    publisher, players = crowd(world)
+    conn_id = world.events.conn_id(players[3].connection.number)
+    players[3].leave()
+    world.sample()
+    stream(world, publisher)
+    rows = world.sample()
+    assert conn_id not in {row["conn_id"] for row in rows}
+    assert sum(row["role"] == "play" for row in rows) == 39
+
+
+def block(ts_us, first, count):
+    """Return a block with a run of `count` connections, the second asked for its kernel's figures, and a row."""
+    made = SampleBlock(ts_us)
+    run = Run(ts_us, USE, Condition(1000.0), NOTHING)
+    run.add(first, "192.0.2.1", 1)
+    run.add_crowd(Crowd(list(range(first + 1, first + count)), ["192.0.2.2"] * (count - 1), [None] * (count - 1)))
+    run.kernel[1] = (55, 66)
+    made.add_run(run)
+    condition = Condition(500.0, state="SOFT_LIMIT", rtt_us=77, unsent_bytes=88)
+    made.add_row((first + count, "192.0.2.3", 3, *USE), condition, (9, *NOTHING[1:]), ts_us + 1)
+    return made
+
+
+def test_blocks_when_absorbed_have_the_rows_of_each_in_order(tmp_path):
+    """Rounds that become columns together are the same rows as when each becomes columns by itself."""
+    names = [name for name in FLOW_SAMPLES.names if name not in {"node", "seq"}]
+
+    def rows(made):
+        columns = [column.to_pylist() for column in made.arrays()]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    apart = [*rows(block(1_000_000, 10, 4)), *rows(block(2_000_000, 20, 3))]
+    together = block(1_000_000, 10, 4)
+    assert together.absorb(block(2_000_000, 20, 3))
+    assert rows(together) == apart
+    assert [row["conn_id"] for row in apart] == [10, 11, 12, 13, 14, 20, 21, 22, 23]
+    assert [row["rtt_us"] for row in apart] == [None, 55, None, None, 77, None, 55, None, 77]
+    assert [row["sent_bytes"] for row in apart] == [0, 0, 0, 0, 9, 0, 0, 0, 9]
+    assert not together.absorb(object())
+
+
+def test_writer_when_given_blocks_makes_columns_of_them_with_the_file(tmp_path):
+    """Blocks wait as they are, count as rows meanwhile, and are numbered in the order in which they came."""
+    world = RecordedWorld(tmp_path)
+    writer = world.recorder._writers[FLOW_SAMPLES.name]
+    writer.add_block(block(1_000_000, 10, 4))
+    writer.add_block(block(2_000_000, 20, 3))
+    assert (writer.books.waiting_rows, writer.books.written_rows) == (9, 0)
+    assert writer.finish()
+    rows = read(tmp_path, FLOW_SAMPLES.name)
+    assert [row["conn_id"] for row in rows] == [10, 11, 12, 13, 14, 20, 21, 22, 23]
+    assert len({row["seq"] for row in rows}) == 9
+    assert writer.books.written_rows == 9
+
+
+def test_writer_when_a_block_does_not_fit_loses_that_and_nothing_else(tmp_path):
+    """Columns that cannot be made are counted as refused, and what came before and after is written."""
+    world = RecordedWorld(tmp_path)
+    writer = world.recorder._writers[FLOW_SAMPLES.name]
+    wrong = SampleBlock(1_500_000)
+    wrong.add_row((1, "192.0.2.3", "no port", *USE), Condition(1.0), NOTHING)
+    writer.add_block(wrong)
+    assert writer.finish()
+    assert writer.books.refused_rows == 1
+    writer.add_block(block(2_000_000, 20, 3))
+    assert writer.finish()
+    assert [row["conn_id"] for row in read(tmp_path, FLOW_SAMPLES.name)] == [20, 21, 22, 23]
+    assert writer.books.waiting_rows == 0
