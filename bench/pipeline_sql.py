@@ -1,14 +1,18 @@
 """The table of `sessions` in DuckDB's SQL: the same result from the same files, written as one would write it there.
 
 It is made by hand from what the columns mean (docs/pipeline.md), not translated from the job: DuckDB takes the telling
-record with `arg_max` where Spark needs a join, and quantiles with `quantile_disc` where Spark counts buckets. It is for
-events without samples, as `synth` makes them by default, and it checks no row: what is put aside has to be none.
+record with `arg_max` where Spark needs a join, parses the totals of each close once, and takes
+quantiles with `quantile_disc` where Spark counts buckets. It is for events without samples, as `synth` makes them by
+default, and it checks no row: what is put aside has to be none.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import Final
 
+from flowctl.pipeline.blame import NEEDED, NO_LOSS, SLOW_ENDS, TROUBLE_MS, TROUBLE_SHARE
 from flowctl.pipeline.delays import BUCKETS, PER_OCTAVE
 from flowctl.pipeline.session_parts import RANK_BITS, TELLING
 from flowctl.pipeline.sessions import BY_PEER
@@ -17,6 +21,7 @@ from flowctl.telemetry.schema import CLASS_NAMES
 
 _STATES: Final = (("READY", "ready"), ("OVERLOADED", "overloaded"), ("SOFT_LIMIT", "soft"), ("HARD_LIMIT", "hard"))
 _SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_LOSSES: Final = tuple(reason for reason in DropReason if reason not in NO_LOSS)
 _RANK: Final = "case state_to when 'OVERLOADED' then 1 when 'SOFT_LIMIT' then 2 when 'HARD_LIMIT' then 3 else 0 end"
 
 
@@ -36,7 +41,7 @@ def _sums() -> list[str]:
         f"'close_reason': {close.format('reason')}, 'detail': {close.format('detail')}}}"
     )
     changed = "event = 'state_changed'"
-    left, back = f"state_from = 'READY' and {changed}", "state_to = 'READY'"
+    back = f"state_to = 'READY' and {changed}"
     return [
         "count(*) as row_count",
         "min(ts) as first_ts",
@@ -51,12 +56,9 @@ def _sums() -> list[str]:
         "count(*) filter (state_to = 'SOFT_LIMIT' and state_from <> 'HARD_LIMIT') as episodes_soft",
         "count(*) filter (state_to = 'HARD_LIMIT') as episodes_hard",
         "count(*) filter (state_to = 'HARD_LIMIT' and state_from = 'READY') as hard_at_once",
-        f"count(*) filter ({left}) as leaves",
-        f"count(*) filter ({back}) as recoveries",
-        f"sum(epoch_us(ts) // 1000) filter ({left}) as left_sum",
-        f"max(epoch_us(ts) // 1000) filter ({left}) as left_last",
-        f"sum(epoch_us(ts) // 1000) filter ({back}) as back_sum",
-        f"max(state_ms) filter ({back}) as recover_max_ms",
+        "count(*) filter (state_to = 'READY') as recoveries",
+        f"avg(value) filter ({back}) as recover_mean_ms",
+        f"max(value) filter ({back}) as recover_max_ms",
         f"max({_RANK}) as worst",
         f"max(epoch_us(ts) * 4 + {_RANK}) filter ({changed}) as last_edge",
         "max(sent_bytes) as sent_bytes",
@@ -68,18 +70,21 @@ def _sums() -> list[str]:
         "count(*) filter (event = 'limit_hit') as limit_hits",
         "count(*) filter (event = 'returned') as returns_to_live",
         "max(viewer_delay_ms) as delay_max_ms",
-        *(f"quantile_disc(viewer_delay_ms, {share}) as {name}" for name, share in _SHARES.items()),
+        f"quantile_disc(viewer_delay_ms, {list(_SHARES.values())}) as quantiles",
     ]
 
 
-def _detail(path: str, kind: str) -> str:
-    return f"json_extract(t.detail, '{path}')::{kind}"
+def _shape() -> str:
+    """Return what is read of `detail` of a close, as DuckDB's ``from_json`` takes it: parsed once per connection."""
+    counts = dict.fromkeys(CLASS_NAMES, "BIGINT")
+    dropped = {reason.value: counts for reason in DropReason}
+    states = {state: "DOUBLE" for state, _ in _STATES}
+    return json.dumps({"accepted": counts, "dropped": dropped, "states_ms": states, "agent": "VARCHAR"})
 
 
-def _dropped(name: str) -> str:
-    """Return the messages of a class dropped for any reason, as the close tells."""
-    parts = [f"""coalesce({_detail(f'$.dropped."{reason.value}".{name}', "bigint")}, 0)""" for reason in DropReason]
-    return f"case when json_exists(t.detail, '$.dropped') then {' + '.join(parts)} end"
+def _dropped(name: str, reasons: Iterable[DropReason] = DropReason) -> str:
+    """Return the messages of a class dropped for any of these reasons, as the close tells."""
+    return " + ".join(f'coalesce(told.dropped."{reason.value}".{name}, 0)' for reason in reasons)
 
 
 def _quantile(name: str) -> str:
@@ -93,12 +98,11 @@ def _columns() -> list[str]:
     """Return the columns of the result that do not need another one of them."""
     began = "coalesce(opened_ts, first_ts)"
     since = f"coalesce(last_edge, epoch_us({began}) * 4)"
-    completed = "back_sum - (left_sum - case when leaves > recoveries then left_last else 0 end)"
     return [
         "node",
         "conn_id",
         *(f"t.{name} as {name}" for name in ("peer_ip", "peer_port", "role", "app", "stream")),
-        "json_extract_string(t.detail, '$.agent') as user_agent",
+        "told.agent as user_agent",
         f"{began} as opened_at",
         "closed_ts as closed_at",
         f"(epoch_us(coalesce(closed_ts, last_ts)) - epoch_us({began})) / 1e6 as duration_s",
@@ -109,24 +113,29 @@ def _columns() -> list[str]:
         ),
         "handshake_ms",
         *(
+            f"case when told.states_ms is not null then coalesce(told.states_ms.{state}, 0) else "
             f"coalesce({name}_ms, 0) + case when closed_ts is null and {since} & 3 = {rank}"
-            f" then (epoch_us(last_ts) - ({since} >> 2)) / 1e3 else 0 end as time_{name}_ms"
-            for rank, (_, name) in enumerate(_STATES)
+            f" then (epoch_us(last_ts) - ({since} >> 2)) / 1e3 else 0 end end as time_{name}_ms"
+            for rank, (state, name) in enumerate(_STATES)
         ),
         *(f"episodes_{name}" for name in ("overloaded", "soft", "hard")),
         "recoveries",
-        f"case when recoveries > 0 and leaves >= recoveries then ({completed}) / recoveries end as recover_mean_ms",
+        "recover_mean_ms",
         "recover_max_ms",
         "coalesce(sent_bytes, 0) as sent_bytes",
         "coalesce(closed_dropped_messages, seen_dropped_messages, 0)::bigint as dropped_messages",
         "coalesce(closed_dropped_bytes, seen_dropped_bytes, 0)::bigint as dropped_bytes",
-        *(f"{_dropped(name)} as dropped_messages_{name}" for name in CLASS_NAMES),
         *(
-            f"case when json_exists(t.detail, '$.accepted') then coalesce({_detail(f'$.accepted.{name}', 'bigint')}, 0)"
-            f" end as accepted_messages_{name}"
+            f"case when told.dropped is not null then {_dropped(name)} end as dropped_messages_{name}"
             for name in CLASS_NAMES
         ),
-        *(f"{_quantile(name)} as delay_{name}_ms" for name in _SHARES),
+        f"coalesce({' + '.join(_dropped(name, _LOSSES) for name in NEEDED)}, 0) as lost_messages",
+        *(
+            f"case when told.accepted is not null then coalesce(told.accepted.{name}, 0) end"
+            f" as accepted_messages_{name}"
+            for name in CLASS_NAMES
+        ),
+        *(f"{_quantile(f'quantiles[{number + 1}]')} as delay_{name}_ms" for number, name in enumerate(_SHARES)),
         "delay_max_ms",
         "null::bigint as stall_count, null::double as stall_ms, null::double as stall_ratio",
         f"(epoch_us(play_ts) - epoch_us({began})) / 1e3 as startup_ms",
@@ -147,14 +156,20 @@ def sessions_sql(files: str) -> str:
     Returns:
         SQL whose result has the columns of `flowctl.pipeline.sessions.COLUMNS`, in another order.
     """
-    troubled = "time_overloaded_ms + time_soft_ms + time_hard_ms > 0 or dropped_messages > 0 or worst > 0"
+    ends = _words(SLOW_ENDS)
+    troubled = (
+        "(coalesce(worst, 0) >= 2 or time_overloaded_ms + time_soft_ms + time_hard_ms"
+        f" > greatest({TROUBLE_MS}, {TROUBLE_SHARE} * duration_s * 1e3)"
+        f" or (worst >= 1 and lost_messages > 0) or coalesce(close_reason in ({ends}), false))"
+    )
     return f"""
 with sums as (
   select node, conn_id, {", ".join(_sums())}
   from read_parquet('{files}', hive_partitioning = false)
   where conn_id <> 0 group by node, conn_id
-), named as (select {", ".join(_columns())} from sums)
-select * exclude (worst, hard_at_once),
+), parsed as (select *, from_json(t.detail, '{_shape()}') as told from sums
+), named as (select {", ".join(_columns())} from parsed)
+select * exclude (worst, hard_at_once, lost_messages),
   case when not ({troubled}) then 'none' when hard_at_once > 0 then 'policy' else 'viewer_link' end as blame,
   case when ({troubled}) and hard_at_once = 0 then 1.0 else 0.0 end as blame_share_viewer_link,
   0.0::double as blame_share_server_loop, 0.0::double as blame_share_publisher_burst,

@@ -20,7 +20,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -225,6 +225,50 @@ def render(bans: Iterable[Ban]) -> str:
     """Return the text of a ban file, in the order of networks; `BanList.parse` makes the same list of it again."""
     ordered = sorted(bans, key=lambda ban: (ban.network.version, int(ban.network.network_address), ban.cidr))
     return "".join(f"{ban.line()}\n" for ban in ordered)
+
+
+def lasts_longer(one: Ban, other: Ban) -> bool:
+    """Return whether `one` ends later than `other`; one that stays ends later than any that does not."""
+    if one.expires_s is None or other.expires_s is None:
+        return one.expires_s is None and other.expires_s is not None
+    return one.expires_s > other.expires_s
+
+
+def merge_bans(there: Iterable[Ban], own: Iterable[Ban], now_utc: float, allow: Sequence[_Network] = ()) -> list[Ban]:
+    """Return what a list holds after somebody who is not its only writer has written to it.
+
+    Several may write one list: a job once a day, a watch all the time, a person by hand. Nobody may end a ban of
+    another, so the list is the union; of two bans of one network the later end counts, with the evidence of the
+    higher score, whichever came first.
+
+    Args:
+        there: what the list holds.
+        own: what the writer wants to be in it.
+        now_utc: seconds since the epoch; what has expired goes.
+        allow: networks that the writer never bans: what touches them is not kept either.
+
+    Returns:
+        One ban per network, at most `MOST_BANS`: those that stay first, then the highest scores.
+    """
+    merged: dict[str, Ban] = {}
+    kept = (ban for ban in there if not allow or not _touches(ban.network, allow))
+    for ban in (item for group in (kept, own) for item in group if item.lasts(now_utc)):
+        old = merged.get(ban.cidr)
+        merged[ban.cidr] = ban if old is None else _joined(old, ban)
+    ordered = sorted(merged.values(), key=lambda ban: (ban.expires_s is not None, -ban.score, ban.cidr))
+    return ordered[:MOST_BANS]
+
+
+def _joined(one: Ban, other: Ban) -> Ban:
+    """Return one ban for two of the same network."""
+    worst = one if one.score >= other.score else other
+    last = other if lasts_longer(other, one) else one
+    return Ban(cidr=one.cidr, score=worst.score, evidence=worst.evidence, expires_s=last.expires_s)
+
+
+def _touches(network: _Network, others: Sequence[_Network]) -> bool:
+    """Return whether `network` has an address in common with one of `others`."""
+    return any(network.version == other.version and network.overlaps(other) for other in others)
 
 
 def utc_text(seconds: int) -> str:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl import bans as bans_module
-from flowctl.bans import NO_BANS, Ban, BanList, parse_utc, render, utc_text
+from flowctl.bans import NO_BANS, Ban, BanList, merge_bans, parse_utc, render, utc_text
 from flowctl.errors import ConfigError
 
 NOW = 1_795_280_400
@@ -222,3 +222,38 @@ def test_documents_when_they_show_a_ban_show_a_valid_one():
     text = (Path(__file__).parent.parent / "docs" / "how-to.md").read_text("utf-8")
     examples = [line for line in re.findall(r"```json\n(.*?)```", text, re.DOTALL) if '"cidr"' in line]
     assert [len(BanList.parse(example)) for example in examples] == [1]
+
+
+def test_lists_when_merged_keep_what_others_wrote_until_it_expires():
+    """The union of both, the later end of two for one network, nothing that has expired."""
+    there = [Ban(cidr="192.0.2.1/32", expires_s=NOW + 9), Ban(cidr="192.0.2.2/32", expires_s=NOW)]
+    own = [Ban(cidr="192.0.2.1/32", expires_s=NOW + 5, score=3.0), Ban(cidr="192.0.2.3/32", expires_s=NOW + 1)]
+    for first, second in ((there, own), (own, there)):
+        merged = {ban.cidr: (ban.expires_s, ban.score) for ban in merge_bans(first, second, NOW)}
+        assert merged == {"192.0.2.1/32": (NOW + 9, 3.0), "192.0.2.3/32": (NOW + 1, 0.0)}
+
+
+def test_lists_when_merged_keep_bans_without_an_end():
+    """A ban that somebody wrote to stay outlasts any other of its network."""
+    stays, ends = Ban(cidr="192.0.2.1/32", expires_s=None), Ban(cidr="192.0.2.1/32", expires_s=NOW + 5, score=9.0)
+    for first, second in (([stays], [ends]), ([ends], [stays])):
+        [merged] = merge_bans(first, second, NOW)
+        assert (merged.expires_s, merged.score) == (None, 9.0)
+
+
+def test_lists_when_merged_drop_what_is_allowed_now():
+    """A ban that touches an allowed network is not kept, whether it is wider or narrower."""
+    there = [
+        Ban(cidr=text, expires_s=None)
+        for text in ("192.0.2.0/24", "198.51.100.7/32", "203.0.113.1/32", "2001:db8::/32")
+    ]
+    allow = [ipaddress.ip_network("192.0.2.9/32"), ipaddress.ip_network("198.51.100.0/24")]
+    assert {ban.cidr for ban in merge_bans(there, [], NOW, allow)} == {"203.0.113.1/32", "2001:db8::/32"}
+
+
+def test_lists_when_merged_are_never_longer_than_a_list_may_be(monkeypatch):
+    """Of too many, those that stay and the highest scores are kept, so that the result can be loaded."""
+    monkeypatch.setattr(bans_module, "MOST_BANS", 2)
+    there = [Ban(cidr="192.0.2.1/32", expires_s=None), Ban(cidr="192.0.2.2/32", expires_s=NOW + 9, score=1.0)]
+    merged = merge_bans(there, [Ban(cidr="192.0.2.3/32", expires_s=NOW + 9, score=5.0)], NOW)
+    assert [ban.cidr for ban in merged] == ["192.0.2.1/32", "192.0.2.3/32"]

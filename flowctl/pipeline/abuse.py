@@ -13,18 +13,21 @@ and a whole subnet only where nearly all of its addresses are abusive by themsel
 
 from __future__ import annotations
 
+import json
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.bans import MOST_BANS, Ban, render
+from flowctl.bans import MOST_BANS, Ban, merge_bans, render
 from flowctl.errors import ConfigError
 from flowctl.pipeline import addresses, io
 from flowctl.pipeline.accounts import JobResult
 from flowctl.pipeline.addresses import Network
+from flowctl.pipeline.banfile import BANS_FILE, locked, read_bans
 from flowctl.pipeline.evidence import evidence, points, standing_hours
 from flowctl.pipeline.place import Place
 from flowctl.pipeline.weights import Weights
@@ -60,7 +63,8 @@ class AbuseOptions:
     Args:
         weights: of evidence.
         allow: networks that are never banned.
-        most_bans: longest ban list; the highest scores are on it.
+        most_bans: bans that this job makes at most; the highest scores are taken.
+        replace_bans: whether the list that is there is replaced. False: its bans that last are kept.
         now_s: time of the judgement, seconds since the epoch: evidence ages up to it and bans begin at it. None:
             evidence ages up to the end of the data, and bans begin when the job runs.
         truth: path of a table of planted addresses (``address``, ``abuser``), to tell how many were found. None: none.
@@ -71,6 +75,7 @@ class AbuseOptions:
     most_bans: int = 10_000
     now_s: float | None = None
     truth: str | None = None
+    replace_bans: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.most_bans <= MOST_BANS:
@@ -250,8 +255,8 @@ def all_scores(events: DataFrame, options: AbuseOptions, now_us: int) -> DataFra
     return joined.select(*SCORE_COLUMNS).unionByName(subnets.select(*SCORE_COLUMNS))
 
 
-def bans_of(scores: DataFrame, options: AbuseOptions, begin_s: float) -> tuple[list[Ban], int]:
-    """Return the ban list, the highest scores first, and how many bans did not fit.
+def bans_of(scores: DataFrame, options: AbuseOptions, begin_s: float) -> tuple[list[Ban], int, int]:
+    """Return the ban list, the highest scores first, how many bans did not fit, and how many could not be made.
 
     Args:
         scores: of `all_scores`.
@@ -261,13 +266,30 @@ def bans_of(scores: DataFrame, options: AbuseOptions, begin_s: float) -> tuple[l
     wanted = scores.where(f.col("verdict") == "ban")
     rows = wanted.orderBy(f.desc("score"), "cidr").limit(options.most_bans).collect()
     left_out = wanted.count() - len(rows) if len(rows) == options.most_bans else 0
-    return [ban_of(row.asDict(), options.weights, begin_s) for row in rows], left_out
+    bans, invalid = bans_from(((row.asDict(), begin_s) for row in rows), options.weights)
+    return bans, left_out, invalid
+
+
+def bans_from(rows: Iterable[tuple[dict[str, Any], float]], weights: Weights) -> tuple[list[Ban], int]:
+    """Return the bans of rows, and how many rows no ban can be made of.
+
+    What records hold is not always what a server wrote: one odd row must not cost the bans of all others.
+
+    Args:
+        rows: each as `ban_of` takes it, and when its ban begins, seconds since the epoch.
+        weights: for the length.
+    """
+    bans, invalid = [], 0
+    for row, begin_s in rows:
+        try:
+            bans.append(ban_of(row, weights, begin_s))
+        except (ConfigError, ValueError, OverflowError):
+            invalid += 1
+    return bans, invalid
 
 
 def ban_of(row: dict[str, Any], weights: Weights, begin_s: float) -> Ban:
     """Return the ban of a row with cidr, score and evidence (JSON); the higher the score, the longer."""
-    import json
-
     length_s = min(weights.longest_ban_s, weights.ban_s * row["score"] / weights.threshold)
     told = {name: value for name, value in json.loads(row["evidence"]).items() if value}
     return Ban(cidr=row["cidr"], score=row["score"], evidence=told, expires_s=math.ceil(begin_s + length_s))
@@ -322,6 +344,8 @@ def run(spark: SparkSession, events: str, out: str, options: AbuseOptions | None
     """
     options = options or AbuseOptions()
     place = Place(spark, out)
+    if not options.replace_bans:
+        read_bans(place)  # one that cannot be read is told before the work, not after it
     source = io.read_table(spark, events, "flow_events", count="later")
     # One pass over one column: ages need the end of the data, and the accounts the number of rows.
     ends = source.frame.agg(f.count("*").alias("rows"), f.unix_micros(f.max("ts")).alias("last_us")).first()
@@ -331,15 +355,26 @@ def run(spark: SparkSession, events: str, out: str, options: AbuseOptions | None
     path = io.write_table(all_scores(source.frame, options, now_us), place.path("abuse_scores"))
     scores = spark.read.parquet(path)
     begin_s = time.time() if options.now_s is None else options.now_s
-    bans, left_out = bans_of(scores, options, begin_s)
-    place.write_text("bans.jsonl", render(bans))
+    bans, left_out, invalid = bans_of(scores, options, begin_s)
+    kept = _write_bans(place, bans, options, begin_s)
     verdicts = {f"{row['kind']}_{row['verdict']}": row["count"] for row in _by_verdict(scores)}
     summary: dict[str, Any] = {"bans": len(bans), "bans_left_out": left_out, "verdicts": verdicts}
+    summary |= {"bans_kept": kept, "bans_invalid": invalid}
     summary["data_ends_s_ago"] = round(begin_s - last_us / 1e6)
     if options.truth is not None:
         summary["truth"] = found_of(spark, scores, options.truth)
-    outputs = {"abuse_scores": path, "bans.jsonl": place.path("bans.jsonl"), **io.write_quarantine(spark, source, out)}
+    outputs = {"abuse_scores": path, BANS_FILE: place.path(BANS_FILE), **io.write_quarantine(spark, source, out)}
     return JobResult(name="abuse", accounts=[source.accounts], outputs=outputs, summary=summary)
+
+
+def _write_bans(place: Place, bans: list[Ban], options: AbuseOptions, now_s: float) -> int:
+    """Write the ban list, and return how many bans of the list that was there are kept beside these."""
+    with locked(place.folder):
+        there = [] if options.replace_bans else read_bans(place)
+        # By the clock of the bans: with `now_s` in the past what lasted then is kept, and the server knows the time.
+        listed = merge_bans(there, bans, now_s, options.allow)
+        place.write_text(BANS_FILE, render(listed))
+    return len({ban.cidr for ban in listed} - {ban.cidr for ban in bans})
 
 
 def _by_verdict(scores: DataFrame) -> list[Any]:

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 IPV4_DIGITS: Final = 8
-_IPV4: Final = r"^[0-9]{1,3}(\.[0-9]{1,3}){3}$"
+_OCTET: Final = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4: Final = rf"^{_OCTET}(\.{_OCTET}){{3}}$"
+"""No leading zeros: some read 010 as eight, so it is no address to Python, nor to the server that takes the bans."""
 _IPV6: Final = r"^[0-9a-fA-F]{0,4}(:[0-9a-fA-F]{0,4}){2,8}$"
+_NOT_IPV6: Final = r":::|::.*::|^:[^:]|[^:]:$"
+"""Two gaps, or a colon at an end that is part of none."""
 MOST_NETWORKS: Final = 200
 """Networks that an address may be compared with in one expression; beyond, plans take seconds to compile."""
 
@@ -56,9 +60,11 @@ def digits(address: Column) -> Column:
     tail = f.filter(f.split(f.coalesce(f.get(sides, f.lit(1)), f.lit("")), ":"), lambda part: part != "")
     between = f.array_repeat(f.lit("0"), f.greatest(f.lit(0), 8 - f.size(head) - f.size(tail)))
     groups = f.transform(f.concat(head, between, tail), lambda part: f.lpad(f.lower(part), 4, "0"))
-    return f.when(address.rlike(_IPV4), f.lower(f.concat(*bytes_))).when(
-        address.rlike(_IPV6) & (f.size(groups) == 8), f.concat_ws("", groups)
-    )
+    # A gap stands for one group at least; without a gap all eight are written.
+    written = f.size(head) + f.size(tail)
+    fits = f.when(address.contains("::"), written <= 7).otherwise(written == 8)
+    six = address.rlike(_IPV6) & ~address.rlike(_NOT_IPV6) & fits
+    return f.when(address.rlike(_IPV4), f.lower(f.concat(*bytes_))).when(six, f.concat_ws("", groups))
 
 
 def subnet(address: Column, hexadecimal: Column) -> Column:

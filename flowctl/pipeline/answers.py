@@ -85,10 +85,10 @@ def slow(data: ReportData) -> str:
         return missing(data, "sessions")
     troubled = whole_number(whole.get("troubled"))
     if not troubled:
-        return "Nobody: no viewer ever left READY."
+        return "Nobody: no viewer was in trouble."
     said = [
         (
-            f"{plural(troubled, 'viewer')} left READY at least once: {count(whole.get('worst_hard'))} reached the hard "
+            f"{plural(troubled, 'viewer')} in trouble: {count(whole.get('worst_hard'))} reached the hard "
             f"limit, {count(whole.get('worst_soft'))} the soft limit, {count(whole.get('worst_overloaded'))} were "
             "overloaded only."
         )

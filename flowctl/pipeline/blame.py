@@ -1,6 +1,14 @@
 """Whose fault was it? Shares of a viewer's trouble that the viewer's link, our own thread, the stream and limits had.
 
-Trouble is the time outside of READY, or on a step of the ladder below FULL. From the samples of that time:
+A viewer is in trouble if at least one of these is so (`troubled_sql`); everybody flickers to OVERLOADED for some
+milliseconds, above all while a group of pictures is taken at the beginning, and that is none:
+
+- it reached SOFT_LIMIT or HARD_LIMIT;
+- it was not READY, below the step FULL or stalled for more than a second and more than 1 % of its time;
+- it left READY, and video frames that others need, or audio, were dropped (not those still queued when it left);
+- the server disconnected it for being slow.
+
+The time of trouble is that outside of READY, or on a step of the ladder below FULL. From the samples of that time:
 
 - ``server_loop``: the share of it in which the thread had no room (`strained`) or was busy for 90 % of the time. Then
   every viewer of the thread seems slow.
@@ -10,13 +18,35 @@ Trouble is the time outside of READY, or on a step of the ladder below FULL. Fro
   and all of it where one message took the viewer from READY to HARD_LIMIT, because then limits are too small for it.
 - ``viewer_link``: the rest. A peer that takes less than it is sent needs no further proof.
 
-`blame` is the largest share; ``none`` where there was neither trouble nor a drop. Without samples the first two cannot
-be seen, and their shares are 0.
+`blame` is the largest share; ``none``, and all shares 0, for those who were not in trouble. Without samples the first
+two cannot be seen, and their shares are 0.
 """
 
 from __future__ import annotations
 
 from typing import Final
+
+from flowctl.reasons import CloseReason, DropReason
+
+TROUBLE_MS: Final = 1_000.0
+"""So long a player plays from what it has; a picture that stands for less is a flicker."""
+TROUBLE_SHARE: Final = 0.01
+"""Of the session; a second of each hour and a half, in flickers, is no trouble."""
+NEEDED: Final = ("key", "inter", "audio")
+"""Classes whose loss is seen or heard; a disposable frame is made to be dropped."""
+SLOW_ENDS: Final = tuple(
+    reason.value
+    for reason in (
+        CloseReason.HARD_LIMIT,
+        CloseReason.STUCK,
+        CloseReason.SOFT_TOO_LONG,
+        CloseReason.LADDER,
+        CloseReason.MEMORY_BUDGET,
+    )
+)
+"""Close reasons that mean: it did not keep up."""
+NO_LOSS: Final = (DropReason.CLOSED, DropReason.UNFOLLOWED, DropReason.REQUESTED)
+"""Drops that no slowness has caused: the peer or the application did not want these messages any more."""
 
 BLAMES: Final = ("viewer_link", "server_loop", "publisher_burst", "policy")
 """In this order where shares are equal."""
@@ -30,7 +60,7 @@ def shares_sql() -> list[dict[str, str]]:
     Needs the columns of `session_parts` and `trouble_ms` and `dropped_messages`.
     """
     mean, rate = "s_accepted_bytes / s_ms", "s_trouble_accepted_bytes / s_trouble_ms"
-    troubled = "(trouble_ms > 0 OR dropped_messages > 0 OR coalesce(worst, 0) > 0)"
+    troubled = troubled_sql()
     return [
         {
             "b_server": "CASE WHEN s_trouble_ms > 0 THEN coalesce(s_ours_ms, 0D) / s_trouble_ms ELSE 0D END",
@@ -52,6 +82,31 @@ def shares_sql() -> list[dict[str, str]]:
         },
         {"blame": blame_sql()},
     ]
+
+
+def lost_sql() -> str:
+    """Return how many needed messages were dropped because the viewer was slow, in Spark's SQL.
+
+    Of a connection whose close is not there, those of its samples, which do not tell reasons.
+    """
+    told = " + ".join(
+        f"coalesce(told.dropped.`{reason.value}`.`{name}`, 0L)"
+        for reason in DropReason
+        if reason not in NO_LOSS
+        for name in NEEDED
+    )
+    sampled = " + ".join(f"coalesce(s_dropped_{name}, 0L)" for name in NEEDED)
+    return f"CASE WHEN nothing_dropped THEN 0L WHEN told.dropped IS NOT NULL THEN {told} ELSE {sampled} END"
+
+
+def troubled_sql() -> str:
+    """Return whether a connection was in trouble, in Spark's SQL; never null."""
+    ends = ", ".join(f"'{reason}'" for reason in SLOW_ENDS)
+    long = f"greatest({TROUBLE_MS}D, {TROUBLE_SHARE}D * duration_s * 1e3D)"
+    return (
+        f"(coalesce(worst, 0) >= 2 OR greatest(trouble_ms, coalesce(stall_ms, 0D)) > {long} "
+        f"OR (coalesce(worst, 0) >= 1 AND lost_messages > 0) OR coalesce(close_reason IN ({ends}), false))"
+    )
 
 
 def blame_sql() -> str:

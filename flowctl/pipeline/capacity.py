@@ -29,7 +29,7 @@ from flowctl.capacitymodel import MOST_REACH, Measurement, NodeModel
 from flowctl.errors import ConfigError
 from flowctl.pipeline.accounts import JobResult
 from flowctl.pipeline.capacity_answer import basis_of, summary_of
-from flowctl.pipeline.io import has_table, read_table, write_quarantine, write_table
+from flowctl.pipeline.io import read_optional, write_quarantine, write_table
 from flowctl.telemetry.schema import CLASS_NAMES
 
 if TYPE_CHECKING:
@@ -294,11 +294,12 @@ def run(spark: SparkSession, events: str | None, out: str, options: CapacityOpti
     result = JobResult(name="capacity")
     points: list[Measurement] = []
     seen: dict[str, float] = {}
-    if events is not None and has_table(spark, events, "flow_samples"):
-        source = read_table(spark, events, "flow_samples")
+    source = None if events is None else read_optional(spark, events, "flow_samples")
+    if source is not None:
         result.accounts.append(source.accounts)
         result.outputs.update(write_quarantine(spark, source, out))
-        points, seen = recorded(windows(source.frame)), crowd_of(source.frame)
+        if not source.absent:
+            points, seen = recorded(windows(source.frame)), crowd_of(source.frame)
     elif events is not None and options.measurements is None:
         raise ConfigError(
             f"{events} has no flow_samples: there is nothing to fit a node to",

@@ -22,6 +22,16 @@ MAX_AHEAD_S: Final = 86_400
 """A clock may be in the wrong time zone; more than a day ahead it is wrong."""
 SIGNED: Final = frozenset({"value", "limit", "seq"})
 """Columns that mean what their event says, so that below zero is not wrong by itself; seq only orders."""
+MOST_COUNT_BITS: Final = 60
+MOST_COUNT: Final = 1 << MOST_COUNT_BITS
+"""A count, a size or a `seq` is below: an exabyte, or a time in microseconds of 36,000 years. Sums of larger ones would
+overflow, which ends a job."""
+MOST_REAL: Final = 1e15
+"""A figure is at most so large: 30,000 years in ms. A larger one, infinity and NaN end a job where it counts in whole
+numbers, and make every sum worthless elsewhere."""
+UNUSED: Final = frozenset({"limit", "queued_age_ms", "drain_bytes_per_s"})
+"""Figures that no job computes with: reading them only to check them would cost more than they are worth. The list is
+the same for all jobs, so that the accounts of a table are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +40,8 @@ class Check:
 
     Args:
         column: its name.
-        what: ``null``, ``negative``, ``too old``, ``in the future``, ``not its date`` or ``unknown word``.
+        what: ``null``, ``negative``, ``too large``, ``no number``, ``too old``, ``in the future``, ``not its date`` or
+            ``unknown word``.
         words: what is allowed, for the last.
     """
 
@@ -45,8 +56,8 @@ class Check:
 
     @property
     def provable(self) -> bool:
-        """Whether statistics can answer it: words have an order, but not one that tells which there are."""
-        return self.what != "unknown word"
+        """Whether statistics can answer it: neither words nor NaN lie between a least and a largest value."""
+        return self.what not in {"unknown word", "no number"}
 
 
 def _checks(table: Table, words: dict[str, tuple[str, ...]]) -> tuple[Check, ...]:
@@ -56,6 +67,17 @@ def _checks(table: Table, words: dict[str, tuple[str, ...]]) -> tuple[Check, ...
         Check(column.name, "negative")
         for column in table.columns
         if column.kind in (Kind.INT, Kind.REAL) and column.name not in SIGNED
+    ]
+    # The upper bits of a connection's identity are a time: it may be large, and nobody adds it up.
+    found += [
+        Check(column.name, "too large")
+        for column in table.columns
+        if column.kind is Kind.INT and column.name != "conn_id"
+    ]
+    found += [
+        Check(column.name, "no number")
+        for column in table.columns
+        if column.kind is Kind.REAL and column.name not in UNUSED
     ]
     return (*found, *(Check(name, "unknown word", allowed) for name, allowed in words.items()))
 
@@ -102,8 +124,12 @@ def sql_of(check: Check, now_us: int) -> str:
     if check.what == "null":
         return f"{column} IS NULL"
     if check.what == "negative":
-        # NaN is larger than any number to Spark, and infinity is no measurement either.
         return f"coalesce({column} < 0, false)"
+    if check.what == "too large":
+        return f"coalesce({column} >= {MOST_COUNT}L, false)"
+    if check.what == "no number":
+        # NaN is larger than any number to Spark.
+        return f"coalesce(abs({column}) > {MOST_REAL:.0e}D, false)"
     if check.what == "too old":
         return f"coalesce({column} < timestamp_micros({OLDEST_US}L), false)"
     if check.what == "in the future":
@@ -116,8 +142,18 @@ def sql_of(check: Check, now_us: int) -> str:
 
 
 def any_of(checks: Sequence[Check], now_us: int) -> str:
-    """Return the condition under which a row fails any of `checks`."""
-    return " OR ".join(f"({sql_of(check, now_us)})" for check in checks) or "false"
+    """Return the condition under which a row fails any of `checks`.
+
+    Counts that are negative or too large are found together, since both have a bit set above the lowest 60: a term per
+    check would make the filter of a table of fifty counts too long to be compiled.
+    """
+    small = [check.column for check in checks if check.what == "too large" and check.column not in SIGNED]
+    joined = [check for check in checks if check.column not in small or check.what not in {"negative", "too large"}]
+    terms = [f"({sql_of(check, now_us)})" for check in joined]
+    if small:
+        bits = " | ".join(f"coalesce(`{name}`, 0L)" for name in small)
+        terms.append(f"(shiftright({bits}, {MOST_COUNT_BITS}) <> 0)")
+    return " OR ".join(terms) or "false"
 
 
 def reason_of(checks: Sequence[Check], now_us: int) -> str:

@@ -79,13 +79,20 @@ def _counter(word: str, place: int) -> str:
     return f"(shiftright({word}, {COUNTER_BITS * place}) & {MASK}L)"
 
 
-def totals(prefix: str) -> dict[str, str]:
+def totals(prefix: str, present: str = "true") -> dict[str, str]:
     """Return the running totals of the words: names ``<prefix>t0`` and on, with their expressions in Spark's SQL.
 
     Each is written out, not built on the one before, so that one select makes all of them.
+
+    Args:
+        prefix: of the columns.
+        present: condition under which there is anything to add up; most connections are never measured.
     """
     parts = [" + ".join(_counter(f"{prefix}{number}", place) for place in range(PER_WORD)) for number in range(WORDS)]
-    return {f"{prefix}t{number}": " + ".join(parts[: number + 1]) for number in range(WORDS)}
+    return {
+        f"{prefix}t{number}": f"CASE WHEN {present} THEN {' + '.join(parts[: number + 1])} ELSE 0L END"
+        for number in range(WORDS)
+    }
 
 
 def quantile_sql(prefix: str, share: float, largest: str) -> str:

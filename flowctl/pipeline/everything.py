@@ -17,10 +17,12 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from flowctl.errors import FlowctlError
+from flowctl.bans import merge_bans, render
+from flowctl.errors import ConfigError, FlowctlError
 from flowctl.loadtest.files import printable
 from flowctl.pipeline import report
 from flowctl.pipeline.accounts import JobResult
+from flowctl.pipeline.banfile import BANS_FILE, locked, read_bans
 from flowctl.pipeline.place import Place
 from flowctl.pipeline.reportdata import JobNote, JobState
 from flowctl.pipeline.spark import mapped_errors
@@ -134,11 +136,13 @@ def run(
         What became of each job; those that failed are told, not raised.
 
     Raises:
-        ConfigError: `out` cannot be written.
+        ConfigError: `out` cannot be written, or its ban list cannot be read.
         FlowctlError: the results cannot be moved to `out`.
     """
     options = options or AllOptions()
     place = Place(spark, out)
+    if _keeps_bans(options):
+        read_bans(place)  # one that cannot be read is told before hours of work, not after them
     place.clear_staging()
     staging = place.staging()
     try:
@@ -152,6 +156,7 @@ def run(
         jobs["report"] = made
         watch("report", made)
         jobs = {name: _moved(note, staging, place) for name, note in jobs.items()}
+        jobs = _adopt_bans(place, staging, options, jobs)
         _adopt(place, staging, options.steps, jobs)
         report.write_notes(place, events, jobs)
     finally:
@@ -228,6 +233,35 @@ def _moved(note: JobNote, staging: Place, place: Place) -> JobNote:
     return replace(note, outputs=moved(note.outputs), summary=moved(note.summary))
 
 
+def _keeps_bans(options: AllOptions) -> bool:
+    """Whether a job runs that makes a ban list, and bans of the list that is there are to be kept."""
+    makes = any(BANS_FILE in step.outputs for step in options.steps if step.name not in options.skip)
+    return makes and not getattr(options.options.get("abuse"), "replace_bans", False)
+
+
+def _adopt_bans(place: Place, staging: Place, options: AllOptions, jobs: Mapping[str, JobNote]) -> dict[str, JobNote]:
+    """Put the bans that were made on the list that is there: a watch, or a person, may have written to it meanwhile.
+
+    Returns:
+        What became of the jobs: whose list could not be put there has failed.
+    """
+    if BANS_FILE not in staging.names() or not _keeps_bans(options):
+        return dict(jobs)
+    allow = getattr(options.options.get("abuse"), "allow", ())
+    try:
+        with locked(place.folder):
+            there = read_bans(place)
+            if there:
+                staging.write_text(BANS_FILE, render(merge_bans(there, read_bans(staging), time.time(), allow)))
+            place.adopt(staging, BANS_FILE)
+    except ConfigError as error:
+        staging.delete(BANS_FILE)
+        makers = {step.name for step in options.steps if BANS_FILE in step.outputs} & set(jobs)
+        failed = {name: _failure(name, str(error), error.hint, time.monotonic()) for name in makers}
+        return {**jobs, **failed}
+    return dict(jobs)
+
+
 def _adopt(place: Place, staging: Place, steps: Sequence[Step], jobs: Mapping[str, JobNote]) -> None:
     """Give the outputs their names, the page last, and delete what this run has no longer.
 
@@ -235,10 +269,11 @@ def _adopt(place: Place, staging: Place, steps: Sequence[Step], jobs: Mapping[st
     gone.
     """
     staged = staging.names()
+    bans = {BANS_FILE} if place.exists(BANS_FILE) and BANS_FILE not in staged else set()  # adopted already
     for name in sorted(staged, key=lambda item: item == report.REPORT_FILE):
         place.adopt(staging, name)
     done = {step.name for step in steps if step.name in jobs and jobs[step.name].state is JobState.DONE}
-    gone = {name for step in steps if step.name in done for name in step.outputs} - set(staged)
+    gone = {name for step in steps if step.name in done for name in step.outputs} - set(staged) - bans
     if len(done) == len(steps):
         gone |= set(SHARED_OUTPUTS) - set(staged)
     for name in sorted(gone):

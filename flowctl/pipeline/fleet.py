@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 from flowctl.pipeline import delays
 from flowctl.pipeline.accounts import JobResult
 from flowctl.pipeline.addresses import digits, subnet
-from flowctl.pipeline.io import has_table, read_table, write_quarantine, write_table
+from flowctl.pipeline.io import read_optional, read_table, write_quarantine, write_table
 from flowctl.pipeline.sessions import sessions
 from flowctl.pipeline.spark import partitions_for
 from flowctl.telemetry.schema import CLASS_NAMES
@@ -290,9 +290,9 @@ def run(spark: SparkSession, events: str, out: str, options: None = None) -> Job
     source = read_table(spark, events, "flow_events")
     inputs = [source]
     moved = moves(source.frame)
-    if has_table(spark, events, "flow_samples"):
-        sampled = read_table(spark, events, "flow_samples")
-        inputs.append(sampled)
+    sampled = read_optional(spark, events, "flow_samples")
+    inputs += [] if sampled is None else [sampled]
+    if sampled is not None and not sampled.absent:
         minutes, made_of = viewer_minutes(sampled.frame), "samples"
     else:
         minutes, made_of = spread_sessions(sessions(source.frame)), "sessions"

@@ -14,11 +14,11 @@ import datetime as dt
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urlparse
 
-from flowctl.pipeline.checks import CHECKS, MAX_AHEAD_S, OLDEST_US, Check
+from flowctl.pipeline.checks import CHECKS, MAX_AHEAD_S, MOST_COUNT, OLDEST_US, Check
 from flowctl.telemetry.schema import FORMAT, METADATA_PREFIX, TABLES, Kind, Table
 
 TAIL_BYTES: Final = 1 << 16
@@ -29,11 +29,14 @@ MAGIC: Final = b"PAR1"
 DAY_US: Final = 86_400_000_000
 
 FACTS_DDL: Final = (
-    "path string, problem string, detail string, rows bigint, size bigint, identity string, unproven array<string>"
+    "path string, problem string, detail string, rows bigint, size bigint, identity string, unproven array<string>, "
+    "span struct<first_node: string, last_node: string, first_seq: bigint, last_seq: bigint, recorded: boolean>"
 )
 """Facts: one row per file. `problem` null: usable. `rows` null: no footer. `identity`: the same for copies."""
 
-Facts = tuple[str, str | None, str | None, int | None, int, str | None, list[str]]
+Span = tuple[str | None, str | None, int | None, int | None, bool]
+"""Least and largest node and `seq` of a file, None where its statistics do not tell; whether a recorder wrote it."""
+Facts = tuple[str, str | None, str | None, int | None, int, str | None, list[str], Span | None]
 
 _DATE: Final = re.compile(r"/date=(\d{4}-\d{2}-\d{2})(?:/|$)")
 _ARROW_WANTED: Final = {
@@ -46,27 +49,30 @@ _ARROW_WANTED: Final = {
 """Types of a file that Spark reads as the type of the table, without losing anything."""
 
 
-def facts_of(paths: Iterable[str], table_name: str, now_us: int) -> Iterator[Facts]:
+def facts_of(
+    paths: Iterable[str], table_name: str, now_us: int, store: Mapping[str, str] | None = None
+) -> Iterator[Facts]:
     """Yield the facts of each file, never raising for what is wrong with one.
 
     Args:
         paths: addresses of files, as Spark writes them (``file:/...``, ``s3a://...``).
         table_name: which table they should hold.
         now_us: time of the check, microseconds since the epoch.
+        store: where an S3 store is, see `s3_options`. None: as the environment says.
     """
     import pyarrow  # noqa: F401, ICN001 - where it is missing that is no fault of the files
 
     table = TABLES[table_name]
     for path in paths:
         try:
-            size, tail = read_tail(path)
+            size, tail = read_tail(path, store)
         except OSError as error:
-            yield (path, "unreadable file", _short(error), None, 0, None, [])
+            yield (path, "unreadable file", _short(error), None, 0, None, [], None)
             continue
         try:
             yield _facts(path, size, tail, table, now_us)
         except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds; whatever it is, the file is put aside
-            yield (path, "not Parquet or damaged", _short(error), None, size, None, [])
+            yield (path, "not Parquet or damaged", _short(error), None, size, None, [], None)
 
 
 def _short(error: BaseException) -> str:
@@ -84,22 +90,24 @@ def _facts(path: str, size: int, tail: bytes, table: Table, now_us: int) -> Fact
     import pyarrow.parquet as pq
 
     if size == 0:
-        return (path, "empty file", "0 bytes", None, 0, None, [])
+        return (path, "empty file", "0 bytes", None, 0, None, [], None)
     if tail[-4:] != MAGIC:
-        return (path, "truncated or not Parquet", "it does not end as a Parquet file does", None, size, None, [])
+        told = "it does not end as a Parquet file does"
+        return (path, "truncated or not Parquet", told, None, size, None, [], None)
     footer = pq.read_metadata(pa.BufferReader(tail))
     rows = footer.num_rows
-    identity = _identity(footer, tail, size)
+    span = _span(footer)
+    identity = _identity(footer, tail, size, span)
     problem, detail = _problem(footer, table, size - int.from_bytes(tail[-8:-4], "little") - 8)
     if problem is not None:
-        return (path, problem, detail, rows, size, identity, [])
+        return (path, problem, detail, rows, size, identity, [], span)
     unproven = [
         check.key for check in CHECKS[table.name] if check.provable and not _proved(check, footer, path, now_us)
     ]
-    return (path, None, None, rows, size, identity, unproven)
+    return (path, None, None, rows, size, identity, unproven, span)
 
 
-def read_tail(path: str) -> tuple[int, bytes]:
+def read_tail(path: str, store: Mapping[str, str] | None = None) -> tuple[int, bytes]:
     """Return the size of a file and its last octets, the whole footer among them.
 
     Local files are opened as such; others through `pyarrow.fs`, which knows ``s3://`` (``s3a://`` is the same to us),
@@ -108,7 +116,7 @@ def read_tail(path: str) -> tuple[int, bytes]:
     Raises:
         OSError: it cannot be read, or its address is of an unknown kind.
     """
-    with open_file(path) as file:
+    with open_file(path, store) as file:
         file.seek(0, os.SEEK_END)
         size = file.tell()
         tail = _last(file, size, TAIL_BYTES)
@@ -124,8 +132,33 @@ def _last(file: Any, size: int, count: int) -> bytes:
     return bytes(file.read(min(size, count)))
 
 
-def open_file(path: str) -> Any:
+def s3_options(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return where an S3 store is, as pyarrow's `S3FileSystem` takes it; empty: Amazon's, the region asked for.
+
+    pyarrow does not know the settings of Hadoop, and takes no endpoint from the environment. Credentials are never
+    among these: both sides find them in the environment, in ``~/.aws``, or in the role of the machine.
+
+    Args:
+        settings: of Spark (``spark.hadoop.fs.s3a.endpoint`` and ``....region``), and of the environment
+            (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, ``AWS_REGION``), which count where Spark's say nothing.
+    """
+    named = ("spark.hadoop.fs.s3a.endpoint", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    endpoint = next((settings[name] for name in named if settings.get(name)), "")
+    if not endpoint:
+        return {}
+    secure = settings.get("spark.hadoop.fs.s3a.connection.ssl.enabled", "true") != "false"
+    scheme, separator, host = endpoint.rpartition("://")
+    found = {"endpoint_override": host.rstrip("/"), "scheme": scheme if separator else ("https" if secure else "http")}
+    region = settings.get("spark.hadoop.fs.s3a.endpoint.region") or settings.get("AWS_REGION")
+    return found | ({"region": region} if region else {})
+
+
+def open_file(path: str, store: Mapping[str, str] | None = None) -> Any:
     """Open a file for reading, local or elsewhere.
+
+    Args:
+        path: its address.
+        store: see `s3_options`.
 
     Raises:
         OSError: it cannot be read, or its address is of an unknown kind.
@@ -134,9 +167,11 @@ def open_file(path: str) -> Any:
     if address.scheme in ("", "file"):
         return open(unquote(address.path) if address.scheme else path, "rb")  # noqa: PTH123 - it may be no Path
     from pyarrow import ArrowException
-    from pyarrow.fs import FileSystem
+    from pyarrow.fs import FileSystem, S3FileSystem
 
     try:
+        if store and address.scheme in ("s3", "s3a", "s3n"):
+            return S3FileSystem(**store).open_input_file(f"{address.netloc}{unquote(address.path)}")
         uri = path.replace("s3a://", "s3://", 1).replace("s3n://", "s3://", 1)
         system, name = FileSystem.from_uri(uri)
     except (ArrowException, ValueError) as error:
@@ -144,16 +179,46 @@ def open_file(path: str) -> Any:
     return system.open_input_file(name)
 
 
-def _identity(footer: Any, tail: bytes, size: int) -> str:
-    """Return what copies of a file have in common: the uid its writer gave it, or else its size and its footer.
+def _span(footer: Any) -> Span:
+    """Return which records a file holds, as far as its statistics tell."""
+    node, seq = (_least_and_largest(footer, name) for name in ("node", "seq"))
+    return (*node, *seq, _uid(footer) is not None)
 
-    A footer has the size and the range of values of every column chunk, so that two files of the same size and footer
-    are copies but for deliberate forgery.
+
+def _least_and_largest(footer: Any, name: str) -> tuple[Any, Any]:
+    """Return the least and the largest value of a column; (None, None) if they are not known."""
+    if name not in footer.schema.names:
+        return None, None
+    index = footer.schema.names.index(name)
+    lows, highs = [], []
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        if group.num_rows == 0:
+            continue
+        statistics = group.column(index).statistics
+        if statistics is None or not statistics.has_min_max:
+            return None, None
+        lows.append(statistics.min)
+        highs.append(statistics.max)
+    return (min(lows), max(highs)) if lows else (None, None)
+
+
+def _uid(footer: Any) -> str | None:
+    """Return what the recorder named a file; None: no recorder wrote it."""
+    uid = (footer.metadata or {}).get(f"{METADATA_PREFIX}uid".encode())
+    return str(uid.decode("utf-8", "replace")) if uid else None
+
+
+def _identity(footer: Any, tail: bytes, size: int, span: Span) -> str:
+    """Return what copies of a file have in common: uid and records, or else its size and its footer.
+
+    The uid that its writer gave a file is not enough: tools that split a file keep its metadata in each part. So the
+    number of rows, and the first and last `seq`, belong to it. A footer has the size and the range of values of every
+    column chunk, so that two files of the same size and footer are copies but for deliberate forgery.
     """
-    metadata = footer.metadata or {}
-    uid = metadata.get(f"{METADATA_PREFIX}uid".encode())
-    if uid:
-        return "uid " + str(uid.decode("utf-8", "replace"))
+    uid = _uid(footer)
+    if uid is not None:
+        return f"uid {uid}, {footer.num_rows} rows, seq {span[2]} to {span[3]}"
     length = int.from_bytes(tail[-8:-4], "little") + 8
     return f"{size} {hashlib.sha256(tail[-length:]).hexdigest()}"
 
@@ -221,6 +286,8 @@ def _in_range(check: Check, statistics: Any, day: int | None, now_us: int) -> bo
         return bool(statistics.num_values == 0)
     if check.what == "negative":
         return bool(statistics.min >= 0)
+    if check.what == "too large":
+        return bool(statistics.max < MOST_COUNT)
     low, high = _us(statistics.min), _us(statistics.max)
     if low is None or high is None:
         return False

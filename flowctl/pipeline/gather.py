@@ -19,8 +19,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructField
 
+from flowctl.pipeline.blame import SLOW_ENDS
 from flowctl.pipeline.reportdata import SHARES, STATES, Cut, Row
-from flowctl.reasons import CloseReason
 from flowctl.telemetry.schema import CLASS_NAMES
 
 MOST_ROWS: Final = 20
@@ -33,18 +33,6 @@ MOST_WORDS: Final = 16
 """Reasons in a picture; they are a closed set, but a file from elsewhere may hold any text."""
 
 VIEWER_ROLES: Final = ("play", "http_flv")
-
-SLOW_ENDS: Final = tuple(
-    reason.value
-    for reason in (
-        CloseReason.HARD_LIMIT,
-        CloseReason.STUCK,
-        CloseReason.SOFT_TOO_LONG,
-        CloseReason.LADDER,
-        CloseReason.MEMORY_BUDGET,
-    )
-)
-"""Close reasons that mean: it did not keep up."""
 
 _ACCURACY: Final = 1000
 
@@ -67,7 +55,9 @@ def trouble_ms(frame: DataFrame) -> Column:
 
 
 def in_trouble(frame: DataFrame) -> Column:
-    """Return whether a connection ever left READY."""
+    """Return whether a connection was in trouble (see `blame`); of a table without blames, whether it left READY."""
+    if "blame" in frame.columns:
+        return f.coalesce(f.col("blame"), f.lit("unknown")) != f.lit("none")
     worst = f.coalesce(column(frame, "worst_state", "string"), f.lit("READY"))
     return worst != f.lit("READY")
 

@@ -11,16 +11,19 @@ only those of files that are put aside, up to `preflight.MAX_BAD_FILES`. Rows ne
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline.accounts import Accounts
 from flowctl.pipeline.checks import Check, any_of, open_checks, reason_of
-from flowctl.pipeline.footers import FACTS_DDL, facts_of
+from flowctl.pipeline.footers import FACTS_DDL, facts_of, s3_options
+from flowctl.pipeline.overlaps import check_distinct, overlapping, spelt
+from flowctl.pipeline.place import Place, is_staging
 from flowctl.pipeline.preflight import COPY, COPY_DETAIL, Preflight, judge
 from flowctl.telemetry.schema import TABLES, Table
 
@@ -44,6 +47,7 @@ class Input:
         accounts: files and rows. Complete at once, or after `settle` where the job counts the rows itself.
         bad_files: files put aside whole: path, reason, detail, rows, size.
         size_bytes: of the usable files.
+        absent: whether none of its files could be used, so that `frame` is empty; only of `read_optional`.
     """
 
     frame: DataFrame
@@ -51,6 +55,7 @@ class Input:
     accounts: Accounts
     bad_files: list[tuple[Any, ...]] = field(default_factory=list)
     size_bytes: int = 0
+    absent: bool = False
 
     def settle(self, rows_out: int) -> None:
         """Complete the accounts after the job counted the rows of `frame`; reads again only if some are missing.
@@ -96,6 +101,30 @@ def _exists(spark: SparkSession, path: str) -> bool:
         raise ConfigError(f"{path} cannot be read: {one_line(error)}") from error
 
 
+def read_optional(
+    spark: SparkSession, root: str, table: str, *, count: str = "scan", now_us: int | None = None
+) -> Input | None:
+    """Read a table that a job can do without: one that has no usable file is as good as none, and said so.
+
+    Args:
+        spark: as of `read_table`, as are the others.
+        root: folder.
+        table: name of the table.
+        count: when rows are counted.
+        now_us: time of the run.
+
+    Returns:
+        None: there is no such folder. `Input.absent`: nothing in it can be used; the accounts have its files and a
+        warning, for the job to show.
+
+    Raises:
+        ConfigError: records are there twice.
+    """
+    if not has_table(spark, root, table):
+        return None
+    return _read(spark, root, table, count, now_us, optional=True)
+
+
 def read_table(spark: SparkSession, root: str, table: str, *, count: str = "scan", now_us: int | None = None) -> Input:
     """Read a table of records.
 
@@ -108,14 +137,23 @@ def read_table(spark: SparkSession, root: str, table: str, *, count: str = "scan
         now_us: time of the run, microseconds since the epoch. None: now.
 
     Raises:
-        ConfigError: there is no such folder, no file in it, or none that can be used.
+        ConfigError: there is no such folder, no file in it, none that can be used, or records are there twice in files
+            that are no copies of each other.
     """
+    return _read(spark, root, table, count, now_us, optional=False)
+
+
+def _read(spark: SparkSession, root: str, table: str, count: str, now_us: int | None, *, optional: bool) -> Input:
     now_us = time.time_ns() // 1_000 if now_us is None else now_us
     definition = TABLES[table]
     path = table_path(root, table)
-    raw, paths = _list(spark, root, path, definition)
+    raw, paths = _list(spark, root, path, definition, optional=optional)
     found = _preflight(spark, paths, table, now_us)
     accounts = found.accounts
+    if found.good == 0 and optional:
+        return _absent(
+            raw, definition, found, f"none of its {len(paths)} files can be used" if paths else "it has no file"
+        )
     if found.good == 0:
         reasons = ", ".join(f"{key}: {n}" for key, n in sorted(accounts.files_by_reason.items()))
         raise ConfigError(
@@ -124,6 +162,7 @@ def read_table(spark: SparkSession, root: str, table: str, *, count: str = "scan
             hint="is it a folder that a server wrote with --events?",
         )
     usable = _without(raw, [str(row[0]) for row in found.bad])
+    check_distinct(usable, found.meeting, table)
     checks = open_checks(table, found.unproven)
     frame = _good(usable, definition, checks, now_us)
     quarantined = _quarantined(usable, definition, checks, now_us)
@@ -133,11 +172,24 @@ def read_table(spark: SparkSession, root: str, table: str, *, count: str = "scan
     return result
 
 
-def _list(spark: SparkSession, root: str, path: str, definition: Table) -> tuple[DataFrame, list[str]]:
+def _absent(raw: DataFrame, definition: Table, found: Preflight, why: str) -> Input:
+    """Return an optional table of which nothing can be used."""
+    from pyspark.sql import functions as f
+
+    found.accounts.settle(0, {})
+    found.accounts.warnings.append(f"{definition.name} is left out: {why}")
+    frame = raw.select(*definition.names).limit(0)
+    nothing = frame.select(*(f.lit("").alias(name) for name in ("file", "reason", "row")))
+    return Input(frame, nothing, found.accounts, found.bad, 0, absent=True)
+
+
+def _list(
+    spark: SparkSession, root: str, path: str, definition: Table, *, optional: bool
+) -> tuple[DataFrame, list[str]]:
     """Return the table as it lies there, and the addresses of its files: both of the same listing.
 
     Raises:
-        ConfigError: nothing is there.
+        ConfigError: nothing is there; no file, unless the table is optional.
     """
     hint = "give the folder that a server wrote with --events; it has folders flow_events and flow_samples"
     if not _exists(spark, path):
@@ -153,6 +205,8 @@ def _list(spark: SparkSession, root: str, path: str, definition: Table) -> tuple
     )
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - one call for all names, where the public one makes one for each
     text = str(jvm.org.apache.hadoop.util.StringUtils.join("\n", raw._jdf.inputFiles()))  # noqa: SLF001 - no public way
+    if not text and optional:
+        return spark.createDataFrame([], definition.spark_ddl), []
     if not text:
         raise ConfigError(f"{path} has no file", hint=f"{hint}; a file appears when the first interval is over")
     return raw, text.split("\n")
@@ -164,8 +218,13 @@ def _preflight(spark: SparkSession, paths: list[str], table: str, now_us: int) -
     Few files are looked at here: a job of Spark takes longer to start than they take to read.
     """
     if len(paths) <= DRIVER_FILES:
-        return judge(list(facts_of(sorted(paths), table, now_us)), table)
+        return judge(list(facts_of(sorted(paths), table, now_us, _store(spark))), table)
     return _preflight_on_spark(spark, paths, table, now_us)
+
+
+def _store(spark: SparkSession) -> dict[str, str]:
+    """Return where an S3 store is that Spark was told of."""
+    return s3_options(dict(os.environ) | dict(spark.sparkContext.getConf().getAll()))
 
 
 def _preflight_on_spark(spark: SparkSession, paths: list[str], table: str, now_us: int) -> Preflight:
@@ -175,7 +234,7 @@ def _preflight_on_spark(spark: SparkSession, paths: list[str], table: str, now_u
 
     context = spark.sparkContext
     slices = max(context.defaultParallelism, len(paths) // FILES_PER_TASK)
-    look = partial(facts_of, table_name=table, now_us=now_us)
+    look = partial(facts_of, table_name=table, now_us=now_us, store=_store(spark))
     facts = spark.createDataFrame(context.parallelize(paths, slices).mapPartitions(look), FACTS_DDL)
     # The first by name is kept, so that a repeated run keeps the same one.
     rank = f.row_number().over(Window.partitionBy("identity").orderBy(f.col("problem").isNotNull(), "path"))
@@ -200,8 +259,13 @@ def _preflight_on_spark(spark: SparkSession, paths: list[str], table: str, now_u
         result.check()
         bad = facts.filter("problem is not null").select("path", "problem", "detail", "rows", "size")
         result.bad = sorted(tuple(row) for row in bad.collect())
-        open_ = facts.filter("problem is null").select(f.explode("unproven").alias("key")).distinct()
+        good = facts.filter("problem is null")
+        open_ = good.select(f.explode("unproven").alias("key")).distinct()
         result.unproven = {row["key"] for row in open_.collect()}
+        if good.filter("span.recorded").limit(1).count():
+            # In order, so that the driver keeps only files whose range is not over.
+            spans = good.filter("span is not null").select("path", "span").orderBy("span.first_seq", "path")
+            result.meeting = overlapping((row["path"], tuple(row["span"])) for row in spans.toLocalIterator())
     finally:
         facts.unpersist()
     return result
@@ -213,11 +277,8 @@ def _without(raw: DataFrame, paths: list[str]) -> DataFrame:
         return raw
     from pyspark.sql import functions as f
 
-    # The list of files and the rows may spell an address differently (file:///, file:/; a blank as %20).
-    spelt = {
-        form for path in paths for short in (path, path.replace(":///", ":/", 1)) for form in (short, unquote(short))
-    }
-    return raw.filter(~f.col("_metadata.file_path").isin(sorted(spelt)))
+    # The list of files and the rows may spell an address differently.
+    return raw.filter(~f.col("_metadata.file_path").isin(spelt(paths)))
 
 
 def _good(raw: DataFrame, definition: Table, checks: tuple[Check, ...], now_us: int) -> DataFrame:
@@ -236,25 +297,36 @@ def _quarantined(raw: DataFrame, definition: Table, checks: tuple[Check, ...], n
     ).filter(f.col("reason").isNotNull())
 
 
-def write_table(frame: DataFrame, path: str, *, partitions: int | None = None) -> str:
+def write_table(
+    frame: DataFrame, path: str, *, partitions: int | None = None, options: Mapping[str, str] | None = None
+) -> str:
     """Write a table as Parquet (zstd) in place of what is there, and return its path.
 
     Args:
         frame: what to write.
         path: folder of the table.
         partitions: number of files. None: as the plan has it.
+        options: settings of the writer. None: none but the session's.
     """
-    (frame if partitions is None else frame.coalesce(partitions)).write.mode("overwrite").parquet(path)
+    whole = frame if partitions is None else frame.coalesce(partitions)
+    whole.write.mode("overwrite").options(**(options or {})).parquet(path)
     return path
 
 
 def write_quarantine(spark: SparkSession, source: Input, out: str) -> dict[str, str]:
     """Write what was put aside below ``OUT/quarantine``, and return the paths by name; nothing to write: none.
 
+    What an earlier run has left there of this table is deleted, unless the folder is one in the making, where only
+    other jobs of the same run can have left something.
+
     Two tables: ``<table>`` with the rows (`file`, `reason`, `row`), ``<table>_files`` with the files.
     """
     outputs: dict[str, str] = {}
     table = source.accounts.table
+    if not is_staging(out):
+        place = Place(spark, out)
+        for name in (table, f"{table}_files"):
+            place.delete(f"quarantine/{name}")
     base = f"{out.rstrip('/')}/quarantine"
     if source.bad_files:
         files = spark.createDataFrame(source.bad_files, FILE_QUARANTINE_DDL)

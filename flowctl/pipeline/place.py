@@ -42,6 +42,11 @@ def local_path(text: str) -> Path | None:
     return None if _SCHEME.match(text) else Path(text)
 
 
+def is_staging(folder: str) -> bool:
+    """Return whether a folder is one of `Place.staging`, in which a run of several jobs makes its results."""
+    return folder.rstrip("/").rpartition("/")[2].startswith(_STAGING)
+
+
 class Place:
     """A folder for results.
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline.accounts import Accounts
-from flowctl.pipeline.footers import Facts
+from flowctl.pipeline.footers import Facts, Span
+from flowctl.pipeline.overlaps import overlapping
 
 MAX_BAD_FILES: Final = 20_000
 """Files put aside are named one by one in the plan of the read; a folder with more of them is not one of records."""
@@ -32,6 +33,7 @@ class Preflight:
         unproven: keys of checks that the statistics of at least one file left open.
         good: number of usable files.
         size_bytes: of the usable files.
+        meeting: usable files that may hold a record that another one holds as well, see `overlaps`.
     """
 
     accounts: Accounts
@@ -39,6 +41,7 @@ class Preflight:
     unproven: set[str] = field(default_factory=set)
     good: int = 0
     size_bytes: int = 0
+    meeting: list[str] = field(default_factory=list)
 
     def enter(self, problem: str | None, files: int, rows: int, size_bytes: int, unknown: int) -> None:
         """Add files of one kind.
@@ -96,7 +99,8 @@ def judge(facts: Sequence[Facts], table: str) -> Preflight:
     """
     result = Preflight(Accounts(table=table, files_in=len(facts)))
     seen: set[str] = set()
-    for path, found, told, rows, size, identity, unproven in facts:
+    spans: list[tuple[str, Span]] = []
+    for path, found, told, rows, size, identity, unproven, span in facts:
         problem, detail = found, told
         if problem is None and identity is not None:
             if identity in seen:
@@ -105,7 +109,10 @@ def judge(facts: Sequence[Facts], table: str) -> Preflight:
         result.enter(problem, 1, rows or 0, size, int(rows is None))
         if problem is None:
             result.unproven.update(unproven)
+            spans.extend([] if span is None else [(path, span)])
         else:
             result.bad.append((path, problem, detail, rows, size))
     result.check()
+    # In order of `first_seq`, unknown ones first.
+    result.meeting = overlapping(sorted(spans, key=lambda item: (item[1][2] is not None, item[1][2] or 0, item[0])))
     return result

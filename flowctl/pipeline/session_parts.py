@@ -31,6 +31,10 @@ STATE_WORDS: Final = {"ready": "READY", "overloaded": "OVERLOADED", "soft": "SOF
 """Names of columns, and of the states they are about; from best to worst, so that the order is a number."""
 
 
+NOTHING_DROPPED: Final = """coalesce(contains(detail, '"dropped": {}') OR contains(detail, '"dropped":{}'), false)"""
+"""Whether a close tells of no drops, in Spark's SQL. Within a text of JSON its quotes could not stand like that."""
+
+
 def _number_sql(column: str) -> str:
     """Return the number of a state, 0 to 3, in Spark's SQL; null for steps of the ladder and where there is none."""
     cases = " ".join(f"WHEN '{state}' THEN {number}" for number, state in enumerate(STATE_WORDS.values()))
@@ -73,7 +77,7 @@ def event_sums(events: DataFrame) -> DataFrame:
         One row per (node, conn_id), the server itself (0) among them: counts, sums and extremes, numbers and times
         only; and the histogram of `viewer_delay_ms` (see `delays`).
     """
-    left, came_back = "edge AND state_from = 0", "state_to = 0"
+    came_back = "edge AND state_to = 0"
     columns = [
         f.count("*").alias("row_count"),
         f.min("ts").alias("first_ts"),
@@ -86,11 +90,9 @@ def event_sums(events: DataFrame) -> DataFrame:
         *(_sum_ms(f"state_from = {number}", "state_ms", f"{name}_ms") for number, name in enumerate(STATE_WORDS)),
         *(_packed(conditions, f"pack{number}") for number, conditions in enumerate(PACKS)),
         _count("event = 'limit_hit'", "limit_hits"),
-        # The sum of all lengths from leaving READY to being back is a difference of two sums of times.
-        _if(left, "unix_millis(ts)", "sum", "left_sum"),
-        _if(left, "unix_millis(ts)", "max", "left_last"),
-        _if(came_back, "unix_millis(ts)", "sum", "back_sum"),
-        _if(came_back, "state_ms", "max", "recover_max_ms"),
+        # The change back to READY says how long ago READY was left: one episode, however many states it went through.
+        _sum_ms(came_back, "value", "recover_sum_ms"),
+        _if(came_back, "value", "max", "recover_max_ms"),
         f.max("state_to").alias("worst"),
         # The last state and since when: its number in the two lowest bits.
         _if("edge", "shiftleft(unix_micros(ts), 2) + state_to", "max", "last_edge"),
@@ -122,7 +124,7 @@ PACKS: Final = (
     },
     {
         "hard_at_once": "state_to = 3 AND state_from = 0",
-        "leaves": "edge AND state_from = 0",
+        "recoveries_timed": "edge AND state_to = 0 AND value IS NOT NULL",
         "recoveries": "state_to = 0",
     },
     {"input_pauses": "event = 'input_paused'", "returns_to_live": "event = 'returned'"},
@@ -157,7 +159,9 @@ def telling_records(events: DataFrame) -> DataFrame:
         app, stream, close_reason, detail (of closes).
     """
     close = f.col("event") == "conn_closed"
-    return events.filter(f.col("event").isin(*TELLING) & (f.col("conn_id") != 0)).select(
+    # A command tells more than its connection's opening only if it names a stream; all others are not moved about.
+    wanted = f"event IN {TELLING!r} AND conn_id <> 0 AND (event <> 'command' OR coalesce(role, 'unknown') <> 'unknown')"
+    return events.filter(wanted).select(
         *KEYS,
         f.expr(_telling_sql()).alias("best"),
         "peer_ip",
@@ -217,4 +221,5 @@ def detail_ddl() -> str:
 
 def dropped_sql(name: str) -> str:
     """Return the messages of class `name` that were dropped, over the parsed ``told``, in Spark's SQL."""
-    return " + ".join(f"coalesce(told.dropped.`{reason.value}`.`{name}`, 0L)" for reason in DropReason)
+    whole = " + ".join(f"coalesce(told.dropped.`{reason.value}`.`{name}`, 0L)" for reason in DropReason)
+    return f"CASE WHEN nothing_dropped THEN 0L ELSE {whole} END"

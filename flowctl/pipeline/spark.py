@@ -12,9 +12,11 @@ import importlib.util
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +43,11 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
 _STOP_TIMEOUT_S: Final = 20
+_FOLDER: Final = "flowctl-spark-"
+"""Begin of the names of folders for Java's log, among the temporary files; the number of the process follows."""
+_KEPT_LOGS: Final = 5
+"""Logs of failed runs that are kept, of each user."""
+_KEPT_S: Final = 7 * 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +55,9 @@ class SessionOptions:
     """How to start Spark.
 
     Args:
-        master: ``local[*]``, ``local[2]``, ``spark://host:port``, ``yarn``, ``k8s://...``. None: ``local[*]``, or what
-            the environment's ``spark-defaults.conf`` and `conf` say.
+        master: ``local[*]``, ``local[2]``, ``spark://host:port``, ``yarn``, ``k8s://...``. None: what `conf` says
+            as ``spark.master``, else ``local[*]``. A ``spark-defaults.conf`` does not change it: a job started
+            without ``--master`` stays on this machine.
         app_name: name shown in Spark's own pages.
         conf: settings of Spark, which win over everything chosen here.
         driver_memory: heap of the driver's Java, like ``2g``.
@@ -129,8 +137,9 @@ _own: dict[str, Any] = {}
 """The Java process that this module started and its log; empty while there is none. One per process, as Spark has."""
 
 
-PARTITION_BYTES: Final = 48 << 20
-"""Of input per partition of a shuffle: sums of it fit into the memory of a task several times over."""
+PARTITION_BYTES: Final = 12 << 20
+"""Of input per partition of a shuffle: some 120,000 connections, whose sums and names (a hash join, which cannot spill)
+take some 150 MB together, so that two tasks fit into the 2 GiB of the driver whatever the data."""
 MAX_PARTITIONS: Final = 4096
 
 
@@ -181,13 +190,50 @@ def open_session(options: SessionOptions | None = None) -> SparkSession:
         return active
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
-    folder = Path(tempfile.mkdtemp(prefix="flowctl-spark-"))
+    remove_old_logs(Path(tempfile.gettempdir()), time.time())
+    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
     log = options.log_file or folder / "spark.log"
     log4j = folder / "log4j2.properties"
     log4j.write_text(_LOG4J, encoding="ascii")
     _own.update(log=log, folder=folder)
     with mapped_errors():
         return _start(settings_of(options, log4j), log)
+
+
+def remove_old_logs(folder: Path, now_s: float) -> None:
+    """Remove what failed runs have left: all but the newest five, and what is older than a week.
+
+    The folder of a process that is still there stays, and one without a number that changed within the last hour.
+
+    Args:
+        folder: where temporary files are.
+        now_s: seconds since the epoch.
+    """
+    own = []
+    for path in folder.glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+                log = path / "spark.log"
+                own.append((log.stat().st_mtime if log.is_file() else status.st_mtime, path))
+    for number, (changed_s, path) in enumerate(sorted(own, reverse=True)):
+        age_s = now_s - changed_s
+        if not _in_use(path, age_s) and (age_s > _KEPT_S or number >= _KEPT_LOGS):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _in_use(path: Path, age_s: float) -> bool:
+    """Return whether the run that a folder belongs to may still go on."""
+    found = re.match(rf"{_FOLDER}(\d{{1,9}})-", path.name)
+    if found is None:
+        return age_s < 3_600
+    try:
+        os.kill(int(found.group(1)), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
@@ -272,10 +318,18 @@ def mapped_errors() -> Iterator[None]:
         yield
     except (PySparkException, Py4JError, Py4JNetworkError) as error:
         _own["failed"] = True
-        raise SparkError(one_line(error), hint=_hint()) from error
+        raise SparkError(one_line(error), hint=_hint(str(error))) from error
 
 
-def _hint() -> str:
+_GONE: Final = re.compile(r"FileNotFoundException|FILE_NOT_EXIST|NoSuchFileException|NoSuchFileError")
+
+
+def _hint(told: str = "") -> str:
+    if _GONE.search(told):
+        return (
+            "a file went away while it was read: the recorder removes its oldest files at events_max "
+            "of disk; copy the folder first, or raise events_max"
+        )
     log = log_path()
     return f"Spark's own log is {log}" if log is not None and log.exists() else "Spark's own log has more"
 
@@ -284,14 +338,27 @@ _CLASS: Final = re.compile(r"^(?:: )?(?:Caused by: )?(?:[a-z_$][\w$]*\.)+[A-Z][\
 _NOISE: Final = ("at ", "An error occurred while calling ", "Driver stacktrace:", "Job aborted due to stage failure:")
 """Beginnings of lines that say where something was seen, not what happened."""
 _LINE_LENGTH: Final = 400
+_PYTHON_WORKER: Final = "An exception was thrown from the Python worker"
+_PYTHON_ERROR: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt)(?:: .*)?$")
+"""The last line of a Python traceback, which alone says what happened."""
 
 
 def one_line(error: BaseException) -> str:
     """Return what an error of Spark says in one line of at most 400 characters, without a stack trace.
 
-    The first line says what was being done ("error while reading file ..."), the innermost cause what happened.
+    The first line says what was being done ("error while reading file ..."), the innermost cause what happened; of an
+    error in Python of a worker, the last line of its traceback does. An error that is not Spark's says so itself.
     """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not isinstance(error, (PySparkException, Py4JError)):
+        return f"{type(error).__name__}: {lines[0] if lines else 'no more is known'}"[:_LINE_LENGTH]
+    if _PYTHON_WORKER in str(error):
+        python = [line for line in lines if _PYTHON_ERROR.match(line) and not _CLASS.match(line)]
+        if python:
+            return f"Spark failed: in Python of a worker: {python[-1]}"[:_LINE_LENGTH]
     causes = [_CLASS.sub("", line) for line in lines if line.startswith("Caused by: ")]
     told = [_CLASS.sub("", line) for line in lines if not line.startswith((*_NOISE, "Caused by: "))]
     first = told[0] if told else type(error).__name__

@@ -15,22 +15,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
+from flowctl.errors import ConfigError
 from flowctl.pipeline.accounts import JobResult
+from flowctl.pipeline.place import Place
 from flowctl.pipeline.synth_kinds import FIRST_ABUSER, FIRST_SLOW, KINDS
 from flowctl.pipeline.synth_plan import Cast, SynthOptions, plan, steps_by_key
 from flowctl.pipeline.synth_steps import HEAD_MS, SLOTS
-from flowctl.telemetry.schema import CONN_NUMBER_BITS, FLOW_EVENTS, SPARK_TYPES
+from flowctl.telemetry.schema import CONN_NUMBER_BITS, FLOW_EVENTS, SPARK_TYPES, TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 TRUTH_FOLDER: Final = "_truth/planted.parquet"
 """Below the data; a name with ``_`` is not data, so no job reads it by accident."""
+MARKER: Final = "_synth.txt"
+"""Says that the tables of a folder were made here; written before them, so that half of a set is known as such."""
 VISITS_PER_TASK: Final = 150_000
 """About a million and a half events: some 50 MB of Parquet, a few seconds of work."""
 SEQUENCE_BITS: Final = 12
 """A visit has fewer events than 4096, so `seq` is unique."""
 CONNECTION_BITS: Final = 8
+_MADE: Final = (FLOW_EVENTS.name, "flow_samples")
 _SOFT_BYTES: Final = 2 << 20
 _HARD_BYTES: Final = 4 << 20
 _HARD_AGE_MS: Final = 8000.0
@@ -199,6 +204,8 @@ def timed(frame: DataFrame) -> DataFrame:
     at = f.lit(int(HEAD_MS * 1000)) + (body * f.col("place")).cast("bigint")
     before = f.lit(int(HEAD_MS * 1000)) + (body * f.col("before")).cast("bigint")
     head = (f.col("head_ms") * f.col("far")).cast("bigint") * 1000
+    since = f.lit(int(HEAD_MS * 1000)) + (body * f.col("since")).cast("bigint")
+    frame = frame.withColumn("since_us", since)
     return frame.withColumn("at_us", f.when(f.col("place").isNull(), head).otherwise(at)).withColumn(
         "before_us", f.when(f.col("before") < 0, f.lit(0)).otherwise(before)
     )
@@ -272,6 +279,7 @@ def _figures() -> dict[str, Column]:
         "state_ms": f.when(edge, (f.col("at_us") - f.col("before_us")) / 1000),
         "value": f.when(f.col("step_value") < 0, f.when(on_bytes, size).otherwise(age))
         .when(handshake, f.col("at_us") / 1000)
+        .when(f.col("state_to") == "READY", (f.col("at_us") - f.col("since_us")) / 1000)
         .otherwise(f.col("step_value")),
         "limit": f.when(f.col("step_limit") < 0, mark).otherwise(f.col("step_limit")),
         "queued_bytes": f.when(waits, size),
@@ -347,16 +355,20 @@ def run(spark: SparkSession, events_path: str, out: str, options: SynthOptions |
     Args:
         spark: session.
         events_path: not used; every job has it.
-        out: folder; tables in it are replaced.
+        out: folder; see `SynthOptions.replace`.
         options: what to make. None: all defaults.
 
     Returns:
         No accounts, since nothing is read; `summary` has the numbers of rows, clients and planted ones.
+
+    Raises:
+        ConfigError: `out` cannot be written, or holds tables that are not to be replaced.
     """
     del events_path
     options = options or SynthOptions()
     cast = plan(options)
     result = JobResult(name="synth")
+    _clear(spark, Place(spark, out), replace=options.replace)
     with _fast_settings(spark):
         path = f"{out}/{FLOW_EVENTS.name}"
         _write(events(spark, options, cast), path)
@@ -378,6 +390,37 @@ def run(spark: SparkSession, events_path: str, out: str, options: SynthOptions |
             summary |= {"planted_abusers": found.get(True, 0), "planted_honest": found.get(False, 0)}
     result.summary = summary | {"clients": cast.clients, "visits": cast.visits, "streams": cast.streams}
     return result
+
+
+def _clear(spark: SparkSession, place: Place, *, replace: bool) -> None:
+    """See to it that nothing is lost in `place`, take away what was made there before, and mark the folder.
+
+    Records of a server cannot be made again, and the folder for them is named on the same command line.
+
+    Raises:
+        ConfigError: there are tables, and `replace` is not set or they were not made here.
+    """
+    there = [name for name in TABLES if place.exists(name)]
+    marked = place.exists(MARKER) or place.exists(TRUTH_FOLDER)
+    foreign = [name for name in there if not marked or name not in _MADE or not _is_made(spark, place.path(name))]
+    if foreign:
+        raise ConfigError(
+            f"{place.folder} has {', '.join(foreign)} that synth did not make",
+            hint="name a new folder, like `synthetic`",
+        )
+    if there and not replace:
+        raise ConfigError(
+            f"{place.folder} has data of an earlier run", hint="name a new folder, or give --replace to make it anew"
+        )
+    place.write_text(MARKER, "Made by flowctl analyze synth.\n")
+    for name in (*there, TRUTH_FOLDER):  # samples or truth of other data must not stay beside these
+        place.delete(name)
+
+
+def _is_made(spark: SparkSession, path: str) -> bool:
+    """Return whether all files of a table have names as Spark gives them; a recorder names its files by its node."""
+    listed = spark.read.format("binaryFile").option("recursiveFileLookup", "true").option("pathGlobFilter", "*.parquet")
+    return all(name.rpartition("/")[2].startswith("part-") for name in listed.load(path).inputFiles())
 
 
 def _write(frame: DataFrame, path: str) -> None:

@@ -40,6 +40,7 @@ class SynthOptions:
         nodes: number of servers.
         samples_s: interval of `flow_samples`, seconds. None: that table is not made.
         truth: whether the planted addresses are written beside.
+        replace: whether what was made in the folder before is replaced. False: it is an error.
     """
 
     events: int = 100_000
@@ -53,6 +54,7 @@ class SynthOptions:
     nodes: int = 4
     samples_s: float | None = None
     truth: bool = True
+    replace: bool = False
 
     def __post_init__(self) -> None:
         _within("--events", self.events, 1, MOST_EVENTS)

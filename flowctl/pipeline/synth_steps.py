@@ -8,7 +8,7 @@ edge before it, so that `state_ms` is the difference of two times of the same co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from flowctl.errors import ConfigError
@@ -39,7 +39,8 @@ class Step:
         value: value on the axis; -1: from `fill`.
         limit: mark, in the same unit; -1: from the axis.
         fill: how full the queue is, as a share of the hard limit.
-        since: of an end that is not READY: `place` at which READY was left. None: it was READY.
+        since: of an edge back to READY, and of an end that is not READY: `place` at which READY was left.
+            None: it was READY.
         drops: episodes of drops that the event tells of.
         taken: whether the kernel is asked (rtt, unsent, delay).
         connection: number of the connection in the visit; set when a variant is laid out.
@@ -203,7 +204,8 @@ def play(
                 if new != READY
                 else "drained"
             )
-            steps.append(_edge(place, before, state, new, cause, axis if new == SOFT else None, 0.5 if up else 0.2))
+            edge = _edge(place, before, state, new, cause, axis if new == SOFT else None, 0.5 if up else 0.2)
+            steps.append(replace(edge, since=since) if new == READY else edge)
             if new == SOFT:
                 drops += 1
                 steps.append(_sample((number + share + 0.05) / episodes))

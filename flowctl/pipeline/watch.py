@@ -19,142 +19,33 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.bans import MOST_BANS
-from flowctl.errors import ConfigError
-from flowctl.pipeline import addresses
-from flowctl.pipeline.abuse import ban_of
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.pipeline.abuse import bans_from
 from flowctl.pipeline.accounts import Accounts, JobResult
-from flowctl.pipeline.addresses import Network
-from flowctl.pipeline.checks import any_of
-from flowctl.pipeline.evidence import evidence, points, standing_hours
+from flowctl.pipeline.banfile import BANS_FILE
 from flowctl.pipeline.place import Place
-from flowctl.pipeline.watch_input import files_of, look, offsets_of, row_checks
+from flowctl.pipeline.watch_input import files_of, forget, judge_files, look_at_rows, offsets_of, take_back, taken_back
+from flowctl.pipeline.watch_rules import WatchOptions, found_in, to_ban, windowed, without
 from flowctl.pipeline.watch_state import BatchRecord, WatchState
-from flowctl.pipeline.weights import Weights
 from flowctl.telemetry.schema import FLOW_EVENTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-MOST_FILES: Final = 500
-"""Files of a trigger: a minute of 80 nodes that write every 10 s; a backlog is worked off in batches of that."""
-STATE_PARTITIONS: Final = "4"
-"""Each is a file per batch; the number is fixed with a checkpoint's first batch. Enough for a million addresses."""
-_FAR_FUTURE_US: Final = 4_102_444_800_000_000
-"""Year 2100: the check against a clock that is ahead is made with the batch's own time instead, which replays."""
+MOST_STATE_PARTITIONS: Final = 8
+"""Each is a task and a file per batch, so more of them than cores cost time; fixed with a checkpoint's first batch."""
 _POLL_S: Final = 0.2
+_UNREAD: Final = ("unreadable file", "empty file")
+"""Problems of files of which Spark can have read nothing."""
 
 Tell = Callable[[str], None]
 """Given a line for people about each batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchOptions:
-    """How to watch.
-
-    Args:
-        trigger_s: time between two looks for new files, 0.1 to 3600 s.
-        window_s: length of a window, 1 to 86,400 s.
-        watermark_s: how much later than the newest record one may come, 0 to 86,400 s; also how far ahead of this
-            machine's clock one may be.
-        checkpoint: folder of Spark's checkpoint. None: ``OUT/_checkpoint``.
-        once: work off what is there, then end.
-        most_files: files per trigger.
-        weights: of evidence.
-        allow: networks that are never banned.
-        most_bans: longest ban list.
-    """
-
-    trigger_s: float = 5.0
-    window_s: float = 60.0
-    watermark_s: float = 120.0
-    checkpoint: str | None = None
-    once: bool = False
-    most_files: int = MOST_FILES
-    weights: Weights = field(default_factory=Weights)
-    allow: tuple[Network, ...] = ()
-    most_bans: int = 10_000
-
-    def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("--trigger", self.trigger_s, 0.1, 3600),
-            ("--window", self.window_s, 1, 86_400),
-            ("--watermark", self.watermark_s, 0, 86_400),
-            ("--max-files", self.most_files, 1, 100_000),
-            ("--max-bans", self.most_bans, 1, MOST_BANS),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(f"{name} is {value:g}, allowed is {low:g} to {high:g}")
-
-
-def windowed(found: DataFrame, options: WatchOptions) -> DataFrame:
-    """Return the scores of addresses in windows; works on a stream and on a table alike.
-
-    Args:
-        found: of `evidence`; a stream has its watermark already.
-        options: windows, weights.
-
-    Returns:
-        One row per window and address: window, address, score, last_seen, and n0, n1 ...: occurrences of each of
-        `counted_kinds`. Sums of fixed columns instead of a map of kinds, because a stream can have one aggregation
-        only.
-    """
-    window = f.window("ts", f"{options.window_s} seconds", f"{options.window_s / 2} seconds")
-    known = counted_kinds(options.weights)
-    counts = [
-        f.sum(f.when(f.col("kind") == kind, f.col("amount")).otherwise(0)).alias(f"n{number}")
-        for number, kind in enumerate(known)
-    ]
-    # Whole numbers, so that the sum does not depend on the order of files.
-    weighed = (f.col("amount") * points(options.weights) * 1000).cast("bigint")
-    summed = found.groupBy(window.alias("window"), "address").agg(
-        f.sum(weighed).alias("milli_points"),
-        f.sum("good_ms").alias("good_ms"),
-        f.sum("begun").alias("begun"),
-        f.sum("ended").alias("ended"),
-        f.max("ts").alias("last_seen"),
-        *counts,
-    )
-    score = f.round(f.col("milli_points") / 1000 / (1 + standing_hours(options.weights)), 3)
-    return summed.select("window", "address", score.alias("score"), "last_seen", *(f"n{n}" for n in range(len(known))))
-
-
-def counted_kinds(weights: Weights) -> list[str]:
-    """Return the kinds of evidence that are told apart: all with a name of their own that weigh anything."""
-    return [name for name, value in weights.points.items() if value and not name.endswith(".*")]
-
-
-def to_ban(scores: DataFrame, options: WatchOptions) -> DataFrame:
-    """Return who is to be banned, with cidr, score, last_seen_s and evidence (JSON).
-
-    Args:
-        scores: of `windowed`.
-        options: threshold, allow list, length of the list.
-    """
-    known = counted_kinds(options.weights)
-    pairs = [f.struct(f.lit(kind).alias("key"), f.col(f"n{n}").alias("value")) for n, kind in enumerate(known)]
-    told = f.map_from_entries(f.filter(f.array(*pairs), lambda pair: pair["value"] > 0))
-    digits = addresses.digits(f.col("address"))
-    nobody = digits.isNull() | addresses.is_cut(f.col("address"), digits)
-    return (
-        scores.where(f.col("score") >= options.weights.threshold)
-        .where(~nobody & ~addresses.lies_in(digits, options.allow))
-        .orderBy(f.desc("score"), "address", "window")
-        .limit(options.most_bans)
-        .select(
-            addresses.cidr(f.col("address"), digits).alias("cidr"),
-            "score",
-            (f.unix_micros("last_seen") / 1e6).alias("last_seen_s"),
-            f.to_json(told).alias("evidence"),
-        )
-    )
 
 
 class Watch:
@@ -168,7 +59,7 @@ class Watch:
         tell: given a line about each batch.
 
     Raises:
-        ConfigError: `out` cannot be used, or belongs to another checkpoint.
+        ConfigError: `out` cannot be used, has a ban list that cannot be read, or belongs to another checkpoint.
     """
 
     def __init__(self, spark: SparkSession, events: str, out: Path, options: WatchOptions, tell: Tell) -> None:
@@ -179,7 +70,8 @@ class Watch:
         self._tell = tell
         self._checkpoint = Place(spark, options.checkpoint or str(out / "_checkpoint"))
         self._lock = threading.Lock()  # batches come on a thread of Spark's, late rows are noted by the main thread
-        self._state = WatchState(out, options.most_bans)
+        self._state = WatchState(out, options.most_bans, options.allow, replace_bans=options.replace_bans)
+        self.failure: Exception | None = None  # what ended the stream, before Spark wrapped it into texts
         self._seen_batch = -1
 
     def start(self) -> StreamingQuery:
@@ -188,7 +80,7 @@ class Watch:
         known = self._query_id()
         self._state.claim(known)
         for name, value in {
-            "spark.sql.shuffle.partitions": STATE_PARTITIONS,
+            "spark.sql.shuffle.partitions": str(min(MOST_STATE_PARTITIONS, spark.sparkContext.defaultParallelism)),
             # A batch without files would only throw old windows out, which the next one does as well.
             "spark.sql.streaming.noDataMicroBatches.enabled": "false",
             "spark.sql.streaming.minBatchesToRetain": "10",
@@ -215,34 +107,44 @@ class Watch:
 
     def _stream(self) -> DataFrame:
         """Return who has which score, as it changes."""
-        options = self._options
         raw = (
-            self._spark.readStream.schema(FLOW_EVENTS.spark_ddl)
+            self._raw(self._spark.readStream)
             .option("recursiveFileLookup", "true")
             .option("pathGlobFilter", "*.parquet")
-            .option("maxFilesPerTrigger", options.most_files)
-            # Else one truncated file ends the stream; `look` finds and names what was passed over.
-            .option("ignoreCorruptFiles", "true")
-            .option("ignoreMissingFiles", "true")
+            .option("maxFilesPerTrigger", self._options.most_files)
             .parquet(self._path)
         )
-        # The time of the batch, not of now: a batch that is run again must filter the same rows.
-        ahead = f.current_timestamp() + f.make_dt_interval(secs=f.lit(options.watermark_s))
-        fits = raw.where(~f.expr(any_of(row_checks(), _FAR_FUTURE_US))).where(f.col("ts") <= ahead)
-        found = evidence(fits, options.weights).withWatermark("ts", f"{options.watermark_s} seconds")
-        return windowed(found, options)
+        found = found_in(raw, f.current_timestamp(), self._options)
+        return windowed(found.withWatermark("ts", f"{self._options.watermark_s} seconds"), self._options)
+
+    def _raw(self, reader: Any) -> Any:
+        """Return a reader of records that passes over what it cannot read; `judge_files` finds and names it.
+
+        Else one truncated file would end the stream.
+        """
+        schema = reader.schema(FLOW_EVENTS.spark_ddl)
+        return schema.option("ignoreCorruptFiles", "true").option("ignoreMissingFiles", "true")
 
     def _batch(self, frame: DataFrame, number: int) -> None:
-        """Take what a batch changed: bans first, then what of its files could not be used."""
-        options = self._options
-        rows = [row.asDict() for row in to_ban(frame, options).collect()]
-        bans = [ban_of(row, options.weights, row["last_seen_s"]) for row in rows]
-        record = BatchRecord(number, bans)
+        """Take what a batch changed, and keep what goes wrong with it: Spark makes a long text of it."""
+        try:
+            self._take(frame, number)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def _take(self, frame: DataFrame, number: int) -> None:
+        """Judge files, then write bans, then look at rows."""
+        options, at = self._options, offsets_of(self._checkpoint, number)
+        record = BatchRecord(number)
+        with self._lock:
+            known = self._state.known(number)
+        good = judge_files(record, files_of(self._checkpoint, number), known, at.at_ms)
+        rows = [row.asDict() for row in to_ban(self._counting(frame, record, at.at_ms), options).collect()]
+        record.bans, record.bans_invalid = bans_from(((row, row["last_seen_s"]) for row in rows), options.weights)
         with self._lock:
             new = self._state.enter(record, time.time())
-        paths = files_of(self._checkpoint, number)
-        at_ms = offsets_of(self._checkpoint, number).at_ms
-        look(self._spark, record, paths, at_ms, options.watermark_s, str(self._out))
+        look_at_rows(self._spark, record, good, at.at_ms, options.watermark_s, str(self._out))
         with self._lock:
             self._state.enter(record, time.time())
         bad = record.rows_in - record.rows_out
@@ -250,6 +152,25 @@ class Watch:
             f"batch {number}: {record.files} files, rows in {record.rows_in} = out {record.rows_out}"
             f" + quarantined {bad}{_named(record)}; {new} new bans, {len(self._state.bans(time.time()))} in all"
         )
+
+    def _counting(self, frame: DataFrame, record: BatchRecord, at_ms: int) -> DataFrame:
+        """Return the sums without the evidence of files that must not count: of this batch, and of those before."""
+        late_ms = offsets_of(self._checkpoint, record.batch - 1).watermark_ms  # what Spark dropped as late in this one
+        paths = [path for path, problem in record.bad_files if problem not in _UNREAD]
+        if paths:
+            now = f.timestamp_millis(f.lit(at_ms))
+            found = found_in(self._raw(self._spark.read).parquet(*paths), now, self._options)
+            sums = windowed(found, self._options).where(f.unix_millis("window.end") > late_ms)
+            record.taken_back_until_ms = take_back(sums, self._checkpoint, record.batch)
+        with self._lock:
+            live, over = self._state.taken_back(late_ms)
+        for number in over:
+            forget(self._checkpoint, number)
+            self._state.forget_taken_back(number)
+        live = [number for number in live if number != record.batch]
+        live += [record.batch] if record.taken_back_until_ms is not None else []
+        back = taken_back(self._spark, self._checkpoint, live)
+        return frame if back is None else without(frame, back, self._options)
 
     def note_progress(self, query: StreamingQuery) -> None:
         """Note the rows that came too late, of batches that have ended since the last call."""
@@ -275,6 +196,7 @@ class Watch:
         with self._lock:
             totals = self._state.totals()
             bans = len(self._state.bans(time.time()))
+            kept = self._state.others(time.time())
         accounts = Accounts(
             table=FLOW_EVENTS.name,
             files_in=totals["files"],
@@ -283,11 +205,33 @@ class Watch:
             rows_out=totals["rows_out"],
             rows_quarantined=totals["rows_quarantined"],
             by_reason=totals["by_reason"],
+            files_by_reason=totals["files_by_reason"],
+            files_unknown_rows=totals["files_unknown_rows"],
             settled=True,
         )
-        outputs = {"bans.jsonl": str(self._out / "bans.jsonl"), "checkpoint": self._checkpoint.folder}
-        summary = {"bans": bans, "batches": totals["batches"], "late": totals["late"]}
+        outputs = {BANS_FILE: str(self._out / BANS_FILE), "checkpoint": self._checkpoint.folder}
+        summary = {"bans": bans, "bans_kept": kept, "bans_invalid": totals["bans_invalid"]}
+        summary |= {"batches": totals["batches"], "late": totals["late"]}
         return JobResult(name="watch", accounts=[accounts], outputs=outputs, summary=summary)
+
+
+def _await(query: StreamingQuery, watch: Watch) -> None:
+    """Wait for the end of the stream.
+
+    Raises:
+        FlowctlError: the stream failed; says why, where Spark would say where.
+    """
+    from flowctl.pipeline.spark import SparkError, one_line
+
+    try:
+        query.awaitTermination()
+    except Exception as error:
+        cause = watch.failure
+        if isinstance(cause, FlowctlError):
+            raise cause from error
+        if cause is not None:
+            raise SparkError(one_line(cause), hint="start it again: it goes on where it was") from error
+        raise  # mapped by the session, as for every job
 
 
 def _named(record: BatchRecord) -> str:
@@ -346,7 +290,7 @@ def run(
                 next_look = time.monotonic() + 1.0
                 watch.expire()
         if not stop.is_set():
-            query.awaitTermination()  # raises what ended it
+            _await(query, watch)
     finally:
         query.stop()
         watch.note_progress(query)

@@ -8,6 +8,10 @@ that the objective asks for (`recommend`), which is also written as OUT/limits.t
 What shuffles: the rows of the connections, once, by (node, conn_id), after a select of the columns that are needed and
 a cut by time, which bounds what a worker holds of one connection. What comes to the driver: sums by choice, and by
 choice and bucket of delay, some thousand rows at most. Sums are whole numbers, so the order of adding is no matter.
+
+Running fifty Senders over half an hour of a viewer takes seconds, so of many viewers a simple random sample is taken
+(`WhatifOptions.most`): which ones follows from a hash of node and connection, the same on any cluster. Shares are then
+those of the sample; counts are of it as well, and ``sampled_share`` says how much of all it is.
 """
 
 from __future__ import annotations
@@ -22,11 +26,12 @@ from pyspark.sql import functions as f
 from flowctl.errors import ConfigError
 from flowctl.limitsfile import LimitsFile, render
 from flowctl.pipeline.accounts import Accounts, JobResult
-from flowctl.pipeline.io import has_table, read_table, write_quarantine, write_table
+from flowctl.pipeline.io import has_table, read_optional, read_table, write_quarantine, write_table
 from flowctl.pipeline.place import Place
 from flowctl.pipeline.recommend import BALANCED_WORDS, Pick, costs, mark_front, parse_objective, recommend
 from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid, in_force, parse_grid
-from flowctl.pipeline.whatif_viewers import ALL_CHOICES, DAMAGED, HONEST_SHARE, VIEWERS_DDL, evaluated
+from flowctl.pipeline.whatif_sample import VIEWING, bounded
+from flowctl.pipeline.whatif_viewers import ALL_CHOICES, DAMAGED, HONEST_SHARE, NO_VIEWER, VIEWERS_DDL, evaluated
 from flowctl.telemetry.schema import CLASS_NAMES
 from flowctl.whatif import PLAYER_BUFFER_S, Choice, bucket_ms, marks_text, quantile_ms
 
@@ -38,6 +43,10 @@ CUT_S: Final = 1800.0
 EXTEND_S: Final = 30.0
 """So much is added for a viewer that the server closed: twice the time after which one that takes nothing is closed."""
 
+MOST_VIEWERS: Final = 2_000
+"""Sampled by default: a share of 1 % is then known to half a percent (two standard deviations), in minutes."""
+MOST_MOST: Final = 10_000_000
+
 CHOICES_DDL: Final = (
     "choice_id int, choice string, policy string, soft string, hard string, low string, hard_policy string, "
     "ladder boolean, soft_too_long_s double, stuck_s double, return_after_s double, in_force boolean, "
@@ -47,7 +56,7 @@ CHOICES_DDL: Final = (
     + ", ".join(f"dropped_messages_{name} bigint" for name in CLASS_NAMES)
     + ", key_share double, delay_p50_ms double, delay_p95_ms double, delay_p99_ms double, delay_max_ms double, "
     "stall_share double, ready_share double, memory_peak_bytes bigint, memory_mean_bytes double, "
-    "sent_bytes bigint, edges bigint, returns bigint"
+    "sent_bytes bigint, edges bigint, returns bigint, sampled_share double"
 )
 """Columns of ``whatif_choices``. Grain: one choice over all viewers."""
 
@@ -60,13 +69,13 @@ _SAMPLE_COLUMNS: Final = (
     "seq",
     "conn_id",
     "peer_ip",
+    "role",
     "interval_ms",
     "state",
     "queued_bytes",
     "sent_bytes",
     *(f"accepted_{unit}_{name}" for unit in ("messages", "bytes") for name in CLASS_NAMES),
 )
-_VIEWING: Final = ("play", "http_flv")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +90,7 @@ class WhatifOptions:
         cut_s: how much of a connection is used, in seconds from its beginning.
         extend_s: how much is added for a viewer that the server closed for being slow, in seconds. 0: nothing.
         player_buffer_s: what a player has buffered, in seconds.
+        most: how many viewers are evaluated at most; of more, a random sample. 0: all of them.
 
     Raises:
         ConfigError: a value is out of range, or the objective is not understood.
@@ -93,6 +103,7 @@ class WhatifOptions:
     cut_s: float = CUT_S
     extend_s: float = EXTEND_S
     player_buffer_s: float = PLAYER_BUFFER_S
+    most: int = MOST_VIEWERS
 
     def __post_init__(self) -> None:
         parse_objective(self.objective)
@@ -104,6 +115,8 @@ class WhatifOptions:
             raise ConfigError(f"extend_s is {self.extend_s}, it must be 0 to 600 s")
         if not 0 < self.player_buffer_s <= 60:
             raise ConfigError(f"player_buffer_s is {self.player_buffer_s}, it must be above 0 and at most 60 s")
+        if not 0 <= self.most <= MOST_MOST:
+            raise ConfigError(f"most is {self.most}, it must be 0 (all) to {MOST_MOST} viewers")
 
 
 # -- frames
@@ -123,7 +136,7 @@ def sample_rows(samples: DataFrame, cut_s: float) -> DataFrame:
 
     seconds = f.col("ts").cast("double")
     began = f.min(seconds).over(Window.partitionBy("node", "conn_id"))
-    rows = samples.where(f.col("role").isin(*_VIEWING)).withColumn("_age", seconds - began)
+    rows = samples.where(f.col("role").isin(*VIEWING)).withColumn("_age", seconds - began)
     return rows.where(f.col("_age") <= cut_s).select(*_SAMPLE_COLUMNS)
 
 
@@ -163,7 +176,7 @@ def sums(table: DataFrame) -> DataFrame:
     counted = [*(f"dropped_messages_{name}" for name in CLASS_NAMES), *_SUMMED]
     closed = f.col("closed").isNotNull()
     return (
-        table.where(f.col("choice_id") != DAMAGED)
+        table.where(~f.col("choice_id").isin(DAMAGED, NO_VIEWER))
         .groupBy("choice_id")
         .agg(
             f.count("*").alias("viewers"),
@@ -179,7 +192,7 @@ def sums(table: DataFrame) -> DataFrame:
 def delays(table: DataFrame) -> DataFrame:
     """Return microseconds of delay by `choice_id` and bucket."""
     return (
-        table.where(f.col("choice_id") != DAMAGED)
+        table.where(~f.col("choice_id").isin(DAMAGED, NO_VIEWER))
         .select("choice_id", f.explode("delay_us").alias("bucket", "us"))
         .groupBy("choice_id", "bucket")
         .agg(f.sum("us").alias("us"))
@@ -282,8 +295,16 @@ def _quantiles(histogram: Mapping[int, float]) -> dict[str, float]:
     return {**found, "delay_max_ms": bucket_ms(pairs[-1][0]) if pairs else 0.0}
 
 
-def limits_text(choice: Choice, pick: Pick, present: Mapping[str, Any], objective: str, viewers_count: int) -> str:
-    """Return the limits file of the recommended choice, with the reason and what it costs as comments."""
+def limits_text(choice: Choice, pick: Pick, present: Mapping[str, Any], objective: str, who: str) -> str:
+    """Return the limits file of the recommended choice, with the reason and what it costs as comments.
+
+    Args:
+        choice: that is recommended.
+        pick: its row, and why.
+        present: row of the choice in force.
+        objective: that was asked for.
+        who: whom the figures are of, in words.
+    """
     file = LimitsFile(
         limits=choice.limits,
         objective=objective,
@@ -293,7 +314,7 @@ def limits_text(choice: Choice, pick: Pick, present: Mapping[str, Any], objectiv
         ladder=choice.ladder,
     )
     head = [
-        f"Recommended by flowctl analyze whatif from {viewers_count} recorded viewers.",
+        f"Recommended by flowctl analyze whatif from {who}.",
         f"Objective: {objective}{BALANCED_WORDS if objective.strip() == 'balanced' else ''}",
         f"Why: {pick.why}.",
         "Against the limits in force (in force -> recommended):",
@@ -315,7 +336,8 @@ def run(spark: SparkSession, events: str, out: str, options: WhatifOptions | Non
         options: None: all defaults.
 
     Returns:
-        Accounts of the tables that were read; outputs; summary: viewers, choices, evaluations, the recommendation.
+        Accounts of the tables that were read; outputs; summary: viewers (recorded, and the share that was evaluated),
+        choices, evaluations, the recommendation.
 
     Raises:
         ConfigError: there is neither a flight nor a sample, or the grid or the objective is wrong.
@@ -324,16 +346,20 @@ def run(spark: SparkSession, events: str, out: str, options: WhatifOptions | Non
     source_table = _source(spark, events, options.source)
     flights = source_table == "flight"
     source = read_table(spark, events, source_table)
-    happened = read_table(spark, events, "flow_events") if has_table(spark, events, "flow_events") else None
-    present = _in_force(source.frame if flights else None, None if happened is None else happened.frame)
+    happened = read_optional(spark, events, "flow_events")
+    judging = None if happened is None or happened.absent else happened.frame
+    present = _in_force(source.frame if flights else None, judging)
     choices = default_grid(present or DEFAULT_IN_FORCE)
     if options.grid is not None:
         choices = parse_grid(options.grid, options.grid_name, present or DEFAULT_IN_FORCE)
     rows = flight_rows(source.frame, options.cut_s) if flights else sample_rows(source.frame, options.cut_s)
+    rows, recorded, others = bounded(rows, options.most)
     found = viewers(rows, choices, "flight" if flights else "samples", options)
-    viewers_path = write_table(judged(found, None if happened is None else happened.frame), f"{out}/whatif_viewers")
+    viewers_path = write_table(judged(found, judging), f"{out}/whatif_viewers")
     table = spark.read.parquet(viewers_path)
-    result = _answer(spark, out, table, choices, options)
+    share = min(1.0, options.most / recorded) if options.most and recorded else 1.0
+    result = _answer(spark, out, table, choices, options, share)
+    result.summary |= {"viewers_recorded": recorded, "sampled_share": share, "connections_not_viewers": others}
     result.outputs["whatif_viewers"] = viewers_path
     for item in (source, happened):
         if item is not None:
@@ -342,6 +368,11 @@ def run(spark: SparkSession, events: str, out: str, options: WhatifOptions | Non
     result.summary["source"] = source_table
     result.summary["in_force"] = "of the records" if present else "not in the records; the defaults are taken"
     _note_damaged(table, source.accounts, result)
+    if share < 1:
+        source.accounts.warnings.append(
+            f"whatif: a simple random sample of {options.most} of {recorded} viewers; shares are of the sample "
+            "(--most N takes more, --most 0 all)"
+        )
     return result
 
 
@@ -369,12 +400,12 @@ def _in_force(flights: DataFrame | None, happened: DataFrame | None) -> Choice |
 
 
 def _answer(
-    spark: SparkSession, out: str, table: DataFrame, choices: Sequence[Choice], options: WhatifOptions
+    spark: SparkSession, out: str, table: DataFrame, choices: Sequence[Choice], options: WhatifOptions, share: float
 ) -> JobResult:
     """Sum up, recommend, and write ``whatif_choices`` and ``limits.toml``."""
     by_choice = {row["choice_id"]: row.asDict() for row in sums(table).collect()}
     delay = [(row["choice_id"], row["bucket"], row["us"]) for row in delays(table).collect()]
-    rows = choice_rows(choices, by_choice, delay)
+    rows = [{**row, "sampled_share": share} for row in choice_rows(choices, by_choice, delay)]
     count = rows[0]["viewers"]
     summary: dict[str, Any] = {
         "viewers": count,
@@ -391,7 +422,8 @@ def _answer(
         pick = recommend([row for row in rows if row["policy"] == "live"], options.objective)
         chosen = rows[pick.row["choice_id"]]
         chosen["recommended"] = True
-        text = limits_text(choices[chosen["choice_id"]], pick, rows[0], options.objective, count)
+        who = f"{count} recorded viewers" + (f", a random sample of {share:.2%} of them" if share < 1 else "")
+        text = limits_text(choices[chosen["choice_id"]], pick, rows[0], options.objective, who)
         place = Place(spark, out)
         place.write_text("limits.toml", text)
         outputs["limits.toml"] = place.path("limits.toml")
@@ -406,6 +438,7 @@ def _note_damaged(table: DataFrame, accounts: Accounts, result: JobResult) -> No
     """Say which connections could not be evaluated; their rows stay in ``whatif_viewers`` with the reason."""
     damaged = table.where(f.col("choice_id") == DAMAGED)
     count = damaged.count()
+    result.summary["connections_not_viewers"] += table.where(f.col("choice_id") == NO_VIEWER).count()
     result.summary["connections_not_evaluated"] = count
     if count:
         first = damaged.orderBy("node", "conn_id").select("conn_id", "reason").limit(1).collect()[0]

@@ -41,6 +41,8 @@ ALL_CHOICES: Final = -1
 """`choice_id` of a viewer that was never refused anything: one row that stands for every choice."""
 DAMAGED: Final = -2
 """`choice_id` of a connection whose rows make no viewer; `reason` says why."""
+NO_VIEWER: Final = -3
+"""`choice_id` of a connection that never followed a stream, and so cannot have been slow at it: nothing is wrong."""
 WRITES_PER_S: Final = 5
 """Writes made up per second of a viewer in trouble: a refused one is looked at as often by its ladder."""
 NORMAL_MS: Final = 40.0
@@ -176,6 +178,9 @@ def _rows(
         return
     try:
         viewer = _viewer(rows, source, extend_s)
+        if not any(event[1] >= 0 for event in viewer.events):
+            yield {**head, "source": source, "choice_id": NO_VIEWER, "reason": "it followed no stream"}
+            return
         work = Work()
         outcomes = evaluate(viewer, choices, player_buffer_s=buffer_s, work=work)
     except FlowctlError as error:
@@ -203,10 +208,7 @@ def _viewer(rows: list[dict[str, Any]], source: str, extend_s: float) -> Recorde
     Raises:
         FlowctlError: the rows make none.
     """
-    viewer = flight_viewer(rows, extend_s) if source == "flight" else sample_viewer(rows, extend_s)
-    if not any(event[1] >= 0 for event in viewer.events):
-        raise FlowctlError("it followed no stream")
-    return viewer
+    return flight_viewer(rows, extend_s) if source == "flight" else sample_viewer(rows, extend_s)
 
 
 def _us(seconds: float) -> int:

@@ -113,7 +113,7 @@ class EventName(enum.Enum):
     COMMAND = "command"  # reason: name of the command
     PUBLISH_STARTED = "publish_started"
     PLAY_STARTED = "play_started"
-    STATE_CHANGED = "state_changed"  # value, limit of `axis`; to READY, value: ms since it was left; state_ms: of state_from
+    STATE_CHANGED = "state_changed"  # value, limit of `axis`; to READY, value: ms since it was left; `state_ms`
     STEP_CHANGED = "step_changed"  # of the ladder; state_from, state_to are names of steps; reason says why
     DROPPED = "dropped"  # an episode of drops has ended: dropped_*; detail: by reason and class; value: its ms
     RETURNED = "returned"  # brought back to live; value: ms of delay removed

@@ -7,9 +7,11 @@ import json
 
 import pytest
 from abuse_kit import BEGIN_S, closed, event, hits, write
+from pyspark.sql import functions as f
 
-from flowctl.bans import BanList
+from flowctl.bans import Ban, BanList, render
 from flowctl.errors import ConfigError
+from flowctl.pipeline import addresses
 from flowctl.pipeline.abuse import AbuseOptions, run
 from flowctl.pipeline.addresses import parse_networks
 from flowctl.pipeline.weights import PROOF, Weights
@@ -100,7 +102,9 @@ def test_abuse_when_an_address_is_allowed_never_bans_it(spark, tmp_path, allowed
     assert (scores["192.0.2.15"]["verdict"], len(bans)) == ("allowed", 0)
 
 
-@pytest.mark.parametrize("address", ["h:00ff00ff00ff00ff", "192.0.2.0", "2001:db8:1::", "somebody", "1.2.3"])
+@pytest.mark.parametrize(
+    "address", ["h:00ff00ff00ff00ff", "192.0.2.0", "2001:db8:1::", "somebody", "1.2.3", "300.1.1.1", "1.2.3.04"]
+)
 def test_abuse_when_no_whole_address_was_recorded_bans_nobody(spark, tmp_path, address):
     """A hash or a cut address is scored, and nothing is banned for it."""
     scores, bans, _ = judge(spark, tmp_path, hits(address, "amf_depth", 9))
@@ -175,3 +179,50 @@ def test_networks_when_wrong_are_refused_by_name():
     """An allow list with something else in it is an error that names it."""
     with pytest.raises(ConfigError, match=r"192\.0\.2\.7/24"):
         parse_networks(["192.0.2.7/24"], "--allow")
+
+
+def test_abuse_when_text_looks_like_an_address_takes_what_python_takes(spark):
+    """What has digits here is an address to the ban list, and the other way round."""
+    whole = ["1.2.3.4", "255.255.255.255", "0.0.0.9", "::", "::1", "1::", "1:2:3:4:5:6:7:8", "1:2:3:4:5:6:7::", "A::b"]
+    odd = [
+        "256.1.1.1",
+        "01.2.3.4",
+        "1.2.3",
+        "1:2:3",
+        "1::2::3",
+        ":::",
+        "1:2:3:4:5:6:7:8:9",
+        ":1:2:3:4:5:6:7:8",
+        "1:2:",
+        "",
+    ]
+    odd += ["1:2:3:4:5:6:7::8", "1:2:3:4:5:6:7:", "12345::", "g::"]
+    frame = spark.createDataFrame([(text,) for text in whole + odd], "address string")
+    rows = frame.select("address", addresses.digits(f.col("address")).alias("digits")).collect()
+    assert {row["address"] for row in rows if row["digits"] is not None} == set(whole)
+    for text in whole:
+        assert ipaddress.ip_address(text)
+    for text in odd:
+        with pytest.raises(ValueError, match=r".*"):
+            ipaddress.ip_address(text)
+
+
+def test_abuse_when_no_ban_can_be_made_of_an_address_counts_it_and_bans_the_others(spark, tmp_path):
+    """A record with absurd words costs its own ban, not those of all."""
+    rows = hits("192.0.2.7", "amf_depth", 9, NOW_S) + hits("192.0.2.8", "amf_depth", 9, NOW_S)
+    rows += hits("192.0.2.8", "x" * 300, 1, NOW_S)
+    _, bans, result = judge(spark, tmp_path, rows)
+    assert [ban.cidr for ban in bans.bans] == ["192.0.2.7/32"]
+    assert (result.summary["bans"], result.summary["bans_invalid"]) == (1, 1)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_abuse_when_there_is_a_ban_list_keeps_its_bans_unless_told_otherwise(spark, tmp_path, replace):
+    """Bans of others that last stay on the list; with --replace-bans the list begins anew."""
+    (tmp_path / "out").mkdir()
+    old = [Ban(cidr="203.0.113.9/32", expires_s=NOW_S + 60), Ban(cidr="203.0.113.8/32", expires_s=NOW_S)]
+    (tmp_path / "out/bans.jsonl").write_text(render(old))
+    _, bans, result = judge(spark, tmp_path, hits("192.0.2.7", "amf_depth", 9, NOW_S), replace_bans=replace)
+    kept = set() if replace else {"203.0.113.9/32"}
+    assert {ban.cidr for ban in bans.bans} == {"192.0.2.7/32"} | kept
+    assert result.summary["bans_kept"] == len(kept)

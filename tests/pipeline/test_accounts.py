@@ -5,6 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from py4j.protocol import Py4JError
 
 from flowctl.cli.analyze_common import session_options, text
 from flowctl.errors import ConfigError, InternalError
@@ -27,7 +28,7 @@ FACTS = st.lists(
 def test_accounts_when_settled_have_every_row_of_every_file_once(files, nulls, negatives):
     """Rows in = rows out + quarantined for any mixture of good files, bad ones, copies and bad rows."""
     facts = [
-        (f"f{number:02}", problem, "why", rows, 10, identity, [])
+        (f"f{number:02}", problem, "why", rows, 10, identity, [], None)
         for number, (problem, rows, identity) in enumerate(files)
     ]
     found = judge(facts, "flow_events")
@@ -70,13 +71,14 @@ Caused by: java.io.IOException: No space left on device
 
 def test_error_when_of_spark_is_one_line_with_its_cause():
     """No stack trace and no name of a class: what was done, and what happened."""
-    line = one_line(RuntimeError(TRACE))
+    line = one_line(Py4JError(TRACE))
     assert (
         line
         == "Spark failed: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times No space left on device"
     )
-    assert one_line(RuntimeError("")) == "Spark failed: RuntimeError"
-    assert len(one_line(RuntimeError("x" * 9999))) <= 400
+    assert one_line(Py4JError("")) == "Spark failed: Py4JError"
+    assert one_line(RuntimeError("no such thing")) == "RuntimeError: no such thing"
+    assert len(one_line(Py4JError("x" * 9999))) <= 400
 
 
 def test_settings_when_given_win_and_others_are_ours():

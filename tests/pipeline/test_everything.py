@@ -51,6 +51,31 @@ def job(name, *outputs, error=None, rows=5, accounts=None):
     return Scripted(name, "", tuple(outputs), work)
 
 
+BAN = '{"cidr": "192.0.2.1/32", "score": 1.0, "evidence": {}, "expires": null}\n'
+
+
+def test_run_when_there_is_a_ban_list_adds_to_it(spark, tmp_path):
+    """Bans that a watch or a person has put on the list stay on it beside those of the run."""
+
+    def judging(spark, events, out, options):
+        Path(out, "bans.jsonl").write_text(BAN.replace("192.0.2.1", "192.0.2.2"))
+        (tmp_path / "out/bans.jsonl").write_text(BAN)  # while the run goes on
+        return JobResult(name="abuse", outputs={"bans.jsonl": f"{out}/bans.jsonl"})
+
+    found = run(spark, tmp_path, Scripted("abuse", "", ("bans.jsonl",), judging))
+    assert found.failed == []
+    assert (tmp_path / "out/bans.jsonl").read_text() == BAN + BAN.replace("192.0.2.1", "192.0.2.2")
+
+
+def test_run_when_the_ban_list_cannot_be_read_does_nothing(spark, tmp_path):
+    """A list with a typing error is an error before any work, and is left as it is."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/bans.jsonl").write_text("{broken")
+    with pytest.raises(ConfigError, match=r"bans\.jsonl"):
+        run(spark, tmp_path, job("abuse", "bans.jsonl"))
+    assert (tmp_path / "out/bans.jsonl").read_text() == "{broken"
+
+
 def rows_of(spark, path):
     return spark.read.parquet(str(path)).count()
 
@@ -92,9 +117,11 @@ def test_run_when_repeated_replaces_what_there_was(spark, tmp_path):
 
 def test_run_when_a_job_fails_now_keeps_what_it_left_before(spark, tmp_path):
     """A ban list in use is not taken away by a failed run, and half of a table is not put in its place."""
-    run(spark, tmp_path, job("a", "bans.jsonl", "ta"))
-    run(spark, tmp_path, job("a", "bans.jsonl", "ta", rows=9, error=RuntimeError("broken")))
-    assert (tmp_path / "out/bans.jsonl").read_text() == "a 5\n"
+    run(spark, tmp_path, job("a", "limits.toml", "ta"))
+    (tmp_path / "out/bans.jsonl").write_text(BAN)
+    run(spark, tmp_path, job("a", "limits.toml", "bans.jsonl", "ta", rows=9, error=RuntimeError("broken")))
+    assert (tmp_path / "out/limits.toml").read_text() == "a 5\n"
+    assert (tmp_path / "out/bans.jsonl").read_text() == BAN
     assert rows_of(spark, tmp_path / "out/ta") == 5
 
 

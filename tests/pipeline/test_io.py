@@ -200,8 +200,9 @@ def test_read_when_the_job_counts_by_itself_settles_to_the_same_accounts(spark, 
 @pytest.mark.parametrize("large", [False, True])
 def test_preflight_when_on_the_workers_says_what_it_says_in_the_driver(spark, tmp_path, monkeypatch, large):
     """Few and many files are looked at in different places, by the same rules."""
-    write(tmp_path, good(3), "a", uid="one")
-    write(tmp_path, good(3), "b", uid="one")
+    rows = good(3)
+    write(tmp_path, rows, "a", uid="one")
+    write(tmp_path, rows, "b", uid="one")
     write(tmp_path, [event(1, 7, "sample", rtt_us=-1)], "c")
     (folder(tmp_path) / "d.parquet").write_bytes(b"nothing")
     monkeypatch.setattr(io, "DRIVER_FILES", 0 if large else 256)

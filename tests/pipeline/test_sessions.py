@@ -9,7 +9,7 @@ import pytest
 from record_kit import at, event, sample, write, write_samples
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline import delays
+from flowctl.pipeline import blame, delays
 from flowctl.pipeline.sessions import COLUMNS, run
 
 PEER = {"peer_ip": "192.0.2.1", "peer_port": 50_000}
@@ -23,8 +23,10 @@ DETAIL = {
 }
 
 
-def edge(seconds, conn_id, old, new, state_ms):
-    return event(seconds, conn_id, "state_changed", state_from=old, state_to=new, state_ms=state_ms, **WATCHES)
+def edge(seconds, conn_id, old, new, state_ms, **columns):
+    return event(
+        seconds, conn_id, "state_changed", state_from=old, state_to=new, state_ms=state_ms, **columns, **WATCHES
+    )
 
 
 def slow_viewer(conn_id):
@@ -36,10 +38,10 @@ def slow_viewer(conn_id):
         edge(10, conn_id, "READY", "OVERLOADED", 10_000.0),
         edge(12, conn_id, "OVERLOADED", "SOFT_LIMIT", 2_000.0),
         edge(15, conn_id, "SOFT_LIMIT", "OVERLOADED", 3_000.0),
-        edge(16, conn_id, "OVERLOADED", "READY", 1_000.0),
+        edge(16, conn_id, "OVERLOADED", "READY", 1_000.0, value=6_000.0),
         event(17, conn_id, "dropped", dropped_messages=6, dropped_bytes=6_000, **WATCHES),
         edge(30, conn_id, "READY", "OVERLOADED", 14_000.0),
-        edge(32, conn_id, "OVERLOADED", "READY", 2_000.0),
+        edge(32, conn_id, "OVERLOADED", "READY", 2_000.0, value=2_000.0),
         event(40, conn_id, "input_paused", **WATCHES),
         event(41, conn_id, "limit_hit", axis="commands_per_second", value=51.0, limit=50.0, **WATCHES),
         event(42, conn_id, "returned", value=900.0, **WATCHES),
@@ -49,6 +51,19 @@ def slow_viewer(conn_id):
             60, conn_id, "conn_closed", state_from="READY", state_ms=28_000.0, reason="peer reset", sent_bytes=9_000,
             dropped_messages=10, dropped_bytes=10_000, detail=json.dumps(DETAIL), **WATCHES,
         ),
+    ]  # fmt: skip
+
+
+def flicker(conn_id, lasted_ms, thinned):
+    """Events of a viewer that is overloaded once, for so long, and loses these messages, in a session of 10 s."""
+    detail = {"dropped": {"thinned from the queue": thinned, "queued at close": {"key": 1}}}
+    back = 1 + lasted_ms / 1000
+    return [
+        event(0, conn_id, "play_started", **WATCHES),
+        edge(1, conn_id, "READY", "OVERLOADED", 1_000.0),
+        edge(back, conn_id, "OVERLOADED", "READY", lasted_ms, value=lasted_ms),
+        event(10, conn_id, "conn_closed", state_from="READY", state_ms=9_000.0 - lasted_ms, reason="peer closed",
+              dropped_messages=4, dropped_bytes=400, detail=json.dumps(detail), **WATCHES),
     ]  # fmt: skip
 
 
@@ -71,6 +86,7 @@ def found(spark, tmp_path_factory):
         event(1, 4, "conn_closed", state_from="HARD_LIMIT", state_ms=0.0, reason="hard limit", **WATCHES),
         event(3, 5, "sample", viewer_delay_ms=1.0, **WATCHES),
     ]
+    rows += [*flicker(7, 20.0, {"disposable": 3}), *flicker(8, 20.0, {"inter": 3}), *flicker(9, 1_500.0, {})]
     write(root, rows)
     busy = {"state": "OVERLOADED", "strained": True, "viewer_delay_ms": 500.0, "accepted_bytes_inter": 1_000}
     write_samples(
@@ -97,10 +113,10 @@ def test_sessions_when_written_have_the_columns_of_the_contract(found):
     sessions, result, frame = found
     assert dict(frame.dtypes) == COLUMNS
     assert frame.columns == list(COLUMNS)
-    assert sorted(sessions) == [1, 2, 3, 4, 5, 6]
-    assert [item.rows_in for item in result.accounts] == [43, 10]
+    assert sorted(sessions) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert [item.rows_in for item in result.accounts] == [55, 10]
     assert all(item.rows_out == item.rows_in and item.settled for item in result.accounts)
-    assert result.summary["sessions"] == 6
+    assert result.summary["sessions"] == 9
     assert (result.summary["open"], result.summary["without_address"]) == (2, 1)
 
 
@@ -111,7 +127,7 @@ def test_session_when_closed_has_its_times_and_episodes(found):
     assert figures(row, "duration_s", "close_reason", "closed_by") == (60.0, "peer reset", "peer")
     assert figures(row, "time_ready_ms", "time_overloaded_ms", "time_soft_ms", "time_hard_ms") == (52e3, 5e3, 3e3, 0.0)
     assert figures(row, "episodes_overloaded", "episodes_soft", "episodes_hard", "recoveries") == (2, 1, 0, 2)
-    assert figures(row, "recover_mean_ms", "recover_max_ms") == (4_000.0, 2_000.0)
+    assert figures(row, "recover_mean_ms", "recover_max_ms") == (4_000.0, 6_000.0)
     assert figures(row, "handshake_ms", "startup_ms", "exit_before_start") == (50.0, 200.0, False)
     assert figures(row, "worst_state", "input_pauses", "limit_hits", "returns_to_live") == ("SOFT_LIMIT", 1, 1, 1)
 
@@ -145,6 +161,15 @@ def test_blame_when_one_message_fills_the_queue_is_the_limits(found):
     """From READY straight to HARD_LIMIT: the limits are too small for a message, and so it is policy."""
     row = found[0][4]
     assert figures(row, "blame", "blame_share_policy", "worst_state") == ("policy", 1.0, "HARD_LIMIT")
+
+
+def test_blame_when_a_viewer_only_flickers_is_none(found):
+    """20 ms of OVERLOADED and disposable frames dropped are no trouble; a frame that others need, or 1.5 s, are."""
+    sessions = found[0]
+    assert figures(sessions[7], "worst_state", "dropped_messages_disposable", "blame") == ("OVERLOADED", 3, "none")
+    assert sum(sessions[7][f"blame_share_{name}"] for name in blame.BLAMES) == 0
+    assert [sessions[number]["blame"] for number in (8, 9)] == ["viewer_link", "viewer_link"]
+    assert found[1].summary["in_trouble"] == sum(row["blame"] != "none" for row in sessions.values()) == 6
 
 
 def test_blame_when_there_are_no_samples_is_the_link(found):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from abuse_kit import hits, write
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
@@ -112,6 +113,30 @@ def test_synth_when_nobody_bad_is_wanted_makes_none(spark, tmp_path):
     out = str(tmp_path)
     result = synth.run(spark, "", out, SynthOptions(events=2_000, abusers=0.0))
     assert result.summary["planted_abusers"] == 0
+
+
+def test_synth_when_the_folder_has_records_of_a_server_refuses_whatever_was_asked(spark, tmp_path):
+    """Recorded tables are never deleted: not beside nothing, not in a folder that synth has used before."""
+    path = write(tmp_path / "events", hits("192.0.2.1", "amf_depth", 1))
+    for marked in (False, True):
+        if marked:
+            (tmp_path / "events" / synth.TRUTH_FOLDER).mkdir(parents=True)
+        for replace in (False, True):
+            with pytest.raises(ConfigError, match="flow_events that synth did not make"):
+                synth.run(spark, "", str(tmp_path / "events"), SynthOptions(events=1_000, replace=replace))
+    assert path.exists()
+
+
+def test_synth_when_run_again_replaces_its_own_only_if_asked(spark, tmp_path):
+    """What it made stays without --replace, also where no truth was written; with it all of it is new."""
+    first = SynthOptions(events=1_000, truth=False, samples_s=60)
+    synth.run(spark, "", str(tmp_path), first)
+    with pytest.raises(ConfigError, match="earlier run") as caught:
+        synth.run(spark, "", str(tmp_path), first)
+    assert "--replace" in caught.value.hint
+    made = synth.run(spark, "", str(tmp_path), SynthOptions(events=2_000, replace=True)).summary["events"]
+    assert read_table(spark, str(tmp_path), "flow_events").accounts.rows_in == made
+    assert not (tmp_path / "flow_samples").exists()
 
 
 def test_script_when_a_visit_is_counted_fits_its_numbers():

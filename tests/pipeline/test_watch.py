@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from abuse_kit import closed, event, hits, write
 
 from flowctl.bans import BanList
 from flowctl.pipeline.evidence import evidence
-from flowctl.pipeline.watch import WatchOptions, to_ban, windowed
+from flowctl.pipeline.watch_rules import WatchOptions, to_ban, windowed
+from flowctl.pipeline.weights import Weights
+from flowctl.telemetry.schema import METADATA_PREFIX
 
 pytestmark = pytest.mark.timeout(900)
+POINTS, THRESHOLD = Weights().points, Weights().threshold
 PATIENCE_S = 400.0
 """A Java start and a batch take seconds; on a machine that is busy with everything else, minutes."""
 FAST = ("--trigger", "500ms", "--window", "60s", "--watermark", "2min", "--max-files", "2")
@@ -177,6 +182,46 @@ def test_watch_when_asked_for_once_ends_by_itself(spark, tmp_path):
             assert process.returncode == 0, (out / "log.txt").read_text()[-2000:]
         assert json.loads(text)["accounts"][0]["rows_in"] == 1
         assert banned(out) == {"192.0.2.1/32"}
+
+
+def marked(path: Path, **words: str) -> Path:
+    """Write what a recorder says of a file into its metadata."""
+    table = pq.read_table(path)
+    told = {f"{METADATA_PREFIX}{name}": value for name, value in words.items()}
+    pq.write_table(table.replace_schema_metadata(told), path.with_name(".marked"), compression="zstd")
+    path.with_name(".marked").rename(path)
+    return path
+
+
+def test_watch_when_files_are_copied_or_foreign_bans_nobody_for_them(spark, tmp_path):
+    """Evidence counts once however often its file comes, in one batch or later; that of quarantined files never."""
+    events, out = tmp_path / "events", tmp_path / "out"
+    now = time.time()
+    half = [closed("192.0.2.1", "handshake timeout", now, role="unknown") for _ in range(3)]
+    assert THRESHOLD / 2 <= 3 * POINTS["handshake_timeout"] < THRESHOLD
+    first = marked(write(events, half, "node-1-1-1", now), uid="one")
+    for number in (2, 3):
+        shutil.copy(first, first.with_name(f"copy-{number}.parquet"))
+    marked(write(events, hits("192.0.2.2", "amf_depth", 1, now), "node-1-1-2", now), uid="two", format="99")
+    marked(write(events, hits("192.0.2.3", "amf_depth", 1, now), "node-1-1-3", now), uid="three", table="flow_samples")
+    write(events, hits("192.0.2.4", "amf_depth", 1, now), "node-1-1-4", now)
+    others = '{"cidr": "203.0.113.1/32", "expires": null}\n'
+    out.mkdir()
+    (out / "bans.jsonl").write_text(others)
+    for run in (1, 2):
+        with watching(spark, events, out, "--once") as process:
+            text, _ = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0, (out / "log.txt").read_text()[-2000:]
+        assert banned(out) == {"192.0.2.4/32", "203.0.113.1/32"}
+        [account] = json.loads(text)["accounts"]
+        assert account["files_by_reason"] == {"copy": run + 1, "newer format": 1, "of another table": 1}
+        assert account["rows_out"] == 4
+        shutil.copy(first, first.with_name(f"later-{run}.parquet"))  # in a batch and a process of its own
+    # The state is not damaged either: one more piece of the address's own evidence bans it.
+    write(events, half[:1], "node-1-1-5", now)
+    with watching(spark, events, out, "--once") as process:
+        process.communicate(timeout=PATIENCE_S)
+    assert "192.0.2.1/32" in banned(out)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ pytest.importorskip("pyarrow")
 
 import itertools
 
+import pyarrow as pa
 from record_kit import sample, write_samples
 
 from flowctl.errors import ConfigError
@@ -90,6 +91,45 @@ def test_run_when_there_are_no_viewers_says_how_to_record_some(spark, tmp_path):
     (tmp_path / "events").mkdir()
     with pytest.raises(ConfigError, match="no flight and no flow_samples"):
         run(spark, str(tmp_path / "events"), str(tmp_path / "out"))
+
+
+def test_run_when_there_are_more_viewers_than_most_takes_the_same_random_ones(spark, tmp_path):
+    """Of four viewers two are evaluated, the same two each time, and the share of it stands in every answer."""
+    from flowctl.pipeline.whatif import WhatifOptions, run
+
+    write_samples(tmp_path / "events", crowd(4))
+    picked = []
+    for name in ("a", "b"):
+        result = run(spark, str(tmp_path / "events"), str(tmp_path / name), WhatifOptions(grid=GRID, most=2))
+        rows = spark.read.parquet(str(tmp_path / name / "whatif_choices")).collect()
+        assert {(row["viewers"], row["sampled_share"]) for row in rows} == {(2, 0.5)}
+        table = spark.read.parquet(str(tmp_path / name / "whatif_viewers"))
+        picked.append({row["conn_id"] for row in table.select("conn_id").distinct().collect()})
+    assert picked[0] == picked[1]
+    assert (result.summary["viewers"], result.summary["viewers_recorded"]) == (2, 4)
+    assert "a simple random sample of 2 of 4 viewers" in result.accounts[0].warnings[0]
+    assert "a random sample of 50.00% of them" in (tmp_path / "a/limits.toml").read_text("utf-8")
+
+
+def test_connections_when_used_for_something_else_are_no_viewers(spark):
+    """A flight counts as one of a viewer if any of its rows says so, or if none says anything."""
+    from flowctl.pipeline.whatif_sample import bounded
+
+    roles = [(1, "unknown"), (1, "play"), (2, "publish"), (3, None), (4, "unknown"), (5, "http_flv"), (2, None)]
+    rows = spark.createDataFrame([("n", *pair) for pair in roles], "node string, conn_id bigint, role string")
+    kept, recorded, others = bounded(rows, 0)
+    assert (recorded, others) == (3, 2)
+    assert {row["conn_id"] for row in kept.collect()} == {1, 3, 5}
+    assert bounded(rows, 1)[0].select("conn_id").distinct().count() == 1
+
+
+def test_evaluated_when_nothing_was_followed_is_no_viewer_and_not_damaged():
+    """A connection that was sent nothing has a row of its own kind, which no figure counts."""
+    from flowctl.pipeline.whatif_viewers import NO_VIEWER, evaluated
+
+    rows = [sample(number, 7, state="OVERLOADED", queued_bytes=5) for number in range(2)]
+    found = evaluated(pa.Table.from_pylist(rows), default_grid(DEFAULT_IN_FORCE)[:2], "samples", 0.0, 1.0).to_pylist()
+    assert [(row["choice_id"], row["reason"]) for row in found] == [(NO_VIEWER, "it followed no stream")]
 
 
 def test_capacity_when_crowds_were_measured_answers_with_the_error_beside_it(spark, tmp_path):
