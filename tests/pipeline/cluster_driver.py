@@ -63,11 +63,13 @@ def synth(master: str, *, out: str, **fields: Any) -> dict[str, Any]:
 def tables(master: str, *, events: str, out: str, jobs: list[str]) -> dict[str, Any]:
     """Run jobs one after the other in one session."""
     with session(options(master, {})) as spark:
-        executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is listed too
-        return {"executors": executors, "jobs": {name: run_job(spark, name, events, out) for name in jobs}}
+        done = {name: run_job(spark, name, events, out) for name in jobs}
+        # Counted at the end: a second executor may come later than the first job begins. The driver is listed too.
+        executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
+        return {"executors": executors, "jobs": done}
 
 
-def kill_worker(master: str, *, events: str, out: str, job: str, group: int) -> dict[str, Any]:
+def kill_worker(master: str, *, events: str, out: str, name: str, group: int) -> dict[str, Any]:
     """Run a job, and kill a worker and its executor (process group `group`) once some tasks of a stage are finished."""
     killed: dict[str, Any] = {}
     over = threading.Event()
@@ -86,11 +88,11 @@ def kill_worker(master: str, *, events: str, out: str, job: str, group: int) -> 
         watcher = threading.Thread(target=watch, args=(spark.sparkContext.statusTracker(),))
         watcher.start()
         try:
-            done = run_job(spark, job, events, out)
+            done = run_job(spark, name, events, out)
         finally:
             over.set()
             watcher.join()
-    return {"killed": killed, "jobs": {job: done}}
+    return {"killed": killed, "jobs": {name: done}}
 
 
 def where(master: str, *, archive: str, python: str) -> dict[str, Any]:

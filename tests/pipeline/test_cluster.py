@@ -118,7 +118,7 @@ def test_job_when_a_worker_is_killed_ends_with_the_same_table(folder, local):
             folder,
             events=local[0],
             out=str(folder / "after-kill"),
-            job="sessions",
+            name="sessions",
             group=victim.process.pid,
         )
         assert answer["killed"], "the job was over before there was anything to kill"
