@@ -9,7 +9,6 @@ frames that the healthy ones miss, their delay from the publisher's stamp (media
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from flowctl.loadtest.plan import LoadPlan
 from flowctl.loadtest.profiles import parse_crowd
 from flowctl.loadtest.results import RunResult
 from flowctl.loadtest.run import run_load
+from tables import print_rows
 
 _STREAM: Final = "live/beside"
 
@@ -112,13 +112,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows = run(arguments.healthy, arguments.slow, arguments.bit_rate, arguments.seconds, arguments.repeat)
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    keys = list(rows[0])
-    print(" | ".join(keys))
-    for row in rows:
-        print(" | ".join(str(row[key]) for key in keys))
+    print_rows(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

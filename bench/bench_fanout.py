@@ -30,6 +30,7 @@ from processes import (
     wait_for_children,
     wait_for_port,
 )
+from tables import print_rows
 
 HERE: Final = Path(__file__).resolve().parent
 _NGINX_MODULE: Final = Path("/usr/lib/nginx/modules/ngx_rtmp_module.so")
@@ -158,13 +159,7 @@ def main() -> None:
     """Run and print."""
     arguments = parse()
     rows = run(arguments)
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    keys = list(rows[0])
-    print(" | ".join(keys))
-    for row in rows:
-        print(" | ".join(str(row[key]) for key in keys))
+    print_rows(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from bench_fanout import watch
 from processes import process, raise_open_files, read_json, resident_bytes
+from tables import print_rows
 
 HERE: Final = Path(__file__).resolve().parent
 KINDS: Final[dict[str, float | None]] = {
@@ -99,13 +100,7 @@ def main() -> None:
     """Run and print."""
     arguments = parse()
     rows = run(arguments)
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    keys = list(rows[0])
-    print(" | ".join(keys))
-    for row in rows:
-        print(" | ".join(str(row[key]) for key in keys))
+    print_rows(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

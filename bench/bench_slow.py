@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from flowctl.live import LiveServer, build_live_server
 from flowctl.live.statistics import ViewerStatistics
 from flowctl.media.sample import SampleRecipe, ensure_sample, find_ffmpeg
 from flowctl.serving import ServeOptions
+from tables import print_rows
 
 SHARES: Final = (0.2, 0.5, 0.8)
 _STREAM: Final = "live/slow"
@@ -194,13 +194,7 @@ def main() -> None:
     arguments = parser.parse_args()
     shares = [float(item) for item in arguments.shares.split(",")]
     rows = run(arguments.seconds, shares, ladder=not arguments.no_ladder, keep=arguments.keep)
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    keys = list(rows[0])
-    print(" | ".join(keys))
-    for row in rows:
-        print(" | ".join(str(row[key]) for key in keys))
+    print_rows(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

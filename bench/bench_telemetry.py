@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from processes import cpu_seconds, process, raise_open_files, read_json, resident_bytes, tell
-from tables import table
+from tables import print_rows, table
 
 HERE: Final = Path(__file__).resolve().parent
 KINDS: Final[dict[str, list[str]]] = {
@@ -172,13 +172,7 @@ def main() -> None:
     """Run and print."""
     arguments = parse()
     rows = run(arguments)
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    keys = list(rows[0])
-    print(" | ".join(keys))
-    for row in rows:
-        print(" | ".join(str(row[key]) for key in keys))
+    print_rows(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

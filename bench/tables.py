@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 
@@ -37,3 +38,14 @@ def table(rows: list[dict[str, Any]]) -> str:
 
     rule = ["-" * (width - 1) + (":" if right else "-") for width, right in zip(widths, numeric, strict=True)]
     return "\n".join([line(heads), f"| {' | '.join(rule)} |", *map(line, cells)])
+
+
+def print_rows(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    """Print what a benchmark measured, as it is: one JSON array, or a line of heads and a line per row."""
+    if as_json:
+        print(json.dumps(rows))
+        return
+    keys = list(rows[0])
+    print(" | ".join(keys))
+    for row in rows:
+        print(" | ".join(str(row[key]) for key in keys))

@@ -132,17 +132,31 @@ def _uid_of(path: Path) -> str:
     """Return what two copies of a file have in common; see that it is one of ours."""
     parquet = _parquet()
     try:
-        schema = parquet.read_schema(path)
+        footer = parquet.read_metadata(path)
     except (OSError, ValueError) as error:  # of pyarrow: ArrowInvalid is a ValueError
         raise DamagedFlightError(
             f"{path} is not a whole Parquet file: {_first_line(error)}", hint="move it away; its flights are lost"
         ) from error
-    missing = [name for name in FLIGHT.names if name not in schema.names]
+    missing = [name for name in FLIGHT.names if name not in footer.schema.names]
     if missing:
         raise DamagedFlightError(f"{path} has no column {missing[0]!r}: it is not of the table flight")
-    metadata = schema.metadata or {}
-    uid: bytes = metadata.get(f"{METADATA_PREFIX}uid".encode(), str(path).encode())
-    return uid.decode("utf-8", "replace")
+    uid: bytes | None = (footer.metadata or {}).get(f"{METADATA_PREFIX}uid".encode())
+    if uid is None:
+        return str(path)
+    # Tools that split a file keep its metadata: parts of one file have its uid and are no copies.
+    ends = (
+        [_ends_of(footer.row_group(group)) for group in (0, footer.num_row_groups - 1)] if footer.num_row_groups else []
+    )
+    return f"{uid.decode('utf-8', 'replace')} {footer.num_rows} {ends}"
+
+
+def _ends_of(group: Any) -> tuple[int, int] | None:
+    """Return the first and last `seq` of a row group. None: its footer does not tell."""
+    for index in range(group.num_columns):
+        column = group.column(index)
+        if column.path_in_schema == "seq" and column.is_stats_set and column.statistics.has_min_max:
+            return column.statistics.min, column.statistics.max
+    return None
 
 
 def _first_line(error: Exception) -> str:

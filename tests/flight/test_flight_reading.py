@@ -217,6 +217,19 @@ def test_files_when_a_flight_is_spread_over_several_is_whole(rows, tmp_path):
     assert read_flight(tmp_path, 7, NODE) == flight
 
 
+def test_files_when_split_by_a_tool_are_no_copies(rows, tmp_path):
+    """Parts of one file, which a tool has cut and left with the metadata of the whole, are all read; a copy is not."""
+    middle = len(rows) // 2
+    for name, part in (("a", rows[:middle]), ("b", rows[middle:])):
+        cut = Rows()
+        cut.extend(part)
+        cut.write(tmp_path / f"{name}.parquet", uid="whole")
+        cut.write(tmp_path / f"{name}-copy.parquet", uid="whole")
+    assert len(flight_files(tmp_path)) == 2
+    flight = read_flight(tmp_path)
+    assert compare(flight, replay(flight)).identical
+
+
 def test_files_when_several_flights_are_there_wants_one_named(rows, tmp_path):
     """Which flight is meant has to be said where there are several."""
     both = Rows()

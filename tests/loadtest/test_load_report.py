@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html.parser
 import io
 import json
 import re
@@ -12,6 +11,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from page_kit import Page
 from result_kit import NASTY, some_run, some_samples, viewer
 
 from flowctl.errors import ConfigError, FlowctlError
@@ -33,34 +33,6 @@ def verdicts_of(run):
     return [parse_condition(text).judge(RunFigures(run)) for text in CONDITIONS]
 
 
-class Page(html.parser.HTMLParser):
-    """Reads a page: its tags, attributes and text; and whether every tag is closed in order."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.attributes, self.open, self.words = [], [], [], []
-        self.crossed = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in {"meta", "img", "br"}:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag):
-        if not self.open or self.open.pop() != tag:
-            self.crossed.append(tag)
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-
 # ------------------------------------------------------------------------------------------------ report
 
 
@@ -74,7 +46,7 @@ def test_report_when_a_server_says_bad_things_only_shows_them():
     assert {"script", "img", "link", "iframe", "object", "base", "form"}.isdisjoint(page.tags)
     assert [name for _, name, _ in page.attributes if name.startswith("on")] == []
     assert (page.crossed, page.open) == ([], [])
-    assert "alert('x')" in "".join(page.words)
+    assert "alert('x')" in page.words
 
 
 @given(st.text(max_size=60))
@@ -134,13 +106,13 @@ def test_report_when_nothing_was_measured_is_still_a_page():
     run = some_run(peers=[peer], samples=[], delays_ms={}, server_cpu_s=None, server_base_rss_bytes=None)
     page = Page(render(run))
     assert "svg" not in page.tags
-    assert "The run failed: nobody could connect: refused" in "".join(page.words)
+    assert "The run failed: nobody could connect: refused" in page.words
 
 
 def test_report_when_all_is_well_says_so():
     """Where nobody was badly off the page says that instead of an empty table."""
     run = some_run(peers=[viewer(number, "healthy", PeerKind.HEALTHY) for number in range(3)])
-    words = "".join(Page(render(run, [parse_condition("missing>0").judge(RunFigures(run))])).words)
+    words = Page(render(run, [parse_condition("missing>0").judge(RunFigures(run))])).words
     assert "Nobody: no viewer missed a frame" in words
     assert "Passed" in words
 

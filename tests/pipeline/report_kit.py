@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html.parser
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -186,34 +185,3 @@ def some_data(text=NASTY, **values):
 def empty_data(**values):
     """A report of nothing."""
     return replace(ReportData(events="/data/events", made_at=BEGAN), **values)
-
-
-class Page(html.parser.HTMLParser):
-    """Reads a page: its tags, attributes and words; and whether every tag is closed in order."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.attributes, self.open, self.said, self.crossed = [], [], [], [], []
-        self.feed(text)
-        self.close()
-
-    @property
-    def words(self):
-        return "".join(self.said)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in {"meta", "img", "br"}:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag):
-        if not self.open or self.open.pop() != tag:
-            self.crossed.append(tag)
-
-    def handle_data(self, data):
-        self.said.append(data)

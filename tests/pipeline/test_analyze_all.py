@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
+from page_kit import Page
 from record_kit import event, sample, write, write_samples
-from report_kit import Page
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline.java import find_java

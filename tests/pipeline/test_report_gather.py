@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_kit import NASTY, Page
+from page_kit import Page
+from report_kit import NASTY
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline import gather, gather_jobs, report

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from page_kit import Page
 from report_kit import (
     BEGAN,
     NASTY,
-    Page,
     a_choice,
     a_moment,
     accounts,
