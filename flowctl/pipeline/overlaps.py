@@ -26,8 +26,10 @@ MOST_NAMED: Final = 5_000
 _LOWEST: Final = -(1 << 63)
 _HIGHEST: Final = (1 << 63) - 1
 
-_Open = tuple[int, str, bool]
-"""A file whose range may still meet one: its last seq, its path, whether a recorder wrote it."""
+_Open = tuple[int, str]
+"""A file whose range may still meet one: its last seq, its path."""
+_Opens = tuple[list[_Open], list[_Open]]
+"""Those that no recorder wrote, and those that one did."""
 
 
 def overlapping(files: Iterable[tuple[str, Span]]) -> list[str]:
@@ -36,21 +38,22 @@ def overlapping(files: Iterable[tuple[str, Span]]) -> list[str]:
     Args:
         files: path and span of the usable files, by `first_seq`, unknown ones first.
     """
-    of_node: dict[str, list[_Open]] = {}
-    mixed: list[_Open] = []
+    of_node: dict[str, _Opens] = {}
+    mixed: _Opens = ([], [])
     found: set[str] = set()
     for path, (first_node, last_node, first_seq, last_seq, recorded) in files:
         low = _LOWEST if first_seq is None else first_seq
-        entry = (_HIGHEST if last_seq is None else last_seq, path, recorded)
         one = first_node if first_node is not None and first_node == last_node else None
-        own = mixed if one is None else of_node.setdefault(one, [])
+        own = mixed if one is None else of_node.setdefault(one, ([], []))
         # A file of several nodes may meet any other; names of nodes between its first and last are not known.
-        for others in [own, mixed] if one is not None else [mixed, *of_node.values()]:
-            others[:] = [item for item in others if item[0] >= low]
-            meets = [item[1] for item in others if recorded or item[2]]
-            if meets:
-                found.update((path, *meets))
-        own.append(entry)
+        for theirs in [own, mixed] if own is not mixed else [mixed, *of_node.values()]:
+            # Files that no recorder wrote are not held against each other, and not gone through for nothing: there may
+            # be a million of them, of which nobody knows where they end.
+            for others in theirs if recorded else theirs[1:]:
+                others[:] = [item for item in others if item[0] >= low]
+                if others:
+                    found.update((path, *(item[1] for item in others)))
+        own[recorded].append((_HIGHEST if last_seq is None else last_seq, path))
     return sorted(found)
 
 
