@@ -25,6 +25,22 @@ from machine import machine
 from processes import cpu_seconds, free_port, process, raise_open_files, resident_bytes, wait_for_port
 from tables import table
 
+_FIRST_FILE_S: Final = 30.0
+"""A file is finished after 10 s."""
+
+
+def wait_for_records(folder: Path) -> None:
+    """Return as soon as the server has written its first file of records.
+
+    Raises:
+        RuntimeError: there is none after `_FIRST_FILE_S`.
+    """
+    end = time.monotonic() + _FIRST_FILE_S
+    while not any(not path.name.startswith((".", "_")) for path in folder.rglob("*.parquet")):
+        if time.monotonic() > end:
+            raise RuntimeError(f"the server has written no file of records within {_FIRST_FILE_S:g} s")
+        time.sleep(0.1)
+
 
 def one_point(viewers: int, seconds: float, bit_rate: str, slow_share: float) -> Measurement:
     """Return what a server took with so many viewers."""
@@ -34,6 +50,7 @@ def one_point(viewers: int, seconds: float, bit_rate: str, slow_share: float) ->
         log = Path(folder, "server.log").open("w", encoding="utf-8")  # noqa: SIM115 - ends with the folder
         with log, process(serve, stdout=subprocess.DEVNULL, stderr=log) as server:
             wait_for_port(port, server)
+            wait_for_records(Path(folder))  # what writes files is loaded with the first one: more than all viewers take
             idle = resident_bytes([server.pid])
             load = [sys.executable, "-m", "flowctl", "load", f"rtmp://127.0.0.1:{port}/live/x", "--publishers", "1"]
             load += ["--viewers", str(viewers), "--duration", f"{seconds:g}s", "--bit-rate", bit_rate, "--json"]

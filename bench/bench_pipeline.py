@@ -35,7 +35,7 @@ UNITS: Final = {"k": 1_000, "M": 1_000_000}
 DEFAULT_EVENTS: Final = ("1M", "10M")
 HEAP: Final = "2g"
 """The same for all sizes: a driver that kept something per row would not get through with it."""
-DUCKDB_MEMORY: Final = "8GB"
+DUCKDB_MEMORY: Final = "16GB"
 """As much as it likes on the machine of the figures: it groups in memory, where Spark writes its shuffle to disk."""
 SEED: Final = 1
 DISK_BYTES_PER_EVENT: Final = 150
@@ -46,6 +46,8 @@ TIMEOUT_S: Final = 3 * 3600
 PARTS: Final = RESULTS / "pipeline-parts.json"
 REPEAT: Final = {100_000_000: 1}
 """Turns of each engine by size; two where nothing is said."""
+RUNS: Final = {100_000_000: 2}
+"""Runs in each turn, of which the last one counts; three where nothing is said: Java compiles for a minute or so."""
 
 
 def count_of(text: str) -> int:
@@ -123,13 +125,14 @@ def size_row(count: int, folder: Path, parts: Parts, *, repeat: int, heap: str) 
     if not (events / "_bench.json").exists():  # a part of an earlier run whose data is gone
         make(events, count, scratch)
     spark, duck = [], []
-    options: dict[str, Any] = {"job": "sessions", "heap": heap, "runs": 2, "conf": conf_of(scratch)}
+    runs = RUNS.get(count, 3)
+    options: dict[str, Any] = {"job": "sessions", "heap": heap, "runs": runs, "conf": conf_of(scratch)}
     for turn in range(repeat):
         out = folder / f"out-{count}"
         spark.append(
             parts.get(f"{name}/spark/{turn}", lambda: engine("spark", events, out / "spark", **options))  # noqa: B023 - called at once, within this turn of the loop
         )
-        limits = {"memory": DUCKDB_MEMORY, "runs": 2}
+        limits = {"memory": DUCKDB_MEMORY, "runs": runs}
         duck.append(
             parts.get(f"{name}/duckdb/{turn}", lambda: engine("duckdb", events, out / "duckdb", **limits))  # noqa: B023 - called at once, within this turn of the loop
         )
