@@ -48,8 +48,6 @@ _FLUSH_S: Final = 0.04
 """Flush interval of the live server: how often who is not blocked is offered a write between recorded ones."""
 _CLASSES: Final = tuple(MessageClass)
 _KEY: Final = int(MessageClass.KEY)
-_RESTART_BYTES: Final = b"\0" * 64
-"""Stands for metadata and codec configuration in front of a key frame after a loss: its size is not recorded."""
 _PLENTY: Final = 1 << 60
 """Room of a link of which no end is known."""
 
@@ -244,7 +242,7 @@ class Seat:
         """Nobody reads it."""
 
     def kernel_bytes(self) -> int:
-        """Return 0: what the kernel holds is not recorded, so a rate is that of what it took."""
+        """Return 0: what the kernel would hold for another choice is not known, so a rate is that of what it took."""
         return 0
 
     def strained(self) -> bool:
@@ -266,6 +264,7 @@ class Run:
         self.now = viewer.events[0][0] if viewer.events else 0.0
         self.timers: list[tuple[float, int]] = []
         self._viewer = viewer
+        self._restart = (bytes(viewer.restart_bytes),)
         self._work = work
         self._together = together
         self._player_buffer_s = player_buffer_s
@@ -320,7 +319,7 @@ class Run:
             self.now = at
             if what >= 0:
                 work.inputs += len(self._members) + len(self._alone)
-                append(bytes(size), _CLASSES[what], at, restart=(_RESTART_BYTES,) if what == _KEY else ())
+                append(bytes(size), _CLASSES[what], at, restart=self._restart if what == _KEY else ())
                 if self._alone:
                     self._grew()
             elif what == TAKEN and not self._alone and not self._link.lagging:
@@ -338,7 +337,7 @@ class Run:
         start: Entry | None = None
         while taken < len(events) and given and events[taken][1] >= 0:
             at, what, size = events[taken]
-            restart = (_RESTART_BYTES,) if what == _KEY else ()
+            restart = self._restart if what == _KEY else ()
             entry = self.log.append(bytes(size), _CLASSES[what], at, restart=restart)
             start = start or entry
             taken, given = taken + 1, given - 1

@@ -14,10 +14,12 @@ The link is known only from what the kernel took, so this is what is assumed (`L
 - While the recorded viewer was not blocked, the kernel took everything, so the rate is unknown: at least that. A choice
   that has more queued then gets as much again as the rate last measured while blocked allows for the time since the
   last write; where nothing was measured yet, there is no bound.
+- What the kernel held and what the peer acknowledged is not part of it: a ladder steps by what was taken alone, so it
+  may step at another moment than the recorded one did.
 - Writes come when the recorded viewer wrote. Where that one was blocked for longer than a flush interval, a choice that
   was not is offered a write when a message comes.
 
-The choice that was recorded therefore meets exactly the answers that were recorded. After a viewer had been closed
+The choice that was recorded therefore meets the answers that were recorded. After a viewer had been closed
 nothing was recorded: `extended` goes on with the last seconds of stream and link, and says from when on.
 
 Delay is the age of the oldest queued message when a write comes, weighted by the time since the write before: what a
@@ -28,6 +30,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Final
 
 from flowctl._whatifrun import Run, untroubled
 from flowctl.errors import ConfigError
@@ -41,6 +44,7 @@ from flowctl.whatif_types import (
     PLAYER_BUFFER_S,
     POLICIES,
     REFUSED,
+    RESTART_BYTES,
     TAKEN,
     Choice,
     Event,
@@ -64,6 +68,7 @@ __all__ = [
     "PLAYER_BUFFER_S",
     "POLICIES",
     "REFUSED",
+    "RESTART_BYTES",
     "TAKEN",
     "Choice",
     "Event",
@@ -78,6 +83,11 @@ __all__ = [
     "on_grid",
     "quantile_ms",
 ]
+
+
+_SETTLE_S: Final = 1024 * GRID_S
+"""About a millisecond between what was recorded and what is assumed after it: the limit that closed the viewer was
+crossed at the very end of the recording, and has to be crossed again before the link is assumed to take anything."""
 
 
 def evaluate(
@@ -96,7 +106,9 @@ def evaluate(
         player_buffer_s: what the viewer's player has buffered, in seconds.
         work: counts are added to this. None: nobody counts.
         together: whether choices that are at the same place are served as one, and Senders are called only where a
-            limit can be crossed. Without, every Sender is shown every input by itself: the same outcomes, slowly.
+            limit can be crossed. Without, every Sender is shown every input by itself: the same outcomes, slowly; but
+            for a viewer that was given a cache and lags from the first moment, whose Sender judges whether it is still
+            joining when it looks.
 
     Returns:
         One outcome per choice, in their order.
@@ -134,7 +146,7 @@ def extended(viewer: RecordedViewer, seconds: float, *, window_s: float = 10.0) 
     if not window or length <= 0:
         return viewer
     more: list[Event] = []
-    shift = length
+    shift = length + _SETTLE_S
     while shift < seconds + length and len(viewer.events) + len(more) + len(window) <= MOST_EVENTS:
         more.extend((at + shift, what, size) for at, what, size in window if at + shift <= end + seconds)
         shift += length
@@ -143,6 +155,7 @@ def extended(viewer: RecordedViewer, seconds: float, *, window_s: float = 10.0) 
         given=viewer.given,
         ended_at=end + seconds,
         close_reason=viewer.close_reason,
+        restart_bytes=viewer.restart_bytes,
         kernel_bytes=viewer.kernel_bytes,
         assumed_from=end,
     )

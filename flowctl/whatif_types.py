@@ -28,6 +28,8 @@ PLAYER_BUFFER_S: Final = 1.0
 """What a player is taken to have buffered, in seconds: the low end of what live players keep (ffplay, hls.js)."""
 LEAST_KERNEL_BYTES: Final = 64 * 1024
 """A kernel's send buffer is taken to hold at least this (Linux: tcp_wmem starts with 16 kB and grows to megabytes)."""
+RESTART_BYTES: Final = 64
+"""Metadata and codec configuration in front of a key frame after a loss, where their size is not recorded."""
 MOST_CHOICES: Final = 4096
 """Choices in one run: each has a Sender, about 10 kB while it lags."""
 MOST_EVENTS: Final = 4_000_000
@@ -102,6 +104,7 @@ class RecordedViewer:
         given: how many of the first messages were the GOP cache that joining gave; they do not count against limits.
         ended_at: end of the recording in seconds; at or after the last event.
         close_reason: why the connection ended, in the words of `CloseReason`. None: it did not, or it is not known.
+        restart_bytes: metadata and codec configuration in front of a key frame after a loss, 0 or more.
         kernel_bytes: size of the kernel's buffer. None: the largest write that was taken, 64 kB at least.
         assumed_from: time from which on the events are extrapolated. None: all of them were recorded.
 
@@ -113,6 +116,7 @@ class RecordedViewer:
     given: int = 0
     ended_at: float = 0.0
     close_reason: str | None = None
+    restart_bytes: int = RESTART_BYTES
     kernel_bytes: int | None = None
     assumed_from: float | None = None
 

@@ -124,7 +124,7 @@ def _replay_one(
     found = read_flights(rows)
     result = run_again(found)
     comparison = compare(found, result)
-    other = None if choice is None else _other_choice(found, *choice)
+    other = None if choice is None else _other_choice(found, *choice, of_many=brief)
     if as_json:
         print_json(_as_json(found, result, comparison, other))
     elif brief:
@@ -140,19 +140,22 @@ def _replay_one(
 # -- another choice
 
 
-def _other_choice(flight: Flight, limits: str | None, policy: str | None) -> dict[str, Any]:
+def _other_choice(flight: Flight, limits: str | None, policy: str | None, *, of_many: bool) -> dict[str, Any]:
     """Return what other limits, or another policy, would have done with the same stream and link.
 
     Raises:
-        ConfigError: the limits do not parse, there is no such policy, or the flight followed no stream.
+        ConfigError: the limits do not parse, there is no such policy, or the flight followed no stream and is the only
+            one asked about; of many such an one is passed over, and says so.
     """
     from flowctl.errors import ConfigError
     from flowctl.flight.viewing import stream_and_link
     from flowctl.limits import Limits
-    from flowctl.whatif import Choice, RecordedViewer, evaluate, on_grid
+    from flowctl.whatif import RESTART_BYTES, Choice, RecordedViewer, evaluate, on_grid
 
-    events, given = stream_and_link(flight)
+    events, given, restart_bytes = stream_and_link(flight)
     if not any(item >= 0 for _, item, _ in events):
+        if of_many:
+            return {"choice": None, "why": "it followed no stream"}
         raise ConfigError(f"{flight} followed no stream", hint="--limits and --policy are for viewers")
     soft, slash, hard = (limits or "").partition("/")
     chosen = flight.limits if limits is None else Limits.parse(soft, hard if slash else None)
@@ -168,6 +171,7 @@ def _other_choice(flight: Flight, limits: str | None, policy: str | None) -> dic
     viewer = RecordedViewer(
         events=[(on_grid(at), item, size) for at, item, size in events],
         given=given,
+        restart_bytes=restart_bytes or RESTART_BYTES,
         ended_at=on_grid(flight.duration_s) + 1.0,
     )
     (outcome,) = evaluate(viewer, [choice])

@@ -1,15 +1,18 @@
 """What a flight says of stream and link alone, for trying other limits on it (`flowctl.whatif`) (pure).
 
-Of the calls only two things remain: messages as they came, and writes with what the kernel took of them. Times are
-those at which the Sender saw them, so that they do not fall.
+Of the calls only two things remain: messages as they came, and writes with what the kernel took of them. A message has
+the time at which it was published: who is blocked sees it only when something makes its Sender look, which may be a
+second later, and other limits would have been crossed meanwhile. Times do not fall all the same: what a write has not
+met was published after it.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from typing import Final, NamedTuple
 
 from flowctl.flight.reading import Flight
-from flowctl.flight.words import LOG_LANE
+from flowctl.flight.words import LOG_LANE, FlightRow
 from flowctl.flow import MessageClass
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
 
@@ -21,42 +24,63 @@ REFUSED: Final = -2
 _CLASSES: Final = {name: int(item) for item, name in zip(MessageClass, CLASS_NAMES, strict=True)}
 
 
-def stream_and_link(flight: Flight) -> tuple[list[tuple[float, int, int]], int]:
-    """Return the events of the followed logs and the link, and how many of the first ones joining gave.
+class StreamAndLink(NamedTuple):
+    """What a flight says of stream and link.
 
-    A call's writes are one event: what they took together, and whether the last one met EAGAIN. What was sent to this
-    peer alone (replies of its session) is no part of the stream and is left out; its writes are in, by their sizes.
+    Attributes:
+        events: (seconds since BEGIN, `MessageClass` or TAKEN or REFUSED, bytes); times do not fall.
+        given: number of messages of the GOP cache, the first of `events`.
+        restart_bytes: of the metadata and configuration in front of a key frame after a loss. 0: not known.
+    """
+
+    events: list[tuple[float, int, int]]
+    given: int
+    restart_bytes: int
+
+
+def stream_and_link(flight: Flight) -> StreamAndLink:
+    """Return the events of the followed logs and of the link.
+
+    Writes without a message between them are one event: what they took together, and whether the last met EAGAIN. What
+    was sent to this peer alone (replies of its session) is no part of the stream and is left out; its writes are in, by
+    their sizes.
+
+    Writes from before the first message of a log, replies of the session too, are left out.
 
     Args:
         flight: of a connection that followed a log; without one there are no messages.
-
-    Returns:
-        ([(seconds since BEGIN, `MessageClass` or TAKEN or REFUSED, bytes)], number of messages of the GOP cache).
     """
     events: list[tuple[float, int, int]] = []
-    given = 0
+    given = restart_bytes = 0
     followed = False
     taken, wrote_at = 0, -1
-    for row in flight.rows:
+    last_us = 0  # of the events so far
+    for row in (*flight.rows, _OVER):
         kind = row.kind
-        if wrote_at >= 0 and (row.offset_us != wrote_at or kind in _BREAKS):
-            events.append((wrote_at / 1e6, TAKEN, taken))
+        if kind in _BREAKS and wrote_at >= 0:
+            last_us = max(last_us, wrote_at)
+            if events:  # before there is anything of a stream, a write tells nothing of one
+                events.append((last_us / 1e6, TAKEN, taken))
             taken, wrote_at = 0, -1
         if kind == FlightKind.QUEUED.value and row.reason == LOG_LANE:
-            events.append((row.offset_us / 1e6, _CLASSES[row.message_class or ""], row.size_bytes or 0))
+            lay_us = round((row.queued_age_ms or 0.0) * 1000) if followed else 0  # a cache is given when it is joined
+            last_us = max(last_us, row.offset_us - lay_us)
+            events.append((last_us / 1e6, _CLASSES[row.message_class or ""], row.size_bytes or 0))
             given += not followed
+            if row.detail and not restart_bytes:
+                restart_bytes = sum(json.loads(row.detail).get("restart", ()))
         elif kind == FlightKind.SENT.value and row.taken_bytes is not None:
             taken, wrote_at = taken + row.taken_bytes, row.offset_us
         elif kind == FlightKind.WOULD_BLOCK.value:
-            events.append((row.offset_us / 1e6, REFUSED, taken))
+            last_us = max(last_us, row.offset_us)
+            events.append((last_us / 1e6, REFUSED, taken))
             taken, wrote_at = 0, -1
         elif row.reason == "follow":
             followed = True
-    if wrote_at >= 0:
-        events.append((wrote_at / 1e6, TAKEN, taken))
-    return events, given
+    return StreamAndLink(events, given, restart_bytes)
 
 
-_BREAKS: Final = frozenset(
-    {FlightKind.QUEUED.value, FlightKind.CALL.value, FlightKind.TICK.value, FlightKind.END.value}
-)
+_OVER: Final = FlightRow(0, FlightKind.END.value)
+_BREAKS: Final = frozenset({FlightKind.QUEUED.value, FlightKind.END.value})
+"""What ends a write. Nothing else does: who writes twice, and nothing was queued in between, had something left after
+the first, because a turn was used up or a restart came. What the kernel took then is no sign of what it would have."""

@@ -22,6 +22,7 @@ from flowctl.telemetry.schema import CLASS_NAMES
 from flowctl.whatif import (
     MOST_EVENTS,
     REFUSED,
+    RESTART_BYTES,
     TAKEN,
     Choice,
     Event,
@@ -81,11 +82,12 @@ def flight_viewer(rows: Sequence[Mapping[str, Any]], extend_s: float) -> Recorde
     from flowctl.flight.viewing import stream_and_link
 
     flight = read_flights(rows)
-    events, given = stream_and_link(flight)
+    events, given, restart_bytes = stream_and_link(flight)
     reason = next((row.reason for row in reversed(flight.rows) if row.kind == "close"), None)
     viewer = RecordedViewer(
         events=[(on_grid(at), what, size) for at, what, size in events[:MOST_EVENTS]],
         given=given,
+        restart_bytes=restart_bytes or RESTART_BYTES,
         ended_at=on_grid(max(flight.duration_s, events[-1][0] if events else 0.0)),
         close_reason=reason,
     )

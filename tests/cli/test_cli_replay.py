@@ -120,6 +120,25 @@ def test_replay_when_json_is_wanted_has_outputs_and_figures(folder):
     assert "keep" in found["other_choice"]["choice"]
 
 
+def test_replay_when_all_are_shown_other_limits_passes_over_who_followed_nothing(folder, tmp_path):
+    """A publisher's flight has no stream to be slow at: its line says so, and the viewers behind it are answered."""
+    viewer = slow_history(seconds=2)
+    (tmp_path / "flight").mkdir()
+    viewer.rows.write(tmp_path / "flight" / "a.parquet", uid="a")
+    silent = Rows()
+    begin = viewer.rows[0]
+    silent.append((*begin[:CONN_AT], 6, *begin[CONN_AT + 1 :]))
+    silent.write(tmp_path / "flight" / "b.parquet", uid="b")
+    status, output, errors = run("replay", str(tmp_path), "--all", "--json", "--limits", "1MiB,900")
+    found = {item["conn_id"]: item["other_choice"] for item in map(json.loads, output.splitlines())}
+    assert errors == ""
+    assert found[6] == {"choice": None, "why": "it followed no stream"}
+    assert "900" in found[7]["choice"]
+    assert status == 0
+    status, _, errors = run("replay", str(tmp_path), "--conn", "6", "--limits", "1MiB,900")
+    assert (status, "followed no stream" in errors) == (2, True)
+
+
 def test_replay_when_used_wrongly_says_how(folder, tmp_path):
     """No such path, connection or policy, and a damaged file: an error, a hint, no traceback."""
     for arguments, status, words in (

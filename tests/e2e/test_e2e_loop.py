@@ -12,6 +12,7 @@ from flowctl.demo.loopplan import LoopPlan
 from flowctl.demo.loopreport import addresses
 from flowctl.errors import FlowctlError
 from flowctl.limitsfile import parse_limits_file
+from flowctl.reasons import CloseReason
 
 PLAN = LoopPlan(duration_s=12.0, healthy=4, slow=2)
 
@@ -51,3 +52,23 @@ def test_loop_when_closed_cuts_fewer_honest_viewers_and_refuses_abusers(tmp_path
     assert str(limits.limits) == after["limits"] != before["limits"]
     page = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert min(abusers) in page
+    check_what_if(tmp_path / "out", after["slow_cut"])
+
+
+def check_what_if(out, slow_cut_after):
+    """What-if against two real runs: the limits in force cut those who were cut, the recommended ones as many as came.
+
+    One viewer may differ: its age met the limit within the milliseconds by which a loop is late.
+    """
+    pq = pytest.importorskip("pyarrow.parquet")
+    choices = pq.read_table(out / "whatif_choices").to_pylist()
+    (in_force,) = (row for row in choices if row["in_force"])
+    (chosen,) = (row for row in choices if row["recommended"])
+    ended = {row["conn_id"]: row["close_reason"] for row in pq.read_table(out / "sessions").to_pylist()}
+    viewers = pq.read_table(out / "whatif_viewers").to_pylist()
+    found = {row["conn_id"]: row["closed"] for row in viewers if row["choice_id"] == in_force["choice_id"]}
+    cut = {conn_id for conn_id in found if ended[conn_id] == CloseReason.HARD_LIMIT.value}
+    again = {conn_id for conn_id, closed in found.items() if closed == CloseReason.HARD_LIMIT.value}
+    assert len(cut) >= PLAN.slow
+    assert len(cut ^ again) <= 1, f"cut: {sorted(cut)}, by what-if: {sorted(again)}"
+    assert abs(chosen["honest_disconnected"] - slow_cut_after) <= 1

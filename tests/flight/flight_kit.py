@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from flow_kit import Published, Viewer
+from flow_kit import CONTROL, OWN, Peer, Published, Viewer, frame
 
 from flowctl.fanout import Fanout
 from flowctl.flight.recorded import RecordedSender
@@ -125,3 +125,38 @@ def changed(flight, number, **values):
     rows = list(flight.rows)
     rows[number] = rows[number]._replace(**values)
     return replace(flight, rows=tuple(rows))
+
+
+# -- viewers behind links
+
+NO_LADDER = SenderSettings(stuck_s=0, soft_too_long_s=0, return_after_s=0, turn_bytes=4096)
+SECOND_OF_MEDIA = "KIADIAIAIA"
+ROOMS = {
+    "cut by age": ("0,0,1s", "0,0,1s", [None] * 4 + [0] * 30),
+    "cut by bytes": ("4000,0", "4000,0", [None] * 4 + [0] * 30),
+    "cut while joining": ("0,0,1s", "0,0,1s", [200] + [0] * 30),
+    "thinned and back": ("4000,0,1s", "60000,0,20s", ([None] * 3 + [0] * 6 + [700, 900]) * 3),
+    "always a little": ("6000,0,2s", "60000,0,20s", [350] * 40),
+}
+
+
+def linked(soft, hard, rooms):
+    """Return a viewer that was answered before it joined, and whose link then had this room every quarter second."""
+    group = ManualGroup()
+    published = Published(group)
+    fanout = Fanout(published.log, group)
+    viewer = RecordedViewer(
+        group, Peer(rooms[0]), policy=LivePolicy(), limits=Limits.parse(soft, hard), settings=NO_LADDER
+    )
+    viewer.give(None)
+    viewer.sender.send(frame(OWN, CONTROL, 0, 300), CONTROL)
+    group.run(0.1)
+    published.script("KIADIA", 900)
+    viewer.peer.room = rooms[0]
+    viewer.follow(fanout)
+    for number, room in enumerate(rooms):
+        group.run(0.02)
+        published.script(SECOND_OF_MEDIA[number % 4 * 2 :][:3], 150)
+        group.run(0.23)
+        viewer.give(room)
+    return viewer

@@ -46,6 +46,8 @@ def run_job(spark: Any, name: str, events: str, out: str) -> dict[str, Any]:
     chosen = None
     if name == "whatif":
         chosen = module.WhatifOptions(grid=GRID, cut_s=60.0, most=24)
+    elif name == "capacity":
+        chosen = module.CapacityOptions(viewers=20_000)
     result = module.run(spark, events, out, chosen)
     result.check()
     return result.as_dict()

@@ -14,21 +14,26 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("pyarrow")
+
 from cluster_kit import difference, drive, open_cluster, rows_of
+from flight_files import write_flights
 
 from flowctl.errors import ConfigError
 
 pytestmark = [pytest.mark.realtime, pytest.mark.timeout(1800)]
 
 LOCAL = "local[2]"
-JOBS = ["sessions", "fleet", "abuse", "whatif"]
+JOBS = ["sessions", "fleet", "abuse", "whatif", "capacity"]
 SYNTH = {"events": 24_000, "seed": 7, "days": 0.25, "samples_s": 30.0}
 """Small, and still several files and tasks: what is compared is the way of adding up, not speed."""
 TABLES = {
     "sessions": ["sessions"],
     "fleet": ["fleet_streams", "fleet_subnets"],
     "abuse": ["abuse_scores"],
-    "whatif": ["whatif_choices"],
+    "whatif": ["whatif_choices", "whatif_viewers"],
+    "capacity": ["capacity"],
 }
 
 
@@ -100,6 +105,20 @@ def test_decisions_when_made_on_a_cluster_are_those_of_local(name, folder, local
     """The files that the server takes are the same, but for the moment at which they were made."""
     here, there = folder / "local" / name, folder / "remote" / name
     assert without_times(there.read_text("utf-8")) == without_times(here.read_text("utf-8"))
+
+
+def test_what_if_over_flights_when_made_on_a_cluster_is_that_of_local(folder, cluster):
+    """Senders run again on the workers, over the flights of three viewers, give the very figures of this machine."""
+    events = folder / "flights"
+    cut = write_flights(events)
+    found = {
+        name: drive("tables", url, folder, events=str(events), out=str(folder / name), jobs=["whatif"])
+        for name, url in (("flights-local", LOCAL), ("flights-remote", cluster.url))
+    }
+    for table in TABLES["whatif"]:
+        here, there = (rows_of(answer["jobs"]["whatif"]["outputs"][table]) for answer in found.values())
+        assert len(here) > len(cut)
+        assert difference(here, there) == ""
 
 
 def without_times(text: str) -> str:

@@ -1,0 +1,69 @@
+"""What-if over flights: the limits that were in force do to a recorded viewer what they did to it."""
+
+from __future__ import annotations
+
+import pytest
+from flight_kit import ROOMS, linked
+
+from flowctl.flight.reading import read_flights
+from flowctl.flight.viewing import TAKEN, stream_and_link
+from flowctl.limits import Limits
+from flowctl.pipeline.whatif_grid import in_force
+from flowctl.pipeline.whatif_viewers import flight_viewer
+from flowctl.replay import replay
+from flowctl.whatif import Choice, evaluate
+
+EXTEND_S = 30.0
+
+
+@pytest.mark.parametrize("kind", ROOMS)
+def test_evaluate_when_the_choice_was_in_force_does_what_was_done(kind):
+    """Closed or not, when, how many edges and drops: as recorded, whatever is assumed of the time after a close."""
+    viewer = linked(*ROOMS[kind])
+    rows = viewer.rows.stored()
+    flight = read_flights(rows)
+    was = replay(flight)
+    again = flight_viewer(rows, EXTEND_S)
+    (outcome,) = evaluate(again, [in_force(flight.rows[0].detail)])
+    assert kind.startswith("cut") == (viewer.sender.statistics().close_reason is not None)
+    assert outcome.closed is viewer.sender.statistics().close_reason
+    assert outcome.edges == len(was.edges) > 0
+    dropped = sum(sum(count for count, _ in classes.values()) for classes in was.drops.values())
+    assert sum(count for _, count in outcome.dropped_by_reason) == dropped
+    if outcome.closed:
+        assert again.assumed_from is not None
+        assert again.events[0][0] + outcome.watched_s == pytest.approx(flight.duration_s, abs=0.01)
+
+
+def test_stream_and_link_when_a_turn_was_used_up_is_one_write():
+    """A join larger than a turn is written in several; that the first one took all it was shown says nothing."""
+    viewer = linked("0,0,1s", "0,0,9s", [None] * 4)
+    flight = read_flights(viewer.rows.stored())
+    sent = [row.size_bytes for row in flight.rows if row.kind == "sent"]
+    events, given, _ = stream_and_link(flight)
+    assert sent[0] == 300  # the answer, before the stream
+    assert sent[1] < 6 * 900  # a part of the join
+    assert (given, [what >= 0 for _, what, _ in events[:given]]) == (6, [True] * 6)
+    assert events[given][1] == TAKEN
+    later = sum(size for _, what, size in events[given + 1 :] if what == TAKEN)
+    assert events[given][2] == viewer.sender.statistics().bytes_sent - 300 - later == 6 * 900 + 31
+
+
+def test_stream_and_link_when_nobody_looked_has_messages_where_they_were_published():
+    """A blocked viewer's Sender sees what is published when it is made to look; what-if has it from the beginning."""
+    viewer = linked("0,0,1s", "0,0,2s", [None] * 4 + [0] * 30)
+    flight = read_flights(viewer.rows.stored())
+    events = stream_and_link(flight).events
+    seen = [row.offset_us / 1e6 for row in flight.rows if row.kind == "queued" and row.reason == "log"]
+    published = [at for at, what, _ in events if what >= 0]
+    assert max(was - at for at, was in zip(published, seen, strict=True)) > 0.4
+    assert published == sorted(published)
+
+
+def test_choice_when_read_from_a_flight_is_the_one_in_force():
+    """Limits, policy and times of the recording, so that the comparison above compares anything."""
+    flight = read_flights(linked("0,0,1s", "0,0,2s", [0]).rows.stored())
+    choice = in_force(flight.rows[0].detail)
+    assert choice == Choice(
+        limits=Limits.parse("0,0,1s", "0,0,2s"), ladder=False, stuck_s=0, soft_too_long_s=0, return_after_s=0
+    )
