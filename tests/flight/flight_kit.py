@@ -136,6 +136,7 @@ ROOMS = {
     "cut by bytes": ("4000,0", "4000,0", [None] * 4 + [0] * 30),
     "cut while joining": ("0,0,1s", "0,0,1s", [200] + [0] * 30),
     "thinned and back": ("4000,0,1s", "60000,0,20s", ([None] * 3 + [0] * 6 + [700, 900]) * 3),
+    "refused for half a second": ("0,0,1s", "0,0,1s", [None] * 4 + [0] * 2 + [None] * 6),
     "always a little": ("6000,0,2s", "60000,0,20s", [350] * 40),
 }
 

@@ -18,7 +18,7 @@ def write_flights(root: Path) -> dict[int, bool]:
     folder = root / "flight" / "date=2023-11-14" / "hour=22"
     folder.mkdir(parents=True)
     cut = {}
-    for number, kind in enumerate(("cut by age", "cut by age", "thinned and back"), 100):
+    for number, kind in enumerate(("cut by age", "cut by age", "refused for half a second"), 100):
         rows, part = linked("0,0,1s", "0,0,1s", ROOMS[kind][2]).rows, Rows()
         for row in rows:
             cells = list(row)
