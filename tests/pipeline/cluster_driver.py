@@ -62,10 +62,11 @@ def synth(master: str, *, out: str, **fields: Any) -> dict[str, Any]:
         return run(spark, "", out, SynthOptions(**fields)).as_dict()
 
 
-def tables(master: str, *, events: str, out: str, jobs: list[str]) -> dict[str, Any]:
-    """Run jobs one after the other in one session."""
+def tables(master: str, *, events: str, out: str, jobs: list[str], flights: str) -> dict[str, Any]:
+    """Run jobs one after the other in one session, and what-if over `flights` as well."""
     with session(options(master, {})) as spark:
         done = {name: run_job(spark, name, events, out) for name in jobs}
+        done["flights"] = run_job(spark, "whatif", flights, f"{out}/flights")
         # Counted at the end: a second executor may come later than the first job begins. The driver is listed too.
         executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
         return {"executors": executors, "jobs": done}

@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.realtime, pytest.mark.timeout(1800)]
 
 LOCAL = "local[2]"
 JOBS = ["sessions", "fleet", "abuse", "whatif", "capacity"]
+ALL = [*JOBS, "flights"]
+"""And what-if over flights: Senders that run again on the workers."""
 SYNTH = {"events": 24_000, "seed": 7, "days": 0.25, "samples_s": 30.0}
 """Small, and still several files and tasks: what is compared is the way of adding up, not speed."""
 TABLES = {
@@ -34,6 +36,7 @@ TABLES = {
     "abuse": ["abuse_scores"],
     "whatif": ["whatif_choices", "whatif_viewers"],
     "capacity": ["capacity"],
+    "flights": ["whatif_choices", "whatif_viewers"],
 }
 
 
@@ -59,9 +62,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def local(folder):
     """Events of `synth`, and the tables that ``local[2]`` makes of them: (events, answer of the driver)."""
-    events = str(folder / "events")
+    events, flights = str(folder / "events"), str(folder / "flights")
     drive("synth", LOCAL, folder, out=events, **SYNTH)
-    return events, drive("tables", LOCAL, folder, events=events, out=str(folder / "local"), jobs=JOBS)
+    write_flights(Path(flights))
+    return events, drive("tables", LOCAL, folder, events=events, out=str(folder / "local"), jobs=JOBS, flights=flights)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +78,8 @@ def cluster(folder):
 @pytest.fixture(scope="module")
 def remote(folder, local, cluster):
     """What the cluster makes of the same events."""
-    return drive("tables", cluster.url, folder, events=local[0], out=str(folder / "remote"), jobs=JOBS)
+    inputs = {"events": local[0], "flights": str(folder / "flights")}
+    return drive("tables", cluster.url, folder, **inputs, out=str(folder / "remote"), jobs=JOBS)
 
 
 def test_cluster_when_used_has_two_executors(remote):
@@ -82,7 +87,7 @@ def test_cluster_when_used_has_two_executors(remote):
     assert remote["executors"] == 2
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", ALL)
 def test_tables_when_made_on_a_cluster_are_those_of_local(job, folder, local, remote):
     """Every output table of a job is the same, row by row and to the last digit."""
     for name in TABLES[job]:
@@ -92,7 +97,7 @@ def test_tables_when_made_on_a_cluster_are_those_of_local(job, folder, local, re
         assert difference(here, there) == ""
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", ALL)
 def test_accounts_when_made_on_a_cluster_are_those_of_local(job, local, remote):
     """Rows in and out are the same, none is missing, and none of what `synth` makes is put aside."""
     accounts = remote["jobs"][job]["accounts"]
@@ -105,20 +110,6 @@ def test_decisions_when_made_on_a_cluster_are_those_of_local(name, folder, local
     """The files that the server takes are the same, but for the moment at which they were made."""
     here, there = folder / "local" / name, folder / "remote" / name
     assert without_times(there.read_text("utf-8")) == without_times(here.read_text("utf-8"))
-
-
-def test_what_if_over_flights_when_made_on_a_cluster_is_that_of_local(folder, cluster):
-    """Senders run again on the workers, over the flights of three viewers, give the very figures of this machine."""
-    events = folder / "flights"
-    cut = write_flights(events)
-    found = {
-        name: drive("tables", url, folder, events=str(events), out=str(folder / name), jobs=["whatif"])
-        for name, url in (("flights-local", LOCAL), ("flights-remote", cluster.url))
-    }
-    for table in TABLES["whatif"]:
-        here, there = (rows_of(answer["jobs"]["whatif"]["outputs"][table]) for answer in found.values())
-        assert len(here) > len(cut)
-        assert difference(here, there) == ""
 
 
 def without_times(text: str) -> str:
