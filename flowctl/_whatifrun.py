@@ -264,7 +264,7 @@ class Run:
         self.now = viewer.events[0][0] if viewer.events else 0.0
         self.timers: list[tuple[float, int]] = []
         self._viewer = viewer
-        self._restart = (bytes(viewer.restart_bytes),)
+        self._restart = (bytes(viewer.restart_bytes),) if viewer.restart_bytes else ()
         self._work = work
         self._together = together
         self._player_buffer_s = player_buffer_s

@@ -109,7 +109,7 @@ class RecordedViewer:
         assumed_from: time from which on the events are extrapolated. None: all of them were recorded.
 
     Raises:
-        ConfigError: too many events, or times that fall.
+        ConfigError: too many events, times that fall, or a size below 0.
     """
 
     events: Sequence[Event]
@@ -126,6 +126,8 @@ class RecordedViewer:
                 f"a recorded viewer has {len(self.events)} events, at most {MOST_EVENTS} can be evaluated at once",
                 hint="cut the flight",
             )
+        if self.restart_bytes < 0:
+            raise ConfigError(f"restart_bytes of a recorded viewer is {self.restart_bytes}, it must be 0 or more")
         for before, after in itertools.pairwise(self.events):
             if after[0] < before[0]:
                 raise ConfigError(f"the time of a recorded viewer falls from {before[0]:.6f} to {after[0]:.6f} s")

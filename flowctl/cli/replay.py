@@ -145,20 +145,20 @@ def _other_choice(flight: Flight, limits: str | None, policy: str | None, *, of_
 
     Raises:
         ConfigError: the limits do not parse, there is no such policy, or the flight followed no stream and is the only
-            one asked about; of many such an one is passed over, and says so.
+            one asked about; of many, such a flight is passed over, and says so.
     """
     from flowctl.errors import ConfigError
     from flowctl.flight.viewing import stream_and_link
     from flowctl.limits import Limits
     from flowctl.whatif import RESTART_BYTES, Choice, RecordedViewer, evaluate, on_grid
 
-    events, given, restart_bytes = stream_and_link(flight)
+    soft, slash, hard = (limits or "").partition("/")
+    chosen = flight.limits if limits is None else Limits.parse(soft, hard if slash else None)
+    events, given, restart_bytes, ended_s = stream_and_link(flight)
     if not any(item >= 0 for _, item, _ in events):
         if of_many:
             return {"choice": None, "why": "it followed no stream"}
         raise ConfigError(f"{flight} followed no stream", hint="--limits and --policy are for viewers")
-    soft, slash, hard = (limits or "").partition("/")
-    chosen = flight.limits if limits is None else Limits.parse(soft, hard if slash else None)
     settings = flight.settings
     choice = Choice(
         limits=chosen,
@@ -172,7 +172,7 @@ def _other_choice(flight: Flight, limits: str | None, policy: str | None, *, of_
         events=[(on_grid(at), item, size) for at, item, size in events],
         given=given,
         restart_bytes=restart_bytes or RESTART_BYTES,
-        ended_at=on_grid(flight.duration_s) + 1.0,
+        ended_at=on_grid(ended_s) + 1.0,
     )
     (outcome,) = evaluate(viewer, [choice])
     return {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import Final, NamedTuple
 
+from flowctl.errors import DamagedFlightError
 from flowctl.flight.reading import Flight
 from flowctl.flight.words import LOG_LANE, FlightRow
 from flowctl.flow import MessageClass
@@ -31,56 +32,106 @@ class StreamAndLink(NamedTuple):
         events: (seconds since BEGIN, `MessageClass` or TAKEN or REFUSED, bytes); times do not fall.
         given: number of messages of the GOP cache, the first of `events`.
         restart_bytes: of the metadata and configuration in front of a key frame after a loss. 0: not known.
+        ended_s: when it ended: with the flight, or with the first log that was left, seconds since BEGIN.
     """
 
     events: list[tuple[float, int, int]]
     given: int
     restart_bytes: int
+    ended_s: float
 
 
 def stream_and_link(flight: Flight) -> StreamAndLink:
-    """Return the events of the followed logs and of the link.
+    """Return the events of the first log that is followed, and of the link meanwhile.
 
-    Writes without a message between them are one event: what they took together, and whether the last met EAGAIN. What
-    was sent to this peer alone (replies of its session) is no part of the stream and is left out; its writes are in, by
-    their sizes.
-
-    Writes from before the first message of a log, replies of the session too, are left out.
+    What comes after that log was left (a pause, another stream) is not used: a cache that is joined later counts
+    against other limits than the first one. What was sent to this peer alone (replies of its session) is no part of the
+    stream; its writes are in, by their sizes, from the first message of the log on.
 
     Args:
         flight: of a connection that followed a log; without one there are no messages.
+
+    Raises:
+        DamagedFlightError: a row says what nobody wrote.
     """
-    events: list[tuple[float, int, int]] = []
-    given = restart_bytes = 0
-    followed = False
-    taken, wrote_at = 0, -1
-    last_us = 0  # of the events so far
-    for row in (*flight.rows, _OVER):
+    reader = _Reader(flight.settings.turn_bytes)
+    ended_us = round(flight.duration_s * 1e6)
+    for row in flight.rows:
+        try:
+            if not reader.take(row):
+                ended_us = row.offset_us
+                break
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise DamagedFlightError(f"{flight}: row {row.number} cannot be read: {error!r}") from error
+    reader.settle(turn_is_over=True)
+    return StreamAndLink(reader.events, reader.given, reader.restart_bytes, max(ended_us, reader.last_us) / 1e6)
+
+
+class _Reader:
+    """Makes events of rows; a write is one as soon as it is known that it does not go on."""
+
+    def __init__(self, turn_bytes: int) -> None:
+        self.events: list[tuple[float, int, int]] = []
+        self.given = self.restart_bytes = 0
+        self.last_us = 0  # of the events so far
+        self._turn_bytes = turn_bytes
+        self._joining = self._followed = self._full = False
+        self._taken, self._wrote_us, self._turn = 0, -1, 0
+
+    def take(self, row: FlightRow) -> bool:
+        """Take the next row; return whether the log is still followed, or not yet."""
         kind = row.kind
-        if kind in _BREAKS and wrote_at >= 0:
-            last_us = max(last_us, wrote_at)
-            if events:  # before there is anything of a stream, a write tells nothing of one
-                events.append((last_us / 1e6, TAKEN, taken))
-            taken, wrote_at = 0, -1
-        if kind == FlightKind.QUEUED.value and row.reason == LOG_LANE:
-            lay_us = round((row.queued_age_ms or 0.0) * 1000) if followed else 0  # a cache is given when it is joined
-            last_us = max(last_us, row.offset_us - lay_us)
-            events.append((last_us / 1e6, _CLASSES[row.message_class or ""], row.size_bytes or 0))
-            given += not followed
-            if row.detail and not restart_bytes:
-                restart_bytes = sum(json.loads(row.detail).get("restart", ()))
+        if kind == FlightKind.QUEUED.value:
+            self.settle(turn_is_over=False)
+            if row.reason == LOG_LANE:
+                self._message(row)
         elif kind == FlightKind.SENT.value and row.taken_bytes is not None:
-            taken, wrote_at = taken + row.taken_bytes, row.offset_us
+            self._taken, self._turn, self._wrote_us = (
+                self._taken + row.taken_bytes,
+                self._turn + row.taken_bytes,
+                row.offset_us,
+            )
         elif kind == FlightKind.WOULD_BLOCK.value:
-            last_us = max(last_us, row.offset_us)
-            events.append((last_us / 1e6, REFUSED, taken))
-            taken, wrote_at = 0, -1
+            self._put(row.offset_us, REFUSED)
+        elif row.reason == "flush":
+            self._turn = 0
+        elif row.reason == "log":
+            self._joining = True
         elif row.reason == "follow":
-            followed = True
-    return StreamAndLink(events, given, restart_bytes)
+            self._joining, self._followed = False, True
+            if self._full:  # by replies, before there was a stream: this one cannot be written at once
+                self._put(row.offset_us, REFUSED)
+        elif row.reason == "unfollow" and self._followed:
+            return False
+        return True
+
+    def settle(self, *, turn_is_over: bool) -> None:
+        """Note the write that everything so far was taken of.
+
+        Who writes twice, and nothing was queued in between, had something left after the first write; and so had who
+        used a turn up, unless that is over. What the kernel took then is no sign of what it would have taken: such
+        writes are one with the next.
+        """
+        if self._wrote_us >= 0 and (turn_is_over or self._turn < self._turn_bytes):
+            self._put(self._wrote_us, TAKEN)
+
+    def _put(self, at_us: int, what: int) -> None:
+        if self.events or self._followed:  # before there is anything of a stream, a write tells nothing of one
+            self.last_us = max(self.last_us, at_us)
+            self.events.append((self.last_us / 1e6, what, self._taken))
+        self._full = what == REFUSED
+        self._taken, self._turn, self._wrote_us = 0, 0, -1
+
+    def _message(self, row: FlightRow) -> None:
+        lay_us = 0 if self._joining else round((row.queued_age_ms or 0.0) * 1000)  # a cache is given when it is joined
+        self.last_us = max(self.last_us, row.offset_us - lay_us)
+        self.events.append((self.last_us / 1e6, _CLASSES[row.message_class or ""], row.size_bytes or 0))
+        self.given += self._joining
+        if row.detail and not self.restart_bytes:
+            self.restart_bytes = sum(map(_size, json.loads(row.detail).get("restart", ())))
 
 
-_OVER: Final = FlightRow(0, FlightKind.END.value)
-_BREAKS: Final = frozenset({FlightKind.QUEUED.value, FlightKind.END.value})
-"""What ends a write. Nothing else does: who writes twice, and nothing was queued in between, had something left after
-the first, because a turn was used up or a restart came. What the kernel took then is no sign of what it would have."""
+def _size(value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is no size")
+    return value

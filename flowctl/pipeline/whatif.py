@@ -63,6 +63,7 @@ CHOICES_DDL: Final = (
 _FLIGHT_COLUMNS: Final = (
     *("ts", "node", "seq", "conn_id", "peer_ip", "role", "app", "stream", "number"),
     *("offset_us", "kind", "message_class", "size_bytes", "taken_bytes", "reason", "detail"),
+    "queued_age_ms",
 )
 _SAMPLE_COLUMNS: Final = (
     "node",
@@ -124,7 +125,8 @@ class WhatifOptions:
 
 def flight_rows(flight: DataFrame, cut_s: float) -> DataFrame:
     """Return what is needed of table ``flight``: rows within `cut_s`, details only where they are read."""
-    needed = f.col("kind").isin("begin", "call", "limits_set", "end")
+    restarts = (f.col("kind") == "queued") & (f.col("message_class") == "key")  # with the sizes of their headers
+    needed = f.col("kind").isin("begin", "call", "limits_set", "end") | restarts
     return flight.where(f.col("offset_us") <= int(cut_s * 1_000_000)).select(
         *(name for name in _FLIGHT_COLUMNS if name != "detail"), f.when(needed, f.col("detail")).alias("detail")
     )

@@ -82,16 +82,17 @@ def flight_viewer(rows: Sequence[Mapping[str, Any]], extend_s: float) -> Recorde
     from flowctl.flight.viewing import stream_and_link
 
     flight = read_flights(rows)
-    events, given, restart_bytes = stream_and_link(flight)
+    events, given, restart_bytes, ended_s = stream_and_link(flight)
     reason = next((row.reason for row in reversed(flight.rows) if row.kind == "close"), None)
     viewer = RecordedViewer(
         events=[(on_grid(at), what, size) for at, what, size in events[:MOST_EVENTS]],
         given=given,
         restart_bytes=restart_bytes or RESTART_BYTES,
-        ended_at=on_grid(max(flight.duration_s, events[-1][0] if events else 0.0)),
+        ended_at=on_grid(ended_s),
         close_reason=reason,
     )
-    return extended(viewer, extend_s) if reason in _SLOW else viewer
+    closed_while_following = reason in _SLOW and ended_s >= flight.duration_s
+    return extended(viewer, extend_s) if closed_while_following else viewer
 
 
 def sample_viewer(rows: Sequence[Mapping[str, Any]], extend_s: float) -> RecordedViewer:

@@ -52,23 +52,23 @@ def test_loop_when_closed_cuts_fewer_honest_viewers_and_refuses_abusers(tmp_path
     assert str(limits.limits) == after["limits"] != before["limits"]
     page = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert min(abusers) in page
-    check_what_if(tmp_path / "out", after["slow_cut"])
+    check_what_if(tmp_path / "out")
 
 
-def check_what_if(out, slow_cut_after):
-    """What-if against two real runs: the limits in force cut those who were cut, the recommended ones as many as came.
+def check_what_if(out):
+    """What-if against a real run: under the limits in force it cuts the very viewers that the server has cut.
 
-    One viewer may differ: its age met the limit within the milliseconds by which a loop is late.
+    One may differ: its age met the limit within the milliseconds by which a loop is late. That the recommended limits
+    cut fewer was seen by the second run; what-if has to have said so.
     """
     pq = pytest.importorskip("pyarrow.parquet")
     choices = pq.read_table(out / "whatif_choices").to_pylist()
     (in_force,) = (row for row in choices if row["in_force"])
     (chosen,) = (row for row in choices if row["recommended"])
-    ended = {row["conn_id"]: row["close_reason"] for row in pq.read_table(out / "sessions").to_pylist()}
+    sessions = [row for row in pq.read_table(out / "sessions").to_pylist() if row["role"] == "play"]
+    cut = {row["conn_id"] for row in sessions if row["close_reason"] == CloseReason.HARD_LIMIT.value}
     viewers = pq.read_table(out / "whatif_viewers").to_pylist()
-    found = {row["conn_id"]: row["closed"] for row in viewers if row["choice_id"] == in_force["choice_id"]}
-    cut = {conn_id for conn_id in found if ended[conn_id] == CloseReason.HARD_LIMIT.value}
-    again = {conn_id for conn_id, closed in found.items() if closed == CloseReason.HARD_LIMIT.value}
+    again = {row["conn_id"] for row in viewers if row["choice_id"] == in_force["choice_id"] and row["closed"]}
     assert len(cut) >= PLAN.slow
     assert len(cut ^ again) <= 1, f"cut: {sorted(cut)}, by what-if: {sorted(again)}"
-    assert abs(chosen["honest_disconnected"] - slow_cut_after) <= 1
+    assert chosen["honest_disconnected"] * 2 <= in_force["honest_disconnected"]

@@ -141,23 +141,62 @@ ROOMS = {
 }
 
 
+class World:
+    """A recorded viewer of a stream, and its link.
+
+    Attributes:
+        viewer: `RecordedViewer`; nothing was sent to it yet.
+        began_s: when its flight began, on the clock of `group`.
+    """
+
+    def __init__(self, soft, hard, *, room=None, turn_bytes=4096) -> None:
+        self.group = ManualGroup()
+        self.published = Published(self.group)
+        self.fanout = Fanout(self.published.log, self.group)
+        self.began_s = self.group.now()
+        settings = replace(NO_LADDER, turn_bytes=turn_bytes)
+        limits = Limits.parse(soft, hard)
+        self.viewer = RecordedViewer(self.group, Peer(room), policy=LivePolicy(), limits=limits, settings=settings)
+        self._number = 0
+
+    def reply(self, size) -> None:
+        """Send what is for this peer alone."""
+        self.viewer.sender.send(frame(OWN, CONTROL, 0, size), CONTROL)
+        self.group.run(0.1)
+
+    def join(self, *, size, between=False) -> None:
+        """Publish a group of six messages of `size` bytes, and follow; `between`: publish once more after a turn."""
+        self.published.script("KIADIA", size)
+        self.group.run(0.6)
+        self.viewer.follow(self.fanout)
+        if between:
+            peer, sendmsg = self.viewer.peer, self.viewer.peer.sendmsg
+
+            def publishing(buffers, /):
+                peer.sendmsg = sendmsg
+                self.published.script("I", 150)  # as another thread does in the middle of a write
+                return sendmsg(buffers)
+
+            peer.sendmsg = publishing
+
+    def go_on(self, quarters, room=None) -> None:
+        """Let so many quarter seconds pass, with media in each; give the link room after each, unless it is None."""
+        for _ in range(quarters):
+            self.group.run(0.02)
+            self.published.script(SECOND_OF_MEDIA[self._number % 4 * 2 :][:3], 150)
+            self.group.run(0.23)
+            self._number += 1
+            if room is not None:
+                self.viewer.give(room)
+
+
 def linked(soft, hard, rooms):
     """Return a viewer that was answered before it joined, and whose link then had this room every quarter second."""
-    group = ManualGroup()
-    published = Published(group)
-    fanout = Fanout(published.log, group)
-    viewer = RecordedViewer(
-        group, Peer(rooms[0]), policy=LivePolicy(), limits=Limits.parse(soft, hard), settings=NO_LADDER
-    )
-    viewer.give(None)
-    viewer.sender.send(frame(OWN, CONTROL, 0, 300), CONTROL)
-    group.run(0.1)
-    published.script("KIADIA", 900)
-    viewer.peer.room = rooms[0]
-    viewer.follow(fanout)
-    for number, room in enumerate(rooms):
-        group.run(0.02)
-        published.script(SECOND_OF_MEDIA[number % 4 * 2 :][:3], 150)
-        group.run(0.23)
-        viewer.give(room)
-    return viewer
+    world = World(soft, hard)
+    world.reply(300)
+    world.viewer.peer.room = rooms[0]
+    world.join(size=900)
+    for room in rooms:
+        world.go_on(1)
+        world.viewer.give(room)
+    return world.viewer

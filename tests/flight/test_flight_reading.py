@@ -184,7 +184,8 @@ def test_replay_when_a_call_is_unknown_says_so(rows):
 def test_stream_and_link_when_taken_from_a_flight_add_up(rows):
     """Messages and writes of a flight, without its calls: all that was published, and all that the kernel took."""
     flight = read_flights(rows)
-    events, given, restart_bytes = stream_and_link(flight)
+    events, given, restart_bytes, ended_s = stream_and_link(flight)
+    assert ended_s == flight.duration_s
     published = [row for row in flight.rows if row.kind == "queued" and row.reason == "log"]
     assert (given, restart_bytes) == (6, 31)
     assert [size for _, item, size in events if item >= 0] == [row.size_bytes for row in published]
@@ -192,6 +193,26 @@ def test_stream_and_link_when_taken_from_a_flight_add_up(rows):
     assert taken == flight.figures["bytes_sent"]
     assert sum(item == REFUSED for _, item, _ in events) == sum(row.kind == "would_block" for row in flight.rows)
     assert [at for at, _, _ in events] == sorted(at for at, _, _ in events)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"detail": '{"restart":5}'}, "not iterable"),
+        ({"detail": '{"restart":["a"]}'}, "'a' is no size"),
+        ({"detail": '{"restart":[-5]}'}, "-5 is no size"),
+        ({"detail": "[1]"}, "has no attribute 'get'"),
+        ({"detail": "{oops"}, "Expecting property name"),
+        ({"message_class": "film"}, "'film'"),
+    ],
+)
+def test_stream_and_link_when_a_row_says_what_nobody_wrote_names_it(rows, values, words):
+    """A damaged row makes a damaged flight, told by its number, whatever is wrong with it."""
+    flight = read_flights(rows)
+    number = next(row.number for row in flight.rows if row.message_class == "key")
+    with pytest.raises(DamagedFlightError, match=f"row {number} cannot be read") as caught:
+        stream_and_link(changed(flight, number, **values))
+    assert words in str(caught.value)
 
 
 # -- files

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from flight_kit import ROOMS, linked
+from flight_kit import ROOMS, World, linked
 
 from flowctl.flight.reading import read_flights
-from flowctl.flight.viewing import TAKEN, stream_and_link
+from flowctl.flight.viewing import REFUSED, TAKEN, stream_and_link
 from flowctl.limits import Limits
 from flowctl.pipeline.whatif_grid import in_force
 from flowctl.pipeline.whatif_viewers import flight_viewer
@@ -16,23 +16,77 @@ from flowctl.whatif import Choice, evaluate
 EXTEND_S = 30.0
 
 
-@pytest.mark.parametrize("kind", ROOMS)
-def test_evaluate_when_the_choice_was_in_force_does_what_was_done(kind):
-    """Closed or not, when, how many edges and drops: as recorded, whatever is assumed of the time after a close."""
-    viewer = linked(*ROOMS[kind])
+def check_again(viewer):
+    """Check that the choice in force does to a recorded viewer what was done; return flight and outcome."""
     rows = viewer.rows.stored()
     flight = read_flights(rows)
     was = replay(flight)
     again = flight_viewer(rows, EXTEND_S)
     (outcome,) = evaluate(again, [in_force(flight.rows[0].detail)])
-    assert kind.startswith("cut") == (viewer.sender.statistics().close_reason is not None)
     assert outcome.closed is viewer.sender.statistics().close_reason
-    assert outcome.edges == len(was.edges) > 0
+    assert outcome.edges == len(was.edges)
     dropped = sum(sum(count for count, _ in classes.values()) for classes in was.drops.values())
     assert sum(count for _, count in outcome.dropped_by_reason) == dropped
     if outcome.closed:
         assert again.assumed_from is not None
         assert again.events[0][0] + outcome.watched_s == pytest.approx(flight.duration_s, abs=0.01)
+    return flight, outcome
+
+
+@pytest.mark.parametrize("kind", ROOMS)
+def test_evaluate_when_the_choice_was_in_force_does_what_was_done(kind):
+    """Closed or not, when, how many edges and drops: as recorded, whatever is assumed of the time after a close."""
+    _, outcome = check_again(linked(*ROOMS[kind]))
+    assert outcome.edges > 0
+    assert kind.startswith("cut") == (outcome.closed is not None)
+
+
+def test_evaluate_when_the_kernel_was_full_before_the_join_begins_blocked():
+    """A reply that met EAGAIN leaves no room for the cache either, which is given all the same."""
+    world = World("4000,0", "8000,0", room=100)
+    world.reply(300)
+    world.join(size=900)
+    world.viewer.give(None)
+    world.go_on(4)
+    flight, outcome = check_again(world.viewer)
+    events, given, *_ = stream_and_link(flight)
+    assert given == 6
+    assert events[given][1:] == (REFUSED, 0)
+    assert outcome.closed is None
+
+
+def test_evaluate_when_a_message_comes_between_two_turns_knows_that_the_first_left_something():
+    """A used-up turn is not a write of which everything was taken: else the whole cache would count as sent."""
+    world = World("0,0,1s", "0,0,1s", turn_bytes=2000)
+    world.reply(300)
+    world.viewer.peer.room = 3000
+    world.join(size=900, between=True)
+    world.go_on(8, room=0)
+    flight, outcome = check_again(world.viewer)
+    assert outcome.closed is not None
+    assert max(size for _, what, size in stream_and_link(flight).events if what == REFUSED) == 3000
+
+
+def test_stream_and_link_when_a_viewer_pauses_ends_with_the_first_log():
+    """After the pause it joins anew, with a cache that is older than it: that is another viewing, and is left out."""
+    world = World("0,0,1s", "0,0,1s")
+    world.join(size=900)
+    world.go_on(4)
+    world.viewer.sender.unfollow()
+    left_s = world.group.now()
+    world.go_on(7)
+    world.viewer.follow(world.fanout)
+    world.go_on(1, room=0)
+    world.viewer.give(None)
+    world.go_on(4)
+    rows = world.viewer.rows.stored()
+    flight = read_flights(rows)
+    found = stream_and_link(flight)
+    assert found.given == 6
+    assert found.ended_s == pytest.approx(left_s - world.began_s, abs=0.001)
+    assert found.ended_s < flight.duration_s - 1
+    (outcome,) = evaluate(flight_viewer(rows, EXTEND_S), [in_force(flight.rows[0].detail)])
+    assert outcome.closed is None is world.viewer.sender.statistics().close_reason
 
 
 def test_stream_and_link_when_a_turn_was_used_up_is_one_write():
@@ -40,7 +94,7 @@ def test_stream_and_link_when_a_turn_was_used_up_is_one_write():
     viewer = linked("0,0,1s", "0,0,9s", [None] * 4)
     flight = read_flights(viewer.rows.stored())
     sent = [row.size_bytes for row in flight.rows if row.kind == "sent"]
-    events, given, _ = stream_and_link(flight)
+    events, given, *_ = stream_and_link(flight)
     assert sent[0] == 300  # the answer, before the stream
     assert sent[1] < 6 * 900  # a part of the join
     assert (given, [what >= 0 for _, what, _ in events[:given]]) == (6, [True] * 6)

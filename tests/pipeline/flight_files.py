@@ -8,22 +8,35 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "flight"))
 from flight_kit import ROOMS, Rows, linked
 
+from flowctl.pipeline.whatif_grid import in_force
+from flowctl.pipeline.whatif_viewers import flight_viewer
 from flowctl.telemetry.schema import FLIGHT
+from flowctl.whatif import evaluate
 
+LIMITS = ("6000,0,2s", "9000,0,3s")
 AT = {name: FLIGHT.names.index(name) for name in ("node", "conn_id", "role")}
 
 
-def write_flights(root: Path) -> dict[int, bool]:
-    """Write the flights of three viewers of as many servers; return which connections were cut."""
+def write_flights(root: Path) -> dict[int, tuple[bool, int, int]]:
+    """Write flights of viewers, one per server.
+
+    Returns:
+        By connection: whether it was cut, and its edges, as recorded; and microseconds of stall, as what-if has them
+        that is handed all columns.
+    """
     folder = root / "flight" / "date=2023-11-14" / "hour=22"
     folder.mkdir(parents=True)
-    cut = {}
-    for number, kind in enumerate(("cut by age", "cut by age", "refused for half a second"), 100):
-        rows, part = linked("0,0,1s", "0,0,1s", ROOMS[kind][2]).rows, Rows()
+    found = {}
+    kinds = ("cut by age", "cut while joining", "refused for half a second", "thinned and back", "always a little")
+    for number, kind in enumerate(kinds, 100):
+        viewer = linked(*LIMITS, ROOMS[kind][2])
+        rows, part = viewer.rows, Rows()
         for row in rows:
             cells = list(row)
             cells[AT["node"]], cells[AT["conn_id"]], cells[AT["role"]] = f"node-{number}", number, "play"
             part.append(tuple(cells))
         part.write(folder / f"n-1-{number}.parquet", uid=f"u{number}", node=f"node-{number}", table="flight", format=1)
-        cut[number] = kind.startswith("cut")
-    return cut
+        figures, all_rows = viewer.sender.statistics(), rows.stored()
+        (outcome,) = evaluate(flight_viewer(all_rows, 0.0), [in_force(all_rows[0]["detail"])])
+        found[number] = (figures.close_reason is not None, figures.transitions, round(outcome.stall_s * 1e6))
+    return found
