@@ -124,8 +124,8 @@ def settings_of(options: SessionOptions, log4j: Path | None = None) -> dict[str,
         "spark.log.level": "WARN",
     }
     if log4j is not None:
-        options_of_java = f"-Dlog4j2.configurationFile=file:{log4j} -Duser.timezone=UTC{_collector(master, options.conf)}"
-        settings["spark.driver.extraJavaOptions"] = options_of_java
+        own = f"-Dlog4j2.configurationFile=file:{log4j} -Duser.timezone=UTC"
+        settings["spark.driver.extraJavaOptions"] = own + _collector(master, options.conf)
         settings["spark.executor.extraJavaOptions"] = "-Duser.timezone=UTC"
     if master.startswith("local") or "//127.0.0.1" in master or "//localhost" in master:
         # On this machine alone: nothing listens elsewhere, and a host name that does not resolve does no harm.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -79,6 +81,22 @@ def test_error_when_of_spark_is_one_line_with_its_cause():
     assert one_line(Py4JError("")) == "Spark failed: Py4JError"
     assert one_line(RuntimeError("no such thing")) == "RuntimeError: no such thing"
     assert len(one_line(Py4JError("x" * 9999))) <= 400
+
+
+@pytest.mark.parametrize(
+    ("master", "named", "chosen"),
+    [
+        ("local[2]", "", True),
+        ("local[2]", "-Xmx1g -XX:+UseG1GC", False),
+        ("local[2]", "-XX:+UseStringDeduplication", True),
+        ("spark://cluster.example:7077", "", False),
+    ],
+)
+def test_collector_when_one_is_named_elsewhere_is_not_chosen(monkeypatch, master, named, chosen):
+    """Java does not start with two collectors; and that of a cluster's driver is nobody's business but its owner's."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", named)
+    found = settings_of(SessionOptions(master=master), Path("log4j.properties"))
+    assert ("+UseParallelGC" in found["spark.driver.extraJavaOptions"]) is chosen
 
 
 def test_settings_when_given_win_and_others_are_ours():
