@@ -131,7 +131,8 @@ def evaluate(
 def extended(viewer: RecordedViewer, seconds: float, *, window_s: float = 10.0) -> RecordedViewer:
     """Return `viewer` with `seconds` more, in which the last `window_s` of stream and link come again and again.
 
-    For a viewer that the server closed: what would have become of it under another choice is not recorded. A window of
+    For a viewer that the server closed: what would have become of it under another choice is not recorded. A stall that
+    the close cut short goes on for as long again as it had lasted, and only then does the window come; a window of
     which nothing was taken stays so: a dead link stays dead.
 
     Args:
@@ -147,10 +148,16 @@ def extended(viewer: RecordedViewer, seconds: float, *, window_s: float = 10.0) 
     length = end - first
     if not window or length <= 0:
         return viewer
+    took = (at for at, what, size in reversed(viewer.events) if what < 0 and size)
+    resumes = end + (end - next(took, viewer.events[0][0]))
     more: list[Event] = []
     shift = length + _SETTLE_S
     while shift < seconds + length and len(viewer.events) + len(more) + len(window) <= MOST_EVENTS:
-        more.extend((at + shift, what, size) for at, what, size in window if at + shift <= end + seconds)
+        more.extend(
+            (at + shift, what, size)
+            for at, what, size in window
+            if at + shift <= end + seconds and (what >= 0 or at + shift >= resumes)
+        )
         shift += length
     return RecordedViewer(
         events=[*viewer.events, *more],

@@ -212,6 +212,19 @@ def test_extended_when_the_link_was_dead_stays_dead():
     assert later == pytest.approx([1.0, 2.0, 3.0], abs=0.01)  # the fourth would come a moment after the end
 
 
+def test_extended_when_a_stall_was_cut_short_goes_on_for_as_long_again():
+    """Who took nothing for six seconds takes nothing for six more, whatever it took before; then the window comes."""
+    events = [(0.0, KEY, 900), (0.0, TAKEN, 900), (1.0, INTER, 900), (1.0, TAKEN, 900), (1.5, INTER, 900)]
+    events += [(2.0, REFUSED, 0), (4.0, INTER, 900)]
+    viewer = extended(RecordedViewer(events=events, ended_at=7.0, close_reason="hard limit"), 30.0)
+    more = [event for event in viewer.events if event[0] > 7.0]
+    assert min(at for at, what, _ in more if what >= 0) < 8
+    assert min(at for at, what, _ in more if what < 0) == pytest.approx(14.0, abs=0.1)
+    patient = Choice(limits=Limits.parse("0,0,20s", "0,0,25s"), ladder=False, stuck_s=10, return_after_s=0)
+    (outcome,) = evaluate(viewer, [patient])
+    assert (outcome.closed, outcome.watched_s) == (CloseReason.STUCK, pytest.approx(11.5, abs=1.0))
+
+
 def test_extended_when_a_limit_closed_the_viewer_lets_it_close_again_first():
     """What is assumed after the end comes a moment later: the age that was reached there is reached again."""
     choice = Choice(limits=Limits.parse("0,0,1s", "0,0,1s"), ladder=False)

@@ -47,8 +47,8 @@ _log: Final = structlog.get_logger("flowctl.live")
 _SHARE: Final = 0.03
 """Records may take so much of the processor time of the whole process: the target of telemetry, T2. What the recorder
 uses for columns and files counts as well, and events before samples: it is the samples that come less often."""
-_LEAST: Final = 0.002
-"""And so much of a core in any case: two milliseconds a second, for which a server with few viewers is sampled."""
+_LEAST: Final = 0.005
+"""And so much of a core in any case: five milliseconds a second, for which a hundred viewers in trouble are sampled."""
 _CREDIT_S: Final = 20.0
 """Files are made in lumps, two intervals of rotation apart at most: joins, which cost most, are in the first."""
 _MOST_ENDED: Final = 65_536
@@ -124,8 +124,9 @@ class Sampler:
         self._guarded()
 
     def _used(self) -> tuple[float, float, float]:
-        """Return the processor time of the threads that record, that of the process, and the time, in seconds."""
-        return self.cpu_s + self._recorder.cpu_s, time.process_time(), self._clock()
+        """Return the processor time of events and samples, that of the process, and the time, in seconds."""
+        recorder = self._recorder
+        return self.cpu_s + recorder.cpu_s - recorder.flight_cpu_s, time.process_time(), self._clock()
 
     def _guarded(self) -> None:
         try:

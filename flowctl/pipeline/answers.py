@@ -75,7 +75,7 @@ def _spared(whole: Row) -> str:
     if not dropped:
         return "Nothing was dropped."
     share = f", {percent(dropped / accepted)} of what was published for them" if accepted else ""
-    return f"They were spared {plural(dropped, 'message')}{share}."
+    return f"Dropped for them: {plural(dropped, 'message')}{share}."
 
 
 def slow(data: ReportData) -> str:
@@ -89,8 +89,8 @@ def slow(data: ReportData) -> str:
     said = [
         (
             f"{plural(troubled, 'viewer')} in trouble: {count(whole.get('worst_hard'))} reached the hard "
-            f"limit, {count(whole.get('worst_soft'))} the soft limit, {count(whole.get('worst_overloaded'))} were "
-            "overloaded only."
+            f"limit, {count(whole.get('worst_soft'))} no more than the soft limit, "
+            f"{count(whole.get('worst_overloaded'))} were overloaded only."
         )
     ]
     blames = [row for row in data.blames if whole_number(row.get("viewers"))]
@@ -191,7 +191,7 @@ def viewer_done(row: Row) -> str:
     parts = []
     dropped = whole_number(row.get("dropped_messages"))
     if dropped:
-        parts.append(f"spared {plural(dropped, 'message')} ({size(row.get('dropped_bytes'))})")
+        parts.append(f"dropped {plural(dropped, 'message')} ({size(row.get('dropped_bytes'))})")
     returns = whole_number(row.get("returns_to_live"))
     if returns:
         parts.append(f"brought back to live {plural(returns, 'time')}")

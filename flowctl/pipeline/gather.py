@@ -122,9 +122,10 @@ def _viewer_totals(viewers: DataFrame) -> list[Column]:
     return [
         f.count("*").alias("viewers"),
         _count_if(troubled).alias("troubled"),
-        _count_if(worst == "OVERLOADED").alias("worst_overloaded"),
-        _count_if(worst == "SOFT_LIMIT").alias("worst_soft"),
-        _count_if(worst == "HARD_LIMIT").alias("worst_hard"),
+        # Of these, so that they add up to no more: everybody is overloaded for a moment now and then.
+        _count_if(troubled & (worst == "OVERLOADED")).alias("worst_overloaded"),
+        _count_if(troubled & (worst == "SOFT_LIMIT")).alias("worst_soft"),
+        _count_if(troubled & (worst == "HARD_LIMIT")).alias("worst_hard"),
         _count_if(column(viewers, "close_reason", "string").isin(*SLOW_ENDS)).alias("cut_slow"),
         (_sum(viewers, "duration_s") * 1000).alias("play_ms"),
         f.sum(trouble_ms(viewers)).alias("trouble_ms"),

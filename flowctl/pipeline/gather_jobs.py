@@ -28,6 +28,8 @@ _STEPS_S: Final = (
 )
 """Lengths of a place along time: round ones, so that ticks fall between places."""
 
+_LONGEST_MS: Final = 120_000.0
+"""A sample counts for no more than so long: recorders make intervals of up to half a minute."""
 FLEET_MINUTE_S: Final = 60
 """Grain of `fleet_streams`."""
 
@@ -48,14 +50,24 @@ def moments_of_samples(samples: DataFrame, began_at: datetime, moment_s: int) ->
         began_at: where the first place begins.
         moment_s: length of a place, seconds.
     """
-    begin_us = int(began_at.timestamp() * 1e6)
-    place = f.floor((f.unix_micros("ts") - f.lit(begin_us)) / (moment_s * 1_000_000)).alias("place")
-    viewing = samples.where(column(samples, "role", "string").isin(*VIEWER_ROLES))
+    begin_us, length_us = int(began_at.timestamp() * 1e6), moment_s * 1_000_000
     words = dict(zip(STATES, ("READY", "OVERLOADED", "SOFT_LIMIT", "HARD_LIMIT"), strict=True))
-    length = f.col("interval_ms")
-    summed = viewing.groupBy(place).agg(
+    # A sample stands for its interval, which may cross places, and on a busy server is longer than one.
+    end_us = f.unix_micros("ts") - f.lit(begin_us)
+    lasted_us = f.round(f.least(column(samples, "interval_ms"), f.lit(_LONGEST_MS)) * 1000).cast("bigint")
+    start_us = f.greatest(end_us - lasted_us, f.lit(0))
+    viewing = (
+        samples.where(column(samples, "role", "string").isin(*VIEWER_ROLES))
+        .withColumn("end_us", end_us)
+        .withColumn("start_us", start_us)
+        .where("end_us > start_us")
+        .withColumn("place", f.explode(f.expr(f"sequence(start_us div {length_us}, (end_us - 1) div {length_us})")))
+        .withColumn("begin_us", f.col("place") * f.lit(length_us))
+    )
+    length = f.least("end_us", f.col("begin_us") + length_us) - f.greatest("start_us", "begin_us")
+    summed = viewing.groupBy("place").agg(
         *(
-            f.try_divide(f.sum(f.when(f.col("state") == word, length).otherwise(0.0)), f.sum(length)).alias(state)
+            f.try_divide(f.sum(f.when(f.col("state") == word, length).otherwise(0)), f.sum(length)).alias(state)
             for state, word in words.items()
         ),
         f.approx_count_distinct(f.struct("node", "conn_id")).alias("viewers"),

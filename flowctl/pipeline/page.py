@@ -250,7 +250,7 @@ def _worst(data: ReportData) -> str:
         ]
         for row in cut.rows
     ]
-    note = answers.left_out(cut, "viewers that were ever not READY")
+    note = answers.left_out(cut, "viewers in trouble")
     return _box("The viewers that were worst off", table(_WORST_HEADS, rows, kind="words worst"), note)
 
 

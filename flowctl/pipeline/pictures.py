@@ -241,7 +241,7 @@ def drops_by_class(data: ReportData) -> Picture | None:
         for row in rows
     ]
     said = ". ".join(f"{bar.label}: {bar.text}" for bar in bars)
-    shape = Bars(name="drops", title="What were viewers spared?", description=said, bars=bars)
+    shape = Bars(name="drops", title="What was dropped?", description=said, bars=bars)
     table = [
         [words(row.get("class"), 20), count(row.get("accepted_messages")), count(_dropped(row)), percent(share)]
         for row in rows
@@ -281,7 +281,7 @@ def blame_shares(data: ReportData) -> Picture | None:
     table = [
         [bar.label, count(row.get("viewers")), ms(row.get("trouble_ms"))] for bar, row in zip(bars, rows, strict=True)
     ]
-    note = "Viewers that were ever not READY, by the cause that weighs most for each of them."
+    note = "Viewers in trouble, by the cause that weighs most for each of them."
     return Picture(shape, (), ("cause", "viewers", "time not READY, all together"), table, note)
 
 

@@ -25,7 +25,7 @@ import structlog
 from flowctl._locks import OwnedLock
 from flowctl.telemetry.feed import Feed
 from flowctl.telemetry.options import EventsOptions
-from flowctl.telemetry.schema import FLOW_EVENTS, TABLES, EventName, Table
+from flowctl.telemetry.schema import FLIGHT, FLOW_EVENTS, TABLES, EventName, Table
 from flowctl.telemetry.writer import Books, RecordFiles, TableWriter, check_available
 
 _log: Final = structlog.get_logger("flowctl.telemetry")
@@ -224,6 +224,7 @@ class Recorder:
         self._told: dict[str, int] = dict.fromkeys(TABLES, 0)  # losses that were told; the recorder's thread
         self._said_at = self._swept_at = self._failed_at = self._stepped_at = float("-inf")
         self._cpu_s = 0.0  # the recorder's thread; read by any
+        self._flight_cpu_s = 0.0  # as above
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -231,6 +232,11 @@ class Recorder:
     def cpu_s(self) -> float:
         """Processor time that the recorder's thread has used, in seconds. Any thread."""
         return self._cpu_s
+
+    @property
+    def flight_cpu_s(self) -> float:
+        """Processor time of it that went into flights, which have a bound of their own, in seconds. Any thread."""
+        return self._flight_cpu_s
 
     # -- for those who have records
 
@@ -326,19 +332,24 @@ class Recorder:
         self._drain()
         if now - self._said_at >= _SAY_S:
             self._tell_losses(now)
-        for writer in self._writers.values():
+        for name, writer in self._writers.items():
+            began = time.thread_time()
             writer.finish_if_due(now)
+            if name == FLIGHT.name:
+                self._flight_cpu_s += time.thread_time() - began
 
     def _drain(self) -> None:
         for name, lane in self._lanes.items():
             rows, blocks = lane.drain()
-            writer = self._writers[name]
+            writer, began = self._writers[name], time.thread_time()
             if rows:
                 kept = self._hand_on(name, len(rows), writer.add_rows, rows)
                 if kept and name == FLOW_EVENTS.name:  # afterwards: a fault of what is live must not cost what is kept
                     self._show(rows)
             for block in blocks:
                 self._hand_on(name, block.rows, writer.add_block, block)
+            if name == FLIGHT.name:
+                self._flight_cpu_s += time.thread_time() - began
 
     def _hand_on(self, name: str, rows: int, add: Callable[[Any], None], given: object) -> bool:
         """Give records to the writer of their table, and return whether it took them without a fault.

@@ -153,7 +153,7 @@ def test_page_when_made_of_tables_has_their_figures(spark, tmp_path):
         "107 connections to 1 node, from 2026-11-21 16:00:00 UTC on, for 3 min 26 s. 106 viewers watched" in page.words
     )
     assert "75.5 % of them kept up all the time; 26 did not, and 1 of those were disconnected" in page.words
-    assert "spared 780 messages, 1.1 % of what was published" in page.words
+    assert "Dropped for them: 780 messages, 1.1 % of what was published" in page.words
     assert "script" not in page.tags
 
 
@@ -250,7 +250,7 @@ def test_moments_when_made_of_minutes_weigh_viewers(spark, tmp_path):
 
 
 def test_moments_when_the_run_was_short_are_of_the_samples(spark):
-    """Samples fall into places of some seconds; publishers are no viewers."""
+    """A sample counts in each place of some seconds for what it has of it; publishers are no viewers."""
     sample = {
         "ts": T0 + timedelta(seconds=1), "node": "n", "conn_id": 1, "role": "play", "state": "READY",
         "interval_ms": 1000.0, "viewer_delay_ms": 5.0,
@@ -261,13 +261,15 @@ def test_moments_when_the_run_was_short_are_of_the_samples(spark):
         sample | {"ts": T0 + timedelta(seconds=9), "viewer_delay_ms": 50.0},
         sample | {"ts": T0 + timedelta(seconds=9), "role": "publish", "state": "HARD_LIMIT"},
         sample | {"ts": T0 - timedelta(days=9)},
+        sample | {"ts": T0 + timedelta(seconds=11), "state": "HARD_LIMIT", "interval_ms": 4000.0, "conn_id": 2},
     ]
     frame = spark.createDataFrame(pa.Table.from_pylist(rows).to_pandas())
     _, moment_s, moments = gather_jobs.moments_of_samples(frame, T0, 5)
     assert moment_s == 5.0
-    assert [(row["at_s"], row["ready"], row["soft"], row["viewers"]) for row in moments] == [
-        (0.0, 0.25, 0.75, 2),
-        (5.0, 1.0, 0.0, 1),
+    assert [(row["at_s"], row["ready"], row["soft"], row["hard"], row["viewers"]) for row in moments] == [
+        (0.0, 0.4, 0.6, 0.0, 2),
+        (5.0, 0.25, 0.0, 0.75, 2),
+        (10.0, 0.0, 0.0, 1.0, 1),
     ]
     assert moments[1]["delay_p99_ms"] == 50.0
 

@@ -174,7 +174,7 @@ def test_page_when_figures_are_given_shows_them_exactly(viewers, troubled, dropp
 def test_page_when_tables_are_cut_says_how_many_rows_are_left_out():
     """A table that does not show all of its rows says how many there are and how many are not shown."""
     words = Page(render(some_data())).words
-    assert "The first 20 of 39 viewers that were ever not READY; 19 are left out here." in words
+    assert "The first 20 of 39 viewers in trouble; 19 are left out here." in words
     assert "The first 12 of 50 choices; 38 are left out here." in words
     assert "The first 1 of 9 addresses and subnets with evidence against them; 8 are left out here." in words
 
