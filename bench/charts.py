@@ -58,7 +58,7 @@ def plotting() -> Any:
     try:
         import matplotlib as mpl  # noqa: PLC0415 - measuring needs none of it
     except ImportError:
-        raise SystemExit("error: charts need matplotlib\nhint: pip install 'flowctl[dev]'") from None
+        raise SystemExit("error: charts need matplotlib\nhint: pip install '.[dev]'") from None
     mpl.use("svg")
     from matplotlib import pyplot as plt  # noqa: PLC0415 - after the choice of what it draws with
 

@@ -254,7 +254,7 @@ class Steering(SenderCore):
         if ladder is not None and ladder.step is not LadderStep.FULL:
             remarks.append(f"on step {ladder.step.name} of the ladder for {now - ladder.since:.0f} s")
         if trouble.delay_ms >= HEALTHY_MS:
-            remarks.append(f"the viewer is {trouble.delay_ms / 1000:.1f} s behind")
+            remarks.append(f"at its rate the viewer needs {trouble.delay_ms / 1000:.1f} s for what waits")
         forecast = self._forecast_locked(now)
         if forecast is not None:
             remarks.append(f"the hard limit ({forecast.axis.value}) is {forecast.seconds:.0f} s away")

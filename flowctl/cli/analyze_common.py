@@ -71,10 +71,17 @@ def run_job(
             the job has no part in a report.
 
     Raises:
-        ConfigError: the input or Spark's settings are wrong.
+        ConfigError: the input or Spark's settings are wrong, or results would lie among the records.
         FlowctlError: Spark failed.
     """
     from flowctl.cli.errors import terminable
+    from flowctl.errors import ConfigError
+
+    if folders is not None and folders[0].rstrip("/") == folders[1].rstrip("/"):
+        raise ConfigError(
+            f"--out is the folder of the records, {folders[0]}: results would lie among them",
+            hint="name another folder; it is made if it is not there",
+        )
     from flowctl.pipeline.progress import Progress
     from flowctl.pipeline.spark import session
 

@@ -92,6 +92,8 @@ class Reload:
         for name, file in self._files.items():
             if not file.read() and name == "limits":
                 raise ConfigError(f"{file.path}: there is no such file", hint="make one, or leave --limits out")
+            if not file.status.there:
+                _log.warning("there is no such file yet, it is watched for", file=str(file.path), what=name)
 
     def start(self) -> None:
         """Begin to watch, on a thread of its own; does nothing where there is no file to watch."""

@@ -38,7 +38,9 @@ def check_available() -> None:
         ConfigError: it is not installed.
     """
     if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError("--parquet needs pyarrow, which is not installed", hint="pip install 'flowctl[load]'")
+        raise ConfigError(
+            "--parquet needs pyarrow, which is not installed", hint="in flowctl's source folder: pip install '.[load]'"
+        )
 
 
 def column_types() -> dict[str, tuple[str, bool]]:

@@ -162,7 +162,7 @@ def find_ffmpeg(ffmpeg: str | os.PathLike[str] | None = None) -> Path:
     if found is None:
         raise FlowctlError(
             "FFmpeg was not found, and a sample recording is made by it",
-            hint=f"install FFmpeg, or: pip install 'flowctl[ffmpeg]', or set {FFMPEG_VARIABLE} to the program",
+            hint=f"install FFmpeg, or set {FFMPEG_VARIABLE}; or in flowctl's source folder: pip install '.[ffmpeg]'",
         )
     return Path(found)
 

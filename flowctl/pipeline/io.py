@@ -193,8 +193,13 @@ def _list(
     """
     hint = "give the folder that a server wrote with --events; it has folders flow_events and flow_samples"
     if not _exists(spark, path):
-        what = "has no" if _exists(spark, root) else "does not exist, so there is no"
-        raise ConfigError(f"{root} {what} {definition.name}", hint=hint)
+        if not _exists(spark, root):
+            raise ConfigError(f"{root} does not exist, so there is no {definition.name}", hint=hint)
+        if root.rstrip("/").rpartition("/")[2] in TABLES:
+            hint = "that is the folder of one table: give the one it is in"
+        else:
+            hint += "; a server that was just started writes its first file after some ten seconds"
+        raise ConfigError(f"{root} has no {definition.name}", hint=hint)
     # The folders' date= and hour= are left alone: they are no columns of the contract, and files beside them are
     # taken as well. Spark leaves out names that begin with . or _, which are files not yet complete.
     raw = (

@@ -33,6 +33,7 @@ DEFAULT_DRIVER_MEMORY: Final = "2g"
 """Of Java. Jobs collect next to nothing, so it does not grow with the data; when local, it is that of all work."""
 DEFAULT_SHUFFLE_PARTITIONS: Final = 17  # an odd number tells it from one that somebody chose
 """For data that nothing is known of; adaptive execution joins small ones. Jobs set it by the size of their input."""
+EXTRA_HINT: Final = "in flowctl's source folder: pip install '.[pipeline]'"
 _LOG4J: Final = """
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = stderr
@@ -87,9 +88,7 @@ def check_available() -> None:
     """
     missing = [name for name in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(
-            f"the pipeline needs {', '.join(missing)}, which is not installed", hint="pip install 'flowctl[pipeline]'"
-        )
+        raise ConfigError(f"the pipeline needs what is not installed: {', '.join(missing)}", hint=EXTRA_HINT)
 
 
 def settings_of(options: SessionOptions, log4j: Path | None = None) -> dict[str, str]:

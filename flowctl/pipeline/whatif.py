@@ -46,6 +46,8 @@ EXTEND_S: Final = 30.0
 MOST_VIEWERS: Final = 2_000
 """Sampled by default: a share of 1 % is then known to half a percent (two standard deviations), in minutes."""
 MOST_MOST: Final = 10_000_000
+FEW_IN_TROUBLE: Final = 20
+"""From fewer viewers no share is known: one of them more or less is five percent of those it is about."""
 
 CHOICES_DDL: Final = (
     "choice_id int, choice string, policy string, soft string, hard string, low string, hard_policy string, "
@@ -370,6 +372,12 @@ def run(spark: SparkSession, events: str, out: str, options: WhatifOptions | Non
     result.summary["source"] = source_table
     result.summary["in_force"] = "of the records" if present else "not in the records; the defaults are taken"
     _note_damaged(table, source.accounts, result)
+    few = result.summary["viewers_refused"]
+    if few < FEW_IN_TROUBLE:
+        source.accounts.warnings.append(
+            f"whatif: only {few} of {result.summary['viewers']} viewers were ever refused anything, and what is "
+            "recommended rests on them: record more (a larger share with --flights, or for longer) to rely on it"
+        )
     if share < 1:
         source.accounts.warnings.append(
             f"whatif: a simple random sample of {options.most} of {recorded} viewers; shares are of the sample "
@@ -411,7 +419,7 @@ def _answer(
     count = rows[0]["viewers"]
     summary: dict[str, Any] = {
         "viewers": count,
-        "viewers_in_trouble": by_choice.get(0, {}).get("viewers", 0),
+        "viewers_refused": by_choice.get(0, {}).get("viewers", 0),
         "choices": len(choices),
         "evaluations": sum(part["inputs"] or 0 for part in by_choice.values()),
         "senders_called": sum(part["shown"] or 0 for part in by_choice.values()),

@@ -122,7 +122,7 @@ def check_available() -> None:
     if importlib.util.find_spec("pyarrow") is None:
         raise ConfigError(
             "records need pyarrow, which is not installed",
-            hint="pip install 'flowctl[telemetry]', or leave --events out",
+            hint="in flowctl's source folder: pip install '.[telemetry]', or leave --events out",
         )
 
 

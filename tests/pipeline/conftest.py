@@ -13,7 +13,7 @@ from flowctl.errors import ConfigError
 def spark(tmp_path_factory):
     """Give a session with two cores and two shuffle partitions; skips where PySpark or Java is missing."""
     if importlib.util.find_spec("pyspark") is None:
-        pytest.skip("pyspark is not installed: pip install 'flowctl[pipeline]'")
+        pytest.skip("pyspark is not installed: pip install '.[pipeline]'")
     from flowctl.pipeline.spark import SessionOptions, close_session, open_session
 
     folder = tmp_path_factory.mktemp("spark")

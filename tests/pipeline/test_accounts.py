@@ -123,7 +123,7 @@ def test_pyspark_when_missing_says_what_to_install(monkeypatch):
     monkeypatch.setattr("flowctl.pipeline.spark.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pyspark, pyarrow, pandas") as caught:
         check_available()
-    assert caught.value.hint == "pip install 'flowctl[pipeline]'"
+    assert caught.value.hint == "in flowctl's source folder: pip install '.[pipeline]'"
 
 
 def test_figures_when_nested_are_read_as_words():

@@ -105,5 +105,5 @@ def test_command_when_pyspark_is_missing_says_what_to_install(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2
-    assert "needs pyspark, which is not installed" in done.stderr
-    assert "hint: pip install 'flowctl[pipeline]'" in done.stderr
+    assert "needs what is not installed: pyspark" in done.stderr
+    assert "hint: in flowctl's source folder: pip install '.[pipeline]'" in done.stderr

@@ -44,7 +44,7 @@ TABLES = {
 def java():
     """Skip all of this where PySpark or Java is missing."""
     if importlib.util.find_spec("pyspark") is None:
-        pytest.skip("pyspark is not installed: pip install 'flowctl[pipeline]'")
+        pytest.skip("pyspark is not installed: pip install '.[pipeline]'")
     from flowctl.pipeline.java import find_java
 
     try:

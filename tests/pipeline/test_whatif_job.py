@@ -107,7 +107,9 @@ def test_run_when_there_are_more_viewers_than_most_takes_the_same_random_ones(sp
         picked.append({row["conn_id"] for row in table.select("conn_id").distinct().collect()})
     assert picked[0] == picked[1]
     assert (result.summary["viewers"], result.summary["viewers_recorded"]) == (2, 4)
-    assert "a simple random sample of 2 of 4 viewers" in result.accounts[0].warnings[0]
+    warnings = result.accounts[0].warnings
+    assert "only 1 of 2 viewers were ever refused" in warnings[0]
+    assert "a simple random sample of 2 of 4 viewers" in warnings[1]
     assert "a random sample of 50.00% of them" in (tmp_path / "a/limits.toml").read_text("utf-8")
 
 
