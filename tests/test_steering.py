@@ -196,7 +196,7 @@ def test_age_from_delay_when_the_kernel_hides_a_slow_viewer_reaches_the_soft_lim
     (edge,) = viewer.edges.changes
     assert (edge.new, edge.axis, edge.limit) == (SOFT_LIMIT, Axis.AGE, 1000)
     assert viewer.sender.statistics().delay_ms > 1000
-    assert "behind" in viewer.sender.why()
+    assert "for what waits" in viewer.sender.why()
     stage.publish("I")
     assert viewer.sender.statistics().dropped[DropReason.REFUSED].total_messages >= 1
     kernel = 0
