@@ -197,7 +197,7 @@ def test_pyarrow_when_absent_is_named_with_the_way_to_get_it(monkeypatch):
     monkeypatch.setattr(writing.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pyarrow") as caught:
         writing.check_available()
-    assert "flowctl[telemetry]" in caught.value.hint
+    assert ".[telemetry]" in caught.value.hint
 
 
 def test_writer_when_given_columns_writes_them_as_rows(tmp_path):
