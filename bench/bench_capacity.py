@@ -42,11 +42,12 @@ def wait_for_records(folder: Path) -> None:
         time.sleep(0.1)
 
 
-def one_point(viewers: int, seconds: float, bit_rate: str, slow_share: float) -> Measurement:
+def one_point(viewers: int, seconds: float, bit_rate: str, slow_share: float, rotate: str) -> Measurement:
     """Return what a server took with so many viewers."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="flowctl-capacity-") as folder:
         serve = [sys.executable, "-m", "flowctl", "serve", "live", "--port", str(port), "--events", folder]
+        serve += ["--set", f"events_rotate={rotate}"]
         log = Path(folder, "server.log").open("w", encoding="utf-8")  # noqa: SIM115 - ends with the folder
         with log, process(serve, stdout=subprocess.DEVNULL, stderr=log) as server:
             wait_for_port(port, server)
@@ -76,12 +77,16 @@ def one_point(viewers: int, seconds: float, bit_rate: str, slow_share: float) ->
     )
 
 
-QUICK: Final[dict[str, Any]] = {"counts": (10, 20), "seconds": 4.0}
+QUICK: Final[dict[str, Any]] = {"counts": (10, 20), "seconds": 4.0, "rotate": "1s"}
 """Arguments of `run` for a look at whether it works: such crowds say nothing of larger ones."""
 
 
 def run(
-    counts: tuple[int, ...] = (200, 400, 800), seconds: float = 20.0, bit_rate: str = "2.5M", slow_share: float = 0.0
+    counts: tuple[int, ...] = (200, 400, 800),
+    seconds: float = 20.0,
+    bit_rate: str = "2.5M",
+    slow_share: float = 0.0,
+    rotate: str = "10s",
 ) -> list[dict[str, Any]]:
     """Measure crowds one after the other, and predict the last of them from the others.
 
@@ -90,6 +95,7 @@ def run(
         seconds: how long each stays, 4 to 600.
         bit_rate: of the stream, as ``flowctl load`` takes it.
         slow_share: share of viewers whose link does not carry the stream, 0 to 1.
+        rotate: how often the server finishes a file of records; idle memory is that after the first.
 
     Returns:
         One row per crowd with the fields of `flowctl.capacitymodel.Measurement`, and cpu_us_per_viewer_s,
@@ -99,7 +105,7 @@ def run(
     raise_open_files()
     points = []
     for count in counts:
-        points.append(one_point(count, seconds, bit_rate, slow_share))
+        points.append(one_point(count, seconds, bit_rate, slow_share, rotate))
         print(f"# {json.dumps(points[-1].as_dict())}", file=sys.stderr, flush=True)
     rows = [
         {

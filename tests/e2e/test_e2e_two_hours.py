@@ -140,7 +140,9 @@ def test_two_hours_stay_right_when_the_clock_passes_a_limit_in_the_middle(limit,
     # Counted where they are: a log that somebody keeps from some old place on is not seen from its ends.
     assert sum(type(item) is Entry for item in gc.get_objects()) < MOST_ENTRIES
     stream = figures(server, NAME)
-    assert [viewer.state for viewer in stream.viewers] == [SendState.READY] * 3
+    # The publisher sends as fast as it can: a full socket for a moment is no trouble, a limit would be.
+    assert len(stream.viewers) == 3
+    assert max(viewer.state for viewer in stream.viewers) <= SendState.OVERLOADED
     assert [viewer.sender.dropped_messages for viewer in stream.viewers] == [0] * 3
     assert viewer_of(server, number) is not None
     wait_for_end(late, *players)
