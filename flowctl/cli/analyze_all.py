@@ -10,8 +10,6 @@ from flowctl.cli.analyze_abuse import Allow, MaxBans, ReplaceBans, Threshold, We
 from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory, Out
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from flowctl.pipeline.everything import AllOptions, AllResult
     from flowctl.pipeline.reportdata import JobNote
 
@@ -54,6 +52,7 @@ def command(
 
     check_available()
     from flowctl.pipeline import everything
+    from flowctl.pipeline.io import require_table
     from flowctl.pipeline.progress import Progress
 
     options = _options(skip or [], objective, weights, allow, threshold, max_bans, replace_bans)
@@ -64,7 +63,7 @@ def command(
         session(session_options(master, conf, driver_memory, "all")) as spark,
         Progress(spark, "starting") as progress,
     ):
-        _check_there(spark, events)
+        require_table(spark, events, "flow_events")
 
         def watch(name: str, note: JobNote | None) -> None:
             if note is None:
@@ -80,21 +79,6 @@ def command(
         typer.echo("\n".join(lines(result)))
     if result.failed:
         raise typer.Exit(FAILED)
-
-
-def _check_there(spark: SparkSession, events: str) -> None:
-    """See to it that there is something to analyze; else every job would fail in its own words.
-
-    Raises:
-        ConfigError: there are no events.
-    """
-    from flowctl.errors import ConfigError
-    from flowctl.pipeline.io import has_table
-
-    if not has_table(spark, events, "flow_events"):
-        raise ConfigError(
-            f"{events} has no flow_events", hint="give the folder that a server wrote with --events, like `events`"
-        )
 
 
 def _options(skip: list[str], objective: str, *abuse: Any) -> AllOptions:

@@ -88,6 +88,25 @@ def has_table(spark: SparkSession, root: str, table: str) -> bool:
     return _exists(spark, table_path(root, table))
 
 
+_RECORDS_HINT: Final = "give the folder that a server wrote with --events; it has folders flow_events and flow_samples"
+
+
+def require_table(spark: SparkSession, root: str, table: str) -> None:
+    """See to it that `root` has a folder of that table.
+
+    Raises:
+        ConfigError: it has none; says whether `root` is there at all, is the table's own folder, or may be too new.
+    """
+    if has_table(spark, root, table):
+        return
+    if not _exists(spark, root):
+        raise ConfigError(f"{root} does not exist, so there is no {table}", hint=_RECORDS_HINT)
+    if root.rstrip("/").rpartition("/")[2] in TABLES:
+        raise ConfigError(f"{root} has no {table}", hint="that is the folder of one table: give the one it is in")
+    new = "a server that was just started writes its first file after some ten seconds"
+    raise ConfigError(f"{root} has no {table}", hint=f"{_RECORDS_HINT}; {new}")
+
+
 def _exists(spark: SparkSession, path: str) -> bool:
     from py4j.protocol import Py4JJavaError
 
@@ -191,15 +210,7 @@ def _list(
     Raises:
         ConfigError: nothing is there; no file, unless the table is optional.
     """
-    hint = "give the folder that a server wrote with --events; it has folders flow_events and flow_samples"
-    if not _exists(spark, path):
-        if not _exists(spark, root):
-            raise ConfigError(f"{root} does not exist, so there is no {definition.name}", hint=hint)
-        if root.rstrip("/").rpartition("/")[2] in TABLES:
-            hint = "that is the folder of one table: give the one it is in"
-        else:
-            hint += "; a server that was just started writes its first file after some ten seconds"
-        raise ConfigError(f"{root} has no {definition.name}", hint=hint)
+    require_table(spark, root, definition.name)
     # The folders' date= and hour= are left alone: they are no columns of the contract, and files beside them are
     # taken as well. Spark leaves out names that begin with . or _, which are files not yet complete.
     raw = (
@@ -213,7 +224,9 @@ def _list(
     if not text and optional:
         return spark.createDataFrame([], definition.spark_ddl), []
     if not text:
-        raise ConfigError(f"{path} has no file", hint=f"{hint}; a file appears when the first interval is over")
+        raise ConfigError(
+            f"{path} has no file", hint=f"{_RECORDS_HINT}; a file appears when the first interval is over"
+        )
     return raw, text.split("\n")
 
 

@@ -77,7 +77,7 @@ def test_all_when_there_are_no_records_is_wrong_use(records, tmp_path):
     """A folder without records is an error with a hint and status 2, and nothing is written."""
     done = flowctl("analyze", "all", tmp_path / "nothing", "--out", tmp_path / "out", folder=tmp_path)
     assert done.returncode == 2
-    assert "has no flow_events" in done.stderr
+    assert "nothing does not exist, so there is no flow_events" in done.stderr
     assert "hint: give the folder that a server wrote with --events" in done.stderr
     assert not (tmp_path / "out").exists()
 

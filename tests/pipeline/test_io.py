@@ -256,6 +256,14 @@ def test_read_when_there_is_nothing_says_what_is_missing(spark, tmp_path, make, 
     assert "--events" in caught.value.hint
 
 
+def test_read_when_the_folder_is_that_of_the_table_says_which_one_to_give(spark, tmp_path):
+    """One folder too deep is a slip that has its own hint."""
+    write(tmp_path, good(3), "a")
+    with pytest.raises(ConfigError, match="flow_events has no flow_events") as caught:
+        read(spark, tmp_path / "flow_events")
+    assert caught.value.hint == "that is the folder of one table: give the one it is in"
+
+
 def test_quarantine_when_written_has_files_and_rows(spark, tmp_path):
     """What was put aside lies below OUT/quarantine: rows with their file and reason, files with theirs."""
     write(tmp_path, [*good(2), event(1, 7, "nonsense")], "a")
