@@ -12,11 +12,11 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
-from flowctl.pipeline.blame import NEEDED, NO_LOSS, SLOW_ENDS, TROUBLE_MS, TROUBLE_SHARE
+from flowctl.pipeline.blame import NEEDED, NO_LOSS, TROUBLE_MS, TROUBLE_SHARE
 from flowctl.pipeline.delays import BUCKETS, PER_OCTAVE
 from flowctl.pipeline.session_parts import RANK_BITS, TELLING
 from flowctl.pipeline.sessions import BY_PEER
-from flowctl.reasons import DropReason
+from flowctl.reasons import SLOW_ENDS, DropReason
 from flowctl.telemetry.schema import CLASS_NAMES
 
 _STATES: Final = (("READY", "ready"), ("OVERLOADED", "overloaded"), ("SOFT_LIMIT", "soft"), ("HARD_LIMIT", "hard"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 
 class CloseReason(enum.Enum):
@@ -48,6 +49,19 @@ _ABORTIVE = frozenset(
         CloseReason.INTERNAL,
     }
 )
+
+
+SLOW_ENDS: Final = tuple(
+    reason.value
+    for reason in (
+        CloseReason.HARD_LIMIT,
+        CloseReason.STUCK,
+        CloseReason.SOFT_TOO_LONG,
+        CloseReason.LADDER,
+        CloseReason.MEMORY_BUDGET,
+    )
+)
+"""Close reasons, as records have them, that mean: it did not keep up."""
 
 
 class DropReason(enum.Enum):

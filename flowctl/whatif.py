@@ -36,8 +36,10 @@ from typing import Final
 
 from flowctl._whatifrun import Run, untroubled
 from flowctl.errors import ConfigError
+from flowctl.reasons import SLOW_ENDS
 from flowctl.whatif_types import (
     BUCKETS,
+    EXTEND_S,
     GRID_S,
     LEAST_KERNEL_BYTES,
     MOST_CHOICES,
@@ -62,6 +64,7 @@ from flowctl.whatif_types import (
 
 __all__ = [
     "BUCKETS",
+    "EXTEND_S",
     "GRID_S",
     "LEAST_KERNEL_BYTES",
     "MOST_CHOICES",
@@ -84,6 +87,7 @@ __all__ = [
     "marks_text",
     "on_grid",
     "quantile_ms",
+    "recorded_viewer",
 ]
 
 
@@ -126,6 +130,35 @@ def evaluate(
         return [untroubled(viewer, player_buffer_s, work, len(choices))] * len(choices)
     work.refused_viewers += viewer.refused
     return Run(viewer, choices, player_buffer_s=player_buffer_s, work=work, together=together).run()
+
+
+def recorded_viewer(
+    events: Sequence[Event],
+    *,
+    given: int,
+    restart_bytes: int,
+    ended_s: float,
+    close_reason: str | None,
+    extend_s: float = EXTEND_S,
+) -> RecordedViewer:
+    """Return the viewer of what was recorded as it came: times of any kind, and as many events as there were.
+
+    Args:
+        events: see `RecordedViewer`; what is beyond `MOST_EVENTS` is left out.
+        given: see `RecordedViewer`.
+        restart_bytes: likewise. 0: not known.
+        ended_s: when the recording ended, seconds.
+        close_reason: why the connection ended then. None: it did not, or it is not known.
+        extend_s: how much to add where the server closed it for being slow, seconds.
+    """
+    viewer = RecordedViewer(
+        events=[(on_grid(at), what, size) for at, what, size in events[:MOST_EVENTS]],
+        given=given,
+        restart_bytes=restart_bytes or RESTART_BYTES,
+        ended_at=on_grid(ended_s),
+        close_reason=close_reason,
+    )
+    return extended(viewer, extend_s) if close_reason in SLOW_ENDS else viewer
 
 
 def extended(viewer: RecordedViewer, seconds: float, *, window_s: float = 10.0) -> RecordedViewer:

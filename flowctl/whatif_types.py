@@ -30,6 +30,8 @@ LEAST_KERNEL_BYTES: Final = 64 * 1024
 """A kernel's send buffer is taken to hold at least this (Linux: tcp_wmem starts with 16 kB and grows to megabytes)."""
 RESTART_BYTES: Final = 64
 """Metadata and codec configuration in front of a key frame after a loss, where their size is not recorded."""
+EXTEND_S: Final = 30.0
+"""So much is added for a viewer that the server closed: twice the time after which one that takes nothing is closed."""
 MOST_CHOICES: Final = 4096
 """Choices in one run: each has a Sender, about 10 kB while it lags."""
 MOST_EVENTS: Final = 4_000_000

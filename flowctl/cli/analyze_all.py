@@ -45,12 +45,13 @@ def command(
     A job that fails does not cost the others. Exit status: 0 done; 1 a job failed; 2 wrong use, or nothing to read;
     130 or 143 ended by a signal, with the earlier results as they were.
     """
-    from flowctl.cli.analyze_common import session_options
+    from flowctl.cli.analyze_common import check_apart, session_options
     from flowctl.cli.common import print_json
     from flowctl.cli.errors import FAILED, terminable
     from flowctl.pipeline.spark import check_available, session
 
     check_available()
+    check_apart(events, out)
     from flowctl.pipeline import everything
     from flowctl.pipeline.io import require_table
     from flowctl.pipeline.progress import Progress

@@ -52,6 +52,31 @@ def session_options(master: str | None, conf: list[str] | None, memory: str, job
     return SessionOptions(master=master, conf=settings, driver_memory=memory, app_name=f"flowctl {job}")
 
 
+def check_apart(events: str, out: str) -> None:
+    """See to it that results do not get among the records, where the next job would read them.
+
+    Args:
+        events: folder of the records.
+        out: of the results.
+
+    Raises:
+        ConfigError: they are the same, or `out` is in a table's folder.
+    """
+    from flowctl.errors import ConfigError
+    from flowctl.pipeline.place import local_path
+    from flowctl.telemetry.schema import TABLES
+
+    there, wanted = (
+        text.rstrip("/") if (path := local_path(text)) is None else str(path.absolute().resolve())
+        for text in (events, out)
+    )
+    if wanted == there or f"{wanted}/".startswith(tuple(f"{there}/{name}/" for name in TABLES)):
+        raise ConfigError(
+            f"--out {out} is a folder of the records: results would lie among them",
+            hint="name another folder; it is made if it is not there",
+        )
+
+
 def run_job(
     name: str,
     job: Callable[[SparkSession, Progress], JobResult],
@@ -75,16 +100,11 @@ def run_job(
         FlowctlError: Spark failed.
     """
     from flowctl.cli.errors import terminable
-    from flowctl.errors import ConfigError
-
-    if folders is not None and folders[0].rstrip("/") == folders[1].rstrip("/"):
-        raise ConfigError(
-            f"--out is the folder of the records, {folders[0]}: results would lie among them",
-            hint="name another folder; it is made if it is not there",
-        )
     from flowctl.pipeline.progress import Progress
     from flowctl.pipeline.spark import session
 
+    if folders is not None:
+        check_apart(*folders)
     with terminable(), session(options) as spark, Progress(spark, name) as progress:
         begun = time.monotonic()
         result = job(spark, progress)

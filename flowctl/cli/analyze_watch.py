@@ -42,11 +42,12 @@ def command(
     Ends in order with SIGINT or SIGTERM. Exit status: 0 ended; 1 it failed; 2 wrong use.
     """
     from flowctl.cli.analyze_abuse import read_weights
-    from flowctl.cli.analyze_common import session_options, show
+    from flowctl.cli.analyze_common import check_apart, session_options, show
     from flowctl.pipeline.spark import check_available, session
     from flowctl.units import parse_duration
 
     check_available()
+    check_apart(events, str(out))
     from flowctl.pipeline.addresses import parse_networks
     from flowctl.pipeline.watch import run
     from flowctl.pipeline.watch_rules import WatchOptions

@@ -29,7 +29,10 @@ def command(
     source: Annotated[str, typer.Option(metavar="NAME", help="flights, samples, or auto: flights if any.")] = "auto",
     cut: Annotated[str, typer.Option(metavar="TIME", help="How much of each connection is used.")] = "30m",
     extend: Annotated[
-        str, typer.Option(metavar="TIME", help="Added for viewers that the server closed: the last 10 s, repeated.")
+        str,
+        typer.Option(
+            metavar="TIME", help="Added for who was cut: its stall again, then the last 10 s again and again."
+        ),
     ] = "30s",
     most: Annotated[
         int, typer.Option(metavar="N", min=0, help="Evaluate so many viewers, a random sample of more. 0: all.")

@@ -133,7 +133,7 @@ def _replay_one(
         _show(found, summary, comparison)
     if other is not None and not as_json:
         for name, value in other.items():
-            typer.echo(f"  {name}: {value}")
+            typer.echo(f"  {name}: {_plain(value)}")
     return not comparison.identical
 
 
@@ -150,12 +150,12 @@ def _other_choice(flight: Flight, limits: str | None, policy: str | None, *, of_
     from flowctl.errors import ConfigError
     from flowctl.flight.viewing import stream_and_link
     from flowctl.limits import Limits
-    from flowctl.whatif import RESTART_BYTES, Choice, RecordedViewer, evaluate, on_grid
+    from flowctl.whatif import Choice, evaluate, recorded_viewer
 
     soft, slash, hard = (limits or "").partition("/")
     chosen = flight.limits if limits is None else Limits.parse(soft, hard if slash else None)
-    events, given, restart_bytes, ended_s = stream_and_link(flight)
-    if not any(item >= 0 for _, item, _ in events):
+    found = stream_and_link(flight)
+    if not any(item >= 0 for _, item, _ in found.events):
         if of_many:
             return {"choice": None, "why": "it followed no stream"}
         raise ConfigError(f"{flight} followed no stream", hint="--limits and --policy are for viewers")
@@ -168,16 +168,19 @@ def _other_choice(flight: Flight, limits: str | None, policy: str | None, *, of_
         stuck_s=settings.stuck_s,
         return_after_s=settings.return_after_s,
     )
-    viewer = RecordedViewer(
-        events=[(on_grid(at), item, size) for at, item, size in events],
-        given=given,
-        restart_bytes=restart_bytes or RESTART_BYTES,
-        ended_at=on_grid(ended_s) + 1.0,
+    viewer = recorded_viewer(
+        found.events,
+        given=found.given,
+        restart_bytes=found.restart_bytes,
+        ended_s=found.ended_s,
+        close_reason=found.close_reason,
     )
     (outcome,) = evaluate(viewer, [choice])
     return {
         "choice": str(choice),
         "closed": None if outcome.closed is None else outcome.closed.value,
+        "watched_s": round(outcome.watched_s, 3),
+        "assumed_from_s": viewer.assumed_from,
         "edges": outcome.edges,
         "dropped_messages": sum(outcome.dropped_messages),
         "dropped_by_reason": dict(outcome.dropped_by_reason),
@@ -185,6 +188,13 @@ def _other_choice(flight: Flight, limits: str | None, policy: str | None, *, of_
         "delay_p95_ms": round(outcome.delay_ms(0.95), 1),
         "memory_peak_bytes": outcome.memory_peak_bytes,
     }
+
+
+def _plain(value: Any) -> str:
+    """Return a figure as people read it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {count}" for name, count in value.items()) or "none"
+    return "none" if value is None else str(value)
 
 
 # -- what is shown

@@ -33,12 +33,14 @@ class StreamAndLink(NamedTuple):
         given: number of messages of the GOP cache, the first of `events`.
         restart_bytes: of the metadata and configuration in front of a key frame after a loss. 0: not known.
         ended_s: when it ended: with the flight, or with the first log that was left, seconds since BEGIN.
+        close_reason: why the connection ended then. None: it did not, or nobody knows.
     """
 
     events: list[tuple[float, int, int]]
     given: int
     restart_bytes: int
     ended_s: float
+    close_reason: str | None
 
 
 def stream_and_link(flight: Flight) -> StreamAndLink:
@@ -55,16 +57,18 @@ def stream_and_link(flight: Flight) -> StreamAndLink:
         DamagedFlightError: a row says what nobody wrote.
     """
     reader = _Reader(flight.settings.turn_bytes)
-    ended_us = round(flight.duration_s * 1e6)
+    ended_us, reason = round(flight.duration_s * 1e6), None
     for row in flight.rows:
         try:
             if not reader.take(row):
-                ended_us = row.offset_us
+                ended_us, reason = row.offset_us, None
                 break
+            reason = row.reason if row.kind == FlightKind.CLOSE.value else reason
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise DamagedFlightError(f"{flight}: row {row.number} cannot be read: {error!r}") from error
     reader.settle(turn_is_over=True)
-    return StreamAndLink(reader.events, reader.given, reader.restart_bytes, max(ended_us, reader.last_us) / 1e6)
+    ended_s = max(ended_us, reader.last_us) / 1e6
+    return StreamAndLink(reader.events, reader.given, reader.restart_bytes, ended_s, reason)
 
 
 class _Reader:
@@ -86,16 +90,15 @@ class _Reader:
             if row.reason == LOG_LANE:
                 self._message(row)
         elif kind == FlightKind.SENT.value and row.taken_bytes is not None:
-            self._taken, self._turn, self._wrote_us = (
-                self._taken + row.taken_bytes,
-                self._turn + row.taken_bytes,
-                row.offset_us,
-            )
+            self._taken += row.taken_bytes
+            self._turn += row.taken_bytes
+            self._wrote_us = row.offset_us
         elif kind == FlightKind.WOULD_BLOCK.value:
             self._put(row.offset_us, REFUSED)
         elif row.reason == "flush":
             self._turn = 0
         elif row.reason == "log":
+            self.settle(turn_is_over=True)  # what was written before is of replies, whatever comes of the log
             self._joining = True
         elif row.reason == "follow":
             self._joining, self._followed = False, True

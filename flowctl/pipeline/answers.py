@@ -59,7 +59,7 @@ def happened(data: ReportData) -> str:
         f"{percent((viewers - troubled) / viewers)} of them kept up all the time; {count(troubled)} did not, "
         f"and {count(whole.get('cut_slow'))} of those were disconnected for it."
     )
-    said.append(_spared(whole))
+    said.append(_dropped(whole))
     return " ".join(part for part in said if part)
 
 
@@ -70,7 +70,7 @@ def _when(data: ReportData) -> str:
     return f", from {data.began_at:%Y-%m-%d %H:%M:%S} UTC on, for {lasted}"
 
 
-def _spared(whole: Row) -> str:
+def _dropped(whole: Row) -> str:
     dropped, accepted = whole_number(whole.get("dropped_messages")), whole_number(whole.get("accepted_messages"))
     if not dropped:
         return "Nothing was dropped."

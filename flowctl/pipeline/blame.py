@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flowctl.reasons import CloseReason, DropReason
+from flowctl.reasons import SLOW_ENDS, DropReason
 
 TROUBLE_MS: Final = 1_000.0
 """So long a player plays from what it has; a picture that stands for less is a flicker."""
@@ -34,17 +34,6 @@ TROUBLE_SHARE: Final = 0.01
 """Of the session; a second of each hour and a half, in flickers, is no trouble."""
 NEEDED: Final = ("key", "inter", "audio")
 """Classes whose loss is seen or heard; a disposable frame is made to be dropped."""
-SLOW_ENDS: Final = tuple(
-    reason.value
-    for reason in (
-        CloseReason.HARD_LIMIT,
-        CloseReason.STUCK,
-        CloseReason.SOFT_TOO_LONG,
-        CloseReason.LADDER,
-        CloseReason.MEMORY_BUDGET,
-    )
-)
-"""Close reasons that mean: it did not keep up."""
 NO_LOSS: Final = (DropReason.CLOSED, DropReason.UNFOLLOWED, DropReason.REQUESTED)
 """Drops that no slowness has caused: the peer or the application did not want these messages any more."""
 

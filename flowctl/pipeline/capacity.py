@@ -30,7 +30,7 @@ from flowctl.errors import ConfigError
 from flowctl.pipeline.accounts import JobResult
 from flowctl.pipeline.capacity_answer import basis_of, summary_of
 from flowctl.pipeline.io import read_optional, write_quarantine, write_table
-from flowctl.telemetry.schema import CLASS_NAMES
+from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -116,7 +116,7 @@ def windows(samples: DataFrame) -> DataFrame:
     """
     accepted = sum((f.col(f"accepted_bytes_{name}") for name in CLASS_NAMES), start=f.lit(0))
     seconds = f.col("interval_ms") / 1000
-    playing = f.col("role").isin("play", "http_flv") & f.col("thread_busy").isNotNull() & (f.col("interval_ms") > 0)
+    playing = f.col("role").isin(*VIEWING) & f.col("thread_busy").isNotNull() & (f.col("interval_ms") > 0)
     return (
         samples.where(playing)
         .withColumn("window", (f.col("ts").cast("double") / 10).cast("bigint"))
@@ -152,7 +152,7 @@ def crowd_of(samples: DataFrame) -> dict[str, float]:
     """Return `bit_rate`, `slow_share` and `session_s` of the recorded viewers; empty where there are none."""
     accepted = sum((f.col(f"accepted_bytes_{name}") for name in CLASS_NAMES), start=f.lit(0))
     viewer = (
-        samples.where(f.col("role").isin("play", "http_flv"))
+        samples.where(f.col("role").isin(*VIEWING))
         .groupBy("node", "conn_id")
         .agg(
             f.sum(accepted).alias("accepted"),

@@ -23,13 +23,11 @@ from flowctl.pipeline.addresses import digits, subnet
 from flowctl.pipeline.io import read_optional, read_table, write_quarantine, write_table
 from flowctl.pipeline.sessions import sessions
 from flowctl.pipeline.spark import partitions_for
-from flowctl.telemetry.schema import CLASS_NAMES
+from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-VIEWING: Final = ("play", "http_flv")
-"""Roles that watch."""
 MAX_MINUTES: Final = 60 * 24 * 31
 """Over which a session is spread: a month; what lasted longer is cut there."""
 

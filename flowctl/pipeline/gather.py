@@ -19,9 +19,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructField
 
-from flowctl.pipeline.blame import SLOW_ENDS
 from flowctl.pipeline.reportdata import SHARES, STATES, Cut, Row
-from flowctl.telemetry.schema import CLASS_NAMES
+from flowctl.reasons import SLOW_ENDS
+from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
 
 MOST_ROWS: Final = 20
 """Rows of a table on the page: what a person reads. The whole table lies beside as Parquet."""
@@ -31,8 +31,6 @@ MOST_MOMENTS: Final = 120
 
 MOST_WORDS: Final = 16
 """Reasons in a picture; they are a closed set, but a file from elsewhere may hold any text."""
-
-VIEWER_ROLES: Final = ("play", "http_flv")
 
 _ACCURACY: Final = 1000
 
@@ -45,7 +43,7 @@ def column(frame: DataFrame, name: str, kind: str = "double") -> Column:
 
 def viewers_of(sessions: DataFrame) -> DataFrame:
     """Return the connections that played."""
-    return sessions.where(column(sessions, "role", "string").isin(*VIEWER_ROLES))
+    return sessions.where(column(sessions, "role", "string").isin(*VIEWING))
 
 
 def trouble_ms(frame: DataFrame) -> Column:
@@ -158,7 +156,7 @@ def nodes(sessions: DataFrame) -> tuple[list[Row], int]:
     """Return the nodes with the most connections (node, connections, viewers), and how many nodes there are."""
     role = column(sessions, "role", "string")
     by_node = sessions.groupBy("node").agg(
-        f.count("*").alias("connections"), _count_if(role.isin(*VIEWER_ROLES)).alias("viewers")
+        f.count("*").alias("connections"), _count_if(role.isin(*VIEWING)).alias("viewers")
     )
     return rows_of(by_node.orderBy(f.desc("connections"), "node").limit(MOST_ROWS)), by_node.count()
 
@@ -182,7 +180,7 @@ def blames(sessions: DataFrame) -> list[Row]:
 
 
 def drops(sessions: DataFrame) -> list[Row]:
-    """Return what viewers were spared: (class, accepted_messages, dropped_messages), in the order of the classes."""
+    """Return what viewers were not sent: (class, accepted_messages, dropped_messages), in the order of the classes."""
     viewers = viewers_of(sessions)
     sums = viewers.agg(
         *(

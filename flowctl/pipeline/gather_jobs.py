@@ -15,8 +15,9 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from flowctl.pipeline.gather import MOST_MOMENTS, MOST_ROWS, VIEWER_ROLES, column, first_rows, moment_of, rows_of
+from flowctl.pipeline.gather import MOST_MOMENTS, MOST_ROWS, column, first_rows, moment_of, rows_of
 from flowctl.pipeline.reportdata import STATES, Cut, Row, number
+from flowctl.telemetry.schema import VIEWING
 
 MOST_CHOICES: Final = 200
 """Choices of limits on the page: all of them as dots, and a grid of more is a search, not a comparison."""
@@ -57,7 +58,7 @@ def moments_of_samples(samples: DataFrame, began_at: datetime, moment_s: int) ->
     lasted_us = f.round(f.least(column(samples, "interval_ms"), f.lit(_LONGEST_MS)) * 1000).cast("bigint")
     start_us = f.greatest(end_us - lasted_us, f.lit(0))
     viewing = (
-        samples.where(column(samples, "role", "string").isin(*VIEWER_ROLES))
+        samples.where(column(samples, "role", "string").isin(*VIEWING))
         .withColumn("end_us", end_us)
         .withColumn("start_us", start_us)
         .where("end_us > start_us")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from flowctl.pipeline.footers import Span
 
+TWICE: Final = "some records are there twice (same node and seq, in files that are no copies of each other)"
+TWICE_HINT: Final = "were files joined or rewritten beside the old ones? Take one of the two away"
 MOST_NAMED: Final = 5_000
 """More files than these are not named one by one in a plan: then the whole table is looked at."""
 _LOWEST: Final = -(1 << 63)
@@ -83,9 +85,7 @@ def check_distinct(usable: DataFrame, paths: Sequence[str], table: str) -> None:
     where = rows.filter((f.col("node") == node) & (f.col("seq") == seq)).select("file").distinct().limit(3).collect()
     names = ", ".join(sorted(row["file"] for row in where))
     raise ConfigError(
-        f"{table}: some records are there twice (same node and seq, in files that are no copies of each other): "
-        f"{told['more']}, the first is {seq} of node {node} in {names}",
-        hint="were files joined or rewritten beside the old ones? Take one of the two away",
+        f"{table}: {TWICE}: {told['more']}, the first is {seq} of node {node} in {names}", hint=TWICE_HINT
     )
 
 

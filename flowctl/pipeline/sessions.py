@@ -25,6 +25,7 @@ from flowctl.errors import ConfigError
 from flowctl.pipeline import blame, delays
 from flowctl.pipeline.accounts import JobResult
 from flowctl.pipeline.io import Input, read_optional, read_table, write_quarantine, write_table
+from flowctl.pipeline.overlaps import TWICE, TWICE_HINT
 from flowctl.pipeline.session_parts import (
     KEYS,
     NOTHING_DROPPED,
@@ -281,10 +282,7 @@ def _settle(source: Input, in_sessions: int) -> None:
     of_server = source.frame.filter(f.col("conn_id") == 0).count()
     if in_sessions + of_server > source.accounts.rows_in - source.accounts.rows_quarantined:
         # A close that is there twice makes its session twice, with all of its events each time.
-        raise ConfigError(
-            "flow_events: some records are there twice (same node and seq, in files that are no copies of each other)",
-            hint="were files joined or rewritten beside the old ones? Take one of the two away",
-        )
+        raise ConfigError(f"flow_events: {TWICE}", hint=TWICE_HINT)
     source.settle(in_sessions + of_server)
 
 

@@ -30,23 +30,20 @@ from flowctl.pipeline.io import has_table, read_optional, read_table, write_quar
 from flowctl.pipeline.place import Place
 from flowctl.pipeline.recommend import BALANCED_WORDS, Pick, costs, mark_front, parse_objective, recommend
 from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid, in_force, parse_grid
-from flowctl.pipeline.whatif_sample import VIEWING, bounded
+from flowctl.pipeline.whatif_sample import bounded
 from flowctl.pipeline.whatif_viewers import ALL_CHOICES, DAMAGED, HONEST_SHARE, NO_VIEWER, VIEWERS_DDL, evaluated
-from flowctl.telemetry.schema import CLASS_NAMES
-from flowctl.whatif import PLAYER_BUFFER_S, Choice, bucket_ms, marks_text, quantile_ms
+from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
+from flowctl.whatif import EXTEND_S, PLAYER_BUFFER_S, Choice, bucket_ms, marks_text, quantile_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CUT_S: Final = 1800.0
 """Of a connection, so much is used from its beginning: half an hour of flight is some 600,000 rows in one worker."""
-EXTEND_S: Final = 30.0
-"""So much is added for a viewer that the server closed: twice the time after which one that takes nothing is closed."""
-
 MOST_VIEWERS: Final = 2_000
 """Sampled by default: a share of 1 % is then known to half a percent (two standard deviations), in minutes."""
 MOST_MOST: Final = 10_000_000
-FEW_IN_TROUBLE: Final = 20
+FEW_REFUSED: Final = 20
 """From fewer viewers no share is known: one of them more or less is five percent of those it is about."""
 
 CHOICES_DDL: Final = (
@@ -373,7 +370,7 @@ def run(spark: SparkSession, events: str, out: str, options: WhatifOptions | Non
     result.summary["in_force"] = "of the records" if present else "not in the records; the defaults are taken"
     _note_damaged(table, source.accounts, result)
     few = result.summary["viewers_refused"]
-    if few < FEW_IN_TROUBLE:
+    if few < FEW_REFUSED:
         source.accounts.warnings.append(
             f"whatif: only {few} of {result.summary['viewers']} viewers were ever refused anything, and what is "
             "recommended rests on them: record more (a larger share with --flights, or for longer) to rely on it"

@@ -7,15 +7,14 @@ be weighted back, and viewers in trouble are in it as often as they are among al
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
 
+from flowctl.telemetry.schema import VIEWING
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-VIEWING: Final = ("play", "http_flv")
-"""Roles that watch."""
 
 
 def connections(rows: DataFrame) -> DataFrame:

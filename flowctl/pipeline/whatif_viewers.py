@@ -22,7 +22,6 @@ from flowctl.telemetry.schema import CLASS_NAMES
 from flowctl.whatif import (
     MOST_EVENTS,
     REFUSED,
-    RESTART_BYTES,
     TAKEN,
     Choice,
     Event,
@@ -33,6 +32,7 @@ from flowctl.whatif import (
     evaluate,
     extended,
     on_grid,
+    recorded_viewer,
 )
 
 if TYPE_CHECKING:
@@ -62,10 +62,6 @@ VIEWERS_DDL: Final = (
 """Columns of ``whatif_viewers``. Grain: one connection and choice; `delay_us`: time by bucket of delay."""
 
 _KEY: Final = int(MessageClass.KEY)
-_SLOW: Final = frozenset(
-    {"hard limit", "stuck", "soft limit too long", "too slow for the lowest step", "memory budget"}
-)
-"""Reasons for which the server closed a viewer for being slow: its recording ends there, and is extended."""
 
 
 def flight_viewer(rows: Sequence[Mapping[str, Any]], extend_s: float) -> RecordedViewer:
@@ -81,18 +77,15 @@ def flight_viewer(rows: Sequence[Mapping[str, Any]], extend_s: float) -> Recorde
     from flowctl.flight.reading import read_flights
     from flowctl.flight.viewing import stream_and_link
 
-    flight = read_flights(rows)
-    events, given, restart_bytes, ended_s = stream_and_link(flight)
-    reason = next((row.reason for row in reversed(flight.rows) if row.kind == "close"), None)
-    viewer = RecordedViewer(
-        events=[(on_grid(at), what, size) for at, what, size in events[:MOST_EVENTS]],
-        given=given,
-        restart_bytes=restart_bytes or RESTART_BYTES,
-        ended_at=on_grid(ended_s),
-        close_reason=reason,
+    found = stream_and_link(read_flights(rows))
+    return recorded_viewer(
+        found.events,
+        given=found.given,
+        restart_bytes=found.restart_bytes,
+        ended_s=found.ended_s,
+        close_reason=found.close_reason,
+        extend_s=extend_s,
     )
-    closed_while_following = reason in _SLOW and ended_s >= flight.duration_s
-    return extended(viewer, extend_s) if closed_while_following else viewer
 
 
 def sample_viewer(rows: Sequence[Mapping[str, Any]], extend_s: float) -> RecordedViewer:

@@ -136,6 +136,8 @@ class Role(enum.Enum):
     RPC = "rpc"
 
 
+VIEWING: Final = (Role.PLAY.value, Role.HTTP_FLV.value)
+"""Values of `role` of those who watch."""
 CLASS_NAMES: Final = tuple(item.name.lower() for item in MessageClass)
 """In the order of `MessageClass`: control, header, key, inter, disposable, audio, data."""
 

@@ -334,7 +334,6 @@ class TableWriter:
         import pyarrow.compute
         import pyarrow.parquet
 
-        pa.array([""], pa.string())  # where pandas is installed, the first list loads it: half a second
         self._schema = arrow_schema(self.table)
         pa.array([0])  # the first list makes it load pandas as well, 0.3 s of the interpreter, if that is installed
 

@@ -135,6 +135,8 @@ def test_replay_when_all_are_shown_other_limits_passes_over_who_followed_nothing
     assert found[6] == {"choice": None, "why": "it followed no stream"}
     assert "900" in found[7]["choice"]
     assert status == 0
+    status, output, _ = run("replay", str(tmp_path), "--all", "--limits", "1MiB,900")
+    assert "  choice: none\n  why: it followed no stream" in output
     status, _, errors = run("replay", str(tmp_path), "--conn", "6", "--limits", "1MiB,900")
     assert (status, "followed no stream" in errors) == (2, True)
 

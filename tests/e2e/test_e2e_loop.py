@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 
 import pytest
 
@@ -70,5 +71,8 @@ def check_what_if(out):
     viewers = pq.read_table(out / "whatif_viewers").to_pylist()
     again = {row["conn_id"] for row in viewers if row["choice_id"] == in_force["choice_id"] and row["closed"]}
     assert len(cut) >= PLAN.slow
+    samples = pq.read_table(out.parent / "events" / "flow_samples", columns=["interval_ms"])["interval_ms"].to_pylist()
+    # One a second, though all connections are recorded in full: flights are no reason to sample less often.
+    assert statistics.median(samples) < 2_500
     assert len(cut ^ again) <= 1, f"cut: {sorted(cut)}, by what-if: {sorted(again)}"
     assert chosen["honest_disconnected"] * 2 <= in_force["honest_disconnected"]

@@ -67,6 +67,20 @@ def test_evaluate_when_a_message_comes_between_two_turns_knows_that_the_first_le
     assert max(size for _, what, size in stream_and_link(flight).events if what == REFUSED) == 3000
 
 
+def test_stream_and_link_when_there_is_no_cache_begins_with_the_stream():
+    """What was written before the log, replies, is left out whether or not a cache comes in between."""
+    world = World("0,0,1s", "0,0,9s")
+    world.reply(300)
+    world.viewer.follow(world.fanout)
+    world.go_on(4)
+    flight = read_flights(world.viewer.rows.stored())
+    found = stream_and_link(flight)
+    assert (found.given, found.close_reason) == (0, None)
+    assert found.events[0][1] >= 0
+    taken = sum(size for _, what, size in found.events if what == TAKEN)
+    assert taken == world.viewer.sender.statistics().bytes_sent - 300
+
+
 def test_stream_and_link_when_a_viewer_pauses_ends_with_the_first_log():
     """After the pause it joins anew, with a cache that is older than it: that is another viewing, and is left out."""
     world = World("0,0,1s", "0,0,1s")

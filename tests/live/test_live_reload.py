@@ -290,6 +290,19 @@ def test_reload_when_a_file_vanishes_warns_once(tmp_path):
     assert [line["event"] for line in logs] == ["limits file has gone, what it said stays in force"]
 
 
+def test_read_first_when_the_ban_file_is_not_there_yet_says_so(tmp_path):
+    """Bans may come later, but a slip of the pen in the name must not look like a list that is in force."""
+    world = World(tmp_path)
+    write(world.limits, GOOD.format(size=1000))
+    with structlog.testing.capture_logs() as logs:
+        world.reload.read_first()
+    warned = [line for line in logs if line["log_level"] == "warning"]
+    assert [(line["event"], line["what"]) for line in warned] == [
+        ("there is no such file yet, it is watched for", "bans")
+    ]
+    assert warned[0]["file"] == str(world.bans)
+
+
 def test_read_first_when_there_is_no_limits_file_is_an_error_and_no_ban_file_is_none(tmp_path):
     """Limits were asked for; bans may come later."""
     world = World(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,6 +13,8 @@ import pytest
 from record_kit import event, write
 
 from flowctl.cli.analyze import JOBS
+from flowctl.cli.analyze_common import check_apart
+from flowctl.errors import ConfigError
 
 
 def flowctl(*arguments, **environment):
@@ -94,6 +97,39 @@ def test_sessions_when_there_are_no_events_fails_in_words(needs_java, tmp_path):
     assert f"error: {tmp_path} has no flow_events" in done.stderr
     assert "hint: give the folder that a server wrote with --events" in done.stderr
     assert "Exception" not in done.stderr
+
+
+@pytest.mark.parametrize("job", ["sessions", "all", "watch"])
+def test_job_when_results_would_lie_among_the_records_is_wrong_use(tmp_path, job):
+    """Whichever job it is: status 2 before Spark starts, and nothing is written."""
+    pytest.importorskip("pyspark")
+    (tmp_path / "events" / "flow_events").mkdir(parents=True)
+    done = flowctl("analyze", job, tmp_path / "events", "--out", tmp_path / "events")
+    assert done.returncode == 2
+    assert "is a folder of the records: results would lie among them" in done.stderr
+    assert "hint: name another folder" in done.stderr
+    assert [path.name for path in (tmp_path / "events").rglob("*")] == ["flow_events"]
+
+
+@pytest.mark.parametrize(
+    ("events", "out", "fits"),
+    [
+        ("events", "./events/", False),
+        ("events", "results/../events", False),
+        ("events", "events/flow_samples/mine", False),
+        ("s3a://bucket/events", "s3a://bucket/events/", False),
+        ("s3a://bucket/events", "s3a://bucket/events/flight", False),
+        ("events", "events/results", True),
+        ("events", "events-results", True),
+        ("s3a://bucket/events", "events", True),
+    ],
+)
+def test_check_apart_when_folders_meet_is_an_error(monkeypatch, tmp_path, events, out, fits):
+    """However the same folder is spelt; a folder of its own beside the tables is no harm, since nobody reads it."""
+    pytest.importorskip("pyspark")
+    monkeypatch.chdir(tmp_path)
+    with contextlib.nullcontext() if fits else pytest.raises(ConfigError, match="results would lie among them"):
+        check_apart(events, out)
 
 
 def test_command_when_pyspark_is_missing_says_what_to_install(tmp_path):
