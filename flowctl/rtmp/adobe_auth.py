@@ -4,14 +4,18 @@ Theory of operation. Flash Media Server had no message for authentication, so en
 refusal is a ``NetConnection.Connect.Rejected`` whose *description* carries the next step, and the client connects
 anew, with its answer appended to ``app`` and ``tcUrl``::
 
-    live                                                 code=403 need auth; authmod=adobe
-    live?authmod=adobe&user=U                            authmod=adobe ?reason=needauth&user=U&salt=S&challenge=C
-    live?authmod=adobe&user=U&challenge=D&response=R     accepted, or authmod=adobe ?reason=authfailed
+    live                                                 P : [ code=403 need auth; authmod=adobe ] :
+    live?authmod=adobe&user=U                            P : [ authmod=adobe ] : ?reason=needauth&Q
+    live?authmod=adobe&user=U&challenge=D&response=R     accepted, or P : [ authmod=adobe ] : ?reason=authfailed
 
+    P = [ AccessManager.Reject ]
+    Q = user=U&salt=S&challenge=C
     R = base64(md5(base64(md5(U + S + password)) + C + D))
 
-OBS, FFmpeg, librtmp, Wirecast and gortmplib speak it. We send no ``opaque`` parameter: FFmpeg would hash it in place of
-the challenge where Wirecast hashes the challenge, and without it both do the same.
+OBS, FFmpeg, librtmp, GStreamer and Wirecast speak it. The words around the parameters are those of Flash Media Server:
+GStreamer matches all of them, the others look for parts. gortmplib alone wants shorter ones, but its client answers for
+a user "myuser" whoever it is, so nothing is lost with it. We send no ``opaque`` parameter: FFmpeg would hash it in
+place of the challenge where Wirecast hashes the challenge, and without it both do the same.
 
 The steps arrive on different TCP connections, so the server would have to remember what it asked. Instead salt and
 challenge are derived (HMAC-SHA-256) from a secret made at start, the user and the time, which costs no memory that a
@@ -32,10 +36,12 @@ from typing import Final, NamedTuple
 from flowctl.errors import ConfigError
 from flowctl.rtmp.url import parse_query
 
-NEED_AUTH: Final = "code=403 need auth; authmod=adobe"
-"""First refusal; FFmpeg and librtmp look for ``code=403 need auth``, gortmplib compares the whole text."""
+_PREFIX: Final = "[ AccessManager.Reject ] : "
+NEED_AUTH: Final = _PREFIX + "[ code=403 need auth; authmod=adobe ] : "
+"""First refusal."""
 
-AUTH_FAILED: Final = "authmod=adobe ?reason=authfailed"
+_ASKED: Final = _PREFIX + "[ authmod=adobe ] : ?reason="
+AUTH_FAILED: Final = _ASKED + "authfailed"
 """Refusal of a wrong answer; unknown users get it too, so that names cannot be tried out."""
 
 CHALLENGE_PERIOD_S: Final = 60.0
@@ -206,7 +212,7 @@ class AdobeAuthenticator:
         period = int(now // CHALLENGE_PERIOD_S)
         if not answer.response or not answer.challenge:
             refusal = (
-                f"authmod=adobe ?reason=needauth&user={answer.user}&salt={self._derive('salt', answer.user, 0)}"
+                f"{_ASKED}needauth&user={answer.user}&salt={self._derive('salt', answer.user, 0)}"
                 f"&challenge={self._derive('challenge', answer.user, period)}"
             )
             return Verdict(accepted=False, refusal=refusal, reason="challenged", user=answer.user)

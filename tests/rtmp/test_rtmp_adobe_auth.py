@@ -2,6 +2,8 @@
 
 import base64
 import hashlib
+import re
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from rtmp_session_kit import SPLITS, Pair, ScriptedClient
@@ -47,12 +49,12 @@ def test_response_is_the_documented_arithmetic():
 
 
 def test_three_steps_lead_in():
-    """Nothing, the user, the answer: two refusals that FFmpeg, OBS and gortmplib understand, then in."""
+    """Nothing, the user, the answer: two refusals in the words of Flash Media Server, then in."""
     authenticator = AdobeAuthenticator(USERS)
     first = authenticator.check(None, 0.0)
     assert (first.accepted, first.refusal, first.reason) == (False, NEED_AUTH, "need-auth")
     second = authenticator.check(Answer("bob", "", ""), 0.0)
-    assert second.refusal.startswith("authmod=adobe ?reason=needauth&user=bob&salt=")
+    assert second.refusal.startswith("[ AccessManager.Reject ] : [ authmod=adobe ] : ?reason=needauth&user=bob&salt=")
     assert "opaque" not in second.refusal
     third = authenticator.check(answer(authenticator), 0.0)
     assert (third.accepted, third.user) == (True, "bob")
@@ -238,6 +240,61 @@ def test_client_gives_up_on_a_server_that_asks_for_ever():
                 pair.answer(event)
         pair.client_events += pair.client.receive(pair.server.data_to_send(), 0.0)
     assert pair.client_events[-1].retry_parameters is None
+
+
+# How each client reads a refusal: it returns ("ask", "") for a request of the user name, ("prove", parameters) for a
+# challenge and ("give up", "") for the end.
+
+
+def as_gstreamer_reads(refusal):
+    """As gst-plugins-bad ``rtmpclient.c`` with authmod auto: its regular expression, and a query of an address."""
+    if "code=403 need auth" in refusal and "authmod=adobe" in refusal:
+        return "ask", {}
+    found = re.search(
+        r"\[ *AccessManager.Reject *\] *: *\[ *authmod=(?P<authmod>.*?) *\] *: *(?P<query>\?.*)\Z", refusal, re.DOTALL
+    )
+    if found is None or found["authmod"] != "adobe":
+        return "give up", {}
+    query = dict(parse_qsl(urlsplit(found["query"]).query))
+    return ("prove", query) if query["reason"] == "needauth" else ("give up", {})
+
+
+def as_ffmpeg_reads(refusal):
+    """As FFmpeg ``rtmpproto.c``: parts of the text, the parameters in a buffer of 300 octets."""
+    if refusal.partition("authmod=")[2].partition(" ")[0] != "adobe" or "?reason=authfailed" in refusal:
+        return "give up", {}
+    if "code=403 need auth" in refusal:
+        return "ask", {}
+    query = refusal[refusal.index("?reason=needauth") + 1 :][:299]
+    return "prove", dict(part.partition("=")[::2] for part in query.split("&"))
+
+
+def as_librtmp_reads(refusal):
+    """As librtmp ``PublisherAuth``: "?reason=needauth" and everything behind it, cut at each "&"."""
+    if "authmod=adobe" not in refusal:
+        return "give up", {}
+    if "code=403 need auth" in refusal:
+        return "ask", {}
+    start = refusal.find("?reason=needauth")
+    return (
+        ("prove", dict(part.partition("=")[::2] for part in refusal[start:].split("&")))
+        if start >= 0
+        else ("give up", {})
+    )
+
+
+@pytest.mark.parametrize("read", [as_gstreamer_reads, as_ffmpeg_reads, as_librtmp_reads])
+@pytest.mark.parametrize("user", ["bob", "b" * 64, "Zoë"])
+def test_refusals_lead_every_known_client_in_or_end_its_attempt(read, user):
+    """GStreamer, FFmpeg and librtmp find the request, then salt and challenge, and the end of a wrong password."""
+    authenticator = AdobeAuthenticator({user: "hunter2"})
+    assert read(authenticator.check(None, 0.0).refusal) == ("ask", {})
+    step, query = read(authenticator.check(Answer(user, "", ""), 0.0).refusal)
+    assert (step, query["user"]) == ("prove", user)
+    proof = response(user, "hunter2", query["salt"], query.get("opaque") or query["challenge"], "c1")
+    assert authenticator.check(Answer(user, "c1", proof), 0.0).accepted
+    wrong = response(user, "hunter3", query["salt"], query["challenge"], "c1")
+    assert read(authenticator.check(Answer(user, "c1", wrong), 0.0).refusal) == ("give up", {})
 
 
 def test_server_without_credentials_ignores_authentication():

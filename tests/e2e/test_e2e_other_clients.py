@@ -1,0 +1,110 @@
+"""GStreamer, librtmp and rtmpdump against the live server; each test is skipped where its program is not there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+from e2e_kit import NAME, PATIENCE_S, address_of, wait_for_keys, wait_for_viewers
+from e2e_programs import Program, watch
+
+USER = {"bob": "hunter2"}
+
+
+def has_element(name):
+    """Return whether GStreamer is there and has the element."""
+    if shutil.which("gst-inspect-1.0") is None:
+        return False
+    found = subprocess.run(["gst-inspect-1.0", "--exists", name], check=False, timeout=PATIENCE_S)
+    return found.returncode == 0
+
+
+@pytest.fixture
+def run_program(tmp_path):
+    """Return a function that runs a program to its end: (status, what it said)."""
+
+    def run(*command):
+        program = Program([str(part) for part in command], tmp_path / f"{command[0]}.log")
+        try:
+            return program.wait(), program.log
+        finally:
+            program.kill()
+
+    return run
+
+
+def pipeline(source, element, location):
+    """Return the command that publishes an FLV file without coding it anew."""
+    tracks = "d.video ! queue ! h264parse ! m.video d.audio ! queue ! aacparse ! m.audio"
+    text = f"filesrc location={source} ! flvdemux name=d {tracks} flvmux name=m streamable=true ! {element}"
+    return ["gst-launch-1.0", "-q", *text.split(" "), f'location="{location}"']
+
+
+@pytest.mark.parametrize("password", ["hunter2", "wrong"])
+@pytest.mark.parametrize(
+    ("element", "location"),
+    [
+        ("rtmp2sink", "rtmp://bob:{password}@{address}"),
+        ("rtmpsink", "rtmp://{address} pubUser=bob pubPasswd={password} live=1"),
+    ],
+)
+def test_gstreamer_and_librtmp_log_in_with_the_right_password_only(
+    element, location, password, live, sample, run_program
+):
+    """Adobe authentication by their own parsers: rtmp2sink is GStreamer's client, rtmpsink is librtmp."""
+    if not has_element(element):
+        pytest.skip(f"GStreamer has no {element} here")
+    server = live(rtmp={"credentials": USER})
+    address = f"127.0.0.1:{server.address[1]}/{NAME}"
+    status, said = run_program(*pipeline(sample("plain"), element, location.format(address=address, password=password)))
+    if status < 0:
+        # Built with GnuTLS it ends its answer with whatever is on the stack, and overruns the heap with that.
+        pytest.skip(f"this {element} crashed by itself with signal {-status}")
+    assert ("ERROR" in said) == (password == "wrong")
+    assert (status == 0) == (password == "hunter2")
+
+
+def test_gstreamer_plays_what_ffmpeg_publishes(live, programs, sample, tmp_path):
+    """rtmp2src follows the stream to its end and writes an FLV file that decodes."""
+    if not has_element("rtmp2src"):
+        pytest.skip("GStreamer has no rtmp2src here")
+    server = live()
+    target = tmp_path / "gst.flv"
+    command = ["gst-launch-1.0", "-q", "-e", "rtmp2src", f"location={address_of(server)}", "!", "filesink"]
+    player = Program([*command, f"location={target}"], tmp_path / "gst.log")
+    try:
+        wait_for_viewers(server, 1)
+        published = programs.publish(server, sample("plain"), rate=4.0)
+        wait_for_keys(server, 3)
+        assert published.wait() == 0
+        # It ends when the server does: a stream that ends may begin again.
+        server.stop()
+        player.wait()
+    finally:
+        player.kill()
+    seen, sent = watch(target), watch(sample("plain"))
+    count = len(seen.of("video"))
+    assert count > 0
+    assert sent.of("video")[:count] == seen.of("video")
+
+
+def test_rtmpdump_plays_what_ffmpeg_publishes(live, programs, sample, tmp_path):
+    """Librtmp as a player: it records a stream that begins while it waits, and what it writes is what was sent."""
+    if shutil.which("rtmpdump") is None:
+        pytest.skip("rtmpdump is not here")
+    server = live()
+    target = tmp_path / "dump.flv"
+    player = Program(["rtmpdump", "-q", "-v", "-r", address_of(server), "-o", str(target)], tmp_path / "rtmpdump.log")
+    try:
+        wait_for_viewers(server, 1)
+        published = programs.publish(server, sample("plain"), rate=4.0)
+        wait_for_keys(server, 3)
+        assert published.wait() == 0
+        player.wait()
+    finally:
+        player.kill()
+    seen, sent = watch(target), watch(sample("plain"))
+    count = len(seen.of("video"))
+    assert count > 0
+    assert sent.of("video")[:count] == seen.of("video")
