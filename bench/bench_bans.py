@@ -12,12 +12,14 @@ import json
 import random
 import time
 import timeit
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from flowctl.admission import Admission, AdmissionLimits
 from flowctl.bans import Ban, BanList, render
 
 NOW: Final = 1_800_000_000
+_ENDS: Final = datetime.fromtimestamp(NOW + 3600, UTC)
 SEED: Final = 4
 _LENGTHS: Final = (12, 16, 20, 24, 28)
 QUICK: Final[dict[str, Any]] = {"sizes": (0, 100), "budget_s": 0.01}
@@ -32,7 +34,14 @@ def made(count: int, *, networks: bool) -> list[Ban]:
         address = numbers.randrange(0x0B000000, 0xDF000000)
         length = numbers.choice(_LENGTHS) if networks and index % 100 == 0 else 32
         shown = ".".join(str(octet) for octet in (address >> 32 - length << 32 - length).to_bytes(4, "big"))
-        bans.append(Ban(cidr=f"{shown}/{length}", expires_s=NOW + 3600, score=9.5, evidence={"handshake_timeout": 7}))
+        bans.append(
+            Ban(
+                cidr=f"{shown}/{length}",
+                expires=_ENDS,
+                score=9.5,
+                evidence={"handshake_timeout": 7},
+            )
+        )
     return bans
 
 

@@ -1,5 +1,7 @@
 """Who may connect: nobody who is banned; connections in all, per address, and new ones per address and second.
 
+A network that the ban list limits has one bucket of its own, whichever of its addresses comes.
+
 The rate is a token bucket per address. Addresses are kept in the order in which they were last seen, so that what
 memory they may take is freed from the front, without a search, whoever floods us with however many addresses.
 """
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl._locks import OwnedLock
-from flowctl.bans import NO_BANS, Ban, BanList
+from flowctl.bans import LIMITED_BURST, LIMITED_NEW_PER_S, NO_BANS, Ban, BanAction, BanList, utc_text
 from flowctl.errors import ConfigError, LimitExceededError
 
 _RESERVED_DESCRIPTORS: Final = 64
@@ -23,6 +25,8 @@ _MOST_ADDRESSES: Final = 65_536
 """Addresses remembered for their rate; beyond it those seen longest ago are forgotten."""
 BANNED: Final = "banned"
 """Name under which those are counted who were kept out by the ban list; as that of a limit."""
+LIMITED: Final = "limited"
+"""The same of a network that the ban list limits, for the connections beyond its rate."""
 _LOOKS: Final = 64
 """Addresses looked at to make room for one: bounds the time that an accepted connection costs."""
 
@@ -115,7 +119,7 @@ class Admission:
             LimitExceededError: it may not connect; nothing was counted but the refusal.
         """
         ban = self.ban_of(address)
-        if ban is not None:  # before anything else, so that who is banned takes no place of our memory either
+        if ban is not None and ban.action is BanAction.BAN:  # first of all: who is banned takes no place of our memory
             with self._lock:
                 self._refuse_locked(BANNED, ban.score, 0, f"banned: {describe_ban(ban)}")
         limits = self.limits
@@ -128,12 +132,17 @@ class Admission:
             if most and entry.connections >= most:
                 self._refuse_locked("connections_per_address", entry.connections + 1, most)
             if limits.new_per_address_and_s:
-                self._take_token_locked(entry, now)
+                rate, burst = limits.new_per_address_and_s, max(limits.burst_per_address, 1)
+                self._take_token_locked(entry, "new_per_address_and_s", rate, burst, now)
+            if ban is not None:  # a key of its own: of a network, or with its prefix length behind the address
+                network = self._entry_locked(ban.cidr, now)
+                network.attempt(now)
+                self._take_token_locked(network, LIMITED, LIMITED_NEW_PER_S, LIMITED_BURST, now)
             entry.connections += 1
             self._connections += 1
 
     def ban_of(self, address: str) -> Ban | None:
-        """Return the ban that keeps `address` out now. None: it is not banned."""
+        """Return what the ban list says of `address` now, a ban or a limit. None: nothing."""
         return self.bans.match(address, self._wall())
 
     def leave(self, address: str) -> None:
@@ -144,17 +153,15 @@ class Admission:
                 entry.connections -= 1
                 self._connections -= 1
 
-    def _take_token_locked(self, entry: _Address, now: float) -> None:
+    def _take_token_locked(self, entry: _Address, limit: str, rate: float, burst: int, now: float) -> None:
         self._lock.assert_owned()
-        rate, burst = self.limits.new_per_address_and_s, max(self.limits.burst_per_address, 1)
         entry.tokens = min(float(burst), entry.tokens + (now - entry.filled_at) * rate)
         entry.filled_at = now
         if entry.tokens < 1:
             message = (
-                f"new_per_address_and_s: {entry.in_second} attempts in this second, "
-                f"the limit is {rate:g} after a burst of {burst}"
+                f"{limit}: {entry.in_second} attempts in this second, the limit is {rate:g} after a burst of {burst}"
             )
-            self._refuse_locked("new_per_address_and_s", entry.in_second, rate, message)
+            self._refuse_locked(limit, entry.in_second, rate, message)
         entry.tokens -= 1
 
     def _refuse_locked(self, limit: str, value: float, most: float, message: str | None = None) -> None:
@@ -188,5 +195,6 @@ class Admission:
 
 def describe_ban(ban: Ban) -> str:
     """Return a ban in few words, for logs and close details."""
-    until = "until it is lifted" if ban.expires is None else f"until {ban.expires}"
-    return f"{ban.cidr}, score {ban.score:g}, {until}"
+    until = "until it is lifted" if ban.expires is None else f"until {utc_text(ban.expires)}"
+    why = f", {ban.reason}" if ban.reason else ""
+    return f"{ban.cidr}, score {ban.score:g}{why}, {until}"

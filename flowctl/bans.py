@@ -1,12 +1,15 @@
-"""The ban list: addresses and networks that are kept out, each until its time; and the file that it comes in.
+"""The ban list: networks that are kept out, or slowed down, each until its time; and the file that it comes in.
 
 The file has one JSON object per line::
 
-    {"cidr": "203.0.113.7/32", "score": 12.5, "evidence": {"handshake_timeout": 3}, "expires": "2026-11-21T17:00:00Z"}
+    {"cidr": "203.0.113.7/32", "action": "ban", "reason": "amf_depth", "score": 12.5, "evidence": {"amf_depth": 1},
+     "expires": "2026-11-21T17:00:00Z"}
 
-`cidr` and `expires` must be there (`null` for one that stays until it is taken out), `score` and `evidence` may be;
-other keys are errors. Of two lines for one network the one that expires later counts, so the order of lines says
-nothing.
+`cidr` and `expires` must be there (`null` for one that stays until it is taken out), the others may be; other keys are
+errors. `action` is ``ban`` where it is missing: nobody new comes in. With ``limit`` the network as a whole may open
+few connections (`LIMITED_NEW_PER_S`): for addresses that an abuser shares with others. A ban is stronger than a limit,
+whatever the widths of their networks. Of two lines for one network and action the one that expires later counts, so
+the order of lines says nothing.
 
 A look-up asks once per prefix length that occurs in the list, longest first, so its cost does not depend on how many
 networks are banned; a single address, by far the most common ban, is found by its text, without being parsed. IPv4
@@ -17,12 +20,13 @@ No file is opened and no clock is read here: the time is an argument.
 
 from __future__ import annotations
 
+import enum
 import ipaddress
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
@@ -41,24 +45,38 @@ WIDEST_IPV6: Final = 16
 _MOST_TEXT: Final = 100
 """Longest name of a kind of evidence, characters."""
 _MAPPED_BITS: Final = 96
-_KEYS: Final = frozenset({"cidr", "score", "evidence", "expires"})
+_MOST_REASON: Final = 200
+"""Longest reason, characters: it stands in a line of the log."""
+_KEYS: Final = frozenset({"cidr", "action", "reason", "score", "evidence", "expires"})
+LIMITED_NEW_PER_S: Final = 2.0
+"""New connections per second of a limited network: a school's viewers come in within minutes, a flood is a trickle."""
+LIMITED_BURST: Final = 20
+"""Connections that a limited network may open at once before that rate counts: a household, or a page's players."""
 _REST_EVERY: Final = 64
 """Lines between two rests of `BanList.parse`: a millisecond of work, in which a thread that comes back from a system
 call may find the interpreter taken."""
-_LAST_S: Final = 253_402_300_799
-"""End of the year 9999, the last that dates can say."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _Key = TypeVar("_Key", str, int)
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
+class BanAction(enum.Enum):
+    """What a server does with a network of its ban list."""
+
+    BAN = "ban"
+    LIMIT = "limit"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ban:
-    """One network that is kept out.
+    """One network that is kept out, or limited.
 
     Args:
-        cidr: the network, ``203.0.113.7/32``; kept in its canonical form.
-        expires_s: until when, whole seconds since the epoch (UTC). None: until it is taken out of the list.
+        cidr: the network, ``203.0.113.7/32`` or ``2001:db8:0:1::/64``; kept in its canonical form.
+        expires: until when; kept in UTC, a fraction of a second counts as one. None: until it is taken out of the list.
+        action: whether nobody new comes in, or few at a time.
+        reason: why, in a few words without line breaks; "": it is not told.
         score: why, as a number; 0 or more. 0: by hand.
         evidence: why, by kind: counts or other numbers.
 
@@ -67,14 +85,21 @@ class Ban:
     """
 
     cidr: str
-    expires_s: int | None
+    expires: datetime | None
+    action: BanAction = BanAction.BAN
+    reason: str = ""
     score: float = 0.0
     evidence: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cidr", str(_network_of(self.cidr)))
-        if self.expires_s is not None and not _is_second(self.expires_s):
-            raise ConfigError(f"expires_s is {self.expires_s!r}, it must be whole seconds since 1970, before 10000")
+        object.__setattr__(self, "expires", _whole_second(self.expires))
+        if not isinstance(self.action, BanAction):
+            raise ConfigError(f"action is {_short(self.action)}, it must be a BanAction")
+        if len(self.reason) > _MOST_REASON or not self.reason.isprintable():
+            raise ConfigError(
+                f"reason is {_short(self.reason)}, it must be up to {_MOST_REASON} characters that can be printed"
+            )
         if not _is_number(self.score) or self.score < 0:
             raise ConfigError(f"score is {_short(self.score)}, it must be a number, 0 or more")
         if len(self.evidence) > MOST_EVIDENCE:
@@ -88,41 +113,41 @@ class Ban:
         """The network."""
         return _network_of(self.cidr)
 
-    @property
-    def expires(self) -> str | None:
-        """Until when, as ISO 8601 in UTC. None: until it is taken out of the list."""
-        return None if self.expires_s is None else utc_text(self.expires_s)
-
     def lasts(self, now_utc: float) -> bool:
         """Return whether it still counts at `now_utc`, seconds since the epoch."""
-        return self.expires_s is None or now_utc < self.expires_s
+        return self.expires is None or now_utc < self.expires.timestamp()
 
     def line(self) -> str:
-        """Return it as a line of the file, without the end of line."""
-        value = {"cidr": self.cidr, "score": self.score, "evidence": dict(self.evidence), "expires": self.expires}
+        """Return it as a line of the file, without the end of line; what has its default value is left out."""
+        value: dict[str, Any] = {"cidr": self.cidr}
+        if self.action is not BanAction.BAN:
+            value["action"] = self.action.value
+        if self.reason:
+            value["reason"] = self.reason
+        value |= {"score": self.score, "evidence": dict(self.evidence), "expires": utc_text(self.expires)}
         return json.dumps(value, ensure_ascii=True)
 
 
-class BanList:
-    """Networks that are kept out; immutable, so any thread may ask it.
-
-    Args:
-        bans: of several for one network, the one that expires last counts.
-
-    Raises:
-        ConfigError: there are more than `MOST_BANS`.
-    """
+class _Networks:
+    """The networks of one action: which of them an address lies in."""
 
     __slots__ = ("_by_text", "_lengths", "_networks")
 
-    def __init__(self, bans: Iterable[Ban] = ()) -> None:
+    def __init__(self) -> None:
         self._by_text: dict[str, Ban] = {}  # single addresses, as the system writes them
         self._networks: dict[tuple[int, int], dict[int, Ban]] = {}  # by (version, prefix length), first address
         self._lengths: dict[int, list[int]] = {4: [], 6: []}  # by version: the narrowest network is the one told of
-        for ban in bans:
-            self._add(ban)
 
-    def _add(self, ban: Ban) -> None:
+    def __len__(self) -> int:
+        return len(self._by_text) + sum(map(len, self._networks.values()))
+
+    def __iter__(self) -> Iterator[Ban]:
+        """Yield single addresses first, then networks."""
+        yield from self._by_text.values()
+        for group in self._networks.values():
+            yield from group.values()
+
+    def add(self, ban: Ban) -> None:
         """Take `ban`, unless there is one for the same network that lasts longer. Only while the list is made."""
         address, _, length = ban.cidr.partition("/")
         if length == ("128" if ":" in address else "32"):
@@ -133,23 +158,72 @@ class BanList:
             if key not in self._networks:
                 self._lengths[network.version] = sorted([*self._lengths[network.version], network.prefixlen])[::-1]
             _keep(self._networks.setdefault(key, {}), int(network.network_address), ban)
+
+    def match(self, address: str, now_utc: float) -> Ban | None:
+        """Return the narrowest that `address` lies in and that counts at `now_utc`."""
+        ban = self._by_text.get(address)
+        if ban is not None and ban.lasts(now_utc):
+            return ban
+        if not self._networks and ":" not in address:
+            return None  # nothing but single addresses, and the text of an IPv4 address is unambiguous
+        try:
+            parsed = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return None
+        if isinstance(parsed, ipaddress.IPv6Address):  # one address has several texts
+            parsed = parsed.ipv4_mapped or parsed
+            ban = self._by_text.get(str(parsed))
+            if ban is not None and ban.lasts(now_utc):
+                return ban
+        return self._match_network(parsed, now_utc)
+
+    def _match_network(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address, now_utc: float) -> Ban | None:
+        value, version, bits = int(address), address.version, address.max_prefixlen
+        for length in self._lengths[version]:
+            host_bits = bits - length
+            ban = self._networks[version, length].get(value >> host_bits << host_bits)
+            if ban is not None and ban.lasts(now_utc):
+                return ban
+        return None
+
+
+class BanList:
+    """Networks that are kept out or limited; immutable, so any thread may ask it.
+
+    Args:
+        bans: of several for one network and action, the one that expires last counts.
+
+    Raises:
+        ConfigError: there are more than `MOST_BANS`.
+    """
+
+    __slots__ = ("_by_action",)
+
+    def __init__(self, bans: Iterable[Ban] = ()) -> None:
+        self._by_action = {action: _Networks() for action in BanAction}  # the strongest first
+        for ban in bans:
+            self._add(ban)
+
+    def _add(self, ban: Ban) -> None:
+        """Take `ban`. Only while the list is made."""
+        self._by_action[ban.action].add(ban)
         if len(self) > MOST_BANS:
             raise ConfigError(f"there are more than {MOST_BANS} bans", hint="ban networks instead of addresses")
 
     def __len__(self) -> int:
-        return len(self._by_text) + sum(map(len, self._networks.values()))
+        return sum(map(len, self._by_action.values()))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BanList):
             return NotImplemented
-        return {ban.cidr: ban for ban in self.bans} == {ban.cidr: ban for ban in other.bans}
+        return {(ban.cidr, ban.action): ban for ban in self.bans} == {(ban.cidr, ban.action): ban for ban in other.bans}
 
     __hash__ = None  # type: ignore[assignment] # compared by what it holds, in tests
 
     @property
     def bans(self) -> list[Ban]:
-        """All of them: single addresses first, then networks."""
-        return [*self._by_text.values(), *(ban for group in self._networks.values() for ban in group.values())]
+        """All of them: bans before limits, single addresses before networks."""
+        return [ban for networks in self._by_action.values() for ban in networks]
 
     @classmethod
     def parse(cls, text: str, where: str = "the ban list", rest: Callable[[], None] | None = None) -> BanList:
@@ -179,7 +253,7 @@ class BanList:
         return new
 
     def match(self, address: str, now_utc: float) -> Ban | None:
-        """Return the ban that keeps `address` out at `now_utc`, the narrowest one; None where there is none.
+        """Return what the list says of `address` at `now_utc`: a ban, else a limit, the narrowest one; else None.
 
         Args:
             address: IPv4 or IPv6, as the system writes it; a zone (``%eth0``) counts for nothing.
@@ -187,28 +261,8 @@ class BanList:
 
         An `address` that is none, a name for instance, is not banned.
         """
-        ban = self._by_text.get(address)
-        if ban is not None and ban.lasts(now_utc):
-            return ban
-        if not self._networks and ":" not in address:
-            return None  # nothing but single addresses, and the text of an IPv4 address is unambiguous
-        try:
-            parsed = ipaddress.ip_address(address.partition("%")[0])
-        except ValueError:
-            return None
-        if isinstance(parsed, ipaddress.IPv6Address):  # one address has several texts
-            parsed = parsed.ipv4_mapped or parsed
-            ban = self._by_text.get(str(parsed))
-            if ban is not None and ban.lasts(now_utc):
-                return ban
-        return self._match_network(parsed, now_utc)
-
-    def _match_network(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address, now_utc: float) -> Ban | None:
-        value, version, bits = int(address), address.version, address.max_prefixlen
-        for length in self._lengths[version]:
-            host_bits = bits - length
-            ban = self._networks[version, length].get(value >> host_bits << host_bits)
-            if ban is not None and ban.lasts(now_utc):
+        for networks in self._by_action.values():
+            if networks and (ban := networks.match(address, now_utc)) is not None:
                 return ban
         return None
 
@@ -218,7 +272,7 @@ class BanList:
 
 
 NO_BANS: Final = BanList()
-"""Nobody is kept out."""
+"""Nobody is kept out or limited."""
 
 
 def render(bans: Iterable[Ban]) -> str:
@@ -229,9 +283,9 @@ def render(bans: Iterable[Ban]) -> str:
 
 def lasts_longer(one: Ban, other: Ban) -> bool:
     """Return whether `one` ends later than `other`; one that stays ends later than any that does not."""
-    if one.expires_s is None or other.expires_s is None:
-        return one.expires_s is None and other.expires_s is not None
-    return one.expires_s > other.expires_s
+    if one.expires is None or other.expires is None:
+        return one.expires is None and other.expires is not None
+    return one.expires > other.expires
 
 
 def merge_bans(there: Iterable[Ban], own: Iterable[Ban], now_utc: float, allow: Sequence[_Network] = ()) -> list[Ban]:
@@ -248,22 +302,23 @@ def merge_bans(there: Iterable[Ban], own: Iterable[Ban], now_utc: float, allow: 
         allow: networks that the writer never bans: what touches them is not kept either.
 
     Returns:
-        One ban per network, at most `MOST_BANS`: those that stay first, then the highest scores.
+        One per network and action, at most `MOST_BANS`: those that stay first, then the highest scores.
     """
-    merged: dict[str, Ban] = {}
+    merged: dict[tuple[str, BanAction], Ban] = {}
     kept = (ban for ban in there if not allow or not _touches(ban.network, allow))
     for ban in (item for group in (kept, own) for item in group if item.lasts(now_utc)):
-        old = merged.get(ban.cidr)
-        merged[ban.cidr] = ban if old is None else _joined(old, ban)
-    ordered = sorted(merged.values(), key=lambda ban: (ban.expires_s is not None, -ban.score, ban.cidr))
+        key = ban.cidr, ban.action
+        old = merged.get(key)
+        merged[key] = ban if old is None else _joined(old, ban)
+    ordered = sorted(merged.values(), key=lambda ban: (ban.expires is not None, -ban.score, ban.cidr, ban.action.value))
     return ordered[:MOST_BANS]
 
 
 def _joined(one: Ban, other: Ban) -> Ban:
-    """Return one ban for two of the same network."""
+    """Return one for two of the same network and action."""
     worst = one if one.score >= other.score else other
     last = other if lasts_longer(other, one) else one
-    return Ban(cidr=one.cidr, score=worst.score, evidence=worst.evidence, expires_s=last.expires_s)
+    return replace(worst, expires=last.expires)
 
 
 def _touches(network: _Network, others: Sequence[_Network]) -> bool:
@@ -271,33 +326,54 @@ def _touches(network: _Network, others: Sequence[_Network]) -> bool:
     return any(network.version == other.version and network.overlaps(other) for other in others)
 
 
-def utc_text(seconds: int) -> str:
-    """Return a time in whole seconds since the epoch as ISO 8601, ``2026-11-21T17:00:00Z``."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def utc_text(moment: datetime | None) -> str | None:
+    """Return a time as ISO 8601 in UTC, ``2026-11-21T17:00:00Z``; None stays None."""
+    return None if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @lru_cache(maxsize=4096)
-def parse_utc(text: str) -> int:
-    """Return the whole seconds since the epoch of an ISO 8601 time with its zone; a fraction counts as a second.
+def parse_utc(text: str) -> datetime:
+    """Return an ISO 8601 time with its zone, in UTC; a fraction of a second counts as one.
 
     Raises:
         ConfigError: it is no such time, lacks the zone, or lies before 1970.
     """
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
+        moment = _whole_second(datetime.fromisoformat(text))
+    except (ValueError, OverflowError, ConfigError):
         moment = None
-    if moment is None or moment.tzinfo is None or moment.timestamp() < 0:
+    if moment is None:
         raise ConfigError(
             f"expires is {_short(text)}, it must be a time with its zone", hint="write it like 2026-11-21T17:00:00Z"
         )
-    return math.ceil(moment.timestamp())
+    return moment
+
+
+def _whole_second(moment: Any) -> datetime | None:
+    """Return `moment` in UTC at the whole second that is not before it.
+
+    Raises:
+        ConfigError: it is no time, lacks the zone, or lies before 1970.
+    """
+    if moment is None:
+        return None
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise ConfigError(f"expires is {_short(moment)}, it must be a datetime with its zone, or None")
+    try:
+        found: datetime = moment.astimezone(UTC)
+        if found.microsecond:
+            found = found.replace(microsecond=0) + timedelta(seconds=1)
+    except OverflowError:
+        found = _EPOCH - timedelta(1)
+    if found < _EPOCH:
+        raise ConfigError(f"expires is {_short(str(moment))}, it must be from 1970 to 9999")
+    return found
 
 
 def _keep(kept: dict[_Key, Ban], key: _Key, ban: Ban) -> None:
     """Enter `ban`, unless there is one that lasts longer."""
     other = kept.get(key)
-    if other is None or (other.expires_s is not None and (ban.expires_s is None or ban.expires_s > other.expires_s)):
+    if other is None or lasts_longer(ban, other):
         kept[key] = ban
 
 
@@ -324,8 +400,20 @@ def _ban_of(line: str) -> Ban:
     evidence = value.get("evidence", {})
     if not isinstance(evidence, dict):
         raise ConfigError(f"evidence is {_short(evidence)}, it must be an object")
-    expires_s = None if expires is None else parse_utc(expires)
-    return Ban(cidr=cidr, expires_s=expires_s, score=value.get("score", 0.0), evidence=evidence)
+    action, actions = value.get("action", BanAction.BAN.value), [item.value for item in BanAction]
+    if action not in actions:
+        raise ConfigError(f"action is {_short(action)}, it must be {' or '.join(actions)}")
+    reason = value.get("reason", "")
+    if not isinstance(reason, str):
+        raise ConfigError(f"reason is {_short(reason)}, it must be a text")
+    return Ban(
+        cidr=cidr,
+        expires=None if expires is None else parse_utc(expires),
+        action=BanAction(action),
+        reason=reason,
+        score=value.get("score", 0.0),
+        evidence=evidence,
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -347,11 +435,6 @@ def _network_of(cidr: str) -> _Network:
     if network.prefixlen < widest:
         raise ConfigError(f"cidr is {_short(cidr)}, the widest network that may be banned is /{widest}")
     return network
-
-
-def _is_second(value: Any) -> bool:
-    """Whether `value` is a whole second that a date can say."""
-    return type(value) is int and 0 <= value <= _LAST_S
 
 
 def _is_number(value: Any) -> bool:

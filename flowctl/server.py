@@ -15,7 +15,7 @@ from typing import Final, Self
 from flowctl._locks import OwnedLock
 from flowctl._signals import EndSignals
 from flowctl.admission import Admission, AdmissionLimits, describe_ban
-from flowctl.bans import Ban, BanList
+from flowctl.bans import Ban, BanAction, BanList
 from flowctl.connection import Connection
 from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
@@ -233,7 +233,10 @@ class Server:
             connection.sender.set_limits(limits)
 
     def set_bans(self, bans: BanList) -> int:
-        """Keep out whom `bans` names, and end the open connections of theirs with reason BANNED. Any thread.
+        """Keep out or limit whom `bans` names. Any thread.
+
+        Open connections of banned addresses end with reason BANNED, but for those that behave (`Session.behaves`):
+        others may share the address, and what breaks a limit is ended for that. A limit ends no connection.
 
         Args:
             bans: replaces the list of before.
@@ -242,11 +245,13 @@ class Server:
             The number of connections that were ended.
         """
         self.admission.bans = bans
-        return sum(map(self._end_if_banned, self.connections()))
+        return sum(self._end_if_banned(connection) for connection in self.connections())
 
-    def _end_if_banned(self, connection: Connection) -> bool:
+    def _end_if_banned(self, connection: Connection, *, new: bool = False) -> bool:
         ban = self.admission.ban_of(connection.peer[0])
-        if ban is None or connection.ended is not None:
+        if ban is None or ban.action is not BanAction.BAN or connection.ended is not None:
+            return False
+        if not new and connection.session.behaves():
             return False
         connection.close(CloseReason.BANNED, describe_ban(ban))
         self._banned(connection, ban)
@@ -303,7 +308,7 @@ class Server:
         if self._limits is not limits:
             connection.sender.set_limits(self._limits)
         if self.admission.bans is not bans:
-            self._end_if_banned(connection)
+            self._end_if_banned(connection, new=True)
         return connection
 
     def _gone(self, connection: Connection) -> None:

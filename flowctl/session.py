@@ -62,6 +62,14 @@ class Session:
         """Decide what the end of the peer's stream means; return True to go on sending, False (default) to close."""
         return False
 
+    def behaves(self) -> bool:
+        """Return whether a ban of its address leaves this open connection alone. Any thread.
+
+        What breaks a limit is ended for that, so the default is True: a ban keeps newcomers out, and who is in stays.
+        Return False for what has not begun to take part yet, or to have bans end all connections.
+        """
+        return True
+
     def send_state_changed(self, state: SendState, change: StateChange) -> None:
         """Take note of an edge of the Sender's state. Under the Sender's lock: see `flowctl.Frontend`."""
 

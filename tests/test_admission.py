@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from flowctl import admission as admission_module
 from flowctl.admission import Admission, AdmissionLimits, descriptor_limit
+from flowctl.bans import LIMITED_BURST, LIMITED_NEW_PER_S, Ban, BanAction, BanList
 from flowctl.errors import ConfigError, LimitExceededError
 
 OPEN = {"connections_per_address": 0, "new_per_address_and_s": 0.0}
@@ -70,6 +71,28 @@ def test_enter_when_refused_counts_nothing_but_the_refusal():
     assert admission.connections == 1
     admission.leave("a")
     assert refused(admission, "b", 0.0) is None
+
+
+def test_enter_when_the_network_is_limited_has_one_slow_bucket_for_all_its_addresses():
+    """A limit of the ban list slows a whole network down, and nobody else."""
+    admission = Admission(AdmissionLimits(**OPEN), wall=lambda: 0.0)
+    admission.bans = BanList([Ban(cidr="2001:db8:0:1::/64", expires=None, action=BanAction.LIMIT)])
+    came = [refused(admission, f"2001:db8:0:1::{number:x}", 0.0) for number in range(LIMITED_BURST + 3)]
+    assert [error is None for error in came] == [True] * LIMITED_BURST + [False] * 3
+    assert (came[-1].limit, came[-1].maximum) == ("limited", LIMITED_NEW_PER_S)
+    assert refused(admission, "2001:db8:0:2::1", 0.0) is None
+    later = [refused(admission, "2001:db8:0:1::99", 1.0) is None for _ in range(4)]
+    assert sum(later) == LIMITED_NEW_PER_S
+    assert admission.refused == {"limited": 5}
+
+
+def test_enter_when_the_address_is_banned_is_refused_whatever_a_limit_says():
+    """A ban is stronger than a limit of a narrower network."""
+    admission = Admission(AdmissionLimits(**OPEN), wall=lambda: 0.0)
+    limit = Ban(cidr="192.0.2.7", expires=None, action=BanAction.LIMIT)
+    admission.bans = BanList([limit, Ban(cidr="192.0.2.0/24", expires=None, reason="by hand")])
+    error = refused(admission, "192.0.2.7", 0.0)
+    assert (error.limit, str(error)) == ("banned", "banned: 192.0.2.0/24, score 0, by hand, until it is lifted")
 
 
 def test_leave_when_it_never_entered_changes_nothing():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl import bans as bans_module
-from flowctl.bans import NO_BANS, Ban, BanList, merge_bans, parse_utc, render, utc_text
+from flowctl.bans import NO_BANS, Ban, BanAction, BanList, merge_bans, parse_utc, render, utc_text
 from flowctl.errors import ConfigError
 
 NOW = 1_795_280_400
+
+
+def when(seconds):
+    """Return a time in seconds since the epoch as a ban has it."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
 LATER = "2099-01-01T00:00:00Z"
 
 
@@ -43,7 +51,9 @@ def networks(draw):
 BANS = st.builds(
     Ban,
     cidr=networks().map(str),
-    expires_s=st.none() | st.integers(NOW - 50, NOW + 50) | st.integers(0, 253_402_300_799),
+    expires=(st.none() | st.integers(NOW - 50, NOW + 50) | st.integers(0, 253_402_300_799)).map(when),
+    action=st.sampled_from(BanAction),
+    reason=st.text("abc _.", max_size=20),
     score=st.floats(0, 1e9) | st.integers(0, 10**6),
     evidence=st.dictionaries(st.text(max_size=20), st.integers(-(10**9), 10**9) | st.floats(-1e9, 1e9), max_size=3),
 )
@@ -52,17 +62,19 @@ BANS = st.builds(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(BANS, max_size=20), st.lists(addresses, min_size=1, max_size=20), st.integers(NOW - 60, NOW + 60))
 def test_match_when_asked_agrees_with_the_standard_library(bans, asked, now):
-    """An address is banned exactly if a network that still counts holds it, and the narrowest one is told."""
+    """What still counts and holds an address is found: a ban before a limit, and of these the narrowest."""
     found = BanList(bans)
     for address in asked:
         network = [ban for ban in bans if ban.network.version == address.version and address in ban.network]
-        lasting = [ban for ban in network if ban.expires_s is None or now < ban.expires_s]
+        lasting = [ban for ban in network if ban.expires is None or now < ban.expires.timestamp()]
         ban = found.match(str(address), now)
         if not lasting:
             assert ban is None
         else:
             assert ban is not None
-            assert max(item.network.prefixlen for item in lasting) == ban.network.prefixlen
+            strongest = [item for item in lasting if item.action is BanAction.BAN] or lasting
+            assert ban.action is strongest[0].action
+            assert max(item.network.prefixlen for item in strongest) == ban.network.prefixlen
             assert ban.lasts(now)
             assert address in ban.network
 
@@ -74,10 +86,10 @@ def test_render_when_read_again_gives_the_same_list(bans):
     found = BanList(bans)
     again = BanList.parse(render(found.bans))
     assert again == found
-    assert {ban.cidr for ban in bans} == {ban.cidr for ban in again.bans}
+    assert {(ban.cidr, ban.action) for ban in bans} == {(ban.cidr, ban.action) for ban in again.bans}
     for ban in again.bans:
-        ends = [item.expires_s for item in bans if item.cidr == ban.cidr]
-        assert ban.expires_s == (None if None in ends else max(ends))
+        ends = [item.expires for item in bans if (item.cidr, item.action) == (ban.cidr, ban.action)]
+        assert ban.expires == (None if None in ends else max(ends))
 
 
 @settings(max_examples=100, deadline=None)
@@ -86,15 +98,15 @@ def test_match_when_ipv4_is_written_as_ipv6_is_the_same_address(address, length)
     """A listener for both families reports IPv4 peers in IPv6 notation; a ban may be written so too."""
     cidr = str(ipaddress.ip_network(f"{address}/{length}", strict=False))
     mapped = f"::ffff:{cidr.partition('/')[0]}/{96 + length}"
-    assert Ban(cidr=mapped, expires_s=None) == Ban(cidr=cidr, expires_s=None)
-    found = BanList([Ban(cidr=cidr, expires_s=None)])
+    assert Ban(cidr=mapped, expires=None) == Ban(cidr=cidr, expires=None)
+    found = BanList([Ban(cidr=cidr, expires=None)])
     assert found.match(f"::ffff:{address}", NOW) is not None
     assert found.match(ipaddress.IPv6Address(f"::ffff:{address}").exploded, NOW) is not None
 
 
 def test_match_when_the_time_is_over_is_none():
     """A ban counts until its second, not in it; one without end always."""
-    found = BanList([Ban(cidr="127.0.0.1", expires_s=NOW), Ban(cidr="127.0.0.2", expires_s=None)])
+    found = BanList([Ban(cidr="127.0.0.1", expires=when(NOW)), Ban(cidr="127.0.0.2", expires=None)])
     assert found.match("127.0.0.1", NOW - 0.001) is not None
     assert found.match("127.0.0.1", NOW) is None
     assert found.match("127.0.0.2", NOW * 2) is not None
@@ -102,7 +114,7 @@ def test_match_when_the_time_is_over_is_none():
 
 def test_match_when_the_address_has_a_zone_or_is_none_does_not_fail():
     """A zone counts for nothing; a text that is no address is not banned."""
-    found = BanList([Ban(cidr="fe80::/16", expires_s=None), Ban(cidr="10.0.0.0/8", expires_s=None)])
+    found = BanList([Ban(cidr="fe80::/16", expires=None), Ban(cidr="10.0.0.0/8", expires=None)])
     assert found.match("fe80::1%eth0", NOW) is not None
     for text in ("", "localhost", "10.0.0", "10.0.0.0.1", "a" * 1000, "\0", "1.2.3.4:80"):
         assert found.match(text, NOW) is None
@@ -110,7 +122,7 @@ def test_match_when_the_address_has_a_zone_or_is_none_does_not_fail():
 
 def test_match_when_a_narrow_ban_has_ended_finds_the_wide_one():
     """An expired ban of the address does not hide the one of its network."""
-    found = BanList([Ban(cidr="10.0.0.1/32", expires_s=NOW - 1), Ban(cidr="10.0.0.0/24", expires_s=NOW + 1)])
+    found = BanList([Ban(cidr="10.0.0.1/32", expires=when(NOW - 1)), Ban(cidr="10.0.0.0/24", expires=when(NOW + 1))])
     assert found.match("10.0.0.1", NOW).cidr == "10.0.0.0/24"
     assert [ban.cidr for ban in found.still(NOW).bans] == ["10.0.0.0/24"]
 
@@ -126,16 +138,16 @@ def test_parse_when_lines_are_good_reads_them():
         ]
     )
     found = BanList.parse(text)
-    seconds = parse_utc(LATER)
+    later = parse_utc(LATER)
     assert found == BanList(
         [
-            Ban(cidr="203.0.113.7/32", expires_s=seconds, score=12.5, evidence={"handshake_timeout": 3}),
-            Ban(cidr="2001:db8::/32", expires_s=seconds + 1),
-            Ban(cidr="10.1.2.3/32", expires_s=None),
+            Ban(cidr="203.0.113.7/32", expires=later, score=12.5, evidence={"handshake_timeout": 3}),
+            Ban(cidr="2001:db8::/32", expires=later + timedelta(seconds=1)),
+            Ban(cidr="10.1.2.3/32", expires=None),
         ]
     )
     assert len(found) == 3
-    assert utc_text(seconds) == LATER
+    assert utc_text(later) == LATER
     assert len(NO_BANS) == 0
 
 
@@ -147,7 +159,13 @@ WRONG = [
     ("null", "it must be a JSON object"),
     (line(cidr=None), "cidr is missing"),
     (line(expires=None), "expires is missing"),
-    (line(reason="x"), "unknown key 'reason'"),
+    (line(why="x"), "unknown key 'why'"),
+    (line(action="kill"), "action is 'kill', it must be ban or limit"),
+    (line(action=["ban"]), "action is ['ban'], it must be ban or limit"),
+    (line(reason="a\nb"), "reason is 'a\\nb'"),
+    (line(reason="\x1b[2J"), "reason is"),
+    (line(reason="x" * 201), "reason is 'xxx"),
+    (line(reason=5), "reason is 5"),
     (line(cidr=7), "cidr is 7, it must be a text"),
     (line(cidr="example.com"), "cidr is 'example.com'"),
     (line(cidr="10.0.0.1/24"), "host bits set"),
@@ -210,42 +228,84 @@ def test_parse_when_the_list_is_long_rests_in_between():
     assert len(rests) == 1000 // 64
 
 
-@pytest.mark.parametrize(("changes", "said"), [({"expires_s": -1}, "expires_s is -1"), ({"score": -1.0}, "score is")])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"expires": NOW}, "expires is 1795280400, it must be a datetime with its zone"),
+        ({"expires": datetime(2026, 1, 1)}, "expires is .* it must be a datetime with its zone"),  # noqa: DTZ001 - that
+        ({"expires": datetime(1969, 1, 1, tzinfo=UTC)}, "expires is .* from 1970"),
+        ({"action": "ban"}, "action is 'ban', it must be a BanAction"),
+        ({"score": -1.0}, "score is"),
+    ],
+)
 def test_ban_when_a_value_is_wrong_is_refused(changes, said):
     """Who makes a list in Python is held to the same rules."""
     with pytest.raises(ConfigError, match=said):
-        Ban(**({"cidr": "10.0.0.1", "expires_s": None} | changes))
+        Ban(**({"cidr": "10.0.0.1", "expires": None} | changes))
 
 
 def test_documents_when_they_show_a_ban_show_a_valid_one():
     """Who copies the example from the how-to has a file that works."""
     text = (Path(__file__).parent.parent / "docs" / "how-to.md").read_text("utf-8")
     examples = [line for line in re.findall(r"```json\n(.*?)```", text, re.DOTALL) if '"cidr"' in line]
-    assert [len(BanList.parse(example)) for example in examples] == [1]
+    assert [len(BanList.parse(example)) for example in examples] == [2]
 
 
 def test_lists_when_merged_keep_what_others_wrote_until_it_expires():
     """The union of both, the later end of two for one network, nothing that has expired."""
-    there = [Ban(cidr="192.0.2.1/32", expires_s=NOW + 9), Ban(cidr="192.0.2.2/32", expires_s=NOW)]
-    own = [Ban(cidr="192.0.2.1/32", expires_s=NOW + 5, score=3.0), Ban(cidr="192.0.2.3/32", expires_s=NOW + 1)]
+    there = [Ban(cidr="192.0.2.1/32", expires=when(NOW + 9)), Ban(cidr="192.0.2.2/32", expires=when(NOW))]
+    own = [Ban(cidr="192.0.2.1/32", expires=when(NOW + 5), score=3.0), Ban(cidr="192.0.2.3/32", expires=when(NOW + 1))]
     for first, second in ((there, own), (own, there)):
-        merged = {ban.cidr: (ban.expires_s, ban.score) for ban in merge_bans(first, second, NOW)}
-        assert merged == {"192.0.2.1/32": (NOW + 9, 3.0), "192.0.2.3/32": (NOW + 1, 0.0)}
+        merged = {ban.cidr: (ban.expires, ban.score) for ban in merge_bans(first, second, NOW)}
+        assert merged == {"192.0.2.1/32": (when(NOW + 9), 3.0), "192.0.2.3/32": (when(NOW + 1), 0.0)}
+
+
+def test_parse_when_a_line_is_as_they_were_before_there_were_actions_reads_it_as_a_ban():
+    """Old files stay readable; a ban is written as it always was, so that older servers read it too."""
+    [ban] = BanList.parse(line()).bans
+    assert (ban.action, ban.reason, ban.line()) == (BanAction.BAN, "", line())
+    limit = Ban(cidr="192.0.2.0/24", expires=None, action=BanAction.LIMIT, reason="shared: amf_depth")
+    assert BanList.parse(limit.line()).bans == [limit]
+
+
+def test_match_when_a_network_is_banned_and_an_address_in_it_limited_is_the_ban():
+    """A ban is stronger than a limit, and when it ends the limit is left."""
+    limit = Ban(cidr="192.0.2.7/32", expires=None, action=BanAction.LIMIT)
+    found = BanList([limit, Ban(cidr="192.0.2.0/24", expires=when(NOW))])
+    assert found.match("192.0.2.7", NOW - 1).action is BanAction.BAN
+    assert found.match("192.0.2.7", NOW) is limit
+    assert found.match("192.0.2.8", NOW) is None
+
+
+def test_match_when_the_last_number_is_zero_is_an_address_like_any_other():
+    """Networks are named with their length: x.y.z.0 alone is one address."""
+    found = BanList([Ban(cidr="192.0.2.0", expires=None), Ban(cidr="2001:db8:0:1::/64", expires=None)])
+    assert found.match("192.0.2.0", NOW).cidr == "192.0.2.0/32"
+    assert found.match("192.0.2.1", NOW) is None
+    assert found.match("2001:db8:0:1:ffff::9", NOW).cidr == "2001:db8:0:1::/64"
+    assert found.match("2001:db8:0:2::", NOW) is None
+
+
+def test_expires_when_given_in_another_zone_is_kept_in_utc_and_whole_seconds():
+    """A fraction counts as a second, so that what is written and read again is the same."""
+    given_at = datetime(2026, 11, 21, 18, 0, 0, 1, tzinfo=timezone(timedelta(hours=1)))
+    ban = Ban(cidr="192.0.2.7", expires=given_at)
+    assert ban.expires == datetime(2026, 11, 21, 17, 0, 1, tzinfo=UTC)
+    assert BanList.parse(ban.line()).bans == [ban]
 
 
 def test_lists_when_merged_keep_bans_without_an_end():
     """A ban that somebody wrote to stay outlasts any other of its network."""
-    stays, ends = Ban(cidr="192.0.2.1/32", expires_s=None), Ban(cidr="192.0.2.1/32", expires_s=NOW + 5, score=9.0)
+    stays, ends = Ban(cidr="192.0.2.1/32", expires=None), Ban(cidr="192.0.2.1/32", expires=when(NOW + 5), score=9.0)
     for first, second in (([stays], [ends]), ([ends], [stays])):
         [merged] = merge_bans(first, second, NOW)
-        assert (merged.expires_s, merged.score) == (None, 9.0)
+        assert (merged.expires, merged.score) == (None, 9.0)
 
 
 def test_lists_when_merged_drop_what_is_allowed_now():
     """A ban that touches an allowed network is not kept, whether it is wider or narrower."""
     there = [
-        Ban(cidr=text, expires_s=None)
-        for text in ("192.0.2.0/24", "198.51.100.7/32", "203.0.113.1/32", "2001:db8::/32")
+        Ban(cidr=text, expires=None) for text in ("192.0.2.0/24", "198.51.100.7/32", "203.0.113.1/32", "2001:db8::/32")
     ]
     allow = [ipaddress.ip_network("192.0.2.9/32"), ipaddress.ip_network("198.51.100.0/24")]
     assert {ban.cidr for ban in merge_bans(there, [], NOW, allow)} == {"203.0.113.1/32", "2001:db8::/32"}
@@ -254,6 +314,6 @@ def test_lists_when_merged_drop_what_is_allowed_now():
 def test_lists_when_merged_are_never_longer_than_a_list_may_be(monkeypatch):
     """Of too many, those that stay and the highest scores are kept, so that the result can be loaded."""
     monkeypatch.setattr(bans_module, "MOST_BANS", 2)
-    there = [Ban(cidr="192.0.2.1/32", expires_s=None), Ban(cidr="192.0.2.2/32", expires_s=NOW + 9, score=1.0)]
-    merged = merge_bans(there, [Ban(cidr="192.0.2.3/32", expires_s=NOW + 9, score=5.0)], NOW)
+    there = [Ban(cidr="192.0.2.1/32", expires=None), Ban(cidr="192.0.2.2/32", expires=when(NOW + 9), score=1.0)]
+    merged = merge_bans(there, [Ban(cidr="192.0.2.3/32", expires=when(NOW + 9), score=5.0)], NOW)
     assert [ban.cidr for ban in merged] == ["192.0.2.1/32", "192.0.2.3/32"]

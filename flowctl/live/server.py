@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import structlog
 
-from flowctl.bans import Ban, BanList
+from flowctl.bans import Ban, BanList, utc_text
 from flowctl.connection import Connection
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError
 from flowctl.flight.flights import Flights
@@ -186,7 +186,7 @@ class LiveServer(Server):
         self._note_change("limits file", now)
 
     def _apply_bans(self, bans: BanList) -> None:
-        """Take a ban list: refuse whom it names, and end the open connections of theirs."""
+        """Take a ban list: refuse whom it names, and end their connections that take no part."""
         before = {ban.cidr for ban in self.admission.bans.bans}
         now = {ban.cidr for ban in bans.still(time.time()).bans}
         ended = self.set_bans(bans)
@@ -201,7 +201,7 @@ class LiveServer(Server):
 
     def _banned(self, connection: Connection, ban: Ban) -> None:
         if self.recording is not None:
-            detail = {"cidr": ban.cidr, "score": ban.score, "expires": ban.expires}
+            detail = {"cidr": ban.cidr, "score": ban.score, "expires": utc_text(ban.expires)}
             self.recording.events.banned(self.clock(), connection.number, connection.peer, detail)
 
     def start(self) -> None:

@@ -92,6 +92,10 @@ class LiveSession(Session):
         self._rate: InputRate | None = None  # made for who sends several messages at a time
         self.user_agent = ""
 
+    def behaves(self) -> bool:
+        """Return whether it plays or publishes: what has not begun to in time, or breaks a limit, is ended anyway."""
+        return self._playing is not None or bool(self._publishing)
+
     # -- what the hub asks for
 
     @property

@@ -14,10 +14,10 @@ and a whole subnet only where nearly all of its addresses are abusive by themsel
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
@@ -291,8 +291,9 @@ def bans_from(rows: Iterable[tuple[dict[str, Any], float]], weights: Weights) ->
 def ban_of(row: dict[str, Any], weights: Weights, begin_s: float) -> Ban:
     """Return the ban of a row with cidr, score and evidence (JSON); the higher the score, the longer."""
     length_s = min(weights.longest_ban_s, weights.ban_s * row["score"] / weights.threshold)
+    expires = datetime.fromtimestamp(begin_s + length_s, UTC)
     told = {name: value for name, value in json.loads(row["evidence"]).items() if value}
-    return Ban(cidr=row["cidr"], score=row["score"], evidence=told, expires_s=math.ceil(begin_s + length_s))
+    return Ban(cidr=row["cidr"], score=row["score"], evidence=told, expires=expires)
 
 
 def found_of(spark: SparkSession, scores: DataFrame, truth: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from flowctl.bans import MOST_BANS, Ban, lasts_longer, merge_bans, parse_utc, render
+from flowctl.bans import MOST_BANS, Ban, BanAction, BanList, lasts_longer, merge_bans, render
 from flowctl.errors import ConfigError
 from flowctl.loadtest.files import write_text
 from flowctl.pipeline.addresses import Network
@@ -92,10 +92,7 @@ class BatchRecord:
             ValueError: it is none.
         """
         value = json.loads(text)
-        bans = [
-            Ban(cidr=item["cidr"], score=item["score"], evidence=item["evidence"], expires_s=parse_utc(item["expires"]))
-            for item in value["bans"]
-        ]
+        bans = BanList.parse("\n".join(json.dumps(item) for item in value["bans"])).bans
         bad = [(str(path), str(reason)) for path, reason in value["bad_files"]]
         return cls(
             value["batch"],
@@ -182,14 +179,14 @@ class WatchState:
             record: the batch; one that was entered before is replaced.
             now_s: seconds since the epoch: bans that have expired are left out.
         """
-        before = {ban.cidr for ban in self.bans(now_s)}
+        before = set(_by_key(self.bans(now_s)))
         self._records[record.batch] = record
         self._know(record)
         write_text(self._folder / f"batch-{record.batch:010d}.json", json.dumps(record.as_dict()))
         after = self.bans(now_s)
         self.write_bans(now_s)
         self._fold(now_s)
-        return len({ban.cidr for ban in after} - before)
+        return len(set(_by_key(after)) - before)
 
     def write_bans(self, now_s: float) -> None:
         """Write the ban list as it is at `now_s`, with what others have put on it; the same again is not written.
@@ -211,13 +208,13 @@ class WatchState:
             return
         own = merge(ban for record in self._records.values() for ban in record.bans)
         there = read_local(self._list)
-        self._others = [ban for ban in there if ban.cidr not in own or lasts_longer(ban, own[ban.cidr])]
+        self._others = [ban for ban in there if _key(ban) not in own or lasts_longer(ban, own[_key(ban)])]
         self._stamp, self._text = stamp, None
 
     def others(self, now_s: float) -> int:
         """Return how many bans of others are on the list at `now_s` that are not the watch's too."""
-        own = {ban.cidr for ban in self.bans(now_s)}
-        return len({ban.cidr for ban in merge_bans(self._others, (), now_s, self._allow)} - own)
+        own = set(_by_key(self.bans(now_s)))
+        return len(set(_by_key(merge_bans(self._others, (), now_s, self._allow))) - own)
 
     def known(self, batch: int) -> set[str]:
         """Return the identities of the files of batches before `batch`: what has one of them is a copy."""
@@ -331,9 +328,18 @@ def folded_record(record: BatchRecord) -> BatchRecord:
     return replace(record, bans=[], identities=[], taken_back_until_ms=None)
 
 
-def merge(bans: Iterable[Ban]) -> Mapping[str, Ban]:
-    """Return one ban per network: the one that lasts longest, with the evidence of the highest score."""
-    return {ban.cidr: ban for ban in merge_bans((), bans, 0)}
+def merge(bans: Iterable[Ban]) -> Mapping[tuple[str, BanAction], Ban]:
+    """Return one per network and action: the one that lasts longest, with the evidence of the highest score."""
+    return _by_key(merge_bans((), bans, 0))
+
+
+def _by_key(bans: Iterable[Ban]) -> dict[tuple[str, BanAction], Ban]:
+    return {_key(ban): ban for ban in bans}
+
+
+def _key(ban: Ban) -> tuple[str, BanAction]:
+    """Return what a list has one of."""
+    return ban.cidr, ban.action
 
 
 def _stamp_of(path: Path) -> tuple[int, ...] | None:

@@ -50,7 +50,7 @@ def test_loop_when_limits_are_wider_and_abusers_banned_passes(tmp_path, capsys):
         out.mkdir()
         wide = LimitsFile(limits=Limits.parse("4MiB,4096,8s"))
         (out / "limits.toml").write_text(render_limits(wide), "utf-8")
-        bans = [Ban(cidr=address, expires_s=None) for address in addresses(QUICK)[1]]
+        bans = [Ban(cidr=address, expires=None) for address in addresses(QUICK)[1]]
         (out / "bans.jsonl").write_text(render(bans), "utf-8")
 
     (tmp_path / "kept").write_text("not ours", "utf-8")

@@ -48,7 +48,7 @@ def test_loop_when_closed_cuts_fewer_honest_viewers_and_refuses_abusers(tmp_path
     bans = BanList.parse((tmp_path / "out" / "bans.jsonl").read_text("utf-8"))
     assert {ban.cidr for ban in bans.bans} == {f"{address}/32" for address in abusers}
     assert not any(bans.match(address, 0.0) for address in honest)
-    assert all(ban.expires_s is not None and ban.evidence for ban in bans.bans)
+    assert all(ban.expires is not None and ban.evidence for ban in bans.bans)
     limits = parse_limits_file((tmp_path / "out" / "limits.toml").read_text("utf-8"), "limits.toml")
     assert str(limits.limits) == after["limits"] != before["limits"]
     page = (tmp_path / "out" / "report.html").read_text("utf-8")

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from datetime import UTC, datetime
 
 import pytest
 from e2e_kit import connection_to, wait_for_viewers, wait_until
@@ -17,7 +18,7 @@ from flowctl.limitsfile import LimitsFile
 from flowctl.limitsfile import render as render_limits
 from flowctl.reasons import CloseReason
 
-FAR = 253_402_300_799
+FAR = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 
 def put(path, text):
@@ -34,7 +35,7 @@ def limits_text(soft, **fields):
 
 def bans_text(*cidrs):
     """Return a ban file."""
-    return render([Ban(cidr=cidr, expires_s=FAR, score=1.0) for cidr in cidrs])
+    return render([Ban(cidr=cidr, expires=FAR, score=1.0) for cidr in cidrs])
 
 
 @contextlib.contextmanager
@@ -92,7 +93,7 @@ def test_limits_when_the_file_is_wrong_stay_and_the_fault_is_told(live, tmp_path
 
 
 def test_bans_when_the_file_comes_end_open_connections_and_refuse_new_ones(live, clients, tmp_path):
-    """Who is banned is out at once and not let in again; others notice nothing; when the ban is lifted all may come."""
+    """Who takes no part is out at once, nobody comes in, others notice nothing; when it is lifted all may come."""
     path = tmp_path / "bans.jsonl"
     server = live(bans_file=path)
     clients.play(server)
@@ -124,10 +125,26 @@ def test_bans_when_the_file_comes_end_open_connections_and_refuse_new_ones(live,
         )
 
 
+def test_bans_when_a_viewer_of_the_address_behaves_leave_it_alone(live, clients, tmp_path):
+    """An open connection that plays stays, though nobody new of its address comes in."""
+    path = tmp_path / "bans.jsonl"
+    server = live(bans_file=path)
+    clients.play(server)
+    wait_for_viewers(server, 1)
+    with visitor(server, "127.0.0.1"):
+        wait_until(lambda: len(server.connections()) == 2, "the one that only connects")
+        put(path, bans_text("127.0.0.0/24"))
+        server.reload.look_now()
+        wait_until(lambda: server.closed_by_reason.get(CloseReason.BANNED) == 1, "the end of the one that does nothing")
+    assert turned_away(server, "127.0.0.1")
+    [viewer] = server.connections()
+    assert viewer.session.behaves()
+
+
 def test_bans_when_their_time_is_over_let_in_again_without_a_change_of_the_file(live, tmp_path):
     """The clock on the wall decides at each connection."""
     path = tmp_path / "bans.jsonl"
-    path.write_text(render([Ban(cidr="127.0.0.9", expires_s=1_000)]), "utf-8")
+    path.write_text(render([Ban(cidr="127.0.0.9", expires=datetime.fromtimestamp(1_000, UTC))]), "utf-8")
     server = live(bans_file=path)
     now = [999.0]
     server.admission._wall = lambda: now[0]

@@ -18,6 +18,11 @@ BEGIN_S = 1_790_000_000
 _numbers = itertools.count(1)
 
 
+def at(seconds: float) -> dt.datetime:
+    """Return a time in seconds since the epoch as a ban has it."""
+    return dt.datetime.fromtimestamp(seconds, dt.UTC)
+
+
 def schema() -> pa.Schema:
     types = {
         Kind.TIMESTAMP: pa.timestamp("us", tz="UTC"),

@@ -6,7 +6,7 @@ import ipaddress
 import json
 
 import pytest
-from abuse_kit import BEGIN_S, closed, event, hits, write
+from abuse_kit import BEGIN_S, at, closed, event, hits, write
 from pyspark.sql import functions as f
 
 from flowctl.bans import Ban, BanList, render
@@ -37,7 +37,7 @@ def test_abuse_when_a_proof_is_seen_bans_the_address_with_its_evidence(spark, tm
     _, bans, _ = judge(spark, tmp_path, hits("192.0.2.7", "chunk_size_min_bytes", 1, NOW_S))
     [ban] = bans.bans
     assert (ban.cidr, ban.score, dict(ban.evidence)) == ("192.0.2.7/32", PROOF, {"limit_hit.chunk_size_min_bytes": 1})
-    assert ban.expires_s == NOW_S + 3600 * PROOF / 10
+    assert ban.expires.timestamp() == NOW_S + 3600 * PROOF / 10
 
 
 def test_abuse_when_a_slow_viewer_is_cut_again_and_again_does_not_ban_it(spark, tmp_path):
@@ -220,7 +220,7 @@ def test_abuse_when_no_ban_can_be_made_of_an_address_counts_it_and_bans_the_othe
 def test_abuse_when_there_is_a_ban_list_keeps_its_bans_unless_told_otherwise(spark, tmp_path, replace):
     """Bans of others that last stay on the list; with --replace-bans the list begins anew."""
     (tmp_path / "out").mkdir()
-    old = [Ban(cidr="203.0.113.9/32", expires_s=NOW_S + 60), Ban(cidr="203.0.113.8/32", expires_s=NOW_S)]
+    old = [Ban(cidr="203.0.113.9/32", expires=at(NOW_S + 60)), Ban(cidr="203.0.113.8/32", expires=at(NOW_S))]
     (tmp_path / "out/bans.jsonl").write_text(render(old))
     _, bans, result = judge(spark, tmp_path, hits("192.0.2.7", "amf_depth", 9, NOW_S), replace_bans=replace)
     kept = set() if replace else {"203.0.113.9/32"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 import pytest
+from abuse_kit import at
 
 from flowctl.bans import Ban, BanList, render
 from flowctl.errors import ConfigError
@@ -16,7 +17,7 @@ NOW_S = 1_790_000_000
 
 def ban(address="192.0.2.1", score=12.0, lasts_s=600, **evidence):
     return Ban(
-        cidr=f"{address}/32", score=score, evidence=evidence or {"handshake_timeout": 4}, expires_s=NOW_S + lasts_s
+        cidr=f"{address}/32", score=score, evidence=evidence or {"handshake_timeout": 4}, expires=at(NOW_S + lasts_s)
     )
 
 
@@ -120,7 +121,7 @@ def test_bans_when_merged_last_as_long_as_the_longest_with_the_worst_evidence():
     one, two = ban(score=20.0, lasts_s=10, deaf_close=20), ban(score=11.0, lasts_s=99, auth_refused=11)
     for order in ([one, two], [two, one]):
         [merged] = merge(order).values()
-        assert (merged.score, merged.expires_s, dict(merged.evidence)) == (20.0, NOW_S + 99, {"deaf_close": 20})
+        assert (merged.score, merged.expires, dict(merged.evidence)) == (20.0, at(NOW_S + 99), {"deaf_close": 20})
 
 
 def others(tmp_path, *bans):
