@@ -70,7 +70,7 @@ def command(
         weights=chosen,
         allow=tuple(parse_networks(allow or [], "--allow")),
         most_bans=max_bans,
-        now_s=None if now is None else parse_utc(now),
+        now_s=None if now is None else parse_utc(now).timestamp(),
         truth=truth,
         replace_bans=replace_bans,
     )

@@ -16,7 +16,9 @@ def command(
     seed: Annotated[int, typer.Option(help="The same seed gives the same data.")] = 1,
     viewers: Annotated[str | None, typer.Option(metavar="NUMBER", help="Clients. Default: each comes 8 times.")] = None,
     days: Annotated[float, typer.Option(help="Time that the events span.")] = 1.0,
-    start: Annotated[str, typer.Option(metavar="TIME", help="When they begin, UTC.")] = "2026-01-01T00:00:00Z",
+    start: Annotated[
+        str | None, typer.Option(metavar="TIME", help="When they begin, UTC. Default: so that they end this hour.")
+    ] = None,
     slow: Annotated[str, typer.Option(metavar="SHARE", help="Honest slow clients, like 5%.")] = "5%",
     abusers: Annotated[str, typer.Option(metavar="SHARE", help="Abusers, like 1%.")] = "1%",
     streams: Annotated[int | None, typer.Option(min=1, help="Streams. Default: one for 200 clients.")] = None,
@@ -35,18 +37,22 @@ def command(
 
     Exit status: 0 done; 1 it failed; 2 wrong use; 130 or 143 ended by a signal.
     """
+    import time
+
     from flowctl.bans import parse_utc
     from flowctl.cli.analyze_common import run_job, session_options
     from flowctl.cli.common import optional_duration
     from flowctl.pipeline.spark import check_available
     from flowctl.pipeline.synth_plan import SynthOptions
 
+    # Evidence ages: what ended long ago would be worth nothing to a job that judges as of now.
+    begin_s = int(time.time() // 3600 * 3600 - days * 86400)
     options = SynthOptions(
         events=_number(events, "--events"),
         seed=seed,
         viewers=None if viewers is None else _number(viewers, "--viewers"),
         days=days,
-        start_s=parse_utc(start),
+        start_s=begin_s if start is None else int(parse_utc(start).timestamp()),
         slow=_share(slow, "--slow"),
         abusers=_share(abusers, "--abusers"),
         streams=streams,
