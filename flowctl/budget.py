@@ -1,9 +1,9 @@
 """A memory budget for what waits for slow peers, and who is to give way when it is exceeded: fair victims (pure).
 
 What is counted. A stream log holds everything from the oldest place at which a viewer stands, or from its GOP cache
-if that begins earlier, up to its tail. Those bytes are shared: they are counted once, however many viewers stand
-there. What a viewer has queued for itself alone (control messages, own messages, what was copied out of the log for
-it) is its own. Both are charged with what a message costs beside its bytes.
+if that begins earlier, up to its tail, and the headers that newcomers need. Those bytes are shared: they are counted
+once, however many viewers stand there. What a viewer has queued for itself alone (control messages, own messages, what
+was copied out of the log for it) is its own. Both are charged with what a message costs beside its bytes.
 
 Whose fault is it? Of a log's bytes, those between the place of the viewer furthest behind and that of the next one are
 held for the first alone; the following stretch for two, and so on. Relieving anybody else frees nothing. What one

@@ -102,7 +102,7 @@ class _Seen(NamedTuple):
         step: its step of the ladder.
         delay_ms: how far behind it was at its last sample.
         comparable: whether a shadow may begin: the kernel has enough to do, and it is not joining.
-        behind_bytes: of the log, from its place on, overhead included.
+        behind_bytes: of the log, from its place on, overhead and the log's headers included.
         own_bytes: queued for it alone, overhead included.
     """
 
@@ -224,15 +224,20 @@ class Oversight:
 
     @staticmethod
     def _see(streams: Iterable[Stream]) -> Generator[None, None, tuple[dict[Hashable, int], list[_Seen]]]:
-        """Return what the GOP cache of each log holds, and who lags."""
+        """Return what the GOP cache and the headers of each log hold, and who lags.
+
+        Headers are there whoever views, so all who follow a log hold them on top of what is between them and its tail.
+        """
         logs: dict[Hashable, int] = {}
         seen = []
         for stream in streams:
+            standby_bytes = stream.standby_bytes
             for wire in stream.wires:
-                logs[wire.log] = _cached_bytes(wire.log)
+                headers_bytes, standby_bytes = wire.headers.size_bytes + standby_bytes, 0
+                logs[wire.log] = _cached_bytes(wire.log) + headers_bytes
                 for fanout in wire.fanouts.active:
                     for sender in fanout.lagging():
-                        seen.append(_seen(stream, wire.log, sender))
+                        seen.append(_seen(stream, wire.log, sender, headers_bytes))
                         yield
                 yield
         return logs, seen
@@ -445,7 +450,7 @@ def _cached_bytes(log: StreamLog) -> int:
     return 0 if cached is None else span_bytes(tail.offset - cached.offset, tail.sequence - cached.sequence)
 
 
-def _seen(stream: Stream, log: StreamLog, sender: Sender) -> _Seen:
+def _seen(stream: Stream, log: StreamLog, sender: Sender, headers_bytes: int) -> _Seen:
     glance = sender.glance()
     entry, tail = glance.entry, log.tail
     return _Seen(
@@ -456,7 +461,8 @@ def _seen(stream: Stream, log: StreamLog, sender: Sender) -> _Seen:
         glance.step,
         glance.delay_ms,
         glance.lagging and not glance.joining,
-        0 if entry is None else span_bytes(tail.offset - entry.offset, tail.sequence - entry.sequence),
+        headers_bytes
+        + (0 if entry is None else span_bytes(tail.offset - entry.offset, tail.sequence - entry.sequence)),
         span_bytes(glance.own_bytes, glance.own_messages),
     )
 

@@ -17,10 +17,11 @@ class Publishing:
         began_at: time in seconds.
         messages: messages received.
         discarded: of those, not passed on because another publisher counts.
+        limits_told: limits on what is kept of its headers that were logged already.
         signal: tells it how its viewers are doing. None: it has not asked for it.
     """
 
-    __slots__ = ("began_at", "discarded", "messages", "signal", "stream", "stream_id")
+    __slots__ = ("began_at", "discarded", "limits_told", "messages", "signal", "stream", "stream_id")
 
     def __init__(self, stream_id: int, stream: Stream, now: float) -> None:
         self.stream_id = stream_id
@@ -28,6 +29,7 @@ class Publishing:
         self.began_at = now
         self.messages = 0
         self.discarded = 0
+        self.limits_told: frozenset[str] = frozenset()
         self.signal: Subscription | None = None
 
 

@@ -302,8 +302,19 @@ class LiveSession(Session):
         if publishing is None:
             return
         publishing.messages += 1
-        if not publishing.stream.publish(self, message.type_id, message.timestamp, message.payload, now):
-            publishing.discarded += 1
+        try:
+            if not publishing.stream.publish(self, message.type_id, message.timestamp, message.payload, now):
+                publishing.discarded += 1
+        except LimitExceededError as error:
+            self._header_refused(publishing, error)
+
+    def _header_refused(self, publishing: Publishing, error: LimitExceededError) -> None:
+        """Count a header that is not kept for those who come later; log it once per limit."""
+        if error.limit in publishing.limits_told:
+            self._hub.limit_hit(error.limit)
+            return
+        publishing.limits_told |= {error.limit}
+        self._refused("header not kept", publishing.stream.name, error)
 
     def _treat(self, event: rtmp_events.ServerEvent, now: float) -> None:
         """Answer one event of the wire session; those that only inform need nothing."""

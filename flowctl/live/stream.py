@@ -16,8 +16,8 @@ from flowctl._locks import OwnedLock
 from flowctl.errors import LimitExceededError
 from flowctl.flow import MessageClass
 from flowctl.live.config import LiveConfig
-from flowctl.live.wirelog import Body, WireLog
-from flowctl.rtmp.media import inspect
+from flowctl.live.wirelog import Headers, WireLog
+from flowctl.rtmp.media import MediaInfo, inspect
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 from flowctl.streamlog import Entry
 from flowctl.totals import NO_FLOW
@@ -26,14 +26,14 @@ _CLOCK: Final = 0xFFFFFFFF
 _FRAMES: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})
 _CLOCKED: Final = _FRAMES | {MessageClass.KEY, MessageClass.AUDIO}
 """What shows the publisher's clock. Encoders send headers and metadata with timestamp 0, whatever their clock says."""
-_WITH_HEADERS: Final = frozenset({MessageClass.KEY, MessageClass.HEADER})
-_MOST_HEADERS: Final = 64
-"""Headers kept per stream: one per track and kind; a publisher that invents tracks without end gets no further."""
 _USUAL_MSID: Final = 1
 """Message stream id on which nearly every player plays: the first that createStream gives."""
 MOST_WIRES: Final = 8
 """Message stream ids on which a stream can be played at a time; as many as a connection may open."""
 _LONGEST_GAP_MS: Final = 3_600_000
+
+
+MEDIA_TYPES: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
 
 
 StartPlace = tuple[Entry, tuple[bytes, ...], bool]
@@ -71,9 +71,9 @@ class Stream:
         self.viewers: dict[StreamMember, None] = {}  # guarded by the hub's lock
         self.ended = True  # viewers were told that nobody publishes; guarded by the hub's lock
         self._wires: dict[int, WireLog] = {}  # by message stream id; guarded by _lock
-        self._headers: dict[object, Body] = {}  # by sticky key, in the order in which they came; guarded by _lock
-        # What publishers on standby would need to have sent: encoders send headers once, at the start; guarded by _lock
-        self._standby_headers: dict[StreamMember, dict[object, Body]] = {}
+        # What publishers on standby would need to have sent, as (type id, payload): encoders send headers once, at the
+        # start; guarded by _lock
+        self._standby_headers: dict[StreamMember, Headers[tuple[int, bytes]]] = {}
         self._shift: int | None = None  # added to timestamps; None: the next frame will show it; guarded by _lock
         self._last_timestamp: int | None = None  # guarded by _lock
         self._last_at = now  # when the last message came; guarded by _lock
@@ -92,7 +92,7 @@ class Stream:
     def stand_by(self, publisher: StreamMember) -> None:
         """Remember the headers that `publisher` sends from now on, for `take_over`."""
         with self._lock:
-            self._standby_headers[publisher] = {}
+            self._standby_headers[publisher] = Headers()
 
     def stand_down(self, publisher: StreamMember) -> None:
         """Forget a publisher that was on standby; harmless for any other."""
@@ -121,13 +121,13 @@ class Stream:
             for wire in self._wires.values() if announce else ():
                 if wire.viewers:
                     wire.begin(self._last_timestamp or 0, now)
-            self._headers = {}
-            self.codecs.clear()
-            timestamp = self._last_timestamp or 0
-            for key, (type_id, payload) in self._standby_headers.pop(publisher, {}).items():
-                self._take_header(key, type_id, payload)
+            self._forget_headers()
+            waiting = self._standby_headers.pop(publisher, None)
+            for key, _, (type_id, payload) in waiting.items() if waiting is not None else ():
+                timestamp = (self._last_timestamp or 0) if type_id in MEDIA_TYPES else 0
+                self._note_codec(inspect(type_id, payload))
                 for wire in self._wires.values():
-                    wire.append_header(type_id, timestamp, payload, now)
+                    wire.append(type_id, timestamp, payload, MessageClass.HEADER, now, header_key=key)
 
     def publish(self, publisher: StreamMember, type_id: int, timestamp: int, payload: bytes, now: float) -> bool:
         """Pass one message on to the viewers; return False when `publisher` is not the one whose messages count.
@@ -138,6 +138,9 @@ class Stream:
             timestamp: in ms, on the publisher's clock, 0..2^32-1.
             payload: the body.
             now: time in seconds.
+
+        Raises:
+            LimitExceededError: a header over a bound of `Headers` was passed on to who views now, and is not kept.
         """
         info = inspect(type_id, payload)
         message_class = info.message_class
@@ -145,13 +148,15 @@ class Stream:
             if self.publisher is not publisher:
                 waiting = self._standby_headers.get(publisher)
                 if waiting is not None and message_class is MessageClass.HEADER:
-                    _keep_header(waiting, info.sticky_key, type_id, payload)
+                    waiting.keep(info.sticky_key, len(payload), (type_id, payload))
                 return False
             timestamp = self._rebase(timestamp, message_class, now)
             self.messages_in[message_class] += 1
             self.bytes_in += len(payload)
+            header_key = None
             if message_class is MessageClass.HEADER:
-                self._take_header(info.sticky_key, type_id, payload)
+                header_key = info.sticky_key
+                self._note_codec(info)
             elif message_class is MessageClass.KEY:
                 self._key_seen = True
             elif message_class in _FRAMES and not self._key_seen:
@@ -159,9 +164,14 @@ class Stream:
                     self.before_key_count += 1  # nobody could decode it
                     return True
                 self._key_seen = True
-            headers = list(self._headers.values()) if message_class in _WITH_HEADERS else []
+            over: LimitExceededError | None = None
             for wire in self._wires.values():
-                wire.append(type_id, timestamp, payload, message_class, now, headers)
+                try:
+                    wire.append(type_id, timestamp, payload, message_class, now, header_key=header_key)
+                except LimitExceededError as error:
+                    over = error
+            if over is not None:
+                raise over
             return True
 
     def _rebase(self, timestamp: int, message_class: MessageClass, now: float) -> int:
@@ -187,21 +197,24 @@ class Stream:
         self._last_at = now
         return rebased
 
-    def _take_header(self, key: object, type_id: int, payload: bytes) -> None:
-        """Keep a header of the publisher that counts, and note what it says about the codec."""
+    def _note_codec(self, info: MediaInfo) -> None:
+        """Note what a header of the publisher that counts says about the codec."""
         self._lock.assert_owned()
-        _keep_header(self._headers, key, type_id, payload)
-        info = inspect(type_id, payload)
         if info.codec:
             self.codecs[info.kind] = info.codec
+
+    def _forget_headers(self) -> None:
+        self._lock.assert_owned()
+        for wire in self._wires.values():
+            wire.forget_headers()
+        self.codecs.clear()
 
     def end(self, now: float) -> None:
         """Tell the viewers, through the logs, that nobody publishes any more, and forget what was cached."""
         with self._lock:
             for wire in self._wires.values():
                 wire.end(self._last_timestamp or 0, now)
-            self._headers.clear()
-            self.codecs.clear()
+            self._forget_headers()
 
     # -- viewing
 
@@ -260,14 +273,19 @@ class Stream:
             # another message stream id begins empty.
             if self._key_seen:
                 return wire.log.tail, (), True
-            headers, timestamp = list(self._headers.values()), self._last_timestamp or 0
-            return wire.log.tail, wire.headers(headers, timestamp), False
+            return wire.log.tail, wire.headers.values, False
 
     @property
     def wires(self) -> list[WireLog]:
         """All logs, for statistics. Any thread."""
         with self._lock:
             return list(self._wires.values())
+
+    @property
+    def standby_bytes(self) -> int:
+        """Bytes of headers kept of publishers on standby. Any thread."""
+        with self._lock:
+            return sum(headers.size_bytes for headers in self._standby_headers.values())
 
     @property
     def media(self) -> str:
@@ -282,13 +300,3 @@ class Stream:
         counts = self.messages_in
         video = counts[MessageClass.KEY] + counts[MessageClass.INTER] + counts[MessageClass.DISPOSABLE]
         return video, counts[MessageClass.AUDIO]
-
-
-def _keep_header(headers: dict[object, Body], key: object, type_id: int, payload: bytes) -> None:
-    if key in headers or len(headers) < _MOST_HEADERS:
-        # Taken out first, so that the order stays that of arrival.
-        headers.pop(key, None)
-        headers[key] = (type_id, payload)
-
-
-MEDIA_TYPES: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})

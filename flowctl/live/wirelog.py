@@ -1,10 +1,16 @@
-"""A stream in one wire format: its log, its fan-outs, and how a message is serialised for it."""
+"""A stream in one wire format: its log, its fan-outs, the headers newcomers need, and how a message is serialised.
+
+A message is serialised once. A header (codec configuration, metadata) goes into the log as the message that it is, and
+the same octets are kept for those who start at a later key frame, as long as no other takes its place. So a key frame
+costs its own octets, however many headers there are and however often it comes. The headers keep the time at which
+they came, which no player goes by; metadata has none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from typing import Final, Generic, TypeVar
 
+from flowctl.errors import LimitExceededError
 from flowctl.fanouts import Fanouts
 from flowctl.flow import MessageClass
 from flowctl.rtmp import commands
@@ -19,8 +25,64 @@ _DATA_CSID: Final = 7
 _MSID_AT: Final = 8
 """Where the message stream id stands behind a basic header of one octet (Adobe RTMP 1.0 section 5.3.1.2.1)."""
 
-Body = tuple[int, bytes]
-"""A message that is kept: type id and payload."""
+HEADER_BYTES: Final = 64 * 1024
+"""Largest header that is kept: parameter sets take less than 1 KiB, and metadata 2; what is longer is the key frame
+index of a file of hours, which a viewer of a live stream has no use for."""
+HEADERS_BYTES: Final = 1024 * 1024
+"""What all headers of a publisher may take: 64 tracks with parameter sets of 16 KiB."""
+HEADERS: Final = 64
+"""Headers kept: one per track and kind; a publisher that invents tracks without end gets no further."""
+
+_T = TypeVar("_T")
+
+
+class Headers(Generic[_T]):
+    """The headers of one publisher that newcomers need, in the order in which they came; bounded (pure).
+
+    Attributes:
+        size_bytes: of their payloads.
+    """
+
+    __slots__ = ("_kept", "_values", "size_bytes")
+
+    def __init__(self) -> None:
+        self._kept: dict[object, tuple[int, _T]] = {}  # by sticky key: octets of the payload, and what is kept
+        self._values: tuple[_T, ...] | None = ()  # None: to be made anew
+        self.size_bytes = 0
+
+    def keep(self, key: object, size_bytes: int, value: _T) -> None:
+        """Keep a header instead of the one with the same `key`, which is out of date in any case.
+
+        Args:
+            key: its place, see `flowctl.rtmp.media.MediaInfo.sticky_key`.
+            size_bytes: octets of its payload.
+            value: what is kept of it.
+
+        Raises:
+            LimitExceededError: ``header_bytes``, ``headers_bytes`` or ``headers``; it is not kept.
+        """
+        before = self._kept.pop(key, None)
+        self.size_bytes -= 0 if before is None else before[0]
+        self._values = None
+        if size_bytes > HEADER_BYTES:
+            raise LimitExceededError("header_bytes", size_bytes, HEADER_BYTES)
+        if self.size_bytes + size_bytes > HEADERS_BYTES:
+            raise LimitExceededError("headers_bytes", self.size_bytes + size_bytes, HEADERS_BYTES)
+        if len(self._kept) >= HEADERS:
+            raise LimitExceededError("headers", len(self._kept) + 1, HEADERS)
+        self._kept[key] = (size_bytes, value)
+        self.size_bytes += size_bytes
+
+    def items(self) -> list[tuple[object, int, _T]]:
+        """Return (key, octets of the payload, what is kept) of each, oldest first."""
+        return [(key, size, value) for key, (size, value) in self._kept.items()]
+
+    @property
+    def values(self) -> tuple[_T, ...]:
+        """What is kept, oldest first; the same tuple until a header comes."""
+        if self._values is None:
+            self._values = tuple(value for _, value in self._kept.values())
+        return self._values
 
 
 class WireLog:
@@ -37,7 +99,7 @@ class WireLog:
         flush_adaptive: whether the fan-outs may flush sooner where that costs little.
     """
 
-    __slots__ = ("chunk_size", "fanouts", "log", "msid", "published", "viewers")
+    __slots__ = ("chunk_size", "fanouts", "headers", "log", "msid", "published", "viewers")
 
     def __init__(
         self,
@@ -54,6 +116,7 @@ class WireLog:
         self.viewers = 0  # who has it; guarded by the stream's lock
         self.chunk_size = chunk_size
         self.log = StreamLog(f"{name}#{msid}", cache=cache)
+        self.headers: Headers[bytes] = Headers()  # of the publisher that counts; guarded by the stream's lock
         self.fanouts = Fanouts(self.log, flush_interval_s=flush_interval_s, adaptive=flush_adaptive)
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
@@ -61,49 +124,64 @@ class WireLog:
         csid = _CSID.get(type_id, _DATA_CSID)
         return serialise(type_id, self.msid, timestamp, payload, csid, self.chunk_size)
 
-    def headers(self, bodies: Iterable[Body], timestamp: int) -> tuple[bytes, ...]:
-        """Return the headers in `bodies` with the timestamp of the message that they go before.
-
-        Metadata has timestamp 0: FFmpeg opens a stray data stream for any other.
-        """
-        return tuple(
-            self.serialise(type_id, timestamp if type_id in _CSID else 0, payload) for type_id, payload in bodies
-        )
-
     def append(
-        self, type_id: int, timestamp: int, payload: bytes, message_class: MessageClass, now: float, headers: list[Body]
+        self,
+        type_id: int,
+        timestamp: int,
+        payload: bytes,
+        message_class: MessageClass,
+        now: float,
+        *,
+        header_key: object = None,
     ) -> None:
         """Publish one message.
 
-        `headers`, those up to this message, go before it for viewers who start here, if it is a key frame.
+        `header_key` is the place of a header among those that go before each key frame to viewers who start there.
+
+        Raises:
+            LimitExceededError: a header was published, but is not kept, see `Headers.keep`.
         """
         wire = self.serialise(type_id, timestamp, payload)
-        restart = self.headers(headers, timestamp) if message_class is MessageClass.KEY else ()
+        restart = self.headers.values if message_class is MessageClass.KEY else ()
         self.log.append(wire, message_class, now, restart=restart)
-        if message_class is MessageClass.HEADER and self.log.gop.key_sequence < 0:
+        if message_class is MessageClass.HEADER:
+            self._keep(header_key, type_id, timestamp, payload, wire)
+
+    def _keep(self, key: object, type_id: int, timestamp: int, payload: bytes, wire: bytes) -> None:
+        """Keep a header as it was published; metadata without its time, or FFmpeg opens a stray data stream for it."""
+        if type_id not in _CSID and timestamp:
+            wire = self.serialise(type_id, 0, payload)
+        try:
+            self.headers.keep(key, len(payload), wire)
+        finally:
             # A stream that refreshes without key frames: who has waited for one in vain gets the headers all the same.
-            self.log.gop.restart = self.headers(headers, timestamp)
+            if self.log.gop.key_sequence < 0:
+                self.log.gop.restart = self.headers.values
+
+    def forget_headers(self) -> None:
+        """Keep the headers no longer: their publisher has gone."""
+        self.headers = Headers()
 
     def seed(self, other: WireLog) -> None:
-        """Begin with the GOP cache of the same stream's log for another message stream id, which it is rewritten for.
+        """Begin with headers and GOP cache of the same stream's log for another message stream id, rewritten for it.
 
         A message of a log is one type 0 chunk, the only one that names the message stream id, and type 3 chunks.
         """
+        for key, size, wire in other.headers.items():
+            self.headers.keep(key, size, self._readdressed(wire))
+        self.log.gop.restart = self.headers.values  # as in `_keep`
         entry = other.log.cached
         while entry is not None and entry.next is not None:
             restart: tuple[bytes, ...] = ()
             if entry.message_class is MessageClass.KEY:
-                restart = tuple(self._readdressed(wire) for wire in entry.gop.restart)
+                restart = self.headers.values
+                if entry.gop.restart is not other.headers.values:  # a header has come since
+                    restart = tuple(self._readdressed(wire) for wire in entry.gop.restart)
             self.log.append(self._readdressed(entry.wire), entry.message_class, entry.enqueued_at, restart=restart)
             entry = entry.next
 
     def _readdressed(self, wire: bytes) -> bytes:
         return wire[:_MSID_AT] + self.msid.to_bytes(4, "little") + wire[_MSID_AT + 4 :]
-
-    def append_header(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
-        """Publish a header that its publisher sent before it counted; timestamp as for `headers`."""
-        for wire in self.headers([(type_id, payload)], timestamp):
-            self.log.append(wire, MessageClass.HEADER, now)
 
     def begin(self, timestamp: int, now: float) -> None:
         """Tell the players, who wait, that the stream is published: behind the word that it had ended."""

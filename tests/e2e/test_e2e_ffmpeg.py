@@ -110,8 +110,8 @@ def test_late_viewers_decode_from_their_first_packet(background, live, clients, 
     key = keys_in(ours.classes)[0]
     assert set(ours.classes[:key]) == {MessageClass.HEADER}
     assert {item[0] for item in ours.messages[:key]} == {TAG_VIDEO, TAG_AUDIO}
-    assert {item[1] for item in ours.messages[:key]} == {ours.messages[key][1]}
     tags = read_flv(source)
+    assert set(ours.messages[:key]) <= set(tags)  # headers as they were published, times included
     start = tags.index(ours.messages[key])
     after = [item for item in ours.messages[key:] if item[0] in (TAG_VIDEO, TAG_AUDIO)]
     assert after == tags[start:]

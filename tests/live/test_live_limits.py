@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import structlog
 from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, inter, key
 
 from flowctl.limits import Limits
@@ -49,6 +50,25 @@ def test_streams_when_too_many_are_refused_to_publishers_and_players():
     assert world.player("live/4").codes == [commands.PLAY_FAILED]
     waiting.leave()
     assert world.connect().publish("live/3").has(PublishStarted)
+
+
+def test_headers_when_over_their_bounds_are_counted_by_name_logged_once_and_passed_on():
+    """Metadata with a key frame index of hours is no fault: who views gets it, who comes later does not."""
+    world = World()
+    publisher = world.publisher()
+    viewer = world.player()
+    long = b"\x96\x00" + b"avc1" + b"\x01" + b"." * 65536
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            publisher.video(0, long)
+    assert viewer.payloads.count(long) == 3
+    assert publisher.ended is None
+    publisher.video(40, key(b"k"))
+    assert world.player().payloads == [AVC_HEADER, AAC_HEADER, key(b"k")]
+    assert world.hub.snapshot().limits_hit == {"header_bytes": 3}
+    (line,) = [item for item in logs if item["event"] == "header not kept"]
+    assert (line["limit"], line["value"], line["maximum"]) == ("header_bytes", len(long), 65536)
+    assert world.group.failures == []
 
 
 def test_times_when_exceeded_close_with_their_reason():

@@ -8,6 +8,7 @@ from live_kit import World, audio, config, inter, key
 
 from flowctl.flow import MessageClass, SendState
 from flowctl.limits import Limits
+from flowctl.live.config import SecondPublisher
 from flowctl.live.oversight import Oversight
 from flowctl.policy import KeepAll, LivePolicy
 from flowctl.reasons import CloseReason, DropReason
@@ -62,6 +63,29 @@ def test_budget_when_a_stalled_viewer_holds_too_much_thins_it_then_closes_it():
     snapshot = world.hub.snapshot()
     assert (snapshot.budget.thinned, snapshot.budget.closed, snapshot.budget.active) == (1, 0, False)
     assert snapshot.budget.held.total_bytes < 600_000
+    assert world.group.failures == []
+
+
+@pytest.mark.parametrize("lags", [False, True])
+def test_budget_when_a_stream_keeps_headers_counts_them_once(lags):
+    """Those of its publisher and of one on standby, however many viewers start with them."""
+    world = World(config(second_publisher=SecondPublisher.STANDBY))
+    publisher = world.publisher()
+    look(world)
+    before = world.hub.snapshot().budget.held.total_bytes
+    viewers = [world.player(), world.player()]
+    if lags:
+        slow(viewers[0])
+        broadcast(world, publisher, 5)
+        look(world)
+        before = world.hub.snapshot().budget.held.total_bytes
+    for sender in (publisher, world.publisher()):
+        for track in range(8):
+            sender.video(0, bytes([0x96, 0x00]) + b"avc1" + bytes([track]) + b"." * 60_000)
+    look(world)
+    grown = world.hub.snapshot().budget.held.total_bytes - before
+    # What a viewer that lags was offered of them stands in the log as well.
+    assert 2 * 8 * 60_000 < grown < (3 if lags else 2) * 8 * 61_000
     assert world.group.failures == []
 
 

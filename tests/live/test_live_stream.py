@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import pairwise
 
 import pytest
@@ -113,11 +114,52 @@ def test_headers_when_invented_without_end_are_bounded(stream):
     for track in range(200):
         # Enhanced RTMP v2 multitrack, one track: sequence start of avc1.
         body = bytes([0x96, 0x00]) + b"avc1" + bytes([track]) + AVC_HEADER[5:]
-        stream.publish(publisher, TYPE_VIDEO, 0, body, 0.0)
+        with contextlib.suppress(LimitExceededError):
+            stream.publish(publisher, TYPE_VIDEO, 0, body, 0.0)
     assert stream.messages_in[MessageClass.HEADER] == 200
     _, prefix, _ = stream.start_place(stream.join(1))
-    assert len(stream._headers) == 64
     assert len(prefix) == 64
+
+
+def multitrack(track, size):
+    """Return the sequence start of a track, alone in a message of Enhanced RTMP v2 multitrack."""
+    return (bytes([0x96, 0x00]) + b"avc1" + bytes([track])).ljust(size, b".")
+
+
+@pytest.mark.parametrize("standby", [False, True])
+def test_headers_when_large_are_bounded_in_bytes_for_who_counts_and_who_stands_by(stream, standby):
+    """64 KiB each and 1 MiB in all; what is over is passed on to who views now, and raises its limit's name."""
+    first, second = Member(), Member()
+    stream.take_over(first, 0.0)
+    publisher = first
+    if standby:
+        stream.stand_by(second)
+        publisher = second
+    since, limits = watched(stream), []
+    for track in range(20):
+        for size in (65536, 65537):
+            try:
+                stream.publish(publisher, TYPE_VIDEO, 0, multitrack(track, size), 0.0)
+                limits.append(None)
+            except LimitExceededError as error:
+                limits.append(error.limit)
+    assert limits == [None, "header_bytes"] * 20
+    assert len(since()) == (0 if standby else 40)
+    limits.clear()
+    for track in range(20):
+        try:
+            stream.publish(publisher, TYPE_VIDEO, 0, multitrack(track, 65536), 0.0)
+        except LimitExceededError as error:
+            limits.append(error.limit)
+    assert limits == ["headers_bytes"] * 4
+    assert stream.standby_bytes == (16 * 65536 if standby else 0)
+    since()
+    if standby:
+        stream.take_over(second, 1.0)
+        assert [message.payload for message in since()] == [multitrack(track, 65536) for track in range(16)]
+    stream.publish(publisher, TYPE_VIDEO, 0, key(b"k"), 1.0)
+    assert sum(map(len, stream.wires[0].log.gop.restart)) == 16 * (65536 + 12)
+    assert stream.standby_bytes == 0
 
 
 def test_start_place_when_there_is_video_waits_for_its_key_frame(stream):
@@ -214,7 +256,7 @@ def test_join_when_on_another_id_has_the_same_messages_readdressed(stream):
     messages = read(wires)
     assert [message.payload for message in messages] == bodies
     assert {message.msid for message in messages} == {77}
-    assert [message.timestamp for message in messages] == [2**24 + 1, 2**24 + 1, 2**24 + 2, 2**24 + 3]
+    assert [message.timestamp for message in messages] == [2**24, 2**24 + 1, 2**24 + 2, 2**24 + 3]
 
 
 def test_join_when_of_too_many_ids_is_refused_and_leaving_makes_room(stream):

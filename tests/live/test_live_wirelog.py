@@ -1,13 +1,17 @@
-"""A stream's log in RTMP chunks: every message stands alone, headers carry the time of what they go before."""
+"""A stream's log in RTMP chunks: every message stands alone, headers are serialised once and bounded."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from live_kit import AVC_HEADER, inter, key
 
+from flowctl.errors import LimitExceededError
 from flowctl.flow import MessageClass
-from flowctl.live.wirelog import WireLog
-from flowctl.rtmp.chunk import ChunkReader
+from flowctl.live import wirelog
+from flowctl.live.wirelog import HEADER_BYTES, HEADERS, HEADERS_BYTES, Headers, WireLog
+from flowctl.rtmp.chunk import ChunkReader, serialise
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
 from flowctl.streamlog import CacheLimits
@@ -15,6 +19,10 @@ from flowctl.streamlog import CacheLimits
 
 def make(msid=1, chunk_size=128):
     return WireLog("live/a", msid, chunk_size=chunk_size, cache=CacheLimits(), flush_interval_s=0.04)
+
+
+def header(wire, type_id, payload, timestamp, place=0):
+    wire.append(type_id, timestamp, payload, MessageClass.HEADER, 0.0, header_key=(type_id, place))
 
 
 def decode(*wires):
@@ -39,9 +47,10 @@ def test_serialise_when_of_any_size_and_time_can_be_read_alone(timestamp, size):
 def test_seed_when_from_another_id_changes_nothing_but_the_id(timestamp):
     """Times, types and bodies stay, in the entries and in the messages before the key frame."""
     usual, other = make(), make(msid=0xA1B2C3D4)
-    headers = [(TYPE_DATA_AMF0, b"\x02\x00\x01m"), (TYPE_VIDEO, AVC_HEADER)]
-    usual.append(TYPE_VIDEO, timestamp, key(b"k", 1000), MessageClass.KEY, 5.0, headers)
-    usual.append(TYPE_VIDEO, timestamp + 40, inter(b"i", 300), MessageClass.INTER, 5.04, [])
+    header(usual, TYPE_DATA_AMF0, b"\x02\x00\x01m", timestamp)
+    header(usual, TYPE_VIDEO, AVC_HEADER, timestamp)
+    usual.append(TYPE_VIDEO, timestamp, key(b"k", 1000), MessageClass.KEY, 5.0)
+    usual.append(TYPE_VIDEO, timestamp + 40, inter(b"i", 300), MessageClass.INTER, 5.04)
     other.seed(usual)
     entry = other.log.cached
     messages = decode(*entry.gop.restart, entry.wire, entry.next.wire)
@@ -54,21 +63,70 @@ def test_seed_when_from_another_id_changes_nothing_but_the_id(timestamp):
 def test_seed_when_there_is_no_cache_leaves_the_log_empty():
     """Without a key frame there is nothing a viewer could start with."""
     usual, other = make(), make(msid=2)
-    usual.append(TYPE_AUDIO, 0, b"\xaf\x01x", MessageClass.AUDIO, 0.0, [])
+    usual.append(TYPE_AUDIO, 0, b"\xaf\x01x", MessageClass.AUDIO, 0.0)
     other.seed(usual)
     assert other.log.tail.sequence == 0
 
 
-def test_headers_when_before_a_key_frame_have_its_time_but_metadata_has_none():
-    """FFmpeg opens a stray data stream for metadata with a time."""
-    wires = make().headers([(TYPE_DATA_AMF0, b"\x02\x00\x01m"), (TYPE_VIDEO, AVC_HEADER)], 7000)
-    assert [message.timestamp for message in decode(*wires)] == [0, 7000]
+def test_headers_when_before_a_key_frame_are_those_that_were_published_but_metadata_has_no_time():
+    """The octets of the log are kept, not made again; FFmpeg opens a stray data stream for metadata with a time."""
+    wire = make()
+    header(wire, TYPE_DATA_AMF0, b"\x02\x00\x01m", 7000)
+    header(wire, TYPE_VIDEO, AVC_HEADER, 7000)
+    published = wire.log.tail
+    wire.append(TYPE_VIDEO, 9000, key(b"k"), MessageClass.KEY, 1.0)
+    restart = published.gop.restart
+    assert [message.timestamp for message in decode(*restart)] == [0, 7000]
+    wire.append(TYPE_VIDEO, 9500, key(b"l"), MessageClass.KEY, 1.5)
+    assert wire.log.gop.restart is restart
+
+
+def test_key_frames_when_there_are_headers_copy_and_serialise_their_own_octets_only(monkeypatch):
+    """However many headers there are, a key frame, a restart and a joiner cost what they cost without any."""
+    made = []
+    monkeypatch.setattr(wirelog, "serialise", lambda *args: made.append(len(args[3])) or serialise(*args))
+    costs = []
+    for count in (0, 1, 15):
+        wire = make(chunk_size=65536)
+        for track in range(count):
+            header(wire, TYPE_VIDEO, b"h" * HEADER_BYTES, 0, track)
+        made.clear()
+        for number in range(100):
+            wire.append(TYPE_VIDEO, number, key(b"k"), MessageClass.KEY, number / 1000)
+            assert sum(map(len, wire.log.gop.restart)) >= count * HEADER_BYTES
+        costs.append(list(made))
+    assert costs[0] == costs[1] == costs[2] == [len(key(b"k"))] * 100
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 80), st.sampled_from([1, 4000, HEADER_BYTES, HEADER_BYTES + 1])), max_size=200)
+)
+def test_headers_when_of_any_number_and_size_stay_within_their_bounds(found):
+    """What is over a bound is refused by name, and the header whose place it would take is forgotten all the same."""
+    headers, model = Headers(), {}
+    for place, size in found:
+        model.pop(place, None)
+        over = [
+            ("header_bytes", size, HEADER_BYTES),
+            ("headers_bytes", sum(model.values()) + size, HEADERS_BYTES),
+            ("headers", len(model) + 1, HEADERS),
+        ]
+        expected = next((name for name, value, maximum in over if value > maximum), None)
+        if expected is None:
+            headers.keep(place, size, size)
+            model[place] = size
+        else:
+            with pytest.raises(LimitExceededError) as caught:
+                headers.keep(place, size, size)
+            assert caught.value.limit == expected
+        assert headers.values == tuple(model.values())
+        assert headers.size_bytes == sum(model.values())
 
 
 def test_end_when_appended_closes_the_cache_and_is_never_dropped():
     """The end is a control message of the log, behind everything else."""
     wire = make()
-    wire.append(TYPE_VIDEO, 0, key(b"k"), MessageClass.KEY, 0.0, [])
+    wire.append(TYPE_VIDEO, 0, key(b"k"), MessageClass.KEY, 0.0)
     entry = wire.log.tail
     wire.end(40, 1.0)
     assert (entry.message_class, wire.log.cached) == (MessageClass.CONTROL, None)
