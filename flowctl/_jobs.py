@@ -7,27 +7,27 @@ what "pending or not" means. Neither class locks; whoever owns a list guards it 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from flowctl.deferred import Registration
 
-#: Told where something failed and with what; must not raise. It is called with no lock held.
-ErrorHook = Callable[[str, Exception], None]
 
-_log = logging.getLogger("flowctl.loop")
+class Purpose:
+    """What a job is for that is made when it is first needed; see `flowctl.deferred.Registration.run_soon`.
 
-
-def log_error(where: str, error: Exception) -> None:
-    """Write `error` with its traceback to the standard logger ``flowctl.loop``: the default error hook.
+    Jobs are found by the purpose itself, an object, and not by its name: whatever an application calls its own jobs,
+    they are never taken for another's.
 
     Args:
-        where: what was being done, for example ``"job 'flush'"``.
-        error: what it raised.
+        name: for reports.
     """
-    _log.error("%s failed", where, exc_info=error)
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name: Final = name
 
 
 class Job:
@@ -38,12 +38,29 @@ class Job:
     of interest, and none is to be assigned.
     """
 
-    __slots__ = ("callback", "name", "next_job", "pending", "previous_job", "registration", "revoked", "sequence")
+    __slots__ = (
+        "callback",
+        "name",
+        "next_job",
+        "pending",
+        "previous_job",
+        "purpose",
+        "registration",
+        "revoked",
+        "sequence",
+    )
 
-    def __init__(self, registration: Registration, callback: Callable[[], bool | None], name: str) -> None:
+    def __init__(
+        self,
+        registration: Registration,
+        callback: Callable[[], bool | None],
+        name: str,
+        purpose: Purpose | None = None,
+    ) -> None:
         self.registration: Final = registration
         self.callback = callback  # replaced once, by release()
         self.name: Final = name  # for reports; many jobs share a name
+        self.purpose: Final = purpose  # what `Registration.run_soon` finds it by; None: made by `Registration.job`
         # The rest changes under the lock of whoever keeps the job: its processor, or its registration while that is
         # unbound or on hold. `pending` alone is also read without (see Registration.schedule).
         self.pending = False

@@ -5,7 +5,7 @@ EAGAIN), `call_soon`, and one timer for all deadlines. A round of deferred jobs 
 leaves work, the next one is queued at once, so that the loop polls without sleeping, and descriptors that became
 ready get their turn in between.
 
-Every handler is run through `_guarded`: it is timed, and its exception is reported and contained.
+Every handler is run through `_guarded`: it is timed, and whatever it raises is reported and contained.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from flowctl._faults import report
 from flowctl._loadmeter import LoadMeter
 from flowctl._locks import OwnedLock
 from flowctl._processor import MAX_JOBS_PER_ROUND, DeferredProcessor
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from flowctl._jobs import ErrorHook
+    from flowctl._faults import ErrorHook
     from flowctl._watches import HasFileno
 
 
@@ -37,7 +38,7 @@ class LoopCore:
     Args:
         name: of the group, for reports.
         clock: monotonic seconds.
-        on_error: told of every exception of a handler; must not raise.
+        on_error: told of every exception of a handler; see `flowctl._faults`.
     """
 
     __slots__ = (
@@ -107,12 +108,12 @@ class LoopCore:
         """Return whether the thread had no room a moment ago: what is late may be late by its fault; any thread."""
         return self._meter.strained(self.clock())
 
-    def report(self, where: str, error: Exception) -> None:
+    def report(self, where: str, error: BaseException) -> None:
         """Count and report an exception that a handler raised; any thread, never raises.
 
         Args:
             where: what was being done, for example ``"received of connection 7"``.
-            error: what it raised.
+            error: what it raised; what is no `Exception` is handed to the hook as one.
         """
         self._report(where, error)
 
@@ -197,12 +198,12 @@ class LoopCore:
             raise ClosedError(f"the loop of poll group {self.name!r} is closed") from error
 
     def _guarded(self, callback: Callable[..., Any], *args: Any) -> bool:
-        """Run a handler: time it, report and contain its exception; True if it raised none."""
+        """Run a handler: time it, report and contain what it raises; True if that is nothing."""
         began = self.clock()
         self._depth += 1
         try:
             callback(*args)
-        except Exception as error:  # noqa: BLE001  (one connection's fault must not cost the others their thread)
+        except BaseException as error:  # noqa: BLE001  (one connection's fault must not cost the others their thread)
             self._report(getattr(callback, "__qualname__", "handler"), error)
             return False
         else:
@@ -212,16 +213,20 @@ class LoopCore:
             if not self._depth:
                 self._meter.turn(began, self.clock())
 
-    def _report(self, where: str, error: Exception) -> None:
+    def _report(self, where: str, error: BaseException) -> None:
         with self._lock:
             self._error_count += 1
-        self._on_error(f"{self.name}: {where}", error)
+        report(self._on_error, f"{self.name}: {where}", error)
+        if isinstance(error, KeyboardInterrupt) and self._loop is not None and _is_main_thread():
+            # Ctrl-C of who runs a group on the main thread: it ends his loop, but between two handlers.
+            with suppress(RuntimeError):
+                self._loop.call_soon(_raise, error)
 
     def _loop_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Take what asyncio would log: failures of tasks and of callbacks that are not ours."""
         error = context.get("exception")
         message = context.get("message", "event loop")
-        self._report(message, error if isinstance(error, Exception) else RuntimeError(message))
+        self._report(message, error if isinstance(error, BaseException) else RuntimeError(message))
 
     def _wake(self) -> None:
         if self._loop is None:
@@ -257,3 +262,11 @@ class LoopCore:
     def _check_thread(self, what: str) -> None:
         if threading.get_ident() != self.thread_id:
             raise LocalProtocolError(f"{what} of poll group {self.name!r} was called on another thread")
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -12,12 +12,13 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from flowctl._faults import report
 from flowctl.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowctl._jobs import ErrorHook
+    from flowctl._faults import ErrorHook
 
 #: A new thread reaches the first turn of its loop within milliseconds; this long means that the machine is stuck.
 _START_LIMIT_S: Final = 10.0
@@ -36,16 +37,16 @@ def default_loop_factory() -> asyncio.AbstractEventLoop:
 
 
 class LoopThread:
-    """A loop and its thread.
+    """A loop and its thread, which runs until `stop`: whatever a task raises or does to the loop, the others go on.
 
     Args:
         name: of the thread.
         loop: not running; it belongs to the thread from `start` on, which closes it at the end.
-        on_end: called on the thread when the loop has stopped for any reason and is about to be closed.
+        on_end: called on the thread when the loop has stopped for good and is about to be closed.
         on_error: told of what escapes from the loop.
     """
 
-    __slots__ = ("_on_end", "_on_error", "_thread", "end_at", "loop", "thread_id")
+    __slots__ = ("_ending", "_on_end", "_on_error", "_thread", "end_at", "loop", "thread_id")
 
     def __init__(
         self, name: str, loop: asyncio.AbstractEventLoop, on_end: Callable[[], None], on_error: ErrorHook
@@ -53,6 +54,7 @@ class LoopThread:
         self.loop: Final = loop
         self.thread_id: int | None = None  #: set before `start` returns
         self.end_at = 0.0  #: `time.monotonic()` until when tasks may wind up; set by `stop`
+        self._ending = False  # `stop` was called
         self._on_end: Final = on_end
         self._on_error: Final = on_error
         # A daemon: a handler that hangs must not keep the process from ending after stop() gave up on it.
@@ -70,6 +72,11 @@ class LoopThread:
         if not running.wait(_START_LIMIT_S):
             raise InternalError(f"the loop of thread {self._thread.name!r} did not start within {_START_LIMIT_S:g} s")
 
+    def stop(self) -> None:
+        """End the loop after this turn; on its thread."""
+        self._ending = True
+        self.loop.stop()
+
     def join(self, deadline_s: float) -> bool:
         """Wait up to `deadline_s` seconds for the thread to end; True if it has."""
         self._thread.join(max(0.0, deadline_s))
@@ -78,11 +85,16 @@ class LoopThread:
     def _main(self) -> None:
         self.thread_id = threading.get_ident()
         try:
-            self.loop.run_forever()
-        except BaseException as error:  # noqa: BLE001  (SystemExit in a handler ends the loop, not unnoticed)
+            while not (self._ending or self.loop.is_closed()):
+                try:
+                    self.loop.run_forever()
+                except (SystemExit, KeyboardInterrupt) as error:
+                    # Loops let these two out of a task that the application has made; what was queued is still there.
+                    report(self._on_error, "task", error)
+        except BaseException as error:  # noqa: BLE001  (a loop that is broken ends its thread, not unnoticed)
             escaped = InternalError(f"the loop of thread {self._thread.name!r} was ended by {error!r}")
             escaped.__cause__ = error
-            self._on_error("loop thread", escaped)
+            report(self._on_error, "loop thread", escaped)
         finally:
             self._on_end()
             self._close()
@@ -97,8 +109,8 @@ class LoopThread:
                 wait_s = max(_TASKS_GRACE_S, self.end_at - time.monotonic())
                 self.loop.run_until_complete(asyncio.wait(tasks, timeout=wait_s))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        except Exception as error:  # noqa: BLE001  (whatever a task does at the end, the descriptors must be closed)
-            self._on_error("end of the loop", error)
+        except BaseException as error:  # noqa: BLE001  (whatever a task does at the end, the loop must be closed)
+            report(self._on_error, "end of the loop", error)
         finally:
             with suppress(RuntimeError):
                 self.loop.close()

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Final, Protocol
 
+from flowctl._faults import report
+
 if TYPE_CHECKING:
-    from flowctl._jobs import ErrorHook
+    from flowctl._faults import ErrorHook
     from flowctl._processor import DeferredStatistics
     from flowctl.deferred import Registration
     from flowctl.pollgroup import PollGroup
@@ -75,7 +77,7 @@ def load_of(pollable: Pollable, on_error: ErrorHook) -> float:
         return DEFAULT_LOAD
     try:
         value = float(load())
-    except Exception as error:  # noqa: BLE001  (a wrong figure must not cost a connection its place)
-        on_error(f"load of {type(pollable).__name__}", error)
+    except BaseException as error:  # noqa: BLE001  (a wrong figure must not cost a connection its place)
+        report(on_error, f"load of {type(pollable).__name__}", error)
         return DEFAULT_LOAD
     return value if isfinite(value) and value >= 0 else DEFAULT_LOAD

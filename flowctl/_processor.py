@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from flowctl._jobs import ErrorHook, Job, JobList, log_error
+from flowctl._faults import ErrorHook, log_error, report
+from flowctl._jobs import Job, JobList
 from flowctl._locks import OwnedLock
 from flowctl.errors import LocalProtocolError
 
@@ -99,8 +100,8 @@ class DeferredProcessor:
         """Run the jobs that were scheduled when the round began, in order; owning thread only.
 
         A job that is scheduled during the round, by itself or by anybody, waits for the next one. A job that returns
-        True is scheduled again, unless it was revoked or released meanwhile. An exception goes to `on_error` and the
-        round goes on.
+        True is scheduled again, unless it was revoked or released meanwhile. What a job raises, whatever it is, goes
+        to `on_error` and the round goes on.
 
         Args:
             most_jobs: the round ends after so many, 1 or more; the others are the first ones of the next round.
@@ -124,13 +125,13 @@ class DeferredProcessor:
                 room -= 1
                 try:
                     again = job.callback() is True
-                except Exception as error:  # noqa: BLE001  (one failing job must not stop the batch)
+                except BaseException as error:  # noqa: BLE001  (one failing job must not stop the batch)
                     self._job_failed(job, error)
                 else:
                     if again:
                         job.registration.schedule_again(job)
         finally:
-            # Also on KeyboardInterrupt or SystemExit from a job: the next schedule() then wakes the loop as usual.
+            # Also where Ctrl-C strikes between two jobs, on a main thread: the next schedule() then wakes as usual.
             with self._lock:
                 interrupted, self._running = self._running, None
                 self._in_round = False
@@ -157,10 +158,10 @@ class DeferredProcessor:
             # The registration of the job that just ended asked to leave; its next job must already run elsewhere.
             moving.finish_migration()
 
-    def _job_failed(self, job: Job, error: Exception) -> None:
+    def _job_failed(self, job: Job, error: BaseException) -> None:
         with self._lock:
             self._failed_count += 1
-        self._on_error(f"job {job.name!r}", error)
+        report(self._on_error, f"job {job.name!r}", error)
 
     # --- the registrations, each with its own lock held ----------------------------------------------------------
 
@@ -219,10 +220,10 @@ class DeferredProcessor:
         """Call `wake`; with no lock held. If it fails, a later `schedule` tries again."""
         try:
             self._wake()
-        except Exception as error:  # noqa: BLE001  (a closed loop must not fail whoever schedules)
+        except BaseException as error:  # noqa: BLE001  (a closed loop must not fail whoever schedules)
             with self._lock:
                 self._awake = False
-            self._on_error("wake of the deferred processor", error)
+            report(self._on_error, "wake of the deferred processor", error)
 
     # --- everybody -----------------------------------------------------------------------------------------------
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final
 
+from flowctl._faults import as_exception
 from flowctl.errors import BrokenError, FlowctlError, InternalError, LimitExceededError, RemoteProtocolError
 from flowctl.reasons import CloseReason
 from flowctl.receiver import ALL, DONE, InputResult, Verdict
@@ -19,7 +21,7 @@ IDLE_LIMITS: Final = frozenset({"first_command_s", "first_media_s", "ping_silenc
 """Limits that say that a peer does nothing, rather than too much."""
 
 
-def reason_for(error: Exception) -> tuple[CloseReason, str]:
+def reason_for(error: BaseException) -> tuple[CloseReason, str]:
     """Return the close reason and details that `error`, of a read or of flowctl's own tree, stands for."""
     if isinstance(error, LimitExceededError):
         if error.limit == "handshake_time_s":
@@ -32,7 +34,7 @@ def reason_for(error: Exception) -> tuple[CloseReason, str]:
     return CloseReason.INTERNAL, f"{type(error).__name__}: {error}"
 
 
-def handler_reason(error: Exception) -> tuple[CloseReason, str]:
+def handler_reason(error: BaseException) -> tuple[CloseReason, str]:
     """Return the same for what a handler raised: its OSError says nothing about this connection's socket."""
     if isinstance(error, FlowctlError):
         return reason_for(error)
@@ -63,32 +65,19 @@ def as_result(answer: object, size: int) -> InputResult:
     )
 
 
-async def consume_all(coroutine: Coroutine[Any, Any, int | None], size: int) -> None:
-    """Await a coroutine of `Session.received`, which must take all it was given.
-
-    Raises:
-        InternalError: it left something.
-    """
-    consumed = await coroutine
-    rest = size - consumed if isinstance(consumed, int) else 0
-    if rest:
-        raise InternalError(
-            f"a coroutine of received() must consume all {size} bytes, it left {rest}",
-            hint="keep what is incomplete in the session, or make received() a plain function",
-        )
-
-
 class Coroutines:
     """The running coroutines of one session.
 
     Args:
-        failed: told of an exception, with the handler's name. Called on the thread of the coroutine's loop.
+        failed: told of every end but a return, with the handler's name: an exception, or CancelledError where it was
+            not `cancel` that cancelled it. Called on the thread of the coroutine's loop.
     """
 
-    __slots__ = ("_failed", "_tasks")
+    __slots__ = ("_cancelled", "_failed", "_tasks")
 
-    def __init__(self, failed: Callable[[str, Exception], None]) -> None:
+    def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
         self._failed = failed
+        self._cancelled = False  # by `cancel`: who is cancelled then has ended as it should
         self._tasks: set[asyncio.Task[None]] | None = None  # most sessions have none
 
     def start(
@@ -97,6 +86,7 @@ class Coroutines:
         coroutine: Coroutine[Any, Any, Any],
         where: str,
         then: Callable[[], object] | None = None,
+        offered_bytes: int = 0,
     ) -> None:
         """Run `coroutine` on `loop`, whose thread is the caller's.
 
@@ -104,28 +94,54 @@ class Coroutines:
             loop: of the group.
             coroutine: of the handler.
             where: name of the handler.
-            then: called after it has ended without an exception.
+            then: called after it has returned.
+            offered_bytes: what a coroutine of `received` was given, all of which it must take. 0: it is another.
         """
-        task = loop.create_task(coroutine)
+        task = loop.create_task(_run(coroutine, offered_bytes))
         if self._tasks is None:
             self._tasks = set()
         self._tasks.add(task)
-        task.add_done_callback(lambda done: self._done(done, where, then))
+
+        def done(task: asyncio.Task[Any]) -> None:
+            coroutine.close()  # cancelled before its first step, it would be said never to have been awaited
+            self._done(task, where, then)
+
+        task.add_done_callback(done)
 
     def cancel(self) -> None:
         """Cancel all, on any thread; they take note at their next step."""
+        self._cancelled = True
         for task in list(self._tasks or ()):
-            loop = task.get_loop()
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(task.cancel)
+            with suppress(RuntimeError):  # its loop is closed
+                task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _done(self, task: asyncio.Task[Any], where: str, then: Callable[[], object] | None) -> None:
         if self._tasks is not None:
             self._tasks.discard(task)
         if task.cancelled():
+            if not self._cancelled:
+                self._failed(where, asyncio.CancelledError("it was cancelled, and not by the end of its connection"))
             return
         error = task.exception()
-        if isinstance(error, Exception):
+        if error is not None:
             self._failed(where, error)
-        elif then is not None and error is None:
+        elif then is not None:
             then()
+
+
+async def _run(coroutine: Coroutine[Any, Any, Any], offered_bytes: int) -> None:
+    """Await `coroutine`.
+
+    Raises:
+        InternalError: it is of `received` and left something of the `offered_bytes`.
+    """
+    try:
+        answer = await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:  # a loop would let these two out, and end
+        raise as_exception(error) from error
+    rest = offered_bytes - answer if offered_bytes and isinstance(answer, int) else 0
+    if rest:
+        raise InternalError(
+            f"a coroutine of received() must consume all {offered_bytes} bytes, it left {rest}",
+            hint="keep what is incomplete in the session, or make received() a plain function",
+        )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from flowctl._jobs import ErrorHook
+    from flowctl._faults import ErrorHook
 
 #: Descriptors served before the loop gets its turn; the kernel goes on with the others next time.
 MOST_PER_TURN: Final = 256

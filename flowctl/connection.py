@@ -21,8 +21,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Final
 
+from flowctl._faults import as_exception, log_error, report
+from flowctl._jobs import Purpose
 from flowctl._locks import OwnedLock
-from flowctl._sessioncalls import Coroutines, as_result, consume_all, handler_reason, reason_for
+from flowctl._sessioncalls import Coroutines, as_result, handler_reason, reason_for
 from flowctl.deferred import Registration
 from flowctl.delay import round_trip_us, unacknowledged_bytes
 from flowctl.errors import ReentryError
@@ -41,7 +43,12 @@ from flowctl.sockets import SocketOptions, close_socket, peer_name
 
 _numbers = itertools.count(1)
 _NEVER: Final = float("inf")
-_OPENING: Final = "opening"
+_OPENING: Final = object()
+"""Owner of the hold while `opened` runs: no value of the application's equals it."""
+_CLOSE: Final = Purpose("close")
+_LEDGER: Final = Purpose("ledger")
+_DEADLINE: Final = Purpose("deadline")
+_CALLS: Final = Purpose("calls")
 _EXPLAINED: Final = frozenset(
     {CloseReason.PROTOCOL_ERROR, CloseReason.LIMIT_HIT, CloseReason.HANDSHAKE_TIMEOUT, CloseReason.IDLE}
 )
@@ -186,7 +193,7 @@ class Connection:
             if reason is CloseReason.FINISHED and self._farewell is not None:
                 reason, details = self._farewell
             self._ending = (reason, details)
-        self.registration.run_soon(self._finish, "close")
+        self.registration.run_soon(self._finish, _CLOSE)
 
     def abandon(self, details: str) -> None:
         """End a connection that is on no group and that no group will take again: its groups have stopped."""
@@ -206,7 +213,7 @@ class Connection:
             self.receiver.attached(group)
             if self.place is not None:
                 self.place.enter(group)
-        except Exception as error:  # noqa: BLE001 - the group would drop the connection without closing it
+        except BaseException as error:  # noqa: BLE001 - the group would drop the connection without closing it
             self._handler_failed("attaching", error)
             return
         self._arm()
@@ -237,17 +244,17 @@ class Connection:
             return
         self._over = True
         reason, details = self._ending
+        group = self.group
         abortive = reason.abortive
         if reason in _EXPLAINED:
-            self.sender.flush()  # the answer that says what was wrong, as far as it goes
+            self._guard("flush", self.sender.flush)  # the answer that says what was wrong, as far as it goes
             # Who does not read does not read why either, nor the end of the stream behind it.
             abortive = abortive or self.sender.state is not SendState.READY
-        self.sender.close(reason, details)
-        self._read_ledger()
-        self.receiver.close()
+        self._guard("close", self.sender.close, reason, details)
+        self._guard("ledger_entry", self._read_ledger)
+        self._guard("close", self.receiver.close)
         if self._coroutines is not None:
             self._coroutines.cancel()
-        group = self.group
         if group is not None:
             group.unwatch_output(self._sock)
             group.deadlines.remove(self)
@@ -256,7 +263,14 @@ class Connection:
         self._call(group, self.session.closed, "closed", reason, details)
         self.registration.release()
         if self._on_closed is not None:
-            self._on_closed(self)
+            self._guard("on_closed", self._on_closed, self)
+
+    def _guard(self, where: str, step: Callable[..., object], *args: Any) -> None:
+        """Take a step of the end; whatever it raises, the others follow."""
+        try:
+            step(*args)
+        except BaseException as error:  # noqa: BLE001 - a socket must not stay open for it, nor `closed` be left out
+            self.handler_failed(where, error)
 
     # -- input: the Receiver's handler
 
@@ -309,7 +323,7 @@ class Connection:
         if self._received_later and group is not None:
             coroutine: Any = session.received(memoryview(bytes(data)))
             self._receiving = True
-            self._start(group, consume_all(coroutine, size), "received", self._received_all)
+            self._start(group, coroutine, "received", self._received_all, size)
             return BLOCK
         answer: Any = session.received(data)
         return as_result(answer, size)
@@ -323,7 +337,7 @@ class Connection:
         """The peer ended its stream."""
         try:
             stays = self.session.peer_ended()
-        except Exception as error:  # noqa: BLE001 - otherwise a connection that nobody reads would stay for ever
+        except BaseException as error:  # noqa: BLE001 - otherwise a connection that nobody reads would stay for ever
             self._handler_failed("peer_ended", error)
             return
         if not stays:
@@ -394,17 +408,22 @@ class Connection:
 
     def send_state_changed(self, state: SendState, change: StateChange) -> None:
         """Hand an edge to the session; under the Sender's lock."""
-        self.session.send_state_changed(state, change)
+        try:
+            self.session.send_state_changed(state, change)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise as_exception(error) from error  # the Sender contains exceptions only
 
     def ledger_grew(self) -> None:
         """Read the ledger soon."""
-        self.registration.run_soon(self._read_ledger, "ledger")
+        self.registration.run_soon(self._read_ledger, _LEDGER)
 
     def _read_ledger(self) -> None:
         for entry in self.sender.unread_ledger():
             try:
                 self.session.ledger_entry(entry)
-            except Exception as error:  # noqa: BLE001 - neither the other entries nor the end may be lost for it
+            except BaseException as error:  # noqa: BLE001 - neither the other entries nor the end may be lost for it
                 self._handler_failed("ledger_entry", error)
 
     # -- deadlines
@@ -417,7 +436,7 @@ class Connection:
             return
         with self._lock:
             self._wished_due = min(self._wished_due, when)
-        self.registration.run_soon(self._take_wish, "deadline")
+        self.registration.run_soon(self._take_wish, _DEADLINE)
 
     def _take_wish(self) -> None:
         with self._lock:
@@ -456,7 +475,7 @@ class Connection:
             if self.ended is None:
                 try:
                     self.session.timer(now)
-                except Exception as error:  # noqa: BLE001 - as for input: the session's error is the connection's end
+                except BaseException as error:  # noqa: BLE001 - as for input: the session's error is the connection's end
                     self._handler_failed("timer", error)
         self._arm()
 
@@ -506,7 +525,7 @@ class Connection:
         if count > MAX_CALLS:
             self.terminate(CloseReason.INTERNAL, f"{count} calls wait for its thread, the limit is {MAX_CALLS}")
             return False
-        self.registration.run_soon(self._run_calls, "calls")
+        self.registration.run_soon(self._run_calls, _CALLS)
         return True
 
     def _run_calls(self) -> None:
@@ -517,15 +536,18 @@ class Connection:
                 return
             try:
                 callback(*args)
-            except Exception as error:  # noqa: BLE001 - as for every handler
+            except BaseException as error:  # noqa: BLE001 - as for every handler
                 self._handler_failed(getattr(callback, "__name__", "call"), error)
 
-    def handler_failed(self, where: str, error: Exception) -> None:
+    def handler_failed(self, where: str, error: BaseException) -> None:
         """Report that a handler of the session raised. Any thread."""
+        what = f"{where} of {self.describe()}"
         if self._home is not None:
-            self._home.report(f"{where} of {self.describe()}", error)
+            self._home.report(what, error)
+        else:
+            report(log_error, what, error)  # it has not been on a group yet
 
-    def _handler_failed(self, where: str, error: Exception) -> None:
+    def _handler_failed(self, where: str, error: BaseException) -> None:
         """End the connection for what a handler raised; report it unless it is the peer's fault."""
         reason, details = handler_reason(error)
         if reason is CloseReason.INTERNAL:
@@ -538,10 +560,13 @@ class Connection:
         coroutine: Coroutine[Any, Any, Any],
         where: str,
         then: Callable[[], object] | None = None,
+        offered_bytes: int = 0,
     ) -> None:
         if self._coroutines is None:
             self._coroutines = Coroutines(self._handler_failed)
-        self._coroutines.start(group.loop, coroutine, where, then)
+            if self._over:  # one of `closed`, which the end of its loop may cancel
+                self._coroutines.cancel()
+        self._coroutines.start(group.loop, coroutine, where, then, offered_bytes)
 
     def _call(self, group: PollGroup | None, method: Callable[..., Any], where: str, *args: Any) -> None:
         """Call a method of the session that may be a coroutine function; contain its exception."""
@@ -552,9 +577,9 @@ class Connection:
             if group is None:  # abandoned: there is no loop left to run it on
                 answer.close()
             elif where == "opened":
-                self.receiver.pause(_OPENING, _OPENING)
+                self.receiver.pause(_OPENING, "opening")
                 self._start(group, answer, where, lambda: self.receiver.resume(_OPENING))
             else:
                 self._start(group, answer, where)
-        except Exception as error:  # noqa: BLE001 - one session's fault must not cost the others their thread
+        except BaseException as error:  # noqa: BLE001 - one session's fault must not cost the others their thread
             self._handler_failed(where, error)

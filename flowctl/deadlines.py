@@ -18,7 +18,7 @@ from math import inf, isfinite
 from threading import get_ident
 from typing import TYPE_CHECKING, Final, Protocol
 
-from flowctl._jobs import ErrorHook, log_error
+from flowctl._faults import ErrorHook, log_error, report
 from flowctl.errors import LocalProtocolError
 
 if TYPE_CHECKING:
@@ -146,8 +146,8 @@ class Deadlines:
             called += 1
             try:
                 owner.deadline_due(now)
-            except Exception as error:  # noqa: BLE001  (one owner's fault must not cost the others their deadline)
-                self._on_error(f"deadline of {type(owner).__name__}", error)
+            except BaseException as error:  # noqa: BLE001  (one owner's fault must not cost the others their deadline)
+                report(self._on_error, f"deadline of {type(owner).__name__}", error)
         self._tidy()
         if self._heap and self._heap[0][0] < self._armed_at:
             self._armed_at = self._heap[0][0]

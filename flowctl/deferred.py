@@ -23,7 +23,8 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from flowctl._jobs import ErrorHook, Job, log_error
+from flowctl._faults import ErrorHook, log_error
+from flowctl._jobs import Job, Purpose
 from flowctl._locks import OwnedLock
 from flowctl._processor import DeferredProcessor, DeferredStatistics
 from flowctl.errors import ClosedError, LocalProtocolError
@@ -37,6 +38,7 @@ __all__ = [
     "DeferredStatistics",
     "ErrorHook",
     "Job",
+    "Purpose",
     "Registration",
     "log_error",
 ]
@@ -95,28 +97,28 @@ class Registration:
         with self._lock:
             if self._released:
                 raise ClosedError("the registration is released")
-            if len(self._jobs) >= MAX_JOBS_PER_REGISTRATION:
+            if sum(job.purpose is None for job in self._jobs) >= MAX_JOBS_PER_REGISTRATION:
                 raise LocalProtocolError(f"a registration has at most {MAX_JOBS_PER_REGISTRATION} jobs")
             job = Job(self, callback, name or getattr(callback, "__qualname__", "job"))
             self._jobs = (*self._jobs, job)
             return job
 
-    def run_soon(self, callback: Callable[[], bool | None], name: str) -> bool:
-        """Schedule the job called `name`, which is made when it is first needed; else as `schedule`.
+    def run_soon(self, callback: Callable[[], bool | None], purpose: Purpose) -> bool:
+        """Schedule the job for `purpose`, which is made when it is first needed; else as `schedule`.
 
         For what most connections never do: a job and its callback are 160 bytes.
 
         Args:
             callback: as for `job`; the one given first stays.
-            name: of the purpose, one of a fixed set. These jobs do not count against `MAX_JOBS_PER_REGISTRATION`.
+            purpose: one of a fixed set, made once. These jobs do not count against `MAX_JOBS_PER_REGISTRATION`.
 
         Returns:
             As `schedule`.
         """
         with self._lock:
-            job = next((job for job in self._jobs if job.name == name), None)
+            job = next((job for job in self._jobs if job.purpose is purpose), None)
             if job is None:
-                job = Job(self, callback, name)
+                job = Job(self, callback, purpose.name, purpose)
                 if not self._released:
                     self._jobs = (*self._jobs, job)
         return self._schedule(job, unless_revoked=False)

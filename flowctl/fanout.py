@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from flowctl._faults import as_exception
 from flowctl.cohort import SQUAD_SIZE, Cohort, Slow, Squad
 from flowctl.crossings import Crossings
 from flowctl.errors import ClosedError, ConfigError
@@ -398,9 +399,9 @@ class Fanout:
         """Flush a viewer from its own cursor, and see where it belongs now."""
         try:
             result = sender.flush()
-        except Exception as error:  # noqa: BLE001 - a fault in one viewer must not cost the others their stream
+        except BaseException as error:  # noqa: BLE001 - a fault in one viewer must not cost the others their stream
             self.remove(sender)
-            sender.broken(error)
+            sender.broken(as_exception(error))
             return
         if sender not in self._runnable:
             return  # it has ended, or its handler has ended the following
@@ -418,7 +419,12 @@ class Fanout:
 
     def _watch(self, sender: Sender) -> None:
         """Look at a lagging viewer again when the log has grown to where its next limit can be crossed."""
-        offset, sequence = sender.log_grew()
+        try:
+            offset, sequence = sender.log_grew()
+        except BaseException as error:  # noqa: BLE001 - as for a flush
+            self.remove(sender)
+            sender.broken(as_exception(error))
+            return
         if sender in self._alone:  # looking at it may have ended it
             self._crossings.watch(sender, offset, sequence)
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Self
 
-from flowctl._jobs import ErrorHook, log_error
+from flowctl._faults import ErrorHook, log_error
 from flowctl._loopcore import LoopCore
 from flowctl._loopthread import LoopThread, default_loop_factory
 from flowctl._placement import Placement, Pollable, PollGroupStatistics, load_of
@@ -79,7 +79,8 @@ class PollGroup(LoopCore):
         name: of the group and its thread, for logs and statistics.
         loop_factory: makes the loop. None: uvloop where it is installed, else asyncio's own.
         clock: monotonic seconds, for deadlines, load figures and whoever asks the group for the time.
-        on_error: told of every exception of a handler; must not raise. None: `flowctl.deferred.log_error`.
+        on_error: told of every exception of a handler; what it raises itself is logged. None:
+            `flowctl.deferred.log_error`.
         scratch_bytes: size of the shared receive buffer, 4 KiB or more.
     """
 
@@ -310,7 +311,8 @@ class PollGroup(LoopCore):
 
     def _leave_and_stop_loop(self) -> None:
         self._leave()
-        self.loop.stop()
+        if self._thread is not None:
+            self._thread.stop()
 
     def _end(self) -> None:
         """Last step on the group's thread, however the loop came to its end."""

@@ -21,7 +21,7 @@ from flowctl.pollgroup import DEFAULT_SCRATCH_BYTES, GroupState, LoopFactory, Po
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowctl._jobs import ErrorHook
+    from flowctl._faults import ErrorHook
     from flowctl._placement import Placement
     from flowctl.deferred import Registration
 

@@ -36,6 +36,7 @@ from flowctl._input import (
     ReceiverStatistics,
     Verdict,
 )
+from flowctl._jobs import Purpose
 from flowctl._locks import OwnedLock
 from flowctl.errors import FlowctlError, InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
 
@@ -76,6 +77,7 @@ class _EndOfStream(Exception):  # noqa: N818  (a mark, never raised)
 
 
 _END_OF_STREAM: Final = _EndOfStream()
+_INPUT: Final = Purpose("receiver")
 _NEVER: Final = float("-inf")
 _NOTHING: Final = memoryview(b"")
 
@@ -329,7 +331,7 @@ class Receiver:
     # --- inner steps ---------------------------------------------------------------------------------------------
 
     def _run_soon(self) -> None:
-        self._registration.run_soon(self._run_job, "receiver")
+        self._registration.run_soon(self._run_job, _INPUT)
 
     def _run_job(self) -> None:
         if self._in_handler:  # a handler ran a round of its own processor
@@ -452,7 +454,7 @@ class Receiver:
             return self._handler.process_input(data, control_only=self._mode is not InputMode.BULK)
         except FlowctlError:
             raise
-        except Exception as error:
+        except BaseException as error:
             raise InternalError(f"the input handler failed: {error!r}") from error
         finally:
             self._in_handler = False

@@ -305,10 +305,13 @@ class Server:
             sock.close()
             raise
         # Who changed them meanwhile may have gone through the connections before this one was among them.
-        if self._limits is not limits:
-            connection.sender.set_limits(self._limits)
-        if self.admission.bans is not bans:
-            self._end_if_banned(connection, new=True)
+        try:
+            if self._limits is not limits:
+                connection.sender.set_limits(self._limits)
+            if self.admission.bans is not bans:
+                self._end_if_banned(connection, new=True)
+        except BaseException as error:  # noqa: BLE001 - it is being served: its end is what gives its place back
+            self.groups.groups[0].report(f"changed settings of {connection.describe()}", error)
         return connection
 
     def _gone(self, connection: Connection) -> None:
@@ -398,27 +401,48 @@ class Server:
         if self._listener.fileno() >= 0:
             self.attached(group)
 
+    def _tell_refusal(self, group: PollGroup, peer: tuple[str, int], refusal: LimitExceededError) -> None:
+        if self._on_refused is None:
+            return
+        try:
+            self._on_refused(peer, refusal)
+        except BaseException as error:  # noqa: BLE001 - those who connected behind this one are not to wait for it
+            group.report("on_refused", error)
+
     def _admit(self, group: PollGroup, sock: socket.socket, peer: tuple[str, int]) -> None:
         address = peer[0]
         try:
             self.admission.enter(address, self.clock())
         except LimitExceededError as error:
             close_socket(sock, abortive=True)
-            if self._on_refused is not None:
-                self._on_refused(peer, error)
+            self._tell_refusal(group, peer, error)
             return
         self.accepted_count += 1
         try:
-            session = self._factory()
-        except Exception as error:  # noqa: BLE001 - a fault of the factory must cost neither the socket nor the place
+            self._serve(sock, self._made(), peer=peer, on_closed=self._on_accepted_gone)
+        except BaseException as error:  # noqa: BLE001 - a fault of the factory must cost neither the socket nor the place
             sock.close()
             self.admission.leave(address)
-            group.report("session of a new connection", error)
-            return
+            # The server stops, or the peer has gone so early that its options fail: nobody's fault.
+            if not isinstance(error, (ClosedError, OSError)):
+                group.report("session of a new connection", error)
+
+    def _made(self) -> Session:
+        """Return a new session.
+
+        Raises:
+            LocalProtocolError: the factory made something else.
+        """
         try:
-            self._serve(sock, session, peer=peer, on_closed=self._on_accepted_gone)
-        except (ClosedError, OSError):  # the server stops, or the peer has gone so early that its options fail
-            self.admission.leave(address)
+            session = self._factory()
+        except (OSError, ClosedError) as error:  # of the application's doing: neither the socket's nor the server's
+            raise LocalProtocolError(f"the session factory failed: {error!r}") from error
+        if not isinstance(session, Session):
+            raise LocalProtocolError(
+                f"the session factory returned {type(session).__name__}, it must return a Session",
+                hint="return a new object of a class derived from flowctl.Session",
+            )
+        return session
 
 
 def _listen(host: str, port: int) -> socket.socket:

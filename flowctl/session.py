@@ -21,8 +21,9 @@ class Session:
     Methods run on the thread of the connection's poll group, so they need no lock between them; the exception is
     `send_state_changed`. While a coroutine of `opened` or `received` runs, input is not read: a slow handler slows its
     peer down instead of filling memory. A coroutine stays on the loop where it began, even if the connection is moved
-    to another group meanwhile, and is cancelled when the connection ends. What a handler raises is reported and ends
-    the connection with reason INTERNAL; a `RemoteProtocolError` ends it as the peer's fault, without a report.
+    to another group meanwhile, and is cancelled when the connection ends. What a handler raises, be it no `Exception`
+    (CancelledError, SystemExit), is reported and ends this connection with reason INTERNAL, and nothing else; so does a
+    coroutine that somebody else cancels. A `RemoteProtocolError` ends it as the peer's fault, without a report.
 
     Attributes:
         connection: set before `opened` is called.

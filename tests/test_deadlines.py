@@ -49,6 +49,27 @@ def test_run_due_when_time_has_come_calls_in_order(deadlines):
     assert deadlines.next_time() == 9.0
 
 
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt])
+def test_run_due_when_an_owner_or_the_hook_raises_calls_the_others(kind, caplog):
+    """Neither a failing owner nor a failing error hook costs anybody else a deadline, or the timer its next time."""
+    armed, log = [], []
+
+    def hook(where, error) -> None:
+        log.append(where)
+        raise kind("hook")
+
+    def fail(now) -> None:
+        raise kind("owner")
+
+    deadlines = Deadlines(armed.append, hook)
+    owners = [Owner(action=fail), Owner(action=lambda now: log.append("after")), Owner()]
+    for owner, when in zip(owners, (1.0, 2.0, 9.0), strict=True):
+        deadlines.set(owner, when)
+    assert deadlines.run_due(2.0) == 2
+    assert log == ["deadline of Owner", "after"]
+    assert armed[-1] == 9.0
+
+
 def test_set_when_moved_later_touches_neither_heap_nor_timer(deadlines, armed):
     """Moving a deadline on, the common case, leaves the heap and the timer as they are; it is called once, late."""
     owner = Owner()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import gc
 import sys
 import threading
@@ -11,7 +11,7 @@ import weakref
 import pytest
 
 from flowctl._locks import OwnedLock
-from flowctl.deferred import MAX_JOBS_PER_REGISTRATION, DeferredProcessor, Registration
+from flowctl.deferred import MAX_JOBS_PER_REGISTRATION, DeferredProcessor, Purpose, Registration
 from flowctl.errors import ClosedError, LocalProtocolError
 
 
@@ -148,23 +148,43 @@ def test_round_when_a_job_raises_goes_on_and_reports(bench):
     assert conserved(bench.processor)
 
 
-def test_round_when_interrupted_can_be_run_again(bench):
-    """KeyboardInterrupt leaves the round, but neither loses the jobs behind it nor blocks the next round."""
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit])
+def test_round_when_a_job_raises_what_is_no_exception_goes_on(bench, kind):
+    """It is contained like any other fault: the jobs behind it run in this round, and the next schedule wakes."""
     registration = bench.registration()
 
     def interrupt() -> None:
-        raise KeyboardInterrupt
+        raise kind
 
-    registration.schedule(registration.job(interrupt))
-    after = bench.logging_job(registration, "after")
-    registration.schedule(after)
-    with pytest.raises(KeyboardInterrupt):
-        bench.processor.run_round()
-    third = bench.logging_job(registration, "third")
-    registration.schedule(third)
+    registration.schedule(registration.job(interrupt, "interrupt"))
+    registration.schedule(bench.logging_job(registration, "after"))
+    assert bench.processor.run_round() is False
+    assert bench.log == ["after"]
+    assert [(where, type(error), type(error.__cause__)) for where, error in bench.errors] == [
+        ("job 'interrupt'", LocalProtocolError, kind)
+    ]
+    registration.schedule(bench.logging_job(registration, "third"))
     assert bench.wakes == 2
     bench.processor.run_round()
     assert bench.log == ["after", "third"]
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_round_when_the_error_hook_raises_goes_on(kind, caplog):
+    """A hook that fails costs a line in the log, and nobody else's job."""
+    log = []
+
+    def hook(where, error) -> None:
+        raise kind("hook")
+
+    processor = DeferredProcessor(lambda: None, hook)
+    registration = Registration()
+    registration.bind(processor)
+    registration.schedule(registration.job(lambda: 1 // 0, "divide"))
+    registration.schedule(registration.job(lambda: log.append("after")))
+    assert processor.run_round() is False
+    assert log == ["after"]
+    assert "the error hook, told of job 'divide'" in caplog.text
 
 
 def test_round_when_called_from_a_job_is_refused(bench):
@@ -462,7 +482,7 @@ def test_migrate_when_called_from_its_own_job_waits_for_its_end(bench):
 
 def test_migrate_when_the_running_job_raises_is_still_carried_out(bench):
     """A failure of the job that the move waited for does not lose the move, an interrupt neither."""
-    for kind in (ValueError, KeyboardInterrupt):
+    for kind in (ValueError, KeyboardInterrupt, SystemExit):
         other = Bench()
         registration = bench.registration()
 
@@ -471,8 +491,7 @@ def test_migrate_when_the_running_job_raises_is_still_carried_out(bench):
             raise kind
 
         registration.schedule(registration.job(fail))
-        with contextlib.suppress(KeyboardInterrupt):
-            bench.processor.run_round()
+        bench.processor.run_round()
         assert registration.processor is other.processor
 
 
@@ -537,21 +556,31 @@ def test_migrate_when_another_thread_runs_a_job_waits_for_it():
     assert here.log == ["second"]
 
 
-def test_run_soon_when_called_again_uses_the_job_of_that_name(bench):
+def test_run_soon_when_called_again_uses_the_job_of_that_purpose(bench):
     """A purpose that is rarely needed gets its job with the first call; after a release nothing is made or run."""
-    registration = bench.registration()
-    assert registration.run_soon(lambda: bench.log.append("one"), "rare") is True
-    assert registration.run_soon(lambda: bench.log.append("two"), "rare") is False
-    assert registration.run_soon(lambda: bench.log.append("other"), "other") is True
+    registration, rare = bench.registration(), Purpose("rare")
+    assert registration.run_soon(lambda: bench.log.append("one"), rare) is True
+    assert registration.run_soon(lambda: bench.log.append("two"), rare) is False
+    assert registration.run_soon(lambda: bench.log.append("other"), Purpose("rare")) is True
     bench.processor.run_round()
-    assert registration.run_soon(lambda: bench.log.append("three"), "rare") is True
+    assert registration.run_soon(lambda: bench.log.append("three"), rare) is True
     bench.processor.run_round()
     assert bench.log == ["one", "other", "one"], "the callback given first stays"
     registration.release()
-    assert registration.run_soon(lambda: bench.log.append("late"), "late") is False
+    assert registration.run_soon(lambda: bench.log.append("late"), Purpose("late")) is False
     bench.processor.run_round()
     assert (registration.late_schedule_count, len(bench.log)) == (1, 3)
     assert conserved(bench.processor)
+
+
+def test_run_soon_when_an_application_has_a_job_of_that_name_runs_its_own(bench):
+    """A job is found by its purpose, an object; what others call theirs does not matter, nor how many they have."""
+    registration, close = bench.registration(), Purpose("close")
+    mine = [bench.logging_job(registration, "close") for _ in range(MAX_JOBS_PER_REGISTRATION)]
+    assert registration.run_soon(lambda: bench.log.append("flowctl's"), close) is True
+    registration.schedule(mine[0])
+    bench.processor.run_round()
+    assert bench.log == ["flowctl's", "close"]
 
 
 def test_registrations_when_they_share_a_lock_with_their_owner_work_alike(bench):

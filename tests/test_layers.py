@@ -38,7 +38,7 @@ LAYERS = {
     "judging": layer(
         "budget capacitymodel capacityreference leastsquares shadow shares", "ground flow queue", pure=True
     ),
-    "jobs": layer("_locks _jobs _processor deferred deadlines _loadmeter", "ground"),
+    "jobs": layer("_locks _faults _jobs _processor deferred deadlines _loadmeter", "ground"),
     "sending": layer("_senderstate _sendercore _steering sender piece cohort fanout", "ground flow queue jobs"),
     "whatif": layer("_whatifrun whatif whatif_types", "ground flow queue jobs sending"),
     "receiving": layer("_holds _input receiver", "ground jobs"),

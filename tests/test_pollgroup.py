@@ -11,7 +11,7 @@ import pytest
 from pollgroup_kit import WAIT_S, FakePollable, on_thread
 
 from flowctl.deferred import Registration
-from flowctl.errors import ClosedError, InternalError, LocalProtocolError
+from flowctl.errors import ClosedError, LocalProtocolError
 from flowctl.pollgroup import GroupState, PollGroup, default_loop_factory
 
 # Fixtures, under names of this module so that pytest finds them.
@@ -159,21 +159,43 @@ def test_stop_when_tasks_are_left_cancels_them(make_group):
     assert cleaned.is_set()
 
 
-def test_thread_when_a_handler_exits_detaches_everybody_and_reports(make_group, errors):
-    """SystemExit in a handler ends the loop; it is reported, and the pollables learn of it as on stop."""
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_thread_when_handlers_and_tasks_raise_what_ends_loops_goes_on(make_group, errors, kind):
+    """Whatever a handler or a task of the application raises is reported, and nobody else's work is lost for it."""
     group = make_group()
-    pollable = FakePollable()
+    pollable, after = FakePollable(), threading.Event()
+    pollable.on_attached = lambda _: (_ for _ in ()).throw(kind())
+
+    async def task() -> None:
+        raise kind
+
+    async def ended() -> None:
+        await asyncio.wait([group.loop.create_task(task())])
+
+    def fail() -> None:
+        raise kind
+
+    tasks = []
     group.add_pollable(pollable, pollable.registration)
-    assert pollable.attached_event.wait(WAIT_S)
-
-    def leave() -> None:
-        raise SystemExit(3)
-
-    group.call_soon(leave)
-    assert pollable.detached_event.wait(WAIT_S)
+    group.call_soon(lambda: tasks.append(group.loop.create_task(ended())))
+    group.call_soon(fail)
+    group.call_soon(lambda: group.call_later(0.01, after.set))
+    assert after.wait(WAIT_S)
+    assert group.state is GroupState.RUNNING
+    on_thread(group, lambda: None)
     assert group.stop(WAIT_S)
-    assert [type(error) for _, error in errors] == [InternalError]
-    assert "SystemExit" in str(errors[0][1])
+    assert {type(error.__cause__) for _, error in errors} == {kind}
+    # A task that is cancelled has ended as tasks may; of another the loop may tell once more that it was not awaited.
+    assert len(errors) == 2 if kind is asyncio.CancelledError else len(errors) >= 3
+
+
+def test_thread_when_a_handler_stops_the_loop_runs_on(make_group):
+    """The loop is the group's: only the group's own stop ends it."""
+    group = make_group()
+    on_thread(group, group.loop.stop)
+    on_thread(group, lambda: None)
+    assert group.state is GroupState.RUNNING
+    assert group.stop(WAIT_S)
 
 
 def test_on_running_loop_when_used_lives_on_the_callers_loop(factory):

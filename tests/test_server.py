@@ -224,20 +224,34 @@ def test_accept_when_too_fast_is_refused_by_rate(make):
         assert server.statistics().refused == {"new_per_address_and_s": 1}
 
 
-def test_accept_when_the_session_cannot_be_made_costs_neither_socket_nor_place(make):
+def fail_with(kind):
+    raise kind("no session")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reported"),
+    [
+        (lambda: fail_with(ValueError), "no session"),
+        (lambda: fail_with(OSError), "OSError('no session')"),
+        (lambda: fail_with(SystemExit), "SystemExit('no session')"),
+        (lambda: None, "returned NoneType"),
+    ],
+)
+def test_accept_when_the_session_cannot_be_made_costs_neither_socket_nor_place(make, fault, reported):
     """A fault of the factory is reported; the peer is closed; later ones get in."""
     broken = [True]
 
     def factory():
         if broken[0]:
-            raise ValueError("no session")
+            return fault()
         return Noting()
 
     server = make(factory, admission=AdmissionLimits(connections_per_address=1, new_per_address_and_s=0.0))
     for _ in range(3):
         assert is_refused(server)
     wait_until(lambda: len(server.errors) == 3, "the reports")
-    assert [str(error) for _, error in server.errors] == ["no session"] * 3
+    assert all(reported in str(error) for _, error in server.errors)
+    assert server.admission.connections == 0
     server.errors.clear()
     broken[0] = False
     with connect(server):
