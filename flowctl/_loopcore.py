@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from flowctl._faults import ErrorHook
     from flowctl._watches import HasFileno
 
+ROUND_S: Final = 0.008
+"""How long a round of jobs may go on before descriptors and timers get their turn: jobs are of some 60 us, but one that
+goes on with the input of a peer that sends nothing but work takes 4 ms."""
+
 
 class LoopCore:
     """What runs on one loop thread; `PollGroup` adds the life of the thread and the pollables.
@@ -238,7 +242,8 @@ class LoopCore:
         self._guarded(self._run_round)
 
     def _run_round(self) -> None:
-        if self.processor.run_round(MAX_JOBS_PER_ROUND):
+        ends_at = self.clock() + ROUND_S
+        if self.processor.run_round(MAX_JOBS_PER_ROUND, lambda: self.clock() >= ends_at):
             self.loop.call_soon(self._round)  # the poll in between does not sleep, because this is queued
 
     def _arm_timer(self, when: float) -> None:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _by_sequence = attrgetter("sequence")
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeferredStatistics:
     """What a `DeferredProcessor` did so far; all are counts of jobs unless the name says otherwise.
@@ -96,7 +100,7 @@ class DeferredProcessor:
 
     # --- the owning thread ---------------------------------------------------------------------------------------
 
-    def run_round(self, most_jobs: int = _ALL) -> bool:
+    def run_round(self, most_jobs: int = _ALL, over: Callable[[], bool] = _never) -> bool:
         """Run the jobs that were scheduled when the round began, in order; owning thread only.
 
         A job that is scheduled during the round, by itself or by anybody, waits for the next one. A job that returns
@@ -105,6 +109,7 @@ class DeferredProcessor:
 
         Args:
             most_jobs: the round ends after so many, 1 or more; the others are the first ones of the next round.
+            over: asked after each job whether the round has taken too long; it ends then as after `most_jobs`.
 
         Returns:
             True if jobs are left: the caller must call again soon and must not sleep in its poll first. False if
@@ -130,6 +135,8 @@ class DeferredProcessor:
                 else:
                     if again:
                         job.registration.schedule_again(job)
+                if over():
+                    room = 0
         finally:
             # Also where Ctrl-C strikes between two jobs, on a main thread: the next schedule() then wakes as usual.
             with self._lock:

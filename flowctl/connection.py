@@ -35,11 +35,12 @@ from flowctl.limits import NO_LIMITS, Limits
 from flowctl.policy import DropPolicy
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
-from flowctl.receiver import BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, Receiver, Verdict
+from flowctl.receiver import ALL, BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, Receiver, Verdict
 from flowctl.sender import Sender
 from flowctl.sender_types import SenderSettings
 from flowctl.session import Session
 from flowctl.sockets import SocketOptions, close_socket, peer_name
+from flowctl.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits, address_key
 
 _numbers = itertools.count(1)
 _NEVER: Final = float("inf")
@@ -49,6 +50,8 @@ _CLOSE: Final = Purpose("close")
 _LEDGER: Final = Purpose("ledger")
 _DEADLINE: Final = Purpose("deadline")
 _CALLS: Final = Purpose("calls")
+_WORK: Final = object()
+"""Owner of the hold while the peer has used up its share of the thread."""
 _EXPLAINED: Final = frozenset(
     {CloseReason.PROTOCOL_ERROR, CloseReason.LIMIT_HIT, CloseReason.HANDSHAKE_TIMEOUT, CloseReason.IDLE}
 )
@@ -78,6 +81,10 @@ class Connection:
         peer: address and port of the other end. None: ask the socket, which no longer knows if the peer has gone.
         on_closed: told with the connection, on its thread, after the session: for whoever keeps the list.
         make_sender: makes its Sender, arguments as of `Sender`; for one that is recorded.
+        work_limits: how much of the thread its input may take.
+
+    Attributes:
+        work: how much work the peer has caused so far.
     """
 
     __slots__ = (
@@ -97,7 +104,10 @@ class Connection:
         "_sender_due",
         "_sock",
         "_timer_due",
+        "_turn_ends_at",
         "_wished_due",
+        "_work_due",
+        "_work_limits",
         "clock",
         "group",
         "number",
@@ -108,6 +118,7 @@ class Connection:
         "registration",
         "sender",
         "session",
+        "work",
     )
 
     def __init__(
@@ -125,6 +136,7 @@ class Connection:
         peer: tuple[str, int] | None = None,
         on_closed: Callable[[Connection], None] | None = None,
         make_sender: Callable[..., Sender] = Sender,
+        work_limits: WorkLimits = NO_WORK_LIMITS,
     ) -> None:
         (options or SocketOptions()).apply(sock)
         self._sock = sock
@@ -138,9 +150,12 @@ class Connection:
         self._home: PollGroup | None = None  # where it lived last, to report to
         self.place: FollowPlace | None = None  # where it follows a log; kept by flowctl.fanouts
         self.opened_at: Final = clock()
+        self.work: Final = WorkAccount(work_limits, self.opened_at)
+        self._work_limits: Final = work_limits
+        self._turn_ends_at = self.opened_at
         self.registration: Final = Registration(self._lock)
         self._flush_job: Final = self.registration.job(self._flush, "flush")
-        self._sender_due = self._timer_due = _NEVER  # what the one deadline of the group stands for
+        self._sender_due = self._timer_due = self._work_due = _NEVER  # what the one deadline of the group stands for
         self._opened = False
         self._over = False  # the end has begun: everything is being taken down, once
         self._wished_due = _NEVER  # a deadline that another thread asked for; guarded by _lock
@@ -209,6 +224,7 @@ class Connection:
     def attached(self, group: PollGroup) -> None:
         """Begin to live on `group`; called by the group."""
         self.group = self._home = group
+        group.work.enter(self.work, self._work_limits, address_key(self.peer[0]), self.clock())
         try:
             self.receiver.attached(group)
             if self.place is not None:
@@ -227,6 +243,7 @@ class Connection:
         """Stop living on `group`; called by the group."""
         if self.place is not None:
             self.place.leave()
+        group.work.leave(self.work, address_key(self.peer[0]), self.clock())
         if self._over:
             self.group = None
             return
@@ -308,11 +325,58 @@ class Connection:
         return True
 
     def process_input(self, data: memoryview, *, control_only: bool) -> InputResult:
-        """Hand input to the session."""
+        """Hand input to the session, and charge the peer with the time that takes."""
         if self._ending is not None:
             return DONE
         if self._receiving:
             return InputResult(Verdict.BLOCK, 0)  # one at a time: its end triggers input
+        if self.work.turn_over:
+            self.receiver.trigger_input()  # at the tail, for the next turn of the loop
+            return InputResult(Verdict.BLOCK, 0)
+        began = self.clock()
+        self._turn_ends_at = began + TURN_S
+        try:
+            result = self._hand_to_session(data, control_only=control_only)
+        finally:
+            took_s = self._charge(began)
+        done = result.verdict is Verdict.DONE or (
+            result.verdict is Verdict.NEED_MORE and result.consumed_bytes in (ALL, len(data))
+        )
+        if took_s >= TURN_S and done:
+            self.receiver.trigger_input()  # what has come meanwhile is for the next turn, however much it is
+            return InputResult(Verdict.BLOCK, result.consumed_bytes)
+        return result
+
+    def _charge(self, began: float) -> float:
+        """Charge the peer with the time since `began`, slow or end the connection if that is too much; return it."""
+        now = self.clock()
+        overrun = self.work.charge(now - began, now)
+        if overrun is not None and self.ended is None:
+            self._overrun(overrun)
+        return now - began
+
+    def _overrun(self, overrun: Overrun) -> None:
+        if overrun.begins or overrun.ends:
+            try:
+                self.session.work_exceeded(overrun.error, ends=overrun.ends)
+            except BaseException as error:  # noqa: BLE001 - as for every handler
+                self._handler_failed("work_exceeded", error)
+        if overrun.ends:
+            self.terminate(CloseReason.LIMIT_HIT, str(overrun.error))
+            return
+        self.receiver.pause(_WORK, "work")  # too often for the ledger
+        self._work_due = overrun.resumes_at
+        self._arm()
+
+    def turn_over(self) -> bool:
+        """Return whether the session has had the thread for as long as one turn of input may take; owning thread.
+
+        A session that has much to do with what it was given looks at it now and then, gives the thread back with
+        `InputResult` BLOCK and the bytes it has consumed, and asks with `Receiver.trigger_input` to go on later.
+        """
+        return self.clock() >= self._turn_ends_at
+
+    def _hand_to_session(self, data: memoryview, *, control_only: bool) -> InputResult:
         session, size = self.session, len(data)
         if not size:
             session.input_resumed()
@@ -459,7 +523,7 @@ class Connection:
         group = self.group
         if group is None or self._over:
             return
-        when = min(self._sender_due, self._timer_due)
+        when = min(self._sender_due, self._timer_due, self._work_due)
         if when < _NEVER:
             group.deadlines.set(self, when)
         else:
@@ -470,14 +534,24 @@ class Connection:
         if now >= self._sender_due:
             self._sender_due = _NEVER
             self.sender.tick()
+        if now >= self._work_due:
+            self._work_due = _NEVER
+            self.receiver.resume(_WORK)
         if now >= self._timer_due:
             self._timer_due = _NEVER
             if self.ended is None:
-                try:
-                    self.session.timer(now)
-                except BaseException as error:  # noqa: BLE001 - as for input: the session's error is the connection's end
-                    self._handler_failed("timer", error)
+                self._call_timer(now)
         self._arm()
+
+    def _call_timer(self, now: float) -> None:
+        began = self.clock()
+        self._turn_ends_at = began + TURN_S
+        try:
+            self.session.timer(now)
+        except BaseException as error:  # noqa: BLE001 - as for input: the session's error is the connection's end
+            self._handler_failed("timer", error)
+        finally:
+            self._charge(began)
 
     # -- what it is
 

@@ -18,6 +18,7 @@ import enum
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from flowctl._faults import ErrorHook, log_error
@@ -25,6 +26,7 @@ from flowctl._loopcore import LoopCore
 from flowctl._loopthread import LoopThread, default_loop_factory
 from flowctl._placement import Placement, Pollable, PollGroupStatistics, load_of
 from flowctl.errors import ClosedError, LocalProtocolError
+from flowctl.work import WorkBook
 
 if TYPE_CHECKING:
     from flowctl.deferred import Registration
@@ -95,6 +97,7 @@ class PollGroup(LoopCore):
         "bytes_in",
         "bytes_out",
         "scratch",
+        "work",
     )
 
     def __init__(
@@ -115,6 +118,8 @@ class PollGroup(LoopCore):
         #: Connections add to these on this thread; any thread may read them.
         self.bytes_in = 0
         self.bytes_out = 0
+        #: What the peers of the connections here make this thread do; this thread only.
+        self.work: Final = WorkBook(self._next_turn)
         self._state = GroupState.NEW  # guarded by _lock
         self._placements: dict[int, Placement] = {}  # by id(pollable)  # guarded by _lock
         self._weight = 0.0  # sum of the placements' weights  # guarded by _lock
@@ -298,6 +303,11 @@ class PollGroup(LoopCore):
             deadlines=self.deadlines.count,
             deferred=self.processor.statistics(),
         )
+
+    def _next_turn(self, callback: Callable[[], None]) -> None:
+        """Call back in the loop's next turn; not at all once there is none."""
+        with suppress(ClosedError):
+            self._post(callback)
 
     # --- life, inner steps ---------------------------------------------------------------------------------------
 

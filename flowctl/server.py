@@ -29,6 +29,7 @@ from flowctl.sender_types import SenderSettings
 from flowctl.session import Session
 from flowctl.sockets import SocketOptions, close_socket
 from flowctl.totals import NO_FLOW, FlowTotals, totals_of
+from flowctl.work import NO_WORK_LIMITS, WorkLimits
 
 DEFAULT_LIMITS: Final = Limits.parse("2MiB,2048,4s", "4MiB,4096,8s")
 """Limits of a server that is given none: at 2.5 Mbit/s about 6 s and 13 s of media, or 4 s and 8 s of age."""
@@ -86,6 +87,7 @@ class Server:
         on_error: told of every exception of a handler.
         on_refused: told of every connection that was refused, with peer and limit.
         make_sender: see `Connection`.
+        work_limits: how much of its thread a peer may take. None: it is measured, and nobody is slowed.
 
     Raises:
         ConfigError: the address cannot be used.
@@ -109,8 +111,10 @@ class Server:
         on_refused: RefusalHook | None = None,
         clock: Callable[[], float] = time.monotonic,
         make_sender: Callable[..., Sender] = Sender,
+        work_limits: WorkLimits | None = None,
     ) -> None:
         self._make_sender = make_sender
+        self._work_limits: Final = work_limits or NO_WORK_LIMITS
         self._factory = session_factory
         self._limits = DEFAULT_LIMITS if limits is None else limits
         self._policy = policy
@@ -292,6 +296,7 @@ class Server:
                 peer=peer,
                 on_closed=on_closed,
                 make_sender=self._make_sender,
+                work_limits=self._work_limits,
             )
             with self._lock:
                 self._connections[connection.number] = connection

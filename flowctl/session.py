@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
+from flowctl.errors import LimitExceededError
 from flowctl.flow import MessageClass, SendState, StateChange
 from flowctl.ledger import LedgerEntry
 from flowctl.reasons import CloseReason
@@ -76,6 +77,14 @@ class Session:
 
     def ledger_entry(self, entry: LedgerEntry) -> None:
         """Take note of a change of state, an episode of drops, a pause or the close, soon after it happened."""
+
+    def work_exceeded(self, error: LimitExceededError, *, ends: bool) -> None:
+        """Take note that the peer takes more of the thread than `WorkLimits` allow: its input is slowed down.
+
+        Args:
+            error: names the limit, the share of the thread that was measured, and the one allowed.
+            ends: it has gone on for so long that the connection is being ended.
+        """
 
     def timer(self, now: float) -> None:
         """Do what was asked for with `Connection.set_timer`."""

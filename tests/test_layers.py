@@ -26,6 +26,7 @@ def layer(modules: str, may_import: str = "", *, pure: bool = False) -> Layer:
 
 LAYERS = {
     "ground": layer("errors units reasons", pure=True),
+    "work": layer("work", "ground", pure=True),
     "flow": layer("limits flow", "ground", pure=True),
     "wire": layer("rtmp flv", "ground flow", pure=True),
     "queue": layer(
@@ -42,11 +43,14 @@ LAYERS = {
     "sending": layer("_senderstate _sendercore _steering sender piece cohort fanout", "ground flow queue jobs"),
     "whatif": layer("_whatifrun whatif whatif_types", "ground flow queue jobs sending"),
     "receiving": layer("_holds _input receiver", "ground jobs"),
-    "loop": layer("_loopcore _loopthread _watches _placement pollgroup pollgroups", "ground jobs"),
+    "loop": layer("_loopcore _loopthread _watches _placement pollgroup pollgroups", "ground work jobs"),
     "glue": layer(
-        "sockets delay fanouts session _sessioncalls connection totals", "ground flow queue jobs sending receiving loop"
+        "sockets delay fanouts session _sessioncalls connection totals",
+        "ground work flow queue jobs sending receiving loop",
     ),
-    "server": layer("_signals admission server serving", "ground flow queue files jobs sending receiving loop glue"),
+    "server": layer(
+        "_signals admission server serving", "ground work flow queue files jobs sending receiving loop glue"
+    ),
     "telemetry": layer("telemetry", "ground flow queue jobs"),
     "flight": layer("flight replay", "ground flow queue jobs sending telemetry"),
     "testing": layer("testing", "ground flow queue jobs sending"),
@@ -54,7 +58,7 @@ LAYERS = {
     "log": layer("log", "ground wire"),
     "client": layer("client", "ground flow queue jobs sending receiving loop glue wire media log"),
     "live": layer(
-        "live", "ground flow queue files judging jobs sending receiving loop glue server telemetry flight wire log"
+        "live", "ground work flow queue files judging jobs sending receiving loop glue server telemetry flight wire log"
     ),
     "loadtest": layer("loadtest", "ground flow queue jobs sending receiving loop glue wire media log client"),
     "demo": layer(

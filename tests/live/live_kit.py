@@ -27,6 +27,7 @@ from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
 from flowctl.rtmp.wire import Message
 from flowctl.sender_types import SenderSettings
 from flowctl.testing import ManualClock, ManualGroup
+from flowctl.work import WorkBook
 
 AVC_HEADER = b"\x17\x00\x00\x00\x00\x01\x64\x00\x1f\xff\xe1\x00\x00"
 AAC_HEADER = b"\xaf\x00\x12\x10"
@@ -157,6 +158,7 @@ class HandGroup(ManualGroup):
         self.bytes_in = self.bytes_out = 0
         self.failures: list[tuple[str, Exception]] = []
         self.inputs, self.outputs = {}, {}
+        self.work = WorkBook(self.call_soon)
 
     def report(self, where, error) -> None:
         self.failures.append((where, error))

@@ -1,0 +1,280 @@
+"""How much work the peers may cause: accounts of processor time, per connection and per address (pure).
+
+Theory of operation. Limits on sizes, counts and rates each bound one thing that a peer can do; what they have in common
+is that it takes the thread's time. So that time itself is the limit that needs no list of attacks: whoever runs a
+session's code on a peer's behalf charges the peer's account with how long it took.
+
+An account is one decaying sum: what was charged fades with `MEMORY_S`, so the sum over `MEMORY_S` is the smoothed share
+of the thread, like a load average. While the sum is at most ``share * MEMORY_S``, no stretch of t seconds can have held
+more than ``share * t + share * MEMORY_S`` of work: a leaky bucket whose burst follows from its rate, with one number to
+choose. Where it is more, the peer is *slowed*: nothing more of it is read until the sum has faded; what is not read
+waits in the kernel, so TCP slows the peer down. One that stays over its share for `WorkLimits.cut_after_s` is *cut*.
+
+The connections of one address also share an account. Where that is over, those are slowed that did more than the mean
+of its connections (of those that did anything worth speaking of), so a viewer behind the same router as an attacker is
+not held for it. Whatever the sums are, in one turn of the loop an address gets `ADDRESS_TURN_S` and then waits for the
+next turn (`AddressWork.turn_over`): that costs a lone peer nothing, and its neighbours wait no longer than that.
+
+Time is the wall clock's, handed in: it is what the neighbours wait for. Accounts belong to one thread, so a share is a
+share of a thread, and nothing is locked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Callable
+from math import exp, log
+from typing import Final, NamedTuple
+
+from flowctl.errors import ConfigError, LimitExceededError
+
+MEMORY_S: Final = 6.0
+"""Time in which what was charged fades to 1/e. With the default shares a connection may do 1.5 s of work at once and an
+address 3 s: a thousand viewers who join at once take about one, an encoder that was away for 10 s and sends what
+50 Mbit/s have left less than one."""
+
+TURN_S: Final = 0.004
+"""How long one connection's input may hold the thread before others are served: as the turns of a fan-out."""
+
+ADDRESS_TURN_S: Final = 0.010
+"""The same of all connections of one address together, in one turn of the loop: short beside the 40 ms of a flush."""
+
+_NEVER: Final = float("-inf")
+_ROOM: Final = 0.98
+"""A slowed peer goes on when its sum has faded to this part of what is allowed: 30 ms of work, so that it is not held
+and let go for each message."""
+_EPISODE_S: Final = 3.0
+"""One that was not slowed for so long has kept to its share again: what comes after that is a new episode."""
+_WORTH: Final = 0.01
+"""Part of an address's work below which a connection is not worth speaking of."""
+_NOTED_S: Final = 0.001
+"""Work of an address in one turn of the loop from which the end of that turn matters: honest peers stay below it."""
+_MOST_LEFT: Final = 4096
+"""Addresses without connections whose sums are kept, so that coming back does not empty an account."""
+
+PER_CONNECTION: Final = "work_share_per_connection"
+PER_ADDRESS: Final = "work_share_per_address"
+"""Names of the two limits, in logs, counts and errors."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class WorkLimits:
+    """How much of its thread a peer may take; 0 turns one off.
+
+    Args:
+        share_per_connection: of the thread's time, 0 to 1, that the input of one connection may take; six seconds'
+            worth at once. A publisher of 10 Mbit/s takes 0.012, one of 50 Mbit/s 0.06.
+        share_per_address: the same of all connections of one IPv4 address or IPv6 /64.
+        cut_after_s: how long one may go on asking for more than its share before its connection is ended; until then
+            it is slowed.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    share_per_connection: float = 0.25
+    share_per_address: float = 0.5
+    cut_after_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name, most in (("share_per_connection", 1.0), ("share_per_address", 1.0), ("cut_after_s", 86_400.0)):
+            value = getattr(self, name)
+            if not 0 <= value <= most:
+                raise ConfigError(f"{name} is {value!r}, allowed is 0 (off) to {most:g}")
+
+
+NO_WORK_LIMITS: Final = WorkLimits(share_per_connection=0.0, share_per_address=0.0)
+"""Work is measured and done in turns, and nobody is slowed."""
+
+
+class Overrun(NamedTuple):
+    """A peer has taken more than its share.
+
+    Attributes:
+        error: names the limit, the share that was measured and the one allowed.
+        resumes_at: when it may go on, in seconds.
+        begins: it was within its share before, so this is to be counted and told.
+        ends: it has been over its share for so long that its connection is to be ended.
+    """
+
+    error: LimitExceededError
+    resumes_at: float
+    begins: bool
+    ends: bool
+
+
+def address_key(address: str) -> str:
+    """Return what counts as one address: an IPv4 address, the /64 of an IPv6 one; what is neither stays as it is."""
+    if ":" not in address:
+        return address
+    try:
+        parsed = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.IPv6Address(int(parsed) >> 64 << 64)) + "/64"
+
+
+class AddressWork:
+    """What the connections of one address do on one thread.
+
+    Args:
+        limits: see there.
+        call_next_turn: calls back at the beginning of the thread's next turn.
+        now: seconds.
+
+    Attributes:
+        accounts: of its connections on this thread.
+        turn_over: it has had its part of this turn of the loop; what else it wants is for the next one.
+    """
+
+    __slots__ = ("_armed", "_at", "_call_next_turn", "_recent_s", "_turn_s", "accounts", "limits", "turn_over")
+
+    def __init__(self, limits: WorkLimits, call_next_turn: Callable[[Callable[[], None]], None], now: float) -> None:
+        self.limits: Final = limits
+        self.accounts: Final[set[WorkAccount]] = set()
+        self._call_next_turn: Final = call_next_turn
+        self._recent_s = 0.0
+        self._at = now
+        self._turn_s = 0.0
+        self._armed = False
+        self.turn_over = False
+
+    def charge(self, took_s: float, now: float) -> bool:
+        """Add `took_s` of work done now; return whether the address is over its share."""
+        self._turn_s = turn_s = self._turn_s + took_s
+        if turn_s >= _NOTED_S and not self._armed:
+            self._armed = True
+            self._call_next_turn(self._next_turn)
+        self.turn_over = turn_s >= ADDRESS_TURN_S
+        recent_s = self.recent_s(now) + took_s
+        self._recent_s, self._at = recent_s, now
+        share = self.limits.share_per_address
+        return bool(share) and recent_s > share * MEMORY_S
+
+    def recent_s(self, now: float) -> float:
+        """Return the sum, in seconds of work."""
+        return self._recent_s * exp((self._at - now) / MEMORY_S)
+
+    def slows(self, account: WorkAccount, now: float) -> bool:
+        """Return whether `account`, of this address, is one of those to slow while the address is over its share."""
+        sums = [other.recent_s(now) for other in self.accounts]
+        least_s = _WORTH * sum(sums)
+        worth = [value for value in sums if value >= least_s]
+        return account.recent_s(now) * len(worth) >= sum(worth) * (1 - _WORTH)
+
+    def _next_turn(self) -> None:
+        self._armed = self.turn_over = False
+        self._turn_s = 0.0
+
+
+class WorkAccount:
+    """What one connection does.
+
+    Args:
+        limits: see there.
+        now: seconds.
+
+    Attributes:
+        work_s: work in all, in seconds.
+        slowed_count: times that it went over a share.
+        address: that of its address on the thread where it lives. None: it is on no thread.
+    """
+
+    __slots__ = ("_at", "_limits", "_over_since", "_recent_s", "_resumes_at", "address", "slowed_count", "work_s")
+
+    def __init__(self, limits: WorkLimits, now: float) -> None:
+        self._limits: Final = limits
+        self.address: AddressWork | None = None
+        self._recent_s = 0.0
+        self._at = now
+        self._over_since = self._resumes_at = _NEVER  # of the last episode
+        self.work_s = 0.0
+        self.slowed_count = 0
+
+    def charge(self, took_s: float, now: float) -> Overrun | None:
+        """Add `took_s` of work that ended now; return what follows if that is too much. None: nothing does."""
+        self.work_s += took_s
+        recent_s = self._recent_s * exp((self._at - now) / MEMORY_S) + took_s
+        self._recent_s, self._at = recent_s, now
+        address, most_s = self.address, self._limits.share_per_connection * MEMORY_S
+        shared = address is not None and address.charge(took_s, now)
+        if most_s and recent_s > most_s:
+            return self._over(PER_CONNECTION, recent_s, most_s, now)
+        if shared and address is not None and address.slows(self, now):
+            return self._over(PER_ADDRESS, address.recent_s(now), address.limits.share_per_address * MEMORY_S, now)
+        return None
+
+    def recent_s(self, now: float) -> float:
+        """Return the sum, in seconds of work."""
+        return self._recent_s * exp((self._at - now) / MEMORY_S)
+
+    @property
+    def turn_over(self) -> bool:
+        """Whether its address has had its part of this turn of the loop."""
+        return self.address is not None and self.address.turn_over
+
+    def slowed(self, now: float) -> bool:
+        """Return whether it is over a share, or was until a moment ago."""
+        return now < self._resumes_at + _EPISODE_S
+
+    def _over(self, limit: str, recent_s: float, most_s: float, now: float) -> Overrun:
+        begins = not self.slowed(now)
+        if begins:
+            self._over_since = now
+            self.slowed_count += 1
+        since = self._over_since
+        self._resumes_at = now + MEMORY_S * log(recent_s / (_ROOM * most_s))
+        share, maximum, cut_after_s = recent_s / MEMORY_S, most_s / MEMORY_S, self._limits.cut_after_s
+        ends = bool(cut_after_s) and now - since >= cut_after_s
+        message = f"{limit}: {share:.3g} of a thread's time, allowed is {maximum:g}"
+        if ends:
+            message += f"; slowed for {now - since:.1f} s, {self.work_s:.3g} s of work in all"
+        error = LimitExceededError(limit, share, maximum, message)
+        return Overrun(error, self._resumes_at, begins, ends)
+
+
+class WorkBook:
+    """The accounts of one thread.
+
+    Args:
+        call_next_turn: calls back at the beginning of the thread's next turn.
+    """
+
+    __slots__ = ("_addresses", "_call_next_turn", "_left")
+
+    def __init__(self, call_next_turn: Callable[[Callable[[], None]], None]) -> None:
+        self._call_next_turn: Final = call_next_turn
+        self._addresses: dict[str, AddressWork] = {}
+        self._left: OrderedDict[str, None] = OrderedDict()  # addresses without connections, first to leave first
+
+    def enter(self, account: WorkAccount, limits: WorkLimits, key: str, now: float) -> None:
+        """Let `account` count for the address `key` (see `address_key`) from now on."""
+        address = self._addresses.get(key)
+        if address is None:
+            address = self._addresses[key] = AddressWork(limits, self._call_next_turn, now)
+        self._left.pop(key, None)
+        address.accounts.add(account)
+        account.address = address
+
+    def leave(self, account: WorkAccount, key: str, now: float) -> None:
+        """Stop that; what it did stays on the address until it has faded. Harmless for one that is not there."""
+        address, account.address = account.address, None
+        if address is None:
+            return
+        address.accounts.discard(account)
+        if not address.accounts:
+            self._left[key] = None
+        while self._left:
+            oldest = next(iter(self._left))
+            if len(self._left) <= _MOST_LEFT and self._addresses[oldest].recent_s(now) >= _NOTED_S:
+                return
+            del self._left[oldest], self._addresses[oldest]
+
+    @property
+    def addresses_count(self) -> int:
+        """How many addresses are kept."""
+        return len(self._addresses)

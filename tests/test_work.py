@@ -1,0 +1,207 @@
+"""Accounts of work: shares kept, whom they slow and cut, addresses, turns."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowctl.errors import ConfigError
+from flowctl.work import (
+    ADDRESS_TURN_S,
+    MEMORY_S,
+    NO_WORK_LIMITS,
+    PER_ADDRESS,
+    PER_CONNECTION,
+    WorkAccount,
+    WorkBook,
+    WorkLimits,
+    address_key,
+)
+
+LIMITS = WorkLimits(share_per_connection=0.25, share_per_address=0.5, cut_after_s=10.0)
+STEP_S = 0.004
+
+
+class Thread:
+    """A book whose turns are begun by hand."""
+
+    def __init__(self, limits=LIMITS) -> None:
+        self.limits, self.calls = limits, []
+        self.book = WorkBook(self.calls.append)
+
+    def enter(self, key="192.0.2.1", now=0.0) -> WorkAccount:
+        account = WorkAccount(self.limits, now)
+        self.book.enter(account, self.limits, key, now)
+        return account
+
+    def next_turn(self) -> None:
+        calls, self.calls[:] = list(self.calls), []
+        for call in calls:
+            call()
+
+
+def push(accounts, seconds, step_s=STEP_S, now=0.0):
+    """Let all work as much as they may; return (work of each, time, what followed and when)."""
+    free = dict.fromkeys(accounts, now)
+    found = []
+    end = now + seconds
+    while now < end:
+        ready = [account for account in accounts if free[account] <= now]
+        for account in ready:
+            now += step_s
+            overrun = account.charge(step_s, now)
+            if overrun is not None:
+                free[account] = overrun.resumes_at
+                found.append((now, account, overrun))
+        if not ready:
+            now = min(free.values())
+    return [account.work_s for account in accounts], now, found
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.5), st.floats(0, 5.0)), max_size=60), st.floats(0.05, 1.0))
+def test_work_when_holds_are_kept_never_passes_share_and_burst(steps, share):
+    """However work comes, no stretch of time holds more than its share, the burst, and one step that went over."""
+    account = WorkAccount(WorkLimits(share_per_connection=share, share_per_address=0), 0.0)
+    now = 0.0
+    done = []
+    for took_s, pause_s in steps:
+        now += pause_s + took_s
+        overrun = account.charge(took_s, now)
+        done.append((now, took_s))
+        if overrun is not None:
+            assert overrun.resumes_at > now
+            now = overrun.resumes_at
+    for first, (began, _) in enumerate(done):
+        total = longest_s = 0.0
+        for ended, took_s in done[first:]:
+            total += took_s
+            longest_s = max(longest_s, took_s)
+            assert total <= share * (ended - began) + share * MEMORY_S + longest_s + 1e-6
+
+
+def test_account_when_within_its_share_is_never_slowed():
+    """A publisher of 50 Mbit/s, 6 % of a thread, and one that sends what ten seconds away have left, go free."""
+    account = WorkAccount(LIMITS, 0.0)
+    assert all(account.charge(0.0018, index * 0.03) is None for index in range(10_000))
+    burst = WorkAccount(LIMITS, 0.0)
+    assert all(burst.charge(0.004, index * 0.004) is None for index in range(150))
+
+
+def test_account_when_over_its_share_is_slowed_to_it_and_cut_in_time():
+    """One that always has more to do gets its share, is counted once, and is cut when the time is up."""
+    account = WorkAccount(LIMITS, 0.0)
+    (work_s,), now, found = push([account], 9.0)
+    assert work_s <= 0.25 * now + 0.25 * MEMORY_S + STEP_S
+    assert work_s >= 0.25 * now
+    assert [overrun.begins for _, _, overrun in found].count(True) == 1
+    assert account.slowed_count == 1
+    assert {overrun.error.limit for _, _, overrun in found} == {PER_CONNECTION}
+    assert found[0][2].error.value > found[0][2].error.maximum == 0.25
+    assert not any(overrun.ends for _, _, overrun in found)
+    began = found[0][0]
+    _, _, more = push([account], 5.0, now=now)
+    ended = [at for at, _, overrun in more if overrun.ends]
+    assert began + 10.0 <= ended[0] < began + 10.5
+    last = next(overrun for _, _, overrun in more if overrun.ends)
+    assert "slowed for 10" in str(last.error)
+    assert "of work in all" in str(last.error)
+
+
+def test_account_when_it_kept_to_its_share_for_a_while_begins_anew():
+    """Two episodes with a rest between are two: neither adds to the time after which it is cut."""
+    account = WorkAccount(LIMITS, 0.0)
+    _, now, _ = push([account], 6.0)
+    assert account.slowed(now)
+    assert not account.slowed(now + 4.0)
+    _, now, found = push([account], 9.0, now=now + 4.0)
+    assert found[0][2].begins
+    assert account.slowed_count == 2
+    assert not any(overrun.ends for _, _, overrun in found)
+
+
+def test_limits_when_off_slow_nobody():
+    """With 0 for both shares work is counted, and nothing follows from it; with 0 for the time nobody is cut."""
+    thread = Thread(NO_WORK_LIMITS)
+    account = thread.enter()
+    assert all(account.charge(1.0, float(index)) is None for index in range(100))
+    assert account.work_s == 100.0
+    patient = WorkAccount(WorkLimits(cut_after_s=0), 0.0)
+    _, _, found = push([patient], 60.0)
+    assert found
+    assert not any(overrun.ends for _, _, overrun in found)
+
+
+@pytest.mark.parametrize("fields", [{"share_per_connection": 1.5}, {"share_per_address": -1}, {"cut_after_s": "x"}])
+def test_limits_when_out_of_range_are_refused(fields):
+    """Shares are 0 to 1, times 0 or more; anything else is an error that names the field."""
+    with pytest.raises((ConfigError, TypeError), match=f"{next(iter(fields))}|not supported"):
+        WorkLimits(**fields)
+
+
+def test_address_when_its_connections_share_it_gets_its_share_in_all():
+    """Sixteen connections of one address, each always busy, get together what one address may have."""
+    thread = Thread()
+    accounts = [thread.enter() for _ in range(16)]
+    done, now, found = push(accounts, 9.0)
+    assert sum(done) <= 0.5 * now + 0.5 * MEMORY_S + 16 * STEP_S
+    assert {overrun.error.limit for _, _, overrun in found} == {PER_ADDRESS}
+    assert max(done) < 1.5 * min(done)
+
+
+def test_address_when_one_of_many_is_the_cause_holds_that_one_alone():
+    """Behind one router, viewers and a small publisher are not held for the one that takes what the address has."""
+    thread = Thread(WorkLimits(share_per_connection=0, share_per_address=0.5))
+    attacker, publisher, *viewers = [thread.enter() for _ in range(42)]
+    now, free = 0.0, 0.0
+    for index in range(20_000):
+        now += 0.001
+        if now >= free:
+            overrun = attacker.charge(0.001, now)
+            free = now if overrun is None else overrun.resumes_at
+        if index % 33 == 0:
+            assert publisher.charge(0.001, now) is None
+        if index % 25 == 0:
+            assert viewers[index // 25 % 40].charge(0.00005, now) is None
+    assert attacker.slowed_count
+    assert attacker.work_s > 5 * publisher.work_s
+
+
+def test_address_when_its_last_connection_left_is_remembered_until_its_sum_has_faded():
+    """Coming back does not empty an account; when there is nothing left to remember, the address is forgotten."""
+    thread = Thread()
+    first = thread.enter()
+    push([first], 3.0)
+    thread.book.leave(first, "192.0.2.1", 3.0)
+    thread.book.leave(first, "192.0.2.1", 3.0)
+    again = thread.enter(now=3.0)
+    assert again.address.recent_s(3.0) > 1.0
+    thread.book.leave(again, "192.0.2.1", 3.0)
+    other = thread.enter("192.0.2.2", now=100.0)
+    thread.book.leave(other, "192.0.2.2", 100.0)
+    assert thread.book.addresses_count == 0
+
+
+def test_turn_when_an_address_has_had_its_part_is_over_until_the_next():
+    """What an address gets in one turn of the loop is bounded over all its connections, and only there."""
+    thread = Thread()
+    first, second, other = thread.enter(), thread.enter(), thread.enter("192.0.2.2")
+    now = 0.0
+    while not first.turn_over:
+        now += 0.001
+        (first if first.work_s <= second.work_s else second).charge(0.001, now)
+    assert first.work_s + second.work_s == pytest.approx(ADDRESS_TURN_S)
+    assert second.turn_over
+    assert not other.turn_over
+    assert len(thread.calls) == 1
+    thread.next_turn()
+    assert not first.turn_over
+
+
+def test_address_key_when_ipv6_is_its_64():
+    """Who has one IPv6 address has 2^64 of them; IPv4 addresses count one by one, whatever form they come in."""
+    assert address_key("2001:db8:1:2:3::4") == address_key("2001:db8:1:2:ffff::1") == "2001:db8:1:2::/64"
+    assert address_key("2001:db8:1:3::1") != address_key("2001:db8:1:2::1")
+    assert address_key("::ffff:192.0.2.7") == address_key("192.0.2.7") == "192.0.2.7"
+    assert address_key("fe80::1%eth0") == "fe80::/64"
+    assert address_key("local") == "local"
