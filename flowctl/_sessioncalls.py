@@ -17,7 +17,7 @@ from flowctl.errors import BrokenError, FlowctlError, InternalError, LimitExceed
 from flowctl.reasons import CloseReason
 from flowctl.receiver import ALL, DONE, InputResult, Verdict
 
-IDLE_LIMITS: Final = frozenset({"first_command_s", "first_media_s", "ping_silence_s"})
+IDLE_LIMITS: Final = frozenset({"first_command_s", "first_media_s", "media_silence_s", "ping_silence_s"})
 """Limits that say that a peer does nothing, rather than too much."""
 
 

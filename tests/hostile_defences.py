@@ -187,8 +187,8 @@ DEFENCES = {
     ),
     "B30": Defence(
         forms=every(CUT, "viewer publisher"),
-        acts=("ping_timeout_s", "stuck_s"),
-        limits={"ping_silence_s": 1},
+        acts=("stuck_s", "ping_after_s"),
+        limits={"media_silence_s": 1},
         closed={CloseReason.STUCK: 1, CloseReason.IDLE: 1},
     ),
     "B31": Defence(

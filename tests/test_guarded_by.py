@@ -42,7 +42,6 @@ UNLOCKED: dict[tuple[str, str], str] = {
 
 FOREIGN = re.compile(r"#.*\bguarded by the (\w+)'s lock\b")
 UNLOCKED_FOREIGN: dict[tuple[str, str], str] = {
-    ("Hub.unpublish", "viewers"): "decides only whether waiting for the publisher is worth a timer",
     ("Hub.snapshot", "standby"): "one length, for statistics",
     ("LiveSession.stream_ended", "ended"): "asks again, on the viewer's thread, whether a job from the hub is outdated",
     ("LiveSession.stream_published", "ended"): "asks again, on the viewer's thread, whether a job is outdated",

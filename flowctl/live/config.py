@@ -15,8 +15,9 @@ from flowctl.streamlog import CacheLimits
 class SecondPublisher(enum.Enum):
     """What happens when a name that is being published is published again.
 
-    REFUSE turns the newcomer away (SRS: "busy"). REPLACE ends the first one (MediaMTX ``overridePublisher``).
-    STANDBY takes the newcomer in but passes its media on only once the first one has gone (fail-over).
+    REFUSE turns the newcomer away (SRS: "busy"), unless it is the owner of the name, see `return_grace_s`. REPLACE ends
+    the first one (MediaMTX ``overridePublisher``). STANDBY takes the newcomer in but passes its media on only once the
+    first one has gone (fail-over).
     """
 
     REFUSE = "refuse"
@@ -35,7 +36,11 @@ class LiveConfig:
         cache: bounds of the GOP cache of each stream.
         second_publisher: see `SecondPublisher`.
         return_grace_s: how long a publisher whose connection broke may stay away before its viewers are told; the
-            stream goes on without a break in its timestamps when it is back in time. 0: they are told at once.
+            stream goes on without a break in its timestamps when it is back in time. Meanwhile the name is its own:
+            the same user, or without authentication the same key in the query or the same address. 0: the viewers
+            are told at once, and the name is free.
+        media_silence_s: how long a publisher may send no audio and no video before it is cut (SRS
+            ``publish_normal_timeout``: 7 s). 0: for ever.
         players_may_wait: whether a player of an absent stream waits for it; if not, it is refused.
         publishers_per_address: streams that one address may publish at a time. 0: any number.
         streams: streams published or waited for at a time.
@@ -61,6 +66,7 @@ class LiveConfig:
     cache: CacheLimits = field(default_factory=CacheLimits)
     second_publisher: SecondPublisher = SecondPublisher.REFUSE
     return_grace_s: float = 3.0
+    media_silence_s: float = 10.0
     players_may_wait: bool = True
     publishers_per_address: int = 8
     streams: int = 10_000
@@ -72,7 +78,13 @@ class LiveConfig:
     shadow: Candidate | None = None
 
     def __post_init__(self) -> None:
-        for name in ("return_grace_s", "publishers_per_address", "key_wait_s", "memory_budget_bytes"):
+        for name in (
+            "return_grace_s",
+            "media_silence_s",
+            "publishers_per_address",
+            "key_wait_s",
+            "memory_budget_bytes",
+        ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 or more")
         for name in ("streams", "control_bytes_per_s", "messages_per_turn"):

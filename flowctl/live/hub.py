@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from flowctl._locks import OwnedLock
 from flowctl.connection import Connection
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.oversight import Oversight
+from flowctl.live.owner import Owner
 from flowctl.live.pace import Pace
 from flowctl.live.statistics import (
     EndedViewer,
@@ -32,6 +33,12 @@ from flowctl.shares import STEP_COUNT
 from flowctl.totals import NO_FLOW, FlowTotals
 
 _ENDED_KEPT: Final = 256
+_SILENT_S: Final = 1.0
+"""A publisher that sent neither sound nor picture for so long is not there, when its owner asks for the name again:
+encoders send both many times a second."""
+_TAKEN_HINT: Final = "choose another name, or start the server with --set second_publisher=replace"
+_MOST_STANDBY: Final = 8
+"""Publishers that may stand by for one name."""
 
 
 class Viewer(StreamMember, Protocol):
@@ -64,6 +71,13 @@ class Publisher(StreamMember, Protocol):
         """Take note that another publisher has taken the name."""
 
 
+class _Publication(NamedTuple):
+    """Who publishes, or stands by, and whose the name is then."""
+
+    publisher: Publisher
+    owner: Owner
+
+
 class Hub:
     """Streams by name.
 
@@ -91,7 +105,7 @@ class Hub:
         self._streams: dict[str, Stream] = {}  # guarded by _lock
         self._viewers: dict[StreamMember, Viewer] = {}  # guarded by _lock
         # One connection may publish several streams, so a publication is a pair; guarded by _lock
-        self._publications: dict[tuple[Stream, StreamMember], Publisher] = {}
+        self._publications: dict[tuple[Stream, StreamMember], _Publication] = {}
         self._published_from: dict[str, int] = {}  # streams published, by address; guarded by _lock
         self._ended: deque[EndedViewer] = deque(maxlen=_ENDED_KEPT)  # guarded by _lock
         self._closed: dict[CloseReason, int] = {}  # guarded by _lock
@@ -101,35 +115,33 @@ class Hub:
 
     # -- publishers
 
-    def publish(self, name: str, publisher: Publisher) -> Stream:
+    def publish(self, name: str, publisher: Publisher, owner: Owner | None = None) -> Stream:
         """Enter `publisher` for the stream `name`.
+
+        Who owned it and has fallen silent, or has lost its connection without our having noticed, is replaced by its
+        owner's next publish at once; and while it may be back, nobody else gets the name.
+
+        Args:
+            name: ``app/stream``.
+            publisher: who asks.
+            owner: who that is. None: whoever has its address.
 
         Returns:
             The stream. Its `publisher` is another one while this one is on standby.
 
         Raises:
-            BusyError: the name is taken and the policy is to refuse.
-            LimitExceededError: too many streams, or too many of this address.
+            BusyError: the name is taken and the policy is to refuse; it does not say by whom.
+            LimitExceededError: too many streams, too many of this address, or too many on standby.
         """
         now = self._clock()
-        config = self.config
         replaced: StreamMember | None = None
         with self._lock:
             address = publisher.peer[0]
-            count = self._published_from.get(address, 0)
-            if config.publishers_per_address and count >= config.publishers_per_address:
-                raise LimitExceededError("publishers_per_address", count + 1, config.publishers_per_address)
-            stream = self._stream_locked(name, now)
+            owner = owner or Owner(address)
+            replaces = self._replaces_locked(name, publisher, owner, now)
+            stream = self._enter_locked(name, publisher, owner, now, replaces=replaces)
             current = stream.publisher
-            refuse = config.second_publisher is SecondPublisher.REFUSE or (stream, publisher) in self._publications
-            if current is not None and refuse:
-                raise BusyError(
-                    f"stream {name} is being published by {current.peer[0]}:{current.peer[1]}",
-                    hint="choose another name, or start the server with --set second_publisher=replace",
-                )
-            self._published_from[address] = count + 1
-            self._publications[stream, publisher] = publisher
-            if current is not None and config.second_publisher is SecondPublisher.STANDBY:
+            if current is not None and not replaces:
                 stream.standby.append(publisher)
                 stream.stand_by(publisher)
                 return stream
@@ -141,19 +153,60 @@ class Hub:
             viewer.on_thread(viewer.stream_published, stream)
         return stream
 
+    def _replaces_locked(self, name: str, publisher: Publisher, owner: Owner, now: float) -> bool:
+        """Return whether `publisher` takes the place of the one that there is; False where there is none.
+
+        Raises:
+            BusyError: it may not have the name.
+        """
+        self._lock.assert_owned()
+        stream, policy = self._streams.get(name), self.config.second_publisher
+        if stream is None or stream.ended:
+            return False  # nobody publishes it, nor may be back
+        known = stream.owner is not None and stream.owner.same(owner)
+        if stream.publisher is None:
+            if policy is SecondPublisher.REFUSE and not known:
+                raise BusyError(f"stream {name} is kept for its publisher, which may be back", hint=_TAKEN_HINT)
+            return False
+        if (stream, publisher) in self._publications:
+            raise BusyError(f"this connection publishes stream {name} already", hint="close the other publication")
+        if policy is SecondPublisher.REPLACE or (known and now - stream.media_at >= _SILENT_S):
+            return True
+        if policy is SecondPublisher.REFUSE:
+            raise BusyError(f"stream {name} is being published already", hint=_TAKEN_HINT)
+        return False
+
+    def _enter_locked(self, name: str, publisher: Publisher, owner: Owner, now: float, *, replaces: bool) -> Stream:
+        """Enter a publication in the books, if the limits allow it, and return its stream."""
+        self._lock.assert_owned()
+        address, most = publisher.peer[0], self.config.publishers_per_address
+        known = self._streams.get(name)
+        count = self._published_from.get(address, 0)
+        # The one that is replaced gives its place up: its owner may have no other.
+        freed = replaces and known is not None and known.publisher is not None and known.publisher.peer[0] == address
+        if most and count - freed >= most:
+            raise LimitExceededError("publishers_per_address", count - freed + 1, most)
+        if known is not None and known.publisher is not None and not replaces and len(known.standby) >= _MOST_STANDBY:
+            raise LimitExceededError("standby_publishers", len(known.standby) + 1, _MOST_STANDBY)
+        stream = self._stream_locked(name, now)
+        self._published_from[address] = count + 1
+        self._publications[stream, publisher] = _Publication(publisher, owner)
+        return stream
+
     def _begin_locked(self, stream: Stream, publisher: StreamMember, now: float) -> list[Viewer]:
         """Let `publisher`'s messages count from now on; return the viewers who were told that nobody publishes."""
         announce = stream.ended
         waiting = [self._viewers[item] for item in stream.viewers] if announce else []
         stream.ended = False
+        stream.owner = self._publications[stream, publisher].owner
         stream.take_over(publisher, now, announce=announce)
         return waiting
 
     def _tell_publisher(self, member: StreamMember, stream: Stream) -> None:
         with self._lock:
-            publisher = self._publications.get((stream, member))
-        if publisher is not None:
-            publisher.on_thread(publisher.publish_replaced, stream)
+            publication = self._publications.get((stream, member))
+        if publication is not None:
+            publication.publisher.on_thread(publication.publisher.publish_replaced, stream)
 
     def unpublish(self, stream: Stream, publisher: Publisher, *, grace: bool) -> None:
         """Take `publisher` out; a standby takes over, or the viewers are told, after the grace time or at once.
@@ -186,7 +239,7 @@ class Hub:
             takeovers = stream.takeovers
         for viewer in waiting:
             viewer.on_thread(viewer.stream_published, stream)
-        if ends and grace and self.config.return_grace_s and stream.viewers:
+        if ends and grace and self.config.return_grace_s:
             self._call_later(self.config.return_grace_s, self._end, stream, takeovers)
         elif ends:
             self._end(stream, takeovers)
@@ -237,6 +290,13 @@ class Hub:
         with self._lock:
             stream = self._streams.get(name)
             return stream is not None and not stream.ended
+
+    def publisher_of(self, name: str) -> tuple[str, int] | None:
+        """Return address and port of who publishes the stream, for the log. None: nobody does."""
+        with self._lock:
+            stream = self._streams.get(name)
+            publisher = None if stream is None else stream.publisher
+            return None if publisher is None else publisher.peer
 
     # -- books
 

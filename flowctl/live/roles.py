@@ -17,11 +17,16 @@ class Publishing:
         began_at: time in seconds.
         messages: messages received.
         discarded: of those, not passed on because another publisher counts.
+        media_at: when its last audio or video message came. None: none has come.
+        look_at: when it is looked at whether it has fallen silent. None: it may be.
         limits_told: limits on what is kept of its headers that were logged already.
         signal: tells it how its viewers are doing. None: it has not asked for it.
     """
 
-    __slots__ = ("began_at", "discarded", "limits_told", "messages", "signal", "stream", "stream_id")
+    __slots__ = (
+        *("began_at", "discarded", "limits_told", "look_at", "media_at"),
+        *("messages", "signal", "stream", "stream_id"),
+    )
 
     def __init__(self, stream_id: int, stream: Stream, now: float) -> None:
         self.stream_id = stream_id
@@ -29,6 +34,8 @@ class Publishing:
         self.began_at = now
         self.messages = 0
         self.discarded = 0
+        self.media_at: float | None = None
+        self.look_at: float | None = None
         self.limits_told: frozenset[str] = frozenset()
         self.signal: Subscription | None = None
 

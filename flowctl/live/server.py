@@ -79,6 +79,7 @@ def _described(what: str, settings: dict[str, int | float]) -> dict[str, str]:
 EXTRA_SETTINGS: Final = {
     "second_publisher": "refuse (default), replace or standby: when a name is published twice",
     "return_grace": "seconds that a publisher whose connection broke may stay away unnoticed (3)",
+    "media_silence": "seconds without sound and picture after which a publisher is cut (10); 0: never",
     "players_may_wait": "yes (default) or no: whether players may wait for a publisher",
     "credentials_file": "file of user:password lines for Adobe authentication; without it there is none",
     "publishers_per_address": "streams that one address may publish at a time (8); 0: any number",
@@ -268,8 +269,9 @@ def config_from(options: ServeOptions) -> LiveConfig:
     values["rtmp"] = ServerSessionConfig(**rtmp)
     cache = _given(extra, _CACHE_SETTINGS)
     values["cache"] = CacheLimits(**{_CACHE_FIELDS[name]: value for name, value in cache.items()})
-    if "return_grace" in extra:
-        values["return_grace_s"] = _number("return_grace", extra["return_grace"])
+    for name in ("return_grace", "media_silence"):
+        if name in extra:
+            values[f"{name}_s"] = _number(name, extra[name])
     if "publishers_per_address" in extra:
         values["publishers_per_address"] = _whole("publishers_per_address", extra["publishers_per_address"])
     for name in ("players_may_wait", "memory_budget_per_address", "flush_adaptive"):

@@ -23,10 +23,11 @@ from flowctl.live.episodes import Episode
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate
 from flowctl.live.muting import Muted
+from flowctl.live.owner import Owner
 from flowctl.live.roles import Playing, Publishing
 from flowctl.live.signals import EVENT_NAME, PARAMETER, message_values, publisher_settings
 from flowctl.live.statistics import EndedViewer, ViewerStatistics
-from flowctl.live.stream import StartPlace, Stream
+from flowctl.live.stream import MEDIA_TYPES, StartPlace, Stream
 from flowctl.policy import DropPolicy
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.receiver import DONE, InputResult, Verdict
@@ -76,6 +77,7 @@ class LiveSession(Session):
         "_publishing",
         "_rate",
         "_rtmp",
+        "_user",
         "user_agent",
     )
 
@@ -90,6 +92,7 @@ class LiveSession(Session):
         self._limit_hit: str | None = None
         self._piece_bytes = _LARGEST_PIECE
         self._rate: InputRate | None = None  # made for who sends several messages at a time
+        self._user: str | None = None  # who logged in
         self.user_agent = ""
 
     def behaves(self) -> bool:
@@ -268,6 +271,33 @@ class LiveSession(Session):
             self._arm()
         else:
             self._take(lambda _, now: self._rtmp.tick(now))
+        for publishing in tuple((self._publishing or {}).values()):
+            if publishing.look_at is not None and now >= publishing.look_at:
+                self._check_silence(publishing, now)
+
+    def _check_silence(self, publishing: Publishing, now: float) -> None:
+        """Cut a publisher that sends neither audio nor video, and see to it that it is looked at again.
+
+        The wire session has a limit on the time to the first media as well, but of the connection: one that begins
+        another publication now and then would keep the names of those before it.
+        """
+        limit, allowed_s, since = "media_silence_s", self._config.media_silence_s, publishing.media_at
+        if since is None:
+            limit, allowed_s = "first_media_s", self._config.rtmp.limits.first_media_s
+            since = publishing.began_at
+        if self.connection.receiver.paused:
+            since = now  # what is not read cannot be late
+        if allowed_s and now - since >= allowed_s:
+            self._limit_hit = limit
+            self._rtmp.limit_status(publishing.stream_id, limit, now - since, allowed_s)
+            self._send_replies()
+            raise LimitExceededError(limit, round(now - since, 3), allowed_s)
+        publishing.look_at = self._look_at(since, allowed_s) or self._look_at(now, self._config.media_silence_s)
+        self._arm()
+
+    @staticmethod
+    def _look_at(since: float, allowed_s: float) -> float | None:
+        return since + allowed_s if allowed_s else None
 
     def _take(self, step: _Step, data: memoryview = _NOTHING, *, resume: bool = True) -> int:
         """Run a step of the wire session and treat its events, until none are held back; return their number."""
@@ -302,6 +332,8 @@ class LiveSession(Session):
         if publishing is None:
             return
         publishing.messages += 1
+        if message.type_id in MEDIA_TYPES:
+            publishing.media_at = now
         try:
             if not publishing.stream.publish(self, message.type_id, message.timestamp, message.payload, now):
                 publishing.discarded += 1
@@ -321,6 +353,7 @@ class LiveSession(Session):
         match event:
             case rtmp_events.ConnectRequested():
                 self.user_agent = event.flash_ver
+                self._user = event.user
                 self._rtmp.accept_connect()
             case rtmp_events.ConnectRefused():
                 refused = event.reason == "auth-failed"
@@ -357,10 +390,12 @@ class LiveSession(Session):
     def _start_publishing(self, event: rtmp_events.PublishRequested, now: float) -> None:
         name = event.url.path
         try:
-            stream = self._hub.publish(name, self)
+            stream = self._hub.publish(name, self, Owner.of(self.peer[0], self._user, event.query))
         except BusyError as error:
             self._rtmp.reject_publish(event.stream_id, commands.PUBLISH_BAD_NAME, str(error))
-            _log.info("publish refused", **self._fields(name), reason=str(error))
+            has_it = self._hub.publisher_of(name)  # for the operator; a stranger is not told
+            by = None if has_it is None else f"{has_it[0]}:{has_it[1]}"
+            _log.info("publish refused", **self._fields(name), reason=str(error), publisher=by)
             return
         except LimitExceededError as error:
             self._rtmp.reject_publish(event.stream_id, commands.PUBLISH_BAD_NAME, str(error))
@@ -369,6 +404,8 @@ class LiveSession(Session):
         if self._publishing is None:
             self._publishing = {}
         publishing = self._publishing[event.stream_id] = Publishing(event.stream_id, stream, now)
+        first_s, silence_s = self._config.rtmp.limits.first_media_s, self._config.media_silence_s
+        publishing.look_at = self._look_at(now, first_s or silence_s)
         self._rtmp.accept_publish(event.stream_id)
         self._signal(publishing, event)
         standby = stream.publisher is not self
@@ -610,4 +647,6 @@ class LiveSession(Session):
             times.append(self._episode.quiet_at)
         if self._rate is not None:
             times.append(self._rate.resumes_at)
+        if self._publishing:
+            times += [publishing.look_at for publishing in self._publishing.values()]
         connection.set_timer(min((when for when in times if when is not None), default=None))

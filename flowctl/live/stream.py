@@ -16,6 +16,7 @@ from flowctl._locks import OwnedLock
 from flowctl.errors import LimitExceededError
 from flowctl.flow import MessageClass
 from flowctl.live.config import LiveConfig
+from flowctl.live.owner import Owner
 from flowctl.live.wirelog import Headers, WireLog
 from flowctl.rtmp.media import MediaInfo, inspect
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
@@ -67,6 +68,7 @@ class Stream:
         self.created_at: Final = now
         self._lock = OwnedLock()
         self.publisher: StreamMember | None = None  # guarded by _lock
+        self.owner: Owner | None = None  # of `publisher`, or of the one that may be back; guarded by the hub's lock
         self.standby: list[StreamMember] = []  # guarded by the hub's lock
         self.viewers: dict[StreamMember, None] = {}  # guarded by the hub's lock
         self.ended = True  # viewers were told that nobody publishes; guarded by the hub's lock
@@ -79,6 +81,7 @@ class Stream:
         self._last_at = now  # when the last message came; guarded by _lock
         self._key_seen = False  # since this publisher began; guarded by _lock
         self._began_at = now  # when this publisher began; guarded by _lock
+        self.media_at = now  # when the publisher that counts began, or sent audio or video last
         self.published_at: float | None = None
         self.messages_in = [0] * len(MessageClass)
         self.bytes_in = 0
@@ -112,6 +115,7 @@ class Stream:
             self._wire_locked(_USUAL_MSID)  # before the first viewer comes, so that it finds the GOP cache filled
             self.publisher = publisher
             self.takeovers += 1
+            self.media_at = now
             self._shift = None
             self._key_seen = False
             self._began_at = now
@@ -150,6 +154,8 @@ class Stream:
                 if waiting is not None and message_class is MessageClass.HEADER:
                     waiting.keep(info.sticky_key, len(payload), (type_id, payload))
                 return False
+            if type_id in MEDIA_TYPES:
+                self.media_at = now
             timestamp = self._rebase(timestamp, message_class, now)
             self.messages_in[message_class] += 1
             self.bytes_in += len(payload)

@@ -47,6 +47,7 @@ def build(failures: list[str]) -> LiveServer:
         rtmp=ServerSessionConfig(limits=WireLimits(**TIMES)),
         second_publisher=SecondPublisher(sys.argv[1]) if len(sys.argv) > 1 else SecondPublisher.REFUSE,
         return_grace_s=0.5,
+        media_silence_s=3.5,
     )
     options = ServeOptions(
         settings=SenderSettings(stuck_s=2.5, soft_too_long_s=5.0),

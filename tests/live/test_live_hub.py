@@ -12,6 +12,7 @@ from flowctl.flow import MessageClass, SendState
 from flowctl.limits import Limits
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hub import Hub
+from flowctl.live.owner import Owner
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.testing import ManualClock, ManualGroup
@@ -45,12 +46,100 @@ def make_hub(**fields):
     return Hub(LiveConfig(**fields), group.clock, group.call_later), group
 
 
-def test_publish_when_name_is_taken_names_who_has_it():
-    """The refusal says who publishes, so that the operator can find it."""
+def test_publish_when_name_is_taken_does_not_tell_a_stranger_by_whom():
+    """The refusal goes to whoever asks; the operator is told by `publisher_of`."""
     hub, _ = make_hub()
     hub.publish("live/a", Member("192.0.2.7"))
-    with pytest.raises(BusyError, match=r"live/a is being published by 192\.0\.2\.7:1"):
+    with pytest.raises(BusyError) as caught:
         hub.publish("live/a", Member())
+    assert str(caught.value) == "stream live/a is being published already"
+    assert "192.0.2.7" not in repr(caught.value) + str(caught.value.hint)
+    assert (hub.publisher_of("live/a"), hub.publisher_of("live/b")) == (("192.0.2.7", 1), None)
+
+
+OWNERS = [
+    (Owner("192.0.2.1"), Owner("192.0.2.1"), True),
+    (Owner("192.0.2.1"), Owner("192.0.2.2"), False),
+    (Owner("192.0.2.1", key=b"k"), Owner("192.0.2.2", key=b"k"), True),
+    (Owner("192.0.2.1", key=b"k"), Owner("192.0.2.2", key=b"l"), False),
+    (Owner("192.0.2.1", key=b"k"), Owner("192.0.2.2"), False),
+    (Owner("192.0.2.1", "anna"), Owner("192.0.2.2", "anna"), True),
+    (Owner("192.0.2.1", "anna", b"k"), Owner("192.0.2.1", "berta", b"k"), False),
+    (Owner("192.0.2.1"), Owner("192.0.2.1", "berta"), False),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "same"), OWNERS)
+def test_publish_when_the_owner_is_back_replaces_a_silent_predecessor_of_its_own(first, second, same):
+    """By user, else by key or address; one that still sends is not replaced, and a stranger is refused either way."""
+    hub, group = make_hub(publishers_per_address=1)
+    old, new = Member(first.address), Member(second.address)
+    stream = hub.publish("live/a", old, first)
+    group.run(0.9)
+    with pytest.raises((BusyError, LimitExceededError)):
+        hub.publish("live/a", new, second)
+    group.run(0.1)
+    if not same:
+        with pytest.raises((BusyError, LimitExceededError)):
+            hub.publish("live/a", new, second)
+        assert stream.publisher is old
+        return
+    assert hub.publish("live/a", new, second).publisher is new
+    assert old.told == ["replaced"]
+    hub.unpublish(stream, old, grace=True)
+    assert stream.publisher is new
+    hub.unpublish(stream, new, grace=False)
+    assert hub.snapshot().streams == {}
+
+
+@pytest.mark.parametrize("viewed", [False, True])
+@pytest.mark.parametrize(("first", "second", "same"), OWNERS)
+def test_publish_when_the_grace_runs_is_for_the_owner_alone(first, second, same, viewed):
+    """A stranger does not get a name whose publisher's connection has just broken; afterwards anybody does."""
+    hub, group = make_hub(return_grace_s=3.0)
+    old, new, viewer = Member(first.address), Member(second.address), Member("192.0.2.99")
+    stream = hub.publish("live/a", old, first)
+    if viewed:
+        hub.view("live/a", viewer)
+    hub.unpublish(stream, old, grace=True)
+    group.run(2.9)
+    if same:
+        assert hub.publish("live/a", new, second).publisher is new
+        assert viewer.told == []
+        return
+    with pytest.raises(BusyError, match="is kept for its publisher"):
+        hub.publish("live/a", new, second)
+    group.run(0.2)
+    assert hub.publish("live/a", new, second).publisher is new
+    assert viewer.told == (["ended", "published"] if viewed else [])
+
+
+def test_publish_when_the_policy_lets_others_in_gives_a_name_in_grace_to_anybody():
+    """With replace and standby the newcomer would have had it anyway."""
+    for policy in (SecondPublisher.REPLACE, SecondPublisher.STANDBY):
+        hub, _ = make_hub(second_publisher=policy)
+        first, second = Member("192.0.2.1"), Member("192.0.2.2")
+        hub.unpublish(hub.publish("live/a", first), first, grace=True)
+        assert hub.publish("live/a", second).publisher is second
+
+
+def test_standby_when_too_many_are_refused():
+    """Each of them is a connection whose media is read for nothing."""
+    hub, _ = make_hub(second_publisher=SecondPublisher.STANDBY, publishers_per_address=0)
+    stream = hub.publish("live/a", Member())
+    for _ in range(8):
+        hub.publish("live/a", Member())
+    with pytest.raises(LimitExceededError, match="standby_publishers is 9, the limit is 8"):
+        hub.publish("live/a", Member())
+    assert len(stream.standby) == 8
+
+
+def test_owner_when_made_of_a_query_keeps_no_secret():
+    """Of the secrets in a query nothing but a digest is kept; pairs that are no secrets say nothing about an owner."""
+    owner = Owner.of("192.0.2.1", None, {"key": "canary", "name": "x"})
+    assert "canary" not in repr(owner)
+    assert owner.key == Owner.of("192.0.2.2", None, {"name": "y", "key": "canary"}).key != b""
+    assert Owner.of("192.0.2.1", None, {"name": "x", "key": ""}).key == b""
 
 
 def test_unpublish_when_repeated_or_foreign_changes_nothing():
@@ -105,12 +194,14 @@ def test_replace_when_the_old_one_leaves_late_does_not_end_the_new_one():
     assert (old.told, viewer.told) == (["replaced"], [])
 
 
-def test_grace_when_nobody_views_is_not_waited_for():
-    """Without viewers there is nobody to spare: the name is free at once."""
-    hub, _ = make_hub()
+def test_grace_when_nobody_views_runs_too_and_leaves_nothing():
+    """The name is kept for its owner, viewers or not; after that nothing of it is left."""
+    hub, group = make_hub()
     publisher = Member()
     stream = hub.publish("live/a", publisher)
     hub.unpublish(stream, publisher, grace=True)
+    assert hub.is_published("live/a")
+    group.run(3.0)
     assert hub.snapshot().streams == {}
 
 

@@ -73,7 +73,7 @@ def test_headers_when_over_their_bounds_are_counted_by_name_logged_once_and_pass
 
 def test_times_when_exceeded_close_with_their_reason():
     """No handshake, no command, no media, no sign of life: each has its limit and its reason."""
-    world = World()
+    world = World(config(media_silence_s=0))
     silent, shaken = world.connect(), world.connect()
     shaken.session.connect("rtmp://example.com/live/x")
     shaken.carry()
@@ -96,6 +96,60 @@ def test_times_when_exceeded_close_with_their_reason():
     assert reason(gone) is CloseReason.IDLE
     assert gone.ended[1].startswith("ping_silence_s")
     assert world.hub.snapshot().limits_hit == {"handshake_time_s": 2, "first_media_s": 2, "ping_silence_s": 1}
+
+
+def test_publisher_when_it_falls_silent_is_cut_and_says_nothing_by_metadata_or_pings():
+    """Ten seconds without sound and picture; what else it sends, however often, is no media. Zero turns it off."""
+    for silence_s in (10.0, 0.0):
+        world = World(config(media_silence_s=silence_s))
+        publisher, viewer = world.publisher(), world.player()
+        publisher.video(0, key(b"k"))
+        for _ in range(9):
+            world.run(1)
+            publisher.send(publisher.session.send_metadata({"width": 640.0}))
+        assert publisher.ended is None
+        publisher.audio(9000, audio(b"a"))
+        world.run(9)
+        assert publisher.ended is None
+        world.run(2)
+        if not silence_s:
+            assert publisher.ended is None
+            continue
+        assert reason(publisher) is CloseReason.IDLE
+        assert publisher.ended[1].startswith("media_silence_s is 10")
+        assert world.hub.snapshot().limits_hit == {"media_silence_s": 1}
+        assert "media_silence_s" in repr(publisher.events)
+        assert commands.PLAY_UNPUBLISH_NOTIFY not in viewer.codes
+        world.run(3)  # return_grace_s: it may have lost its connection
+        assert commands.PLAY_UNPUBLISH_NOTIFY in viewer.codes
+        assert world.group.failures == []
+
+
+def test_publisher_when_it_sends_nothing_but_begins_another_publication_now_and_then_is_cut():
+    """Each publication has its own time for the first media, so names cannot be kept by asking for more of them."""
+    world = World()
+    publisher = world.connect().publish("live/1")
+    publisher.command("createStream", None, stream_id=0, transaction_id=9)
+    for number in range(20):
+        publisher.command("publish", None, f"other{number}", "live", stream_id=2)
+        world.run(1)
+        publisher.command("closeStream", None, stream_id=2)
+    world.run(1)
+    assert reason(publisher) is CloseReason.IDLE
+    assert publisher.ended[1].startswith("first_media_s")
+
+
+def test_publisher_when_its_input_is_held_is_not_silent():
+    """What the server does not read cannot be late."""
+    world = World()
+    publisher = world.publisher()
+    publisher.connection.receiver.pause("test", "held")
+    world.run(25)
+    assert publisher.ended is None
+    publisher.connection.receiver.resume("test")
+    publisher.video(0, key(b"k"))
+    world.run(12)
+    assert publisher.ended[1].startswith("media_silence_s")
 
 
 def test_input_when_viewer_is_at_its_soft_limit_is_held_but_for_control():
