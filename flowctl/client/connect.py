@@ -16,7 +16,7 @@ from flowctl.connection import Connection
 from flowctl.errors import BrokenError, ConfigError, RemoteProtocolError
 from flowctl.pollgroup import PollGroup
 from flowctl.receiver import DEFAULT_CAPACITY_BYTES
-from flowctl.rtmp.url import RtmpUrl, parse_url
+from flowctl.rtmp.url import DEFAULT_APP, RtmpUrl, parse_url
 from flowctl.sender_types import SenderSettings
 
 DEFAULT_TIMEOUT_S: Final = 5.0
@@ -33,6 +33,9 @@ and falls back to probing the window, with pauses that grow from 0.2 s: a slow r
 def parse_address(text: str) -> RtmpUrl:
     """Return the address of a stream to publish or play.
 
+    In an address of one segment, ``rtmp://host/room``, that segment is sent as the application and the name is empty,
+    as FFmpeg does it.
+
     Raises:
         ConfigError: it is no address, names no stream, or its scheme is not rtmp.
     """
@@ -44,7 +47,7 @@ def parse_address(text: str) -> RtmpUrl:
         raise ConfigError(f"scheme {url.scheme!r} is not supported", hint="use an rtmp:// address")
     if not url.host:
         raise ConfigError("the address has no host", hint="write it like rtmp://host/app/stream")
-    if not url.stream:
+    if not url.stream and url.app == DEFAULT_APP:
         raise ConfigError(f"{url} names no stream", hint="write it like rtmp://host/app/stream")
     return url
 

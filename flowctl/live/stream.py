@@ -80,6 +80,8 @@ class Stream:
         self._last_timestamp: int | None = None  # guarded by _lock
         self._last_at = now  # when the last message came; guarded by _lock
         self._key_seen = False  # since this publisher began; guarded by _lock
+        self._key_track: int | None = None  # video track at whose key frames viewers start; guarded by _lock
+        self._key_at = now  # when its last one came; guarded by _lock
         self._began_at = now  # when this publisher began; guarded by _lock
         self.media_at = now  # when the publisher that counts began, or sent audio or video last
         self.published_at: float | None = None
@@ -118,6 +120,7 @@ class Stream:
             self.media_at = now
             self._shift = None
             self._key_seen = False
+            self._key_track = None
             self._began_at = now
             if publisher is None:
                 return
@@ -156,6 +159,8 @@ class Stream:
                 return False
             if type_id in MEDIA_TYPES:
                 self.media_at = now
+            if message_class is MessageClass.KEY:
+                message_class = self._key_class(info, now)
             timestamp = self._rebase(timestamp, message_class, now)
             self.messages_in[message_class] += 1
             self.bytes_in += len(payload)
@@ -179,6 +184,20 @@ class Stream:
             if over is not None:
                 raise over
             return True
+
+    def _key_class(self, info: MediaInfo, now: float) -> MessageClass:
+        """Return KEY for a key frame of the lowest track, where viewers start, and INTER for one of any other.
+
+        Tracks have their key frames at one time, one message after the other. Who started at the last of them would
+        have no picture of the tracks before it; who starts at the first gets the others right behind it. A track that
+        ends gives way to the next one.
+        """
+        self._lock.assert_owned()
+        track = min(info.tracks)
+        if self._key_track is None or track <= self._key_track or now - self._key_at > self.config.key_wait_s:
+            self._key_track, self._key_at = track, now
+            return MessageClass.KEY
+        return MessageClass.INTER
 
     def _rebase(self, timestamp: int, message_class: MessageClass, now: float) -> int:
         """Return `timestamp` on the stream's own timeline.
@@ -206,7 +225,7 @@ class Stream:
     def _note_codec(self, info: MediaInfo) -> None:
         """Note what a header of the publisher that counts says about the codec."""
         self._lock.assert_owned()
-        if info.codec:
+        if info.codec and (0 in info.tracks or info.kind not in self.codecs):
             self.codecs[info.kind] = info.codec
 
     def _forget_headers(self) -> None:

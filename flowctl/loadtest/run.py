@@ -349,4 +349,4 @@ def _stream_url(plan: LoadPlan, url: RtmpUrl, index: int) -> str:
     if plan.stream_count == 1:
         return plan.url
     head, _, _ = base.rstrip("/").rpartition("/")
-    return f"{head}/{plan.stream_name(url.stream, index)}{mark}{query}"
+    return f"{head}/{plan.stream_name(url.stream or url.app, index)}{mark}{query}"

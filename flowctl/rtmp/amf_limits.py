@@ -20,7 +20,7 @@ octets become equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final, TypeAlias
 
 from flowctl.errors import ConfigError, LimitExceededError, RemoteProtocolError
@@ -45,7 +45,9 @@ class AmfLimits:
 
     Attributes:
         depth: levels of containers, 1..128; a number alone has depth 0, an empty object depth 1.
-        nodes: values in one message, 1 or more; members of containers count, names do not.
+        nodes: values in one message, 1 or more; members of containers count, names do not. A data message may have as
+            many as its octets divided by 8, if that is more: a key frame index of hours is tens of thousands of
+            numbers, of 9 octets each.
         string_bytes: octets of UTF-8 in one string, name, XML document or ByteArray, 1 or more. 64 KiB is what a
             16-bit length can announce, plus one.
         repeated_bytes: octets that references may repeat in one message, 1 or more. AMF3 refers to a string in two
@@ -70,6 +72,14 @@ class AmfLimits:
                 allowed = "1 or more" if maximum is None else f"1..{maximum}"
                 raise ConfigError(f"AmfLimits.{item.name} is {value!r}, allowed is an int of {allowed}")
 
+    def for_data(self, size_bytes: int) -> AmfLimits:
+        """Return the limits of a data message of `size_bytes`: more values than a command may have, if it is long."""
+        allowed = size_bytes // _OCTETS_PER_VALUE
+        return self if allowed <= self.nodes else replace(self, nodes=allowed)
+
+
+_OCTETS_PER_VALUE: Final = 8
+"""A number takes 9 octets in AMF0 and AMF3; values that take less, of which there could be more, are rare."""
 
 DEFAULT_LIMITS: Final = AmfLimits()
 """The limits that decoding uses when it is given none."""

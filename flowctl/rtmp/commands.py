@@ -10,20 +10,21 @@ neutral value, and the session decides what that means.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, Final
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp import amf0
+from flowctl.rtmp.amf0_walk import walk
+from flowctl.rtmp.amf_limits import DEFAULT_LIMITS, MAX_DEPTH
 from flowctl.rtmp.chunk import serialise
 from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.messages import EVENT_STREAM_BEGIN, EVENT_STREAM_EOF, UserControl, encode_control
+from flowctl.rtmp.messages import EVENT_STREAM_BEGIN, EVENT_STREAM_EOF, UserControl, amf0_body, encode_control
 from flowctl.rtmp.values import simplify
 from flowctl.rtmp.wire import (
     TYPE_COMMAND_AMF0,
-    TYPE_COMMAND_AMF3,
     TYPE_DATA_AMF0,
-    TYPE_DATA_AMF3,
     Message,
 )
 
@@ -208,19 +209,18 @@ def fourcc_list(values: dict[str, Any]) -> tuple[str, ...]:
 
 def command_name(message: Message) -> str:
     """Return the name of a command message without decoding the rest; "" when it does not start with a string."""
-    start = 1 if message.type_id == TYPE_COMMAND_AMF3 and message.payload[:1] == b"\0" else 0
-    payload = message.payload
-    if payload[start : start + 1] != b"\x02":
+    payload = amf0_body(message)
+    if payload[:1] != b"\x02":
         return ""
-    length = int.from_bytes(payload[start + 1 : start + 3], "big")
-    return payload[start + 3 : start + 3 + length].decode("utf-8", "replace")
+    length = int.from_bytes(payload[1:3], "big")
+    return payload[3 : 3 + length].decode("utf-8", "replace")
 
 
-def read_metadata(message: Message, limits: WireLimits) -> tuple[Message, dict[str, Any]] | None:
-    """Return ``onMetaData`` as players are to get it, and its properties.
+def read_metadata(message: Message, limits: WireLimits) -> Message | None:
+    """Return ``onMetaData`` as players are to get it.
 
-    An AMF0 message keeps its octets, less the ``@setDataFrame`` in front; an AMF3 one is encoded anew as AMF0, which
-    every player reads.
+    It keeps its octets, less the ``@setDataFrame`` in front, and is not decoded, only walked. What has AMF3 values in
+    it is encoded anew as AMF0, which every player reads.
 
     Args:
         message: a data message (type 15 or 18).
@@ -233,20 +233,27 @@ def read_metadata(message: Message, limits: WireLimits) -> tuple[Message, dict[s
     Raises:
         LimitExceededError: the values are nested too deep or are too many.
     """
-    payload = message.payload
-    if message.type_id == TYPE_DATA_AMF3 and payload[:1] == b"\0":
-        payload = payload[1:]
-    payload = payload.removeprefix(_SET_DATA_FRAME_OCTETS)
+    payload = amf0_body(message).removeprefix(_SET_DATA_FRAME_OCTETS)
     if not payload.startswith(_ON_METADATA_OCTETS):
         return None
     try:
-        values = amf0.decode(payload, limits.amf)
+        if not walk(payload, limits.amf.for_data(len(payload))):
+            # References and AMF3 may stand for more than their octets, and have to be made values to be sent on: that
+            # costs some hundred times as much, so as few of them are allowed as of a command.
+            payload = amf0.encode(*map(simplify, amf0.decode(payload, limits.amf)))
     except RemoteProtocolError as error:
         # A limit is hit on purpose; what is merely broken is the player's problem, as with any other data.
         if error.code.startswith("limit:"):
             raise
         return None
-    found = first_properties(values[1:])
-    if message.type_id == TYPE_DATA_AMF3:
-        payload = amf0.encode(*map(simplify, values))
-    return Message(message.csid, message.timestamp, TYPE_DATA_AMF0, message.msid, payload), found
+    return Message(message.csid, message.timestamp, TYPE_DATA_AMF0, message.msid, payload)
+
+
+def metadata_values(message: Message) -> dict[str, Any]:
+    """Return the properties in a message that `read_metadata` returned, simplified; {} when there are none."""
+    size = len(message.payload)
+    limits = dataclasses.replace(DEFAULT_LIMITS.for_data(size), string_bytes=max(size, 1), depth=MAX_DEPTH)
+    try:
+        return first_properties(amf0.decode(message.payload, limits)[1:])
+    except RemoteProtocolError:
+        return {}

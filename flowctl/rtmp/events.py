@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, TypeAlias
 
+from flowctl.rtmp.commands import metadata_values
 from flowctl.rtmp.url import Query, RtmpUrl
 from flowctl.rtmp.wire import Message
 
@@ -130,12 +131,15 @@ class MetadataReceived:
     Args:
         stream_id: message stream id.
         message: what players are to get: an AMF0 data message that starts with ``onMetaData``.
-        values: the properties, simplified; empty when the publisher sent none.
     """
 
     stream_id: int
     message: Message
-    values: dict[str, Any]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The properties, simplified; empty when the publisher sent none. Decoded at each call: they may be long."""
+        return metadata_values(self.message)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -153,10 +153,11 @@ def _inspect_data(body: Body) -> MediaInfo:
     """Tell onMetaData, with or without @setDataFrame before it, from other data messages; a value must follow.
 
     An AMF3 data message (type 15) starts with an octet 0 and goes on in AMF0 or, behind marker 0x11, in AMF3; encoders
-    send that octet before AMF0 as well (ossrs/srs #681). FFmpeg's four-octet timecodes (ossrs/srs #3803) and messages
-    that start with no string at all (ossrs/srs #2731) are DATA like everything else.
+    send that octet before AMF0 as well (ossrs/srs #681), or another number in its place. FFmpeg's four-octet timecodes
+    (ossrs/srs #3803) and messages that start with no string at all (ossrs/srs #2731) are DATA like everything else.
     """
-    head = bytes(body[:_DATA_PREFIX_OCTETS]).removeprefix(b"\x00").removeprefix(b"\x11")
+    head = bytes(body[:_DATA_PREFIX_OCTETS])
+    head = (head[1:] if head[1:3] == b"\x02\x00" else head.removeprefix(b"\x00")).removeprefix(b"\x11")
     for prefix in _SET_DATA_FRAME:
         if head.startswith(prefix):
             head = head.removeprefix(prefix).removeprefix(b"\x11")

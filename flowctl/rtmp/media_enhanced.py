@@ -128,7 +128,9 @@ _TRACK_RULES: Final[dict[Kind, tuple[_Classify, MediaInfo, int, MessageClass]]] 
 
 
 def _inspect_tracks(kind: Kind, body: Body, position: int, size: int, frame_type: int, nanoseconds: int) -> MediaInfo:
-    """Return what a multitrack message is: KEY, DISPOSABLE or HEADER only when every track in it is.
+    """Return what a multitrack message is: KEY when its lowest track is, DISPOSABLE or HEADER only when every track is.
+
+    The lowest is the one that players show first (0 is the default track), so it says where one can start.
 
     Shape: form (4 bits) | packet type (4), then for form 0 (one track) FourCC, id, data; for form 1 (many) FourCC and
     per track id, size (3 octets), data; for form 2 (many codecs) per track FourCC, id, size, data.
@@ -146,7 +148,8 @@ def _inspect_tracks(kind: Kind, body: Body, position: int, size: int, frame_type
     verdicts = [classify(codec, packet_type, frame_type, body, start, end) for _, codec, start, end in ranges]
     message_class, packet, composition_ms = verdicts[0]
     if any(verdict[0] is not message_class for verdict in verdicts):
-        message_class = otherwise
+        lowest = min(zip(ranges, verdicts, strict=True), key=lambda pair: pair[0][0])[1][0]
+        message_class = lowest if lowest is MessageClass.KEY else otherwise
         packet = next((verdict[1] for verdict in verdicts if verdict[1] == "malformed"), packet)
     return MediaInfo(
         kind=kind,

@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
 from flowctl.rtmp import amf0
 from flowctl.rtmp.aggregate import split_aggregate
+from flowctl.rtmp.amf_limits import AmfLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.values import AmfValue, simplify
 from flowctl.rtmp.wire import (
@@ -77,6 +78,7 @@ __all__ = [
     "SetChunkSize",
     "UserControl",
     "WindowAckSize",
+    "amf0_body",
     "decode_message",
     "encode_command",
     "encode_control",
@@ -107,6 +109,9 @@ _ACK_WRAP: Final = 0xF0000000
 
 _COMMAND_CSID: Final = 3
 """Chunk stream of commands, as in librtmp, SRS and nginx-rtmp."""
+
+_SHORT_STRING: Final = b"\x02\0"
+"""How an AMF0 string of less than 256 octets begins."""
 
 _DEFAULT_LIMITS: Final = WireLimits()
 
@@ -219,7 +224,7 @@ def decode_message(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> De
 
     Args:
         message: a complete message.
-        limits: `WireLimits.amf` bounds the values of commands and data.
+        limits: `WireLimits.amf` bounds the values of commands and, as `AmfLimits.for_data`, of data.
 
     Raises:
         RemoteProtocolError: ``"control-body"`` (too short), ``"command-name"`` (the first value is no string), or a
@@ -233,7 +238,7 @@ def decode_message(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> De
         if len(message.payload) == 4 and message.payload[0] == 0:
             # FFmpeg sends its time code so: the marker of a number, and then three octets instead of eight.
             return message
-        values = _decode_values(message, limits)
+        values = _decode_values(message, limits.amf.for_data(len(message.payload)))
         return Data(tuple(values), amf3=type_id == TYPE_DATA_AMF3)
     if type_id == TYPE_USER_CONTROL:
         return _decode_user_control(message)
@@ -295,17 +300,26 @@ def encode_data(data: Data, msid: int, csid: int, timestamp: int = 0) -> Message
     return Message(csid, timestamp, TYPE_DATA_AMF0, msid, body)
 
 
-def _decode_values(message: Message, limits: WireLimits) -> list[AmfValue]:
+def amf0_body(message: Message) -> bytes:
+    """Return the AMF0 values of a command or data message: what is behind the format octet of types 15 and 17.
+
+    The octet is 0 by the book, and says that AMF0 follows, in which each AMF3 value has a marker. Some leave it out,
+    and others put another number there, which librtmp and SRS never look at. The first value is a name, a string of
+    less than 256 octets, so 02 00 shows where it begins.
+    """
     body = message.payload
     if message.type_id not in (TYPE_COMMAND_AMF3, TYPE_DATA_AMF3):
-        return amf0.decode(body, limits.amf)
-    # An octet 0 in front says that the rest is AMF0, in which each AMF3 value has a marker. Nobody sends another
-    # format, and some leave the octet out. The values themselves never begin with 0: a name is a string.
-    return [simplify(value) for value in amf0.decode(body.removeprefix(b"\0"), limits.amf)]
+        return body
+    return body[1:] if body[:1] == b"\0" or body[1:3] == _SHORT_STRING else body
+
+
+def _decode_values(message: Message, limits: AmfLimits) -> list[AmfValue]:
+    values = amf0.decode(amf0_body(message), limits)
+    return values if message.type_id not in (TYPE_COMMAND_AMF3, TYPE_DATA_AMF3) else [simplify(item) for item in values]
 
 
 def _decode_command(message: Message, limits: WireLimits) -> Command:
-    values = _decode_values(message, limits)
+    values = _decode_values(message, limits.amf)
     if not values or not isinstance(values[0], str):
         kind = type(values[0]).__name__ if values else "nothing"
         raise RemoteProtocolError(f"command begins with {kind}, it needs a string", code="command-name")

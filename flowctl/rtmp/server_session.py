@@ -366,7 +366,7 @@ class ServerSession(ServerCommands, ServerReplies):
                 self._stream_message(part, events, now)
         else:
             found = commands.read_metadata(message, self._config.limits)
-            events.append(message if found is None else MetadataReceived(message.msid, *found))
+            events.append(message if found is None else MetadataReceived(message.msid, found))
 
     def _stray(self, message: Message, events: list[ServerEvent], now: float) -> None:
         """Treat a message of a stream that is not being published."""

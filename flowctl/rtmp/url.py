@@ -5,6 +5,11 @@ publish or play. How people split an address over them is free: OBS users put ``
 ``room?secret=x`` into "Stream Key", or the whole path into either, with the query wherever it ended up. So the paths
 are joined first, the last segment is then the stream name and what stands before it the application, and the queries
 are merged; every split of one address gives the same `RtmpUrl` (the rule of ossrs/srs, ``srs_net_url_parse_tcurl``).
+An address of one segment, ``rtmp://host/room`` with an empty key as people write it for MediaMTX, is a stream of the
+default application.
+
+The host (or ``?vhost=``) is told apart as `RtmpUrl.vhost` but is no part of the stream's name, `RtmpUrl.path`: who
+publishes to 127.0.0.1 is played under the server's public name.
 
 Values are not percent-decoded: clients do not encode them, and a signed token must reach its verifier unchanged.
 """
@@ -13,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import unicodedata
 from typing import Final
 
 from flowctl.errors import RemoteProtocolError
@@ -40,6 +46,14 @@ REDACTED: Final = "***"
 _SECRET_WORDS: Final = (
     "key", "secret", "token", "pass", "pwd", "auth", "sign", "sig", "hash", "jwt", "credential", "response",
 )  # fmt: skip  # one line of words reads better than twelve lines
+
+_UNFIT_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of Unicode that a name may not have: control and format characters (bidirectional marks are such), halves
+of surrogate pairs, separators of lines and paragraphs. Blanks of any kind are fine, and so is what this Python does not
+know yet: its tables are older than the emoji of the users' telephones."""
+
+_JOINERS: Final = frozenset({"\u200c", "\u200d", *map(chr, range(0xE0020, 0xE0080))})
+"""Format characters that are part of words and emoji: the zero width (non-)joiners, and the tags of flags."""
 
 _URL = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)(?P<rest>.*)$")
 # The host of an IPv6 address stands in brackets (RFC 3986 section 3.2.2).
@@ -112,18 +126,25 @@ def check_name(name: str, what: str, *, maximum: int = NAME_MAX_CHARS) -> None:
         maximum: most characters allowed.
 
     Raises:
-        RemoteProtocolError: code ``bad-name``; empty, too long, not printable, a backslash, or a ``.`` or ``..``
-            segment.
+        RemoteProtocolError: code ``bad-name``; empty, too long, a character that hides or forges text, a backslash,
+            or a ``.`` or ``..`` segment.
     """
     if not name:
         raise RemoteProtocolError(f"{what} is empty", code="bad-name")
     if len(name) > maximum:
         raise RemoteProtocolError(f"{what} has {len(name)} characters, the limit is {maximum}", code="bad-name")
-    # Not printable are control characters, NUL, lone surrogates and the invisible marks that forge log lines.
-    if not name.isprintable() or "\\" in name:
+    if "\\" in name or not (name.isprintable() or all(map(_is_fit, name))):
         raise RemoteProtocolError(f"{what} has a control character or a backslash", code="bad-name")
     if not {".", ".."}.isdisjoint(name.split("/")):
         raise RemoteProtocolError(f"{what} has a segment . or ..", code="bad-name")
+
+
+def _is_fit(char: str) -> bool:
+    """Return whether `char` may be in a name; printable ones may."""
+    if unicodedata.category(char) in _UNFIT_CATEGORIES:
+        return char in _JOINERS
+    # The last two of each plane and 32 more are reserved for never being a character.
+    return ord(char) & 0xFFFE != 0xFFFE and not 0xFDD0 <= ord(char) <= 0xFDEF
 
 
 def _segments(path: str) -> list[str]:
@@ -189,8 +210,8 @@ class RtmpUrl:
     def with_stream(self, name: str, *, name_max_chars: int = NAME_MAX_CHARS) -> RtmpUrl:
         """Return this address with the stream name of a publish or play command.
 
-        An empty name (or one that is only a query) takes the last segment of the application, if that has two: the
-        user put the whole path into "Server".
+        An empty name (or one that is only a query) takes the last segment of the application: the user put the whole
+        path into "Server". Where the query stands in between, as in ``app?k=v/stream``, the name is behind it.
 
         Args:
             name: as the client sent it: may have segments, a leading slash and a query.
@@ -204,10 +225,16 @@ class RtmpUrl:
         if path:
             check_name(path, "stream name", maximum=name_max_chars)
         app = _segments("" if self.app == DEFAULT_APP else self.app)
-        segments = app + _segments(path)
-        if len(segments) == len(app) < 2:
+        raw_query, segments = self.raw_query, _segments(path)
+        before, slash, behind = raw_query.rpartition("/")
+        if slash and segments and _segments(behind) == segments:
+            raw_query = before  # the address had the name as well
+        raw_query = "&".join(part for part in (raw_query, more) if part)
+        if not segments and len(app) < 2:
+            raw_query, segments = _name_behind_query(raw_query, name_max_chars)
+        segments = app + segments
+        if not segments:
             raise RemoteProtocolError("stream name is empty", code="bad-name")
-        raw_query = "&".join(part for part in (self.raw_query, more) if part)
         query = parse_query(raw_query)
         joined = "/".join(segments[:-1]) or DEFAULT_APP
         check_name(joined, "application name", maximum=name_max_chars)
@@ -221,6 +248,15 @@ class RtmpUrl:
         )
 
 
+def _name_behind_query(raw_query: str, name_max_chars: int) -> tuple[str, list[str]]:
+    """Return query and path of ``k=v/stream``; the query alone when what is behind the last slash is no name."""
+    before, _, behind = raw_query.rpartition("/")
+    if not before or not behind or not {"=", "&", "?"}.isdisjoint(behind):
+        return raw_query, []
+    check_name(behind, "stream name", maximum=name_max_chars)
+    return before, [behind]
+
+
 def _vhost(query: Query, default: str) -> str:
     vhost = (query.get("vhost") or query.get("domain") or "").lower()
     return vhost if vhost and vhost != DEFAULT_VHOST.lower() else default
@@ -229,8 +265,9 @@ def _vhost(query: Query, default: str) -> str:
 def parse_url(text: str, *, name_max_chars: int = NAME_MAX_CHARS) -> RtmpUrl:
     """Return the address ``rtmp://[user[:password]@]host[:port]/app[/inst]/stream[?k=v]``.
 
-    The last of two or more segments is the stream name. ``rtmp://host/app?k=v/stream``, the form that Flash media
-    encoders wrote, is understood when the path alone names no stream.
+    The last of two or more segments is the stream name; with one it is left to `RtmpUrl.with_stream` what it is.
+    ``rtmp://host/app?k=v/stream``, the form that Flash media encoders wrote, is understood when the path alone names no
+    stream.
 
     Args:
         text: the whole address.
@@ -240,12 +277,9 @@ def parse_url(text: str, *, name_max_chars: int = NAME_MAX_CHARS) -> RtmpUrl:
         RemoteProtocolError: code ``bad-url`` for what is no address, ``bad-name`` for a name (see `check_name`).
     """
     url = _parse_base(text, name_max_chars)
-    raw, slash, name = url.raw_query.rpartition("/")
-    if slash and "/" not in url.app:
-        query = parse_query(raw)
-        moved = dataclasses.replace(url, raw_query=raw, query=query, vhost=_vhost(query, url.host))
-        return moved.with_stream(name, name_max_chars=name_max_chars)
-    return url.with_stream("", name_max_chars=name_max_chars) if "/" in url.app else url
+    if "/" in url.app or _name_behind_query(url.raw_query, name_max_chars)[1]:
+        return url.with_stream("", name_max_chars=name_max_chars)
+    return url
 
 
 def from_connect(tc_url: str | None, app: str | None, *, name_max_chars: int = NAME_MAX_CHARS) -> RtmpUrl:

@@ -141,7 +141,7 @@ def test_command_when_interrupted_while_it_is_imported_ends_in_silence():
     [
         ([], "URL is missing", "rtmp://"),
         (["rtmp://192.0.2.1/live/room"], "192.0.2.1", "--allow-remote"),
-        (["rtmp://127.0.0.1/live"], "names no stream", ""),
+        (["rtmp://127.0.0.1/"], "names no stream", ""),
         (["URL", "--profile", "healthly:90%"], "no profile 'healthly'", "--list-profiles"),
         (["URL", "--profile", "stall:300"], "make", "--viewers"),
         (["URL", "--fail-on", "p9_ms>1"], "no figure 'p9_ms'", "did you mean p99_ms?"),

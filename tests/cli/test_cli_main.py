@@ -103,7 +103,7 @@ def test_version_when_asked_for_text(capsys):
         (["--log-level", "loud", "serve"], "log level 'loud'", ""),
         (["play", "http://host/live/room"], "scheme 'http'", "rtmp://"),
         (["play", "ADDRESS"], "'ADDRESS': address is not", "rtmp://host/app/stream"),
-        (["play", "rtmp://host/live"], "names no stream", "rtmp://host/app/stream"),
+        (["play", "rtmp://host/"], "names no stream", "rtmp://host/app/stream"),
         (["play", "rtmp://host/live/room", "--rate", "fast"], "--rate", "2.5M"),
         (["play", "rtmp://host/live/room", "--rate", "1"], "rate is 1 bit/s", ""),
         (["play", "rtmp://host/live/room", "--output", "/nowhere/at/all.flv"], "/nowhere/at/all.flv", ""),

@@ -241,7 +241,7 @@ def test_tracks_when_one_is_left_out():
     ("text", "said"),
     [
         ("http://host/live/room", "http"),
-        ("rtmp://host/live", "names no stream"),
+        ("rtmp://host/", "names no stream"),
         ("rtmp:///live/room", "no host"),
         ("room", "address"),
         ("rtmp://host:99999/live/room", "port"),

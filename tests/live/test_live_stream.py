@@ -305,3 +305,86 @@ def test_join_when_there_is_never_a_key_frame_gets_the_headers_after_the_wait():
     bodies = [message.payload for message in viewer.media if message.type_id == 9]
     assert bodies[0] == AVC_HEADER
     assert len(bodies) > 20
+
+
+# -- several tracks (Enhanced RTMP v2)
+
+
+def of_track(track, payload):
+    """Return a classic H.264 body as one of track `track`: without multitrack for 0, as OBS sends it."""
+    frame_type, packet_type = payload[0] >> 4, payload[1]
+    if not track:
+        return payload
+    rest = payload[2:] if packet_type else payload[5:]  # a header has no composition time there
+    return bytes([0x80 | frame_type << 4 | 6, packet_type]) + b"avc1" + bytes([track]) + rest
+
+
+def publish_tracks(stream, publisher, tracks, seconds, start=0.0):
+    """Publish headers, then each second the key frames and another frame of all tracks, the lowest first."""
+    for track in tracks:
+        stream.publish(publisher, TYPE_VIDEO, 0, of_track(track, AVC_HEADER), start)
+    for second in range(seconds):
+        for make in (key, inter):
+            for track in tracks:
+                now = start + second
+                stream.publish(publisher, TYPE_VIDEO, int(now * 1000), of_track(track, make(b"%d" % second)), now)
+
+
+def viewed(stream):
+    """Return what a viewer gets who starts now: (payloads before the log's, payloads of the log)."""
+    entry, prefix, _ = stream.start_place(stream.join(1))
+    wires = []
+    while entry.next is not None:
+        wires.append(entry.wire)
+        entry = entry.next
+    return [message.payload for message in read(prefix)], [message.payload for message in read(wires)]
+
+
+def test_late_viewer_of_several_tracks_starts_at_track_0_with_all_headers(stream):
+    """Every track's header, the key frame of track 0, and behind it those of the other tracks."""
+    publisher = Member()
+    stream.take_over(publisher, 0.0)
+    tracks = (0, 1, 2)
+    publish_tracks(stream, publisher, tracks, 3)
+    before, after = viewed(stream)
+    assert before == [of_track(track, AVC_HEADER) for track in tracks]
+    expected = [of_track(track, make(b"2")) for make in (key, inter) for track in tracks]
+    assert after == expected
+    assert stream.messages_in[MessageClass.KEY] == 3
+    # A viewer that fell behind starts again at the same places.
+    wire = stream.join(1)
+    assert wire.log.gop.key_sequence == wire.log.tail.sequence - len(expected)
+
+
+@pytest.mark.parametrize("tracks", [(1, 2), (2, 1), (1, 0)])
+def test_tracks_in_any_order_start_at_the_lowest(stream, tracks):
+    """Track 0 need not be there, nor come first: from its first key frame on the lowest counts."""
+    publisher = Member()
+    stream.take_over(publisher, 0.0)
+    publish_tracks(stream, publisher, tracks, 3)
+    before, after = viewed(stream)
+    assert sorted(before) == sorted(of_track(track, AVC_HEADER) for track in tracks)
+    assert after[0] == of_track(min(tracks), key(b"2"))
+
+
+def test_track_that_ends_gives_way_to_the_next(stream):
+    """New viewers do not wait for key frames that come no more, and return to track 0 when it is back."""
+    publisher = Member()
+    stream.take_over(publisher, 0.0)
+    publish_tracks(stream, publisher, (0, 1), 2)
+    publish_tracks(stream, publisher, (1,), 15, start=2.0)
+    assert viewed(stream)[1][0] == of_track(1, key(b"14"))
+    publish_tracks(stream, publisher, (0, 1), 2, start=20.0)
+    assert viewed(stream)[1][0] == key(b"1")
+
+
+def test_second_publisher_may_have_other_tracks(stream):
+    """What the first one's lowest track was is forgotten with it."""
+    first, second = Member(), Member()
+    stream.take_over(first, 0.0)
+    publish_tracks(stream, first, (0, 1), 2)
+    stream.take_over(second, 2.0)
+    publish_tracks(stream, second, (3, 4), 2, start=2.0)
+    before, after = viewed(stream)
+    assert before == [of_track(3, AVC_HEADER), of_track(4, AVC_HEADER)]
+    assert after[0] == of_track(3, key(b"1"))

@@ -288,6 +288,16 @@ def test_multitrack_is_disposable_only_when_every_track_is():
     assert inspect(VIDEO, b"\xa6" + multitrack(1, 3, one)).message_class is MessageClass.INTER
 
 
+def test_multitrack_is_a_key_frame_when_its_lowest_track_is():
+    """Players show track 0: a viewer can start where it can, whatever the others do."""
+    slices = [IDR, b"\x00\x00\x00\x02\x41\x9a"]
+    for order, expected in ((slices, MessageClass.KEY), (slices[::-1], MessageClass.INTER)):
+        tracks = [(b"avc1", track, b"\x00\x00\x00" + data) for track, data in enumerate(order)]
+        # Frame type 0: the slices tell which is one (gortmplib).
+        assert inspect(VIDEO, b"\x86" + multitrack(1, 1, tracks)).message_class is expected
+        assert inspect(VIDEO, b"\x86" + multitrack(1, 1, tracks[::-1])).message_class is expected
+
+
 def test_multitrack_header_with_one_truncated_configuration_is_no_header():
     """A cache must not keep a message in which one configuration is broken."""
     body = multitrack(1, 0, [(b"hvc1", 0, HVCC), (b"hvc1", 1, HVCC[:-1])])

@@ -221,7 +221,8 @@ def test_metadata_is_unwrapped(client):
     client.publish()
     body = b"\x02\0\x0aonMetaData\x08\0\0\0\1\0\5width\0\x40\x84\0\0\0\0\0\0\0\0\x09"
     (event,) = client.send(Message(4, 0, DATA, 1, b"\x02\0\x0d@setDataFrame" + body))
-    assert event == MetadataReceived(1, Message(4, 0, DATA, 1, body), {"width": 640.0})
+    assert event == MetadataReceived(1, Message(4, 0, DATA, 1, body))
+    assert event.values == {"width": 640.0}
 
 
 def test_aggregate_is_split(client):

@@ -1,5 +1,7 @@
 """What real clients do and a server must take: each test is one habit, sent as that client sends it."""
 
+import tracemalloc
+
 import pytest
 from rtmp_session_kit import SPLITS, ScriptedClient, single, whole
 
@@ -7,7 +9,8 @@ from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.rtmp import amf0, commands
 from flowctl.rtmp.chunk import Message
 from flowctl.rtmp.events import ConnectRequested, Ignored, MetadataReceived, PublishRequested, StreamClosed
-from flowctl.rtmp.messages import Command, SetChunkSize, encode_command, encode_control
+from flowctl.rtmp.media import inspect
+from flowctl.rtmp.messages import Command, SetChunkSize, decode_message, encode_command, encode_control
 from flowctl.rtmp.server_states import StreamState
 from flowctl.rtmp.values import UNDEFINED, AvmPlus, Date, EcmaArray, TypedObject
 
@@ -163,7 +166,7 @@ def test_name_of_a_wrong_type_is_refused_politely(command, code, name):
     assert client.call(command, 4, None, "room", stream_id=1)[0].name == "room"
 
 
-@pytest.mark.parametrize("name", ["../x", "a/../../b", "x\0y", "x" * 4096, "a\\b", ""])
+@pytest.mark.parametrize("name", ["../x", "a/../../b", "x\0y", "x" * 4096, "a\\b", "x\u2028y"])
 @pytest.mark.parametrize("command", ["publish", "play"])
 def test_bad_name_is_refused_politely(command, name):
     """Traversal, NUL, 4 KiB and nothing at all; the refusal says which rule and not the name."""
@@ -250,9 +253,79 @@ def test_amf3_commands_and_data_are_understood(client):
     client.session.accept_publish(1)
     body = b"\0" + amf0.encode("@setDataFrame", "onMetaData", AvmPlus({"width": 640}))
     (metadata,) = client.send(Message(4, 0, DATA_AMF3, 1, body))
-    assert metadata == MetadataReceived(
-        1, Message(4, 0, DATA, 1, amf0.encode("onMetaData", {"width": 640.0})), {"width": 640}
-    )
+    assert metadata == MetadataReceived(1, Message(4, 0, DATA, 1, amf0.encode("onMetaData", {"width": 640.0})))
+    assert metadata.values == {"width": 640.0}
+
+
+@pytest.mark.parametrize("octet", [b"\0", b"\x01", b"\x02", b"\x03", b"\x11", b"\xff", b""])
+def test_octet_in_front_of_amf3_messages_may_be_any(octet):
+    """Nobody looks at the format octet but to skip it (librtmp, SRS), and some leave it out."""
+    client = ScriptedClient()
+    (event,) = client.send(Message(3, 0, 17, 0, octet + amf0.encode("connect", 1.0, {"app": "live"})))
+    assert isinstance(event, ConnectRequested)
+    client.session.accept_connect()
+    client.send(Message(3, 0, 17, 0, octet + amf0.encode("createStream", 2.0, None)))
+    (event,) = client.send(Message(3, 0, 17, 1, octet + amf0.encode("publish", 3.0, None, "room")))
+    assert isinstance(event, PublishRequested)
+    client.session.accept_publish(1)
+    body = octet + amf0.encode("@setDataFrame", "onMetaData", {"width": 640.0})
+    (metadata,) = client.send(Message(4, 0, DATA_AMF3, 1, body))
+    assert metadata.values == {"width": 640.0}
+    body = octet + amf0.encode("onMetaData", {"width": 640.0})
+    assert inspect(DATA_AMF3, body).packet == "metadata"
+
+
+def key_frame_index(count):
+    """Return the octets of onMetaData with an index of `count` key frames, as tools for FLV files write it."""
+    index = {"times": [float(at) for at in range(count)], "filepositions": [float(at * 1000) for at in range(count)]}
+    return amf0.encode("onMetaData", EcmaArray({"duration": float(count), "keyframes": index, "width": 640.0}))
+
+
+def test_key_frame_index_of_hours_is_passed_on_untouched():
+    """Fourteen hours with a key frame a second: 100,000 numbers, as nginx-rtmp and SRS take them."""
+    client = ScriptedClient()
+    client.publish()
+    body = key_frame_index(50_000)
+    (event,) = client.send(Message(4, 0, DATA, 1, amf0.encode("@setDataFrame") + body))
+    assert event == MetadataReceived(1, Message(4, 0, DATA, 1, body))
+    assert event.values["keyframes"]["times"][-1] == 49_999.0
+
+
+def test_player_of_ours_reads_a_key_frame_index_of_hours():
+    """What the server takes, its own clients take."""
+    data = decode_message(Message(4, 0, DATA, 1, key_frame_index(50_000)))
+    assert len(data.values[1]["keyframes"]["times"]) == 50_000
+
+
+def test_metadata_makes_no_objects_of_its_values():
+    """Neither numbers nor a megabyte of empty ones become Python objects on their way through."""
+    client = ScriptedClient()
+    client.publish()
+    for body in (key_frame_index(50_000), amf0.encode("onMetaData", [0.0] * 100_000)):
+        octets = b"".join(map(client.writer.write, [Message(4, 0, DATA, 1, body)]))
+        tracemalloc.start()
+        client.octets(octets)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 4 * len(body)
+
+
+@pytest.mark.parametrize(
+    ("value", "limit"),
+    [
+        (b"\x0a\0\0\0\1" * 33 + b"\5", "amf_depth"),
+        (b"\x03\0\1a" * 33 + b"\5" + b"\0\0\x09" * 33, "amf_depth"),
+        (b"\x0a" + (200_000).to_bytes(4, "big") + b"\5" * 200_000, "amf_nodes"),
+        (b"\x08\0\0\0\0" + b"\0\1a\5" * 50_000 + b"\0\0\x09", "amf_nodes"),
+        (b"\x11\x09" + b"\x81\x81\x01" + b"\x01" + b"\x04\x05" * 8192, "amf_nodes"),
+    ],
+)
+def test_metadata_of_many_or_deep_values_ends_the_session(value, limit):
+    """Nesting is limited as for commands; values of an octet or two are bounded by the octets of the message."""
+    client = ScriptedClient()
+    client.publish()
+    with pytest.raises(LimitExceededError, match=limit):
+        client.send(Message(4, 0, DATA, 1, amf0.encode("onMetaData") + value))
 
 
 @pytest.mark.parametrize("mark", [b"\0", b""], ids=["format octet", "none"])

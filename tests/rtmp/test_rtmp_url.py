@@ -125,9 +125,49 @@ def test_with_stream_merges_queries_and_the_later_value_wins():
 
 
 @pytest.mark.parametrize("name", ["", "?token=t", "/", "//"])
-def test_with_stream_refuses_no_name_when_the_application_has_one_segment(name):
+def test_with_stream_refuses_no_name_without_an_application(name):
     """There is nothing that could be the stream."""
-    assert code_of(from_connect("rtmp://h/live", "live").with_stream, name) == "bad-name"
+    assert code_of(from_connect("rtmp://h/", "").with_stream, name) == "bad-name"
+
+
+@pytest.mark.parametrize(
+    ("tc_url", "app", "name"),
+    [
+        ("rtmp://h/room?token=t", "room?token=t", ""),  # FFmpeg, for rtmp://h/room?token=t
+        ("rtmp://h/room", "room", "?token=t"),
+        ("rtmp://h/", "", "room?token=t"),
+        ("rtmp://h", None, "/room?token=t"),
+        ("rtmp://h/?token=t", "?token=t", "room"),
+    ],
+)
+def test_address_of_one_segment_is_a_stream_of_the_default_application(tc_url, app, name):
+    """Wherever the only segment stands: MediaMTX tells its users to leave the key empty."""
+    url = from_connect(tc_url, app).with_stream(name)
+    assert (url.path, url.stream, url.query) == ("__defaultApp__/room", "room", {"token": "t"})
+
+
+@pytest.mark.parametrize(
+    ("tc_url", "app", "name"),
+    [
+        ("rtmp://h/live?secret=x", "live?secret=x", "room"),
+        ("rtmp://h/live?secret=x/room", "live?secret=x", "room"),
+        ("rtmp://h/live?secret=x/room", "live?secret=x/room", ""),  # OBS with all of it in "Server"
+        ("rtmp://h/live", "live?secret=x/room", ""),
+        ("rtmp://h/live", "live", "?secret=x/room"),
+    ],
+)
+def test_name_behind_the_query_is_found(tc_url, app, name):
+    """``app?secret=x/stream`` in any of the three places: the secret ends before the slash."""
+    url = from_connect(tc_url, app).with_stream(name)
+    assert (url.path, url.query) == ("live/room", {"secret": "x"})
+
+
+def test_slash_in_a_value_stays_there_when_the_address_has_a_name():
+    """A signature in base64 is not cut."""
+    url = from_connect("rtmp://h/live?sign=a/b", "live?sign=a/b").with_stream("room?time=1/2")
+    assert (url.path, url.query) == ("live/room", {"sign": "a/b", "time": "1/2"})
+    one = from_connect("rtmp://h/room?sign=a/b==", "room?sign=a/b==").with_stream("")
+    assert (one.stream, one.query) == ("room", {"sign": "a/b=="})
 
 
 @pytest.mark.parametrize(
@@ -154,7 +194,29 @@ def test_vhost_is_read_from_the_old_dotted_form():
 
 @pytest.mark.parametrize(
     "name",
-    ["../x", "a/../b", "..", ".", "a/./b", "a\0b", "a\nb", "a\x7fb", "a\x85b", "a\u202eb", "a\ud800b", "a\\b"],
+    [
+        "../x",
+        "a/../b",
+        "..",
+        ".",
+        "a/./b",
+        "a\0b",
+        "a\nb",
+        "a\x7fb",
+        "a\x85b",
+        "a\u202eb",
+        "a\ud800b",
+        "a\\b",
+        "a\u2028b",
+        "a\u2029b",
+        "a\u200eb",
+        "a\u2066b",
+        "a\ufeffb",
+        "a\u00adb",
+        "a\u061cb",
+        "a\uffffb",
+        "a\ufdd0b",
+    ],
 )
 def test_check_name_refuses_traversal_and_control_characters(name):
     """A name reaches paths and log lines, so it may not climb, forge or hide."""
@@ -162,9 +224,27 @@ def test_check_name_refuses_traversal_and_control_characters(name):
     assert code_of(from_connect("rtmp://h/live", "live").with_stream, name) == "bad-name"
 
 
-@pytest.mark.parametrize("name", ["room", "room-1_2.flv", "mp4:film", "комната", "a..b", "...", "room 1", "直播"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "room",
+        "room-1_2.flv",
+        "mp4:film",
+        "комната",
+        "a..b",
+        "...",
+        "room 1",
+        "直播",
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+        "a\u3000b",
+        "a\u00a0b",
+        "क्\u200cष",
+        "\U0001fae8",
+        "\u2764\ufe0f",
+    ],
+)
 def test_check_name_allows_names_in_use(name):
-    """Dots inside a name, colons, blanks and letters of any script are fine."""
+    """Dots inside a name, colons, blanks of any kind, letters of any script and emoji with joiners are fine."""
     assert name == from_connect("rtmp://h/live", "live").with_stream(name).stream
 
 
@@ -221,14 +301,15 @@ NAMES = st.text(st.characters(categories=["Lu", "Ll", "Nd"]), min_size=1, max_si
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(NAMES, min_size=2, max_size=5), st.dictionaries(NAMES, NAMES, max_size=4), st.data())
+@given(st.lists(NAMES, min_size=1, max_size=5), st.dictionaries(NAMES, NAMES, max_size=4), st.data())
 def test_any_split_of_any_path_gives_the_same_address(segments, query, data):
     """Wherever the path is cut between tcUrl and stream name, path and query come out the same."""
     cut = data.draw(st.integers(0, len(segments)))
     raw = "&".join(f"{name}={value}" for name, value in query.items())
     app, name = "/".join(segments[:cut]), "/".join(segments[cut:])
     url = from_connect(f"rtmp://h/{app}", app).with_stream(f"{name}?{raw}" if raw else name)
-    assert ("/".join(segments), query) == (url.path, dict(url.query))
+    path = "/".join(segments) if len(segments) > 1 else f"__defaultApp__/{segments[0]}"
+    assert (path, query) == (url.path, dict(url.query))
 
 
 @settings(max_examples=300, deadline=None)
