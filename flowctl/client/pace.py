@@ -3,7 +3,8 @@
 How it works: the source's clock is the 32-bit clock of RTMP and FLV, which wraps; the timeline adds up the differences
 between media tags as signed numbers, so a wrap is no jump and a small step back (B-frames of some muxers) is one. At
 the end of a round the timeline works out when the next frame of each track would have been due, and the next round
-begins there; its tags get timestamps that go on accordingly.
+begins there; its tags get timestamps that go on accordingly. A source whose timestamps stand still or run backwards is
+given a millisecond per frame in each round, so that a loop of it moves on in time and a duration comes to its end.
 """
 
 from __future__ import annotations
@@ -104,16 +105,18 @@ class Timeline:
         while True:
             self.rounds += 1
             frames = 0
+            latest_ms = start_ms
             for timed in self._round(start_ms):
                 if timed.due_ms >= self._duration_ms:
                     return
                 frames += timed.tag.type_id != TAG_SCRIPT
+                latest_ms = max(latest_ms, timed.due_ms)
                 yield timed
             if not self._loop or not frames:
                 return
-            start_ms = max((last + step for last, step in self._tracks.values()), default=self._elapsed_ms)
-            # A single frame has no step to go on by: a loop of it must not be an endless burst.
-            start_ms = max(start_ms, self._elapsed_ms + 1)
+            following_ms = max((last + step for last, step in self._tracks.values()), default=latest_ms)
+            # Timestamps that tell no step, or a wrong one, must neither go back nor make a loop an endless burst.
+            start_ms = max(following_ms, latest_ms + 1, start_ms + frames)
 
     def _round(self, start_ms: int) -> Iterator[TimedTag]:
         """Iterate over the source once, its first media tag at `start_ms`."""

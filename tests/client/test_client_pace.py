@@ -98,6 +98,16 @@ def test_loop_when_there_is_one_frame():
     assert times == sorted(set(times))
 
 
+@pytest.mark.parametrize("times", [[0] * 100, [1000, 0], [0, 1000, 0], [5, 2**31, 7], [0, 2**32 - 1]])
+def test_duration_when_timestamps_stand_still_or_run_back_is_come_to_by_a_loop(times):
+    """Each round begins behind what the rounds before it showed, a millisecond per frame at least."""
+    source = [key(time) for time in times]
+    found = [timed.due_ms for timed in itertools.islice(Timeline(source, loop=True, duration_s=1), 3000)]
+    assert len(found) < 3000
+    rounds = [found[begin : begin + len(times)] for begin in range(0, len(found), len(times))]
+    assert all(after[0] > max(before) for before, after in itertools.pairwise(rounds))
+
+
 def test_loop_when_there_is_no_media():
     """A source without media ends, instead of being read for ever."""
     assert due(Timeline([META], loop=True)) == [(TAG_SCRIPT, 0)]
