@@ -17,6 +17,7 @@ from flowctl.live.hub import Hub
 from flowctl.live.roles import Playing
 from flowctl.live.sampler import Sampler
 from flowctl.live.session import LiveSession
+from flowctl.log import redact_text
 from flowctl.policy import DropPolicy
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import events as rtmp_events
@@ -82,7 +83,7 @@ class RecordedSession(LiveSession):
         record.closed(
             now,
             reason,
-            details,
+            redact_text(details),
             accepted=statistics.accepted,
             sent=statistics.sent,
             dropped=statistics.dropped,
@@ -144,7 +145,7 @@ class RecordedSession(LiveSession):
             case rtmp_events.HandshakeDone():
                 record.handshake_done(now, event.style)
             case rtmp_events.ConnectRequested():
-                record.connected(now, event.flash_ver, app_named=event.url.app != DEFAULT_APP)
+                record.connected(now, redact_text(event.flash_ver), app_named=event.url.app != DEFAULT_APP)
             case rtmp_events.ConnectRefused():
                 record.command(now, "connect", {"refused": event.reason})
             case rtmp_events.PublishRequested():

@@ -28,6 +28,7 @@ from flowctl.live.roles import Playing, Publishing
 from flowctl.live.signals import EVENT_NAME, PARAMETER, message_values, publisher_settings
 from flowctl.live.statistics import EndedViewer, ViewerStatistics
 from flowctl.live.stream import MEDIA_TYPES, StartPlace, Stream
+from flowctl.log import redact_text
 from flowctl.policy import DropPolicy
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.receiver import DONE, InputResult, Verdict
@@ -352,7 +353,7 @@ class LiveSession(Session):
         """Answer one event of the wire session; those that only inform need nothing."""
         match event:
             case rtmp_events.ConnectRequested():
-                self.user_agent = event.flash_ver
+                self.user_agent = redact_text(event.flash_ver)
                 self._user = event.user
                 self._rtmp.accept_connect()
             case rtmp_events.ConnectRefused():
@@ -381,7 +382,9 @@ class LiveSession(Session):
                 self._mute(event.stream_id, video=event.enabled)
             case rtmp_events.Ignored():  # once per kind and connection; no more than a hint, since real clients are odd
                 peer = self.connection.peer
-                _log.debug("message ignored", peer=f"{peer[0]}:{peer[1]}", what=event.what, detail=event.detail)
+                _log.debug(
+                    "message ignored", peer=f"{peer[0]}:{peer[1]}", what=event.what, detail=redact_text(event.detail)
+                )
             case _:
                 pass
 
@@ -598,6 +601,7 @@ class LiveSession(Session):
     def closed(self, reason: CloseReason, details: str) -> None:
         """Leave all streams, and say why the connection ended."""
         connection = self.connection
+        details = redact_text(details)  # the words of an error may quote the peer
         self._hub.connection_ended(reason, self._limit_hit)
         playing = self._playing
         if playing is not None:

@@ -24,6 +24,7 @@ from flowctl.live.recorded import CONTROL_LANE
 from flowctl.live.telemetry import Recording
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import commands
+from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl
 from flowctl.rtmp.wire import Message
 from flowctl.sender_types import SenderSettings
@@ -466,3 +467,30 @@ def test_samples_when_summed_up_are_the_totals_whatever_happened(tmp_path, steps
     for conn_id, connected_s in closed.items():
         assert world.sums(conn_id)["interval_ms"] == pytest.approx(connected_s * 1000, abs=5)
     assert len(world.sampler._books) == 0
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        "FMLE/3.0 rtmp://user:CANARY@example.org/live",
+        "FMLE/3.0 (rtmp://example.org/live?key=CANARY)",
+        "live?secret=CANARY",
+        "rtmp://example.org/live?a=b&token=CANARY&c=d",
+    ],
+)
+def test_agent_when_it_holds_a_secret_shows_it_nowhere(tmp_path, agent):
+    """What a peer calls itself is masked once, before log, records and statistics; also where no log is set up."""
+    world = RecordedWorld(tmp_path, record=PLAIN)
+    with structlog.testing.capture_logs() as logs:
+        publisher = world.publisher(settings=ClientSessionConfig(flash_version=agent))
+        player = world.player(settings=ClientSessionConfig(flash_version=agent))
+        stream_some(world, publisher)
+        world.sample()
+        shown = repr(world.hub.snapshot())
+        player.command(f"rtmp://user:CANARY@host/?key=CANARY{agent}", None)
+        player.leave()
+        publisher.vanish()
+        world.run(4)
+    shown += repr(world.hub.snapshot()) + repr(world.told()) + repr(world.sampled) + repr(logs)
+    assert "CANARY" not in shown
+    assert any(line["event"] == "play started" and line["agent"] for line in logs)

@@ -165,7 +165,11 @@ async def _secret_url(attack: Attack) -> None:
     peer = await attack.shaken()
     host, port = attack.context.host, attack.context.port
     tc_url = f"rtmp://user:{CANARY}@{host}:{port}/{peer.app}?token={CANARY}"
-    await peer.connect(app=f"{peer.app}?token={CANARY}", tc_url=tc_url, pageUrl=f"http://example.org/?key={CANARY}")
+    page = f"http://example.org/?key={CANARY}"
+    agent = f"FMLE/3.0 (compatible; rtmp://user:{CANARY}@{host}/live?key={CANARY})"
+    await peer.connect(
+        app=f"{peer.app}?token={CANARY}", tc_url=tc_url, pageUrl=page, swfUrl=f"{page}&a.swf", flashVer=agent
+    )
     await peer.publish(f"{attack.context.own_name('secret')}?secret={CANARY}&sign={CANARY}")
 
 
