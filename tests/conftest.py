@@ -16,6 +16,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import uvloop
+from process_kit import adopt_orphans, end_children, use_default_signals
 
 from flowctl.media.sample import FFMPEG_VARIABLE
 
@@ -37,6 +38,11 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    use_default_signals()
+    adopt_orphans()
+    # Java that lives for seconds: its second compiler costs more than it saves (38 % of the processor time of a file of
+    # tests), and so do parallel collectors. Programs that tests start inherit it.
+    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     # A distribution may have an FFmpeg too old for some tests (HEVC in FLV); that of the dev extra is not.
     with contextlib.suppress(ImportError, RuntimeError):
         import imageio_ffmpeg
@@ -58,14 +64,26 @@ def pytest_generate_tests(metafunc):
 def pytest_collection_modifyitems(config, items):
     factor = config.getoption("--examples-factor")
     for item in items:
-        if REALTIME_FOLDERS.intersection(item.path.relative_to(HERE).parts[:-1]):
+        folders = item.path.relative_to(HERE).parts[:-1] if item.path.is_relative_to(HERE) else ()
+        if REALTIME_FOLDERS.intersection(folders):
             item.add_marker("realtime")
-        if "pipeline" in item.path.relative_to(HERE).parts[:-1]:
+        if "pipeline" in folders:
             item.add_marker("pipeline")
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("fuzz")
             if factor > 1:
                 multiply_examples(item, factor)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """End what the real-time tests of a file have left running, and fail for it: it would disturb all that follow."""
+    result = yield
+    last_of_file = nextitem is None or nextitem.path != item.path
+    if last_of_file and item.get_closest_marker("realtime"):
+        left = end_children()
+        assert left == [], "processes outlived their tests"
+    return result
 
 
 def multiply_examples(item, factor: int) -> None:

@@ -1,8 +1,8 @@
 """Run all tests: those that only compute, side by side, those of the pipeline, and those that live in real time.
 
 The second kind (marker ``pipeline``) shares one Spark session, which uses every core by itself. The last (marker
-``realtime``, see conftest.py) runs servers, players and FFmpeg and lets seconds pass. Beside a worker that computes on
-every core it would measure the workers and not flowctl; alone it is as quiet as the machine.
+``realtime``, see conftest.py) runs servers, players and FFmpeg and lets seconds pass: it mostly waits, so several wait
+side by side, but not beside workers that compute on every core.
 The last line printed is pytest's closing line with the counts of all runs added. Exit status: 0 if all passed.
 Arguments go to all runs: ``python tests/run_all.py -k echo``.
 """
@@ -23,7 +23,8 @@ RUNS = {
     "computing": ["-m", "not realtime and not pipeline", "-n", "auto", "--maxprocesses=8"],
     # One process, so that all of them share one Java, whose start costs more than most of these tests.
     "pipeline": ["-m", "pipeline and not realtime", "-n", "0"],
-    "real time": ["-m", "realtime", "-n", "0"],
+    # None of them asserts a time, so they may disturb each other; worksteal keeps the long ones from piling up.
+    "real time": ["-m", "realtime", "-n", "4", "--dist", "worksteal"],
 }
 OUTCOMES = {"failed": "failures", "errors": "errors", "skipped": "skipped"}
 """pytest's words and those of its JUnit report."""

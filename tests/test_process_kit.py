@@ -1,0 +1,74 @@
+"""What tests start has default signals and ends with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from process_kit import end_children
+from source_kit import ROOT
+
+SHOW = "import signal; print([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT)])"
+SIGNALS = f"""
+import subprocess, sys
+def test_child():
+    shown = subprocess.run([sys.executable, "-c", {SHOW!r}], capture_output=True, text=True).stdout
+    assert "SIG_IGN" not in shown, shown
+"""
+LEAVING = """
+import os, pytest, subprocess, sys
+pytestmark = pytest.mark.realtime
+def test_leaves():
+    # The first to start is gone at once, its own child is an orphan.
+    code = "import subprocess, sys; from subprocess import DEVNULL as no; "
+    code += "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], stdout=no, stderr=no).pid)"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    print("orphan", done.stdout)
+"""
+
+
+def run_pytest(tmp_path, text, **settings):
+    """Run a file of tests with the project's conftest, and return the finished process."""
+    (tmp_path / "test_inner.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "conftest", "--rootdir", tmp_path, tmp_path]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env=environment, cwd=tmp_path, **settings
+    )
+
+
+def test_children_when_the_shell_ignores_signals_do_not():
+    """Tests started in the background of a shell start programs that end with SIGINT all the same."""
+    number = signal.SIGINT
+    code = f"import signal, subprocess, sys; signal.signal({int(number)}, signal.SIG_IGN); {{}}"
+    bare = [sys.executable, "-c", code.format(f"subprocess.run([sys.executable, '-c', {SHOW!r}])")]
+    assert "SIG_IGN" in subprocess.run(bare, capture_output=True, text=True, check=True).stdout
+    kit = f"sys.path.insert(0, {str(ROOT / 'tests')!r}); import process_kit; process_kit.use_default_signals(); "
+    reset = [sys.executable, "-c", code.format(kit + f"subprocess.run([sys.executable, '-c', {SHOW!r}])")]
+    assert "SIG_IGN" not in subprocess.run(reset, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.realtime
+def test_pytest_when_the_shell_ignores_signals_resets_them(tmp_path):
+    """The configuration of the tests does so before the first of them runs."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        done = run_pytest(tmp_path, SIGNALS)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.realtime
+def test_pytest_when_a_test_leaves_a_process_ends_it_and_fails(tmp_path):
+    """Even one whose parent is gone: nothing outlives the tests of a file, and the file says that it did."""
+    done = run_pytest(tmp_path, LEAVING)
+    assert "processes outlived their tests" in done.stdout
+    assert done.returncode == 1
+    orphan = int(done.stdout.partition("orphan ")[2].split()[0])
+    with pytest.raises(ProcessLookupError):
+        os.kill(orphan, 0)
+    assert end_children() == []
