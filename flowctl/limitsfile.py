@@ -249,8 +249,8 @@ class _Reader:
         """Return file and line of a key; those of its section where it is missing or written in an uncommon way."""
         now, place = "", f"{self._where}, [{section}]" if section else self._where
         for number, line in enumerate(self._lines, 1):
-            if header := re.match(r"\s*\[+\s*([^\]#]+?)\s*\]", line):
-                now = header[1].strip("\"'")
+            if header := re.match(r"\s*+\[++([^\]#]++)\]", line):
+                now = header[1].strip().strip("\"'")
                 if not section and now == key:
                     return f"{self._where}, line {number}"
                 if section and now == section:

@@ -7,20 +7,29 @@ them sees their records wherever its own go; nothing here is set up before `conf
 
 Masking is the last step before rendering, so nothing can get around it: values of keys that are named like a secret
 are replaced, addresses in any text lose their credentials and secret query values, and both in nested values as well.
+The same step cuts what is long and writes control characters as text, so that nobody can act on the terminal of who
+reads, or forge a line. It takes time in proportion to the text.
+
+Lines are written on a thread of their own, and those about one address are limited in number: see `flowctl.logwriter`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import sys
+import time
+from itertools import islice
 from typing import Any, Final, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from flowctl.errors import ConfigError
+from flowctl.logwriter import LineLimiter, LineWriter
+from flowctl.printable import printable
 from flowctl.rtmp.url import REDACTED, redact_query, redact_url
 
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
@@ -30,10 +39,19 @@ _SECRET_WORDS: Final = frozenset(
      "sig", "jwt", "credential", "credentials", "cookie", "apikey", "streamkey"}
 )  # fmt: skip  # one list of words reads better than twenty lines
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-# What may be an address or the query of one; judged by the functions for addresses.
-_ADDRESS = re.compile(r"[^\s\"'<>]*(?:://|\?[^\s\"'<>]*=)[^\s\"'<>]*")
+# Between the words that are looked at: what stands in no address, and in no query.
+_SPLIT_AT = re.compile(r"[\s\"'<>]")
 _MAX_DEPTH: Final = 6
 """Nested values deeper than this are shown as text: a log line is no place for a document."""
+_MAX_VALUES: Final = 256
+"""Values of one line, nested ones too."""
+_MAX_CHARS: Final = 4096
+"""Characters of one text: an address with a signed token has some 1,000."""
+_MAX_TRACEBACK_CHARS: Final = 32 * 1024
+_MAX_KEY_CHARS: Final = 128
+_TRACEBACKS: Final = frozenset({"exception", "stack"})
+_FLUSH_DEADLINE_S: Final = 2.0
+"""At the end of the process: longer than a busy terminal needs, short enough for who waits for a server to stop."""
 
 
 def is_secret_key(key: str) -> bool:
@@ -41,48 +59,93 @@ def is_secret_key(key: str) -> bool:
 
     ``key`` counts as a word only at the end (``stream_key``, ``key``): ``key_frames`` is a count of pictures.
     """
-    words = [word.lower() for word in _WORD.findall(key)]
+    words = [word.lower() for word in _WORD.findall(key[-_MAX_KEY_CHARS:])]
     return bool(words) and (words[-1] == "key" or not _SECRET_WORDS.isdisjoint(words))
 
 
 def redact_text(text: str) -> str:
-    """Return `text` with every address in it fit for a log: no password, no secret query values."""
-    if "://" not in text and "=" not in text:
+    """Return `text` with every address in it fit for a log: no password, no secret values.
+
+    The time is in proportion to the length.
+    """
+    if "=" not in text and "://" not in text:
         return text
-    return _ADDRESS.sub(_redact_match, text)
+    pieces: list[str] = []
+    begin = 0
+    for found in _SPLIT_AT.finditer(text):
+        pieces += (_redact_word(text[begin : found.start()]), found[0])
+        begin = found.end()
+    pieces.append(_redact_word(text[begin:]))
+    return "".join(pieces)
 
 
-def _redact_match(match: re.Match[str]) -> str:
-    word = match[0]
-    return redact_url(word) if "://" in word else redact_query(word)
+def _redact_word(word: str) -> str:
+    if "=" not in word and "://" not in word:
+        return word
+    if "://" in word:
+        return redact_url(word)
+    if "?" in word:
+        return redact_query(word)
+    return "&".join(_redact_pair(pair) for pair in word.split("&"))
 
 
-def _mask(key: str, value: Any, depth: int) -> Any:
-    # Flags and "none given" say nothing about a secret, and are worth knowing: waiting_for_key=True, token=None.
-    if value is None or isinstance(value, bool):
-        return value
-    # A number named "key" counts key frames.
-    if is_secret_key(key) and not (key == "key" and isinstance(value, (int, float))):
-        return REDACTED
-    return _redact(value, depth)
+def _redact_pair(pair: str) -> str:
+    # Judged by whole words, as fields are: "monkey=3" is no secret.
+    name, equals, value = pair.partition("=")
+    return f"{name}={REDACTED}" if equals and value and is_secret_key(name) else pair
 
 
-def _redact(value: Any, depth: int) -> Any:
-    if isinstance(value, str):
-        return redact_text(value)
-    if isinstance(value, (int, float)):
-        return value
-    if depth >= _MAX_DEPTH:
-        return redact_text(repr(value))
-    if isinstance(value, dict):
-        return {name: _mask(str(name), item, depth + 1) for name, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_redact(item, depth + 1) for item in value]
-    return redact_text(value.decode("utf-8", "replace") if isinstance(value, (bytes, bytearray)) else str(value))
+def _cut(text: str, most_chars: int) -> str:
+    """Return both ends of a text that is too long, in whole words: half a word could be half a secret."""
+    if len(text) <= most_chars:
+        return text
+    head, tail = text[: most_chars // 2].rpartition(" ")[0], text[-most_chars // 2 :].partition(" ")[2]
+    return f"{head} ... ({len(text) - len(head) - len(tail)} characters left out) ... {tail}"
+
+
+def _clean(text: str) -> str:
+    return printable(redact_text(_cut(text, _MAX_CHARS)))
+
+
+class _Mask:
+    """Masks one line; counts its values."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = _MAX_VALUES
+
+    def field(self, key: str, value: Any, depth: int) -> Any:
+        # Flags and "none given" say nothing about a secret, and are worth knowing: waiting_for_key=True, token=None.
+        if value is None or isinstance(value, bool):
+            return value
+        # A number named "key" counts key frames.
+        if is_secret_key(key) and not (key == "key" and isinstance(value, (int, float))):
+            return REDACTED
+        if depth == 0 and key in _TRACEBACKS and isinstance(value, str):
+            # Indented, so that no line of a message in it can pass for a line of the log.
+            text = printable(redact_text(_cut(value, _MAX_TRACEBACK_CHARS)), lines=True)
+            return "\n".join(f"    {line}" for line in text.split("\n"))
+        return self._value(value, depth)
+
+    def _value(self, value: Any, depth: int) -> Any:
+        self._left -= 1
+        if isinstance(value, str):
+            return _clean(value)
+        if isinstance(value, (int, float)):
+            return value
+        if self._left <= 0 or depth >= _MAX_DEPTH:
+            return "..." if isinstance(value, (dict, list, tuple, set, frozenset)) else _clean(str(value))
+        if isinstance(value, dict):
+            shown = [(str(name), item) for name, item in islice(value.items(), self._left)]
+            return {printable(name[:_MAX_KEY_CHARS]): self.field(name, item, depth + 1) for name, item in shown}
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return [self._value(item, depth + 1) for item in islice(value, self._left)]
+        return _clean(value.decode("utf-8", "replace") if isinstance(value, (bytes, bytearray)) else str(value))
 
 
 def mask_secrets(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
-    """Mask every value that must stay secret; a structlog processor.
+    """Mask every value that must stay secret, and make the rest safe to show; a structlog processor.
 
     Args:
         logger: unused, part of structlog's signature.
@@ -90,7 +153,8 @@ def mask_secrets(logger: WrappedLogger, method_name: str, event_dict: EventDict)
         event_dict: the fields of the line.
     """
     del logger, method_name
-    return {key: _mask(key, value, 0) for key, value in event_dict.items()}
+    mask = _Mask()
+    return {printable(key[:_MAX_KEY_CHARS]): mask.field(key, value, 0) for key, value in event_dict.items()}
 
 
 def parse_level(level: str | int) -> int:
@@ -138,11 +202,13 @@ def configure(level: str | int = "info", *, json: bool = False, stream: TextIO |
         foreign_pre_chain=shared,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, mask_secrets, _renderer(target, json)],
     )
-    handler = logging.StreamHandler(target)
+    handler = _Handler(target)
     handler.setFormatter(formatter)
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
+        if isinstance(old, _Handler):
+            old.close()
     root.addHandler(handler)
     root.setLevel(number)
     structlog.configure(
@@ -157,6 +223,98 @@ def configure(level: str | int = "info", *, json: bool = False, stream: TextIO |
         # Not cached: tests and embedding programs configure more than once.
         cache_logger_on_first_use=False,
     )
+
+
+class _Handler(logging.Handler):
+    """Renders records on the thread that logs, within the limits per address, and hands the lines to the writer.
+
+    A stream without a descriptor is memory: it is written to at once.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._limiter = LineLimiter()
+        self._writer: LineWriter | None = None
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # io.UnsupportedOperation is both of the latter
+            self._writer = LineWriter(stream.fileno(), self._dropped_line, self._kept_back_lines)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, unless its peer has had its share; under this handler's lock."""
+        if self._limiter.allows(_about(record), time.monotonic()):
+            self._put(self._line(record))
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging gives it
+        """Pass over what another handler would write to standard error, perhaps for ever."""
+
+    def flush(self) -> None:
+        """Wait until all is written, for a while."""
+        with self.lock or contextlib.nullcontext():
+            for line in self._kept_back_lines(at_end=True):
+                self._put(line)
+        if self._writer is not None:
+            self._writer.flush(_FLUSH_DEADLINE_S)
+
+    def close(self) -> None:
+        """Write what waits, for a while, and end the thread."""
+        if self._writer is not None:
+            self._writer.close(_FLUSH_DEADLINE_S)
+        super().close()
+
+    @property
+    def error(self) -> OSError | None:
+        """Why lines could not be written; None: they could."""
+        return None if self._writer is None else self._writer.error
+
+    def _put(self, line: bytes) -> None:
+        if self._writer is not None:
+            self._writer.put(line)
+            return
+        with contextlib.suppress(OSError, ValueError):  # memory, or closed
+            self._stream.write(line.decode("utf-8"))
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        try:
+            text = self.format(record)
+        except Exception as error:  # noqa: BLE001 - what a value's __str__ raises; a log line ends nothing
+            text = self.format(_record("a log line could not be rendered", error=type(error).__name__, of=record.name))
+        return f"{text}\n".encode("utf-8", "backslashreplace")
+
+    def _dropped_line(self, count: int) -> bytes:
+        return self._line(_record(f"{count} log lines dropped, nobody read them", lines=count))
+
+    def _kept_back_lines(self, *, at_end: bool = False) -> list[bytes]:
+        with self.lock or contextlib.nullcontext():
+            told = self._limiter.kept_back(None if at_end else time.monotonic())
+        return [self._line(_record(f"{count} log lines kept back", about=key, lines=count)) for key, count in told]
+
+
+def _about(record: logging.LogRecord) -> str:
+    """Return whom a record is about: the address of its peer; where it has none, what it says."""
+    fields = record.msg if isinstance(record.msg, dict) else vars(record)
+    peer = fields.get("peer")
+    if isinstance(peer, str):
+        return peer.rpartition(":")[0] or peer
+    return f"{record.name}: {str(fields.get('event', record.msg))[:80]}"
+
+
+def _record(event: str, **fields: Any) -> logging.LogRecord:
+    record = logging.LogRecord("flowctl.log", logging.WARNING, __file__, 0, event, None, None)
+    vars(record).update(fields)
+    return record
+
+
+def flush() -> None:
+    """Wait until the lines of the log are written, two seconds at most: before other text that is to follow them."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Handler):
+            handler.flush()
+
+
+def write_error() -> OSError | None:
+    """Return why lines of the log could not be written, None if they could."""
+    errors = [handler.error for handler in logging.getLogger().handlers if isinstance(handler, _Handler)]
+    return next((error for error in errors if error is not None), None)
 
 
 def _renderer(stream: TextIO, json: bool) -> Processor:  # noqa: FBT001 - private, named at its only call

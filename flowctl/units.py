@@ -12,7 +12,7 @@ from typing import Final
 from flowctl.errors import ConfigError
 
 # At most 15 digits on each side: beyond, a float is no longer exact, and with hundreds it becomes infinite.
-_NUMBER = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z/]*)\s*", re.ASCII)
+_NUMBER = re.compile(r"\s*+(\d{1,15}(?:\.\d{1,15})?)\s*+([A-Za-z/]*)\s*", re.ASCII)
 
 _SIZE_UNITS: Final[dict[str, int]] = {
     "": 1,

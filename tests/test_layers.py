@@ -25,7 +25,8 @@ def layer(modules: str, may_import: str = "", *, pure: bool = False) -> Layer:
 
 
 LAYERS = {
-    "ground": layer("errors units reasons", pure=True),
+    "ground": layer("errors units reasons printable", pure=True),
+    "output": layer("output", "ground"),
     "work": layer("work", "ground", pure=True),
     "flow": layer("limits flow", "ground", pure=True),
     "wire": layer("rtmp flv", "ground flow", pure=True),
@@ -55,20 +56,23 @@ LAYERS = {
     "flight": layer("flight replay", "ground flow queue jobs sending telemetry"),
     "testing": layer("testing", "ground flow queue jobs sending"),
     "media": layer("media", "ground wire"),
-    "log": layer("log", "ground wire"),
+    "log": layer("log logwriter", "ground wire"),
     "client": layer("client", "ground flow queue jobs sending receiving loop glue wire media log"),
     "live": layer(
         "live", "ground work flow queue files judging jobs sending receiving loop glue server telemetry flight wire log"
     ),
-    "loadtest": layer("loadtest", "ground flow queue jobs sending receiving loop glue wire media log client"),
+    "loadtest": layer("loadtest", "ground output flow queue jobs sending receiving loop glue wire media log client"),
     "demo": layer(
         "demo",
-        "ground flow queue files judging jobs sending receiving loop glue server wire media log client live loadtest",
+        "ground output flow queue files judging jobs sending receiving loop glue server wire media log client live "
+        "loadtest",
     ),
-    "pipeline": layer("pipeline", "ground flow queue files judging sending whatif wire log telemetry flight loadtest"),
+    "pipeline": layer(
+        "pipeline", "ground output flow queue files judging sending whatif wire log telemetry flight loadtest"
+    ),
     "cli": layer(
         "cli __main__",
-        "ground flow queue files judging sending loop glue server telemetry flight whatif wire media log "
+        "ground output flow queue files judging sending loop glue server telemetry flight whatif wire media log "
         "client live loadtest demo pipeline",
     ),
 }
@@ -81,7 +85,10 @@ IMPURE_NAMES = (
 IMPURE = frozenset(IMPURE_NAMES.split())
 """What a pure module does without: input and output, threads, logs, and the clock, which is an argument there."""
 
-CLI_MAY_LOAD = ("flowctl.cli", "flowctl.errors", "flowctl.units", "flowctl.limits", "typer", "click")
+CLI_MAY_LOAD = (
+    *("flowctl.cli", "flowctl.errors", "flowctl.units", "flowctl.limits", "flowctl.output", "flowctl.printable"),
+    *("typer", "click"),
+)
 """What `flowctl --help` may cost, beside the standard library; everything else is imported inside the commands."""
 
 MODULES = sorted(name for name in module_files() if name.startswith("flowctl."))

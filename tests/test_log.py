@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 
 import pytest
 import structlog
@@ -154,3 +155,72 @@ def test_configure_when_called_again():
     log.get_logger("a").info("once")
     assert first.getvalue() == ""
     assert len(lines(second)) == 1
+
+
+def test_text_when_a_peer_chose_it_neither_moves_a_terminal_nor_forges_a_line():
+    """What a peer brings in any field, in a key or in an exception is shown as text on one line."""
+    stream = Terminal()
+    log.configure("info", stream=stream)
+    hostile = "\x1b]0;title\x07\x9b2J\u202e\u2066\r\n2026-01-01 [error] forged\u2028\udc80"
+    log.get_logger("a").info(f"play started {hostile}", peer="192.0.2.1:5", agent=hostile, nested={hostile: [hostile]})
+    logging.getLogger("b").warning("closed by %s", hostile)
+    logging.getLogger("c").error("failed", exc_info=ValueError(hostile))
+    text = re.sub(r"\x1b\[\d*m", "", stream.getvalue())  # our own colours
+    assert not set(text) & set("\x1b\x07\x9b\u202e\u2066\r\u2028\udc80")
+    assert not [line for line in text.splitlines() if line.startswith("2026-01-01")]
+    assert text.count("title") == 6
+
+
+def test_text_when_it_is_long_is_cut_between_words_and_hides_no_less():
+    """A text of any length costs one line, and a secret is not shown because it stands at the cut."""
+    stream = io.StringIO()
+    log.configure("info", json=True, stream=stream)
+    for offset in range(40):
+        log.get_logger("a").info("x " * 1000 + "y" * offset + " rtmp://h/a?token=S3CRET " * 500, n=offset)
+    log.get_logger("a").info("one", word="rtmp://h/a?x=" + "S3CRET" * 5000, many=["v"] * 10_000)
+    assert "S3CRET" not in stream.getvalue()
+    assert max(map(len, stream.getvalue().splitlines())) < 10_000
+    assert "characters left out" in stream.getvalue()
+
+
+@pytest.mark.parametrize("text", ["agent token=S3CRET", "x password=S3CRET&b=1", "FMLE key=S3CRET"])
+def test_text_when_a_secret_is_named_outside_of_an_address_is_masked(text):
+    """A name that means a secret hides its value wherever it stands."""
+    assert "S3CRET" not in log.redact_text(text)
+    assert log.redact_text("monkey=3 key_interval=2s") == "monkey=3 key_interval=2s"
+
+
+def test_lines_when_one_peer_causes_many_are_kept_back_and_told():
+    """A peer's lines beyond its share are counted; those of others, and of other events, are written."""
+    stream = io.StringIO()
+    log.configure("info", json=True, stream=stream)
+    for _ in range(1000):
+        log.get_logger("a").info("play started", peer="192.0.2.1:5")
+    log.get_logger("a").info("play started", peer="192.0.2.2:5")
+    logging.getLogger("b").warning("something else")
+    log.flush()
+    found = lines(stream)
+    of_one = [line for line in found if line.get("peer") == "192.0.2.1:5"]
+    (told,) = [line for line in found if "kept back" in line["event"]]
+    assert len(of_one) + told["lines"] == 1000
+    assert len(of_one) < 300
+    assert told["about"] == "192.0.2.1"
+    assert {"192.0.2.2:5"} <= {line.get("peer") for line in found}
+    assert "something else" in {line["event"] for line in found}
+
+
+def test_line_when_a_value_cannot_be_shown_says_so_and_ends_nothing(capfd):
+    """A value whose text raises costs that line alone, and nothing is written around the log."""
+
+    class Broken:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+        __repr__ = __str__
+
+    stream = io.StringIO()
+    log.configure("info", json=True, stream=stream)
+    log.get_logger("a").info("shown", value=Broken())
+    logging.getLogger("b").warning("%d", "no number")
+    assert [line["event"] for line in lines(stream)] == ["a log line could not be rendered"] * 2
+    assert capfd.readouterr().err == ""

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 try:
     from flowctl.cli.app import app
     from flowctl.cli.errors import run
+    from flowctl.output import open_missing_streams
 except KeyboardInterrupt:
     # Ctrl-C while the modules are still being read: nothing has begun, so there is nothing to say.
     raise SystemExit(130) from None
@@ -29,4 +30,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: without the program's name. None: those of the process.
     """
+    open_missing_streams()
     return run(app, list(sys.argv[1:] if arguments is None else arguments))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Master, Memory
+from flowctl.output import say
 
 if TYPE_CHECKING:
     from flowctl.pipeline.weights import Weights
@@ -53,7 +54,7 @@ def command(
 
     chosen = read_weights(weights, threshold)
     if print_weights:
-        typer.echo(chosen.render(), nl=False)
+        say(chosen.render(), end="")
         return
     if events is None or out is None:
         missing = "EVENTS is" if events is None else "--out is"

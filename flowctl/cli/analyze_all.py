@@ -8,6 +8,7 @@ import typer
 
 from flowctl.cli.analyze_abuse import Allow, MaxBans, ReplaceBans, Threshold, WeightsFile
 from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory, Out
+from flowctl.output import say
 
 if TYPE_CHECKING:
     from flowctl.pipeline.everything import AllOptions, AllResult
@@ -77,7 +78,7 @@ def command(
     if as_json:
         print_json(result.as_dict())
     else:
-        typer.echo("\n".join(lines(result)))
+        say("\n".join(lines(result)))
     if result.failed:
         raise typer.Exit(FAILED)
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowctl.output import say
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -123,14 +125,14 @@ def show(result: JobResult, *, as_json: bool) -> None:
 
     for account in result.accounts:
         for line in account.warnings:
-            typer.echo(f"warning: {line}", err=True)
+            say(f"warning: {line}", to_stderr=True)
     if as_json:
         print_json(result.as_dict())
         return
     lines = [f"{result.name}: {text(result.summary)}"]
     lines += [f"  {account.line()}" for account in result.accounts]
     lines += [f"  {name}: {path}" for name, path in result.outputs.items()]
-    typer.echo("\n".join(lines))
+    say("\n".join(lines))
 
 
 def text(value: Any) -> str:

@@ -13,6 +13,7 @@ import typer
 
 from flowctl.cli.analyze_abuse import Allow, MaxBans, ReplaceBans, Threshold, WeightsFile
 from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory
+from flowctl.output import say
 
 
 def command(
@@ -66,7 +67,7 @@ def command(
     )
     start = session_options(master, conf, driver_memory, "watch")
     with _signals() as stop, session(start) as spark:
-        result = run(spark, events, out, options, stop=stop, tell=lambda line: typer.echo(line, err=True))
+        result = run(spark, events, out, options, stop=stop, tell=lambda line: say(line, to_stderr=True))
     result.check()
     show(result, as_json=as_json)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import typer
 
+from flowctl.output import say
+
 
 @dataclass(slots=True)
 class Settings:
@@ -47,7 +49,7 @@ def set_up_log(*, as_json: bool = False, level: str | None = None) -> None:
 
 def print_json(value: Any) -> None:
     """Write one line of JSON to standard output, at once, for programs that read along."""
-    typer.echo(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")))
+    say(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")))
 
 
 def optional_duration(text: str | None, field: str) -> float | None:

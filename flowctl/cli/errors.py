@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from typing import Final
 import typer
 
 from flowctl.errors import ConfigError, FlowctlError
+from flowctl.output import drop, failure, lost, say
 
 OK: Final = 0
 FAILED: Final = 1
@@ -52,6 +54,23 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
         app: the commands.
         arguments: without the program's name. ``--debug`` in front of the command shows tracebacks.
     """
+    try:
+        status = _run(app, arguments)
+        sys.stdout.flush()  # what was written around `say`: help, media
+    except BrokenPipeError:
+        # Whoever read our output has gone, and knows.
+        drop(sys.stdout)
+        status = FAILED
+    except OSError as error:
+        status = _failed(failure(error))
+    # Nobody can be told that standard error took nothing, but for who looks at the status.
+    if lost() is not None:
+        drop(sys.stderr)
+        status = status or FAILED
+    return status
+
+
+def _run(app: typer.Typer, arguments: list[str]) -> int:
     debug = "--debug" in arguments
     try:
         status = app(arguments, prog_name="flowctl", standalone_mode=False)
@@ -66,29 +85,57 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
     except FlowctlError as error:
         if debug:
             raise
-        complain(str(error), error.hint)
-        return WRONG_USE if isinstance(error, ConfigError) else FAILED
+        return _failed(error)
     except BrokenPipeError:
-        # Whoever read our output has gone. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        raise
     except Exception as error:
         if isinstance(error, _USAGE):
             return _wrong_use(error, app, arguments)
         if debug:
             raise
+        if isinstance(error, OSError):
+            return _failed(_of_the_system(error))
         complain(f"{type(error).__name__}: {error}", "this is a bug of flowctl; run it with --debug and report it")
         return FAILED
     return status if isinstance(status, int) else OK
+
+
+def _failed(error: FlowctlError) -> int:
+    complain(str(error), error.hint)
+    return WRONG_USE if isinstance(error, ConfigError) else FAILED
+
+
+_OF_FILES: Final = {
+    errno.EACCES: "you may not use it: name another place, or have its rights changed",
+    errno.EPERM: "you may not use it: name another place, or have its rights changed",
+    errno.EROFS: "it cannot be written to: name another place",
+    errno.ENOSPC: "make room on its disk, or name another place",
+    errno.EDQUOT: "your share of the disk is used up: make room, or name another place",
+    errno.EISDIR: "name a file in it",
+    errno.ENOTDIR: "a part of the path is a file",
+    errno.ENOENT: "is the path right?",
+    errno.EMFILE: "raise the limit of open files: ulimit -n",
+    errno.ENFILE: "the machine has no more open files",
+    errno.EIO: "the disk, or what is mounted there, does not answer",
+}
+
+
+def _of_the_system(error: OSError) -> FlowctlError:
+    """Return what to say of an error of the system that no command has words of its own for: it is no bug."""
+    name = error.filename if error.filename is not None else ""
+    if isinstance(name, bytes):
+        name = os.fsdecode(name)
+    where = f"{name}: " if name != "" else ""
+    return FlowctlError(f"{where}{error.strerror or error}", hint=_OF_FILES.get(error.errno or 0))
 
 
 def complain(message: str, hint: str | None = None) -> None:
     """Write an error, and a hint if there is one, to standard error; addresses in it lose their secrets."""
     from flowctl.log import redact_text
 
-    typer.echo(f"error: {redact_text(message)}", err=True)
+    say(f"error: {redact_text(message)}", to_stderr=True)
     if hint:
-        typer.echo(f"hint: {redact_text(hint)}", err=True)
+        say(f"hint: {redact_text(hint)}", to_stderr=True)
 
 
 def _wrong_use(error: Exception, app: typer.Typer, arguments: list[str]) -> int:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowctl.output import say
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -141,7 +143,7 @@ def _plan(url: str | None, viewers: int, profiles: list[str], **given: Any) -> L
     crowd = parse_crowd(profiles, viewers)
     for choice in map(parse_profile, profiles):
         if choice.text not in crowd:
-            typer.echo(f"warning: of {viewers} viewers nobody is left for --profile {choice.text}", err=True)
+            say(f"warning: of {viewers} viewers nobody is left for --profile {choice.text}", to_stderr=True)
     return LoadPlan(
         url=url,
         profiles=crowd,
@@ -260,7 +262,7 @@ def _show(result: RunResult, verdicts: list[Verdict], *, as_json: bool) -> None:
     if as_json:
         print_json(summary.summarize(result, verdicts))
     else:
-        typer.echo("\n".join(summary.lines(result, verdicts)))
+        say("\n".join(summary.lines(result, verdicts)))
 
 
 def _write(result: RunResult, verdicts: list[Verdict], files: dict[str, Path | None]) -> None:
@@ -286,7 +288,7 @@ def _write(result: RunResult, verdicts: list[Verdict], files: dict[str, Path | N
         write_text(path, render(result, verdicts))
     for path in files.values():
         if path is not None:
-            typer.echo(f"written: {path}", err=True)
+            say(f"written: {path}", to_stderr=True)
 
 
 def _list_profiles(*, as_json: bool) -> None:
@@ -297,4 +299,4 @@ def _list_profiles(*, as_json: bool) -> None:
     if as_json:
         print_json(as_dicts())
     else:
-        typer.echo("\n".join(as_lines()))
+        say("\n".join(as_lines()))

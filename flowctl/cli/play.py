@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from flowctl.output import say
+
 if TYPE_CHECKING:
     from flowctl.client.player import PlayProfile, RtmpPlayer
     from flowctl.rtmp.url import RtmpUrl
@@ -132,7 +134,7 @@ def _show(player: RtmpPlayer, *, as_json: bool, to_stderr: bool) -> None:
     import json
 
     text = json.dumps(summary(player), ensure_ascii=False) if as_json else "\n".join(describe(player))
-    typer.echo(text, err=to_stderr)
+    say(text, to_stderr=to_stderr)
 
 
 def summary(player: RtmpPlayer) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from flowctl.output import say
+
 if TYPE_CHECKING:
     from flowctl.client.publisher import RtmpPublisher
     from flowctl.flv import FlvTag
@@ -200,9 +202,9 @@ def _show(publisher: RtmpPublisher, *, as_json: bool) -> None:
         )
         return
     sent = ", ".join(f"{count} {name}" for name, count in figures.sent.by_name().items()) or "nothing"
-    typer.echo(f"sent {sent}: {format_size(figures.sent.total_bytes)}, {format_duration(figures.media_s)} of media")
-    typer.echo(
+    say(f"sent {sent}: {format_size(figures.sent.total_bytes)}, {format_duration(figures.media_s)} of media")
+    say(
         f"largest lag {format_duration(figures.max_lag_s)}; waited {figures.waits} times for the connection, "
         f"{format_duration(figures.waited_s)} in all"
     )
-    typer.echo(f"ended: {end}")
+    say(f"ended: {end}")

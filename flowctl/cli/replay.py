@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from flowctl.output import say
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -72,7 +74,7 @@ def replay(
             _show_damaged(summary, error, as_json=as_json)
     for fault in (damaged or {}).values():
         failed += 1
-        typer.echo(str(fault), err=True)
+        say(str(fault), to_stderr=True)
     if failed:
         raise typer.Exit(1)
 
@@ -84,7 +86,7 @@ def _show_damaged(summary: FlightSummary, error: DamagedFlightError, *, as_json:
     if as_json:
         print_json({"node": summary.node, "conn_id": summary.conn_id, "error": str(error)})
     else:
-        typer.echo(f"{summary.conn_id}  {summary.peer_ip or '-'}  {summary.role or '-'}  not replayed: {error}")
+        say(f"{summary.conn_id}  {summary.peer_ip or '-'}  {summary.role or '-'}  not replayed: {error}")
 
 
 def _progress(
@@ -105,7 +107,7 @@ def _progress(
         for number, item in enumerate(found, 1):
             yield item
             if not number % 100:
-                typer.echo(f"{number} of {count} flights replayed", err=True)
+                say(f"{number} of {count} flights replayed", to_stderr=True)
 
 
 def _replay_one(
@@ -128,12 +130,12 @@ def _replay_one(
     if as_json:
         print_json(_as_json(found, result, comparison, other))
     elif brief:
-        typer.echo(f"{found.conn_id}  {summary.peer_ip or '-'}  {summary.role or '-'}  {comparison}")
+        say(f"{found.conn_id}  {summary.peer_ip or '-'}  {summary.role or '-'}  {comparison}")
     else:
         _show(found, summary, comparison)
     if other is not None and not as_json:
         for name, value in other.items():
-            typer.echo(f"  {name}: {_plain(value)}")
+            say(f"  {name}: {_plain(value)}")
     return not comparison.identical
 
 
@@ -208,10 +210,10 @@ def _list(there: list[FlightSummary], *, as_json: bool) -> None:
         for item in there:
             print_json(as_values(item))
         return
-    typer.echo(f"{'conn_id':>22}  {'began':<24} {'lasted':>8} {'rows':>8} {'edges':>6} {'dropped':>8}  peer, role, end")
+    say(f"{'conn_id':>22}  {'began':<24} {'lasted':>8} {'rows':>8} {'edges':>6} {'dropped':>8}  peer, role, end")
     for item in there:
         end = item.close_reason or item.end or "cut off"
-        typer.echo(
+        say(
             f"{item.conn_id:>22}  {item.began_at[:23]:<24} {item.duration_s:>7.1f}s {item.rows:>8} "
             f"{item.transitions:>6} {item.dropped_messages:>8}  {item.peer_ip or '-'}, {item.role or '-'}, {end}"
         )
@@ -219,13 +221,13 @@ def _list(there: list[FlightSummary], *, as_json: bool) -> None:
 
 def _show(flight: Flight, summary: FlightSummary, comparison: Comparison) -> None:
     where = f"{summary.peer_ip or 'unknown peer'}, {summary.role or 'unknown role'} {summary.stream}".strip()
-    typer.echo(f"{flight}: {where}, began {summary.began_at or 'unknown'}, {flight.duration_s:.1f} s")
-    typer.echo(f"limits: {flight.limits}")
+    say(f"{flight}: {where}, began {summary.began_at or 'unknown'}, {flight.duration_s:.1f} s")
+    say(f"limits: {flight.limits}")
     for row in flight.outputs:
         line = _line(row)
         if line:
-            typer.echo(f"{row.offset_us / 1e6:>13.6f} s  {line}")
-    typer.echo(str(comparison))
+            say(f"{row.offset_us / 1e6:>13.6f} s  {line}")
+    say(str(comparison))
 
 
 def _line(row: FlightRow) -> str:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from flowctl.output import say
+
 
 def version(
     *,
@@ -26,4 +28,4 @@ def version(
     if as_json:
         print_json({"flowctl": number, "python": platform.python_version(), "loop": loop, "system": platform.system()})
         return
-    typer.echo(f"flowctl {number} (Python {platform.python_version()}, {loop}, {platform.system()})")
+    say(f"flowctl {number} (Python {platform.python_version()}, {loop}, {platform.system()})")

@@ -31,6 +31,7 @@ from flowctl.loadtest.files import write_text
 from flowctl.loadtest.report import render
 from flowctl.loadtest.results import RunResult, Sample
 from flowctl.loadtest.run import run_load
+from flowctl.output import say as output_say
 
 ANALYZE_S: Final = 1200.0
 """Longest analysis: it takes one or two minutes on two free cores; a Java that hangs is not waited for."""
@@ -48,8 +49,7 @@ Decide = Callable[[Path, Path], None]
 
 def say(text: str) -> None:
     """Write a line of progress to standard error; standard output is for the result."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    output_say(text, to_stderr=True)
 
 
 def analyze(events: Path, out: Path) -> None:
@@ -195,8 +195,7 @@ def run_loop(
     comparison = _Loop(plan, folder, decide, record=record).run()
     result: dict[str, Any] = comparison.as_dict()
     write_text(folder / "comparison.json", json.dumps(result, indent=1) + "\n")
-    sys.stdout.write((json.dumps(result) if as_json else "\n".join(comparison.lines())) + "\n")
-    sys.stdout.flush()
+    output_say(json.dumps(result) if as_json else "\n".join(comparison.lines()))
     return not comparison.faults
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import resource
-import sys
 import threading
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ from flowctl.loadtest.files import write_text
 from flowctl.loadtest.report import render
 from flowctl.loadtest.results import RunResult, Sample
 from flowctl.loadtest.run import run_load
+from flowctl.output import say
 from flowctl.sender_types import SenderSettings
 from flowctl.serving import ServeOptions
 
@@ -167,6 +167,5 @@ def run_demo(plan: DemoPlan, *, table: bool = True, as_json: bool = False, page:
         text = json.dumps({**report.as_dict(), "page": str(path)})
     else:
         text = "\n".join([*report.lines(), f"what the viewers measured, with plots: {path}"])
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    say(text)
     return report.passed

@@ -18,6 +18,8 @@ from flowctl.demo.plan import Kind
 from flowctl.demo.watch import Watched
 from flowctl.flow import SendState
 from flowctl.log import use_colours
+from flowctl.output import say
+from flowctl.printable import printable
 from flowctl.units import format_duration, format_size
 
 _COLOURS: Final = {
@@ -103,7 +105,7 @@ class TableDisplay:
 
     def say(self, text: str) -> None:
         """Show a line above the table."""
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(printable(text), markup=False, highlight=False)
 
     def show(self, at_s: float, viewers: list[Watched], changed: list[Watched]) -> None:
         """Draw the table."""
@@ -134,8 +136,7 @@ class LineDisplay:
 
     def say(self, text: str) -> None:
         """Write the line."""
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        say(text, to_stderr=True)
 
     def show(self, at_s: float, viewers: list[Watched], changed: list[Watched]) -> None:
         """Write what has changed."""

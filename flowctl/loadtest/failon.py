@@ -45,8 +45,8 @@ _UNITS: Final[Mapping[str, Mapping[str, float]]] = {
 """Units that a number may carry, by the unit of the figure, with the factor that makes it one of the figure's."""
 
 _CONDITION = re.compile(
-    r"\s*(?:(?P<scope>[^<>=!\s]+)\.)?(?P<figure>[a-z0-9_]+)\s*(?P<op>>=|<=|==|!=|>|<)"
-    r"\s*(?P<number>\d{1,15}(?:\.\d{1,15})?)\s*(?P<unit>[A-Za-z/%]*)\s*",
+    r"\s*+(?:(?P<scope>[^<>=!\s]+)\.)?(?P<figure>[a-z0-9_]++)\s*+(?P<op>>=|<=|==|!=|>|<)"
+    r"\s*+(?P<number>\d{1,15}(?:\.\d{1,15})?)\s*+(?P<unit>[A-Za-z/%]*)\s*",
     re.ASCII | re.IGNORECASE,
 )
 

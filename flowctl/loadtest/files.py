@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flowctl.errors import ConfigError, FlowctlError
+from flowctl.printable import printable
 
 _HINT: Final = "check that the disk has room and the folder is writable"
 
@@ -70,7 +71,7 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, "utf-8")
 
 
-def printable(text: Any, most: int = 200) -> str:
+def foreign(text: Any, most: int = 200) -> str:
     """Return a foreign text on one line, fit for a terminal and for HTML: without control characters, not too long.
 
     What a server says may hold escape sequences, marks that turn the direction of writing, or a megabyte.
@@ -80,5 +81,5 @@ def printable(text: Any, most: int = 200) -> str:
         most: characters left of it.
     """
     whole = " ".join(str(text)[: most * 4 + 100].split())
-    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in whole)
+    shown = printable(whole)
     return shown if len(shown) <= most else shown[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"

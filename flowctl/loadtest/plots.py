@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.loadtest.figures import RunFigures, format_value
-from flowctl.loadtest.files import printable
+from flowctl.loadtest.files import foreign
 from flowctl.loadtest.results import PeerKind, PeerResult, RunResult, Sample
 from flowctl.loadtest.scope import quantile, weighted_quantiles
 from flowctl.loadtest.svg import Chart, Point, Series, highest, last, plain, thin
@@ -67,7 +67,7 @@ def lines_of(figures: RunFigures) -> list[Line]:
     viewers.sort(key=lambda name: (kinds[name] is not PeerKind.HEALTHY, -asked.get(name, 0), name))
     hostile = frozenset(name for name, kind in kinds.items() if kind is PeerKind.HOSTILE)
     own = viewers if len(viewers) <= _MOST_LINES else viewers[: _MOST_LINES - 1]
-    found = [Line(printable(name, 40), place, frozenset({name})) for place, name in enumerate(own, 1)]
+    found = [Line(foreign(name, 40), place, frozenset({name})) for place, name in enumerate(own, 1)]
     others = frozenset(viewers[len(own) :])
     if others:
         found.append(Line(f"{len(others)} other profiles", _OTHERS_COLOUR, others))

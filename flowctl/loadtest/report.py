@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from flowctl.loadtest.failon import Verdict
 from flowctl.loadtest.figures import FIGURES, RunFigures, format_value
-from flowctl.loadtest.files import printable
+from flowctl.loadtest.files import foreign
 from flowctl.loadtest.plots import Plot, plots_of
 from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult, RunResult
 from flowctl.loadtest.style import STYLE
@@ -47,7 +47,7 @@ _PROFILE_FIGURES: Final = (
 
 def text(value: Any, most: int = 200) -> str:
     """Return anything as text of the page."""
-    return html.escape(printable(value, most))
+    return html.escape(foreign(value, most))
 
 
 def render(result: RunResult, verdicts: Sequence[Verdict] = ()) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from flowctl.loadtest.failon import Verdict
 from flowctl.loadtest.figures import FIGURES, RunFigures, as_dict, format_value, run_figures
-from flowctl.loadtest.files import printable
+from flowctl.loadtest.files import foreign
 from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult, RunResult
 from flowctl.loadtest.scope import quantile
 from flowctl.units import format_duration
@@ -65,7 +65,7 @@ def cut_groups(peers: Iterable[PeerResult]) -> list[dict[str, Any]]:
     groups: dict[tuple[Any, ...], list[PeerResult]] = {}
     for peer in peers:
         if peer.cut or peer.end in (PeerEnd.REFUSED, PeerEnd.NOT_CONNECTED, PeerEnd.ERROR):
-            words = _NUMBER.sub("#", printable(peer.end_details))
+            words = _NUMBER.sub("#", foreign(peer.end_details))
             groups.setdefault((peer.profile, peer.end, peer.end_code, words), []).append(peer)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
     found = [_group(key, members) for key, members in ordered[:_MOST_GROUPS]]
@@ -84,8 +84,8 @@ def _group(key: tuple[Any, ...], members: Sequence[PeerResult]) -> dict[str, Any
     return {
         "profile": profile,
         "end": None if end is None else end.value,
-        "code": None if code is None else printable(code, 80),
-        "details": printable(words) if end is not None else "",
+        "code": None if code is None else foreign(code, 80),
+        "details": foreign(words) if end is not None else "",
         "count": len(members),
         "after_s": {
             "first": round(lives[0], 2) if lives else None,
@@ -111,11 +111,11 @@ def hostile_rows(result: RunResult) -> list[dict[str, Any]]:
             "ends": dict(Counter(peer.end.value for peer in peers).most_common()),
             # Of a peer that was not treated as it should be, if there is one: that is what one wants to read.
             "forms": [
-                printable(line, 300)
+                foreign(line, 300)
                 for line in next((peer.forms for peer in sorted(peers, key=_by_verdict) if peer.forms), "").splitlines()
             ],
             "notes": next(
-                (printable(peer.notes, 300) for peer in sorted(peers, key=_by_verdict) if peer.notes.strip()), ""
+                (foreign(peer.notes, 300) for peer in sorted(peers, key=_by_verdict) if peer.notes.strip()), ""
             ),
         }
         for name, peers in sorted(found.items())
@@ -146,11 +146,11 @@ def what_failed(result: RunResult) -> str | None:
         return "no peer was started"
     lost = [peer for peer in result.peers if peer.end is PeerEnd.TESTER_FAILED]
     if lost:
-        return f"the load tester failed for {len(lost)} of its peers: {printable(lost[0].end_details)}"
+        return f"the load tester failed for {len(lost)} of its peers: {foreign(lost[0].end_details)}"
     if result.failure:
-        return printable(result.failure, 300)
+        return foreign(result.failure, 300)
     if all(peer.connect_s is None for peer in result.peers):
-        details = next((printable(peer.end_details) for peer in result.peers if peer.end_details), "nobody answers")
+        details = next((foreign(peer.end_details) for peer in result.peers if peer.end_details), "nobody answers")
         return f"nobody could connect: {details}"
     if healthy and not result.interrupted and all(peer.first_frame_s is None for peer in healthy):
         return "no healthy viewer got a frame: is there a publisher on that stream?"
@@ -221,7 +221,7 @@ def align(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def lines(result: RunResult, verdicts: Sequence[Verdict] = ()) -> list[str]:
     """Return the summary for people: doubts first, then who got what, who was cut, the server, the verdicts."""
     figures = RunFigures(result)
-    shown = [f"warning: {printable(text, 400)}" for text in result.warnings]
+    shown = [f"warning: {foreign(text, 400)}" for text in result.warnings]
     if shown:
         shown.append("")
     interrupted = ", interrupted" if result.interrupted else ", gone wrong" if result.failure else ""
@@ -243,7 +243,7 @@ def lines(result: RunResult, verdicts: Sequence[Verdict] = ()) -> list[str]:
 def _row(figures: RunFigures, profile: str) -> list[str]:
     crowd = figures.crowd(profile)
     played = sum(peer.first_frame_s is not None for peer in crowd.peers)
-    cells = {"profile": printable(profile, 40), "played": str(played)}
+    cells = {"profile": foreign(profile, 40), "played": str(played)}
     return [cells[head] if name is None else cell(figures, name, profile) for head, name in _COLUMNS]
 
 
@@ -263,7 +263,7 @@ def reading_notes(figures: RunFigures) -> list[str]:
     notes = []
     for name in figures.kinds:
         peers = figures.crowd(name).peers
-        shown = printable(name, 40)
+        shown = foreign(name, 40)
         deaf = [peer for peer in peers if peer.stopped_reading_s is not None]
         if deaf:
             since = quantile(sorted(peer.stopped_reading_s or 0.0 for peer in deaf), 0.5) or 0.0
@@ -295,7 +295,7 @@ def _cut_lines(groups: Sequence[dict[str, Any]]) -> list[str]:
             when += f" ({format_duration(times['first'])} to {format_duration(times['last'])})"
         how = "in other ways" if group["end"] is None else end_words(PeerEnd(group["end"]))
         why = ", ".join(str(part) for part in (group["code"], group["details"]) if part)
-        shown.append(f"  {group['count']:>6} {printable(group['profile'], 40)}: {how}{when}{f': {why}' if why else ''}")
+        shown.append(f"  {group['count']:>6} {foreign(group['profile'], 40)}: {how}{when}{f': {why}' if why else ''}")
     return shown
 
 
@@ -306,7 +306,7 @@ def _hostile_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     for row in rows:
         verdict = "FAIL" if row["failed"] else "ok" if row["met"] else "no verdict"
         notes = f": {row['notes']}" if row["notes"] else ""
-        shown.append(f"  {printable(row['profile'], 40):<24} {verdict:<10} {hostile_ends(row)}{notes}")
+        shown.append(f"  {foreign(row['profile'], 40):<24} {verdict:<10} {hostile_ends(row)}{notes}")
         shown += [f"  {'':<24} {'':<10}   {line}" for line in row["forms"]]
     return shown
 

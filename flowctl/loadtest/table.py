@@ -16,9 +16,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from flowctl.loadtest.files import printable
+from flowctl.loadtest.files import foreign
 from flowctl.loadtest.results import Sample
 from flowctl.log import use_colours
+from flowctl.output import say
 from flowctl.units import format_bit_rate, format_duration, format_size
 
 _MOST_ROWS: Final = 30
@@ -102,7 +103,7 @@ class TableDisplay:
     """
 
     def __init__(self, title: str, profiles: Mapping[str, int], total_s: float) -> None:
-        self._title = printable(title)
+        self._title = foreign(title)
         self._profiles = profiles
         self._total_s = total_s
         self._console = Console(stderr=True, no_color=not use_colours(sys.stderr))
@@ -140,9 +141,7 @@ class TableDisplay:
                 )
             ]
             bad = profile == "healthy" and any(counts[3:])
-            table.add_row(
-                escape(printable(profile, 40)), *(f"{count:,}" for count in counts), style="red" if bad else ""
-            )
+            table.add_row(escape(foreign(profile, 40)), *(f"{count:,}" for count in counts), style="red" if bad else "")
         hidden = len(self._profiles) - _MOST_ROWS
         if hidden > 0:
             table.add_row(f"and {hidden} more")
@@ -185,5 +184,4 @@ class LineDisplay:
             _left(sample, self._total_s),
             *trouble(sample),
         ]
-        sys.stderr.write(f"{sample.at_s:6.1f} s  {'; '.join(parts)}\n")
-        sys.stderr.flush()
+        say(f"{sample.at_s:6.1f} s  {'; '.join(parts)}", to_stderr=True)

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from flowctl.bans import merge_bans, render
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.loadtest.files import printable
+from flowctl.loadtest.files import foreign
 from flowctl.pipeline import report
 from flowctl.pipeline.accounts import JobResult
 from flowctl.pipeline.banfile import BANS_FILE, locked, read_bans
@@ -204,7 +204,7 @@ def _attempt(name: str, work: Callable[[], JobResult]) -> JobNote:
 
 
 def _first_line(error: Exception) -> str:
-    return printable((str(error).strip().splitlines() or [""])[0], 300)
+    return foreign((str(error).strip().splitlines() or [""])[0], 300)
 
 
 def _failure(name: str, message: str, hint: str | None, begun: float) -> JobNote:

@@ -15,13 +15,14 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from flowctl.loadtest.files import printable
+from flowctl.loadtest.files import foreign
 from flowctl.loadtest.style import STYLE
 from flowctl.loadtest.svg import Chart, draw
 from flowctl.pipeline import answers, decisions, pictures
 from flowctl.pipeline.pictures import Picture, count, ms, percent, seconds, size, words
 from flowctl.pipeline.reportdata import Cut, JobState, ReportData, whole_number
 from flowctl.pipeline.shapes import draw_shape
+from flowctl.printable import printable
 from flowctl.units import format_duration
 
 MORE_STYLE: Final = """
@@ -59,7 +60,7 @@ _PARTS: Final = (
 
 def text(value: Any, most: int = 200) -> str:
     """Return anything as text of the page."""
-    return html.escape(printable(value, most))
+    return html.escape(foreign(value, most))
 
 
 def render(data: ReportData) -> str:
@@ -271,10 +272,7 @@ def _limits(data: ReportData) -> _Part:
 
 def _lines(toml: str) -> str:
     """Return a file of several lines as it is, but for what cannot be printed and what is far too long."""
-    return "\n".join(
-        "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line[:500])
-        for line in toml.split("\n")[:200]
-    )
+    return "\n".join(printable(line[:500]) for line in toml.split("\n")[:200])
 
 
 def _cut_box(title: str, found: decisions.Shown | None) -> str:

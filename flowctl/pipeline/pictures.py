@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from flowctl.loadtest.files import printable
+from flowctl.loadtest.files import foreign
 from flowctl.loadtest.svg import Chart, Series
 from flowctl.pipeline.reportdata import SHARES, STATES, ReportData, Row, number, whole_number
 from flowctl.pipeline.shapes import MOST_BARS, Bar, Bars, Layer, Shape, Stack
@@ -101,7 +101,7 @@ def size(value: object) -> str:
 
 def words(value: object, most: int = 60) -> str:
     """Return a text of a peer on one line, "-" for none and for a number that is none (NaN, infinity)."""
-    found = "" if value is None or (isinstance(value, float) and number(value) is None) else printable(value, most)
+    found = "" if value is None or (isinstance(value, float) and number(value) is None) else foreign(value, most)
     return found or "-"
 
 

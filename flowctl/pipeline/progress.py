@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from flowctl.output import say
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -107,5 +109,4 @@ class Progress:
             now = time.monotonic()
             if now - last >= LINE_EVERY_S:
                 last = now
-                sys.stderr.write(f"{self._title}: {now - begun:.0f} s, tasks {reading.done} of {reading.tasks}\n")
-                sys.stderr.flush()
+                say(f"{self._title}: {now - begun:.0f} s, tasks {reading.done} of {reading.tasks}", to_stderr=True)

@@ -96,7 +96,7 @@ def parse_objective(text: str) -> list[Part]:
     if text.strip() == "balanced":
         return []
     parts = []
-    for piece in re.split(r"\s+then\s+|\s*,\s*", text.strip()):
+    for piece in map(str.strip, re.split(r"\bthen\b|,", text)):
         match = _PART.match(piece)
         if match is None or match[1] not in MEASURES:
             raise ConfigError(

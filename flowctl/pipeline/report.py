@@ -16,7 +16,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from flowctl.errors import ConfigError
-from flowctl.loadtest.files import printable
+from flowctl.loadtest.files import foreign
 from flowctl.pipeline import gather, gather_jobs, io
 from flowctl.pipeline.accounts import JobResult
 from flowctl.pipeline.page import render
@@ -159,7 +159,7 @@ def collect_data(spark: SparkSession, place: Place, events: str, jobs: Mapping[s
         try:
             data = take(_Source(spark, place, events), data)
         except Exception as error:  # noqa: BLE001 - any table may be broken in any way, and one must not cost the others
-            unreadable[name] = printable(one_line(error), 300)
+            unreadable[name] = foreign(one_line(error), 300)
     return replace(data, unreadable=unreadable)
 
 

@@ -16,6 +16,7 @@ import sys
 from typing import Final
 
 from flowctl.errors import ConfigError
+from flowctl.output import say
 from flowctl.pipeline.java import PACKAGE, find_java
 from flowctl.pipeline.spark import check_available
 
@@ -65,9 +66,9 @@ def main() -> int:
                 raise ConfigError(failure, hint=f"install {PACKAGE}, or any newer Java, by hand") from None
             java = find_java()
     except ConfigError as error:
-        sys.stderr.write(f"pipeline: cannot run: {error}\nhint: {error.hint}\n")
+        say(f"pipeline: cannot run: {error}\nhint: {error.hint}", to_stderr=True)
         return 1
-    sys.stdout.write(f"pipeline: can run, with Java {java.version} in {java.home}\n")
+    say(f"pipeline: can run, with Java {java.version} in {java.home}")
     return 0
 
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import unicodedata
 from typing import Final
 
 from flowctl.errors import RemoteProtocolError
+from flowctl.printable import printable
 
 DEFAULT_APP: Final = "__defaultApp__"
 """Application of an address that names none (the name that SRS gives it)."""
@@ -47,15 +47,8 @@ _SECRET_WORDS: Final = (
     "key", "secret", "token", "pass", "pwd", "auth", "sign", "sig", "hash", "jwt", "credential", "response",
 )  # fmt: skip  # one line of words reads better than twelve lines
 
-_UNFIT_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Categories of Unicode that a name may not have: control and format characters (bidirectional marks are such), halves
-of surrogate pairs, separators of lines and paragraphs. Blanks of any kind are fine, and so is what this Python does not
-know yet: its tables are older than the emoji of the users' telephones."""
-
-_JOINERS: Final = frozenset({"\u200c", "\u200d", *map(chr, range(0xE0020, 0xE0080))})
-"""Format characters that are part of words and emoji: the zero width (non-)joiners, and the tags of flags."""
-
-_URL = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)(?P<rest>.*)$")
+# Nothing is given back (`*+`): a line break in what follows would have every way to divide the text tried.
+_URL = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*+)://(?P<authority>[^/?#]*+)(?P<path>[^?#]*+)(?P<rest>.*+)$")
 # The host of an IPv6 address stands in brackets (RFC 3986 section 3.2.2).
 _AUTHORITY = re.compile(r"^(?:(?P<user>.*)@)?(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:\[\]@]*))(?::(?P<port>\d*))?$")
 
@@ -133,18 +126,10 @@ def check_name(name: str, what: str, *, maximum: int = NAME_MAX_CHARS) -> None:
         raise RemoteProtocolError(f"{what} is empty", code="bad-name")
     if len(name) > maximum:
         raise RemoteProtocolError(f"{what} has {len(name)} characters, the limit is {maximum}", code="bad-name")
-    if "\\" in name or not (name.isprintable() or all(map(_is_fit, name))):
+    if "\\" in name or printable(name) != name:
         raise RemoteProtocolError(f"{what} has a control character or a backslash", code="bad-name")
     if not {".", ".."}.isdisjoint(name.split("/")):
         raise RemoteProtocolError(f"{what} has a segment . or ..", code="bad-name")
-
-
-def _is_fit(char: str) -> bool:
-    """Return whether `char` may be in a name; printable ones may."""
-    if unicodedata.category(char) in _UNFIT_CATEGORIES:
-        return char in _JOINERS
-    # The last two of each plane and 32 more are reserved for never being a character.
-    return ord(char) & 0xFFFE != 0xFFFE and not 0xFDD0 <= ord(char) <= 0xFDEF
 
 
 def _segments(path: str) -> list[str]:

@@ -1,0 +1,235 @@
+"""The way of log lines out of the process: never a wait for who writes one, and not more of one peer than is useful.
+
+A log is written to a pipe or a terminal that somebody else reads, or does not. `LineWriter` keeps lines in a bounded
+queue and writes them on a thread of its own; what finds the queue full is dropped, and the count is told as soon as
+something can be written again. `LineLimiter` (pure) is a token bucket per address, so that one peer can neither fill
+the queue nor use up processor time with lines about itself; what it keeps back is counted and told too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+MOST_QUEUED_BYTES: Final = 1024 * 1024
+"""Lines that may wait: some 5,000, seconds of a busy log. A reader that is slower than that does not read."""
+LINES_PER_S: Final = 20.0
+"""Lines of one address per second, in the long run: more than anybody reads, 2 ms of processor time."""
+LINES_AT_ONCE: Final = 200
+"""Lines of one address at once: what the 64 connections that it may have by default say when they come together."""
+RESUME_AFTER: Final = 20.0
+"""Lines that an address which was kept back must have saved up, so that the count is told once a second."""
+MOST_ADDRESSES: Final = 4096
+"""Addresses remembered; who was silent longest is forgotten first, which gives a new address at most its burst."""
+_BATCH_BYTES: Final = 64 * 1024
+"""Written by one system call: what a pipe holds by default."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    at: float
+    kept_back: int = 0
+
+
+class LineLimiter:
+    """Decides which lines are written: a token bucket per key. Not thread-safe.
+
+    The one use is with the address of a peer as the key, or the event where a line is about no peer.
+    """
+
+    __slots__ = ("_buckets", "_forgotten")
+
+    def __init__(self) -> None:
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._forgotten = 0
+
+    def allows(self, key: str, now: float) -> bool:
+        """Return whether a line about `key` is to be written; count it if not.
+
+        Args:
+            key: whom the line is about.
+            now: time in seconds.
+        """
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            if len(self._buckets) >= MOST_ADDRESSES:
+                self._forgotten += self._buckets.popitem(last=False)[1].kept_back
+            bucket = self._buckets[key] = _Bucket(LINES_AT_ONCE, now)
+        else:
+            self._buckets.move_to_end(key)
+            _refill(bucket, now)
+        if bucket.tokens < (RESUME_AFTER if bucket.kept_back else 1):
+            bucket.kept_back += 1
+            return False
+        bucket.tokens -= 1
+        return True
+
+    def kept_back(self, now: float | None) -> list[tuple[str, int]]:
+        """Return of whom lines were kept back, and how many, where that may be told; it is told once.
+
+        Args:
+            now: time in seconds; tells of those whose lines would be written again. None: of all.
+        """
+        told = [("others", self._forgotten)] if self._forgotten else []
+        self._forgotten = 0
+        for key, bucket in self._buckets.items():
+            if not bucket.kept_back:
+                continue
+            if now is not None:
+                _refill(bucket, now)
+                if bucket.tokens < RESUME_AFTER:
+                    continue
+            told.append((key, bucket.kept_back))
+            bucket.kept_back = 0
+        return told
+
+
+def _refill(bucket: _Bucket, now: float) -> None:
+    bucket.tokens = min(LINES_AT_ONCE, bucket.tokens + max(0.0, now - bucket.at) * LINES_PER_S)
+    bucket.at = now
+
+
+class LineWriter:
+    """Writes lines to a descriptor on a thread of its own. `put` may be called on any thread, and in signal handlers.
+
+    A child made by `os.fork` begins with an empty queue: what waited is the parent's, and so is its thread.
+
+    Args:
+        descriptor: to write to; stays open.
+        dropped_line: makes the line that tells how many were dropped.
+        idle: called on the thread about once a second; returns lines to be written.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_descriptor",
+        "_dropped",
+        "_dropped_line",
+        "_ending",
+        "_error",
+        "_idle",
+        "_lines",
+        "_queued_bytes",
+        "_ready",
+        "_thread",
+    )
+
+    def __init__(self, descriptor: int, dropped_line: Callable[[int], bytes], idle: Callable[[], list[bytes]]) -> None:
+        self._descriptor = descriptor
+        self._dropped_line = dropped_line
+        self._idle = idle
+        self._begin()
+        _writers.add(self)
+
+    def _begin(self) -> None:
+        # Reentrant: a signal handler that logs may run while its thread is in `put`.
+        self._ready = threading.Condition(threading.RLock())
+        self._lines: deque[bytes] = deque()  # guarded by _ready
+        self._queued_bytes = 0  # guarded by _ready; those of lines that are being written too
+        self._dropped = 0  # guarded by _ready; lines that nobody was told of
+        self._error: OSError | None = None  # guarded by _ready; why the last write failed
+        self._thread: threading.Thread | None = None  # guarded by _ready
+        self._ending = False  # guarded by _ready
+
+    def put(self, line: bytes) -> None:
+        """Have `line`, with its line break, written soon; where too much waits, it is dropped and counted."""
+        with self._ready:
+            if self._queued_bytes + len(line) > MOST_QUEUED_BYTES:
+                self._dropped += 1
+                return
+            self._lines.append(line)
+            self._queued_bytes += len(line)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="flowctl-log", daemon=True)
+                self._thread.start()
+            self._ready.notify_all()
+
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until all is written, or the deadline has passed; return whether all was.
+
+        Args:
+            deadline_s: how long to wait at most.
+        """
+        end = time.monotonic() + deadline_s
+        with self._ready:
+            while self._queued_bytes:
+                left_s = end - time.monotonic()
+                if left_s <= 0:
+                    return False
+                self._ready.wait(left_s)
+            return self._dropped == 0
+
+    def close(self, deadline_s: float) -> None:
+        """Write what waits, within the deadline, and end the thread; nothing may be put any more."""
+        self.flush(deadline_s)
+        with self._ready:
+            self._ending = True
+            self._ready.notify_all()
+
+    @property
+    def error(self) -> OSError | None:
+        """Why lines could not be written, which nobody could be told; None: all is well, or nobody reads."""
+        with self._ready:
+            return self._error if self._dropped else None
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                if not self._lines and not self._ending:
+                    self._ready.wait(1.0)
+                idle = not self._lines
+                if idle and self._ending:
+                    return
+                size = 0
+                batch = []
+                while self._lines and size < _BATCH_BYTES:
+                    batch.append(self._lines.popleft())
+                    size += len(batch[-1])
+                dropped, self._dropped = self._dropped, 0
+            if idle:
+                batch = self._idle()
+            if dropped:
+                # What was dropped came after what is in the batch.
+                batch.append(self._dropped_line(dropped))
+            error = self._write(b"".join(batch))
+            with self._ready:
+                self._queued_bytes -= size
+                self._error = error
+                if error is not None:
+                    self._dropped += dropped + len(batch) - bool(dropped)
+                self._ready.notify_all()
+
+    def _write(self, data: bytes) -> OSError | None:
+        """Write all of `data`, however long it takes; return what was wrong if that cannot be."""
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except BlockingIOError:  # whoever shares the descriptor made it so
+                poll = select.poll()
+                poll.register(self._descriptor, select.POLLOUT)
+                poll.poll(1000)
+            except OSError as error:
+                return error
+        return None
+
+
+_writers: Final[weakref.WeakSet[LineWriter]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for writer in list(_writers):
+        with contextlib.suppress(AttributeError):  # one that is being made
+            writer._begin()  # noqa: SLF001 - of this module
+
+
+os.register_at_fork(after_in_child=_after_fork)
