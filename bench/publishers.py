@@ -7,6 +7,7 @@ publishes to URL-0, URL-1 and so on, and stops by itself.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import heapq
 import socket
 import time
@@ -19,6 +20,9 @@ from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 
 _AUDIO_BIT_RATE = 64_000
+_LISTEN_EVERY = 7
+"""Messages after which one publisher reads what the server says: acknowledgements, and pings some seconds apart. No
+divisor of the usual numbers of streams, so that each has its turn."""
 
 
 def connect(url: str, source: str) -> tuple[socket.socket, ClientSession]:
@@ -33,7 +37,6 @@ def connect(url: str, source: str) -> tuple[socket.socket, ClientSession]:
         events = session.receive(sock.recv(65536), time.monotonic())
         if any(isinstance(event, PublishStarted) for event in events):
             sock.sendall(session.data_to_send())
-            sock.setblocking(False)
             return sock, session
 
 
@@ -58,6 +61,7 @@ def main() -> None:
         due.append((began + offset_s, number, offset_s, next(tags), tags))
     heapq.heapify(due)
     numbers = [0] * arguments.streams
+    sent = 0
     while due[0][0] - began < arguments.duration:
         when, number, offset_s, tag, tags = heapq.heappop(due)
         time.sleep(max(0.0, when - time.monotonic()))
@@ -68,14 +72,12 @@ def main() -> None:
             numbers[number] += 1
         send = {TYPE_VIDEO: session.send_video, TYPE_AUDIO: session.send_audio}.get(tag.type_id, session.send_data)
         wire = send(tag.timestamp, payload)
-        sock.setblocking(True)
         sock.sendall(wire)
-        sock.setblocking(False)
-        try:
-            session.receive(sock.recv(65536), time.monotonic())
-            sock.sendall(session.data_to_send())
-        except BlockingIOError:
-            pass
+        sent += 1
+        if sent % _LISTEN_EVERY == 0:
+            with contextlib.suppress(BlockingIOError):
+                session.receive(sock.recv(65536, socket.MSG_DONTWAIT), time.monotonic())
+                sock.sendall(session.data_to_send())
         following = next(tags)
         heapq.heappush(due, (began + offset_s + following.timestamp / 1000, number, offset_s, following, tags))
 

@@ -162,6 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("url")
     parser.add_argument("--viewers", type=int, default=20)
+    parser.add_argument("--streams", type=int, default=0, help="spread over URL-0 to URL-n instead of URL")
     parser.add_argument("--window", type=float, default=8.0)
     parser.add_argument("--ready-within", type=float, default=20.0, help="seconds to wait for the first frames")
     arguments = parser.parse_args()
@@ -169,7 +170,10 @@ def main() -> None:
         os.nice(_NICENESS)
     readers = Readers()
     for index in range(arguments.viewers):
-        readers.add(MeasuringViewer(arguments.url, f"127.0.200.{1 + index % 250}"))
+        url = (
+            f"{arguments.url}-{index * arguments.streams // arguments.viewers}" if arguments.streams else arguments.url
+        )
+        readers.add(MeasuringViewer(url, f"127.0.200.{1 + index % 250}"))
     end = time.monotonic() + arguments.ready_within
     while time.monotonic() < end and not all(viewer.frames for viewer in readers.viewers.values()):
         readers.run(time.monotonic() + 0.1)
