@@ -14,15 +14,18 @@ import time
 
 from flowctl.media.stamp import has_slot, stamp
 from flowctl.media.synthetic import SyntheticSource
+from flowctl.rtmp.chunk import serialise
 from flowctl.rtmp.client_session import ClientSession
 from flowctl.rtmp.events import PublishStarted
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 
 _AUDIO_BIT_RATE = 64_000
-_LISTEN_EVERY = 7
-"""Messages after which one publisher reads what the server says: acknowledgements, and pings some seconds apart. No
-divisor of the usual numbers of streams, so that each has its turn."""
+_LISTEN_EVERY = 16
+"""Messages after which a publisher reads what the server says: acknowledgements, and pings some seconds apart."""
+_CHUNK_SIZE = 65536
+"""As the client session announces it."""
+_CSID = {TYPE_AUDIO: 4, TYPE_VIDEO: 6}
 
 
 def connect(url: str, source: str) -> tuple[socket.socket, ClientSession]:
@@ -40,6 +43,32 @@ def connect(url: str, source: str) -> tuple[socket.socket, ClientSession]:
             return sock, session
 
 
+class Tape:
+    """The messages of the stream as they go to every server, made once for all publishers.
+
+    Each has a full header, so that the same octets do for all; in video only the stamp changes.
+
+    Args:
+        source: of the stream.
+    """
+
+    def __init__(self, source: SyntheticSource) -> None:
+        self._tags = iter(source)
+        self._made: list[tuple[float, bytes, bytes]] = []
+
+    def message(self, number: int) -> tuple[float, bytes, bytes]:
+        """Return (seconds from the beginning, header, body) of a message; without a stamp the header is in the body."""
+        while number >= len(self._made):
+            tag = next(self._tags)
+            octets = serialise(tag.type_id, 1, tag.timestamp, tag.payload, _CSID.get(tag.type_id, 7), _CHUNK_SIZE)
+            at = len(octets) - len(tag.payload)
+            stamped = tag.type_id == TYPE_VIDEO and has_slot(tag.payload)
+            self._made.append(
+                (tag.timestamp / 1000, octets[:at] if stamped else b"", tag.payload if stamped else octets)
+            )
+        return self._made[number]
+
+
 def main() -> None:
     """Publish until the time is over."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -49,37 +78,32 @@ def main() -> None:
     parser.add_argument("--fps", type=float, default=15.0)
     parser.add_argument("--duration", type=float, default=60.0)
     arguments = parser.parse_args()
-    source = SyntheticSource(
-        video_bit_rate=arguments.bit_rate - _AUDIO_BIT_RATE, fps=arguments.fps, audio_bit_rate=_AUDIO_BIT_RATE
+    tape = Tape(
+        SyntheticSource(
+            video_bit_rate=arguments.bit_rate - _AUDIO_BIT_RATE, fps=arguments.fps, audio_bit_rate=_AUDIO_BIT_RATE
+        )
     )
     ends = [connect(f"{arguments.url}-{number}", f"127.2.0.{1 + number % 250}") for number in range(arguments.streams)]
     began = time.monotonic()
-    due = []
-    for number in range(arguments.streams):
-        tags = iter(source)
-        offset_s = number / arguments.streams * 2.0  # key frames, two seconds apart, come one after the other
-        due.append((began + offset_s, number, offset_s, next(tags), tags))
+    # Key frames, two seconds apart, come one after the other.
+    due = [(began + number / arguments.streams * 2.0, number, 0) for number in range(arguments.streams)]
     heapq.heapify(due)
-    numbers = [0] * arguments.streams
-    sent = 0
+    offsets = [when for when, _, _ in sorted(due, key=lambda item: item[1])]
+    frames = [0] * arguments.streams
     while due[0][0] - began < arguments.duration:
-        when, number, offset_s, tag, tags = heapq.heappop(due)
+        when, number, place = due[0]
         time.sleep(max(0.0, when - time.monotonic()))
         sock, session = ends[number]
-        payload = tag.payload
-        if tag.type_id == TYPE_VIDEO and has_slot(payload):
-            payload = stamp(payload, numbers[number], time.monotonic_ns() // 1000)
-            numbers[number] += 1
-        send = {TYPE_VIDEO: session.send_video, TYPE_AUDIO: session.send_audio}.get(tag.type_id, session.send_data)
-        wire = send(tag.timestamp, payload)
-        sock.sendall(wire)
-        sent += 1
-        if sent % _LISTEN_EVERY == 0:
+        _, header, body = tape.message(place)
+        if header:
+            body = header + stamp(body, frames[number], time.monotonic_ns() // 1000)
+            frames[number] += 1
+        sock.sendall(body)
+        if place % _LISTEN_EVERY == number % _LISTEN_EVERY:
             with contextlib.suppress(BlockingIOError):
                 session.receive(sock.recv(65536, socket.MSG_DONTWAIT), time.monotonic())
                 sock.sendall(session.data_to_send())
-        following = next(tags)
-        heapq.heappush(due, (began + offset_s + following.timestamp / 1000, number, offset_s, following, tags))
+        heapq.heapreplace(due, (offsets[number] + tape.message(place + 1)[0], number, place + 1))
 
 
 if __name__ == "__main__":

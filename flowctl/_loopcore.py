@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -100,13 +99,20 @@ class LoopCore:
         """Return the time on the group's clock, in seconds; any thread."""
         return self.clock()
 
-    def thread_time(self) -> float:
-        """Return the processor time, user and system, that the calling thread has used, in seconds."""
-        return time.thread_time()
+    def processor_share(self) -> float:
+        """Return the processor time of the thread over the time its handlers took, 0 to 1, of late; any thread.
+
+        Time on the group's clock times this is about the processor time that was used in it, without a system call.
+        """
+        return self._meter.processor_share
 
     def busy_fraction(self) -> float:
         """Return the share of time, 0 to 1, that handlers ran in the last seconds; any thread."""
         return self._meter.busy_fraction(self.clock())
+
+    def gather_pause_s(self) -> float:
+        """Return for how long input that may wait does at present, in seconds; any thread."""
+        return 0.0 if self._watches is None else self._watches.gather_pause_s
 
     def strained(self) -> bool:
         """Return whether the thread had no room a moment ago: what is late may be late by its fault; any thread."""
@@ -146,19 +152,21 @@ class LoopCore:
         self._check_thread("call_later")
         return self.loop.call_later(delay_s, self._guarded, callback, *args)
 
-    def watch_input(self, source: int | HasFileno, callback: Callable[[], Any]) -> None:
+    def watch_input(self, source: int | HasFileno, callback: Callable[[], Any], *, gather: bool = False) -> None:
         """Call `callback` on each turn while `source` is readable; group's thread only. Replaces an earlier callback.
 
         Args:
             source: the socket itself: uvloop then keeps its number open until it is unwatched. Given a bare number
                 that is closed too early, uvloop aborts the process.
             callback: run with no lock held.
+            gather: whether input may wait for some 30 ms where the thread is busy with such input, so that messages
+                which are that close together are read at once.
 
         Raises:
             LocalProtocolError: called on another thread.
             ClosedError: `source` is closed.
         """
-        self._watches_here("watch_input").watch_input(source, callback)
+        self._watches_here("watch_input").watch_input(source, callback, gather=gather)
 
     def watch_output(self, source: int | HasFileno, callback: Callable[[], Any]) -> None:
         """Call `callback` on each turn while `source` is writable; else as `watch_input`."""
@@ -183,7 +191,9 @@ class LoopCore:
 
     def _use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._watches = FdWatches(loop, self._guarded, self._report)
+        self._watches = FdWatches(
+            loop, self._guarded, self._report, clock=self.clock, processor_share=self.processor_share
+        )
 
     def _enter(self) -> None:
         """First step on the group's thread; a job scheduled before it was not heard by `_wake`."""

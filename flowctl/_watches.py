@@ -14,6 +14,11 @@ the loop does not. What follows was tried on asyncio (CPython 3.11) and uvloop 0
 - If the close comes before the loop has polled once, uvloop's libuv calls ``abort()``: epoll_ctl fails with an error
   that it does not expect, and the process with all its connections is gone.
 
+Input that may wait is *gathered*: it has an epoll of its own, which is not asked again for up to `GATHER_S` after
+something was found. Messages that are that close together then share a wake-up of the thread, a read, a publication
+and a write, which for a stream with few viewers is most of what a message costs. The pause follows the share of the
+thread's time that such reading takes: a few streams are read at once.
+
 Against the first, what a number stood for is remembered, and a watch left behind is removed, and reported as the bug
 it is, before the number is watched anew. Against the second helps only that the number stays open: uvloop puts off the
 close of a *socket object* that it watches until it is unwatched. So callers hand in the socket itself; a bare number is
@@ -27,6 +32,7 @@ import select
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from flowctl._loadmeter import LoadMeter
 from flowctl.errors import ClosedError, InternalError
 
 if TYPE_CHECKING:
@@ -38,12 +44,29 @@ if TYPE_CHECKING:
 #: Descriptors served before the loop gets its turn; the kernel goes on with the others next time.
 MOST_PER_TURN: Final = 256
 
+#: Longest pause between two looks at gathered input: a frame at 30 fps, and with what reading and writing take less
+#: than the 40 ms at which a fan-out of many viewers flushes.
+GATHER_S: Final = 0.030
+
+#: Up to the first share of the thread's time gathered input is read at once, from the second on after the whole pause.
+#: Between them more reading makes a longer pause, which makes less reading, so it settles.
+_GATHER_FROM: Final = 0.02
+_GATHER_FULLY: Final = 0.06
+
+#: A shorter pause is none: loops count in whole milliseconds.
+_LEAST_PAUSE_S: Final = 0.001
+
+#: Gathered descriptors read before what they published is written, and everything else gets its turn.
+GATHERED_PER_TURN: Final = 32
+
 _HAS_EPOLL: Final = hasattr(select, "epoll")
 
 # What is watched of a descriptor, and what was found.
 _INPUT: Final = 1
 _OUTPUT: Final = 2
 _BOTH: Final = _INPUT | _OUTPUT
+_GATHERED: Final = 4
+"""Input that may wait."""
 
 _Ready: TypeAlias = "Callable[[int, int], object]"
 
@@ -58,6 +81,10 @@ class HasFileno(Protocol):
 class _Poller(Protocol):
     """Whoever finds out which descriptors are ready; raises OSError or ValueError for what cannot be watched."""
 
+    @property
+    def gather_pause_s(self) -> float:
+        """For how long input that may wait does, in seconds."""
+
     def change(self, fd: int, source: int | HasFileno, before: int, after: int) -> None:
         """Watch `source`, whose number is `fd`, for `after` instead of `before`; 0: not at all."""
 
@@ -65,20 +92,132 @@ class _Poller(Protocol):
         """Stop watching; idempotent."""
 
 
-class _EpollPoller:
-    """An epoll of our own, watched by the loop."""
+def gather_pause_s(share: float) -> float:
+    """Return the pause between two looks at gathered input that takes this share of a thread's time, 0 to 1."""
+    pause_s = GATHER_S * (share - _GATHER_FROM) / (_GATHER_FULLY - _GATHER_FROM)
+    return 0.0 if pause_s < _LEAST_PAUSE_S else min(pause_s, GATHER_S)
 
-    __slots__ = ("_epoll", "_loop", "_masks", "_ready")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ready: _Ready) -> None:
+class _Gatherer:
+    """The epoll for input that may wait: watched by the loop while there is nothing, asked after a pause otherwise."""
+
+    __slots__ = (
+        "_clock",
+        "_count",
+        "_epoll",
+        "_left",
+        "_loop",
+        "_meter",
+        "_ready",
+        "_share",
+        "_since",
+        "_timer",
+        "_watched",
+        "pause_s",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        ready: _Ready,
+        clock: Callable[[], float],
+        processor_share: Callable[[], float],
+    ) -> None:
         self._loop: Final = loop
         self._ready: Final = ready
+        self._clock: Final = clock
+        self._share: Final = processor_share
+        self._meter: Final = LoadMeter(clock())  # its handlers are the looks
+        self._epoll: Final = select.epoll()
+        self._count = 0  # descriptors
+        self._left = 0  # looks go on without a pause until so many were read, each once; 0: between two pauses
+        self._since = 0.0  # when the first of these looks began
+        self._timer: asyncio.TimerHandle | None = None
+        self._watched = False
+        self.pause_s = 0.0  # between two looks, now; any thread
+        self._watch(wanted=True)
+
+    def change(self, fd: int, *, watched: bool) -> None:
+        """Gather the input of `fd`, or do not any more."""
+        if watched:
+            self._epoll.register(fd, select.EPOLLIN)
+            self._count += 1
+        else:
+            self._count -= 1
+            self._epoll.unregister(fd)
+
+    def close(self) -> None:
+        """Stop for good; idempotent."""
+        if not self._epoll.closed:
+            self._watch(wanted=False)
+            if self._timer is not None:
+                self._timer.cancel()
+            self._epoll.close()
+
+    def _watch(self, *, wanted: bool) -> None:
+        if wanted is not self._watched:
+            self._watched = wanted
+            if wanted:
+                self._loop.add_reader(self._epoll.fileno(), self._look)
+            else:
+                self._loop.remove_reader(self._epoll.fileno())
+
+    def _look(self) -> None:
+        """Have read what has come, and look again at once, after a pause, or when the loop says so."""
+        self._timer = None
+        began = self._clock()
+        if self._left <= 0:
+            self._left, self._since = self._count, began
+        found = self._epoll.poll(0, GATHERED_PER_TURN)
+        for fd, _ in found:
+            self._ready(fd, _INPUT)
+        if self._epoll.closed:
+            return  # by a handler
+        now = self._clock()
+        self._meter.turn(began, now)
+        self.pause_s = gather_pause_s(self._meter.busy_fraction(now) * self._share())
+        # Who was read a moment ago may have more already: without a count there would be no end, and no pause.
+        self._left = self._left - len(found) if len(found) == GATHERED_PER_TURN else 0
+        rest_s = self._since + self.pause_s - now if found and self._left <= 0 else 0.0
+        self._watch(wanted=rest_s < _LEAST_PAUSE_S)
+        if not self._watched:
+            self._timer = self._loop.call_later(rest_s, self._look)
+
+
+class _EpollPoller:
+    """An epoll of our own, watched by the loop, and one for input that may wait, made for the first."""
+
+    __slots__ = ("_clock", "_epoll", "_gatherer", "_loop", "_masks", "_ready", "_share")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        ready: _Ready,
+        clock: Callable[[], float],
+        processor_share: Callable[[], float],
+    ) -> None:
+        self._loop: Final = loop
+        self._ready: Final = ready
+        self._clock: Final = clock
+        self._share: Final = processor_share
+        self._gatherer: _Gatherer | None = None
         self._masks: Final = (0, select.EPOLLIN, select.EPOLLOUT, select.EPOLLIN | select.EPOLLOUT)
         self._epoll: Final = select.epoll()
         loop.add_reader(self._epoll.fileno(), self._poll)
 
+    @property
+    def gather_pause_s(self) -> float:
+        return 0.0 if self._gatherer is None else self._gatherer.pause_s
+
     def change(self, fd: int, source: int | HasFileno, before: int, after: int) -> None:
         del source
+        if (before ^ after) & _GATHERED:
+            if self._gatherer is None:
+                self._gatherer = _Gatherer(self._loop, self._ready, self._clock, self._share)
+            self._gatherer.change(fd, watched=bool(after & _GATHERED))
+        before, after = before & _BOTH, after & _BOTH
+        if before == after:
+            return
         if not after:
             self._epoll.unregister(fd)
         elif before:
@@ -87,6 +226,8 @@ class _EpollPoller:
             self._epoll.register(fd, self._masks[after])
 
     def close(self) -> None:
+        if self._gatherer is not None:
+            self._gatherer.close()
         if not self._epoll.closed:
             self._loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
@@ -109,8 +250,14 @@ class _LoopPoller:
         self._loop: Final = loop
         self._ready: Final = ready
 
+    @property
+    def gather_pause_s(self) -> float:
+        return 0.0
+
     def change(self, fd: int, source: int | HasFileno, before: int, after: int) -> None:
         loop = self._loop
+        # Loops have no pause to offer: what may wait is read at once.
+        before, after = (mask & _BOTH | (mask & _GATHERED and _INPUT) for mask in (before, after))
         if after & ~before & _INPUT:
             loop.add_reader(source, self._ready, fd, _INPUT)
         if after & ~before & _OUTPUT:
@@ -132,18 +279,20 @@ class _Watch:
         inode: of a bare number, to tell it from the next file with that number; 0 where `source` tells.
     """
 
-    __slots__ = ("inode", "input", "output", "source")
+    __slots__ = ("gathers", "inode", "input", "output", "source")
 
     def __init__(self, source: int | HasFileno, inode: int) -> None:
         self.source: Final = source
         self.inode: Final = inode
         self.input: Callable[[], Any] | None = None
+        self.gathers = False  # whether input may wait
         self.output: Callable[[], Any] | None = None
 
     @property
     def wanted(self) -> int:
         """What is watched."""
-        return (_INPUT if self.input is not None else 0) | (_OUTPUT if self.output is not None else 0)
+        found = 0 if self.input is None else _GATHERED if self.gathers else _INPUT
+        return found if self.output is None else found | _OUTPUT
 
     def left_behind(self, fd: int) -> bool:
         """Return whether number `fd` stands for something else by now."""
@@ -156,29 +305,41 @@ class FdWatches:
 
     Args:
         loop: has `add_reader` and its kin.
+        clock: monotonic seconds.
+        processor_share: returns the thread's processor time over the time its handlers took, 0 to 1.
         run: called with the callback each time a descriptor is ready; the group times and guards it there.
         on_error: told when a descriptor was closed while it was watched.
     """
 
-    __slots__ = ("_loop", "_on_error", "_poller", "_run", "_watches")
+    __slots__ = ("_clock", "_loop", "_on_error", "_poller", "_run", "_share", "_watches")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, run: Callable[[Callable[[], Any]], Any], on_error: ErrorHook
+        self,
+        loop: asyncio.AbstractEventLoop,
+        run: Callable[[Callable[[], Any]], Any],
+        on_error: ErrorHook,
+        *,
+        clock: Callable[[], float],
+        processor_share: Callable[[], float],
     ) -> None:
         self._loop: Final = loop
+        self._clock: Final = clock
+        self._share: Final = processor_share
         self._run: Final = run
         self._on_error: Final = on_error
         self._watches: dict[int, _Watch] = {}
         self._poller: _Poller | None = None  # made by the first watch, on the loop's thread
 
-    def watch_input(self, source: int | HasFileno, callback: Callable[[], Any]) -> None:
+    def watch_input(self, source: int | HasFileno, callback: Callable[[], Any], *, gather: bool = False) -> None:
         """Call `callback` while `source` is readable (level-triggered); replaces an earlier callback.
+
+        With `gather` it is called up to `GATHER_S` later while much is read that may wait.
 
         Raises:
             ClosedError: `source` is closed.
         """
         fd, watch = self._watch(source)
-        before, watch.input = watch.wanted, callback
+        before, watch.input, watch.gathers = watch.wanted, callback, gather
         self._want(fd, source, before, watch.wanted)
 
     def watch_output(self, source: int | HasFileno, callback: Callable[[], Any]) -> None:
@@ -212,6 +373,11 @@ class FdWatches:
         before, watch.output = watch.wanted, None
         self._release(fd, watch, before)
         return True
+
+    @property
+    def gather_pause_s(self) -> float:
+        """For how long input that may wait does at present, in seconds, 0 to `GATHER_S`."""
+        return 0.0 if self._poller is None else self._poller.gather_pause_s
 
     def clear(self) -> None:
         """Stop watching everything, for good."""
@@ -275,7 +441,11 @@ class FdWatches:
             return
         try:
             if self._poller is None:
-                self._poller = (_EpollPoller if _HAS_EPOLL else _LoopPoller)(self._loop, self._ready)
+                self._poller = (
+                    _EpollPoller(self._loop, self._ready, self._clock, self._share)
+                    if _HAS_EPOLL
+                    else _LoopPoller(self._loop, self._ready)
+                )
             self._poller.change(fd, source, before, after)
         except (OSError, ValueError) as error:
             self._drop(fd)

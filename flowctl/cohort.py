@@ -57,7 +57,10 @@ class Squad(Place):
         """
         if as_file and len(piece.data) >= FILE_BYTES and (descriptor := piece.descriptor()) >= 0:
             return self._write_file(piece.data, descriptor)
-        data = piece.data
+        return self.write_bytes(piece.data)
+
+    def write_bytes(self, data: bytes) -> Slow:
+        """Write `data` to every member once, and return those who did not take all of it."""
         size = len(data)
         slow: Slow = []
         members = self.members
@@ -111,6 +114,13 @@ class Cohort:
     def squads(self) -> list[Squad]:
         """Return the squads of this moment, oldest first."""
         return list(self._squads.values())
+
+    def only(self) -> Squad | None:
+        """Return the squad of a cohort that has one. None: it has none, or several."""
+        if len(self._squads) == 1:
+            for squad in self._squads.values():
+                return squad
+        return None
 
     def admit(self, sender: Sender, entry: Entry) -> Place:
         """Take in `sender`, who stands at `entry`, and return the place it shares from now on."""

@@ -93,6 +93,7 @@ class Connection:
         "_ending",
         "_farewell",
         "_flush_job",
+        "_gathers",
         "_holds",
         "_home",
         "_lock",
@@ -165,6 +166,7 @@ class Connection:
         self._farewell: tuple[CloseReason, str] | None = None  # of close_after_flush; guarded by _lock
         self._on_closed = on_closed
         self._coroutines: Coroutines | None = None  # made by the first; most sessions have none
+        self._gathers = False  # input may wait a little
         self._receiving = False  # a coroutine of `received` runs
         self._received_later: Final = inspect.iscoroutinefunction(session.received)
         session.connection = self
@@ -324,6 +326,17 @@ class Connection:
         self.sender.note(LedgerKind.RESUME, f"input resumed: {reason}", duration_s=self.clock() - since)
         return True
 
+    def gather_input(self, wanted: bool) -> None:  # noqa: FBT001 - as `want_writable`
+        """Let input wait for up to 30 ms where its thread is busy with such input, or not. Owning thread.
+
+        For peers that send small messages all the time and wait for no answer, as publishers do: what comes close
+        together is then read, handled and passed on together, at a fraction of the cost.
+        """
+        if wanted is not self._gathers:
+            self._gathers = wanted
+            if self.receiver.reading:
+                self._watch_input(wanted=True)
+
     def process_input(self, data: memoryview, *, control_only: bool) -> InputResult:
         """Hand input to the session, and charge the peer with the time that takes."""
         if self._ending is not None:
@@ -419,7 +432,7 @@ class Connection:
         if group is None:
             return
         if wanted:
-            group.watch_input(self._sock, self.receiver.input_ready)
+            group.watch_input(self._sock, self.receiver.input_ready, gather=self._gathers)
         else:
             group.unwatch_input(self._sock)
 

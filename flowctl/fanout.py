@@ -31,7 +31,7 @@ from flowctl.cohort import SQUAD_SIZE, Cohort, Slow, Squad
 from flowctl.crossings import Crossings
 from flowctl.errors import ClosedError, ConfigError
 from flowctl.pacing import Pacing, RoundMeter
-from flowctl.piece import FILE_VIEWERS, Piece
+from flowctl.piece import FILE_VIEWERS, Piece, gather
 from flowctl.sender import FlushResult, Sender
 from flowctl.streamlog import Entry, StreamLog
 
@@ -64,8 +64,11 @@ class FanoutHost(Protocol):
     def call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> Any:
         """Call on the group's thread after a while. The group's thread."""
 
-    def thread_time(self) -> float:
-        """Return the processor time that the thread has used, in seconds. The group's thread."""
+    def processor_share(self) -> float:
+        """Return the processor time of the thread over the time its handlers took, 0 to 1, of late."""
+
+    def gather_pause_s(self) -> float:
+        """Return for how long the input of publishers has waited already, in seconds, where the thread is busy."""
 
     def busy_fraction(self) -> float:
         """Return the share of time, 0 to 1, that the thread was busy in the last seconds."""
@@ -148,8 +151,8 @@ class Fanout:
         self._target: Entry | None = None  # where the round in progress leads. None: there is none
         self._behind: deque[Squad] = deque()  # squads that it has not come to yet
         self._piece: Piece | None = None  # what it writes; kept for those who stand at the same place
-        self._cost_s = 0.0  # processor time spent since the last round ended
-        self._turn_used_s = 0.0  # processor time of the thread when the turn in progress, or the last one, began
+        self._took_s = 0.0  # time spent in turns since the last round ended, but for the turn in progress
+        self._turn_from = 0.0  # when the turn in progress began, or the round that ended in it
         self._crossings: Crossings[Sender] = Crossings()  # the lagging viewers, by where to look at them next
         # Number of the key frame that was newest at the last look. The group itself would hold all that came after it.
         self._key_sequence = log.gop.key_sequence
@@ -245,7 +248,7 @@ class Fanout:
 
     def appended(self, log: StreamLog) -> None:
         """Take note that the log has grown: see that a flush comes, and look at limits. The publisher's thread."""
-        if self._closed:
+        if self._closed or (self._armed and not self._crossings):
             return
         try:
             self._note_growth(log)
@@ -279,7 +282,9 @@ class Fanout:
             self._schedule()
 
     def _schedule(self) -> None:
-        delay_s = self._last_flush + self.pacing.interval_s - self._host.now()
+        interval_s = self.pacing.interval_s
+        # What input was gathered for counts: both pauses together must not pass the ceiling.
+        delay_s = interval_s and self._last_flush + interval_s - self._host.gather_pause_s() - self._host.now()
         if delay_s <= 0:
             self._host.call_soon(self.flush)
         else:
@@ -290,23 +295,46 @@ class Fanout:
         if self._closed or self._target is not None:
             return  # the round in progress looks at the log when it is done
         self._armed = True
-        self._last_flush = self._host.now()
-        tail = self._target = self.log.tail
+        self._last_flush = now = self._host.now()
+        tail = self.log.tail
+        squad = self._cohort.only()
+        if squad is not None and self._cohort.count < FILE_VIEWERS and not (self._alone or self._going):
+            self._short_round(squad, tail, now)
+            return
+        self._target = tail
         self._behind.extend(squad for squad in self._cohort.squads() if squad.entry is not tail)
         for sender in self._runnable:
             self._enqueue(sender)
         if not self._going:  # otherwise a turn is on its way
             self._turn()
 
+    def _short_round(self, squad: Squad, tail: Entry, began: float) -> None:
+        """Do a round of few viewers, all in one squad, in one go: no lists, no turns."""
+        try:
+            if squad.entry is not tail:
+                data = gather(squad.entry, tail)
+                self._wrote(squad, tail, len(data), squad.write_bytes(data))
+        finally:
+            now = self._host.now()
+            self._meter.turn(now - began)
+            took_s, self._took_s = self._took_s + now - began, 0.0
+            self._round_over(tail, took_s, now)
+
     def _end_round(self, now: float) -> None:
         """All squads have come to where the round led; see whether the next one is due."""
         tail, self._target = self._target, None
         self._drop_piece()
-        self._meter.round(now - self._last_flush)
         self._cohort.tidy()
-        used_s = self._host.thread_time()
-        self.pacing.round_ended(self._cost_s + used_s - self._turn_used_s, self._host.busy_fraction(), now)
-        self._cost_s = self._turn_used_s - used_s  # what is left of this turn counts for the next round
+        took_s, self._took_s = self._took_s + now - self._turn_from, 0.0
+        self._turn_from = now  # what is left of this turn counts for the next round
+        self._round_over(tail, took_s, now)
+
+    def _round_over(self, tail: Entry | None, took_s: float, now: float) -> None:
+        """Count a round to `tail` whose turns took `took_s` seconds, and see whether the next one is due."""
+        host = self._host
+        self._meter.round(now - self._last_flush)
+        # What others take of the core meanwhile is in the length of a turn, and no cost of ours.
+        self.pacing.round_ended(took_s * host.processor_share(), host.busy_fraction(), now)
         # Cleared before the tail is read: an append that comes later finds it cleared and arms the next round.
         self._armed = False
         if self.log.tail is not tail:
@@ -326,17 +354,16 @@ class Fanout:
             return
         host = self._host
         self._going = True  # nobody needs to ask for a turn during this one
-        began = host.now()
-        # What others take of the core meanwhile is in the length of a turn, and no cost of ours.
-        self._turn_used_s = host.thread_time()
+        began = self._turn_from = host.now()
         try:
             # Half a turn where others wait too: rounds that follow each other without a pause must not starve them.
             crowded = self._waiting or self._looks
             self._write_squads(began + (self._turn_s / 2 if crowded else self._turn_s))
             self._serve_waiting(began + self._turn_s)
         finally:
-            self._cost_s += host.thread_time() - self._turn_used_s
-            self._meter.turn(host.now() - began)
+            ended = host.now()
+            self._took_s += ended - self._turn_from
+            self._meter.turn(ended - began)
             self._going = False
             if self._target is not None or self._waiting or self._looks:  # `close` leaves nothing of these
                 self._go_on()
@@ -362,8 +389,12 @@ class Fanout:
         if piece is None or piece.start is not squad.entry:
             self._drop_piece()
             piece = self._piece = Piece(squad.entry, target)
-        slow: Slow = squad.write(piece, as_file=self._cohort.count >= FILE_VIEWERS)
-        written = len(piece.data) * (len(squad.members) - len(slow)) + sum(count for _, count, _ in slow)
+        slow = squad.write(piece, as_file=self._cohort.count >= FILE_VIEWERS)
+        self._wrote(squad, target, len(piece.data), slow)
+
+    def _wrote(self, squad: Squad, target: Entry, size_bytes: int, slow: Slow) -> None:
+        """Count what was written to a squad, bring it to `target`, and deal with those who did not take everything."""
+        written = size_bytes * (len(squad.members) - len(slow)) + sum([count for _, count, _ in slow])
         self._cohort_bytes += written
         self._host.bytes_out += written
         for sender, count, failure in slow:

@@ -23,6 +23,7 @@ _STEPS: Final = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 """Intervals as parts of the ceiling. The first writes each message at once."""
 _AT_ONCE_S: Final = 0.002
 """A wished-for interval up to this is none: messages of a stream are 10 ms or more apart, so it would join nothing."""
+_AT_ONCE_COST_S: Final = ROUND_SHARE * _AT_ONCE_S
 _IDLE_BUSY: Final = 0.25
 _FULL_BUSY: Final = 0.75
 """Up to the first busy fraction of the thread a stream has its whole share, from the second on none."""
@@ -66,6 +67,8 @@ class Pacing:
         if not self.adaptive or not self.ceiling_s:
             return
         self._cost_s += _SMOOTHING * (cost_s - self._cost_s)
+        if not self._step and self._cost_s <= _AT_ONCE_COST_S and busy <= _IDLE_BUSY:
+            return  # what follows would come to the same
         wanted_s = self.wanted_s(busy)
         step = _step_for(wanted_s, self.ceiling_s)
         if step > self._step:

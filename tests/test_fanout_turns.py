@@ -329,3 +329,30 @@ def test_interval_when_the_thread_is_busy_is_the_ceiling():
     assert stage.viewers[0].peer.writes == before
     stage.group.run(0.04)
     assert stage.viewers[0].peer.writes == before + 1
+
+
+def test_interval_when_input_has_waited_is_shorter_by_that():
+    """What the publisher's input was gathered for counts: a message waits no longer than the ceiling in all."""
+    stage = Stage(1, interval_s=0.04, adaptive=False)
+    (viewer,) = stage.viewers
+    stage.group.gather_s = 0.03
+    stage.group.run(1.0)
+    for pause_s, at_once in ((0.03, True), (0.005, False), (0.02, True)):
+        stage.publish("I")
+        stage.group.run(pause_s)
+        before = viewer.peer.writes
+        stage.publish("I")
+        assert (viewer.peer.writes > before) is at_once
+        stage.group.run(1.0)
+
+
+def test_round_when_there_is_one_squad_counts_as_one_turn():
+    """Few viewers who keep up are written to in one go, and the figures are those of rounds and turns all the same."""
+    stage = Stage(3)
+    before = stage.fanout.statistics()
+    for _ in range(5):
+        stage.publish("I")
+    after = stage.fanout.statistics()
+    assert (after.rounds - before.rounds, after.turns - before.turns, after.squads) == (5, 5, 1)
+    assert sum(after.rounds_by_duration) == after.rounds
+    stage.check()

@@ -12,10 +12,11 @@ import pytest
 from pollgroup_kit import WAIT_S, FakePollable, on_thread
 
 from flowctl._loadmeter import SMOOTHING_S, STRAIN_S, WINDOW_S, LoadMeter
-from flowctl._watches import MOST_PER_TURN
+from flowctl._watches import GATHER_S, GATHERED_PER_TURN, MOST_PER_TURN, FdWatches, gather_pause_s
 from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, InternalError, LocalProtocolError
 from flowctl.pollgroup import PollGroup
+from flowctl.testing import ManualClock
 
 # Fixtures, under names of this module so that pytest finds them.
 errors = pollgroup_kit.errors
@@ -183,6 +184,160 @@ def pair():
     pair = Pair()
     yield pair
     pair.close()
+
+
+class HandLoop:
+    """A loop that is turned by hand: it says what it was asked to watch and to call."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.readers: dict[int, object] = {}
+        self.calls: list[tuple[float, object]] = []
+
+    def add_reader(self, fd, callback, *args) -> None:
+        self.readers[fd] = callback
+
+    def remove_reader(self, fd) -> None:
+        del self.readers[fd]
+
+    def call_later(self, delay_s, callback):
+        self.calls.append((self.clock() + delay_s, callback))
+        return self
+
+    def cancel(self) -> None:
+        self.calls.clear()
+
+
+class Gathering:
+    """Pairs whose input may wait, on a loop turned by hand, with reads that cost what they are told to."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.clock = ManualClock(100.0)
+        self.loop = HandLoop(self.clock)
+        self.cost_s = 0.0
+        self.read: list[Pair] = []
+        self.watches = FdWatches(
+            self.loop, self.run, lambda where, error: None, clock=self.clock, processor_share=lambda: 1.0
+        )
+        self.pairs = [Pair() for _ in range(count)]
+        for pair in self.pairs:
+            self.watches.watch_input(pair.ours, lambda pair=pair: self.read.append(pair), gather=True)
+        *_, self.look = self.loop.readers.values()
+
+    def run(self, callback) -> None:
+        callback()
+        self.read[-1].on_input()
+        self.clock.advance(self.cost_s)
+
+    def strain(self) -> None:
+        """Let reading take half of the time for long enough to count."""
+        self.cost_s = 0.01
+        for _ in range(2000):
+            self.pairs[0].theirs.send(b"x")
+            self.look()
+            self.clock.advance(0.01)
+        self.read.clear()
+        self.loop.calls.clear()
+
+    def close(self) -> None:
+        self.watches.clear()
+        for pair in self.pairs:
+            pair.close()
+
+
+@pytest.fixture
+def gathering():
+    made = Gathering(GATHERED_PER_TURN + 3)
+    yield made
+    made.close()
+
+
+def test_gathered_input_when_reading_is_cheap_is_left_to_the_loop(gathering):
+    """While reading takes next to nothing the loop calls for each descriptor at once, and there is no pause."""
+    gathering.pairs[0].theirs.send(b"one")
+    gathering.look()
+    assert gathering.read == [gathering.pairs[0]]
+    assert gathering.loop.calls == []
+    assert gathering.watches.gather_pause_s == 0.0
+    assert len(gathering.loop.readers) == 2
+
+
+def test_gathered_input_when_reading_takes_much_waits_for_the_pause(gathering):
+    """What comes within a pause that began with the look before is read together; an idle look ends the pauses."""
+    gathering.strain()
+    assert gathering.watches.gather_pause_s == GATHER_S
+    gathering.pairs[0].theirs.send(b"one")
+    began = gathering.clock()
+    gathering.look()
+    assert len(gathering.loop.readers) == 1
+    assert gathering.loop.calls == [(pytest.approx(began + GATHER_S), gathering.look)]
+    for pair in gathering.pairs[:3]:
+        pair.theirs.send(b"two")
+        pair.theirs.send(b"three")
+    gathering.read.clear()
+    gathering.look()
+    assert gathering.read == gathering.pairs[:3]
+    assert gathering.pairs[1].heard == [b"twothree"]
+    gathering.look()
+    assert len(gathering.loop.readers) == 2
+
+
+def test_gathered_input_when_there_is_more_than_a_turn_is_read_in_several(gathering):
+    """No more are read at once than a turn allows; the rest follows without a pause, which counts from the first."""
+    gathering.strain()
+    for pair in gathering.pairs:
+        pair.theirs.send(b"one")
+    began = gathering.clock()
+    gathering.cost_s = 0.0001
+    gathering.look()
+    assert len(gathering.read) == GATHERED_PER_TURN
+    assert gathering.loop.calls == []
+    gathering.look()
+    assert len(gathering.read) == len(gathering.pairs)
+    assert [when for when, _ in gathering.loop.calls] == [pytest.approx(began + GATHER_S)]
+
+
+def test_gathered_input_when_it_never_ends_has_its_pause(gathering):
+    """Who has sent more by the time everybody was read waits for the pause like the others."""
+    gathering.strain()
+    for pair in gathering.pairs:
+        pair.theirs.send(b"one")
+    gathering.cost_s = 0.0001
+    gathering.look()
+    for pair in gathering.pairs:
+        pair.theirs.send(b"two")
+    gathering.look()
+    assert len(gathering.read) == 2 * GATHERED_PER_TURN
+    assert len(gathering.loop.calls) == 1
+
+
+def test_gather_pause_when_reading_takes_more_is_longer_up_to_its_limit():
+    """The pause grows from none to its limit, in whole milliseconds at least."""
+    pauses = [gather_pause_s(share / 1000) for share in range(100)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[20], pauses[-1]) == (0.0, 0.0, GATHER_S)
+    assert min(pause for pause in pauses if pause) >= 0.001
+
+
+def test_watch_input_when_it_may_wait_is_heard_all_the_same(watcher, pair):
+    """Gathered input is called for, may become prompt and gathered again, beside output, and ends like any other."""
+    written = threading.Event()
+    on_thread(watcher, lambda: watcher.watch_input(pair.ours, pair.on_input, gather=True))
+    for number, gather in enumerate((False, True, True)):
+        pair.theirs.send(b"word")
+        assert pair.event.wait(WAIT_S)
+        pair.event.clear()
+        assert pair.heard == [b"word"] * (number + 1)
+        on_thread(watcher, lambda gather=gather: watcher.watch_input(pair.ours, pair.on_input, gather=gather))
+    on_thread(watcher, watcher.watch_output, pair.ours, written.set)
+    assert written.wait(WAIT_S)
+    assert on_thread(watcher, watcher.unwatch_output, pair.ours)
+    pair.theirs.close()
+    assert pair.event.wait(WAIT_S)
+    assert pair.heard[-1] == b""
+    assert on_thread(watcher, watcher.unwatch_input, pair.ours)
+    assert watcher.statistics().watched == 0
+    assert on_thread(watcher, watcher.gather_pause_s) == 0.0
 
 
 def test_watch_input_when_readable_calls_until_unwatched(watcher, pair):
@@ -469,6 +624,23 @@ def test_scratch_when_asked_for_has_the_size_wanted(make_group):
     assert len(make_group("b", start=False, scratch_bytes=8192).scratch) == 8192
     with pytest.raises(LocalProtocolError):
         make_group("c", start=False, scratch_bytes=100)
+
+
+def test_load_meter_when_the_thread_waits_shows_the_share_it_computed():
+    """Processor time over handler time is asked for once a window, not at each turn, and smoothed."""
+    asked: list[float] = []
+
+    def processor_time() -> float:
+        asked.append(0.0)
+        return len(asked) * WINDOW_S / 4
+
+    meter, now = LoadMeter(0.0, processor_time), 0.0
+    assert meter.processor_share == 1.0
+    for _ in range(3000):
+        meter.turn(now, now + 0.005)
+        now += 0.01
+    assert len(asked) <= now / WINDOW_S + 1
+    assert meter.processor_share == pytest.approx(0.5, abs=0.02)
 
 
 def test_load_meter_when_half_busy_approaches_one_half():

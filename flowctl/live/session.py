@@ -207,7 +207,7 @@ class LiveSession(Session):
         while done < size and count < most:
             end = min(done + self._piece_bytes, size)
             # Parts of an aggregate are events and no messages; what is sent to no publication is no event.
-            found = max(self._take(self._rtmp.receive, data[done:end]), self._rtmp.piece_messages)
+            found = max(self._take(self._rtmp.receive, data[done:end], lazy=True), self._rtmp.piece_messages)
             count += found
             few = found * _FEW <= most
             self._piece_bytes = min(self._piece_bytes * 2, _LARGEST_PIECE) if few else _SMALLEST_PIECE
@@ -300,8 +300,12 @@ class LiveSession(Session):
     def _look_at(since: float, allowed_s: float) -> float | None:
         return since + allowed_s if allowed_s else None
 
-    def _take(self, step: _Step, data: memoryview = _NOTHING, *, resume: bool = True) -> int:
-        """Run a step of the wire session and treat its events, until none are held back; return their number."""
+    def _take(self, step: _Step, data: memoryview = _NOTHING, *, resume: bool = True, lazy: bool = False) -> int:
+        """Run a step of the wire session and treat its events, until none are held back; return their number.
+
+        With `lazy` the timer stays as it is where nothing but media came, which puts off what is due and nothing else:
+        it strikes too early then, once in several hundred messages, and is set anew.
+        """
         now = self.connection.now()
         count = 0
         try:
@@ -312,6 +316,7 @@ class LiveSession(Session):
                     if type(event) is Message:
                         self._publish(event, now)
                     else:
+                        lazy = False
                         self._treat(event, now)
                 events = self._rtmp.resume(now) if resume else []
         except RemoteProtocolError as error:
@@ -320,7 +325,8 @@ class LiveSession(Session):
             raise
         finally:
             self._send_replies()
-        self._arm()
+        if not (lazy and count):
+            self._arm()
         return count
 
     def _send_replies(self) -> None:
@@ -410,6 +416,7 @@ class LiveSession(Session):
         first_s, silence_s = self._config.rtmp.limits.first_media_s, self._config.media_silence_s
         publishing.look_at = self._look_at(now, first_s or silence_s)
         self._rtmp.accept_publish(event.stream_id)
+        self.connection.gather_input(wanted=True)
         self._signal(publishing, event)
         standby = stream.publisher is not self
         _log.info("publish started", **self._fields(name), kind=event.kind, standby=standby, agent=self.user_agent)
@@ -433,6 +440,7 @@ class LiveSession(Session):
     def _end_publishing(self, publishing: Publishing, *, grace: bool, why: str) -> None:
         if self._publishing is not None:
             self._publishing.pop(publishing.stream_id, None)
+            self.connection.gather_input(bool(self._publishing))
         if publishing.signal is not None:
             publishing.signal.cancel()
             publishing.signal = None

@@ -24,6 +24,7 @@ class ManualGroup:
 
     Attributes:
         busy: how busy the thread claims to be, 0 to 1.
+        gather_s: for how long the input of publishers claims to have waited, in seconds.
         is_strained: pretend that the thread had no room a moment ago.
     """
 
@@ -33,6 +34,7 @@ class ManualGroup:
         self._numbers = itertools.count()
         self.bytes_out = 0
         self.busy = 0.0
+        self.gather_s = 0.0
         self.is_strained = False
 
     def now(self) -> float:
@@ -51,9 +53,13 @@ class ManualGroup:
         """Have `run` call once the time has come."""
         heapq.heappush(self._calls, (self.clock() + delay_s, next(self._numbers), callback, args))
 
-    def thread_time(self) -> float:
-        """Return the time: nobody else uses the processor."""
-        return self.clock()
+    def processor_share(self) -> float:
+        """Return 1: nobody else uses the processor."""
+        return 1.0
+
+    def gather_pause_s(self) -> float:
+        """Return `gather_s`."""
+        return self.gather_s
 
     def busy_fraction(self) -> float:
         """Return `busy`."""

@@ -159,6 +159,7 @@ class HandGroup(ManualGroup):
         self.failures: list[tuple[str, Exception]] = []
         self.inputs, self.outputs = {}, {}
         self.work = WorkBook(self.call_soon)
+        self.gathered = {}
 
     def report(self, where, error) -> None:
         self.failures.append((where, error))
@@ -175,8 +176,9 @@ class HandGroup(ManualGroup):
         connection.detached(self)
         connection.registration.unbind()
 
-    def watch_input(self, wire, callback) -> None:
+    def watch_input(self, wire, callback, *, gather=False) -> None:
         self.inputs[wire] = callback
+        self.gathered[wire] = gather
 
     def unwatch_input(self, wire) -> None:
         self.inputs.pop(wire, None)

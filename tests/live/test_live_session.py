@@ -9,6 +9,7 @@ from flowctl.live.config import SecondPublisher
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import commands
 from flowctl.rtmp.events import PlayStarted, PublishStarted, StreamEnded
+from flowctl.rtmp.server_session import ServerSession
 from flowctl.rtmp.wire import TYPE_AUDIO, Message
 from flowctl.streamlog import CacheLimits
 
@@ -425,3 +426,31 @@ def test_frames_when_before_the_first_key_frame_are_held_back_for_a_while():
     world.run(5)
     publisher.video(5000, inter(b"2"))
     assert viewer.payloads[-1] == inter(b"2")
+
+
+def test_input_when_publishing_may_wait_and_is_prompt_again_afterwards(world):
+    """Media of a publisher is gathered; commands before it, and of who has stopped publishing, are not."""
+    peer = world.connect()
+    assert world.group.gathered == {peer.wire: False}
+    peer.publish()
+    assert world.group.gathered == {peer.wire: True}
+    peer.headers()
+    peer.command("deleteStream", None, float(peer.session.stream_id))
+    assert world.group.gathered == {peer.wire: False}
+
+
+def test_timer_when_only_media_comes_is_left_until_it_strikes(world, monkeypatch):
+    """A publisher's media costs no look at its deadlines: they are found when the timer strikes, and set anew."""
+    publisher = world.publisher()
+    publisher.video(0, key())
+    asked = []
+    next_deadline = ServerSession.next_deadline
+    monkeypatch.setattr(ServerSession, "next_deadline", lambda self, now: asked.append(now) or next_deadline(self, now))
+    for number in range(20):
+        publisher.video(number * 50, inter())
+    assert asked == []
+    for number in range(int(world.config.rtmp.limits.ping_after_s) + 5):
+        world.run(1.0)
+        publisher.video(1000 + number * 1000, inter())
+    assert 0 < len(asked) < 10
+    assert publisher.ended is None
