@@ -82,8 +82,8 @@ def _watch(running: rivals.Running, url: str, streams: int, window_s: float, pub
         for command in [reader, crowd] if streams > measured else [reader]:
             command += ["--window", str(window_s)]
             environment = {**os.environ, "PYTHONPATH": path}
-            child = processes.process(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            viewers.append(stack.enter_context(child))
+            started = processes.process(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            viewers.append(stack.enter_context(started))
             processes.read_json(viewers[-1])
         for child in viewers:
             processes.tell(child, "go")

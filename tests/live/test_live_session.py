@@ -449,8 +449,8 @@ def test_timer_when_only_media_comes_is_left_until_it_strikes(world, monkeypatch
     for number in range(20):
         publisher.video(number * 50, inter())
     assert asked == []
-    for number in range(int(world.config.rtmp.limits.ping_after_s) + 5):
+    for number in range(messages := int(world.config.rtmp.limits.ping_after_s) + 5):
         world.run(1.0)
         publisher.video(1000 + number * 1000, inter())
-    assert 0 < len(asked) < 10
+    assert 0 < len(asked) < messages
     assert publisher.ended is None
