@@ -105,10 +105,8 @@ class Connection:
         "_sender_due",
         "_sock",
         "_timer_due",
-        "_turn_ends_at",
         "_wished_due",
         "_work_due",
-        "_work_limits",
         "clock",
         "group",
         "number",
@@ -152,8 +150,6 @@ class Connection:
         self.place: FollowPlace | None = None  # where it follows a log; kept by flowctl.fanouts
         self.opened_at: Final = clock()
         self.work: Final = WorkAccount(work_limits, self.opened_at)
-        self._work_limits: Final = work_limits
-        self._turn_ends_at = self.opened_at
         self.registration: Final = Registration(self._lock)
         self._flush_job: Final = self.registration.job(self._flush, "flush")
         self._sender_due = self._timer_due = self._work_due = _NEVER  # what the one deadline of the group stands for
@@ -226,7 +222,7 @@ class Connection:
     def attached(self, group: PollGroup) -> None:
         """Begin to live on `group`; called by the group."""
         self.group = self._home = group
-        group.work.enter(self.work, self._work_limits, address_key(self.peer[0]), self.clock())
+        group.work.enter(self.work, address_key(self.peer[0]), self.clock())
         try:
             self.receiver.attached(group)
             if self.place is not None:
@@ -346,8 +342,7 @@ class Connection:
         if self.work.turn_over:
             self.receiver.trigger_input()  # at the tail, for the next turn of the loop
             return InputResult(Verdict.BLOCK, 0)
-        began = self.clock()
-        self._turn_ends_at = began + TURN_S
+        began = self._begin_turn()
         try:
             result = self._hand_to_session(data, control_only=control_only)
         finally:
@@ -359,6 +354,13 @@ class Connection:
             self.receiver.trigger_input()  # what has come meanwhile is for the next turn, however much it is
             return InputResult(Verdict.BLOCK, result.consumed_bytes)
         return result
+
+    def _begin_turn(self) -> float:
+        """Let a turn of the session's code on the peer's behalf begin; return the time."""
+        now, group = self.clock(), self.group
+        if group is not None:
+            group.work.turn_ends_at = now + TURN_S
+        return now
 
     def _charge(self, began: float) -> float:
         """Charge the peer with the time since `began`, slow or end the connection if that is too much; return it."""
@@ -387,7 +389,8 @@ class Connection:
         A session that has much to do with what it was given looks at it now and then, gives the thread back with
         `InputResult` BLOCK and the bytes it has consumed, and asks with `Receiver.trigger_input` to go on later.
         """
-        return self.clock() >= self._turn_ends_at
+        group = self.group
+        return group is None or self.clock() >= group.work.turn_ends_at
 
     def _hand_to_session(self, data: memoryview, *, control_only: bool) -> InputResult:
         session, size = self.session, len(data)
@@ -557,8 +560,7 @@ class Connection:
         self._arm()
 
     def _call_timer(self, now: float) -> None:
-        began = self.clock()
-        self._turn_ends_at = began + TURN_S
+        began = self._begin_turn()
         try:
             self.session.timer(now)
         except BaseException as error:  # noqa: BLE001 - as for input: the session's error is the connection's end
@@ -567,6 +569,13 @@ class Connection:
             self._charge(began)
 
     # -- what it is
+
+    def why(self) -> str:
+        """Return the Sender's `why`, and whether input is slowed because it is too much work. Any thread."""
+        why = self.sender.why()
+        if not self.work.slowed(self.clock()):
+            return why
+        return f"{why}; input slowed, it took {self.work.work_s:.3g} s of the thread's time"
 
     def delay_ms(self) -> float:
         """Return how far behind the peer is: our queue and the kernel's over the rate at which it takes. Any thread.

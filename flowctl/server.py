@@ -55,6 +55,8 @@ class ServerStatistics:
         accept_pauses: times that accepting rested because the process had no descriptor left.
         closed: connections ended so far, by reason.
         totals: what all connections were sent and spared, those that have gone included.
+        work_s: time that their input has taken of the threads, in seconds, those that have gone included.
+        slowed: times that one of them took more than `WorkLimits` allow and was slowed down.
     """
 
     connections: int
@@ -63,6 +65,8 @@ class ServerStatistics:
     accept_pauses: int = 0
     closed: dict[CloseReason, int] = field(default_factory=dict)
     totals: FlowTotals = NO_FLOW
+    work_s: float = 0.0
+    slowed: int = 0
 
 
 RefusalHook = Callable[[tuple[str, int], LimitExceededError], None]
@@ -129,6 +133,8 @@ class Server:
         self._lock = OwnedLock()
         self._connections: dict[int, Connection] = {}  # by number; guarded by _lock
         self._past = NO_FLOW  # of the connections that have gone; guarded by _lock
+        self._past_work_s = 0.0  # guarded by _lock
+        self._past_slowed = 0  # guarded by _lock
         self._closed: dict[CloseReason, int] = {}  # connections that have gone, by reason; guarded by _lock
         self._stopping = threading.Event()
         self._rebalancing = False  # the listener's thread
@@ -327,6 +333,8 @@ class Server:
             self._connections.pop(connection.number, None)
             self._closed[reason] = self._closed.get(reason, 0) + 1
             self._past += figures
+            self._past_work_s += connection.work.work_s
+            self._past_slowed += connection.work.slowed_count
 
     def _accepted_gone(self, connection: Connection) -> None:
         """Take note of the end of a connection that admission knows, by the peer's address."""
@@ -343,6 +351,7 @@ class Server:
         """Return figures of the whole process. Any thread; O(connections), but no lock is held for so long."""
         with self._lock:
             connections, totals, closed = list(self._connections.values()), self._past, dict(self._closed)
+            work_s, slowed = self._past_work_s, self._past_slowed
         for connection in connections:
             totals += totals_of(connection.sender.statistics(), connection.receiver.statistics())
         return ServerStatistics(
@@ -352,6 +361,8 @@ class Server:
             accept_pauses=self._accept_pauses,
             closed=closed,
             totals=totals,
+            work_s=work_s + sum(connection.work.work_s for connection in connections),
+            slowed=slowed + sum(connection.work.slowed_count for connection in connections),
         )
 
     # -- the listener: a pollable

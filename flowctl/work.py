@@ -7,7 +7,8 @@ session's code on a peer's behalf charges the peer's account with how long it to
 An account is one decaying sum: what was charged fades with `MEMORY_S`, so the sum over `MEMORY_S` is the smoothed share
 of the thread, like a load average. While the sum is at most ``share * MEMORY_S``, no stretch of t seconds can have held
 more than ``share * t + share * MEMORY_S`` of work: a leaky bucket whose burst follows from its rate, with one number to
-choose. Where it is more, the peer is *slowed*: nothing more of it is read until the sum has faded; what is not read
+choose. (Work is charged when it is done, so the sum may pass that by one step, which the share then does as well.)
+Where it is more, the peer is *slowed*: nothing more of it is read until the sum has faded; what is not read
 waits in the kernel, so TCP slows the peer down. One that stays over its share for `WorkLimits.cut_after_s` is *cut*.
 
 The connections of one address also share an account. Where that is over, those are slowed that did more than the mean
@@ -105,6 +106,17 @@ class Overrun(NamedTuple):
     ends: bool
 
 
+class _Episodes(NamedTuple):
+    """How often a connection was over a share, since when it last was, and when it may go on."""
+
+    times: int
+    since: float
+    resumes_at: float
+
+
+_NO_EPISODES: Final = _Episodes(0, _NEVER, _NEVER)
+
+
 def address_key(address: str) -> str:
     """Return what counts as one address: an IPv4 address, the /64 of an IPv6 one; what is neither stays as it is."""
     if ":" not in address:
@@ -179,28 +191,27 @@ class WorkAccount:
         now: seconds.
 
     Attributes:
+        limits: as given.
         work_s: work in all, in seconds.
-        slowed_count: times that it went over a share.
         address: that of its address on the thread where it lives. None: it is on no thread.
     """
 
-    __slots__ = ("_at", "_limits", "_over_since", "_recent_s", "_resumes_at", "address", "slowed_count", "work_s")
+    __slots__ = ("_at", "_episodes", "_recent_s", "address", "limits", "work_s")
 
     def __init__(self, limits: WorkLimits, now: float) -> None:
-        self._limits: Final = limits
+        self.limits: Final = limits
         self.address: AddressWork | None = None
         self._recent_s = 0.0
         self._at = now
-        self._over_since = self._resumes_at = _NEVER  # of the last episode
+        self._episodes = _NO_EPISODES  # nearly all connections have none
         self.work_s = 0.0
-        self.slowed_count = 0
 
     def charge(self, took_s: float, now: float) -> Overrun | None:
         """Add `took_s` of work that ended now; return what follows if that is too much. None: nothing does."""
         self.work_s += took_s
         recent_s = self._recent_s * exp((self._at - now) / MEMORY_S) + took_s
         self._recent_s, self._at = recent_s, now
-        address, most_s = self.address, self._limits.share_per_connection * MEMORY_S
+        address, most_s = self.address, self.limits.share_per_connection * MEMORY_S
         shared = address is not None and address.charge(took_s, now)
         if most_s and recent_s > most_s:
             return self._over(PER_CONNECTION, recent_s, most_s, now)
@@ -219,22 +230,27 @@ class WorkAccount:
 
     def slowed(self, now: float) -> bool:
         """Return whether it is over a share, or was until a moment ago."""
-        return now < self._resumes_at + _EPISODE_S
+        return now < self._episodes.resumes_at + _EPISODE_S
+
+    @property
+    def slowed_count(self) -> int:
+        """Times that it went over a share."""
+        return self._episodes.times
 
     def _over(self, limit: str, recent_s: float, most_s: float, now: float) -> Overrun:
+        count, since, _ = self._episodes
         begins = not self.slowed(now)
         if begins:
-            self._over_since = now
-            self.slowed_count += 1
-        since = self._over_since
-        self._resumes_at = now + MEMORY_S * log(recent_s / (_ROOM * most_s))
-        share, maximum, cut_after_s = recent_s / MEMORY_S, most_s / MEMORY_S, self._limits.cut_after_s
+            count, since = count + 1, now
+        resumes_at = now + MEMORY_S * log(recent_s / (_ROOM * most_s))
+        self._episodes = _Episodes(count, since, resumes_at)
+        share, maximum, cut_after_s = recent_s / MEMORY_S, most_s / MEMORY_S, self.limits.cut_after_s
         ends = bool(cut_after_s) and now - since >= cut_after_s
         message = f"{limit}: {share:.3g} of a thread's time, allowed is {maximum:g}"
         if ends:
             message += f"; slowed for {now - since:.1f} s, {self.work_s:.3g} s of work in all"
         error = LimitExceededError(limit, share, maximum, message)
-        return Overrun(error, self._resumes_at, begins, ends)
+        return Overrun(error, resumes_at, begins, ends)
 
 
 class WorkBook:
@@ -242,20 +258,24 @@ class WorkBook:
 
     Args:
         call_next_turn: calls back at the beginning of the thread's next turn.
+
+    Attributes:
+        turn_ends_at: when the input that is being treated has had the thread for `TURN_S`, in seconds.
     """
 
-    __slots__ = ("_addresses", "_call_next_turn", "_left")
+    __slots__ = ("_addresses", "_call_next_turn", "_left", "turn_ends_at")
 
     def __init__(self, call_next_turn: Callable[[Callable[[], None]], None]) -> None:
         self._call_next_turn: Final = call_next_turn
+        self.turn_ends_at = 0.0
         self._addresses: dict[str, AddressWork] = {}
         self._left: OrderedDict[str, None] = OrderedDict()  # addresses without connections, first to leave first
 
-    def enter(self, account: WorkAccount, limits: WorkLimits, key: str, now: float) -> None:
+    def enter(self, account: WorkAccount, key: str, now: float) -> None:
         """Let `account` count for the address `key` (see `address_key`) from now on."""
         address = self._addresses.get(key)
         if address is None:
-            address = self._addresses[key] = AddressWork(limits, self._call_next_turn, now)
+            address = self._addresses[key] = AddressWork(account.limits, self._call_next_turn, now)
         self._left.pop(key, None)
         address.accounts.add(account)
         account.address = address

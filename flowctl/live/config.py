@@ -10,6 +10,7 @@ from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.shadow import Candidate
 from flowctl.streamlog import CacheLimits
+from flowctl.work import WorkLimits
 
 
 class SecondPublisher(enum.Enum):
@@ -53,6 +54,8 @@ class LiveConfig:
         memory_budget_bytes: what may wait for slow viewers of this server, bytes that several wait for counted once,
             before those who hold most give way; another server in the process has its own. 0: there is no limit.
         memory_budget_per_address: whether the viewers of one address count as one where it is weighed who gives way.
+        work: how much of its thread one connection and one address may take with what they send; who goes over is
+            slowed down, and cut if it goes on.
         shadow: limits and policy to be compared with the real ones for every viewer that lags; they act on nothing.
             None: there is no comparison.
 
@@ -75,6 +78,7 @@ class LiveConfig:
     key_wait_s: float = 10.0
     memory_budget_bytes: int = 0
     memory_budget_per_address: bool = False
+    work: WorkLimits = field(default_factory=WorkLimits)
     shadow: Candidate | None = None
 
     def __post_init__(self) -> None:

@@ -125,6 +125,11 @@ class RecordedSession(LiveSession):
         super()._rate_exceeded(messages, maximum)
         self._begin().limit_hit(self.connection.now(), _RATE_LIMIT, messages, maximum)
 
+    def work_exceeded(self, error: LimitExceededError, *, ends: bool) -> None:
+        """Do what `LiveSession` does, and record that the limit was hit."""
+        super().work_exceeded(error, ends=ends)
+        self._tell_limit(error)
+
     def _treat(self, event: rtmp_events.ServerEvent, now: float) -> None:
         record = self._begin()
         self._tell_command(record, event, now)

@@ -33,6 +33,7 @@ from flowctl.serving import ServeOptions, settings_hint
 from flowctl.shadow import Candidate
 from flowctl.streamlog import CacheLimits
 from flowctl.units import format_duration, format_size, parse_duration, parse_size
+from flowctl.work import WorkLimits
 
 _log: Final = structlog.get_logger("flowctl.live")
 _REFUSAL_LOG_S: Final = 10.0
@@ -51,6 +52,10 @@ _LADDER_PREFIX: Final = "ladder_"
 _CACHE_FIELDS: Final = {"cache_bytes": "size_bytes", "cache_messages": "messages", "cache_s": "duration_s"}
 _CACHE_SETTINGS: Final[dict[str, int | float]] = {
     name: getattr(CacheLimits(), field) for name, field in _CACHE_FIELDS.items()
+}
+_WORK_PREFIX: Final = "work_"
+_WORK_SETTINGS: Final[dict[str, int | float]] = {
+    f"{_WORK_PREFIX}{field.name}": getattr(WorkLimits(), field.name) for field in dataclasses.fields(WorkLimits)
 }
 _LADDER_SETTINGS: Final[dict[str, int | float]] = {
     f"{_LADDER_PREFIX}{field.name}": getattr(LadderSettings(), field.name)
@@ -91,6 +96,7 @@ EXTRA_SETTINGS: Final = {
     **_described("step-down ladder of each viewer", _LADDER_SETTINGS),
     _LADDER_LOWEST: f"lowest step that a viewer is given: {', '.join(_STEP_NAMES[:-1])} or {_STEP_NAMES[-1]} (default)",
     **_described("limit of each RTMP connection", _WIRE_SETTINGS),
+    **_described("limit on the work that a peer causes", _WORK_SETTINGS),
 }
 
 
@@ -121,6 +127,7 @@ class LiveServer(Server):
             loop_factory=options.loop_factory,
             on_error=options.on_error,
             on_refused=self._log_refusal,
+            work_limits=config.work,
         )
         self.hub = Hub(config, self.clock, self._call_later, settings.age_from)
         self.hub.oversight.report = self.groups.groups[0].report
@@ -267,6 +274,8 @@ def config_from(options: ServeOptions) -> LiveConfig:
     if "credentials_file" in extra:
         rtmp["credentials"] = read_credentials(Path(extra["credentials_file"]))
     values["rtmp"] = ServerSessionConfig(**rtmp)
+    work = _given(extra, _WORK_SETTINGS)
+    values["work"] = WorkLimits(**{name.removeprefix(_WORK_PREFIX): value for name, value in work.items()})
     cache = _given(extra, _CACHE_SETTINGS)
     values["cache"] = CacheLimits(**{_CACHE_FIELDS[name]: value for name, value in cache.items()})
     for name in ("return_grace", "media_silence"):

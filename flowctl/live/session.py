@@ -91,7 +91,7 @@ class LiveSession(Session):
         self._playing: Playing | None = None
         self._episode: Episode | None = None
         self._limit_hit: str | None = None
-        self._piece_bytes = _LARGEST_PIECE
+        self._piece_bytes = _SMALLEST_PIECE
         self._rate: InputRate | None = None  # made for who sends several messages at a time
         self._user: str | None = None  # who logged in
         self.user_agent = ""
@@ -174,12 +174,13 @@ class LiveSession(Session):
             peer=connection.peer,
             user_agent=self.user_agent,
             state=statistics.state,
-            why=connection.sender.why(),
+            why=connection.why(),
             sender=statistics,
             input_pauses=dict(received.pauses),
             connected_s=connection.now() - connection.opened_at,
             totals=totals_of(statistics, received) - before,
             viewer_delay_ms=connection.sender.sample_delay(),
+            work_s=connection.work.work_s,
         )
 
     def _figures(self) -> FlowTotals:
@@ -198,16 +199,18 @@ class LiveSession(Session):
         self._arm()
 
     def received(self, data: memoryview) -> InputResult:
-        """Take input, at most `messages_per_turn`: unfinished messages are the wire session's.
+        """Take input, at most `messages_per_turn` and for one turn: unfinished messages are the wire session's.
 
         How many messages a piece holds shows when it is parsed, so pieces are small, and smaller while messages are.
         """
-        most, size = self._config.messages_per_turn, len(data)
+        most, size, rtmp = self._config.messages_per_turn, len(data), self._rtmp
         done = count = 0
-        while done < size and count < most:
+        if rtmp.backlog:  # what came before goes first
+            count = self._take(lambda _, now: rtmp.resume(now))
+        while done < size and count < most and not (rtmp.backlog or self.connection.turn_over()):
             end = min(done + self._piece_bytes, size)
             # Parts of an aggregate are events and no messages; what is sent to no publication is no event.
-            found = max(self._take(self._rtmp.receive, data[done:end], lazy=True), self._rtmp.piece_messages)
+            found = max(self._take(rtmp.receive, data[done:end], lazy=True), rtmp.piece_messages)
             count += found
             few = found * _FEW <= most
             self._piece_bytes = min(self._piece_bytes * 2, _LARGEST_PIECE) if few else _SMALLEST_PIECE
@@ -216,7 +219,7 @@ class LiveSession(Session):
                 return DONE
         if count > SINGLE_MESSAGES or self._rate is not None:
             self._count_input(count)
-        if done == size:
+        if done == size and not rtmp.backlog:
             return DONE
         self.connection.receiver.trigger_input()  # at the tail: the others on this thread come first
         return InputResult(Verdict.BLOCK, done)
@@ -239,6 +242,16 @@ class LiveSession(Session):
         self._hub.limit_hit(_RATE_LIMIT)
         peer = f"{self.peer[0]}:{self.peer[1]}"
         _log.warning("input slowed", peer=peer, connection=self.number, limit=_RATE_LIMIT, maximum=maximum)
+
+    def work_exceeded(self, error: LimitExceededError, *, ends: bool) -> None:
+        """Count and log that an episode begins in which this peer takes too much of the thread, or note its end."""
+        if ends:
+            self._limit_hit = error.limit
+            return
+        self._hub.limit_hit(error.limit)
+        peer, work_s = f"{self.peer[0]}:{self.peer[1]}", round(self.connection.work.work_s, 3)
+        fields = {"limit": error.limit, "value": round(error.value, 3), "maximum": error.maximum, "work_s": work_s}
+        _log.warning("input slowed", peer=peer, connection=self.number, **fields)
 
     def received_control(self, data: memoryview) -> None:
         """Take input while the output is overloaded: protocol control only, the rest is held."""
@@ -303,14 +316,16 @@ class LiveSession(Session):
     def _take(self, step: _Step, data: memoryview = _NOTHING, *, resume: bool = True, lazy: bool = False) -> int:
         """Run a step of the wire session and treat its events, until none are held back; return their number.
 
+        Where that takes longer than a turn of this connection, the rest is for the next one.
+
         With `lazy` the timer stays as it is where nothing but media came, which puts off what is due and nothing else:
         it strikes too early then, once in several hundred messages, and is set anew.
         """
-        now = self.connection.now()
+        connection, now = self.connection, self.connection.now()
         count = 0
         try:
             events = step(data, now)
-            while events:
+            while events or (resume and self._rtmp.backlog):
                 count += len(events)
                 for event in events:
                     if type(event) is Message:
@@ -318,7 +333,12 @@ class LiveSession(Session):
                     else:
                         lazy = False
                         self._treat(event, now)
-                events = self._rtmp.resume(now) if resume else []
+                if not (resume and self._rtmp.backlog) or connection.ended is not None:
+                    break
+                if connection.turn_over():
+                    connection.receiver.trigger_input()
+                    break
+                events = self._rtmp.resume(now)
         except RemoteProtocolError as error:
             if isinstance(error, LimitExceededError):
                 self._limit_hit = error.limit
@@ -636,6 +656,7 @@ class LiveSession(Session):
             details=details,
             **({} if self._limit_hit is None else {"limit": self._limit_hit}),
             after_s=round(connection.now() - connection.opened_at, 1),
+            work_s=round(connection.work.work_s, 3),
         )
 
     def _refused(self, what: str, stream: str, error: LimitExceededError) -> None:

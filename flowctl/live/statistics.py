@@ -31,6 +31,7 @@ class ViewerStatistics:
         connected_s: seconds since it connected.
         totals: what it was sent and spared since it began to play this stream.
         viewer_delay_ms: how far behind it is: our queue and the kernel's, over the rate at which it takes.
+        work_s: time that its input has taken of its thread, in seconds.
     """
 
     number: int
@@ -43,6 +44,7 @@ class ViewerStatistics:
     connected_s: float
     totals: FlowTotals = NO_FLOW
     viewer_delay_ms: float = 0.0
+    work_s: float = 0.0
 
 
 class ViewerBrief(NamedTuple):

@@ -51,6 +51,8 @@ _LIMITS: Final = {
     "input_buffer_bytes": 6.0,
     "first_command_s": 3.0,
     "data_message_bytes": 1.0,  # the key frame index of a very long file
+    "work_share_per_connection": 1.0,  # an encoder far above what the server is meant for
+    "work_share_per_address": 0.5,  # the same, of several behind one router
     "first_media_s": 0.5,  # an encoder that is slow to start
     "publishers_per_address": 0.5,
     "streams": 0.1,

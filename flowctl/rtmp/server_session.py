@@ -7,15 +7,17 @@ methods of `ServerCommands`. What waits to be sent is collected with `data_to_se
 handshake), so our caller may put media of its own between any two results of it::
 
     events = session.receive(octets, now)
-    while events:
+    while events or session.backlog:
         for event in events: ...          # on ConnectRequested: session.accept_connect(), and so on
-        events = session.resume(now)      # what was held back until the answer
+        events = session.resume(now)      # what was held back until the answer, some at a time
     connection.send(session.data_to_send())
 
 A request (connect, publish, play) is our caller's to decide, at once or after asking somebody. Until then, and while
 the caller says ``control_only`` because its output to this peer is overloaded, messages are held in order up to
 ``paused_input_bytes``; only protocol control, closeStream and deleteStream pass. They come out of `resume`, or of the
-next `receive` or `tick` if nobody calls it.
+next `receive` or `tick` if nobody calls it, at most `STEP_MESSAGES` a call: an aggregate holds thousands of messages in
+one, and a caller with other peers to serve goes on with them later. Until `backlog` is False it should bring nothing
+new.
 
 A peer at fault ends the session: the method raises, `data_to_send` holds a status that says why, and then the
 connection is to be closed.
@@ -59,6 +61,9 @@ _DATA: Final = frozenset({TYPE_DATA_AMF0, TYPE_DATA_AMF3})
 _STREAM: Final = _MEDIA | _DATA | {TYPE_AGGREGATE}
 _SHARED: Final = frozenset({TYPE_SHARED_AMF0, TYPE_SHARED_AMF3})
 _CLOSING: Final = frozenset({"closeStream", "deleteStream"})
+
+STEP_MESSAGES: Final = 64
+"""Messages that were held back, or came in an aggregate, and are treated in one call: less than 1 ms of work."""
 
 
 class ServerSession(ServerCommands, ServerReplies):
@@ -122,6 +127,11 @@ class ServerSession(ServerCommands, ServerReplies):
     def bytes_received(self) -> int:
         """Octets received after the handshake."""
         return self._reader.bytes_received
+
+    @property
+    def backlog(self) -> bool:
+        """Whether `resume` has something to go on with: messages that were held back, or came in an aggregate."""
+        return self._held is not None and not (self._deciding or self.closed)
 
     @property
     def held_bytes(self) -> int:
@@ -261,7 +271,7 @@ class ServerSession(ServerCommands, ServerReplies):
         if self._held and not control_only:
             self._release(events, now)
         remaining = iter(messages)
-        if not (control_only or self._deciding):
+        if not (control_only or self._deciding or self._held):
             publishing = self._publishing
             append = events.append
             for message in remaining:
@@ -269,12 +279,14 @@ class ServerSession(ServerCommands, ServerReplies):
                     append(message)
                 else:
                     self._handle(message, events, now)
-                    if self.deciding:
+                    if self.deciding or self.backlog:
                         break
                     publishing = self._publishing
-        # What follows a request waits for the answer.
+        # What follows a request waits for the answer, and what follows an aggregate for its parts.
         for message in remaining:
             self._hold(message, events, now, control_only=control_only)
+        if self._held and not control_only and len(events) < STEP_MESSAGES:
+            self._release(events, now)
         if self._awaiting:
             self._note_media(events)
 
@@ -288,8 +300,9 @@ class ServerSession(ServerCommands, ServerReplies):
         if TYPE_SET_CHUNK_SIZE <= message.type_id <= TYPE_PEER_BANDWIDTH:
             self._control_message(message, events, now, muted=control_only)
             return
-        connected = self._state is ConnectionState.CONNECTED
-        if connected and message.type_id in _COMMANDS and commands.command_name(message) in _CLOSING:
+        # Behind the parts of an aggregate the end of the stream has to wait as well, or they would be lost.
+        passes = self._state is ConnectionState.CONNECTED and (control_only or self._deciding)
+        if passes and message.type_id in _COMMANDS and commands.command_name(message) in _CLOSING:
             call = self._command_message(message, events, now)
             self._drop_held(self._closing_target(call))
             return
@@ -301,19 +314,22 @@ class ServerSession(ServerCommands, ServerReplies):
             raise LimitExceededError("paused_input_bytes", self._held_bytes, self._config.paused_input_bytes)
 
     def _release(self, events: list[ServerEvent], now: float) -> None:
-        """Treat held messages until there are none or one of them asks our caller something."""
-        held = self._held
-        if not held:
-            return
+        """Treat held messages, some at a time, until there are none or one of them asks our caller something."""
+        held = self._take_held()
         done = 0
-        while done < len(held) and not self.deciding:
+        # An aggregate puts its parts in their place, to be next.
+        while done < min(len(held), STEP_MESSAGES) and not (self.deciding or self.backlog):
             message = held[done]
             done += 1
             self._held_bytes -= held_size_bytes(message)
             self._handle(message, events, now)
-        self._held = held[done:] or None
+        self._held = [*self._take_held(), *held[done:]] or None
         if self._awaiting:
             self._note_media(events)
+
+    def _take_held(self) -> list[Message]:
+        held, self._held = self._held, None
+        return held or []
 
     def _handle(self, message: Message, events: list[ServerEvent], now: float) -> None:
         """Treat one message that is not on the hot path."""
@@ -362,8 +378,9 @@ class ServerSession(ServerCommands, ServerReplies):
         elif message.type_id in _MEDIA:
             events.append(message)
         elif message.type_id == TYPE_AGGREGATE:
-            for part in split_aggregate(message, self._config.limits):
-                self._stream_message(part, events, now)
+            parts = split_aggregate(message, self._config.limits)
+            self._held = [*parts, *self._take_held()] or None
+            self._held_bytes += sum(map(held_size_bytes, parts))
         else:
             found = commands.read_metadata(message, self._config.limits)
             events.append(message if found is None else MetadataReceived(message.msid, found))

@@ -230,6 +230,7 @@ class Peer:
             limits=options.get("limits", world.limits),
             settings=options.get("settings", world.settings),
             on_closed=world.gone.append,
+            work_limits=world.config.work,
         )
         world.peers.append(self)
         world.group.add(self.connection)
