@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import enum
 import errno
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import Final
 
 from flowctl._senderstate import SenderState
 from flowctl.cursor import LogCursor
@@ -26,9 +27,6 @@ from flowctl.sender_types import (
 )
 from flowctl.streamlog import Place
 from flowctl.trouble import HEALTHY_MS, Trouble
-
-if TYPE_CHECKING:
-    pass
 
 
 class FlushResult(enum.Enum):
@@ -84,34 +82,22 @@ class SenderCore(SenderState):
         self._apply_mask_locked(now)
         self._arm_locked(now)
 
+    def _open_locked(self) -> bool:
+        return self._close_reason is None
+
     def _steer_locked(self, change: StateChange, now: float) -> bool:
         """Let the ladder follow an edge; return whether the queue is another after it (`flowctl._steering`)."""
         raise NotImplementedError
 
     def _announce_locked(self, change: StateChange) -> None:
         self._note_locked(LedgerEntry(LedgerKind.STATE, change.at, "", change=change))
-        if self._frontend is None:
-            return
-        self._notifying = True
-        try:
-            self._frontend.send_state_changed(change.new, change)
-        except Exception as error:  # noqa: BLE001 - the application's fault must not leave the Sender half-changed
-            self._host.handler_failed("send_state_changed", error)
-        finally:
-            self._notifying = False
-
-    # -- the policy: the application's code, so it is contained like a handler, and like one it may not call back
+        frontend = self._frontend
+        if frontend is not None:
+            self._ask_locked("send_state_changed", None, partial(frontend.send_state_changed, change.new, change))
 
     def _thin_for_locked(self, state: SendState, now: float) -> bool:
         """Thin the queue as the policy wants it in `state`; return whether it wants anything."""
-        self._notifying = True
-        try:
-            mode = self._policy.thin(state)
-        except Exception as error:  # noqa: BLE001 - as for `decide`
-            self._host.handler_failed("thin", error)
-            mode = Thin.NOTHING
-        finally:
-            self._notifying = False
+        mode = self._ask_locked("thin", Thin.NOTHING, partial(self._policy.thin, state))
         if mode is Thin.NOTHING:
             return False
         self._thin_locked(mode, now, DropReason.THINNED)
@@ -156,9 +142,103 @@ class SenderCore(SenderState):
                 self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
             self._check_joining_locked(cursor, now)
             cursor.compact()
-        if self._close_reason is None:
+        if self._close_reason is not None or not (self._blocked or self._outbox.empty(with_log=not self._member)):
+            return  # the kernel is about to be offered what waits: the write judges it
+        core, load = self._core, self._counted_locked(now)
+        if self._blocked and core.ends_at(load):
+            self._offer_locked(now)  # it may take more by now and our thread be late to hear of it; a close is final
+            if not self._open_locked():
+                return
             load = self._counted_locked(now)
-            self._settle_locked(self._core.queued(load, now) if queued else self._core.ticked(load, now), now)
+        self._settle_locked(core.queued(load, now) if queued else core.ticked(load, now), now)
+
+    def _queue_locked(
+        self, data: bytes, message_class: MessageClass, now: float, *, droppable: bool | None, track: int
+    ) -> SendResult:
+        """Queue a message, unless the policy refuses it; before a mark is judged, offer what waits."""
+        self._lock.assert_owned()
+        core, backlog = self._core, self._outbox.backlog
+        foreign = self._cohort is not None and self._foreign_locked()
+        full = foreign and core.reaches_hard(backlog.size_bytes, len(backlog))
+        mask, held = self._mask, self._held
+        reason = backlog.offer(
+            data, message_class, now, mask=mask, held=held, full=full, droppable=droppable, track=track
+        )
+        if reason is not None:
+            self._open_episode_locked(now)
+            return DROPPED[core.state]
+        if foreign:
+            return self._sent_from_afar_locked(message_class, full=full)
+        control = message_class is MessageClass.CONTROL
+        if control or core.would_block or core.reaches_soft(backlog.size_bytes, len(backlog)):
+            self._judge_own_locked(now)
+            if self._close_reason is not None:
+                return CLOSED[core.state]
+        if not self._blocked:
+            self._host.request_flush()
+        elif len(backlog) == 1:
+            self._arm_locked(now)  # the first message to wait behind EAGAIN starts the clocks
+        return ACCEPTED[core.state]
+
+    def _judge_own_locked(self, now: float) -> None:
+        """Judge what `send` has queued. Before a mark is judged on it, it is offered to the kernel."""
+        self._lock.assert_owned()
+        core, backlog = self._core, self._outbox.backlog
+        due = self._control_over_locked()
+        if not due and core.would_block:
+            load = self._counted_locked(now)
+            # After EAGAIN the loop tells when there is room; but a handler that sends much keeps it from that.
+            due = core.rises_to(load) and (not self._blocked or core.ends_at(load))
+        elif not due:
+            due = core.reaches_soft(backlog.size_bytes, len(backlog))
+        if due:
+            self._offer_locked(now)
+        self._check_control_locked()
+        if self._close_reason is None:
+            self._settle_locked(core.queued(self._counted_locked(now), now), now)
+
+    def _sent_from_afar_locked(self, message_class: MessageClass, *, full: bool) -> SendResult:
+        """Go on with a message that another thread has queued while a log is followed: the flush judges it.
+
+        Until then nothing may be written, and nothing tells a slow peer from a busy thread of ours. Memory is bounded
+        all the same: beyond the hard marks what may be dropped was refused, and the rest ends the connection.
+        """
+        self._lock.assert_owned()
+        reason, details = CloseReason.HARD_LIMIT, "another thread queued what may not be dropped beyond the hard limit"
+        control = message_class is MessageClass.CONTROL
+        if control:
+            reason, details = CloseReason.LIMIT_HIT, self._control_words_locked()
+        self._host.request_flush()
+        if self._control_over_locked() if control else full:
+            self._closing = True
+            self._pending = [*(self._pending or ()), lambda _: self._fail_locked(reason, details)]
+            return CLOSED[self._core.state]
+        return ACCEPTED[self._core.state]
+
+    def _offer_locked(self, now: float) -> None:
+        """Write what waits for this peer alone until all of it is taken or EAGAIN, and go on as after a flush.
+
+        The caller is on the owning thread, or no log is followed: then nobody writes without this lock.
+        """
+        watched, settings = self._blocked, self._settings
+        written, blocked, failure = self._outbox.write(
+            self._transport, settings.turn_messages, settings.turn_bytes, with_log=not self._member
+        )
+        if watched and blocked and not written:
+            return  # as before: the owning thread watches the socket
+        self._blocked = False
+        result = self._wrote_locked(written, now, failure, blocked=blocked)
+        while result is FlushResult.MORE and len(self._outbox.backlog):
+            result = self._write_locked(now)
+        if result is FlushResult.BLOCKED:
+            if self._host.in_thread():
+                self._host.want_writable(True)
+            elif not watched:
+                self._blocked = False  # the owning thread must meet EAGAIN itself, to watch the socket
+                self._host.request_flush()
+            self._arm_locked(now)
+        elif result is not FlushResult.CLOSED:
+            self._host.request_flush()
 
     def _next_crossing_locked(self, now: float) -> tuple[int, int]:
         """Where in the log to look again, as (offset, sequence): where the next limit can be reached, or before."""
@@ -207,11 +287,13 @@ class SenderCore(SenderState):
             if self._trouble is None:
                 self._trouble = Trouble(self._settings.ladder, now)
             self._trouble.refused = True
-            self._settle_locked(core.blocked(self._counted_locked(now), now), now)
+            self._settle_locked(core.blocked(self._counted_locked(now, refused=True), now), now)
             return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
         if not outbox.empty(with_log=not self._member):
             self._lagging = True
-            self._settle_locked(core.sent(self._counted_locked(now), now), now)
+            load = self._counted_locked(now)
+            if not core.rises_to(load):  # what is left may never have been offered
+                self._settle_locked(core.sent(load, now), now)
             return FlushResult.MORE if self._close_reason is None else FlushResult.CLOSED
         self._progress_locked(now)
         self._lagging = False
@@ -223,7 +305,7 @@ class SenderCore(SenderState):
         if trouble is not None:
             trouble.drained = True
             if self._settings.age_from is AgeSource.DELAY:
-                rest = self._counted_locked(now)
+                rest = self._counted_locked(now, refused=False)
             elif trouble.ladder is None and trouble.blank:
                 self._trouble = None
         self._settle_locked(core.drained(now, rest), now)
@@ -359,20 +441,33 @@ class SenderCore(SenderState):
 
     # -- limits and the end
 
-    def _check_control_locked(self) -> None:
+    def _control_over_locked(self) -> bool:
+        """Whether the control lane holds more than it may."""
         backlog, settings = self._outbox.backlog, self._settings
-        count = len(backlog.control or ())
-        if backlog.control_bytes > settings.control_bytes or count > settings.control_messages:
-            self._fail_locked(
-                CloseReason.LIMIT_HIT,
-                f"control lane holds {backlog.control_bytes} bytes in {count} messages, "
-                f"the limit is {settings.control_bytes} bytes, {settings.control_messages} messages",
-            )
+        return backlog.control_bytes > settings.control_bytes or (
+            backlog.control is not None and len(backlog.control) > settings.control_messages
+        )
+
+    def _check_control_locked(self) -> None:
+        """End the connection for a control lane over its limit, if that is the peer's doing: the kernel refuses."""
+        if self._core.would_block and self._control_over_locked():
+            self._fail_locked(CloseReason.LIMIT_HIT, self._control_words_locked())
+
+    def _control_words_locked(self) -> str:
+        backlog, settings = self._outbox.backlog, self._settings
+        return (
+            f"control lane holds {backlog.control_bytes} bytes in {len(backlog.control or ())} messages, "
+            f"the limit is {settings.control_bytes} bytes, {settings.control_messages} messages"
+        )
 
     def _set_limits_locked(self, limits: Limits, now: float) -> None:
         self._lock.assert_owned()
         self._note_locked(LedgerEntry(LedgerKind.LIMITS, now, str(limits)))
         core = self._core
+        if not (self._blocked or self._outbox.empty(with_log=False)):
+            self._offer_locked(now)
+            if self._close_reason is not None:
+                return
         self._settle_locked(core.limits_set(limits, self._counted_locked(now, limits), now), now)
         if core.final:  # without an edge where a held hard limit was made a final one; the first reason counts
             self._fail_locked(CloseReason.HARD_LIMIT, "the hard limit is reached and no longer held")

@@ -7,13 +7,16 @@ The rules are in `flowctl._sendercore`, the public methods in `flowctl.sender`. 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import sub
-from typing import TYPE_CHECKING, Final, cast
+from threading import get_ident
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from flowctl._locks import OwnedLock
+from flowctl._faults import as_exception, log_error
+from flowctl._locks import HANDLERS, OwnedLock
 from flowctl.counts import Counts
 from flowctl.errors import ReentryError
-from flowctl.flow import FlowCore, Load, SendState
+from flowctl.flow import EMPTY_LOAD, FlowCore, Load, SendState
 from flowctl.ladder import LadderStep
 from flowctl.ledger import Ledger, LedgerEntry, LedgerKind, difference
 from flowctl.limits import NO_LIMITS, Limits
@@ -29,12 +32,14 @@ if TYPE_CHECKING:
 
 _DEFAULT_SETTINGS: Final = SenderSettings()
 _KEEP_ALL: Final = KeepAll()
+_T = TypeVar("_T")
 
 
 class SenderState:
     """State of a Sender and the reading of it. Arguments as of `flowctl.sender.Sender`."""
 
     __slots__ = (
+        "_after",
         "_blocked",
         "_close_deadline",
         "_close_details",
@@ -53,7 +58,6 @@ class SenderState:
         "_longest_stall_s",
         "_mask",
         "_member",
-        "_notifying",
         "_outbox",
         "_pending",
         "_policy",
@@ -104,7 +108,8 @@ class SenderState:
         self._close_details = ""  # guarded by _lock
         self._close_deadline: float | None = None  # guarded by _lock
         self._sends_after_close = 0  # guarded by _lock
-        self._notifying = False  # a handler is running; guarded by _lock
+        # What is to be called once the lock is released: reports of handlers that failed.
+        self._after: list[Callable[[], object]] | None = None  # guarded by _lock
         self._ledger: Ledger | None = None  # guarded by _lock
         # The open episode of drops: since when, what was dropped before it, and the delay removed before it.
         self._episode: tuple[float, dict[DropReason, Counts], float] | None = None  # guarded by _lock
@@ -125,6 +130,7 @@ class SenderState:
     @property
     def standing(self) -> tuple[Entry, Entry] | None:
         """(where it stands, the end of the log), of a member of a cohort. None: it is none. Any thread."""
+        self._refuse_reentry("standing")
         with self._lock:
             cursor = self._outbox.cursor
             return (cursor.entry, cursor.log.tail) if self._member and cursor is not None else None
@@ -170,9 +176,9 @@ class SenderState:
         return cast("Sender", self)  # the class is split for its length only: it has one subclass
 
     def _refuse_reentry(self, method: str) -> None:
-        if self._notifying and self._lock.owned():
+        if HANDLERS and (where := HANDLERS.get(get_ident())) is not None:
             raise ReentryError(
-                f"Sender.{method}() was called from send_state_changed()",
+                f"Sender.{method}() was called from {where}(), which may call no Sender",
                 hint="schedule it on the connection's registration instead",
             )
 
@@ -192,15 +198,23 @@ class SenderState:
         """Return all that is queued."""
         return self._outbox.load(now, self._core.limits.overhead_bytes)
 
-    def _counted_locked(self, now: float, limits: Limits | None = None) -> Load:
-        """Return the load that counts against the limits; None: those in force.
+    def _counted_locked(self, now: float, limits: Limits | None = None, *, refused: bool | None = None) -> Load:
+        """Return the load that counts against the limits.
 
-        What was published since the last flush has not been offered to the kernel yet: it is no sign of a slow peer
-        and does not count, or a burst would cost a viewer frames that its link has room for. What a flush has left
-        behind does, with all that follows, until everything is taken. What joining gave does not.
+        What was queued or published since the last write has not been offered to the kernel yet: it is no sign of a
+        slow peer and does not count, or a burst would cost a peer messages that its link has room for. What EAGAIN
+        has left behind does, with all that follows, until everything is taken. What joining gave does not.
+
+        Args:
+            now: time in seconds.
+            limits: None: those in force.
+            refused: whether the kernel has refused something since it had last taken everything. None: as the core
+                knows; it is told of a write after this.
         """
-        overhead = (limits or self._core.limits).overhead_bytes
-        load = self._outbox.load(now, overhead, log=self._lagging and not self._member, given=False)
+        if self._core.would_block if refused is None else refused:
+            load = self._outbox.counted(now, limits or self._core.limits, log=not self._member)
+        else:
+            load = EMPTY_LOAD
         trouble = self._trouble
         if trouble is None or self._settings.age_from is AgeSource.QUEUE or trouble.age_ms <= load.age_ms:
             return load
@@ -238,18 +252,46 @@ class SenderState:
         load = self._load_locked(now)
         return max(self._progress_at, now - load.age_ms / 1000) if load.messages else now
 
-    # -- the policy is the application's code, so it is contained like a handler, and like one it may not call back
+    # -- the application's code: its handler and its policy
+
+    def _ask_locked(self, where: str, default: _T, call: Callable[[], _T]) -> _T:
+        """Call the application's code; `default` where it raises, which is reported when the lock is released.
+
+        Whatever it raises, CancelledError and SystemExit too: half of an edge is worse than an exit that comes later.
+        Meanwhile this thread may call no Sender.
+        """
+        thread = get_ident()
+        HANDLERS[thread] = where
+        try:
+            return call()
+        except BaseException as error:  # noqa: BLE001 - see above
+            self._later_locked(partial(self._host.handler_failed, where, error))
+            return default
+        finally:
+            HANDLERS.pop(thread, None)
 
     def _refused_locked(self, state: SendState) -> int:
-        """Ask the policy which classes it refuses in `state`."""
-        self._notifying = True
-        try:
-            return refused_mask(self._policy, state)
-        except Exception as error:  # noqa: BLE001 - as for handlers; a policy that fails refuses nothing
-            self._host.handler_failed("decide", error)
-            return 0
-        finally:
-            self._notifying = False
+        """Ask the policy which classes it refuses in `state`; one that fails refuses nothing."""
+        return self._ask_locked("decide", 0, partial(refused_mask, self._policy, state))
+
+    # -- what is done when the lock is released: hooks and logs are the application's code as well, and may block
+
+    def _later_locked(self, call: Callable[[], object]) -> None:
+        if self._after is None:
+            self._after = []
+        self._after.append(call)
+
+    def _run_after(self) -> None:
+        """Do what was put off; at the end of each public method that may have put something off."""
+        if self._lock.owned():
+            return  # a call inside of another one, whose end does it
+        with self._lock:
+            after, self._after = self._after, None
+        for call in after or ():
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - a hook that raises must not cost the caller its turn
+                log_error("a hook of the application", as_exception(error))
 
     # -- the ledger and episodes of drops
 

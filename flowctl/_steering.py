@@ -45,9 +45,6 @@ class Steering(SenderCore):
 
     # -- samples
 
-    def _open_locked(self) -> bool:
-        return self._close_reason is None
-
     def _sample_due_locked(self, now: float) -> bool:
         trouble = self._trouble
         return trouble is not None and now - trouble.acted_at >= self._settings.sample_s - 0.001

@@ -234,7 +234,7 @@ class Seat:
         """Return True: there is one thread."""
         return True
 
-    def handler_failed(self, where: str, error: Exception) -> NoReturn:
+    def handler_failed(self, where: str, error: BaseException) -> NoReturn:
         """Fail: all handlers are ours."""
         raise AssertionError(f"{where} failed") from error
 

@@ -126,6 +126,7 @@ class Backlog:
         *,
         mask: int,
         held: bool = False,
+        full: bool = False,
         droppable: bool | None,
         track: int,
     ) -> DropReason | None:
@@ -137,6 +138,7 @@ class Backlog:
             now: time in seconds.
             mask: classes that the policy refuses in the present state.
             held: refuse all but CONTROL and HEADER, whatever its mark: the hard limit is held.
+            full: refuse all that may be dropped: what waits is at the hard limit, before anything was offered.
             droppable: None: all but CONTROL and HEADER may be dropped.
             track: which header a HEADER message replaces.
         """
@@ -149,7 +151,7 @@ class Backlog:
             return None
         self._learn(wire, message_class, now, track)
         may_drop = bool(DROPPABLE_MASK >> message_class & 1) if droppable is None else droppable
-        reason = self._refusal(message_class, now, mask, may_drop=may_drop, held=held)
+        reason = self._refusal(message_class, now, mask, may_drop=may_drop, held=held or (full and may_drop))
         if reason is not None:
             self._tally(reason).add(message_class, len(wire))
             if message_class in _BREAKING:

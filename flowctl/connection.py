@@ -19,6 +19,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable
+from functools import partial
 from typing import Any, Final
 
 from flowctl._faults import as_exception, log_error, report
@@ -304,7 +305,7 @@ class Connection:
             if self._holds is None:
                 self._holds = {}
             self._holds[owner] = (reason, self.clock())
-        self.sender.note(LedgerKind.PAUSE, f"input paused: {reason}")
+        self._note(LedgerKind.PAUSE, f"input paused: {reason}")
         return True
 
     def resume_input(self, owner: Hashable) -> bool:
@@ -319,8 +320,15 @@ class Connection:
             reason, since = (self._holds or {}).pop(owner, ("", self.clock()))
             if not self._holds:
                 self._holds = None
-        self.sender.note(LedgerKind.RESUME, f"input resumed: {reason}", duration_s=self.clock() - since)
+        self._note(LedgerKind.RESUME, f"input resumed: {reason}", duration_s=self.clock() - since)
         return True
+
+    def _note(self, kind: LedgerKind, why: str, *, duration_s: float = 0.0) -> None:
+        """Enter it in the ledger; on the connection's own thread where another Sender's handler asks for it."""
+        try:
+            self.sender.note(kind, why, duration_s=duration_s)
+        except ReentryError:
+            self.call_soon(partial(self.sender.note, kind, why, duration_s=duration_s))
 
     def gather_input(self, wanted: bool) -> None:  # noqa: FBT001 - as `want_writable`
         """Let input wait for up to 30 ms where its thread is busy with such input, or not. Owning thread.

@@ -31,7 +31,7 @@ class LocalProtocolError(FlowctlError):
 
 
 class ReentryError(LocalProtocolError):
-    """A `send_state_changed` handler called the Sender that is notifying it."""
+    """A `send_state_changed` handler, or a policy, called a Sender: the one that calls it, or another."""
 
 
 class RemoteProtocolError(FlowctlError):

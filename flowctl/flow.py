@@ -241,6 +241,26 @@ class FlowCore:
         """Return whether all axes of `load` are at or below their low mark: where dropping stops."""
         return self._first_above_low(load) is None
 
+    def reaches_soft(self, size_bytes: int, messages: int) -> bool:
+        """Return whether so much, without the overhead per message, is at a soft mark; cheap, for every message."""
+        soft = self._soft_marks
+        return messages >= soft[1] or size_bytes + messages * self.limits.overhead_bytes >= soft[0]
+
+    def reaches_hard(self, size_bytes: int, messages: int) -> bool:
+        """Return the same for a hard mark."""
+        hard = self._hard_marks
+        return messages >= hard[1] or size_bytes + messages * self.limits.overhead_bytes >= hard[0]
+
+    def rises_to(self, load: Load) -> bool:
+        """Return whether `load` is at a mark of a level above the present one."""
+        if self._level == _HARD or self.final:
+            return False
+        return _first_reached(load, self._hard_marks if self._level else self._soft_marks) is not None
+
+    def ends_at(self, load: Load) -> bool:
+        """Return whether `load` is at a hard mark that ends the connection."""
+        return self.limits.hard_policy is HardPolicy.CLOSE and _first_reached(load, self._hard_marks) is not None
+
     def marks_above(self, load: Load) -> tuple[int, int, int]:
         """Return the next mark above `load` per axis (bytes, messages, ms); `OFF_MARK` where there is none.
 

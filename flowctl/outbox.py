@@ -37,6 +37,7 @@ class Outbox:
         "_inflight",
         "_inflight_class",
         "_inflight_given",
+        "_inflight_own",
         "_inflight_since",
         "_inflight_size",
         "_lost",
@@ -58,6 +59,7 @@ class Outbox:
         self._inflight_size = 0  # its whole size
         self._inflight_since = 0.0  # its enqueue time
         self._inflight_given = False  # it is part of what joining gave
+        self._inflight_own = False  # it was sent to this peer alone
         self._lost = NO_COUNTS  # the message in flight when the connection ended
         self._past_accepted = NO_COUNTS  # of logs that are no longer followed
         self._past_dropped: dict[DropReason, Counts] | None = None
@@ -83,6 +85,7 @@ class Outbox:
         self.bytes_sent += written
         if written < len(wire):
             self._set_inflight(memoryview(wire)[written:], message_class, len(wire), now)
+            self._inflight_own = True
 
     def write(
         self, transport: Transport, most: int, budget_bytes: int, *, with_log: bool
@@ -136,6 +139,7 @@ class Outbox:
                 break
             written -= len(wire)
         self.backlog.take(min(taken, own))
+        self._inflight_own = 0 < taken <= own
         cursor = self.cursor
         if taken > own and cursor is not None:
             cursor.take(taken - own)
@@ -145,7 +149,7 @@ class Outbox:
     def _set_inflight(self, rest: memoryview, message_class: MessageClass, size: int, since: float) -> None:
         self._inflight, self._inflight_class = rest, message_class
         self._inflight_size, self._inflight_since = size, since
-        self._inflight_given = False
+        self._inflight_given = self._inflight_own = False
 
     # -- the load
 
@@ -161,6 +165,18 @@ class Outbox:
             size += lane_bytes
             messages += lane_messages
         return size, messages
+
+    def counted(self, now: float, limits: Limits, *, log: bool) -> Load:
+        """Return what counts against `limits` of what is queued, all of which was offered to the kernel.
+
+        Not what joining gave; and not the bytes of a message in flight that is as large as the soft mark: however fast
+        the peer, its kernel cannot take that at once, and what is in flight is finished anyway. Its age counts.
+        """
+        load = self.load(now, limits.overhead_bytes, log=log, given=False)
+        inflight = self._inflight
+        if inflight is None or not self._inflight_own or self._inflight_size < limits.size.marks[1]:
+            return load
+        return Load(load.size_bytes - len(inflight), load.messages, load.age_ms)
 
     def load(self, now: float, overhead_bytes: int, *, log: bool = True, given: bool = True) -> Load:
         """Return what is queued.

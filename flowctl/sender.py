@@ -19,8 +19,10 @@ once. The lock is held while writing; the sockets are non-blocking, so nobody wa
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 
-from flowctl._sendercore import ACCEPTED, CLOSED, DROPPED, FlushResult
+from flowctl._locks import HANDLERS
+from flowctl._sendercore import CLOSED, FlushResult
 from flowctl._steering import Steering
 from flowctl.counts import total
 from flowctl.cursor import LogCursor
@@ -33,7 +35,7 @@ from flowctl.limits import OFF_MARK, Limits
 from flowctl.policy import DropPolicy, Thin
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import CohortLike, Glance, SenderHost, SenderStatistics, SendResult
-from flowctl.streamlog import Entry, Place, StreamLog
+from flowctl.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
 from flowctl.trouble import Trouble
 
 __all__ = ["FlushResult", "Sender"]
@@ -58,7 +60,7 @@ class Sender(Steering):
 
     def send(
         self,
-        data: bytes,
+        data: Wire,
         message_class: MessageClass = MessageClass.DATA,
         *,
         droppable: bool | None = None,
@@ -67,7 +69,8 @@ class Sender(Steering):
         """Send one message, or queue it, or drop it as the policy says. Any thread.
 
         Args:
-            data: the message as it goes to the socket, not empty.
+            data: the message as it goes to the socket, not empty. What is no `bytes` is copied: it is the caller's, who
+                may change it before it is sent.
             message_class: what it is to the drop policy; CONTROL goes first and is never dropped.
             droppable: whether the policy may drop it. None: all classes but CONTROL and HEADER.
             track: for HEADER: which earlier header it replaces.
@@ -76,40 +79,34 @@ class Sender(Steering):
             What became of it, and the state after it.
 
         Raises:
-            ReentryError: called from the frontend's `send_state_changed`.
-            LocalProtocolError: the message is empty.
+            ReentryError: called from `send_state_changed` or a policy, of this or another Sender.
+            LocalProtocolError: the message is empty, or no bytes.
         """
-        self._refuse_reentry("send")
+        if HANDLERS:
+            self._refuse_reentry("send")
+        if type(data) is not bytes:
+            data = owned_bytes(data)
         if not data:
             raise LocalProtocolError("an empty message cannot be sent", hint="leave the call out")
-        with self._lock:
-            if self._closing:
-                self._sends_after_close += 1
-                return CLOSED[self._core.state]
-            now = self._host.now()
-            outbox = self._outbox
-            plain = not (self._mask or self._held or self._blocked or outbox.backlog.waiting_for_key)
-            if not self.deferred and plain and outbox.idle:
-                return self._send_now_locked(data, message_class, now, track)
-            reason = outbox.backlog.offer(
-                data, message_class, now, mask=self._mask, held=self._held, droppable=droppable, track=track
-            )
-            if reason is not None:
-                self._open_episode_locked(now)
-                return DROPPED[self._core.state]
-            foreign = self._foreign_locked()
-            if not foreign:
-                if message_class is MessageClass.CONTROL:
-                    self._check_control_locked()
-                if self._close_reason is None:
-                    self._settle_locked(self._core.queued(self._counted_locked(now), now), now)
+        try:
+            with self._lock:
+                if self._closing:
+                    self._sends_after_close += 1
+                    return CLOSED[self._core.state]
+                now = self._host.now()
+                outbox = self._outbox
+                plain = not (self._mask or self._held or self._blocked or outbox.backlog.waiting_for_key)
+                if not self.deferred and plain and outbox.idle:
+                    return self._send_now_locked(data, message_class, now, track)
+                if plain or self._blocked or not self._core.would_block or self._foreign_locked():
+                    return self._queue_locked(data, message_class, now, droppable=droppable, track=track)
+                self._offer_locked(now)  # before it is refused for what was left over
                 if self._close_reason is not None:
                     return CLOSED[self._core.state]
-            if foreign or not self._blocked:
-                self._host.request_flush()
-            elif len(outbox.backlog) == 1:
-                self._arm_locked(now)  # the first message to wait behind EAGAIN starts the clocks
-            return ACCEPTED[self._core.state]
+                return self._queue_locked(data, message_class, now, droppable=droppable, track=track)
+        finally:
+            if self._after:
+                self._run_after()
 
     # -- following a stream log: the owning thread
 
@@ -118,7 +115,7 @@ class Sender(Steering):
         cohort: CohortLike,
         *,
         start: Entry | None = None,
-        prefix: tuple[bytes, ...] = (),
+        prefix: tuple[Wire, ...] = (),
         wait_for_key: bool = False,
     ) -> None:
         """Follow the log of `cohort`: everything from `start` on is for this peer. Owning thread.
@@ -126,19 +123,20 @@ class Sender(Steering):
         Args:
             cohort: the fan-out of the owning thread for that log.
             start: the first entry. None: what is published next.
-            prefix: wire messages to send first.
+            prefix: wire messages to send first; what is no `bytes` is copied.
             wait_for_key: begin with the next key frame.
 
         Raises:
             LocalProtocolError: a log is followed already.
         """
         self._refuse_reentry("follow")
+        first = tuple(map(owned_bytes, prefix))
         with self._lock:
             if self._cohort is not None:
                 raise LocalProtocolError("this Sender follows a stream log already", hint="call unfollow() first")
             if self._closing:
                 return
-            cursor = LogCursor(cohort.log, now=self._host.now(), start=start, prefix=prefix, wait_for_key=wait_for_key)
+            cursor = LogCursor(cohort.log, now=self._host.now(), start=start, prefix=first, wait_for_key=wait_for_key)
             cursor.mask = self._mask
             if wait_for_key:
                 self._open_episode_locked(cursor.joined_at)
@@ -150,13 +148,17 @@ class Sender(Steering):
     def unfollow(self) -> None:
         """Stop following: what is queued of the log is dropped, but a message in flight is finished. Owning thread."""
         self._refuse_reentry("unfollow")
-        with self._lock:
-            self._unfollow_locked(DropReason.UNFOLLOWED)
-            if self._close_reason is None:
-                now = self._host.now()
-                self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
-                if not self._blocked and (self._core.would_block or not self._outbox.empty(with_log=False)):
-                    self._host.request_flush()  # it may have had a turn of the fan-out to come
+        try:
+            with self._lock:
+                self._unfollow_locked(DropReason.UNFOLLOWED)
+                if self._close_reason is None:
+                    now = self._host.now()
+                    self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
+                    if not self._blocked and (self._core.would_block or not self._outbox.empty(with_log=False)):
+                        self._host.request_flush()  # it may have had a turn of the fan-out to come
+        finally:
+            if self._after:
+                self._run_after()
 
     def suspend_following(self) -> None:
         """Leave the fan-out but keep the place in the log, to go on from there with another. Owning thread."""
@@ -223,17 +225,21 @@ class Sender(Steering):
     def _do(self, method: str, action: Callable[[float], None]) -> None:
         """Do something under the lock; on the owning thread where a log is followed."""
         self._refuse_reentry(method)
-        with self._lock:
-            if self._close_reason is not None:
-                return
-            if self._foreign_locked():
-                self._pending = [*(self._pending or ()), action]
-                self._host.request_flush()
-            else:
-                now = self._host.now()
-                self._run_pending_locked(now)  # what was asked for first comes first
-                if self._close_reason is None:
-                    action(now)
+        try:
+            with self._lock:
+                if self._close_reason is not None:
+                    return
+                if self._foreign_locked():
+                    self._pending = [*(self._pending or ()), action]
+                    self._host.request_flush()
+                else:
+                    now = self._host.now()
+                    self._run_pending_locked(now)  # what was asked for first comes first
+                    if self._close_reason is None:
+                        action(now)
+        finally:
+            if self._after:
+                self._run_after()
 
     def _run_pending_locked(self, now: float) -> None:
         """Do what other threads have asked for; after the end of the Sender there is nothing to do it to."""
@@ -348,7 +354,9 @@ class Sender(Steering):
             return self._ledger.unread() if self._ledger else ()
 
     def note(self, kind: LedgerKind, why: str, *, duration_s: float = 0.0) -> None:
-        """Add an entry to the ledger, for pauses of input. Any thread, also from the frontend's handler."""
+        """Add an entry to the ledger, for pauses of input. Any thread, also from this Sender's own handler."""
+        if not self._lock.owned():
+            self._refuse_reentry("note")
         with self._lock:
             self._note_locked(LedgerEntry(kind, self._host.now(), why, duration_s=duration_s))
 
@@ -367,21 +375,25 @@ class Sender(Steering):
             The delay in ms: what waits here and in the kernel over the rate at which the peer takes.
         """
         self._refuse_reentry("sample_delay")
-        with self._lock:
-            if self._close_reason is not None:
-                return 0.0
-            now = self._host.now()
-            waiting = self._host.kernel_bytes() if kernel_bytes is None else kernel_bytes
-            if self._trouble is None and (self._member or not self._outbox.cursor):
-                return self._sample_healthy_locked(now, waiting)
-            if self._trouble is None:
-                self._trouble = Trouble(self._settings.ladder, now)
-            trouble = self._trouble
-            self._sample_locked(now, waiting)
-            if self._aged_by_delay and not self._foreign_locked() and self._close_reason is None:
-                self._look_locked(now)
-                self._arm_locked(now)
-            return trouble.delay_ms
+        try:
+            with self._lock:
+                if self._close_reason is not None:
+                    return 0.0
+                now = self._host.now()
+                waiting = self._host.kernel_bytes() if kernel_bytes is None else kernel_bytes
+                if self._trouble is None and (self._member or not self._outbox.cursor):
+                    return self._sample_healthy_locked(now, waiting)
+                if self._trouble is None:
+                    self._trouble = Trouble(self._settings.ladder, now)
+                trouble = self._trouble
+                self._sample_locked(now, waiting)
+                if self._aged_by_delay and not self._foreign_locked() and self._close_reason is None:
+                    self._look_locked(now)
+                    self._arm_locked(now)
+                return trouble.delay_ms
+        finally:
+            if self._after:
+                self._run_after()
 
     def peer_acknowledged(self, total_bytes: int) -> None:
         """Take note that the peer's application says it has read `total_bytes` of all that was sent. Any thread.
@@ -415,14 +427,19 @@ class Sender(Steering):
             DRAINED, MORE (another flush was requested), BLOCKED (the host was asked to watch), or CLOSED.
         """
         self._refuse_reentry("flush")
-        with self._lock:
-            now = self._host.now()
-            self._run_pending_locked(now)
-            if self._close_reason is not None:
-                return FlushResult.CLOSED
-            self._check_control_locked()
-            self._look_locked(now, queued=True)
-            return self._flush_locked(now)
+        try:
+            with self._lock:
+                now = self._host.now()
+                self._run_pending_locked(now)
+                if self._close_reason is not None:
+                    return FlushResult.CLOSED
+                self._look_locked(now, queued=True)
+                result = self._flush_locked(now)
+                self._check_control_locked()
+                return result if self._open_locked() else FlushResult.CLOSED
+        finally:
+            if self._after:
+                self._run_after()
 
     def _flush_locked(self, now: float) -> FlushResult:
         if self._blocked or self._close_reason is not None:
@@ -465,31 +482,39 @@ class Sender(Steering):
         Returns:
             (offset, sequence) of the log before which asking again is of no use.
         """
-        with self._lock:
-            cursor = self._outbox.cursor
-            if self._close_reason is not None or cursor is None:
-                return OFF_MARK, OFF_MARK
-            if self._notifying:  # our own handler has published something: look when it is done
-                return cursor.log.tail.offset + 1, cursor.log.tail.sequence + 1
-            now = self._host.now()
-            self._look_locked(now, queued=True)
-            self._arm_locked(now)
-            return self._next_crossing_locked(now)
+        if HANDLERS and get_ident() in HANDLERS:
+            return 0, 0  # application code that a Sender calls has published something: look with the next message
+        try:
+            with self._lock:
+                cursor = self._outbox.cursor
+                if self._close_reason is not None or cursor is None:
+                    return OFF_MARK, OFF_MARK
+                now = self._host.now()
+                self._look_locked(now, queued=True)
+                self._arm_locked(now)
+                return self._next_crossing_locked(now)
+        finally:
+            if self._after:
+                self._run_after()
 
     def tick(self) -> None:
         """Judge age, stall and deadlines: time has passed. Owning thread."""
         self._refuse_reentry("tick")
-        with self._lock:
-            if self._close_reason is None:
-                now = self._host.now()
-                self._run_pending_locked(now)
-                self._look_locked(now)
-                if self._sample_due_locked(now):
-                    self._sample_locked(now)
-                self._check_times_locked(now)
-                self._arm_locked(now)
-                if not (self._blocked or self._outbox.empty(with_log=not self._member)):
-                    self._host.request_flush()  # looking has queued something: the headers of a key frame, say
+        try:
+            with self._lock:
+                if self._close_reason is None:
+                    now = self._host.now()
+                    self._run_pending_locked(now)
+                    self._look_locked(now)
+                    if self._sample_due_locked(now):
+                        self._sample_locked(now)
+                    self._check_times_locked(now)
+                    self._arm_locked(now)
+                    if not (self._blocked or self._outbox.empty(with_log=not self._member)):
+                        self._host.request_flush()  # looking has queued something: the headers of a key frame, say
+        finally:
+            if self._after:
+                self._run_after()
 
     # -- closing
 
@@ -509,15 +534,19 @@ class Sender(Steering):
     def close(self, reason: CloseReason, details: str = "") -> None:
         """End now: what is queued is dropped and counted. The first reason counts. Any thread."""
         self._refuse_reentry("close")
-        with self._lock:
-            self._closing = True
-            if self._close_reason is not None:
-                return
-            if self._foreign_locked():
-                self._pending = [*(self._pending or ()), lambda _: self._fail_locked(reason, details)]
-                self._host.request_flush()
-            else:
-                self._fail_locked(reason, details)
+        try:
+            with self._lock:
+                self._closing = True
+                if self._close_reason is not None:
+                    return
+                if self._foreign_locked():
+                    self._pending = [*(self._pending or ()), lambda _: self._fail_locked(reason, details)]
+                    self._host.request_flush()
+                else:
+                    self._fail_locked(reason, details)
+        finally:
+            if self._after:
+                self._run_after()
 
     # -- membership in a cohort: the owning thread, for the fan-out
 
@@ -570,5 +599,9 @@ class Sender(Steering):
         """A write of the cohort failed, or a flush raised, which is a fault of ours: the connection is over."""
         if not isinstance(error, OSError):
             self._host.handler_failed("flush", error)
-        with self._lock:
-            self._broken_locked(error)
+        try:
+            with self._lock:
+                self._broken_locked(error)
+        finally:
+            if self._after:
+                self._run_after()

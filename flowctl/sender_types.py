@@ -113,8 +113,8 @@ class SenderHost(Protocol):
     def in_thread(self) -> bool:
         """Return whether the caller is on the owning thread."""
 
-    def handler_failed(self, where: str, error: Exception) -> None:
-        """Log that a handler of the application raised; must not raise itself. Any thread."""
+    def handler_failed(self, where: str, error: BaseException) -> None:
+        """Log that a handler or policy of the application raised. Any thread, no lock held."""
 
     def ledger_grew(self) -> None:
         """Take note that `Sender.unread_ledger` has something. Any thread; must only schedule."""

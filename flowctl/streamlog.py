@@ -27,6 +27,9 @@ from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.flow import CLASS_COUNT, MessageClass
 from flowctl.rates import ClassRates
 
+Wire = bytes | bytearray | memoryview
+"""A message as the application hands it over."""
+
 _ZEROS: Final = (0,) * CLASS_COUNT
 _KEY: Final = MessageClass.KEY
 _VIDEO: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
@@ -159,16 +162,17 @@ class StreamLog:
 
     def append(
         self,
-        wire: bytes,
+        wire: Wire,
         message_class: MessageClass,
         now: float,
         *,
-        restart: tuple[bytes, ...] = (),
+        restart: tuple[Wire, ...] = (),
     ) -> Entry:
         """Add one message at the end; O(1) in the number of viewers.
 
         Args:
-            wire: the message as it goes to the socket, complete; not empty.
+            wire: the message as it goes to the socket, complete; not empty. What is no `bytes` is copied, here and in
+                `restart`.
             message_class: its class; KEY opens a new group. Whether a message of a log may be dropped follows from
                 its class alone (CONTROL and HEADER never are).
             now: time in seconds.
@@ -178,12 +182,16 @@ class StreamLog:
             The entry that holds the message.
 
         Raises:
-            LocalProtocolError: a message is empty. The kernel never takes an empty message, so nobody could pass it.
+            LocalProtocolError: a message is no bytes, or empty. The kernel never takes an empty one, so nobody could
+                pass it.
         """
+        if type(wire) is not bytes:
+            wire = owned_bytes(wire)
+        headers = tuple(map(owned_bytes, restart)) if restart else ()
         size = len(wire)
         if now >= self.rates.due:
             self.rates.note(now, self.tail.counts, self.tail.sizes)
-        if not size or not all(restart):
+        if not size or not all(headers):
             raise LocalProtocolError("an empty message cannot be published", hint="leave it out")
         entry = self.tail
         if message_class in _VIDEO:
@@ -196,7 +204,7 @@ class StreamLog:
         entry.message_class = message_class
         entry.enqueued_at = now
         if message_class is _KEY:
-            self._open_gop(entry, restart, now)
+            self._open_gop(entry, headers, now)
         tail = Entry(entry.sequence + 1, entry.offset + size, tuple(counts), tuple(sizes), self.gop)
         # The order of these two lines is what lets other threads read without a lock.
         entry.next = tail
@@ -245,6 +253,20 @@ class StreamLog:
     def unlisten(self, listener: LogListener) -> None:
         """Stop calling `listener`; harmless when it is not listening."""
         self._listeners = tuple(item for item in self._listeners if item is not listener)
+
+
+def owned_bytes(data: object) -> bytes:
+    """Return `data` as bytes of our own: it is sent later, when the caller may have put something else into its buffer.
+
+    Raises:
+        LocalProtocolError: it is nothing of that kind.
+    """
+    try:
+        return data if isinstance(data, bytes) else bytes(memoryview(data))  # type: ignore[arg-type]  # the check: bytes() alone takes numbers and lists
+    except TypeError:
+        raise LocalProtocolError(
+            f"a message must be bytes, not {type(data).__name__}", hint="encode text, for example with str.encode()"
+        ) from None
 
 
 def subtract(after: tuple[int, ...], before: tuple[int, ...]) -> list[int]:

@@ -390,6 +390,26 @@ def test_pause_when_from_the_state_handler_is_allowed_and_other_calls_are_refuse
     assert reader.wait() == b"x" * 1_000_000
 
 
+def test_pause_when_another_connections_state_handler_asks_stands_in_the_ledger(link, failures):
+    """A proxy pauses its source when its sink is slow: at once, and noted on the source's own thread."""
+    source, noting = link(Noting())[0], Noting()
+
+    class Sink(Noting):
+        def send_state_changed(self, state, change) -> None:
+            source.pause_input(self, "slow sink") if state else source.resume_input(self)
+
+    session = Sink()
+    connection, peer = link(session, tcp=True, options=SMALL)
+    noting = source.session
+    connection.sender.send(b"x" * 3_000_000)
+    wait_until(lambda: source.receiver.paused, "the pause")
+    reader = Reader(peer)
+    wait_until(lambda: len(noting.entries) == 2, "both entries")
+    assert [entry.kind for entry in noting.entries] == [LedgerKind.PAUSE, LedgerKind.RESUME]
+    connection.close_after_flush()
+    assert len(reader.wait()) == 3_000_000
+
+
 # -- threads and moving
 
 

@@ -25,7 +25,17 @@ MARK = re.compile(r"#.*\bguarded by (_\w*lock)\b")
 MARKED = re.compile(r"\s*self\.(\w+)\s*[:=]")
 
 UNLOCKED: dict[tuple[str, str], str] = {
-    ("SenderState._refuse_reentry", "_notifying"): "only a thread that finds itself the owner acts on it",
+    ("Sender.send", "_after"): "what this call has put off, or what another has: either way somebody does it",
+    ("Sender.unfollow", "_after"): "what this call has put off, or what another has: either way somebody does it",
+    ("Sender._do", "_after"): "what this call has put off, or what another has: either way somebody does it",
+    ("Sender.sample_delay", "_after"): "what this call has put off, or what another has: either way somebody does it",
+    ("Sender.flush", "_after"): "what this call has put off, or what another has: either way somebody does it",
+    ("Sender.log_grew", "_after"): "what this call has put off, or what another has: either way somebody does it",
+    ("Sender.tick", "_after"): "what this call has put off, or what another has: either way somebody does it",
+    ("Sender.close", "_after"): "what this call has put off, or what another has: either way somebody does it",
+    ("Sender.broken", "_after"): "what this call has put off, or what another has: either way somebody does it",
+    ("RecordedSender.following", "_cohort"): "one reference, as in Sender.following",
+    ("RecordedSender.following", "_feed"): "one reference; stale by the time it is used",
     ("Connection.ended", "_ending"): "set once and never changed: None or the final answer",
     ("Connection._finish", "_ending"): "runs after it was set; set once and never changed",
     ("Connection.process_input", "_ending"): "set once; seen a moment late, input goes to a session about to end",

@@ -253,12 +253,12 @@ def test_set_limits_when_load_is_above_acts_at_once():
     viewer = Talker(Peer(room=0))
     viewer.say("X" * 3)
     viewer.sender.set_limits(by_messages(3, 9))
-    assert viewer.sender.state is SOFT_LIMIT
-    (change,) = viewer.edges.changes
+    assert viewer.states() == [OVERLOADED, SOFT_LIMIT], "what waits is offered first, and refused"
+    change = viewer.edges.changes[-1]
     assert (change.cause, change.axis, change.value, change.limit) == (Cause.LIMITS_SET, Axis.MESSAGES, 3.0, 3)
-    assert [entry.kind for entry in viewer.sender.ledger()] == [LedgerKind.LIMITS, LedgerKind.STATE]
+    assert [entry.kind for entry in viewer.sender.ledger()] == [LedgerKind.LIMITS, LedgerKind.STATE, LedgerKind.STATE]
     viewer.sender.set_limits(NO_LIMITS)
-    assert viewer.sender.state is READY
+    assert viewer.sender.state is OVERLOADED
 
 
 def test_hold_when_made_final_while_reached_closes():

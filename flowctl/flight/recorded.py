@@ -50,7 +50,7 @@ from flowctl.sender_types import (
     SendResult,
     Transport,
 )
-from flowctl.streamlog import Entry, StreamLog
+from flowctl.streamlog import Entry, StreamLog, Wire, owned_bytes
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
 
 END_CLOSED: Final = "closed"
@@ -114,6 +114,23 @@ class _Call:
         self._sender._end_call_locked()  # noqa: SLF001 - the other half of `_call_locked`
 
 
+class _Public:
+    """A public method, around its lock: see `Sender._refuse_reentry` and `_run_after`."""
+
+    __slots__ = ("_method", "_sender")
+
+    def __init__(self, sender: RecordedSender, method: str) -> None:
+        self._sender, self._method = sender, method
+
+    def __enter__(self) -> None:
+        self._sender._refuse_reentry(self._method)  # noqa: SLF001 - part of it
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sender._run_after()  # noqa: SLF001 - part of it
+
+
 class RecordedSender(NotingSender):
     """A Sender that is recorded. Arguments as of `Sender`.
 
@@ -124,7 +141,7 @@ class RecordedSender(NotingSender):
         tape: the same; guarded by the Sender's lock.
     """
 
-    __slots__ = ("__weakref__", "_blocked_before", "_call_ended", "_feed", "_real_host", "tape")
+    __slots__ = ("__weakref__", "_blocked_before", "_feed", "_real_host", "tape")
 
     def __init__(
         self,
@@ -142,7 +159,6 @@ class RecordedSender(NotingSender):
         table = TablePolicy.of(policy, host.handler_failed)
         self._real_host = host
         self.tape = tape
-        self._call_ended: Final = _Call(self)
         now_s = host.now()
         tape.begin(now_s, begin_detail(now_s, limits, settings, table, deferred=deferred))
         super().__init__(
@@ -175,7 +191,7 @@ class RecordedSender(NotingSender):
             return _INNER
         self._begin_call_locked()
         tape.write(FlightRow(tape.offset_us, kind.value, None, size_bytes, reason=name, detail=tape.arguments(detail)))
-        return self._call_ended
+        return _Call(self)
 
     def _begin_call_locked(self) -> None:
         host, tape = self._real_host, self.tape
@@ -210,12 +226,12 @@ class RecordedSender(NotingSender):
 
     def describe(self, role: str | None, app: str | None, stream: str | None) -> None:
         """Say in the rows from now on what the connection is used for, as records may show it. Any thread."""
-        with self._lock:
+        with _Public(self, "describe"), self._lock:
             self.tape.describe(role=role, app=app, stream=stream)
 
     def end_flight(self) -> None:
         """End the recording; the connection goes on. Any thread; harmless when it has ended."""
-        with self._lock, self._call_locked("look"):
+        with _Public(self, "end_flight"), self._lock, self._call_locked("look"):
             self._load_locked(self.tape.now_us / MICROSECONDS)
             if self.tape.on:
                 self._end_flight_locked(END_LIMIT)
@@ -244,14 +260,16 @@ class RecordedSender(NotingSender):
 
     def send(
         self,
-        data: bytes,
+        data: Wire,
         message_class: MessageClass = MessageClass.DATA,
         *,
         droppable: bool | None = None,
         track: int = 0,
     ) -> SendResult:
         """Send one message, as `Sender.send`; its class and size are noted."""
-        with self._lock:
+        if type(data) is not bytes:
+            data = owned_bytes(data)
+        with _Public(self, "send"), self._lock:
             if self.tape.depth or self._closing or not data:  # refused: it never reaches the core
                 return super().send(data, message_class, droppable=droppable, track=track)
             tape = self.tape
@@ -260,7 +278,7 @@ class RecordedSender(NotingSender):
             if track:
                 options["track"] = track
             tape.queued(CLASS_NAMES[message_class], len(data), OWN_LANE, 0.0, tape.arguments(options))
-            with self._call_ended:
+            with _Call(self):
                 return super().send(data, message_class, droppable=droppable, track=track)
 
     def follow(
@@ -268,17 +286,17 @@ class RecordedSender(NotingSender):
         cohort: CohortLike,
         *,
         start: Entry | None = None,
-        prefix: tuple[bytes, ...] = (),
+        prefix: tuple[Wire, ...] = (),
         wait_for_key: bool = False,
     ) -> None:
         """Follow the log of `cohort` through a private one, as `Sender.follow`."""
-        with self._lock:
+        with _Public(self, "follow"), self._lock:
             if self.tape.depth or self._cohort is not None or self._closing:
                 super().follow(cohort, start=start, prefix=prefix, wait_for_key=wait_for_key)
                 return
             tape = self.tape
             self._begin_call_locked()
-            with self._call_ended:
+            with _Call(self):
                 feed = self._feed = LogFeed(cohort.log, start or cohort.log.tail, tape)
                 tape.call("follow", {"prefix": [len(part) for part in prefix], "wait_for_key": wait_for_key})
                 super().follow(
@@ -287,17 +305,17 @@ class RecordedSender(NotingSender):
 
     def unfollow(self) -> None:
         """Stop following, as `Sender.unfollow`."""
-        with self._lock, self._call_locked("unfollow"):
+        with _Public(self, "unfollow"), self._lock, self._call_locked("unfollow"):
             super().unfollow()
 
     def suspend_following(self) -> None:
         """Leave the fan-out and keep the place, as `Sender.suspend_following`."""
-        with self._lock, self._call_locked("suspend_following"):
+        with _Public(self, "suspend_following"), self._lock, self._call_locked("suspend_following"):
             super().suspend_following()
 
     def resume_following(self, cohort: CohortLike) -> None:
         """Go on with another fan-out, as `Sender.resume_following`."""
-        with self._lock, self._call_locked("resume_following"):
+        with _Public(self, "resume_following"), self._lock, self._call_locked("resume_following"):
             feed = self._feed
             if feed is not None and cohort.log is feed.log:
                 cohort = PrivateCohort(cohort, feed.private)
@@ -306,43 +324,51 @@ class RecordedSender(NotingSender):
     def set_limits(self, limits: Limits) -> None:
         """Put `limits` in force, as `Sender.set_limits`."""
         detail: dict[str, object] = {"limits": limits_as_dict(limits)}
-        with self._lock, self._call_locked("set_limits", detail, kind=FlightKind.LIMITS_SET):
+        with (
+            _Public(self, "set_limits"),
+            self._lock,
+            self._call_locked("set_limits", detail, kind=FlightKind.LIMITS_SET),
+        ):
             super().set_limits(limits)
 
     def set_policy(self, policy: DropPolicy) -> None:
         """Decide by `policy`, or rather its table, as `Sender.set_policy`."""
         table = TablePolicy.of(policy, self._real_host.handler_failed)
-        with self._lock, self._call_locked("set_policy", {"policy": table.as_dict()}):
+        with _Public(self, "set_policy"), self._lock, self._call_locked("set_policy", {"policy": table.as_dict()}):
             super().set_policy(table)
 
     def thin(self, mode: Thin = Thin.DROPPABLE) -> None:
         """Throw away what may be dropped, as `Sender.thin`."""
-        with self._lock, self._call_locked("thin", {"mode": mode.name}):
+        with _Public(self, "thin"), self._lock, self._call_locked("thin", {"mode": mode.name}):
             super().thin(mode)
 
     def relieve(self, cause: str) -> None:
         """Free memory, as `Sender.relieve`; the cause is not noted, it may name others."""
-        with self._lock, self._call_locked("relieve"):
+        with _Public(self, "relieve"), self._lock, self._call_locked("relieve"):
             super().relieve(cause)
 
     def sample_delay(self, kernel_bytes: int | None = None) -> float:
         """Take a sample, as `Sender.sample_delay`."""
-        with self._lock, self._call_locked("sample_delay", size_bytes=kernel_bytes):
+        with _Public(self, "sample_delay"), self._lock, self._call_locked("sample_delay", size_bytes=kernel_bytes):
             return super().sample_delay(kernel_bytes)
 
     def peer_acknowledged(self, total_bytes: int) -> None:
         """Take note of what the peer has read, as `Sender.peer_acknowledged`."""
-        with self._lock, self._call_locked("peer_acknowledged", size_bytes=total_bytes):
+        with (
+            _Public(self, "peer_acknowledged"),
+            self._lock,
+            self._call_locked("peer_acknowledged", size_bytes=total_bytes),
+        ):
             super().peer_acknowledged(total_bytes)
 
     def flush(self) -> FlushResult:
         """Write what is queued, as `Sender.flush`."""
-        with self._lock, self._call_locked("flush"):
+        with _Public(self, "flush"), self._lock, self._call_locked("flush"):
             return super().flush()
 
     def writable(self) -> FlushResult:
         """Go on writing, as `Sender.writable`."""
-        with self._lock, self._call_locked("writable"):
+        with _Public(self, "writable"), self._lock, self._call_locked("writable"):
             return super().writable()
 
     def log_grew(self) -> tuple[int, int]:
@@ -353,55 +379,55 @@ class RecordedSender(NotingSender):
 
     def tick(self) -> None:
         """Judge what time has changed, as `Sender.tick`."""
-        with self._lock, self._call_locked("tick", kind=FlightKind.TICK):
+        with _Public(self, "tick"), self._lock, self._call_locked("tick", kind=FlightKind.TICK):
             super().tick()
 
     def close_after_flush(self) -> None:
         """Send what is queued and end, as `Sender.close_after_flush`."""
-        with self._lock, self._call_locked("close_after_flush"):
+        with _Public(self, "close_after_flush"), self._lock, self._call_locked("close_after_flush"):
             super().close_after_flush()
 
     def close(self, reason: CloseReason, details: str = "") -> None:
         """End now, as `Sender.close`; the details are not noted, they may name a stream."""
-        with self._lock, self._call_locked("close", {"reason": reason.value}):
+        with _Public(self, "close"), self._lock, self._call_locked("close", {"reason": reason.value}):
             super().close(reason, details)
 
     def broken(self, error: Exception) -> None:
         """End for an error of a write or flush, as `Sender.broken`."""
         if not isinstance(error, OSError):
             self._real_host.handler_failed("flush", error)  # not under the lock
-        with self._lock, self._call_locked("broken", error_as_dict(error)):
+        with _Public(self, "broken"), self._lock, self._call_locked("broken", error_as_dict(error)):
             self._broken_locked(error)
 
     # -- what looks
 
     def why(self) -> str:
         """Explain the state, as `Sender.why`."""
-        with self._lock:
+        with _Public(self, "why"), self._lock:
             self._before_look_locked()
             return super().why()
 
     def statistics(self) -> SenderStatistics:
         """Return a snapshot, as `Sender.statistics`."""
-        with self._lock:
+        with _Public(self, "statistics"), self._lock:
             self._before_look_locked()
             return super().statistics()
 
     def load(self) -> Load:
         """Return what is queued, as `Sender.load`."""
-        with self._lock:
+        with _Public(self, "load"), self._lock:
             self._before_look_locked()
             return super().load()
 
     def forecast(self) -> Forecast | None:
         """Return when the hard limit will be reached, as `Sender.forecast`."""
-        with self._lock:
+        with _Public(self, "forecast"), self._lock:
             self._before_look_locked()
             return super().forecast()
 
     def glance(self) -> Glance:
         """Return what is cheap to tell, as `Sender.glance`; its place is one of the stream's log."""
-        with self._lock:
+        with _Public(self, "glance"), self._lock:
             glance, feed = super().glance(), self._feed
             if feed is None or glance.entry is None:
                 return glance
@@ -417,8 +443,8 @@ class RecordedSender(NotingSender):
     @property
     def following(self) -> StreamLog | None:
         """The stream log that is followed, not the private one; None while none is."""
-        with self._lock:
-            return None if self._cohort is None or self._feed is None else self._feed.log
+        feed = self._feed
+        return None if self._cohort is None or feed is None else feed.log
 
     def ready_for_cohort(self, at: Entry) -> bool:
         """Return False: what a cohort writes for its members, nobody could note."""

@@ -177,7 +177,7 @@ class TablePolicy:
             raise ConfigError(f"the table of a policy has {len(SendState)} states")
 
     @classmethod
-    def of(cls, policy: DropPolicy | None, failed: Callable[[str, Exception], None]) -> TablePolicy:
+    def of(cls, policy: DropPolicy | None, failed: Callable[[str, BaseException], None]) -> TablePolicy:
         """Return the table of `policy`; None: of the one that keeps everything.
 
         Args:
@@ -189,12 +189,12 @@ class TablePolicy:
         for state in SendState:
             try:
                 mask = refused_mask(asked, state)
-            except Exception as error:  # noqa: BLE001 - the application's code, contained as in the Sender
+            except BaseException as error:  # noqa: BLE001 - the application's code, contained as in the Sender
                 failed("decide", error)
                 mask = 0
             try:
                 mode = asked.thin(state)
-            except Exception as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - as above
                 failed("thin", error)
                 mode = Thin.NOTHING
             refused.append(mask)

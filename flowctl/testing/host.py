@@ -106,7 +106,7 @@ class ManualHost:
         self.sender: Sender | None = None
         self.wants_writable = False
         self.closed: list[tuple[CloseReason, str]] = []
-        self.failures: list[tuple[str, Exception]] = []
+        self.failures: list[tuple[str, BaseException]] = []
         self.ledger_notes = 0
         self.foreign = False
         self.unacknowledged: Callable[[], int] | None = None
@@ -173,7 +173,7 @@ class ManualHost:
         """Take note."""
         self.ledger_notes += 1
 
-    def handler_failed(self, where: str, error: Exception) -> None:
+    def handler_failed(self, where: str, error: BaseException) -> None:
         """Take note."""
         self.failures.append((where, error))
 
