@@ -38,29 +38,13 @@ class Job:
     of interest, and none is to be assigned.
     """
 
-    __slots__ = (
-        "callback",
-        "name",
-        "next_job",
-        "pending",
-        "previous_job",
-        "purpose",
-        "registration",
-        "revoked",
-        "sequence",
-    )
+    __slots__ = ("callback", "next_job", "pending", "previous_job", "purpose", "registration", "revoked", "sequence")
 
-    def __init__(
-        self,
-        registration: Registration,
-        callback: Callable[[], bool | None],
-        name: str,
-        purpose: Purpose | None = None,
-    ) -> None:
+    def __init__(self, registration: Registration, callback: Callable[[], bool | None], purpose: Purpose | str) -> None:
         self.registration: Final = registration
         self.callback = callback  # replaced once, by release()
-        self.name: Final = name  # for reports; many jobs share a name
-        self.purpose: Final = purpose  # what `Registration.run_soon` finds it by; None: made by `Registration.job`
+        #: What `Registration.run_soon` finds it by; a mere name if it was made by `Registration.job`.
+        self.purpose: Final = purpose
         # The rest changes under the lock of whoever keeps the job: its processor, or its registration while that is
         # unbound or on hold. `pending` alone is also read without (see Registration.schedule).
         self.pending = False
@@ -68,6 +52,11 @@ class Job:
         self.sequence = 0  # place in the order of whoever keeps the job
         self.next_job: Job | None = None
         self.previous_job: Job | None = None
+
+    @property
+    def name(self) -> str:
+        """For reports; many jobs share a name."""
+        return self.purpose.name if isinstance(self.purpose, Purpose) else self.purpose
 
     def __repr__(self) -> str:
         return f"<Job {self.name!r}{' pending' if self.pending else ''}>"

@@ -168,12 +168,25 @@ class LoopCore:
         """
         self._watches_here("watch_input").watch_input(source, callback, gather=gather)
 
+    def watch_end(self, source: int | HasFileno, callback: Callable[[bool], Any]) -> None:
+        """Watch `source`, which is not read at present, for the end of its peer instead of for input.
+
+        Costs nothing until it comes. Else as `watch_input`, which replaces it, and `unwatch_input`, which ends it.
+        Where the system has no epoll nothing is ever told.
+
+        Args:
+            source: see `watch_input`.
+            callback: called once with False when the peer has ended its stream, and once with True when nothing
+                passes any more in either direction.
+        """
+        self._watches_here("watch_end").watch_end(source, callback)
+
     def watch_output(self, source: int | HasFileno, callback: Callable[[], Any]) -> None:
         """Call `callback` on each turn while `source` is writable; else as `watch_input`."""
         self._watches_here("watch_output").watch_output(source, callback)
 
     def unwatch_input(self, source: int | HasFileno) -> bool:
-        """Stop watching `source` for input; its callback does not run any more. Group's thread only.
+        """Stop watching `source` for input or the peer's end; no callback runs any more. Group's thread only.
 
         Call it before the socket is closed, for its number may belong to another socket the moment after. What is
         not watched, or closed already, is no error.

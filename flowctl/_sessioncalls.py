@@ -108,6 +108,11 @@ class Coroutines:
 
         task.add_done_callback(done)
 
+    @property
+    def running(self) -> bool:
+        """Whether there is one."""
+        return bool(self._tasks)
+
     def cancel(self) -> None:
         """Cancel all, on any thread; they take note at their next step."""
         self._cancelled = True

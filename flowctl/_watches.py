@@ -14,6 +14,11 @@ the loop does not. What follows was tried on asyncio (CPython 3.11) and uvloop 0
 - If the close comes before the loop has polled once, uvloop's libuv calls ``abort()``: epoll_ctl fails with an error
   that it does not expect, and the process with all its connections is gone.
 
+A connection that is not read may lose its peer all the same. It is then watched for that alone (`FdWatches.watch_end`):
+epoll tells of a reset (EPOLLERR, EPOLLHUP) whatever it was asked for, and of the end of the peer's stream (EPOLLRDHUP)
+when it is asked. It goes on telling, so each is heard once. Loops know neither: where the system has no epoll, a peer's
+end is noticed when the connection is read or written to again.
+
 Input that may wait is *gathered*: it has an epoll of its own, which is not asked again for up to `GATHER_S` after
 something was found. Messages that are that close together then share a wake-up of the thread, a read, a publication
 and a write, which for a stream with few viewers is most of what a message costs. The pause follows the share of the
@@ -67,6 +72,11 @@ _OUTPUT: Final = 2
 _BOTH: Final = _INPUT | _OUTPUT
 _GATHERED: Final = 4
 """Input that may wait."""
+_ENDED: Final = 8
+"""The peer has ended its stream."""
+_BROKEN: Final = 16
+"""Nothing passes any more in either direction."""
+_EVERYTHING: Final = _BOTH | _BROKEN
 
 _Ready: TypeAlias = "Callable[[int, int], object]"
 
@@ -201,7 +211,8 @@ class _EpollPoller:
         self._clock: Final = clock
         self._share: Final = processor_share
         self._gatherer: _Gatherer | None = None
-        self._masks: Final = (0, select.EPOLLIN, select.EPOLLOUT, select.EPOLLIN | select.EPOLLOUT)
+        events = ((_INPUT, select.EPOLLIN), (_OUTPUT, select.EPOLLOUT), (_ENDED, select.EPOLLRDHUP))
+        self._masks: Final = [sum(event for bit, event in events if wanted & bit) for wanted in range(2 * _BROKEN)]
         self._epoll: Final = select.epoll()
         loop.add_reader(self._epoll.fileno(), self._poll)
 
@@ -215,7 +226,7 @@ class _EpollPoller:
             if self._gatherer is None:
                 self._gatherer = _Gatherer(self._loop, self._ready, self._clock, self._share)
             self._gatherer.change(fd, watched=bool(after & _GATHERED))
-        before, after = before & _BOTH, after & _BOTH
+        before, after = before & ~_GATHERED, after & ~_GATHERED
         if before == after:
             return
         if not after:
@@ -235,8 +246,10 @@ class _EpollPoller:
     def _poll(self) -> None:
         ready = self._ready
         for fd, found in self._epoll.poll(0, MOST_PER_TURN):
-            if found & ~(select.EPOLLIN | select.EPOLLOUT):
-                ready(fd, _BOTH)  # hung up, or an error: whoever watches it finds out by reading or writing
+            if found & ~(select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP):
+                ready(fd, _EVERYTHING)  # hung up, or an error: whoever reads or writes finds out by doing so
+            elif found & select.EPOLLRDHUP:
+                ready(fd, _ENDED | (found & select.EPOLLOUT and _OUTPUT))
             else:
                 ready(fd, (found & select.EPOLLIN and _INPUT) | (found & select.EPOLLOUT and _OUTPUT))
 
@@ -277,21 +290,26 @@ class _Watch:
     Args:
         source: what was watched first; finds the number of a socket that was closed since.
         inode: of a bare number, to tell it from the next file with that number; 0 where `source` tells.
+
+    Attributes:
+        input: called when there is what `reads` says.
+        reads: input, input that may wait, or the peer's end. Only one of them: who reads sees the end.
+        output: called when it is writable.
     """
 
-    __slots__ = ("gathers", "inode", "input", "output", "source")
+    __slots__ = ("inode", "input", "output", "reads", "source")
 
     def __init__(self, source: int | HasFileno, inode: int) -> None:
         self.source: Final = source
         self.inode: Final = inode
-        self.input: Callable[[], Any] | None = None
-        self.gathers = False  # whether input may wait
+        self.input: Callable[..., Any] | None = None
+        self.reads = _INPUT
         self.output: Callable[[], Any] | None = None
 
     @property
     def wanted(self) -> int:
         """What is watched."""
-        found = 0 if self.input is None else _GATHERED if self.gathers else _INPUT
+        found = 0 if self.input is None else self.reads
         return found if self.output is None else found | _OUTPUT
 
     def left_behind(self, fd: int) -> bool:
@@ -307,7 +325,7 @@ class FdWatches:
         loop: has `add_reader` and its kin.
         clock: monotonic seconds.
         processor_share: returns the thread's processor time over the time its handlers took, 0 to 1.
-        run: called with the callback each time a descriptor is ready; the group times and guards it there.
+        run: called with the callback, and its arguments, when a descriptor is ready; the group times and guards it.
         on_error: told when a descriptor was closed while it was watched.
     """
 
@@ -316,7 +334,7 @@ class FdWatches:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        run: Callable[[Callable[[], Any]], Any],
+        run: Callable[..., Any],
         on_error: ErrorHook,
         *,
         clock: Callable[[], float],
@@ -338,8 +356,24 @@ class FdWatches:
         Raises:
             ClosedError: `source` is closed.
         """
+        self._read(source, callback, _GATHERED if gather else _INPUT)
+
+    def watch_end(self, source: int | HasFileno, callback: Callable[[bool], Any]) -> None:
+        """Watch `source` for the peer's end instead of for input; else as `watch_input`, which replaces it.
+
+        Args:
+            source: what is not read at present.
+            callback: called once with False when the peer has ended its stream, and once with True when nothing
+                passes any more in either direction, after which `source` is not watched for its end.
+
+        Raises:
+            ClosedError: `source` is closed.
+        """
+        self._read(source, callback, _ENDED | _BROKEN)
+
+    def _read(self, source: int | HasFileno, callback: Callable[..., Any], reads: int) -> None:
         fd, watch = self._watch(source)
-        before, watch.input, watch.gathers = watch.wanted, callback, gather
+        before, watch.input, watch.reads = watch.wanted, callback, reads
         self._want(fd, source, before, watch.wanted)
 
     def watch_output(self, source: int | HasFileno, callback: Callable[[], Any]) -> None:
@@ -349,7 +383,7 @@ class FdWatches:
         self._want(fd, source, before, watch.wanted)
 
     def unwatch_input(self, source: int | HasFileno) -> bool:
-        """Stop watching `source` for input; its callback does not run any more, not even from this poll.
+        """Stop watching `source` for input, or for the peer's end; its callback does not run any more.
 
         Call it before the socket is closed. What is not watched, or closed: no error.
 
@@ -391,11 +425,27 @@ class FdWatches:
 
     def _ready(self, fd: int, found: int) -> None:
         """Call whoever watches `fd`; looked up for each, because the callback before may have unwatched it."""
-        for kind in (_INPUT, _OUTPUT):
-            watch = self._watches.get(fd) if found & kind else None
-            callback = None if watch is None else watch.input if kind is _INPUT else watch.output
-            if callback is not None:
-                self._run(callback)
+        watch = self._watches.get(fd)
+        if watch is not None and watch.input is not None:
+            if not watch.reads & (_ENDED | _BROKEN):
+                if found & _INPUT:
+                    self._run(watch.input)
+            elif found & watch.reads:
+                self._end_found(fd, watch, watch.input, broken=bool(found & _BROKEN))
+            watch = self._watches.get(fd)
+        if watch is not None and watch.output is not None and found & _OUTPUT:
+            self._run(watch.output)
+
+    def _end_found(self, fd: int, watch: _Watch, callback: Callable[[bool], Any], *, broken: bool) -> None:
+        """Tell of an end once: the kernel would say it again with each poll."""
+        before = watch.wanted
+        if broken:
+            watch.input = None
+            self._release(fd, watch, before)
+        else:
+            watch.reads = _BROKEN
+            self._lessen(fd, watch, before)
+        self._run(callback, broken)
 
     def _number(self, source: int | HasFileno) -> int:
         """Return the number of `source`, also of a socket that was closed while it was watched."""

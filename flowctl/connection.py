@@ -7,14 +7,20 @@ enters that of the new one at the same byte. What other threads want is therefor
 which moves along, and never a call posted to a group.
 
 How it ends: whoever finds a reason calls `terminate`; the first reason counts. A job on the owning thread then closes
-Sender and Receiver, takes the connection off its group, closes the socket (with a reset where the peer does not read,
-or the kernel would keep its buffers for minutes), and calls the session's `closed` exactly once.
+Sender and Receiver and calls the session's `closed` exactly once. The socket is reset where the peer does not read, or
+the kernel would keep its buffers for minutes; otherwise it lingers, until the peer has ended too
+(`flowctl._lingering`), and that long the connection stays on its group.
+
+A peer may leave while nothing of it is read. A reset ends the connection at once. The end of its stream is what the
+session decides upon when it has taken all that came before; but where somebody holds input, it is taken as a sign that
+the peer has left, unless it goes on taking what it is sent, or a coroutine of the session still works for it.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
+import os
 import socket
 import time
 from collections import deque
@@ -24,6 +30,7 @@ from typing import Any, Final
 
 from flowctl._faults import as_exception, log_error, report
 from flowctl._jobs import Purpose
+from flowctl._lingering import Lingering
 from flowctl._locks import OwnedLock
 from flowctl._sessioncalls import Coroutines, as_result, handler_reason, reason_for
 from flowctl.deferred import Registration
@@ -40,7 +47,7 @@ from flowctl.receiver import ALL, BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE
 from flowctl.sender import Sender
 from flowctl.sender_types import SenderSettings
 from flowctl.session import Session
-from flowctl.sockets import SocketOptions, close_socket, peer_name
+from flowctl.sockets import SocketOptions, close_socket, end_output, peer_name
 from flowctl.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits, address_key
 
 _numbers = itertools.count(1)
@@ -53,6 +60,12 @@ _DEADLINE: Final = Purpose("deadline")
 _CALLS: Final = Purpose("calls")
 _WORK: Final = object()
 """Owner of the hold while the peer has used up its share of the thread."""
+HELD_END_S: Final = 5.0
+"""How long input that is held is still worked on after its peer has ended its stream, at a time: what has come may
+fill the kernel's buffer, megabytes, and be let in slowly; long enough for all that a peer says in good faith and then
+half-closes."""
+_HELD_LOOK_S: Final = 0.5
+"""When to look again where input happened not to be held: holds of a rate come and go several times a second."""
 _EXPLAINED: Final = frozenset(
     {CloseReason.PROTOCOL_ERROR, CloseReason.LIMIT_HIT, CloseReason.HANDSHAKE_TIMEOUT, CloseReason.IDLE}
 )
@@ -81,6 +94,7 @@ class Connection:
         clock: monotonic seconds; the clock of the poll groups.
         peer: address and port of the other end. None: ask the socket, which no longer knows if the peer has gone.
         on_closed: told with the connection, on its thread, after the session: for whoever keeps the list.
+        on_released: told with the connection, on its thread, when its socket is closed: for whoever counts those.
         make_sender: makes its Sender, arguments as of `Sender`; for one that is recorded.
         work_limits: how much of the thread its input may take.
 
@@ -95,10 +109,13 @@ class Connection:
         "_farewell",
         "_flush_job",
         "_gathers",
+        "_held_end",
         "_holds",
         "_home",
+        "_lingering",
         "_lock",
         "_on_closed",
+        "_on_released",
         "_opened",
         "_over",
         "_received_later",
@@ -135,6 +152,7 @@ class Connection:
         clock: Callable[[], float] = time.monotonic,
         peer: tuple[str, int] | None = None,
         on_closed: Callable[[Connection], None] | None = None,
+        on_released: Callable[[Connection], None] | None = None,
         make_sender: Callable[..., Sender] = Sender,
         work_limits: WorkLimits = NO_WORK_LIMITS,
     ) -> None:
@@ -156,12 +174,16 @@ class Connection:
         self._sender_due = self._timer_due = self._work_due = _NEVER  # what the one deadline of the group stands for
         self._opened = False
         self._over = False  # the end has begun: everything is being taken down, once
+        self._lingering: Lingering | None = None  # the socket waits for the peer's end; all else is over
+        # When to look again at a peer that ended its stream while input is held, and what it had taken by then.
+        self._held_end: tuple[float, int] | None = None
         self._wished_due = _NEVER  # a deadline that another thread asked for; guarded by _lock
         self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] | None = None  # guarded by _lock
         self._holds: dict[Hashable, tuple[str, float]] | None = None  # who paused input, since; guarded by _lock
         self._ending: tuple[CloseReason, str] | None = None  # the first reason; guarded by _lock
         self._farewell: tuple[CloseReason, str] | None = None  # of close_after_flush; guarded by _lock
         self._on_closed = on_closed
+        self._on_released = on_released
         self._coroutines: Coroutines | None = None  # made by the first; most sessions have none
         self._gathers = False  # input may wait a little
         self._receiving = False  # a coroutine of `received` runs
@@ -226,6 +248,8 @@ class Connection:
         group.work.enter(self.work, address_key(self.peer[0]), self.clock())
         try:
             self.receiver.attached(group)
+            if not self.receiver.reading:
+                self._watch_input(False)
             if self.place is not None:
                 self.place.enter(group)
         except BaseException as error:  # noqa: BLE001 - the group would drop the connection without closing it
@@ -245,8 +269,12 @@ class Connection:
         group.work.leave(self.work, address_key(self.peer[0]), self.clock())
         if self._over:
             self.group = None
+            if self._lingering is not None:
+                self._lingering.stop()
+                self._release(reset=False)
             return
         self.receiver.detached()
+        group.unwatch_input(self._sock)
         group.unwatch_output(self._sock)
         group.deadlines.remove(self)
         if group.state is not GroupState.RUNNING:
@@ -264,6 +292,7 @@ class Connection:
         abortive = reason.abortive
         if reason in _EXPLAINED:
             self._guard("flush", self.sender.flush)  # the answer that says what was wrong, as far as it goes
+        if reason in _EXPLAINED or reason is CloseReason.PEER_CLOSED:
             # Who does not read does not read why either, nor the end of the stream behind it.
             abortive = abortive or self.sender.state is not SendState.READY
         self._guard("close", self.sender.close, reason, details)
@@ -271,15 +300,45 @@ class Connection:
         self._guard("close", self.receiver.close)
         if self._coroutines is not None:
             self._coroutines.cancel()
+        if self.place is not None:
+            self._guard("leaving the stream", self.place.leave)
         if group is not None:
+            group.unwatch_input(self._sock)
             group.unwatch_output(self._sock)
             group.deadlines.remove(self)
-            group.remove_pollable(self)
-        close_socket(self._sock, abortive=abortive)
+        lingers = False
+        if not abortive and group is not None and group.state is GroupState.RUNNING and not end_output(self._sock):
+            self._lingering = Lingering(self._sock, group, self._lingered)
+            lingers = True
+        if not lingers:
+            if group is not None:
+                group.remove_pollable(self)
+            close_socket(self._sock, abortive=abortive)
         self._call(group, self.session.closed, "closed", reason, details)
         self.registration.release()
         if self._on_closed is not None:
             self._guard("on_closed", self._on_closed, self)
+        if not lingers and self._on_released is not None:
+            self._guard("on_released", self._on_released, self)
+
+    def _lingered(self, reset: bool) -> None:  # noqa: FBT001 - the signature of `Lingering`
+        """The socket need not be kept any more."""
+        group = self.group
+        self._release(reset=reset)
+        if group is not None:
+            group.remove_pollable(self)
+
+    def _release(self, *, reset: bool) -> None:
+        """Close the socket that has lingered."""
+        self._lingering = None
+        close_socket(self._sock, abortive=reset)
+        if self._on_released is not None:
+            self._guard("on_released", self._on_released, self)
+
+    @property
+    def delivered(self) -> bool:
+        """Whether the connection is over and the peer's kernel has all that it was sent. Any thread."""
+        return self._over and (self._lingering is None or not unacknowledged_bytes(self._sock))
 
     def _guard(self, where: str, step: Callable[..., object], *args: Any) -> None:
         """Take a step of the end; whatever it raises, the others follow."""
@@ -445,7 +504,36 @@ class Connection:
         if wanted:
             group.watch_input(self._sock, self.receiver.input_ready, gather=self._gathers)
         else:
-            group.unwatch_input(self._sock)
+            group.watch_end(self._sock, self._peer_ended)
+
+    def _peer_ended(self, broken: bool) -> None:  # noqa: FBT001 - the signature of `watch_end`
+        """The peer has ended its stream, or the connection is broken, while it is not read."""
+        if broken:
+            code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                self.terminate(CloseReason.PEER_RESET, os.strerror(code))
+            else:
+                self.terminate(CloseReason.PEER_CLOSED, "")
+        elif self._held_end is None and not self.receiver.over:
+            self._held_end = (self.clock() + HELD_END_S, self._taken_bytes())
+            self._arm()
+
+    def _taken_bytes(self) -> int:
+        """Return how much the peer has taken."""
+        return self.sender.statistics().bytes_sent - unacknowledged_bytes(self._sock)
+
+    def _look_at_held_end(self, now: float, before_bytes: int) -> None:
+        """End a connection whose input is held although its peer has left."""
+        self._held_end = None
+        if self.receiver.over:
+            return
+        taken_bytes = self._taken_bytes()
+        if taken_bytes > before_bytes or (self._coroutines is not None and self._coroutines.running):
+            self._held_end = (now + HELD_END_S, taken_bytes)
+        elif not self.receiver.paused:  # the session itself waits for something; or this is between two holds
+            self._held_end = (now + _HELD_LOOK_S, taken_bytes)
+        else:
+            self.terminate(CloseReason.PEER_CLOSED, f"its input was still held {HELD_END_S:g} s after its end")
 
     # -- output: the Sender's host and frontend
 
@@ -548,6 +636,8 @@ class Connection:
         if group is None or self._over:
             return
         when = min(self._sender_due, self._timer_due, self._work_due)
+        if self._held_end is not None:
+            when = min(when, self._held_end[0])
         if when < _NEVER:
             group.deadlines.set(self, when)
         else:
@@ -565,6 +655,8 @@ class Connection:
             self._timer_due = _NEVER
             if self.ended is None:
                 self._call_timer(now)
+        if self._held_end is not None and now >= self._held_end[0]:
+            self._look_at_held_end(now, self._held_end[1])
         self._arm()
 
     def _call_timer(self, now: float) -> None:

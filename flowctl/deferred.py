@@ -97,7 +97,7 @@ class Registration:
         with self._lock:
             if self._released:
                 raise ClosedError("the registration is released")
-            if sum(job.purpose is None for job in self._jobs) >= MAX_JOBS_PER_REGISTRATION:
+            if sum(isinstance(job.purpose, str) for job in self._jobs) >= MAX_JOBS_PER_REGISTRATION:
                 raise LocalProtocolError(f"a registration has at most {MAX_JOBS_PER_REGISTRATION} jobs")
             job = Job(self, callback, name or getattr(callback, "__qualname__", "job"))
             self._jobs = (*self._jobs, job)
@@ -118,7 +118,7 @@ class Registration:
         with self._lock:
             job = next((job for job in self._jobs if job.purpose is purpose), None)
             if job is None:
-                job = Job(self, callback, purpose.name, purpose)
+                job = Job(self, callback, purpose)
                 if not self._released:
                     self._jobs = (*self._jobs, job)
         return self._schedule(job, unless_revoked=False)

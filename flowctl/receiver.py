@@ -12,7 +12,8 @@ Reading goes on unless something holds it:
   a viewer at its soft limit must be able to acknowledge, answer pings and close, but not to make us work. One holder
   that grants nothing stops reading altogether.
 - *block*: the handler answered BLOCK. `trigger_input` or a change of the holders lifts it.
-- *end*: end of stream and read errors are kept while anybody holds input, and delivered, once, when nobody does.
+- *end*: the end of the stream is kept while anybody holds input, and delivered, once, when nobody does. A read error
+  is delivered at once: who has reset the connection waits for nothing.
 
 `pause`, `resume` and `trigger_input` may be called from any thread and from under the Sender's lock: they only note
 what is wanted and schedule one job; what follows from it happens on the owning thread, in that job, never inside the
@@ -324,6 +325,11 @@ class Receiver:
         return self._reading
 
     @property
+    def over(self) -> bool:
+        """True once nothing more is handed on: the end was delivered, or the connection is over."""
+        return self._over
+
+    @property
     def end_pending(self) -> bool:
         """True if the stream has ended but somebody holds input, so the handler was not told yet."""
         return self._end is not None
@@ -466,7 +472,9 @@ class Receiver:
 
     def _deliver_end(self) -> None:
         end = self._end
-        if end is None or self._over or self._mode is not InputMode.BULK or self._blocked or self._offer:
+        if end is None or self._over:
+            return
+        if end is _END_OF_STREAM and (self._mode is not InputMode.BULK or self._blocked or self._offer):
             return
         self._finish()
         if end is _END_OF_STREAM:

@@ -141,7 +141,9 @@ class Server:
         self.accepted_count = 0
         self._accept_pauses = 0  # the listener's thread
         self._exhausted = False  # accepting rests, or has rested and not succeeded since; the listener's thread
-        self._on_accepted_gone: Final = self._accepted_gone  # one bound method for all connections
+        # One bound method each for all connections:
+        self._on_closed: Final = self._gone
+        self._on_released: Final = self._released
         self._listener = _listen(host, port)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
@@ -182,13 +184,15 @@ class Server:
 
     def _drain(self, end: float) -> None:
         """Have every connection send what is queued and close; end at time `end` those that have not."""
-        asked: set[int] = set()
-        while connections := self.connections():
-            for connection in connections:
+        asked: dict[int, Connection] = {}
+        while True:
+            for connection in self.connections():
                 if connection.number not in asked:  # one may have been accepted just now
-                    asked.add(connection.number)
+                    asked[connection.number] = connection
                     connection.close_after_flush("server stops", reason=CloseReason.SHUTDOWN)
-            if time.monotonic() >= end:
+            # Who lingers has all that it is sent in its kernel, or ours would be closed too early for it.
+            waiting = any(not connection.delivered for connection in asked.values())
+            if not waiting or time.monotonic() >= end:
                 break
             time.sleep(0.005)
         for connection in self.connections():
@@ -278,7 +282,7 @@ class Server:
         Raises:
             ClosedError: the server is stopping.
         """
-        return self._serve(sock, session, peer=None, on_closed=self._gone)
+        return self._serve(sock, session, peer=None)
 
     def _serve(
         self,
@@ -286,7 +290,7 @@ class Server:
         session: Session,
         *,
         peer: tuple[str, int] | None,
-        on_closed: Callable[[Connection], None],
+        on_released: Callable[[Connection], None] | None = None,
     ) -> Connection:
         limits, bans = self._limits, self.admission.bans
         try:
@@ -300,7 +304,8 @@ class Server:
                 options=self._options,
                 clock=self.clock,
                 peer=peer,
-                on_closed=on_closed,
+                on_closed=self._on_closed,
+                on_released=on_released,
                 make_sender=self._make_sender,
                 work_limits=self._work_limits,
             )
@@ -336,10 +341,9 @@ class Server:
             self._past_work_s += connection.work.work_s
             self._past_slowed += connection.work.slowed_count
 
-    def _accepted_gone(self, connection: Connection) -> None:
-        """Take note of the end of a connection that admission knows, by the peer's address."""
+    def _released(self, connection: Connection) -> None:
+        """Take note that the socket of an accepted connection is closed: its place is free again."""
         self.admission.leave(connection.peer[0])
-        self._gone(connection)
 
     @property
     def closed_by_reason(self) -> dict[CloseReason, int]:
@@ -435,7 +439,7 @@ class Server:
             return
         self.accepted_count += 1
         try:
-            self._serve(sock, self._made(), peer=peer, on_closed=self._on_accepted_gone)
+            self._serve(sock, self._made(), peer=peer, on_released=self._on_released)
         except BaseException as error:  # noqa: BLE001 - a fault of the factory must cost neither the socket nor the place
             sock.close()
             self.admission.leave(address)

@@ -57,28 +57,46 @@ class SocketOptions:
 
 
 _LEFT_UNREAD_BYTES: Final = 256 * 1024
-"""Input thrown away at an orderly close, at most."""
+"""Input thrown away at once, at most."""
 
 
 def close_socket(sock: socket.socket, *, abortive: bool) -> None:
     """Close `sock`; `abortive` resets the connection, so that the kernel frees what it still holds for the peer.
 
-    An orderly close reads what has come and was not wanted any more: the kernel resets a connection that is closed
-    with unread input, and the reset overtakes what was sent last, which is why the peer was refused.
+    An orderly close does what `end_output` does first. Where the peer may send more, see `flowctl._lingering`.
     """
-    with contextlib.suppress(OSError):
-        if abortive:
+    if abortive:
+        with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        else:
-            sock.shutdown(socket.SHUT_WR)
-            _discard_input(sock)
+    else:
+        end_output(sock)
     sock.close()
 
 
-def _discard_input(sock: socket.socket) -> None:
+def end_output(sock: socket.socket) -> bool:
+    """Send the end of our stream, and return whether the peer has ended its own, or the connection is broken.
+
+    What has come and is not wanted any more is read: the kernel resets a connection that is closed with unread input,
+    and the reset overtakes what was sent last, which is why the peer was refused.
+    """
+    try:
+        sock.shutdown(socket.SHUT_WR)
+    except OSError:
+        return True
+    return ended_by_peer(sock)
+
+
+def ended_by_peer(sock: socket.socket) -> bool:
+    """Throw away what has come, up to a bound; return whether the peer's end, or a broken connection, is behind it."""
     left = _LEFT_UNREAD_BYTES
-    while left > 0 and (count := len(sock.recv(min(left, 64 * 1024), socket.MSG_DONTWAIT))):
-        left -= count
+    try:
+        while left > 0 and (count := len(sock.recv(min(left, 64 * 1024), socket.MSG_DONTWAIT))):
+            left -= count
+    except (BlockingIOError, InterruptedError):
+        return False
+    except OSError:
+        return True
+    return left > 0
 
 
 def peer_name(sock: socket.socket) -> tuple[str, int]:

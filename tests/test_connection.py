@@ -116,10 +116,12 @@ def test_ledger_entry_when_it_raises_costs_neither_the_other_entries_nor_the_end
             raise ValueError("ledger")
 
     session = Failing()
-    connection, _ = link(session)
+    connection, peer = link(session)
     connection.close(CloseReason.KICKED, "bye")
     assert session.wait_end() == (CloseReason.KICKED, "bye")
-    assert connection.fileno() == -1
+    assert peer.recv(1) == b""
+    peer.close()
+    wait_until(lambda: connection.fileno() == -1)
     assert [entry.kind for entry in session.entries] == [LedgerKind.CLOSE]
     wait_until(lambda: failures)
     failures.clear()

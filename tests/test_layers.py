@@ -46,7 +46,7 @@ LAYERS = {
     "receiving": layer("_holds _input receiver", "ground jobs"),
     "loop": layer("_loopcore _loopthread _watches _placement pollgroup pollgroups", "ground work jobs"),
     "glue": layer(
-        "sockets delay fanouts session _sessioncalls connection totals",
+        "sockets delay _lingering fanouts session _sessioncalls connection totals",
         "ground work flow queue jobs sending receiving loop",
     ),
     "server": layer(

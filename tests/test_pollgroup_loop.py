@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 import threading
 
 import pollgroup_kit
 import pytest
+from connection_kit import wait_until
 from pollgroup_kit import WAIT_S, FakePollable, on_thread
 
 from flowctl._loadmeter import SMOOTHING_S, STRAIN_S, WINDOW_S, LoadMeter
@@ -492,6 +494,68 @@ def test_watch_when_the_other_end_has_gone_calls_whoever_watches(watcher, pair):
     on_thread(watcher, watcher.watch_output, pair.ours, lambda: (wrote.set(), watcher.unwatch_output(pair.ours)))
     assert wrote.wait(WAIT_S)
     assert watcher.statistics().watched == 0
+
+
+@pytest.fixture
+def streams():
+    """Two ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        peer = socket.create_connection(listener.getsockname(), WAIT_S)
+        ours, _ = listener.accept()
+    ours.setblocking(False)
+    with ours, peer:
+        yield ours, peer
+
+
+def test_watch_end_when_the_peer_half_closes_and_resets_tells_each_once(group, streams):
+    """Neither input nor being told already wakes it again; the thread sleeps in between."""
+    ours, peer = streams
+    told = []
+    on_thread(group, lambda: group.watch_end(ours, told.append))
+    peer.sendall(b"not read")
+    on_thread(group, lambda: None)
+    assert told == []
+    peer.shutdown(socket.SHUT_WR)
+    wait_until(lambda: told == [False])
+    turns = group.statistics().turns
+    for _ in range(5):
+        on_thread(group, lambda: None)
+    assert group.statistics().turns <= turns + 5
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+    wait_until(lambda: told == [False, True])
+    for _ in range(5):
+        on_thread(group, lambda: None)
+    assert told == [False, True]
+    assert group.statistics().watched == 0
+    assert on_thread(group, lambda: group.unwatch_input(ours)) is False
+
+
+def test_watch_end_when_input_is_watched_instead_gives_way(group, streams):
+    """Only one of the two is watched: who reads sees the end; output is watched beside it as ever."""
+    ours, peer = streams
+    told, writable, read = [], threading.Event(), []
+    on_thread(group, lambda: group.watch_end(ours, told.append))
+
+    def on_output() -> None:
+        group.unwatch_output(ours)
+        writable.set()
+
+    on_thread(group, lambda: group.watch_output(ours, on_output))
+    assert writable.wait(WAIT_S)
+    peer.shutdown(socket.SHUT_WR)
+    wait_until(lambda: told == [False])
+
+    def on_input() -> None:
+        read.append(ours.recv(10))
+        group.unwatch_input(ours)
+
+    on_thread(group, lambda: group.watch_input(ours, on_input))
+    wait_until(lambda: read == [b""])
+    on_thread(group, lambda: group.watch_end(ours, told.append))
+    wait_until(lambda: told == [False, False])
+    assert on_thread(group, lambda: group.unwatch_input(ours)) is True
+    assert group.statistics().watched == 0
 
 
 def test_watch_when_a_socket_was_closed_while_watched_hears_the_next_with_its_number(watcher, errors):

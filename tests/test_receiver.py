@@ -231,13 +231,13 @@ def test_eof_when_input_is_held_waits_for_the_resumption(kit):
     assert not kit.receiver.end_pending
 
 
-def test_read_error_when_input_is_held_waits_for_the_resumption(kit):
-    """A read error is kept in the same way, and delivered once."""
+def test_read_error_when_input_is_held_is_delivered_at_once(kit):
+    """Who has reset the connection waits for nothing; it is told once."""
     error = ConnectionResetError()
     kit.receiver.pause("sender", "soft limit", control_bytes=100)
     kit.ready(error)
     kit.rounds()
-    assert kit.handler.ends == []
+    assert kit.handler.ends == [error]
     kit.receiver.resume("sender")
     kit.rounds()
     assert kit.handler.ends == [error]

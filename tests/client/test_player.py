@@ -149,7 +149,7 @@ def test_play_when_it_stalls_for_good():
     assert ended.reason is CloseReason.HARD_LIMIT
     assert "1500" in ended.details
     assert player.end.reason is CloseReason.PEER_RESET
-    assert str(player.end).startswith("server reset (the server ended")
+    assert str(player.end).startswith("server reset (")
     assert player.statistics().stalled
     assert player.stalled_at is not None
 

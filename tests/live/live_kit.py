@@ -97,7 +97,9 @@ class Wire:
     def getpeername(self):
         return self.peer
 
-    def getsockopt(self, level, option, size):
+    def getsockopt(self, level, option, size=None):
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_ERROR):
+            return errno.ECONNRESET if self.broken is not None else 0
         raise OSError(errno.EOPNOTSUPP, "this is no TCP socket")
 
     def fileno(self) -> int:
@@ -157,7 +159,7 @@ class HandGroup(ManualGroup):
         self.scratch = memoryview(bytearray(256 * 1024))
         self.bytes_in = self.bytes_out = 0
         self.failures: list[tuple[str, Exception]] = []
-        self.inputs, self.outputs = {}, {}
+        self.inputs, self.outputs, self.ends = {}, {}, {}
         self.work = WorkBook(self.call_soon)
         self.gathered = {}
 
@@ -177,11 +179,17 @@ class HandGroup(ManualGroup):
         connection.registration.unbind()
 
     def watch_input(self, wire, callback, *, gather=False) -> None:
+        self.ends.pop(wire, None)
         self.inputs[wire] = callback
         self.gathered[wire] = gather
 
+    def watch_end(self, wire, callback) -> None:
+        self.inputs.pop(wire, None)
+        self.ends[wire] = callback
+
     def unwatch_input(self, wire) -> None:
         self.inputs.pop(wire, None)
+        self.ends.pop(wire, None)
 
     def watch_output(self, wire, callback) -> None:
         self.outputs[wire] = callback
@@ -199,6 +207,11 @@ class HandGroup(ManualGroup):
         for wire, callback in list(self.outputs.items()):
             if wire in self.outputs and (wire.broken or wire.room is None or wire.room > len(wire.down)):
                 callback()
+                busy = True
+        for wire, callback in list(self.ends.items()):
+            if wire in self.ends and wire.broken:
+                del self.ends[wire]
+                callback(True)
                 busy = True
         pending = self.processor.statistics().pending
         self.processor.run_round()

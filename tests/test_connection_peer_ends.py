@@ -1,0 +1,288 @@
+"""How a socket ends: what was sent last arrives, and a peer that has left is noticed although nothing of it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+
+import pytest
+from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_until
+
+from flowctl import _lingering
+from flowctl import connection as connection_module
+from flowctl._lingering import LINGER_BYTES
+from flowctl.errors import RemoteProtocolError
+from flowctl.flow import MessageClass
+from flowctl.reasons import CloseReason
+from flowctl.server import Server
+from flowctl.sockets import SocketOptions
+
+__all__ = ["failures", "groups", "link"]  # fixtures
+
+
+def reset(peer) -> None:
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+
+
+class Talker(threading.Thread):
+    """Sends until it cannot any more or is told to stop."""
+
+    def __init__(self, sock) -> None:
+        super().__init__(daemon=True)
+        self.sock, self.sent_bytes, self.stopping, self.error = sock, 0, threading.Event(), None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                self.sent_bytes += self.sock.send(b"x" * 1000)
+                self.stopping.wait(0.001)
+        except OSError as error:
+            self.error = error
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.join(WAIT_S)
+
+
+# -- our end: lingering
+
+
+def test_close_after_flush_when_the_peer_goes_on_sending_delivers_everything(link):
+    """400 kB that the kernel has taken arrive at a slow reader that never stops talking; `closed` comes once."""
+    session, released = Noting(), threading.Event()
+    connection, peer = link(
+        session,
+        tcp=True,
+        options=SocketOptions(send_buffer_bytes=1024 * 1024, notsent_lowat_bytes=0),
+        on_released=lambda _: released.set(),
+    )
+    wait_until(lambda: session.calls)
+    data = bytes(range(250)) * 1600
+    connection.sender.send(data)
+    connection.close_after_flush("done")
+    assert session.wait_end() == (CloseReason.FINISHED, "done")
+    talker, got = Talker(peer), bytearray()
+    while chunk := peer.recv(4000):
+        got += chunk
+        if len(got) < 100_000:
+            talker.stopping.wait(0.005)
+    assert bytes(got) == data
+    assert not released.is_set()
+    assert not talker.stopping.is_set()
+    talker.stop()
+    assert talker.error is None
+    peer.close()
+    assert released.wait(WAIT_S)
+    assert connection.fileno() == -1
+    assert session.calls.count("closed") == 1
+
+
+@pytest.mark.parametrize("reason", [reason for reason in CloseReason if not reason.abortive])
+def test_close_when_the_peer_is_about_to_send_lets_it_read_why(link, reason):
+    """A peer that sends first and reads then, as clients that log in do, reads the refusal instead of a reset."""
+    session = Noting()
+    connection, peer = link(session, tcp=True)
+    wait_until(lambda: session.calls)
+    connection.sender.send(b"refused: wrong password", MessageClass.CONTROL)
+    wait_until(lambda: not connection.sender.statistics().load.messages)
+    connection.close(reason, "")
+    session.wait_end()
+    for _ in range(20):
+        peer.sendall(b"one more command")
+    assert Reader(peer).wait() == b"refused: wrong password"
+    wait_until(lambda: connection.fileno() == -1)
+
+
+def test_close_when_input_was_wrong_and_more_of_it_comes_delivers_the_answer(link):
+    """The answer to what was wrong outlives a peer in the middle of half a megabyte."""
+
+    class Strict(Noting):
+        def received(self, data):
+            self.send(b"error: no", MessageClass.CONTROL)
+            raise RemoteProtocolError("no", code="bad")
+
+    session = Strict()
+    _, peer = link(session, tcp=True)
+    for _ in range(50):
+        peer.sendall(b"x" * 10_000)
+    reader = Reader(peer)
+    assert reader.wait() == b"error: no"
+    assert reader.error is None
+
+
+def test_linger_when_the_peer_sends_without_end_costs_a_bounded_amount(link, groups, monkeypatch):
+    """So much is read and no more, then nothing until the socket is closed."""
+    monkeypatch.setattr(_lingering, "LINGER_QUIET_S", 0.2)
+    session, released = Noting(), threading.Event()
+    connection, peer = link(session, tcp=True, on_released=lambda _: released.set())
+    wait_until(lambda: session.calls)
+    connection.close(CloseReason.KICKED, "")
+    session.wait_end()
+    peer.settimeout(1)
+    sent = 0
+    try:
+        while not released.is_set():
+            sent += peer.send(b"x" * 100_000)
+    except OSError:
+        pass
+    assert released.wait(WAIT_S)
+    assert sent > LINGER_BYTES
+    assert groups[0].statistics().watched == 0
+    assert groups[0].statistics().deadlines == 0
+
+
+def test_linger_when_nothing_moves_closes_and_resets_who_does_not_read(link, monkeypatch):
+    """A peer that neither reads nor ends does not keep the kernel's memory."""
+    monkeypatch.setattr(_lingering, "LINGER_QUIET_S", 0.1)
+    session = Noting()
+    connection, peer = link(session, tcp=True, options=SocketOptions(send_buffer_bytes=1024 * 1024))
+    wait_until(lambda: session.calls)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    while not connection.sender.blocked:
+        connection.sender.send(b"x" * 50_000)
+    connection.close(CloseReason.KICKED, "")
+    wait_until(lambda: connection.fileno() == -1)
+    reader = Reader(peer)
+    reader.wait()
+    assert isinstance(reader.error, ConnectionResetError)
+
+
+def test_stop_when_connections_linger_keeps_its_deadline(link, groups):
+    """The end of the group is the end of all that linger on it."""
+    released, sessions = [], [Noting() for _ in range(3)]
+    linked = [link(session, tcp=True, on_released=released.append) for session in sessions]
+    wait_until(lambda: all(session.calls for session in sessions))
+    for connection, _ in linked:
+        connection.close(CloseReason.KICKED, "")
+    for session in sessions:
+        session.wait_end()
+    assert released == []
+    assert groups[0].stop(WAIT_S)
+    assert set(released) == {connection for connection, _ in linked}
+    assert {connection.fileno() for connection, _ in linked} == {-1}
+    assert [session.calls.count("closed") for session in sessions] == [1, 1, 1]
+
+
+def test_admission_when_a_connection_lingers_counts_it(loop_factory):
+    """What an attacker leaves behind lingering is counted against its address like what is open."""
+    server = Server(Noting, loop_factory=loop_factory)
+    server.start()
+    try:
+        with socket.create_connection(server.address, WAIT_S) as peer:
+            connection = wait_until(server.connections)[0]
+            connection.close(CloseReason.KICKED, "")
+            wait_until(lambda: server.closed_by_reason == {CloseReason.KICKED: 1})
+            assert server.connections() == []
+            assert server.admission.connections == 1
+            assert peer.recv(1) == b""
+        wait_until(lambda: server.admission.connections == 0)
+    finally:
+        assert server.stop()
+
+
+# -- the peer's end, while nothing of it is read
+
+
+def test_peer_when_half_closed_and_then_reset_is_noticed(link):
+    """A session that stays after the end of its peer's stream learns that the peer is gone, without writing."""
+    session = Noting()
+    session.stays = True
+    connection, peer = link(session, tcp=True)
+    peer.shutdown(socket.SHUT_WR)
+    wait_until(lambda: "peer_ended" in session.calls)
+    assert connection.ended is None
+    reset(peer)
+    assert session.wait_end()[0] is CloseReason.PEER_RESET
+
+
+@pytest.mark.parametrize("control_bytes", [0, 10])
+def test_peer_when_it_resets_while_its_input_is_held_ends_the_connection(link, control_bytes):
+    """Neither what is kept nor what lies in the kernel is worked on any more."""
+    session = Noting(lambda data: 0)
+    connection, peer = link(session, tcp=True)
+    wait_until(lambda: session.calls)
+    connection.pause_input("test", "test", control_bytes=control_bytes)
+    peer.sendall(b"work " * 10_000)
+    wait_until(lambda: connection.receiver.paused)
+    reset(peer)
+    assert session.wait_end()[0] is CloseReason.PEER_RESET
+
+
+def test_peer_when_it_resets_while_a_coroutine_runs_ends_the_connection(link):
+    """The coroutine is cancelled: nobody waits for its answer."""
+    cancelled = threading.Event()
+
+    class Slow(Noting):
+        async def received(self, data) -> None:
+            self._note("received")
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+    session = Slow()
+    _, peer = link(session, tcp=True)
+    peer.sendall(b"question")
+    wait_until(lambda: "received" in session.calls)
+    reset(peer)
+    assert session.wait_end()[0] is CloseReason.PEER_RESET
+    assert cancelled.wait(WAIT_S)
+
+
+def test_peer_when_it_leaves_while_its_input_is_held_ends_soon(link, monkeypatch):
+    """What is let in slowly is not worked on for long after a peer that has gone."""
+    monkeypatch.setattr(connection_module, "HELD_END_S", 0.1)
+    session = Noting()
+    connection, peer = link(session, tcp=True)
+    wait_until(lambda: session.calls)
+    connection.pause_input("test", "test")
+    peer.sendall(b"work " * 10_000)
+    peer.close()
+    reason, details = session.wait_end()
+    assert reason is CloseReason.PEER_CLOSED
+    assert "still held 0.1 s after its end" in details
+
+
+def test_peer_when_it_half_closes_while_its_input_is_held_is_answered(link, monkeypatch):
+    """A peer that takes what it is sent has not left: its request is answered when it is let in."""
+    monkeypatch.setattr(connection_module, "HELD_END_S", 0.05)
+    session = Noting()
+    session.stays = True
+    connection, peer = link(session, tcp=True)
+    wait_until(lambda: session.calls)
+    connection.pause_input("test", "test")
+    peer.sendall(b"request")
+    peer.shutdown(socket.SHUT_WR)
+    for _ in range(30):
+        connection.sender.send(b"still busy")
+        threading.Event().wait(0.01)
+    connection.resume_input("test")
+    wait_until(lambda: "peer_ended" in session.calls)
+    assert bytes(session.got) == b"request"
+    connection.sender.send(b"answer")
+    connection.close_after_flush("done")
+    assert Reader(peer).wait() == b"still busy" * 30 + b"answer"
+
+
+def test_peer_when_it_half_closes_while_a_coroutine_works_for_it_is_answered(link, monkeypatch):
+    """However long the answer takes, the end of the question does not end it."""
+    monkeypatch.setattr(connection_module, "HELD_END_S", 0.02)
+
+    class Slow(Noting):
+        async def received(self, data) -> None:
+            await asyncio.sleep(0.2)
+            self.send(b"answer to " + data)
+
+    session = Slow()
+    session.stays = True
+    connection, peer = link(session, tcp=True)
+    peer.sendall(b"question")
+    peer.shutdown(socket.SHUT_WR)
+    wait_until(lambda: "peer_ended" in session.calls)
+    connection.close_after_flush("done")
+    assert Reader(peer).wait() == b"answer to question"
