@@ -153,6 +153,11 @@ class Admission:
                 entry.connections -= 1
                 self._connections -= 1
 
+    def refuse(self, limit: str) -> None:
+        """Count a connection that was refused before it could enter, by name of the limit."""
+        with self._lock:
+            self._refused[limit] = self._refused.get(limit, 0) + 1
+
     def _take_token_locked(self, entry: _Address, limit: str, rate: float, burst: int, now: float) -> None:
         self._lock.assert_owned()
         entry.tokens = min(float(burst), entry.tokens + (now - entry.filled_at) * rate)

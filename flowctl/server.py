@@ -7,12 +7,13 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Self
 
 from flowctl._locks import OwnedLock
+from flowctl._proxied import Proxied
 from flowctl._signals import EndSignals
 from flowctl.admission import Admission, AdmissionLimits, describe_ban
 from flowctl.bans import Ban, BanAction, BanList
@@ -23,6 +24,7 @@ from flowctl.limits import Limits
 from flowctl.policy import DropPolicy
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.pollgroups import PollGroups
+from flowctl.proxyheader import TrustedProxies
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sender_types import SenderSettings
@@ -92,9 +94,11 @@ class Server:
         on_refused: told of every connection that was refused, with peer and limit.
         make_sender: see `Connection`.
         work_limits: how much of its thread a peer may take. None: it is measured, and nobody is slowed.
+        trusted_proxies: addresses and networks of proxies. What connects from there has to say first whom it speaks
+            for, by the PROXY protocol (v1 or v2) or go-oryx's prefix; that is the peer's address from then on.
 
     Raises:
-        ConfigError: the address cannot be used.
+        ConfigError: the address cannot be used, or a trusted proxy is none.
     """
 
     def __init__(
@@ -116,7 +120,10 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
         make_sender: Callable[..., Sender] = Sender,
         work_limits: WorkLimits | None = None,
+        trusted_proxies: Iterable[str] = (),
     ) -> None:
+        self._trusted: Final = TrustedProxies(trusted_proxies)
+        self._proxied: Final = Proxied(self._admit, self._refuse)
         self._make_sender = make_sender
         self._work_limits: Final = work_limits or NO_WORK_LIMITS
         self._factory = session_factory
@@ -386,6 +393,7 @@ class Server:
 
     def detached(self, group: PollGroup) -> None:
         """Stop accepting; called by the group."""
+        self._proxied.close()
         group.unwatch_input(self._listener)
         self._listener.close()
 
@@ -400,7 +408,11 @@ class Server:
                     self._rest(group, error)
                 return
             self._exhausted = False
-            self._admit(group, sock, (str(address[0]), int(address[1])))
+            peer = str(address[0]), int(address[1])
+            if peer[0] in self._trusted:
+                self._proxied.take(group, sock, peer)
+            else:
+                self._admit(group, sock, peer)
 
     def _rest(self, group: PollGroup, error: OSError) -> None:
         """Stop accepting for a while; reported once until a connection has been accepted again."""
@@ -428,6 +440,11 @@ class Server:
             self._on_refused(peer, refusal)
         except BaseException as error:  # noqa: BLE001 - those who connected behind this one are not to wait for it
             group.report("on_refused", error)
+
+    def _refuse(self, group: PollGroup, peer: tuple[str, int], refusal: LimitExceededError) -> None:
+        """Count and tell of a connection that did not come as far as admission."""
+        self.admission.refuse(refusal.limit)
+        self._tell_refusal(group, peer, refusal)
 
     def _admit(self, group: PollGroup, sock: socket.socket, peer: tuple[str, int]) -> None:
         address = peer[0]

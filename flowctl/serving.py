@@ -29,6 +29,7 @@ class ServeOptions:
         limits: soft and hard limits of each connection.
         settings: times and budgets of each connection's Sender.
         admission: who may connect.
+        trusted_proxies: addresses and networks of proxies, which say whom they speak for; see `Server`.
         socket_options: set on each socket.
         group_count: number of poll groups (threads).
         flush_interval_s: longest time between two flushes of a stream while there is something to send.
@@ -54,6 +55,7 @@ class ServeOptions:
     limits: Limits = DEFAULT_LIMITS
     settings: SenderSettings = field(default_factory=SenderSettings)
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
+    trusted_proxies: tuple[str, ...] = ()
     socket_options: SocketOptions = field(default_factory=SocketOptions)
     group_count: int = 1
     flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S

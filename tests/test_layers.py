@@ -49,8 +49,10 @@ LAYERS = {
         "sockets delay _lingering fanouts session _sessioncalls connection totals",
         "ground work flow queue jobs sending receiving loop",
     ),
+    "proxy": layer("proxyheader", "ground", pure=True),
     "server": layer(
-        "_signals admission server serving", "ground work flow queue files jobs sending receiving loop glue"
+        "_signals _proxied admission server serving",
+        "ground work flow queue files jobs sending receiving loop glue proxy",
     ),
     "telemetry": layer("telemetry", "ground flow queue jobs"),
     "flight": layer("flight replay", "ground flow queue jobs sending telemetry"),

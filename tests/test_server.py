@@ -357,3 +357,77 @@ def test_listen_when_the_port_is_taken_hints_at_another():
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(ConfigError) as caught:
         Server(Noting, port=other.getsockname()[1])
     assert caught.value.hint == "choose another port, or 0 for any"
+
+
+LINE = b"PROXY TCP4 192.0.2.7 127.0.0.1 4711 1935\r\n"
+
+
+@pytest.mark.parametrize("header", [LINE, b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xc0\0\2\7\x7f\0\0\1\x12\x67\7\x8f"])
+def test_trusted_proxy_when_it_says_whom_it_speaks_for_is_taken_at_its_word(make, header):
+    """The session reads what follows; the connection, and the limits per address, are of the address behind it."""
+    server = make(
+        trusted_proxies=["127.0.0.0/8"], admission=AdmissionLimits(connections_per_address=1, new_per_address_and_s=0)
+    )
+    with connect(server) as sock:
+        for octet in header:
+            sock.sendall(bytes([octet]))
+        sock.sendall(b"hello")
+        wait_until(lambda: server.sessions and server.sessions[0].got == b"hello")
+        assert [connection.peer for connection in server.connections()] == [("192.0.2.7", 4711)]
+        with connect(server) as other:  # the same address behind the proxy
+            other.sendall(header)
+            with contextlib.suppress(ConnectionResetError):
+                assert other.recv(1) == b""
+        with connect(server) as other:
+            other.sendall(header.replace(b".7 ", b".8 ").replace(b"\2\7\x7f", b"\2\x08\x7f"))
+            wait_until(lambda: len(server.connections()) == 2)
+    assert server.admission.refused == {"connections_per_address": 1}
+    wait_until(lambda: not server.connections())
+    assert server.admission.connections == 0
+
+
+def test_trusted_proxy_when_it_says_nothing_of_the_kind_is_refused_by_name(make):
+    """RTMP without a header, TLS, HTTP, a header that is cut off; a look whether the port is open is nobody's fault."""
+    told = []
+    server = make(
+        trusted_proxies=["127.0.0.1"], on_refused=lambda peer, error: told.append((peer[0], error.limit, str(error)))
+    )
+    for data in (b"\3" + bytes(1536), b"\x16\3\1", b"GET / HTTP/1.1\r\n", b"PROXY TCP4 192.0.2.7"):
+        with connect(server) as sock, contextlib.suppress(OSError):  # it may be refused at the first octet
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            assert sock.recv(1) == b""
+    connect(server).close()
+    wait_until(lambda: len(told) == 4)
+    assert {item[:2] for item in told} == {("127.0.0.1", "proxy_header")}
+    assert "sent no PROXY header" in told[0][2]
+    assert server.admission.refused == {"proxy_header": 4}
+    assert server.sessions == []
+
+
+def test_trusted_proxy_when_its_header_does_not_come_is_refused_in_time(make, monkeypatch):
+    """The time for it is limited, and so is the number of those who are waited for; a stop ends them."""
+    monkeypatch.setattr("flowctl._proxied.HEADER_TIME_S", 0.05)
+    monkeypatch.setattr("flowctl._proxied.MOST_WAITING", 2)
+    server = make(trusted_proxies=["127.0.0.1"])
+    with connect(server) as one, connect(server) as two, connect(server) as three:
+        one.sendall(LINE[:9])
+        for sock in (one, two, three):
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1) == b""
+    wait_until(lambda: server.admission.refused == {"proxy_header_s": 2, "proxy_waiting": 1})
+    monkeypatch.setattr("flowctl._proxied.HEADER_TIME_S", 60)
+    with connect(server) as sock:
+        wait_until(lambda: len(server._proxied) == 1)
+        assert server.stop()
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1) == b""
+
+
+def test_proxy_header_when_from_anybody_else_is_input_like_any_other(make):
+    """Only the configured proxies are believed."""
+    server = make(trusted_proxies=["192.0.2.1"])
+    with connect(server) as sock:
+        sock.sendall(LINE)
+        wait_until(lambda: server.sessions and server.sessions[0].got == LINE)
+        assert server.connections()[0].peer[0] == "127.0.0.1"

@@ -52,6 +52,9 @@ _NewPerAddress = Annotated[float, typer.Option(min=0, help="New connections of o
 _MaxConnections = Annotated[
     int, typer.Option(min=0, help="Connections in all; 0: what the limit of open files allows.")
 ]
+_TrustedProxies = Annotated[
+    str, typer.Option(metavar="CIDR,...", help="Proxies that say first whom they speak for (PROXY protocol v1, v2).")
+]
 _NotsentLowat = Annotated[
     str, typer.Option(help="Unsent bytes the kernel takes before it says stop; 0: its own choice.")
 ]
@@ -82,6 +85,7 @@ def serve(
     per_address: Annotated[int, typer.Option(min=0, help="Connections of one address; 0: any number.")] = 64,
     new_per_address: _NewPerAddress = 20.0,
     max_connections: _MaxConnections = 0,
+    trusted_proxies: _TrustedProxies = "",
     notsent_lowat: _NotsentLowat = "128KiB",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Setting of the server program; repeatable.")
@@ -124,6 +128,7 @@ def serve(
         memory_budget_bytes=parse_size(memory_budget, "--memory-budget"),
         shadow_limits=_shadow(shadow_limits),
         admission=(max_connections, per_address, new_per_address),
+        trusted_proxies=tuple(part for part in trusted_proxies.split(",") if part.strip()),
         notsent_lowat_bytes=parse_size(notsent_lowat, "--notsent-lowat"),
         files=(limits, bans),
         events=events,
@@ -203,6 +208,7 @@ def _options(
     memory_budget_bytes: int,
     shadow_limits: Limits | None,
     admission: tuple[int, int, float],
+    trusted_proxies: tuple[str, ...],
     notsent_lowat_bytes: int,
     files: tuple[Path | None, Path | None],
     events: Path | None,
@@ -229,6 +235,7 @@ def _options(
         admission=AdmissionLimits(
             connections=connections, connections_per_address=per_address, new_per_address_and_s=new_per_address
         ),
+        trusted_proxies=trusted_proxies,
         socket_options=SocketOptions(notsent_lowat_bytes=notsent_lowat_bytes),
         limits_file=files[0],
         bans_file=files[1],

@@ -123,6 +123,7 @@ class LiveServer(Server):
             settings=settings,
             options=options.socket_options,
             admission=options.admission,
+            trusted_proxies=options.trusted_proxies,
             group_count=options.group_count,
             loop_factory=options.loop_factory,
             on_error=options.on_error,
@@ -167,7 +168,14 @@ class LiveServer(Server):
         now = self.clock()
         last, count = self._refusals.get(peer[0], (-_REFUSAL_LOG_S, 0))
         if now - last >= _REFUSAL_LOG_S:
-            _log.warning("connection refused", peer=peer[0], limit=error.limit, value=error.value, refused=count + 1)
+            _log.warning(
+                "connection refused",
+                peer=peer[0],
+                limit=error.limit,
+                value=error.value,
+                refused=count + 1,
+                why=str(error),
+            )
             last, count = now, -1
         if len(self._refusals) >= _MOST_REFUSED:
             self._refusals.clear()

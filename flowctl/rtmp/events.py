@@ -27,11 +27,9 @@ class HandshakeDone:
 
     Args:
         style: ``"simple"`` or ``"digest"``.
-        real_ip: server only: the client's address as a proxy of ours stated it. None: no proxy did.
     """
 
     style: str
-    real_ip: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ The answers C2 and S2 are not enforced. Encoders that echo the wrong packet are 
 from __future__ import annotations
 
 import enum
-import ipaddress
 import random
 import secrets
 from typing import Final, Literal
@@ -45,8 +44,7 @@ _TLS_ALERT: Final = 0x15
 _FIRST_PRINTABLE: Final = 32
 
 _REAL_IP: Final = 0xF3
-_REAL_IP_MAX: Final = 1024
-"""Longest prefix that SRS takes; go-oryx sends 4 octets."""
+"""A prefix in which go-oryx says whom it speaks for; `flowctl.proxyheader` reads it where it may stand."""
 
 _SERVER_VERSION: Final = bytes((4, 5, 0, 1))
 _CLIENT_VERSION: Final = bytes((9, 0, 124, 2))
@@ -156,25 +154,16 @@ class ServerHandshake(_Handshake):
     Args:
         rng: source of the noise; None: the system's. Give one to repeat a recorded run.
         epoch_ms: our clock, ms, taken modulo 2^32; what S1 says.
-        accept_real_ip: whether the connection comes from a proxy of ours, which may put the client's address in
-            front: octet 0xF3, length (2, up to 1024), address (4, or 16 for IPv6). Anybody else could lie.
-
-    Attributes:
-        real_ip: that address as text, or None.
     """
 
-    def __init__(self, rng: random.Random | None = None, epoch_ms: int = 0, *, accept_real_ip: bool = False) -> None:
+    def __init__(self, rng: random.Random | None = None, epoch_ms: int = 0) -> None:
         super().__init__(rng, epoch_ms)
-        self.real_ip: str | None = None
-        self._accept_real_ip = accept_real_ip
         self._digest: bytes | None = None  # of our S1; None: simple
 
     def _take_version(self) -> bytes | None:
         if not self._buffer:
             return None
         version = self._buffer[0]
-        if version == _REAL_IP and self._accept_real_ip:
-            return self._take_real_ip()
         if version in _RTMPE_VERSIONS:
             raise RemoteProtocolError(
                 f"version {version} is encrypted RTMP (RTMPE), which is not supported",
@@ -187,26 +176,12 @@ class ServerHandshake(_Handshake):
             )
         if version == _REAL_IP:
             raise RemoteProtocolError(
-                "a real-IP prefix from an address that is no proxy of ours", code="real-ip-prefix"
+                "a real-IP prefix from an address that is no trusted proxy", code="real-ip-prefix"
             )
         if version >= _FIRST_PRINTABLE:
             raise RemoteProtocolError(f"first octet is 0x{version:02x}, RTMP begins with 0x03", code="not-rtmp")
         del self._buffer[0]
         self._step = _Step.FIRST
-        return b""
-
-    def _take_real_ip(self) -> bytes | None:
-        if len(self._buffer) < 3:
-            return None
-        length = int.from_bytes(self._buffer[1:3], "big")
-        if self.real_ip is not None or not 4 <= length <= _REAL_IP_MAX:
-            raise RemoteProtocolError(
-                f"real-IP prefix of {length} octets, allowed is one of 4 to {_REAL_IP_MAX}", code="real-ip-prefix"
-            )
-        if len(self._buffer) < 3 + length:
-            return None
-        address = self._take(3 + length)[3:]
-        self.real_ip = str(ipaddress.ip_address(address if length == 16 else address[:4]))
         return b""
 
     def _take_first(self, packet: bytes) -> bytes:

@@ -119,9 +119,7 @@ class ServerCore:
         self._deciding = False
         self._enhanced = False
         self._error = ""
-        self._handshake: ServerHandshake | None = ServerHandshake(
-            rng, round(now * 1000), accept_real_ip=config.accept_real_ip
-        )
+        self._handshake: ServerHandshake | None = ServerHandshake(rng, round(now * 1000))
         self._held: list[Message] | None = None
         self._held_bytes = 0
         self._object_encoding = 0

@@ -264,7 +264,7 @@ class ServerSession(ServerCommands, ServerReplies):
             return b""
         self._handshake = None
         self._move_connection(ConnectionInput.HANDSHAKE_DONE)
-        events.append(HandshakeDone(handshake.style or "simple", handshake.real_ip))
+        events.append(HandshakeDone(handshake.style or "simple"))
         return handshake.leftover
 
     def _process(self, messages: list[Message], events: list[ServerEvent], now: float, *, control_only: bool) -> None:

@@ -92,9 +92,6 @@ class ServerSessionConfig(ControlConfig):
     name_max_chars: int = NAME_MAX_CHARS
     """Longest application or stream name, 1..4096."""
 
-    accept_real_ip: bool = False
-    """Whether connections come from a proxy of ours that puts the client's address in front (octet 0xF3, go-oryx)."""
-
     sample_access: bool = False
     """True sends ``|RtmpSampleAccess`` to players, which only Flash players need."""
 

@@ -71,6 +71,7 @@ def build(options: ServeOptions) -> Server:
         settings=options.settings,
         options=options.socket_options,
         admission=options.admission,
+        trusted_proxies=options.trusted_proxies,
         group_count=options.group_count,
         loop_factory=options.loop_factory,
         on_error=options.on_error,

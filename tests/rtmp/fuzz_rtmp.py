@@ -74,7 +74,7 @@ def check(data: bytes) -> None:
         _check_message(message)
     _check_written(whole[0])
     for handshake in (
-        ServerHandshake(random.Random(1), accept_real_ip=True),
+        ServerHandshake(random.Random(1)),
         ClientHandshake("digest", random.Random(1)),
     ):
         _check_handshake(handshake, stream)
