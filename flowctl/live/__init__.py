@@ -1,6 +1,7 @@
 """Live streaming: the hub of streams, publications, publish and play sessions, and the drop policy."""
 
 from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.hooks import LiveFrame, LiveHooks, LiveRequest
 from flowctl.live.server import LiveServer, build_live_server
 from flowctl.live.statistics import EndedViewer, HubStatistics, StreamStatistics, ViewerStatistics
 
@@ -8,6 +9,9 @@ __all__ = [
     "EndedViewer",
     "HubStatistics",
     "LiveConfig",
+    "LiveFrame",
+    "LiveHooks",
+    "LiveRequest",
     "LiveServer",
     "SecondPublisher",
     "StreamStatistics",

@@ -14,6 +14,7 @@ from flowctl._locks import OwnedLock
 from flowctl.connection import Connection
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.hooks import HookRunner
 from flowctl.live.oversight import Oversight
 from flowctl.live.owner import Owner
 from flowctl.live.pace import Pace
@@ -88,6 +89,7 @@ class Hub:
         age_from: what the age axis of the viewers' limits measures.
 
     Attributes:
+        hooks: of the application, which decide who may publish and play.
         oversight: looks at the viewers that lag: memory budget, shares of viewers, shadow policy.
     """
 
@@ -111,6 +113,7 @@ class Hub:
         self._closed: dict[CloseReason, int] = {}  # guarded by _lock
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self._past = NO_FLOW  # of the viewers of streams that were forgotten; guarded by _lock
+        self.hooks: HookRunner | None = None  # set before the first connection; None: the application has none
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)
 
     # -- publishers
@@ -305,7 +308,8 @@ class Hub:
         if stream is None:
             if len(self._streams) >= self.config.streams:
                 raise LimitExceededError("streams", len(self._streams) + 1, self.config.streams)
-            stream = self._streams[name] = Stream(name, self.config, now)
+            tap = None if self.hooks is None else self.hooks.tap
+            stream = self._streams[name] = Stream(name, self.config, now, tap)
         return stream
 
     def _forget_if_idle_locked(self, stream: Stream) -> None:

@@ -136,12 +136,17 @@ class RecordedSession(LiveSession):
         if isinstance(event, rtmp_events.PublishRequested | rtmp_events.PlayRequested):
             name_flight(self.connection.sender, record.who)
         super()._treat(event, now)
-        if isinstance(event, rtmp_events.PublishRequested):
-            publishing = (self._publishing or {}).get(event.stream_id)
-            if publishing is not None:
-                standby = publishing.stream.publisher is not self
-                record.publish_started(now, event.url.path, {"standby": True} if standby else {})
-        elif isinstance(event, rtmp_events.PlayRequested) and self._playing is not None:
+
+    def _start_publishing(self, event: rtmp_events.PublishRequested, now: float) -> None:
+        super()._start_publishing(event, now)
+        publishing = (self._publishing or {}).get(event.stream_id)
+        if publishing is not None:
+            standby = publishing.stream.publisher is not self
+            self._begin().publish_started(now, event.url.path, {"standby": True} if standby else {})
+
+    def _start_playing(self, event: rtmp_events.PlayRequested, now: float) -> None:
+        super()._start_playing(event, now)
+        if self._playing is not None:
             self._tell_start(self._playing)
 
     def _tell_command(self, record: ConnectionEvents, event: rtmp_events.ServerEvent, now: float) -> None:

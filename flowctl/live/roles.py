@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flowctl.live.hooks import LiveRequest
 from flowctl.live.signals import Subscription
 from flowctl.live.stream import Stream
 from flowctl.live.wirelog import WireLog
@@ -21,11 +22,12 @@ class Publishing:
         look_at: when it is looked at whether it has fallen silent. None: it may be.
         limits_told: limits on what is kept of its headers that were logged already.
         signal: tells it how its viewers are doing. None: it has not asked for it.
+        request: what it asked for. None: no hook wants to know.
     """
 
     __slots__ = (
         *("began_at", "discarded", "limits_told", "look_at", "media_at"),
-        *("messages", "signal", "stream", "stream_id"),
+        *("messages", "request", "signal", "stream", "stream_id"),
     )
 
     def __init__(self, stream_id: int, stream: Stream, now: float) -> None:
@@ -38,6 +40,7 @@ class Publishing:
         self.look_at: float | None = None
         self.limits_told: frozenset[str] = frozenset()
         self.signal: Subscription | None = None
+        self.request: LiveRequest | None = None
 
 
 class Playing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import math
@@ -20,6 +21,7 @@ from flowctl.ladder import LadderSettings, LadderStep
 from flowctl.limitsfile import LimitsFile
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.flights import FLIGHTS_SETTINGS, flight_options, make_flights
+from flowctl.live.hooks import HookRunner, LiveHooks
 from flowctl.live.hub import Hub
 from flowctl.live.reload import Reload
 from flowctl.live.session import LiveSession
@@ -111,7 +113,14 @@ class LiveServer(Server):
         flights: records connections so that they can be replayed. None: nothing is recorded.
     """
 
-    def __init__(self, options: ServeOptions, config: LiveConfig) -> None:
+    def __init__(
+        self,
+        options: ServeOptions,
+        config: LiveConfig,
+        hooks: LiveHooks | None = None,
+        *,
+        hooks_loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self.config = config
         policy, settings = LivePolicy(), settings_from(options)
         super().__init__(
@@ -132,6 +141,9 @@ class LiveServer(Server):
         )
         self.hub = Hub(config, self.clock, self._call_later, settings.age_from)
         self.hub.oversight.report = self.groups.groups[0].report
+        self._hooks: HookRunner | None = None
+        if hooks is not None:
+            self._hooks = self.hub.hooks = HookRunner(hooks, self.groups.groups[0].report, hooks_loop)
         self._served = options
         self.recording: Recording | None = None
         self.flights: Flights | None = None
@@ -226,6 +238,8 @@ class LiveServer(Server):
             self.recording.start(
                 dataclasses.replace(self._served, limits=self.limits), self._settings or SenderSettings()
             )
+        if self._hooks is not None:
+            self._hooks.start()
         super().start()
         self.reload.start()
         self.hub.oversight.start()
@@ -245,6 +259,8 @@ class LiveServer(Server):
             if asked:
                 time.sleep(min(_RECONNECT_HEAD_START_S, deadline_s / 4))
         stopped = super().stop(deadline_s)
+        if first and self._hooks is not None:
+            self._hooks.stop(deadline_s)
         if first and self.recording is not None:
             self.recording.stop(self.accepted_count, deadline_s)
         if first:
@@ -252,14 +268,24 @@ class LiveServer(Server):
         return stopped
 
 
-def build_live_server(options: ServeOptions) -> LiveServer:
+def build_live_server(
+    options: ServeOptions,
+    hooks: LiveHooks | None = None,
+    *,
+    hooks_loop: asyncio.AbstractEventLoop | None = None,
+) -> LiveServer:
     """Return a live server, not started.
+
+    Args:
+        options: what is wanted of it.
+        hooks: decide who may publish and play, and hear of it. None: everybody may.
+        hooks_loop: where the hooks' coroutine functions run. None: on a loop of their own.
 
     Raises:
         ConfigError: a setting of `options.extra` is unknown or has a wrong value, the address cannot be used, or a file
             of limits or bans is not valid.
     """
-    return LiveServer(options, config_from(options))
+    return LiveServer(options, config_from(options), hooks, hooks_loop=hooks_loop)
 
 
 def config_from(options: ServeOptions) -> LiveConfig:

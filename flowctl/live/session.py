@@ -9,7 +9,7 @@ line per episode.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -20,6 +20,7 @@ from flowctl.flow import MessageClass, SendState, StateChange
 from flowctl.ledger import LedgerEntry, LedgerKind
 from flowctl.live.config import LiveConfig
 from flowctl.live.episodes import Episode
+from flowctl.live.hooks import TOO_SLOW, Kind, LiveRequest, Question
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate
 from flowctl.live.muting import Muted
@@ -53,8 +54,20 @@ at most and the following ones 3 ms, while a publisher of 10 Mbit/s pays 300 cal
 _ACK_MASK: Final = 0xFFFFFFFF
 _FEW: Final = 4
 """A piece of input with no more than this share of a turn's messages lets the next one be twice as large."""
+_HOOK: Final = "hook"
+_DECIDING: Final = frozenset({StreamState.PUBLISH_DECIDING, StreamState.PLAY_DECIDING})
+_Request = rtmp_events.PublishRequested | rtmp_events.PlayRequested
 _Step = Callable[[memoryview, float], list[rtmp_events.ServerEvent]]
 _GRACEFUL: Final = frozenset({CloseReason.FINISHED, CloseReason.KICKED, CloseReason.BANNED, CloseReason.SHUTDOWN})
+
+
+class _Asked(NamedTuple):
+    """A publish or play that a hook decides, until when."""
+
+    question: Question
+    event: _Request
+    request: LiveRequest
+    until: float
 
 
 class LiveSession(Session):
@@ -76,6 +89,7 @@ class LiveSession(Session):
         "_playing",
         "_policy",
         "_publishing",
+        "_question",
         "_rate",
         "_rtmp",
         "_user",
@@ -92,6 +106,7 @@ class LiveSession(Session):
         self._episode: Episode | None = None
         self._limit_hit: str | None = None
         self._piece_bytes = _SMALLEST_PIECE
+        self._question: _Asked | None = None  # a publish or play that a hook decides
         self._rate: InputRate | None = None  # made for who sends several messages at a time
         self._user: str | None = None  # who logged in
         self.user_agent = ""
@@ -270,6 +285,9 @@ class LiveSession(Session):
         playing, episode = self._playing, self._episode
         if episode is not None:
             episode.check(now)
+        if self._question is not None and now >= self._question.until:
+            self._answered(self._question.question, TOO_SLOW, "decide_s")
+            self._send_replies()
         if self._rate is not None and self._rate.resume(now):
             self.connection.receiver.resume(_RATE)
         if playing is not None and playing.waits_until is not None and now >= playing.waits_until:
@@ -390,10 +408,10 @@ class LiveSession(Session):
             case rtmp_events.PublishRequested():
                 # Withdrawn in the same breath (deleteStream passes while a request is decided): nothing to answer.
                 if self._rtmp.stream_state(event.stream_id) is StreamState.PUBLISH_DECIDING:
-                    self._start_publishing(event, now)
+                    self._ask(event, now)
             case rtmp_events.PlayRequested():
                 if self._rtmp.stream_state(event.stream_id) is StreamState.PLAY_DECIDING:
-                    self._start_playing(event, now)
+                    self._ask(event, now)
             case rtmp_events.MetadataReceived():
                 self._publish(event.message, now)
             case rtmp_events.StreamClosed():
@@ -413,6 +431,72 @@ class LiveSession(Session):
                 )
             case _:
                 pass
+
+    # -- hooks
+
+    def _ask(self, event: _Request, now: float) -> None:
+        """Publish or play as `event` asks for, if the application's hook allows it."""
+        hooks = self._hub.hooks
+        if hooks is None:
+            self._start(event, now, None)
+            return
+        kind: Kind = "publish" if isinstance(event, rtmp_events.PublishRequested) else "play"
+        request = LiveRequest(
+            kind=kind,
+            connection=self.number,
+            peer=self.peer,
+            url=event.url,
+            user=self._user,
+            user_agent=self.user_agent,
+        )
+        if not hooks.decides[kind]:
+            self._start(event, now, request)
+            return
+        question = hooks.ask(request, lambda question, refusal: self.on_thread(self._answered, question, refusal))
+        self._question = _Asked(question, event, request, now + hooks.decide_s)
+        # The wire session holds what was read already, but no more than `paused_input_bytes`.
+        self.connection.receiver.pause(_HOOK, "a hook decides")
+
+    def _answered(self, question: Question, refusal: str | None, limit: str | None = None) -> None:
+        """Go on with what a hook has decided, unless the client has withdrawn it."""
+        asked = self._question
+        if asked is None or asked.question is not question or self._rtmp.closed:
+            return
+        self._withdraw()
+        event, now = asked.event, self.connection.now()
+        if self._rtmp.stream_state(event.stream_id) not in _DECIDING:
+            return
+        if refusal is None:
+            self._start(event, now, asked.request)
+        else:
+            self._refuse(event, refusal)
+            if limit is not None:
+                self._hub.limit_hit(limit)
+            _log.info(f"{asked.request.kind} refused", **self._fields(event.url.path), reason=refusal)
+        self._arm()
+
+    def _refuse(self, event: _Request, description: str) -> None:
+        if isinstance(event, rtmp_events.PublishRequested):
+            self._rtmp.reject_publish(event.stream_id, commands.PUBLISH_BAD_NAME, description)
+        else:
+            self._rtmp.reject_play(event.stream_id, commands.PLAY_FAILED, description)
+
+    def _withdraw(self) -> None:
+        """Ask no more, and read on."""
+        asked, self._question = self._question, None
+        if asked is not None:
+            asked.question.cancel()
+            self.connection.receiver.resume(_HOOK)
+
+    def _start(self, event: _Request, now: float, request: LiveRequest | None) -> None:
+        if isinstance(event, rtmp_events.PlayRequested):
+            self._start_playing(event, now)
+            return
+        self._start_publishing(event, now)
+        publishing = (self._publishing or {}).get(event.stream_id)
+        if publishing is not None and request is not None and self._hub.hooks is not None:
+            publishing.request = request
+            self._hub.hooks.published(request)
 
     # -- publishing
 
@@ -467,6 +551,8 @@ class LiveSession(Session):
         stream = publishing.stream
         media = stream.media
         self._hub.unpublish(stream, self, grace=grace)
+        if publishing.request is not None and self._hub.hooks is not None:
+            self._hub.hooks.ended(publishing.request, why)
         _log.info(
             "publish ended",
             **self._fields(stream.name),
@@ -600,6 +686,8 @@ class LiveSession(Session):
         )
 
     def _stream_closed(self, event: rtmp_events.StreamClosed) -> None:
+        if self._question is not None and self._question.event.stream_id == event.stream_id:
+            self._withdraw()
         publishing = (self._publishing or {}).get(event.stream_id)
         if publishing is not None:
             self._end_publishing(publishing, grace=False, why=event.reason)
@@ -628,6 +716,7 @@ class LiveSession(Session):
 
     def closed(self, reason: CloseReason, details: str) -> None:
         """Leave all streams, and say why the connection ended."""
+        self._withdraw()
         connection = self.connection
         details = redact_text(details)  # the words of an error may quote the peer
         self._hub.connection_ended(reason, self._limit_hit)
@@ -678,6 +767,8 @@ class LiveSession(Session):
             times.append(self._playing.waits_until)
         if self._episode is not None:
             times.append(self._episode.quiet_at)
+        if self._question is not None:
+            times.append(self._question.until)
         if self._rate is not None:
             times.append(self._rate.resumes_at)
         if self._publishing:

@@ -10,6 +10,7 @@ publisher to the next a clean cut. Viewers read the logs without it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from flowctl._locks import OwnedLock
@@ -37,6 +38,7 @@ _LONGEST_GAP_MS: Final = 3_600_000
 MEDIA_TYPES: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
 
 
+Tap = Callable[[str, MessageClass, int, int, bytes], None]
 StartPlace = tuple[Entry, tuple[bytes, ...], bool]
 """Where a viewer starts: the entry of the log, wire messages before it, whether it waits for a key frame first."""
 
@@ -60,10 +62,13 @@ class Stream:
         name: ``app/stream``.
         config: of the server.
         now: time in seconds.
+        tap: given each message that is passed on: (stream, class, type, timestamp, payload). Under the stream's lock,
+            so it must not block. None: nobody wants them.
     """
 
-    def __init__(self, name: str, config: LiveConfig, now: float) -> None:
+    def __init__(self, name: str, config: LiveConfig, now: float, tap: Tap | None = None) -> None:
         self.name: Final = name
+        self._tap: Final = tap
         self.config: Final = config
         self.created_at: Final = now
         self._lock = OwnedLock()
@@ -133,6 +138,8 @@ class Stream:
             for key, _, (type_id, payload) in waiting.items() if waiting is not None else ():
                 timestamp = (self._last_timestamp or 0) if type_id in MEDIA_TYPES else 0
                 self._note_codec(inspect(type_id, payload))
+                if self._tap is not None:
+                    self._tap(self.name, MessageClass.HEADER, type_id, timestamp, payload)
                 for wire in self._wires.values():
                     wire.append(type_id, timestamp, payload, MessageClass.HEADER, now, header_key=key)
 
@@ -175,6 +182,8 @@ class Stream:
                     self.before_key_count += 1  # nobody could decode it
                     return True
                 self._key_seen = True
+            if self._tap is not None:
+                self._tap(self.name, message_class, type_id, timestamp, payload)
             over: LimitExceededError | None = None
             for wire in self._wires.values():
                 try:

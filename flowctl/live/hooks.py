@@ -1,0 +1,335 @@
+"""What an application decides and hears about the streams of a live server: who may publish and play, and the frames.
+
+How it works. None of it runs on a thread of the server. A question (`may_publish`, `may_play`) goes to a loop of the
+hooks' own, or to the application's if it names one, when it is a coroutine function, and to a worker thread when it is
+a plain one; the connection that asks is not read meanwhile, and all others go on. What is told (`published`, `frame`,
+`ended`) goes through one bounded queue to one thread, in order. A hook that nobody overrides costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import queue
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+from flowctl._faults import ErrorHook, report
+from flowctl._locks import OwnedLock
+from flowctl._loopthread import LoopThread
+from flowctl.errors import LocalProtocolError
+from flowctl.flow import MessageClass
+from flowctl.rtmp.url import Query, RtmpUrl
+
+UNDECIDED: Final = "The server could not decide whether to allow this."
+"""What a client is told when the hook raised something, or returned what is no answer."""
+TOO_SLOW: Final = "The server did not decide in time."
+_LEAST_STOP_S: Final = 0.1
+_MOST_WORKERS: Final = 32
+"""Threads for plain functions that decide. More questions than that wait for one; coroutines wait for none."""
+_QUEUE_BYTES: Final = 32 * 1024 * 1024
+"""What may wait for `frame`: half a minute of a stream of 8 Mbit/s, whose recorder meets a disk that stands still."""
+_ITEM_BYTES: Final = 512
+"""Charged for each that waits on top of its payload."""
+
+Kind = Literal["publish", "play"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRequest:
+    """Somebody asks to publish or to play a stream. Its ``repr`` shows no secret of the address.
+
+    Args:
+        kind: ``"publish"`` or ``"play"``.
+        connection: number of the connection, as in the log.
+        peer: address and port.
+        url: the whole address.
+        user: who has logged in with a password. None: the server asks for none.
+        user_agent: what the client calls itself; "" when it does not say.
+    """
+
+    kind: Kind
+    connection: int
+    peer: tuple[str, int]
+    url: RtmpUrl
+    user: str | None = None
+    user_agent: str = ""
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream, ``app/stream``."""
+        return self.url.path
+
+    @property
+    def query(self) -> Query:
+        """The parameters behind the name: where clients put keys and tokens."""
+        return self.url.query
+
+
+class LiveFrame(NamedTuple):
+    """A message of a stream, as its viewers get it.
+
+    Args:
+        stream: name of the stream, ``app/stream``.
+        message_class: header, key frame, other frame, audio or data.
+        type_id: RTMP message type, which is the tag type of FLV: 8 audio, 9 video, 18 data.
+        timestamp_ms: on the stream's own timeline, 0..2^32-1; it goes on when a publisher comes back.
+        payload: the body, which is the body of an FLV tag.
+        lost_count: messages of the stream that were left out just before this one, because `frame` was too slow.
+    """
+
+    stream: str
+    message_class: MessageClass
+    type_id: int
+    timestamp_ms: int
+    payload: bytes
+    lost_count: int = 0
+
+
+class LiveHooks:
+    """Derive from it and override what is needed; each method may be a coroutine function.
+
+    `may_publish` and `may_play` decide: None lets the client in, a text refuses it and is what the client is told. A
+    hook that raises, returns anything else or takes longer than `decide_s` refuses. One connection at a time waits for
+    each call, calls for several connections overlap.
+
+    `published`, `frame` and `ended` tell: one call after the other, in order, on a thread of their own, where they may
+    block. They slow nobody down. Who cannot keep up with the frames misses some, see `LiveFrame.lost_count`.
+
+    Attributes:
+        decide_s: time that a decision may take, in seconds; more than 0.
+    """
+
+    decide_s: float = 5.0
+
+    def may_publish(self, request: LiveRequest) -> Awaitable[str | None] | str | None:
+        """Decide whether a client may publish. The default lets everybody."""
+        del request
+        return None
+
+    def may_play(self, request: LiveRequest) -> Awaitable[str | None] | str | None:
+        """Decide whether a client may play, or wait for the stream. The default lets everybody."""
+        del request
+        return None
+
+    def published(self, request: LiveRequest) -> Awaitable[None] | None:
+        """Take note that a client publishes now (or stands by, where the server lets several do so)."""
+
+    def ended(self, request: LiveRequest, why: str) -> Awaitable[None] | None:
+        """Take note that what `published` told of is over; `why` is as in the log. Comes behind its last frame."""
+
+    def frame(self, frame: LiveFrame) -> Awaitable[None] | None:
+        """Take a message of any stream: headers first, then as they are published."""
+
+
+class Question:
+    """A decision under way.
+
+    Args:
+        answer: told the refusal, None for none; on any thread.
+    """
+
+    __slots__ = ("_answer", "_cancelled")
+
+    def __init__(self, answer: Callable[[Question, str | None], None]) -> None:
+        self._answer = answer
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Want no answer any more. Any thread."""
+        self._cancelled = True
+
+    def tell(self, refusal: str | None) -> None:
+        """Give the answer, if it is still wanted. Any thread."""
+        if not self._cancelled:
+            self._answer(self, refusal)
+
+
+class HookRunner:
+    """Calls the hooks of one server on threads that are not the server's; any thread may call its methods.
+
+    Args:
+        hooks: of the application.
+        on_error: told of what they raise.
+        loop: where coroutine functions run. None: on a loop of their own.
+
+    Attributes:
+        decides: whether there is a question to ask, by kind.
+        tap: takes (stream, class, type, timestamp, payload) of each message. None: nobody wants them.
+        decide_s: see `LiveHooks`.
+    """
+
+    def __init__(self, hooks: LiveHooks, on_error: ErrorHook, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._hooks: Final = hooks
+        self._on_error: Final = on_error
+        self._own: LoopThread | None = None  # made by `start`, if there is no loop of the application's
+        self._loop = loop
+        self._questions: Final[queue.SimpleQueue[Callable[[], None] | None]] = queue.SimpleQueue()
+        self._news: Final[queue.SimpleQueue[tuple[int, str, tuple[Any, ...]] | None]] = queue.SimpleQueue()
+        self._teller = threading.Thread(target=self._tell_all, name="flowctl-hooks-news", daemon=True)
+        self._lock = OwnedLock()
+        self._workers = 0  # threads for plain functions; guarded by _lock
+        self._asked = 0  # questions that are with them or wait for one; guarded by _lock
+        self._queued_bytes = 0  # of what waits in _news; guarded by _lock
+        self._lost: dict[str, int] = {}  # by stream, since the last frame that was taken; guarded by _lock
+        self.decides: Final = {kind: _overridden(hooks, f"may_{kind}") for kind in ("publish", "play")}
+        self.tap: Final = self._take_frame if _overridden(hooks, "frame") else None
+        self.decide_s: Final = hooks.decide_s
+        self._told: Final = frozenset(name for name in ("published", "ended") if _overridden(hooks, name))
+
+    def start(self) -> None:
+        """Start the threads."""
+        if self._loop is None:
+            self._own = LoopThread("flowctl-hooks", asyncio.new_event_loop(), _nothing, self._on_error)
+            self._loop = self._own.loop
+            self._own.start()
+        self._teller.start()
+
+    def stop(self, deadline_s: float) -> None:
+        """Tell what is still to be told, for at most `deadline_s`; then end the threads."""
+        end = time.monotonic() + deadline_s
+        self._news.put(None)
+        if self._teller.ident is not None:
+            self._teller.join(max(0.0, deadline_s))
+        with self._lock:
+            workers = self._workers
+        for _ in range(workers):
+            self._questions.put(None)
+        if self._own is not None:
+            with suppress(RuntimeError):
+                self._own.loop.call_soon_threadsafe(self._own.stop)
+            self._own.join(max(_LEAST_STOP_S, end - time.monotonic()))
+
+    # -- questions
+
+    def ask(self, request: LiveRequest, answer: Callable[[Question, str | None], None]) -> Question:
+        """Ask whether `request` is allowed.
+
+        Args:
+            request: the request, of a kind in `decides`.
+            answer: called once, on any thread, with the question and the refusal (None: it is allowed); not after
+                `Question.cancel`.
+        """
+        question = Question(answer)
+        hook = self._hooks.may_publish if request.kind == "publish" else self._hooks.may_play
+        if inspect.iscoroutinefunction(hook):
+            self._run(self._decide(lambda: hook(request), request, question), question)
+        else:
+            self._work(lambda: self._decide_plainly(hook, request, question))
+        return question
+
+    def _run(self, decision: Coroutine[Any, Any, None], question: Question) -> None:
+        try:
+            self._soon(decision)
+        except RuntimeError as error:  # the application's loop is closed
+            decision.close()
+            report(self._on_error, "a hook", error)
+            question.tell(UNDECIDED)
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> concurrent.futures.Future[None]:
+        if self._loop is None:
+            raise RuntimeError("the hooks have no loop before start")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _decide(self, call: Callable[[], Awaitable[object]], request: LiveRequest, question: Question) -> None:
+        refusal: str | None = UNDECIDED
+        try:
+            refusal = _refusal(await call(), request.kind)
+        except asyncio.CancelledError:
+            pass  # the loop ends
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the answer is no, and nobody else's matter
+            report(self._on_error, f"hook may_{request.kind}", error)
+        question.tell(refusal)
+
+    def _decide_plainly(self, hook: Callable[[LiveRequest], object], request: LiveRequest, question: Question) -> None:
+        try:
+            found = hook(request)
+            if inspect.isawaitable(found):
+                self._run(self._decide(lambda: found, request, question), question)
+                return
+            refusal = _refusal(found, request.kind)
+        except BaseException as error:  # noqa: BLE001 - as above
+            report(self._on_error, f"hook may_{request.kind}", error)
+            refusal = UNDECIDED
+        question.tell(refusal)
+
+    def _work(self, job: Callable[[], None]) -> None:
+        """Have a worker do `job`; there is one for each that is under way, up to a number."""
+        with self._lock:
+            self._asked += 1
+            new = self._asked > self._workers < _MOST_WORKERS
+            self._workers += new
+        self._questions.put(job)
+        if new:
+            threading.Thread(target=self._worker, name="flowctl-hooks-worker", daemon=True).start()
+
+    def _worker(self) -> None:
+        while (job := self._questions.get()) is not None:
+            job()
+            with self._lock:
+                self._asked -= 1
+
+    # -- news
+
+    def published(self, request: LiveRequest) -> None:
+        """Tell that a publication has begun."""
+        self._tell("published", request)
+
+    def ended(self, request: LiveRequest, why: str) -> None:
+        """Tell that a publication is over."""
+        self._tell("ended", request, why)
+
+    def _tell(self, name: str, *args: Any) -> None:
+        if name in self._told:
+            with self._lock:
+                self._queued_bytes += _ITEM_BYTES
+            self._news.put((_ITEM_BYTES, name, args))
+
+    def _take_frame(
+        self, stream: str, message_class: MessageClass, type_id: int, timestamp: int, payload: bytes
+    ) -> None:
+        size = len(payload) + _ITEM_BYTES
+        with self._lock:
+            if self._queued_bytes + size > _QUEUE_BYTES:
+                self._lost[stream] = self._lost.get(stream, 0) + 1
+                return
+            self._queued_bytes += size
+            lost = self._lost.pop(stream, 0) if self._lost else 0
+        self._news.put((size, "frame", (LiveFrame(stream, message_class, type_id, timestamp, payload, lost),)))
+
+    def _tell_all(self) -> None:
+        while (item := self._news.get()) is not None:
+            size_bytes, name, args = item
+            with self._lock:
+                self._queued_bytes -= size_bytes
+            try:
+                found = getattr(self._hooks, name)(*args)
+                if inspect.isawaitable(found):
+                    self._soon(_awaited(found)).result()
+            except BaseException as error:  # noqa: BLE001 - the next one is told all the same
+                report(self._on_error, f"hook {name}", error)
+
+
+async def _awaited(found: Awaitable[object]) -> None:
+    await found
+
+
+def _nothing() -> None:
+    pass
+
+
+def _overridden(hooks: LiveHooks, name: str) -> bool:
+    return getattr(getattr(hooks, name), "__func__", None) is not getattr(LiveHooks, name)
+
+
+def _refusal(found: object, kind: Kind) -> str | None:
+    if found is None or (isinstance(found, str) and found):
+        return found
+    raise LocalProtocolError(
+        f"hook may_{kind} returned {found!r}", hint="return None to let the client in, or a text to refuse it"
+    )

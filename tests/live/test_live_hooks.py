@@ -1,0 +1,389 @@
+"""Hooks: who may publish and play, what the client is told, and what the application hears; the wait holds one peer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from live_kit import AAC_HEADER, AVC_HEADER, STEP_S, World, audio, inter, key
+
+from flowctl.flow import MessageClass
+from flowctl.live.hooks import TOO_SLOW, UNDECIDED, HookRunner, LiveFrame, LiveHooks, LiveRequest, Question
+from flowctl.rtmp import commands
+from flowctl.rtmp.events import PlayStarted, PublishStarted, Rejected
+from flowctl.rtmp.url import parse_url
+from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
+
+WAIT_S = 10.0
+
+
+class Asked:
+    """Stands for a `HookRunner`: keeps the questions, and is told what to answer."""
+
+    decide_s = 5.0
+
+    def __init__(self):
+        self.decides = {"publish": True, "play": True}
+        self.tap = None
+        self.questions, self.news = [], []
+
+    def ask(self, request, answer):
+        question = Question(answer)
+        self.questions.append((request, question))
+        return question
+
+    def published(self, request):
+        self.news.append(("published", request.stream))
+
+    def ended(self, request, why):
+        self.news.append(("ended", request.stream, why))
+
+
+@pytest.fixture
+def asked():
+    return Asked()
+
+
+@pytest.fixture
+def world(asked):
+    world = World()
+    world.hub.hooks = asked
+    yield world
+    assert world.group.failures == []
+
+
+def descriptions(peer):
+    """Return (code, description) of the refusals that a client was told."""
+    return [(event.code, event.description) for event in peer.events if isinstance(event, Rejected)]
+
+
+def started(peer):
+    """Return whether the client was told that it publishes or plays."""
+    return any(isinstance(event, PublishStarted | PlayStarted) for event in peer.events)
+
+
+def test_publisher_waits_for_the_answer_and_is_let_in(world, asked):
+    """Nothing happens before the answer; then the publication begins and is told of."""
+    peer = world.connect().publish("live/room?token=x")
+    ((request, question),) = asked.questions
+    assert (request.kind, request.stream, request.query, request.user) == ("publish", "live/room", {"token": "x"}, None)
+    assert "'x'" not in repr(request)
+    assert (started(peer), world.hub.is_published("live/room"), asked.news) == (False, False, [])
+    question.tell(None)
+    world.run()
+    assert (started(peer), world.hub.is_published("live/room")) == (True, True)
+    assert asked.news == [("published", "live/room")]
+    peer.command("FCUnpublish", None, "room")
+    world.run()
+    assert asked.news[1:] == [("ended", "live/room", "FCUnpublish")]
+
+
+@pytest.mark.parametrize(("ask", "code"), [("publish", "NetStream.Publish.BadName"), ("play", "NetStream.Play.Failed")])
+def test_refusal_reaches_the_client_in_the_words_of_the_hook(world, asked, ask, code):
+    """The description of the status is what the hook said."""
+    peer = getattr(world.connect(), ask)()
+    asked.questions[0][1].tell("This key has expired.")
+    world.run()
+    assert descriptions(peer) == [(code, "This key has expired.")]
+    assert (asked.news, world.hub.snapshot().streams) == ([], {})
+
+
+def test_only_the_connection_that_asks_waits(world, asked):
+    """While one publisher waits, others publish and play; it is not read, and goes on where it was."""
+    asked.decides["play"] = False
+    slow, other = world.connect().publish("live/slow"), world.connect().publish("live/other")
+    viewer = world.connect().play("live/other")
+    asked.questions[1][1].tell(None)
+    world.run()
+    other.video(0, key(b"o"))
+    world.run(0.1)
+    assert [item.payload for item in viewer.media] == [key(b"o")]
+    assert slow.connection.receiver.paused
+    asked.questions[0][1].tell(None)
+    world.run()
+    assert not slow.connection.receiver.paused
+    slow.video(0, key(b"s"))
+    world.run(0.1)
+    assert world.hub.snapshot().streams["live/slow"].messages_in[MessageClass.KEY] == 1
+
+
+def test_hook_that_does_not_answer_refuses(world, asked):
+    """After `decide_s` the client is told, the limit is counted, and a late answer changes nothing."""
+    peer = world.connect().publish()
+    world.run(asked.decide_s + STEP_S)
+    assert descriptions(peer) == [("NetStream.Publish.BadName", TOO_SLOW)]
+    assert world.hub.snapshot().limits_hit["decide_s"] == 1
+    asked.questions[0][1].tell(None)
+    world.run()
+    assert (started(peer), asked.news) == (False, [])
+
+
+def test_client_that_has_gone_is_not_let_in(world, asked):
+    """An answer for it is nobody's."""
+    gone = world.connect().publish("live/gone")
+    gone.connection.close()
+    world.run(0.1)
+    asked.questions[0][1].tell(None)
+    world.run()
+    assert (asked.news, world.hub.snapshot().streams) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("between", "streams"),
+    [(0, ["live/first", "live/third"]), (6000, ["live/first", "live/second", "live/third"])],
+    ids=["same piece", "later piece"],
+)
+def test_withdrawn_request_is_not_answered_and_the_next_one_is_asked(world, asked, between, streams):
+    """Publish, deleteStream, createStream, publish: the first of them is not asked, or its answer is nobody's."""
+    peer = world.connect()
+    peer.publish("live/first")
+    asked.questions[0][1].tell("no")
+    world.run()
+
+    def say(name, *values, stream_id=0):
+        peer.wire.up += peer.session.send_message(commands.command(name, 9, None, *values, stream_id=stream_id))
+
+    say("publish", "second", stream_id=1)
+    peer.wire.up += peer.session.send_message(Message(4, 0, TYPE_AUDIO, 1, bytes(between)))
+    say("deleteStream", 1.0)
+    say("createStream")
+    say("publish", "third", stream_id=1)
+    world.run()
+    assert [request.stream for request, _ in asked.questions] == streams
+    for _, question in asked.questions:
+        question.tell(None)
+    world.run()
+    assert asked.news == [("published", "live/third")]
+
+
+# -- the runner
+
+
+class Recorder(LiveHooks):
+    """Notes what it is told; the names of threads too."""
+
+    def __init__(self):
+        self.told, self.threads = [], set()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def frame(self, frame):
+        self.gate.wait(WAIT_S)
+        self.told.append(frame)
+        self.threads.add(threading.current_thread().name)
+
+    async def published(self, request):
+        self.told.append(("published", request.stream))
+
+    def ended(self, request, why):
+        self.told.append(("ended", request.stream, why))
+
+
+def request_of(kind="publish"):
+    return LiveRequest(kind=kind, connection=1, peer=("192.0.2.1", 1), url=parse_url("rtmp://h/live/room?key=s"))
+
+
+@pytest.fixture
+def run():
+    """Return a function that starts a runner for hooks: (runner, failures)."""
+    runners = []
+
+    def start(hooks, **settings):
+        failures = []
+        runner = HookRunner(hooks, lambda where, error: failures.append((where, error)), **settings)
+        runner.start()
+        runners.append(runner)
+        return runner, failures
+
+    yield start
+    for runner in runners:
+        runner.stop(WAIT_S)
+
+
+def answer_of(runner, kind="publish"):
+    """Ask, wait, and return the refusal."""
+    found, done = [], threading.Event()
+
+    def take(_question, refusal):
+        found.append(refusal)
+        done.set()
+
+    runner.ask(request_of(kind), take)
+    assert done.wait(WAIT_S)
+    return found[0]
+
+
+def hooks_that(decide):
+    """Return hooks whose `may_publish` and `may_play` are `decide`."""
+    return type("Hooks", (LiveHooks,), {"may_publish": decide, "may_play": decide})()
+
+
+async def _says_later(_self, _request):
+    await asyncio.sleep(0)
+    return "later"
+
+
+@pytest.mark.parametrize("kind", ["publish", "play"])
+@pytest.mark.parametrize(
+    ("decide", "refusal"),
+    [
+        (lambda _self, _request: None, None),
+        (lambda _self, request: f"no {request.kind}", "no {kind}"),
+        (_says_later, "later"),
+        (lambda *arguments: _says_later(*arguments), "later"),  # noqa: PLW0108 - it is what is tested
+    ],
+    ids=["plain yes", "plain no", "coroutine function", "plain, gives a coroutine"],
+)
+def test_hook_may_be_plain_or_a_coroutine_function(run, kind, decide, refusal):
+    """Both are asked, and what they say is the answer."""
+    runner, failures = run(hooks_that(decide))
+    assert answer_of(runner, kind) == (refusal and refusal.format(kind=kind))
+    assert failures == []
+
+
+def _raises(_self, _request):
+    raise ValueError("a mistake")
+
+
+def _exits(_self, _request):
+    raise SystemExit(1)
+
+
+async def _exits_later(_self, _request):
+    raise SystemExit(1)
+
+
+@pytest.mark.parametrize("decide", [_raises, _exits, _exits_later, lambda *_: True, lambda *_: False, lambda *_: ""])
+def test_hook_that_fails_refuses_and_is_reported(run, decide):
+    """Whatever it raises, and an answer that is none: closed, contained, told; the next question is answered."""
+    runner, failures = run(hooks_that(decide))
+    for count in (1, 2):
+        assert answer_of(runner) == UNDECIDED
+        assert len(failures) == count
+        assert failures[0][0] == "hook may_publish"
+
+
+def test_slow_plain_hooks_do_not_wait_for_each_other(run):
+    """One that never ends holds its own question and no other's."""
+    release = threading.Event()
+    first = threading.Event()
+
+    def decide(_self, _request):
+        if not first.is_set():
+            first.set()
+            release.wait(WAIT_S)
+
+    runner, _ = run(hooks_that(decide))
+    answers = []
+    runner.ask(request_of(), lambda _question, refusal: answers.append(refusal))
+    assert first.wait(WAIT_S)
+    assert answer_of(runner) is None
+    assert answers == []
+    release.set()
+
+
+def test_coroutines_run_on_the_loop_of_the_application(loop_factory):
+    """It may use there what belongs to that loop; a loop that is closed refuses."""
+    loop = loop_factory()
+    where = []
+
+    async def decide(_self, _request):
+        where.append(asyncio.get_running_loop())
+
+    failures = []
+    runner = HookRunner(hooks_that(decide), lambda *failure: failures.append(failure), loop)
+    runner.start()
+
+    async def ask():
+        answered = asyncio.Event()
+        runner.ask(request_of(), lambda *_: loop.call_soon_threadsafe(answered.set))
+        await answered.wait()
+
+    loop.run_until_complete(ask())
+    loop.close()
+    assert where == [loop]
+    assert answer_of(runner) == UNDECIDED
+    runner.stop(WAIT_S)
+
+
+def test_news_come_in_order_on_one_thread(run):
+    """Published, the frames, ended: as they happened, although one of them is a coroutine function."""
+    recorder = Recorder()
+    runner, failures = run(recorder)
+    runner.published(request_of())
+    for at in range(100):
+        runner.tap("live/room", MessageClass.AUDIO, TYPE_AUDIO, at, b"%d" % at)
+    runner.ended(request_of(), "closeStream")
+    runner.stop(WAIT_S)
+    frames = [LiveFrame("live/room", MessageClass.AUDIO, TYPE_AUDIO, at, b"%d" % at) for at in range(100)]
+    assert recorder.told == [("published", "live/room"), *frames, ("ended", "live/room", "closeStream")]
+    assert (recorder.threads, failures) == ({"flowctl-hooks-news"}, [])
+
+
+def test_frames_for_a_recorder_that_stands_still_are_bounded_and_counted(run):
+    """It holds nobody up: what does not fit is left out, and the next frame says how many were."""
+    recorder = Recorder()
+    recorder.gate.clear()
+    runner, _ = run(recorder)
+    sent = 80
+    for at in range(sent):
+        runner.tap("live/room", MessageClass.INTER, TYPE_VIDEO, at, bytes(1 << 20))
+    recorder.gate.set()
+    end = time.monotonic() + WAIT_S
+    while len(recorder.told) < 31 and time.monotonic() < end:
+        time.sleep(0.01)
+    runner.tap("live/room", MessageClass.KEY, TYPE_VIDEO, sent, b"k")
+    runner.stop(WAIT_S)
+    assert len(recorder.told) < 40
+    assert sent + 1 == len(recorder.told) + sum(frame.lost_count for frame in recorder.told)
+    assert recorder.told[-1].lost_count > 40
+
+
+def test_hook_that_raises_on_news_is_reported_and_told_the_next(run):
+    """One bad frame is one bad frame."""
+
+    class Bad(LiveHooks):
+        def __init__(self):
+            self.count = 0
+
+        def frame(self, frame):
+            self.count += 1
+            raise KeyboardInterrupt
+
+    hooks = Bad()
+    runner, failures = run(hooks)
+    for at in range(3):
+        runner.tap("live/room", MessageClass.AUDIO, TYPE_AUDIO, at, b"x")
+    runner.stop(WAIT_S)
+    assert (hooks.count, len(failures)) == (3, 3)
+    assert all(isinstance(error, Exception) for _, error in failures)
+
+
+def test_hooks_that_nobody_overrides_cost_nothing():
+    """No question, no tap, and nothing in the queue."""
+    runner = HookRunner(LiveHooks(), lambda *_: None)
+    assert (runner.decides, runner.tap) == ({"publish": False, "play": False}, None)
+    runner.published(request_of())
+    assert runner._news.empty()
+
+
+def test_tap_gets_what_viewers_get(world, asked):
+    """Headers first, then frames, with the class that the stream gave them; what is held back is not there."""
+    taken = []
+    asked.decides = {"publish": False, "play": False}
+    asked.tap = lambda *frame: taken.append(frame)
+    peer = world.connect().publish()
+    peer.video(0, AVC_HEADER)
+    peer.audio(0, AAC_HEADER)
+    for at, (send, body) in enumerate([(peer.video, inter(b"0")), (peer.video, key(b"1")), (peer.audio, audio(b"2"))]):
+        send(40 * at, body)
+    world.run(0.1)
+    assert [(frame[0], frame[1].name, frame[3]) for frame in taken] == [
+        ("live/room", "HEADER", 0),
+        ("live/room", "HEADER", 0),
+        ("live/room", "KEY", 40),
+        ("live/room", "AUDIO", 80),
+    ]
+    assert taken[2][4] == key(b"1")
