@@ -53,6 +53,9 @@ class InputHandler(Protocol):
         An exception counts as ERROR with that exception; one that is not flowctl's own is wrapped in `InternalError`.
         """
 
+    def reading_changed(self, wanted: bool) -> None:  # noqa: FBT001 - one argument, and the only one
+        """Watch (True) or do not watch (False) the descriptor for input from now on."""
+
     def process_eof(self) -> None:
         """Learn that the peer ended the stream; what NEED_MORE left over never became complete. Called once."""
 

@@ -196,7 +196,6 @@ class Connection:
             self.registration,
             self,
             sock.recv_into,
-            self._watch_input,
             capacity_bytes=capacity_bytes,
             clock=clock,
             lock=self._lock,
@@ -249,7 +248,7 @@ class Connection:
         try:
             self.receiver.attached(group)
             if not self.receiver.reading:
-                self._watch_input(False)
+                self.reading_changed(False)
             if self.place is not None:
                 self.place.enter(group)
         except BaseException as error:  # noqa: BLE001 - the group would drop the connection without closing it
@@ -398,7 +397,7 @@ class Connection:
         if wanted is not self._gathers:
             self._gathers = wanted
             if self.receiver.reading:
-                self._watch_input(wanted=True)
+                self.reading_changed(True)
 
     def process_input(self, data: memoryview, *, control_only: bool) -> InputResult:
         """Hand input to the session, and charge the peer with the time that takes."""
@@ -497,7 +496,8 @@ class Connection:
             self.handler_failed("received", error)
         self.terminate(reason, details)
 
-    def _watch_input(self, wanted: bool) -> None:  # noqa: FBT001 - the Receiver's signature
+    def reading_changed(self, wanted: bool) -> None:  # noqa: FBT001 - the Receiver's signature
+        """Watch the socket for input, or for the peer's end alone."""
         group = self.group
         if group is None:
             return

@@ -92,7 +92,6 @@ class Receiver:
         read_into: reads at most as many bytes as the memory handed in has, which is at least one, and returns their
             number, 0 at the end of the stream; raises BlockingIOError when there is nothing and OSError when the
             connection is broken: `socket.recv_into`.
-        on_reading_changed: told on the owning thread to watch (True) or unwatch (False) the descriptor.
         capacity_bytes: most bytes kept for the handler, 1 or more; also the most read at once.
         turn_budget_bytes: most bytes read per turn of the loop, 1 or more; a connection with more goes to the tail.
         control_interval_s: for how long the `control_bytes` of a pause last, more than 0.
@@ -119,7 +118,6 @@ class Receiver:
         "_mode",
         "_more",
         "_offer",
-        "_on_reading_changed",
         "_over",
         "_read_count",
         "_read_into",
@@ -134,7 +132,6 @@ class Receiver:
         registration: Registration,
         handler: InputHandler,
         read_into: Callable[[memoryview], int],
-        on_reading_changed: Callable[[bool], None],
         *,
         capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
         turn_budget_bytes: int = DEFAULT_TURN_BUDGET_BYTES,
@@ -150,7 +147,6 @@ class Receiver:
         self._registration: Final = registration
         self._handler: Final = handler
         self._read_into: Final = read_into
-        self._on_reading_changed: Final = on_reading_changed
         self._capacity_bytes: Final = capacity_bytes
         self._turn_budget_bytes: Final = turn_budget_bytes
         self._control_interval_s: Final = control_interval_s
@@ -171,7 +167,7 @@ class Receiver:
         self._end: Exception | None = None  # what ended the stream, until it may be delivered
         self._in_handler = False
         self._more = False  # the turn's budget was used up; the job reads on
-        self._reading = False  # what on_reading_changed was last told
+        self._reading = False  # what the handler was last told
         self._control_left = 0  # of the grant, in this interval
         self._window_ends_at = _NEVER  # when a new grant begins
         self._bytes_in = 0
@@ -321,7 +317,7 @@ class Receiver:
 
     @property
     def reading(self) -> bool:
-        """True if the descriptor is to be watched, as `on_reading_changed` was told last."""
+        """True if the descriptor is to be watched, as the handler was told last."""
         return self._reading
 
     @property
@@ -502,7 +498,7 @@ class Receiver:
             self._host.deadlines.set(self, self._window_ends_at)
         if wanted is not self._reading:
             self._reading = wanted
-            self._on_reading_changed(wanted)
+            self._handler.reading_changed(wanted)
 
     def _waits_for_grant(self) -> bool:
         return (

@@ -65,14 +65,13 @@ class Kit:
         self.watched: list[bool] = []
         self.errors: list[tuple[str, Exception]] = []
         self.handler = Handler()
+        self.handler.reading_changed = self.watched.append
         self.host = Host(scratch_bytes)
         self.registration = Registration()
         self.processor = DeferredProcessor(lambda: None, lambda where, error: self.errors.append((where, error)))
         self.registration.bind(self.processor)
         options.setdefault("capacity_bytes", 1024)
-        self.receiver = Receiver(
-            self.registration, self.handler, self.read_into, self.watched.append, clock=lambda: self.now, **options
-        )
+        self.receiver = Receiver(self.registration, self.handler, self.read_into, clock=lambda: self.now, **options)
         if attach:
             self.receiver.attached(self.host)
 
