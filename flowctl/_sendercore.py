@@ -275,6 +275,8 @@ class SenderCore(SenderState):
         if written:
             self._progress_locked(now)
             self._host.wrote(written)
+            if self._waiters:
+                self._wake_locked()
         if failure is not None:
             self._broken_locked(failure)
             return FlushResult.CLOSED
@@ -484,6 +486,7 @@ class SenderCore(SenderState):
     def _thin_request_locked(self, mode: Thin, now: float) -> None:
         self._lock.assert_owned()
         self._thin_locked(mode, now, DropReason.REQUESTED)
+        self._wake_locked()
         self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
         self._close_episode_locked(now)
         self._arm_locked(now)  # a wait for a key frame may have begun without an edge
@@ -511,6 +514,7 @@ class SenderCore(SenderState):
         self._progress_locked(now)  # from here on it says when the Sender ended
         self._open_episode_locked(now)
         self._unfollow_locked(DropReason.CLOSED)
+        self._wake_locked()
         self._outbox.drop_everything(DropReason.CLOSED)
         self._close_episode_locked(now, force=True)
         self._note_locked(LedgerEntry(LedgerKind.CLOSE, now, details, reason=reason))

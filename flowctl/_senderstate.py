@@ -66,6 +66,7 @@ class SenderState:
         "_settings",
         "_transport",
         "_trouble",
+        "_waiters",
         "deferred",
         "slot",
     )
@@ -108,7 +109,8 @@ class SenderState:
         self._close_details = ""  # guarded by _lock
         self._close_deadline: float | None = None  # guarded by _lock
         self._sends_after_close = 0  # guarded by _lock
-        # What is to be called once the lock is released: reports of handlers that failed.
+        self._waiters: list[Callable[[bool], object]] | None = None  # see `when_drained`; guarded by _lock
+        # What is to be called once the lock is released: reports of handlers that failed, and waiters.
         self._after: list[Callable[[], object]] | None = None  # guarded by _lock
         self._ledger: Ledger | None = None  # guarded by _lock
         # The open episode of drops: since when, what was dropped before it, and the delay removed before it.
@@ -280,6 +282,14 @@ class SenderState:
         if self._after is None:
             self._after = []
         self._after.append(call)
+
+    def _wake_locked(self) -> None:
+        """Have the waiters called if there is nothing left to wait for; after what may have emptied the queue."""
+        taken = self._outbox.empty(with_log=False)
+        if self._waiters and (taken or self._close_reason is not None):
+            waiters, self._waiters = self._waiters, None
+            for waiter in waiters:
+                self._later_locked(partial(waiter, taken))
 
     def _run_after(self) -> None:
         """Do what was put off; at the end of each public method that may have put something off."""

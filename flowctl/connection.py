@@ -18,6 +18,7 @@ the peer has left, unless it goes on taking what it is sent, or a coroutine of t
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import itertools
 import os
@@ -25,7 +26,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable
+from contextlib import suppress
 from functools import partial
+from threading import get_ident
 from typing import Any, Final
 
 from flowctl._faults import as_exception, log_error, report
@@ -35,7 +38,7 @@ from flowctl._locks import OwnedLock
 from flowctl._sessioncalls import Coroutines, as_result, handler_reason, reason_for
 from flowctl.deferred import Registration
 from flowctl.delay import round_trip_us, unacknowledged_bytes
-from flowctl.errors import ReentryError
+from flowctl.errors import ClosedError, ReentryError
 from flowctl.fanouts import FollowPlace
 from flowctl.flow import SendState, StateChange
 from flowctl.ledger import LedgerKind
@@ -219,6 +222,56 @@ class Connection:
             with self._lock:
                 self._farewell = None if first else self._farewell
             raise
+
+    @property
+    def writable(self) -> bool:
+        """Whether all that was sent to this peer alone has been taken by the kernel. Any thread; see `drained`."""
+        return self.sender.drained
+
+    def when_drained(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call on the connection's own thread once all that was sent to this peer alone has been taken. Any thread.
+
+        For sending more than a peer should have queued: send a part, and the next one when this is called. It is called
+        once; never, where the connection ends before.
+        """
+        self.sender.when_drained(lambda taken: taken and self.call_soon(callback, *args))
+
+    async def drained(self) -> None:
+        """Wait until all that was sent to this peer alone has been taken by the kernel. Any thread with a loop.
+
+        It always gives the loop a turn, so that a coroutine that sends to a fast peer leaves others their time. What is
+        read from a followed stream log is not waited for. How long a peer may take is for the Sender's times to say
+        (`stuck_s`, and the age of what waits).
+
+        Raises:
+            ClosedError: the connection ended, and something that was sent is lost.
+        """
+        loop, thread = asyncio.get_running_loop(), get_ident()
+        told: asyncio.Future[bool] = loop.create_future()
+
+        def tell(taken: bool) -> None:  # noqa: FBT001 - what a waiter of a Sender is given
+            if not told.done():
+                told.set_result(taken)
+
+        def wake(taken: bool) -> None:  # noqa: FBT001 - as above
+            if get_ident() == thread:
+                tell(taken)  # at once: before the end of the connection cancels its coroutines
+            else:
+                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(tell, taken)
+
+        self.sender.when_drained(wake)
+        try:
+            await asyncio.sleep(0)
+            taken = await told
+        finally:
+            self.sender.forget_drained(wake)
+        if not taken:
+            reason, details = self.ended or (CloseReason.INTERNAL, "its Sender has ended")
+            raise ClosedError(
+                f"{self.describe()} ended before all that was sent was taken: {reason.value}: {details}",
+                hint="there is nobody left to send to",
+            )
 
     def terminate(self, reason: CloseReason, details: str) -> None:
         """Do what `close` does; the Sender calls it too."""
@@ -745,6 +798,8 @@ class Connection:
 
     def _handler_failed(self, where: str, error: BaseException) -> None:
         """End the connection for what a handler raised; report it unless it is the peer's fault."""
+        if self._over and isinstance(error, ClosedError):
+            return  # a coroutine that was told, as it waited, that the connection is over
         reason, details = handler_reason(error)
         if reason is CloseReason.INTERNAL:
             self.handler_failed(where, error)

@@ -19,6 +19,7 @@ once. The lock is held while writing; the sockets are non-blocking, so nobody wa
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 
 from flowctl._locks import HANDLERS
@@ -107,6 +108,38 @@ class Sender(Steering):
         finally:
             if self._after:
                 self._run_after()
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing that was sent to this peer alone waits for the kernel. Any thread."""
+        return self._outbox.empty(with_log=False)
+
+    def when_drained(self, callback: Callable[[bool], object]) -> None:
+        """Call `callback` once nothing that was sent to this peer alone waits, or the Sender is over. Any thread.
+
+        It is called once, on whatever thread that happens, with no lock held, and must not block; before this returns
+        where there is nothing to wait for. What is read from a followed log is not waited for.
+
+        Args:
+            callback: given True if nothing waits, False if the Sender ended before.
+        """
+        self._refuse_reentry("when_drained")
+        try:
+            with self._lock:
+                if self._close_reason is not None:
+                    self._later_locked(partial(callback, self._close_reason is CloseReason.FINISHED))
+                    return
+                self._waiters = [*(self._waiters or ()), callback]
+                self._wake_locked()
+        finally:
+            if self._after:
+                self._run_after()
+
+    def forget_drained(self, callback: Callable[[bool], object]) -> None:
+        """Take back a call of `when_drained`; harmless where it was called already. Any thread."""
+        self._refuse_reentry("forget_drained")
+        with self._lock:
+            self._waiters = [waiter for waiter in self._waiters or () if waiter is not callback] or None
 
     # -- following a stream log: the owning thread
 

@@ -6,9 +6,11 @@ import asyncio
 import threading
 
 import pytest
-from connection_kit import WAIT_S, failures, groups, link, wait_until
+from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_until
 
-from flowctl.errors import LimitExceededError, RemoteProtocolError
+from flowctl.errors import ClosedError, LimitExceededError, RemoteProtocolError
+from flowctl.flow import SendState
+from flowctl.limits import Limits
 from flowctl.reasons import CloseReason
 from flowctl.session import Session
 from flowctl.sockets import SocketOptions
@@ -130,3 +132,106 @@ def test_received_when_the_connection_ends_its_coroutine_is_cancelled(link):
     assert session.wait_end() == (CloseReason.KICKED, "enough")
     wait_until(lambda: session.cancelled)
     assert not session.gate.is_set()
+
+
+# -- large answers
+
+
+class Download(Noting):
+    """Sends 6 MiB in parts once it is asked, and notes how each wait ended and how much waited."""
+
+    part = bytes(48 * 1024)
+    parts = 128
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raised, self.waiting = [], []
+
+    async def received(self, data) -> None:
+        try:
+            for _ in range(self.parts):
+                self.send(self.part)
+                self.waiting.append(self.connection.sender.load().size_bytes)
+                await self.connection.drained()
+        except BaseException as error:
+            self.raised.append(error)
+            raise
+        self.close("sent")
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+def test_drained_when_a_large_answer_is_sent_in_parts_bounds_what_waits(link, deferred):
+    """6 MiB to a reader, under limits of 100 kB: all arrives, no more than a part waits, and the state says so."""
+    session = Download()
+    connection, peer = link(session, tcp=True, limits=Limits.parse("100000,0", "200000,0"), deferred=deferred)
+    peer.sendall(b"x")
+    reader = Reader(peer)
+    assert len(reader.wait()) == len(session.part) * session.parts
+    assert session.wait_end() == (CloseReason.FINISHED, "sent")
+    assert max(session.waiting) < len(session.part) + 100
+    assert {change.new for change in session.edges} <= {SendState.OVERLOADED, SendState.READY}
+    assert connection.writable
+
+
+def test_drained_when_the_connection_ends_raises_and_reports_nothing(link, failures):
+    """A coroutine that waits for a peer who is thrown out gets a ClosedError, which is no fault of the session."""
+    session = Download()
+    connection, peer = link(session, tcp=True)
+    peer.sendall(b"x")
+    wait_until(lambda: connection.sender.blocked, "a peer that does not read")
+    assert not connection.writable
+    connection.close(CloseReason.KICKED, "enough")
+    assert session.wait_end() == (CloseReason.KICKED, "enough")
+    wait_until(lambda: session.raised)
+    (error,) = session.raised
+    assert isinstance(error, ClosedError)
+    assert "kicked: enough" in str(error)
+    assert failures == []
+
+
+def test_drained_when_awaited_on_another_loop_ends_with_the_connection(link):
+    """A task of the application, on a loop of its own, is told as well: of the end, and of what was taken."""
+    connection, peer = link(Noting(), tcp=True)
+
+    async def wait() -> None:
+        connection.sender.send(bytes(8 << 20))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(connection.drained(), 0.05)
+        assert connection.sender._waiters is None, "who gave up is forgotten"
+        asyncio.get_running_loop().call_later(0.01, connection.close, CloseReason.KICKED, "enough")
+        with pytest.raises(ClosedError, match="kicked"):
+            await asyncio.wait_for(connection.drained(), WAIT_S)
+        with pytest.raises(ClosedError, match="kicked"):
+            await asyncio.wait_for(connection.drained(), WAIT_S)
+
+    asyncio.run(wait())
+    peer.close()
+
+
+def test_when_drained_calls_on_the_connections_thread_until_all_is_sent(link):
+    """The callback form: each call sends the next part, on the connection's own thread; none comes after the end."""
+
+    class Pump(Noting):
+        left, waiting = 60, 0
+
+        def received(self, data) -> None:
+            self.send_part()
+
+        def send_part(self) -> None:
+            self._note("part")
+            self.left -= 1
+            self.send(bytes(50_000))
+            self.waiting = max(self.waiting, self.connection.sender.load().size_bytes)
+            if self.left:
+                self.connection.when_drained(self.send_part)
+            else:
+                self.connection.when_drained(self.close, "sent")
+
+    session = Pump()
+    _, peer = link(session, tcp=True)
+    peer.sendall(b"x")
+    reader = Reader(peer)
+    assert len(reader.wait()) == 60 * 50_000
+    assert session.wait_end() == (CloseReason.FINISHED, "sent")
+    assert session.waiting < 50_200
+    assert len(session.threads) == 1

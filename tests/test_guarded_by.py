@@ -25,6 +25,8 @@ MARK = re.compile(r"#.*\bguarded by (_\w*lock)\b")
 MARKED = re.compile(r"\s*self\.(\w+)\s*[:=]")
 
 UNLOCKED: dict[tuple[str, str], str] = {
+    ("Sender.when_drained", "_after"): "what this call has put off, or what another has: either way somebody does it",
+    ("Sender.drained", "_outbox"): "never replaced, its parts as single references; stale by the time it is used",
     ("Sender.send", "_after"): "what this call has put off, or what another has: either way somebody does it",
     ("Sender.unfollow", "_after"): "what this call has put off, or what another has: either way somebody does it",
     ("Sender._do", "_after"): "what this call has put off, or what another has: either way somebody does it",

@@ -63,6 +63,8 @@ CALLS = {
     "relieve": lambda sender, _: sender.relieve("memory"),
     "close_after_flush": lambda sender, _: sender.close_after_flush(),
     "close": lambda sender, _: sender.close(CloseReason.KICKED),
+    "when_drained": lambda sender, _: sender.when_drained(print),
+    "forget_drained": lambda sender, _: sender.forget_drained(print),
 }
 FOR_THE_FANOUT = {"log_grew", "ready_for_cohort", "enter_cohort", "leave_cohort", "move_in_cohort", "broken"}
 

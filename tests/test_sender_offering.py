@@ -333,3 +333,101 @@ def test_thin_when_nothing_was_offered_keeps_an_answer_in_flight_whole():
     viewer.sender.thin(Thin.DROPPABLE)
     viewer.drain()
     assert viewer.heard() == [0]
+
+
+# -- telling who waits for room
+
+
+def test_waiter_when_the_last_byte_is_taken_is_told_once():
+    """Whoever waits is called when nothing waits any more, without the lock, and once; a part is not enough."""
+    viewer = Talker(Peer(room=5))
+    told = []
+    viewer.say("XX")
+    assert not viewer.sender.drained
+    viewer.sender.when_drained(lambda taken: told.append((taken, viewer.sender._lock.owned())))
+    viewer.group.run()
+    viewer.give(HEAD_BYTES)
+    assert told == []
+    viewer.drain()
+    assert told == [(True, False)]
+    assert viewer.sender.drained
+    viewer.say("X")
+    viewer.drain()
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+def test_waiter_when_nothing_waits_is_told_at_once(deferred):
+    """With nothing queued there is nothing to wait for; what a send writes by itself ends a wait as well."""
+    viewer = Talker(limits=by_messages(3, 9), deferred=deferred)
+    told = []
+    viewer.sender.when_drained(told.append)
+    assert told == [True]
+    viewer.say("X")
+    viewer.sender.when_drained(told.append)
+    viewer.say("XX")  # at the mark: what waits is offered, and taken
+    assert told == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("end", "answer"),
+    [
+        pytest.param(lambda sender: sender.close(CloseReason.KICKED), False, id="close"),
+        pytest.param(lambda sender: sender.broken(ConnectionResetError()), False, id="reset"),
+        pytest.param(lambda sender: sender.thin(Thin.DROPPABLE), True, id="all dropped"),
+    ],
+)
+def test_waiter_when_the_queue_goes_another_way_is_told(end, answer):
+    """The end of the connection ends the wait, and so does a queue that is thrown away."""
+    viewer = Talker(Peer(room=0))
+    told = []
+    viewer.say("X")
+    viewer.group.run()
+    viewer.sender.when_drained(told.append)
+    end(viewer.sender)
+    assert told == [answer]
+    viewer.sender.when_drained(told.append)
+    assert told == [answer, answer], "who asks later is told the same"
+
+
+def test_waiter_when_it_closes_after_flush_is_told_that_all_was_sent():
+    """FINISHED means that everything was taken: for a wait that began before, and for one that begins after."""
+    viewer = Talker(Peer(room=0))
+    told = []
+    viewer.say("X")
+    viewer.group.run()
+    viewer.sender.when_drained(told.append)
+    viewer.sender.close_after_flush()
+    viewer.drain()
+    viewer.sender.when_drained(told.append)
+    assert told == [True, True]
+
+
+def test_waiter_when_it_is_taken_back_is_not_told():
+    """Who no longer waits is forgotten, so that waits which time out leave nothing behind."""
+    viewer = Talker(Peer(room=0))
+    told = []
+    viewer.say("X")
+    for _ in range(3):
+        viewer.sender.when_drained(told.append)
+        viewer.sender.when_drained(print)
+        viewer.sender.forget_drained(print)
+    assert len(viewer.sender._waiters) == 3
+    viewer.drain()
+    assert told == [True] * 3
+
+
+def test_waiter_when_a_log_is_followed_waits_for_its_own_messages_only():
+    """A viewer that lags behind its log can still be sent large answers in parts."""
+    viewer = Talker(Peer(room=0))
+    published = Published(viewer.group)
+    viewer.follow(Fanout(published.log, viewer.group, flush_interval_s=0))
+    published.script("K")
+    viewer.group.run(0.1)
+    assert viewer.sender.drained
+    viewer.say("X")
+    told = []
+    viewer.sender.when_drained(told.append)
+    published.script("I" * 5)
+    viewer.drain()
+    assert told == [True]
