@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Self
+from typing import Final, ParamSpec, Self
 
 from flowctl._locks import OwnedLock
 from flowctl._proxied import Proxied
@@ -32,6 +33,8 @@ from flowctl.session import Session
 from flowctl.sockets import SocketOptions, close_socket
 from flowctl.totals import NO_FLOW, FlowTotals, totals_of
 from flowctl.work import NO_WORK_LIMITS, WorkLimits
+
+_P = ParamSpec("_P")
 
 DEFAULT_LIMITS: Final = Limits.parse("2MiB,2048,4s", "4MiB,4096,8s")
 """Limits of a server that is given none: at 2.5 Mbit/s about 6 s and 13 s of media, or 4 s and 8 s of age."""
@@ -508,6 +511,16 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(session_factory: Callable[[], Session], host: str = "127.0.0.1", port: int = 0, **settings: object) -> None:
-    """Serve until SIGINT or SIGTERM; arguments as for `Server`. Main thread."""
-    Server(session_factory, host, port, **settings).run()  # type: ignore[arg-type]  # the names are checked by Server
+def _runs(make: Callable[_P, Server]) -> Callable[_P, None]:
+    """Return a function that runs what `make` makes; type checkers and `help` know its arguments."""
+
+    def serve(*args: _P.args, **settings: _P.kwargs) -> None:
+        """Serve until SIGINT or SIGTERM; arguments as for `Server`. Main thread."""
+        make(*args, **settings).run()
+
+    signature = inspect.signature(make).replace(return_annotation=None)
+    serve.__signature__ = signature  # type: ignore[attr-defined]  # any function may have one
+    return serve
+
+
+serve: Final = _runs(Server)

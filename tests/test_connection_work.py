@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from live_kit import HandGroup, Wire
 
 from flowctl.connection import Connection
 from flowctl.errors import RemoteProtocolError
@@ -13,6 +12,7 @@ from flowctl.reasons import CloseReason
 from flowctl.receiver import InputResult, Verdict
 from flowctl.session import Session
 from flowctl.testing import ManualClock
+from flowctl.testing.driving import HandGroup, MemoryWire
 from flowctl.work import ADDRESS_TURN_S, NO_WORK_LIMITS, PER_ADDRESS, PER_CONNECTION, TURN_S, WorkLimits
 
 LIMITS = WorkLimits()
@@ -51,7 +51,7 @@ class Thread:
 
     def connect(self, cost_s=0.0, address="192.0.2.1", limits=LIMITS, session=None):
         session = session or Costly(self.clock, cost_s)
-        wire = Wire((address, 1000))
+        wire = MemoryWire((address, 1000))
         connection = Connection(wire, session, clock=self.clock, work_limits=limits)
         self.group.add(connection)
         return connection, session, wire

@@ -56,7 +56,7 @@ LAYERS = {
     ),
     "telemetry": layer("telemetry", "ground flow queue jobs"),
     "flight": layer("flight replay", "ground flow queue jobs sending telemetry"),
-    "testing": layer("testing", "ground flow queue jobs sending"),
+    "testing": layer("testing", "ground work flow queue jobs sending receiving loop glue"),
     "media": layer("media", "ground wire"),
     "log": layer("log logwriter", "ground wire"),
     "client": layer("client", "ground flow queue jobs sending receiving loop glue wire media log"),

@@ -22,7 +22,9 @@ PUBLIC = """
     RemoteProtocolError SendOutcome SendResult SendState Sender SenderSettings SenderStatistics ServeOptions Server
     ServerProgram ServerStatistics Session SocketOptions StateChange StreamLog Thin Transport Verdict serve
 """
-TESTING = "ManualClock ManualGroup ManualHost ScriptedTransport ThrottledPeer check_drop_policy would_block"
+TESTING = (
+    "Driven drive ManualClock ManualGroup ManualHost ScriptedTransport ThrottledPeer check_drop_policy would_block"
+)
 
 
 def test_public_names_when_listed_are_these():

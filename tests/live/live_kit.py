@@ -8,17 +8,13 @@ octets and time until everything is quiet.
 from __future__ import annotations
 
 import errno
-import socket
 
-from flowctl._processor import DeferredProcessor
 from flowctl.connection import Connection
-from flowctl.deadlines import Deadlines
 from flowctl.limits import NO_LIMITS
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession
 from flowctl.policy import LivePolicy
-from flowctl.pollgroup import GroupState
 from flowctl.rtmp import commands
 from flowctl.rtmp import events as rtmp_events
 from flowctl.rtmp.client_session import ClientSession
@@ -26,8 +22,8 @@ from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
 from flowctl.rtmp.wire import Message
 from flowctl.sender_types import SenderSettings
-from flowctl.testing import ManualClock, ManualGroup
-from flowctl.work import WorkBook
+from flowctl.testing import ManualClock
+from flowctl.testing.driving import HandGroup, MemoryWire
 
 AVC_HEADER = b"\x17\x00\x00\x00\x00\x01\x64\x00\x1f\xff\xe1\x00\x00"
 AAC_HEADER = b"\xaf\x00\x12\x10"
@@ -63,162 +59,6 @@ def config(*, wire: dict | None = None, rtmp: dict | None = None, **fields) -> L
     return LiveConfig(rtmp=ServerSessionConfig(limits=WireLimits(**(wire or {})), **(rtmp or {})), **fields)
 
 
-class Wire:
-    """Both directions of a connection in memory; the server's socket, as far as a connection uses one.
-
-    Attributes:
-        up: octets on their way to the server.
-        down: octets on their way to the client.
-        room: octets that `down` takes before it says EAGAIN. None: any number.
-        piece: octets that one read returns at most.
-        ended: the client has ended its stream.
-        broken: the error of the next read or write. None: none.
-        closed: the server has closed it.
-    """
-
-    family = socket.AF_UNIX
-    numbers = iter(range(1000, 1_000_000))
-
-    def __init__(self, peer) -> None:
-        self.peer = peer
-        self.number = next(self.numbers)
-        self.up, self.down = bytearray(), bytearray()
-        self.room = None
-        self.piece = 1 << 20
-        self.ended = self.closed = self.reset = False
-        self.broken = None
-
-    def setblocking(self, flag) -> None:
-        assert flag is False
-
-    def setsockopt(self, level, option, value) -> None:
-        self.reset = self.reset or option == socket.SO_LINGER
-
-    def getpeername(self):
-        return self.peer
-
-    def getsockopt(self, level, option, size=None):
-        if (level, option) == (socket.SOL_SOCKET, socket.SO_ERROR):
-            return errno.ECONNRESET if self.broken is not None else 0
-        raise OSError(errno.EOPNOTSUPP, "this is no TCP socket")
-
-    def fileno(self) -> int:
-        return -1 if self.closed else self.number
-
-    def _check(self) -> None:
-        if self.broken is not None:
-            raise self.broken
-
-    def recv_into(self, memory) -> int:
-        self._check()
-        count = min(len(memory), len(self.up), self.piece)
-        if not count:
-            if self.ended:
-                return 0
-            raise BlockingIOError(errno.EAGAIN, "nothing there")
-        memory[:count] = self.up[:count]
-        del self.up[:count]
-        return count
-
-    def recv(self, most, flags) -> bytes:
-        self._check()
-        data = bytes(self.up[:most])
-        del self.up[:most]
-        if not data and not self.ended:
-            raise BlockingIOError(errno.EAGAIN, "nothing there")
-        return data
-
-    def send(self, data) -> int:
-        self._check()
-        count = len(data) if self.room is None else min(len(data), max(self.room - len(self.down), 0))
-        if not count:
-            raise BlockingIOError(errno.EAGAIN, "full")
-        self.down += data[:count]
-        return count
-
-    def sendmsg(self, buffers) -> int:
-        return self.send(b"".join(buffers))
-
-    def shutdown(self, how) -> None:
-        self._check()
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class HandGroup(ManualGroup):
-    """A poll group that is turned by hand: what a connection needs of one, and `turn`."""
-
-    state = GroupState.RUNNING
-    name = "hand"
-
-    def __init__(self, clock) -> None:
-        super().__init__(clock)
-        self.processor = DeferredProcessor(lambda: None, self.report)
-        self.deadlines = Deadlines(self._arm, self.report)
-        self.scratch = memoryview(bytearray(256 * 1024))
-        self.bytes_in = self.bytes_out = 0
-        self.failures: list[tuple[str, Exception]] = []
-        self.inputs, self.outputs, self.ends = {}, {}, {}
-        self.work = WorkBook(self.call_soon)
-        self.gathered = {}
-
-    def report(self, where, error) -> None:
-        self.failures.append((where, error))
-
-    def _arm(self, when) -> None:
-        self.call_later(max(0.0, when - self.clock()), lambda: self.deadlines.run_due(self.clock()))
-
-    def add(self, connection) -> None:
-        connection.registration.bind(self.processor, hold=True)
-        connection.attached(self)
-        connection.registration.activate()
-
-    def remove_pollable(self, connection) -> None:
-        connection.detached(self)
-        connection.registration.unbind()
-
-    def watch_input(self, wire, callback, *, gather=False) -> None:
-        self.ends.pop(wire, None)
-        self.inputs[wire] = callback
-        self.gathered[wire] = gather
-
-    def watch_end(self, wire, callback) -> None:
-        self.inputs.pop(wire, None)
-        self.ends[wire] = callback
-
-    def unwatch_input(self, wire) -> None:
-        self.inputs.pop(wire, None)
-        self.ends.pop(wire, None)
-
-    def watch_output(self, wire, callback) -> None:
-        self.outputs[wire] = callback
-
-    def unwatch_output(self, wire) -> None:
-        self.outputs.pop(wire, None)
-
-    def turn(self) -> bool:
-        """Do what a turn of the loop would; return whether there was anything to do."""
-        busy = False
-        for wire, callback in list(self.inputs.items()):
-            if wire in self.inputs and (wire.up or wire.ended or wire.broken):
-                callback()
-                busy = True
-        for wire, callback in list(self.outputs.items()):
-            if wire in self.outputs and (wire.broken or wire.room is None or wire.room > len(wire.down)):
-                callback()
-                busy = True
-        for wire, callback in list(self.ends.items()):
-            if wire in self.ends and wire.broken:
-                del self.ends[wire]
-                callback(True)
-                busy = True
-        pending = self.processor.statistics().pending
-        self.processor.run_round()
-        self.run()
-        return busy or bool(pending) or bool(self.processor.statistics().pending)
-
-
 class Peer:
     """A client of the world's server.
 
@@ -231,7 +71,7 @@ class Peer:
     def __init__(self, world, address, settings, **options) -> None:
         self.world = world
         self.session = ClientSession(settings or ClientSessionConfig(), now=world.clock())
-        self.wire = Wire(address)
+        self.wire = MemoryWire(address)
         self.events, self.media = [], []
         self.reads = True
         self.live = world.session(world.hub, world.config, world.policy, world.clock())

@@ -8,7 +8,7 @@ import sys
 import types
 
 import pytest
-from live_kit import HandGroup, Wire, World, audio, inter, key
+from live_kit import World, audio, inter, key
 
 from flowctl.cohort import Squad
 from flowctl.fanout import Fanout
@@ -22,6 +22,7 @@ from flowctl.live.stream import Stream
 from flowctl.live.wirelog import WireLog
 from flowctl.sender_types import SenderSettings
 from flowctl.streamlog import Entry, StreamLog
+from flowctl.testing.driving import HandGroup, MemoryWire
 
 LOG = logging.getLogger("memory")
 HEALTHY_BYTES = 7_000
@@ -32,7 +33,7 @@ STALLED_BYTES = HEALTHY_BYTES + 3_000
 
 SHARED = (
     *(types.ModuleType, type, types.FunctionType, types.CodeType, types.BuiltinFunctionType),
-    *(HandGroup, Hub, Stream, StreamLog, WireLog, Fanout, Squad, Entry, LiveConfig, Wire, World),
+    *(HandGroup, Hub, Stream, StreamLog, WireLog, Fanout, Squad, Entry, LiveConfig, MemoryWire, World),
 )
 """What viewers have in common, and what stands for the kernel here: not looked into."""
 
