@@ -60,6 +60,8 @@ _OWN_FAULT: Final = frozenset(
     }
 )
 """Reasons for which a viewer was closed because it was slow."""
+_GONE: Final = ""
+"""Name under which the comparisons of streams are kept that are not there any more."""
 _NOT_DROPS: Final = (DropReason.UNFOLLOWED, DropReason.CLOSED)
 
 
@@ -71,7 +73,8 @@ class OversightStatistics:
         budget: memory held for slow viewers, and who gave way.
         held_by_stream: bytes of the streams' logs that are held, by stream.
         shares: states and steps of the viewers of each stream, at the last look.
-        shadow: comparison with the candidate, by stream, viewers that have gone included.
+        shadow: comparison with the candidate, by stream, viewers that have gone included; under "" that of streams
+            that have gone.
         looks: looks so far.
         longest_look_s: time the longest of them took, all of its slices together.
         longest_slice_s: longest time that one of them kept its thread.
@@ -218,6 +221,7 @@ class Oversight:
         yield from self._count_shares(streams, seen, now)
         if self._candidate is not None:
             yield from self._run_shadows(seen)
+            self._fold_shadows({stream.name for stream in streams})
         if self.age_from is AgeSource.DELAY:
             self._sweep(streams, now)
         self._looks += 1
@@ -352,6 +356,13 @@ class Oversight:
             for sender, name, report in finished:
                 del self._shadows[sender]
                 self._past_shadow[name] = self._past_shadow.get(name, NO_SHADOW) + report
+
+    def _fold_shadows(self, present: set[str]) -> None:
+        """Keep the figures of streams that are not there any more as one: anybody can make names without end."""
+        with self._lock:
+            for name in [name for name in self._past_shadow if name not in present and name != _GONE]:
+                gone = self._past_shadow.pop(name)
+                self._past_shadow[_GONE] = self._past_shadow.get(_GONE, NO_SHADOW) + gone
 
     def _begin(self, item: _Seen, candidate: Candidate) -> _Shadowed | None:
         sender = item.sender
