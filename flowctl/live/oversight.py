@@ -216,8 +216,8 @@ class Oversight:
         """Look once; each step is short."""
         now = self._clock()
         streams = self._streams()
-        logs, seen = yield from self._see(streams)
-        yield from self._judge_memory(logs, seen, now)
+        logs, caches, seen = yield from self._see(streams)
+        yield from self._judge_memory(logs, caches, seen, now)
         yield from self._count_shares(streams, seen, now)
         if self._candidate is not None:
             yield from self._run_shadows(seen)
@@ -227,33 +227,49 @@ class Oversight:
         self._looks += 1
 
     @staticmethod
-    def _see(streams: Iterable[Stream]) -> Generator[None, None, tuple[dict[Hashable, int], list[_Seen]]]:
-        """Return what the GOP cache and the headers of each log hold, and who lags.
+    def _see(
+        streams: Iterable[Stream],
+    ) -> Generator[None, None, tuple[dict[Hashable, int], dict[Stream, dict[Hashable, int]], list[_Seen]]]:
+        """Return what the GOP cache and the headers of each log hold, the caches alone by stream, and who lags.
 
         Headers are there whoever views, so all who follow a log hold them on top of what is between them and its tail.
         """
         logs: dict[Hashable, int] = {}
+        caches: dict[Stream, dict[Hashable, int]] = {}
         seen = []
         for stream in streams:
             standby_bytes = stream.standby_bytes
             for wire in stream.wires:
                 headers_bytes, standby_bytes = wire.headers.size_bytes + standby_bytes, 0
-                logs[wire.log] = _cached_bytes(wire.log) + headers_bytes
+                cached_bytes = _cached_bytes(wire.log)
+                if cached_bytes:
+                    caches.setdefault(stream, {})[wire.log] = cached_bytes
+                logs[wire.log] = cached_bytes + headers_bytes
                 for fanout in wire.fanouts.active:
                     for sender in fanout.lagging():
                         seen.append(_seen(stream, wire.log, sender, headers_bytes))
                         yield
                 yield
-        return logs, seen
+        return logs, caches, seen
 
     # -- memory
 
-    def _judge_memory(self, logs: dict[Hashable, int], seen: list[_Seen], now: float) -> Generator[None, None, None]:
+    def _judge_memory(
+        self, logs: dict[Hashable, int], caches: dict[Stream, dict[Hashable, int]], seen: list[_Seen], now: float
+    ) -> Generator[None, None, None]:
         # Who is closed after a flush is shown too: until then it holds what it held. Who is closed holds nothing.
         holdings = [
             Holding(item.sender, item.log, _peer(item.sender)[0], item.behind_bytes, item.own_bytes) for item in seen
         ]
         yield
+        sizes = {stream: sum(found.values()) for stream, found in caches.items()}
+        for number, stream in enumerate(self._budget.caches_to_empty(sizes, logs, holdings)):
+            stream.drop_caches()
+            for log, size in caches[stream].items():
+                logs[log] -= size
+            if number < _LINES:
+                _log.warning("memory budget: GOP cache emptied", stream=stream.name, bytes=sizes[stream])
+            yield
         victims = self._budget.judge(logs, holdings, now)
         held = self._budget.statistics().held.by_log
         by_stream: dict[str, int] = {}
