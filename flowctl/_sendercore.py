@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import errno
 from functools import partial
+from operator import sub
 from typing import Final
 
 from flowctl._senderstate import SenderState
@@ -121,7 +122,10 @@ class SenderCore(SenderState):
         own = DROPPABLE_MASK if held else self._refused_locked(self._core.state)
         step = self._trouble.mask if self._trouble is not None else 0
         mask = own | step
-        self._held = held
+        if held and self._held is None:
+            self._held = self._undroppable_locked()
+        elif not held:
+            self._held = None
         if mask == self._mask:
             return
         self._mask = mask
@@ -151,6 +155,7 @@ class SenderCore(SenderState):
                 return
             load = self._counted_locked(now)
         self._settle_locked(core.queued(load, now) if queued else core.ticked(load, now), now)
+        self._check_held_locked()
 
     def _queue_locked(
         self, data: bytes, message_class: MessageClass, now: float, *, droppable: bool | None, track: int
@@ -160,7 +165,7 @@ class SenderCore(SenderState):
         core, backlog = self._core, self._outbox.backlog
         foreign = self._cohort is not None and self._foreign_locked()
         full = foreign and core.reaches_hard(backlog.size_bytes, len(backlog))
-        mask, held = self._mask, self._held
+        mask, held = self._mask, self._held is not None
         reason = backlog.offer(
             data, message_class, now, mask=mask, held=held, full=full, droppable=droppable, track=track
         )
@@ -196,6 +201,7 @@ class SenderCore(SenderState):
         self._check_control_locked()
         if self._close_reason is None:
             self._settle_locked(core.queued(self._counted_locked(now), now), now)
+            self._check_held_locked()
 
     def _sent_from_afar_locked(self, message_class: MessageClass, *, full: bool) -> SendResult:
         """Go on with a message that another thread has queued while a log is followed: the flush judges it.
@@ -454,6 +460,22 @@ class SenderCore(SenderState):
         """End the connection for a control lane over its limit, if that is the peer's doing: the kernel refuses."""
         if self._core.would_block and self._control_over_locked():
             self._fail_locked(CloseReason.LIMIT_HIT, self._control_words_locked())
+
+    def _check_held_locked(self) -> None:
+        """End the connection where a held hard limit has let in more headers than the control lane may hold.
+
+        Nothing else bounds them then: they are never refused, so that whoever recovers can decode what comes.
+        """
+        if self._held is None or self._close_reason is not None:
+            return
+        messages, size_bytes = map(sub, self._undroppable_locked(), self._held)
+        settings = self._settings
+        if messages > settings.control_messages or size_bytes > settings.control_bytes:
+            self._fail_locked(
+                CloseReason.LIMIT_HIT,
+                f"since the hard limit is held, {size_bytes} bytes in {messages} headers and control messages wait, "
+                f"the limit is {settings.control_bytes} bytes, {settings.control_messages} messages",
+            )
 
     def _control_words_locked(self) -> str:
         backlog, settings = self._outbox.backlog, self._settings

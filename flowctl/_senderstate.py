@@ -16,7 +16,7 @@ from flowctl._faults import as_exception, log_error
 from flowctl._locks import HANDLERS, OwnedLock
 from flowctl.counts import Counts
 from flowctl.errors import ReentryError
-from flowctl.flow import EMPTY_LOAD, FlowCore, Load, SendState
+from flowctl.flow import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
 from flowctl.ladder import LadderStep
 from flowctl.ledger import Ledger, LedgerEntry, LedgerKind, difference
 from flowctl.limits import NO_LIMITS, Limits
@@ -93,7 +93,9 @@ class SenderState:
         self._core = FlowCore(limits, now)  # guarded by _lock
         self._policy = policy or _KEEP_ALL  # guarded by _lock
         self._mask = 0  # classes refused in the present state; guarded by _lock
-        self._held = False  # all but control and headers are: the hard limit is held; guarded by _lock
+        # All but control and headers are refused, for the hard limit is held; then (messages, wire bytes) of these that
+        # were queued when that began.
+        self._held: tuple[int, int] | None = None  # guarded by _lock
         self._outbox = Outbox()  # guarded by _lock
         self._cohort: CohortLike | None = None  # the fan-out of the followed log; guarded by _lock
         self._member = False  # the cohort writes the log for us; guarded by _lock
@@ -302,6 +304,12 @@ class SenderState:
                 call()
             except BaseException as error:  # noqa: BLE001 - a hook that raises must not cost the caller its turn
                 log_error("a hook of the application", as_exception(error))
+
+    def _undroppable_locked(self) -> tuple[int, int]:
+        """Return (messages, wire bytes) of what is queued and not refused by anything: control and headers."""
+        queued = self._outbox.accounts()[2]
+        kept = (MessageClass.CONTROL, MessageClass.HEADER)
+        return sum(queued.messages[item] for item in kept), sum(queued.sizes_bytes[item] for item in kept)
 
     # -- the ledger and episodes of drops
 

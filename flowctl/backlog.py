@@ -64,6 +64,7 @@ class Backlog:
         "_headers",
         "_key_at",
         "_media",
+        "_thinned",
         "_wait_since",
         "accepted",
         "control",
@@ -89,6 +90,7 @@ class Backlog:
         self.restarts = 0
         self.key_waits_expired = 0
         self._wait_since = 0.0
+        self._thinned = False  # the queue was thrown away, and with the next key frame goes the sound before it
         self._key_at: float | None = None  # when the last key frame was offered
         self._gop_s = 0.0  # time between the last two
         self._dropped: dict[DropReason, Tally] | None = None
@@ -159,6 +161,7 @@ class Backlog:
             return reason
         if message_class is _KEY and self.waiting_for_key:
             self.waiting_for_key = False
+            self._drop_old_sound()
             self._restart(now)
         self._push(QueuedMessage(wire, message_class, now, track, droppable=may_drop))
         return None
@@ -195,7 +198,7 @@ class Backlog:
         if self.waiting_for_key and BROKEN_MASK >> message_class & 1:
             if now - self._wait_since < max(KEY_WAIT_S, 2 * self._gop_s):
                 return DropReason.KEY_WAIT
-            self.waiting_for_key = False
+            self.waiting_for_key = self._thinned = False
             self.key_waits_expired += 1
             self._push_headers(now)
         return None
@@ -318,6 +321,19 @@ class Backlog:
         self.media_bytes = sum(len(item.wire) for item in self._media)
         if any(item.message_class in _BREAKING for item in lost):
             self._wait(now)
+            self._thinned = True
+
+    def _drop_old_sound(self) -> None:
+        """A key frame follows after the queue was thrown away: sound that still waits is older than the picture."""
+        if not self._thinned:
+            return
+        self._thinned = False
+        old = [item for item in self._media or () if item.message_class is _AUDIO and item.droppable]
+        self._count(old, DropReason.THINNED)
+        self._media = deque(
+            item for item in self._media or () if item.message_class is not _AUDIO or not item.droppable
+        )
+        self.media_bytes = sum(len(item.wire) for item in self._media)
 
     def drop_everything(self, reason: DropReason) -> None:
         """Drop both lanes, whatever the class: the connection is over."""

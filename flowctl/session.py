@@ -11,6 +11,7 @@ from flowctl.ledger import LedgerEntry
 from flowctl.reasons import CloseReason
 from flowctl.receiver import InputResult
 from flowctl.sender_types import SendResult
+from flowctl.streamlog import Wire
 
 if TYPE_CHECKING:
     from flowctl.connection import Connection
@@ -92,9 +93,17 @@ class Session:
     def closed(self, reason: CloseReason, details: str) -> Awaitable[None] | None:
         """Take note that the connection is over, and why; the last call, exactly once."""
 
-    def send(self, data: bytes, message_class: MessageClass = MessageClass.DATA) -> SendResult:
-        """Send one message; shorthand for ``connection.sender.send``. Any thread."""
-        return self.connection.sender.send(data, message_class)
+    def send(
+        self, data: Wire, message_class: MessageClass = MessageClass.DATA, *, droppable: bool | None = None
+    ) -> SendResult:
+        """Send one message; shorthand for ``connection.sender.send``. Any thread.
+
+        Args:
+            data: the message as it goes to the socket, not empty; what is no `bytes` is copied.
+            message_class: what it is to the drop policy.
+            droppable: whether the policy may drop it. None: all classes but CONTROL and HEADER.
+        """
+        return self.connection.sender.send(data, message_class, droppable=droppable)
 
     def close(self, details: str = "") -> None:
         """Send what is queued, then close; shorthand for ``connection.close_after_flush``. Any thread."""

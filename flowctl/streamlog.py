@@ -167,24 +167,29 @@ class StreamLog:
         now: float,
         *,
         restart: tuple[Wire, ...] = (),
+        droppable: bool | None = None,
     ) -> Entry:
         """Add one message at the end; O(1) in the number of viewers.
 
         Args:
             wire: the message as it goes to the socket, complete; not empty. What is no `bytes` is copied, here and in
                 `restart`.
-            message_class: its class; KEY opens a new group. Whether a message of a log may be dropped follows from
-                its class alone (CONTROL and HEADER never are).
+            message_class: its class; KEY opens a new group.
             now: time in seconds.
             restart: for KEY: the wire messages that a viewer who starts at this one needs before it.
+            droppable: whether viewers may be spared it. None: all classes but CONTROL and HEADER. The totals of a log
+                are by class, so what differs from that is filed, and counted, under another: AUDIO and DATA that may
+                not be dropped under CONTROL, which keeps its place in the log, and HEADER that may under DATA.
 
         Returns:
             The entry that holds the message.
 
         Raises:
             LocalProtocolError: a message is no bytes, or empty. The kernel never takes an empty one, so nobody could
-                pass it.
+                pass it. Or a frame was to be kept at any price: without those it refers to it is of no use.
         """
+        if droppable is not None:
+            message_class = _filed_under(message_class, droppable=droppable)
         if type(wire) is not bytes:
             wire = owned_bytes(wire)
         headers = tuple(map(owned_bytes, restart)) if restart else ()
@@ -253,6 +258,20 @@ class StreamLog:
     def unlisten(self, listener: LogListener) -> None:
         """Stop calling `listener`; harmless when it is not listening."""
         self._listeners = tuple(item for item in self._listeners if item is not listener)
+
+
+def _filed_under(message_class: MessageClass, *, droppable: bool) -> MessageClass:
+    """Return the class of a log whose messages are dropped, or not, as `droppable` says."""
+    if message_class in _VIDEO:
+        if not droppable:
+            raise LocalProtocolError(
+                f"a {message_class.name} of a log cannot be kept from being dropped",
+                hint="what a viewer gets of the frames follows from the key frames it gets; see DropPolicy",
+            )
+        return message_class
+    if message_class is MessageClass.HEADER:
+        return MessageClass.DATA if droppable else message_class
+    return message_class if droppable else MessageClass.CONTROL
 
 
 def owned_bytes(data: object) -> bytes:

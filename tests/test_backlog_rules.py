@@ -241,3 +241,23 @@ def test_backlog_for_any_history_keeps_its_books_and_order(history):
     for lane in ((CONTROL,), (KEY, INTER, DISPOSABLE, AUDIO, DATA)):
         numbers = [wire[:4] for kind, wire, _ in taken if kind in lane]
         assert numbers == sorted(set(numbers))
+
+
+def test_key_frame_when_it_ends_a_loss_by_thinning_has_no_older_sound_before_it(queue):
+    """Sound offered after the queue was thrown away and still waiting is dropped: headers, key frame, then sound."""
+    queue.offer("HKIIA")
+    assert queue.thin(messages=0) == "H"
+    queue.take()
+    queue.offer("AAX")
+    queue.offer("A", droppable=False)
+    queue.offer("KAI")
+    assert queue.look() == "XAHKAI"
+    assert queue.backlog.dropped()[DropReason.THINNED].messages[AUDIO] == 3
+
+
+def test_key_frame_when_it_ends_a_refusal_leaves_the_sound(queue):
+    """Where frames were refused and nothing thrown away, sound stays in its place: a viewer may have muted pictures."""
+    queue.offer("HK")
+    queue.lose_an_inter_frame()
+    queue.offer("AKA")
+    assert queue.look() == "HKAHKA"

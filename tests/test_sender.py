@@ -9,6 +9,8 @@ from collections import Counter
 import pytest
 from flow_kit import (
     AUDIO,
+    CLASS_OF,
+    CONTROL,
     DATA,
     HEAD_BYTES,
     OWN,
@@ -30,6 +32,7 @@ from flowctl.policy import DropDroppable, LivePolicy, Thin
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
 from flowctl.sender_types import SenderSettings, SendOutcome
+from flowctl.streamlog import StreamLog
 from flowctl.testing import ManualGroup, ManualHost, ScriptedTransport, ThrottledPeer, would_block
 
 # -- modes and writing
@@ -370,3 +373,71 @@ def test_send_when_several_threads_call_keeps_the_order_of_each(deferred):
     assert not host.failures
     check_accounts(viewer, Counter({AUDIO: count * threads}))
     check_edges(viewer)
+
+
+@pytest.mark.parametrize("settings", [SenderSettings(control_messages=20), SenderSettings(control_bytes=3000)], ids=str)
+def test_hold_when_headers_come_without_end_closes(settings):
+    """A held hard limit refuses no headers; the control lane's limit bounds how many, by number and by bytes."""
+    viewer = Talker(Peer(room=0), limits=by_messages(4, 4, 2, HardPolicy.HOLD), settings=settings)
+    viewer.say("HXXX")
+    viewer.group.run()
+    assert viewer.sender.state is HARD_LIMIT
+    most = 0
+    for _ in range(100):
+        viewer.say("H", 200)
+        most = max(most, viewer.sender.load().messages)
+    assert most <= 24
+    ((reason, details),) = viewer.host.closed
+    assert reason is CloseReason.LIMIT_HIT
+    assert "headers" in details
+    check_accounts(viewer, viewer.offered)
+
+
+def test_hold_when_headers_are_taken_meanwhile_stays():
+    """What counts are the headers that wait since then, not those from before, nor what the peer has taken."""
+    settings = SenderSettings(control_messages=5, stuck_s=0, soft_too_long_s=0)
+    viewer = Talker(Peer(room=0), limits=by_messages(4, 20, 1, HardPolicy.HOLD), settings=settings)
+    viewer.say("H" * 20)
+    viewer.group.run()
+    for _ in range(30):
+        viewer.say("H")
+        viewer.give(HEAD_BYTES)
+        viewer.group.run(0.1)
+    assert viewer.host.closed == []
+    viewer.drain()
+    assert len(viewer.heard()) == 50
+
+
+def test_hold_when_a_log_has_headers_without_end_closes():
+    """The same for what is published, at the next look (every 1024 messages): headers of a log must not pile up."""
+    viewer = Talker(
+        Peer(room=0), limits=by_messages(4, 4, 2, HardPolicy.HOLD), settings=SenderSettings(control_messages=9)
+    )
+    published = Published(viewer.group)
+    viewer.follow(Fanout(published.log, viewer.group, flush_interval_s=0))
+    published.script("KIIIIIII")
+    viewer.group.run(3.0)
+    assert viewer.sender.state is HARD_LIMIT
+    for _ in range(20):
+        published.script("H" * 100)
+        viewer.group.run(0.1)
+    assert [reason for reason, _ in viewer.host.closed] == [CloseReason.LIMIT_HIT]
+
+
+def test_message_of_a_log_when_it_may_not_be_dropped_reaches_a_slow_viewer():
+    """What is marked stays in its place when all around it is thinned away, and everything is accounted for."""
+    viewer = Talker(Peer(room=0), policy=LivePolicy(), limits=by_messages(6, 500), settings=TIMELESS)
+    log = StreamLog()
+    viewer.sender.follow(Fanout(log, viewer.group, flush_interval_s=0))
+    for number, letter in enumerate("KIIAX" + "IIIIIXXX" * 3):
+        item = CLASS_OF[letter]
+        log.append(frame(OWN, item, number), item, viewer.group.now())
+        viewer.group.run(1.0)
+    for number in (100, 101):
+        log.append(frame(OWN, CONTROL, number), DATA, viewer.group.now(), droppable=False)
+        log.append(frame(OWN, DATA, number), DATA, viewer.group.now())
+        viewer.group.run(1.0)
+    viewer.drain()
+    assert [number for number in viewer.heard() if number >= 100][:2] == [100, 101]
+    assert viewer.sender.statistics().dropped_messages > 10
+    check_accounts(viewer)

@@ -346,3 +346,24 @@ def test_subtract_when_given_totals_gives_what_lies_between():
     assert subtract(log.tail.counts, middle.counts) == [0, 0, 0, 1, 0, 0, 1]
     with pytest.raises(ValueError, match="zip"):
         subtract((1, 2), (1,))
+
+
+def test_append_when_marked_is_dropped_or_kept_whatever_its_class():
+    """A log files what may not be dropped under CONTROL and a header that may be under DATA; frames keep their rule."""
+    log = StreamLog()
+    marks = [
+        (AUDIO, False),
+        (DATA, False),
+        (AUDIO, True),
+        (HEADER, True),
+        (HEADER, False),
+        (CONTROL, True),
+        (INTER, True),
+    ]
+    entries = [log.append(Wire(), item, 0.0, droppable=droppable) for item, droppable in marks]
+    filed = [entry.message_class for entry in entries]
+    assert filed == [CONTROL, CONTROL, AUDIO, DATA, HEADER, CONTROL, INTER]
+    for item in (KEY, INTER):
+        with pytest.raises(LocalProtocolError, match=item.name):
+            log.append(Wire(), item, 0.0, droppable=False)
+    assert log.tail.sequence == len(marks)
