@@ -73,6 +73,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("fuzz")
             if factor > 1:
                 multiply_examples(item, factor)
+    items.sort(key=lambda item: item.get_closest_marker("pipeline") is None)  # the longest files first, see run_all.py
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,8 +23,9 @@ RUNS = {
     "computing": ["-m", "not realtime and not pipeline", "-n", "auto", "--maxprocesses=8"],
     # One process, so that all of them share one Java, whose start costs more than most of these tests.
     "pipeline": ["-m", "pipeline and not realtime", "-n", "0"],
-    # None of them asserts a time, so they may disturb each other; worksteal keeps the long ones from piling up.
-    "real time": ["-m", "realtime", "-n", "4", "--dist", "worksteal"],
+    # None of them asserts a time, so they may disturb each other. Tests of a file share servers, or a cluster; that
+    # one takes longest, so conftest.py puts it first.
+    "real time": ["-m", "realtime", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"],
 }
 OUTCOMES = {"failed": "failures", "errors": "errors", "skipped": "skipped"}
 """pytest's words and those of its JUnit report."""
