@@ -41,8 +41,8 @@ def pytest_configure(config):
     use_default_signals()
     adopt_orphans()
     # Java that lives for seconds: its second compiler costs more than it saves (38 % of the processor time of a file of
-    # tests), and so do parallel collectors. Programs that tests start inherit it.
-    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    # tests). Programs that tests start inherit it.
+    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     # A distribution may have an FFmpeg too old for some tests (HEVC in FLV); that of the dev extra is not.
     with contextlib.suppress(ImportError, RuntimeError):
         import imageio_ffmpeg
