@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal to the table below
     from flowctl.admission import AdmissionLimits
+    from flowctl.bans import Ban, BanAction, BanList
     from flowctl.connection import Connection
     from flowctl.counts import Counts
     from flowctl.deferred import DeferredProcessor, DeferredStatistics, Job, Registration
@@ -71,6 +72,9 @@ __all__ = [
     "AgeSource",
     "Axis",
     "AxisLimits",
+    "Ban",
+    "BanAction",
+    "BanList",
     "BrokenError",
     "BusyError",
     "CacheLimits",
@@ -150,6 +154,7 @@ __all__ = [
 
 _HOMES: Final = {
     "flowctl.admission": ("AdmissionLimits",),
+    "flowctl.bans": ("Ban", "BanAction", "BanList"),
     "flowctl.connection": ("Connection",),
     "flowctl.counts": ("Counts",),
     "flowctl.deferred": (

@@ -24,6 +24,9 @@ class Pollable(Protocol):
     It may also have a method ``load() -> float``: how much work it is, in units of an ordinary connection (a
     publisher with many viewers is more). It is asked when it is placed and at each rebalancing, from any thread, so
     it must only read counters. Without it every pollable weighs 1.
+
+    And it may have a method ``movable() -> bool``, asked from any thread and again on its own thread: False leaves it
+    where it is, because something of it (a coroutine) runs on this thread's loop and cannot be taken along.
     """
 
     def attached(self, group: PollGroup) -> None:
@@ -81,3 +84,15 @@ def load_of(pollable: Pollable, on_error: ErrorHook) -> float:
         report(on_error, f"load of {type(pollable).__name__}", error)
         return DEFAULT_LOAD
     return value if isfinite(value) and value >= 0 else DEFAULT_LOAD
+
+
+def is_movable(pollable: Pollable, on_error: ErrorHook) -> bool:
+    """Return whether `pollable` may go to another group; False if it raises."""
+    movable = getattr(pollable, "movable", None)
+    if movable is None:
+        return True
+    try:
+        return bool(movable())
+    except BaseException as error:  # noqa: BLE001  (as for the load)
+        report(on_error, f"movable of {type(pollable).__name__}", error)
+        return False

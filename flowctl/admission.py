@@ -2,7 +2,8 @@
 
 A network that the ban list limits has one bucket of its own, whichever of its addresses comes.
 
-The rate is a token bucket per address. Addresses are kept in the order in which they were last seen, so that what
+An address is an IPv4 address or the /64 of an IPv6 one (`flowctl.addresses`). The rate is a token bucket per address.
+Addresses are kept in the order in which they were last seen, so that what
 memory they may take is freed from the front, without a search, whoever floods us with however many addresses.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl._locks import OwnedLock
+from flowctl.addresses import address_key
 from flowctl.bans import LIMITED_BURST, LIMITED_NEW_PER_S, NO_BANS, Ban, BanAction, BanList, utc_text
 from flowctl.errors import ConfigError, LimitExceededError
 
@@ -43,7 +45,7 @@ class AdmissionLimits:
 
     Args:
         connections: connections in all. 0: what the limit of open files allows.
-        connections_per_address: connections of one address.
+        connections_per_address: connections of one address; for IPv6, of one /64.
         new_per_address_and_s: rate at which one address may open connections.
         burst_per_address: how many it may open at once before the rate counts.
     """
@@ -124,7 +126,7 @@ class Admission:
                 self._refuse_locked(BANNED, ban.score, 0, f"banned: {describe_ban(ban)}")
         limits = self.limits
         with self._lock:
-            entry = self._entry_locked(address, now)
+            entry = self._entry_locked(address_key(address), now)
             entry.attempt(now)
             if self._connections >= self._most:
                 self._refuse_locked("connections", self._connections + 1, self._most)
@@ -134,8 +136,8 @@ class Admission:
             if limits.new_per_address_and_s:
                 rate, burst = limits.new_per_address_and_s, max(limits.burst_per_address, 1)
                 self._take_token_locked(entry, "new_per_address_and_s", rate, burst, now)
-            if ban is not None:  # a key of its own: of a network, or with its prefix length behind the address
-                network = self._entry_locked(ban.cidr, now)
+            if ban is not None:  # a bucket of its own beside that of the address
+                network = self._entry_locked(f"limited {ban.cidr}", now)
                 network.attempt(now)
                 self._take_token_locked(network, LIMITED, LIMITED_NEW_PER_S, LIMITED_BURST, now)
             entry.connections += 1
@@ -148,7 +150,7 @@ class Admission:
     def leave(self, address: str) -> None:
         """Count the end of a connection that had entered."""
         with self._lock:
-            entry = self._addresses.get(address)
+            entry = self._addresses.get(address_key(address))
             if entry is not None and entry.connections:
                 entry.connections -= 1
                 self._connections -= 1

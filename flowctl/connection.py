@@ -36,6 +36,7 @@ from flowctl._jobs import Purpose
 from flowctl._lingering import Lingering
 from flowctl._locks import OwnedLock
 from flowctl._sessioncalls import Coroutines, as_result, handler_reason, reason_for
+from flowctl.addresses import address_key
 from flowctl.deferred import Registration
 from flowctl.delay import round_trip_us, unacknowledged_bytes
 from flowctl.errors import ClosedError, ReentryError
@@ -51,7 +52,7 @@ from flowctl.sender import Sender
 from flowctl.sender_types import SenderSettings
 from flowctl.session import Session
 from flowctl.sockets import SocketOptions, close_socket, end_output, peer_name
-from flowctl.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits, address_key
+from flowctl.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits
 
 _numbers = itertools.count(1)
 _NEVER: Final = float("inf")
@@ -745,6 +746,13 @@ class Connection:
         """
         open_s = max(self.clock() - self.opened_at, _LEAST_MEAN_S)
         return 1.0 + self.receiver.bytes_in / open_s / INPUT_BYTES_PER_VIEWER_S
+
+    def movable(self) -> bool:
+        """Return whether the connection may go to another thread: not while a coroutine runs on this one. Any thread.
+
+        Otherwise two threads would work for one session. Nor while its socket lingers.
+        """
+        return not (self._over or (self._coroutines is not None and self._coroutines.running))
 
     def describe(self) -> str:
         """Return number and peer, for logs."""

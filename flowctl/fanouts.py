@@ -72,6 +72,9 @@ class FollowPlace:
         start: see `Sender.follow`.
         prefix: see `Sender.follow`.
         wait_for_key: see `Sender.follow`.
+
+    Raises:
+        LocalProtocolError: the connection follows a log already, and goes on with that.
     """
 
     __slots__ = ("connection", "fanouts", "group")
@@ -90,8 +93,12 @@ class FollowPlace:
         self.fanouts = fanouts
         self.group: PollGroup | None = group
         if group is not None:
-            connection.place = self
-            connection.sender.follow(fanouts.on(group), start=start, prefix=prefix, wait_for_key=wait_for_key)
+            try:
+                connection.sender.follow(fanouts.on(group), start=start, prefix=prefix, wait_for_key=wait_for_key)
+            except BaseException:
+                fanouts.release(group)  # made for nobody, perhaps
+                raise
+            connection.place = self  # not before: refused, it must not take the place of the one that is followed
 
     def leave(self) -> None:
         """Leave the group's fan-out, keeping the place in the log."""
@@ -109,6 +116,8 @@ class FollowPlace:
     def end(self) -> None:
         """Stop following; what is queued of the log is dropped and counted."""
         group, self.group = self.group, None
+        if self.connection.place is not self:
+            return
         self.connection.place = None
         self.connection.sender.unfollow()
         if group is not None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, Self
 from flowctl._faults import ErrorHook, log_error
 from flowctl._loopcore import LoopCore
 from flowctl._loopthread import LoopThread, default_loop_factory
-from flowctl._placement import Placement, Pollable, PollGroupStatistics, load_of
+from flowctl._placement import Placement, Pollable, PollGroupStatistics, is_movable, load_of
 from flowctl.errors import ClosedError, LocalProtocolError
 from flowctl.work import WorkBook
 
@@ -257,7 +257,8 @@ class PollGroup(LoopCore):
         """Move `pollable` to `other` without losing or reordering a job; any thread.
 
         It is done at the next turn of this group's loop, never inside a handler: ``detached(self)`` on this thread,
-        the registration moves with its pending jobs, ``attached(other)`` on the other thread, then the jobs.
+        the registration moves with its pending jobs, ``attached(other)`` on the other thread, then the jobs. A pollable
+        that is not ``movable()`` by then stays.
 
         Returns:
             True if the move is queued (or `other` is this group). False if the pollable is not here.
@@ -404,6 +405,8 @@ class PollGroup(LoopCore):
         """Carry out `migrate`; a callback of the loop, so that no handler of the pollable is on the stack."""
         if other.state is not GroupState.RUNNING:
             self._report(f"move to poll group {other.name!r}", ClosedError(f"it is {other.state.value}"))
+            return
+        if not is_movable(placement.pollable, self._report):
             return
         if not self._forget(placement):
             return  # removed meanwhile

@@ -6,7 +6,8 @@ between equal weights the measured fraction decides.
 
 `PollGroups.rebalance` moves pollables from the heaviest group to the lightest. Three things keep it from flapping: it
 begins only when the gap is more than `threshold` of the mean weight and then works it down to half of that; a move
-must narrow the gap markedly; and a pollable stays for `dwell_s` where it was put.
+must narrow the gap markedly; and a pollable stays for `dwell_s` where it was put. One that is not ``movable()``, as a
+connection with a coroutine running on its loop, stays altogether.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from flowctl._placement import is_movable
 from flowctl.errors import ClosedError, LocalProtocolError
 from flowctl.pollgroup import DEFAULT_SCRATCH_BYTES, GroupState, LoopFactory, Pollable, PollGroup, PollGroupStatistics
 
@@ -191,6 +193,7 @@ class PollGroups:
             if id(placement.pollable) not in moved
             and placement.placed_at <= settled_before
             and _LEAST_WEIGHT <= placement.weight <= _MOST_OF_GAP * gap
+            and is_movable(placement.pollable, source.report)
         ]
         if not candidates:
             return None

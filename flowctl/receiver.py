@@ -420,8 +420,9 @@ class Receiver:
     def _hand_on(self, data: memoryview) -> None:
         """Offer `data` until the handler has it or wants to wait; keep the rest."""
         while True:
+            control = self._mode is not InputMode.BULK
             try:
-                verdict, consumed, error = self._call_handler(data)
+                verdict, consumed, error = self._call_handler(data, control_only=control)
             except FlowctlError as failure:
                 self._fail(failure)
                 return
@@ -439,21 +440,23 @@ class Receiver:
             if verdict is Verdict.ERROR:
                 self._fail(error or RemoteProtocolError("the input was refused"))
                 return
-            if verdict is Verdict.NEED_MORE and len(rest) >= self._capacity_bytes:
+            full = verdict is Verdict.NEED_MORE and len(rest) >= self._capacity_bytes
+            if full and not control:
                 self._fail(LimitExceededError("input_buffer_bytes", len(rest), self._capacity_bytes))
                 return
             if verdict is not Verdict.DONE or not rest or self._mode is InputMode.STOPPED:
                 # Stopped half-way through with DONE, the rest is offered on resumption: every change of the holders
                 # asks for an offer.
-                self._blocked = verdict is Verdict.BLOCK
+                # Full while held, it waits for the end of the hold, as if blocked: that is no fault of the peer's.
+                self._blocked = full or verdict is Verdict.BLOCK
                 self._kept = bytes(rest)
                 return
             data = rest
 
-    def _call_handler(self, data: memoryview) -> InputResult:
+    def _call_handler(self, data: memoryview, *, control_only: bool) -> InputResult:
         self._in_handler = True
         try:
-            return self._handler.process_input(data, control_only=self._mode is not InputMode.BULK)
+            return self._handler.process_input(data, control_only=control_only)
         except FlowctlError:
             raise
         except BaseException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import inspect
+import math
 import socket
 import threading
 import time
@@ -99,6 +100,8 @@ class Server:
         work_limits: how much of its thread a peer may take. None: it is measured, and nobody is slowed.
         trusted_proxies: addresses and networks of proxies. What connects from there has to say first whom it speaks
             for, by the PROXY protocol (v1 or v2) or go-oryx's prefix; that is the peer's address from then on.
+        rebalance: whether connections are moved between threads whose loads have drifted apart, every 10 s. One with a
+            coroutine running never is; turn it off where sessions keep things that belong to a thread's loop.
 
     Raises:
         ConfigError: the address cannot be used, or a trusted proxy is none.
@@ -124,7 +127,9 @@ class Server:
         make_sender: Callable[..., Sender] = Sender,
         work_limits: WorkLimits | None = None,
         trusted_proxies: Iterable[str] = (),
+        rebalance: bool = True,
     ) -> None:
+        self._rebalances: Final = rebalance
         self._trusted: Final = TrustedProxies(trusted_proxies)
         self._proxied: Final = Proxied(self._admit, self._refuse)
         self._make_sender = make_sender
@@ -147,6 +152,10 @@ class Server:
         self._past_slowed = 0  # guarded by _lock
         self._closed: dict[CloseReason, int] = {}  # connections that have gone, by reason; guarded by _lock
         self._stopping = threading.Event()
+        self._drained = threading.Event()  # whoever stopped first has waited for what was queued
+        self._winding_up = False  # somebody does all the rest; guarded by _lock
+        self._ended = threading.Event()  # and has done it
+        self._drain_until = math.inf  # the earliest that any of them wants; guarded by _lock
         self._rebalancing = False  # the listener's thread
         self.accepted_count = 0
         self._accept_pauses = 0  # the listener's thread
@@ -165,7 +174,9 @@ class Server:
         self.groups.groups[0].add_pollable(self, self._registration)
 
     def stop(self, deadline_s: float = 5.0) -> bool:
-        """Accept no more, end all connections with reason SHUTDOWN, stop the groups; idempotent.
+        """Accept no more, end all connections with reason SHUTDOWN, stop the groups; idempotent. Any other thread.
+
+        A call while another stops the server joins it: both wait, and the earlier of the two deadlines counts.
 
         Args:
             deadline_s: how long to wait, 0 or more. What is queued is given half of it to go out.
@@ -180,20 +191,45 @@ class Server:
             raise LocalProtocolError(
                 "Server.stop() was called on a thread of the server", hint="call it from another thread"
             )
-        if not self._stopping.is_set():
+        until = time.monotonic() + deadline_s
+        with self._lock:
+            first = not self._stopping.is_set()
             self._stopping.set()
-            with contextlib.suppress(ClosedError, LocalProtocolError):
-                self.groups.groups[0].remove_pollable(self)
-            self._drain(time.monotonic() + deadline_s / 2)
-        stopped = bool(self.groups.stop(deadline_s / 2))
+            self._drain_until = min(self._drain_until, until - deadline_s / 2)
+        if first:
+            try:
+                self._before_stop(deadline_s)
+                with contextlib.suppress(ClosedError, LocalProtocolError):
+                    self.groups.groups[0].remove_pollable(self)
+                self._drain()
+            finally:
+                self._drained.set()
+        else:
+            self._drained.wait(deadline_s)
+        stopped = bool(self.groups.stop(max(0.0, until - time.monotonic())))
         self._listener.close()
         if stopped:
             for connection in self.connections():  # on the way between two groups when both stopped
                 connection.abandon("server stops")
+        with self._lock:
+            first, self._winding_up = not self._winding_up, True
+        if first:
+            try:
+                self._after_stop(deadline_s)
+            finally:
+                self._ended.set()
+        else:
+            self._ended.wait(max(0.0, until - time.monotonic()))
         return stopped
 
-    def _drain(self, end: float) -> None:
-        """Have every connection send what is queued and close; end at time `end` those that have not."""
+    def _before_stop(self, deadline_s: float) -> None:
+        """Do what comes before the drain; for servers that have more to end. By the first call of `stop` only."""
+
+    def _after_stop(self, deadline_s: float) -> None:
+        """Do what comes after the threads have ended, or were given up; once."""
+
+    def _drain(self) -> None:
+        """Have every connection send what is queued and close; end those that have not at `_drain_until`."""
         asked: dict[int, Connection] = {}
         while True:
             for connection in self.connections():
@@ -202,6 +238,8 @@ class Server:
                     connection.close_after_flush("server stops", reason=CloseReason.SHUTDOWN)
             # Who lingers has all that it is sent in its kernel, or ours would be closed too early for it.
             waiting = any(not connection.delivered for connection in asked.values())
+            with self._lock:
+                end = self._drain_until
             if not waiting or time.monotonic() >= end:
                 break
             time.sleep(0.005)
@@ -390,7 +428,7 @@ class Server:
         if self.stopping:
             return
         group.watch_input(self._listener, partial(self._accept, group))
-        if len(self.groups.groups) > 1 and not self._rebalancing:
+        if self._rebalances and len(self.groups.groups) > 1 and not self._rebalancing:
             self._rebalancing = True
             group.call_later(_REBALANCE_S, self._rebalance, group)
 
@@ -429,8 +467,8 @@ class Server:
     def _rebalance(self, group: PollGroup) -> None:
         """Even out the threads now and then: viewers leave as they like, and placement only looks at newcomers."""
         if not self.stopping:
-            self.groups.rebalance()
             group.call_later(_REBALANCE_S, self._rebalance, group)
+            self.groups.rebalance()
 
     def _resume(self, group: PollGroup) -> None:
         if self._listener.fileno() >= 0:

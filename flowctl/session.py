@@ -22,8 +22,8 @@ class Session:
 
     Methods run on the thread of the connection's poll group, so they need no lock between them; the exception is
     `send_state_changed`. While a coroutine of `opened` or `received` runs, input is not read: a slow handler slows its
-    peer down instead of filling memory. A coroutine stays on the loop where it began, even if the connection is moved
-    to another group meanwhile, and is cancelled when the connection ends. What a handler raises, be it no `Exception`
+    peer down instead of filling memory. While any coroutine runs, the connection stays on its thread; it is cancelled
+    when the connection ends. What a handler raises, be it no `Exception`
     (CancelledError, SystemExit), is reported and ends this connection with reason INTERNAL, and nothing else; so does a
     coroutine that somebody else cancels. A `RemoteProtocolError` ends it as the peer's fault, without a report.
 
@@ -53,7 +53,7 @@ class Session:
         """Take input while output is overloaded; only protocol control may be acted upon. Not a coroutine.
 
         Called instead of `received` while the application has paused input with a grant for control. The default
-        leaves everything for `received`, up to the Receiver's buffer.
+        leaves everything for `received`: once the Receiver's buffer is full, no more is read until input is resumed.
         """
         del data
         return 0
@@ -106,5 +106,9 @@ class Session:
         return self.connection.sender.send(data, message_class, droppable=droppable)
 
     def close(self, details: str = "") -> None:
-        """Send what is queued, then close; shorthand for ``connection.close_after_flush``. Any thread."""
+        """End the connection now, dropping what is queued; shorthand for ``connection.close``. Any thread."""
+        self.connection.close(CloseReason.KICKED, details)
+
+    def close_after_flush(self, details: str = "") -> None:
+        """Send what is queued, then end; shorthand for ``connection.close_after_flush``. Any thread."""
         self.connection.close_after_flush(details)

@@ -23,7 +23,6 @@ share of a thread, and nothing is locked.
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
 from math import exp, log
@@ -115,19 +114,6 @@ class _Episodes(NamedTuple):
 
 
 _NO_EPISODES: Final = _Episodes(0, _NEVER, _NEVER)
-
-
-def address_key(address: str) -> str:
-    """Return what counts as one address: an IPv4 address, the /64 of an IPv6 one; what is neither stays as it is."""
-    if ":" not in address:
-        return address
-    try:
-        parsed = ipaddress.IPv6Address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ipaddress.IPv6Address(int(parsed) >> 64 << 64)) + "/64"
 
 
 class AddressWork:

@@ -534,3 +534,33 @@ def test_load_when_the_peer_sends_much_is_that_of_several_viewers(link):
     assert connection.load() == 11.0
     clock.advance(5.0)
     assert connection.load() == 3.0
+
+
+def test_pause_when_control_is_granted_and_not_looked_at_keeps_the_peer(link):
+    """A session without `received_control` gets everything on resumption, however much came; nobody is cut."""
+    session = Noting()
+    connection, peer = link(session, tcp=True, capacity_bytes=2000)
+    wait_until(lambda: session.calls)
+    connection.pause_input("test", "test", control_bytes=1 << 20)
+    data = bytes(range(200)) * 100
+    peer.sendall(data)
+    wait_until(lambda: connection.receiver.statistics().kept_bytes == 2000, "a full buffer")
+    for _ in range(20):
+        ask(connection, lambda: None)
+    assert connection.ended is None
+    assert bytes(session.got) == b""
+    connection.resume_input("test")
+    wait_until(lambda: bytes(session.got) == data)
+
+
+def test_session_close_when_called_is_now_and_after_flush_is_later(link):
+    """The same two words mean the same on session and connection."""
+    for name, reason in (("close", CloseReason.KICKED), ("close_after_flush", CloseReason.FINISHED)):
+        session = Noting()
+        connection, peer = link(session, tcp=True, options=SMALL)
+        wait_until(lambda session=session: session.calls)
+        connection.sender.send(b"x" * 5_000_000)
+        getattr(session, name)("bye")
+        data = Reader(peer).wait()
+        assert (len(data) == 5_000_000) is (name == "close_after_flush")
+        assert session.wait_end() == (reason, "bye")

@@ -156,7 +156,7 @@ class Download(Noting):
         except BaseException as error:
             self.raised.append(error)
             raise
-        self.close("sent")
+        self.close_after_flush("sent")
 
 
 @pytest.mark.parametrize("deferred", [True, False])
@@ -225,7 +225,7 @@ def test_when_drained_calls_on_the_connections_thread_until_all_is_sent(link):
             if self.left:
                 self.connection.when_drained(self.send_part)
             else:
-                self.connection.when_drained(self.close, "sent")
+                self.connection.when_drained(self.close_after_flush, "sent")
 
     session = Pump()
     _, peer = link(session, tcp=True)
@@ -235,3 +235,22 @@ def test_when_drained_calls_on_the_connections_thread_until_all_is_sent(link):
     assert session.wait_end() == (CloseReason.FINISHED, "sent")
     assert session.waiting < 50_200
     assert len(session.threads) == 1
+
+
+def test_rebalance_when_a_coroutine_runs_leaves_its_connection(link, groups):
+    """One session is never on two threads: it is moved when the coroutine has ended, and not before."""
+    session = Slow()
+    connection, peer = link(session)
+    peer.sendall(b"first")
+    wait_until(lambda: session.taken == [b"(opened)", b"first"])
+    assert not connection.movable()
+    assert groups[0].migrate(connection, groups[1])
+    for _ in range(3):
+        ask(connection, lambda: None)
+    assert connection.group is groups[0]
+    ask(connection, session.gate.set)
+    wait_until(connection.movable)
+    assert groups[0].migrate(connection, groups[1])
+    wait_until(lambda: connection.group is groups[1])
+    connection.close(CloseReason.KICKED, "bye")
+    assert session.wait_end() == (CloseReason.KICKED, "bye")

@@ -239,6 +239,7 @@ class PaperGroup:
 
     def __init__(self) -> None:
         self.placements: list = []
+        self.report = lambda where, error: None
 
     def pollables(self):
         return list(self.placements)

@@ -13,8 +13,9 @@ import flowctl
 
 PUBLIC = """
     AgeSource Candidate Forecast LadderSettings LadderStep ShadowReport ShareSettings ViewerShares
-    AdmissionLimits Axis AxisLimits BrokenError BusyError CacheLimits Cause CloseReason ClosedError ConfigError
-    Connection Counts DEFAULT_LIMITS DamagedFlightError DeferredProcessor DeferredStatistics DropDroppable
+    AdmissionLimits Axis AxisLimits Ban BanAction BanList BrokenError BusyError CacheLimits Cause CloseReason
+    ClosedError ConfigError Connection Counts DEFAULT_LIMITS DamagedFlightError DeferredProcessor
+    DeferredStatistics DropDroppable
     DropPolicy DropReason Entry Fanout FanoutStatistics Fanouts FlowTotals FlowctlError FlushResult FollowPlace
     Frontend Gop GroupState HardPolicy InputResult InputVerdict InternalError Job KeepAll LedgerEntry LedgerKind
     LimitExceededError Limits LivePolicy Load LocalProtocolError MessageClass Move NO_LIMITS PollGroup

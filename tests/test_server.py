@@ -8,12 +8,14 @@ import os
 import signal
 import socket
 import threading
+import time
 
 import pytest
 from connection_kit import WAIT_S, Noting, Reader, wait_until
 
-from flowctl.admission import AdmissionLimits
-from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
+from flowctl import server as server_module
+from flowctl.admission import Admission, AdmissionLimits
+from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.flow import MessageClass
 from flowctl.limits import NO_LIMITS
 from flowctl.reasons import CloseReason
@@ -21,6 +23,7 @@ from flowctl.sender_types import SenderSettings
 from flowctl.server import Server
 from flowctl.sockets import SocketOptions
 
+SMALL = SocketOptions(send_buffer_bytes=4096)
 FREE = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)
 
 
@@ -116,6 +119,34 @@ def test_stop_when_a_peer_does_not_read_ends_in_time_all_the_same(make):
             connection.sender.send(b"x" * 200_000)
         assert server.stop(0.3)
         assert server.sessions[0].ends == [(CloseReason.SHUTDOWN, "server stops")]
+
+
+@pytest.mark.parametrize(("second_s", "at_most_s"), [(WAIT_S, WAIT_S), (0.2, 5.0)])
+def test_stop_when_called_again_meanwhile_joins_the_first(make, second_s, at_most_s):
+    """What is queued is sent all the same; a shorter deadline shortens the wait, a longer one does not lengthen it."""
+    server = make(options=SMALL)
+    with connect(server) as peer:
+        session = wait_until(lambda: server.sessions and server.sessions[0])
+        wait_until(lambda: session.calls)
+        data = b"x" * 3_000_000
+        session.connection.sender.send(data)
+        answers, got = [], bytearray()
+        first = threading.Thread(target=lambda: answers.append(server.stop(4 * WAIT_S)))
+        first.start()
+        wait_until(lambda: server.stopping)
+        second = threading.Thread(target=lambda: answers.append(server.stop(second_s)))
+        began = time.monotonic()
+        second.start()
+        if second_s == WAIT_S:
+            while chunk := peer.recv(65536):
+                got += chunk
+            assert bytes(got) == data
+        for thread in (first, second):
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+        assert time.monotonic() - began < at_most_s
+        assert answers == [True, True]
+        assert session.wait_end() == (CloseReason.SHUTDOWN, "server stops")
 
 
 def test_stop_when_called_by_a_handler_says_so_instead_of_hanging(make):
@@ -431,3 +462,30 @@ def test_proxy_header_when_from_anybody_else_is_input_like_any_other(make):
         sock.sendall(LINE)
         wait_until(lambda: server.sessions and server.sessions[0].got == LINE)
         assert server.connections()[0].peer[0] == "127.0.0.1"
+
+
+def test_admission_when_addresses_are_ipv6_counts_their_networks():
+    """One subscriber has 2^64 addresses and one place; an IPv4 address mapped into IPv6 is that address."""
+    admission = Admission(AdmissionLimits(connections_per_address=2, new_per_address_and_s=0.0))
+    admission.enter("2001:db8:1:2::1", 0.0)
+    admission.enter("2001:db8:1:2:ffff::2%eth0", 0.0)
+    with pytest.raises(LimitExceededError):
+        admission.enter("2001:db8:1:2:3:4:5:6", 0.0)
+    admission.enter("2001:db8:1:3::1", 0.0)
+    admission.enter("::ffff:192.0.2.1", 0.0)
+    admission.enter("192.0.2.1", 0.0)
+    with pytest.raises(LimitExceededError):
+        admission.enter("192.0.2.1", 0.0)
+    admission.leave("2001:db8:1:2::1")
+    admission.enter("2001:db8:1:2:3:4:5:6", 0.0)
+    assert admission.connections == 5
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_rebalance_when_switched_off_never_happens(monkeypatch, wanted):
+    """`rebalance=False` leaves each connection on the thread where it was placed."""
+    monkeypatch.setattr(server_module, "_REBALANCE_S", 0.01)
+    asked = threading.Event()
+    monkeypatch.setattr(server_module.PollGroups, "rebalance", lambda groups: asked.set())
+    with Server(Noting, group_count=2, rebalance=wanted):
+        assert asked.wait(WAIT_S if wanted else 0.2) is wanted

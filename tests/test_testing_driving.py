@@ -30,7 +30,7 @@ class Lines(Session):
 
     def timer(self, now):
         self.send(b"goodbye\n")
-        self.close("silence")
+        self.close_after_flush("silence")
 
     def closed(self, reason, details):
         self.ended = reason, details

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowctl.addresses import address_key
 from flowctl.errors import ConfigError
 from flowctl.work import (
     ADDRESS_TURN_S,
@@ -16,7 +17,6 @@ from flowctl.work import (
     WorkAccount,
     WorkBook,
     WorkLimits,
-    address_key,
 )
 
 LIMITS = WorkLimits(share_per_connection=0.25, share_per_address=0.5, cut_after_s=10.0)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from flowctl._locks import OwnedLock
+from flowctl.addresses import address_key
 from flowctl.connection import Connection
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.config import LiveConfig, SecondPublisher
@@ -38,9 +39,6 @@ _SILENT_S: Final = 1.0
 """A publisher that sent neither sound nor picture for so long is not there, when its owner asks for the name again:
 encoders send both many times a second."""
 _TAKEN_HINT: Final = "choose another name, or start the server with --set second_publisher=replace"
-_LEAST_TOLD_S: Final = 1.0
-"""Between two ends of a stream that are told to its viewers, and so between two beginnings: sooner, the name is kept as
-within the grace time, and a publisher that is back goes on where it stopped."""
 _MOST_STANDBY: Final = 8
 """Publishers that may stand by for one name."""
 
@@ -185,11 +183,12 @@ class Hub:
     def _enter_locked(self, name: str, publisher: Publisher, owner: Owner, now: float, *, replaces: bool) -> Stream:
         """Enter a publication in the books, if the limits allow it, and return its stream."""
         self._lock.assert_owned()
-        address, most = publisher.peer[0], self.config.publishers_per_address
+        address, most = address_key(publisher.peer[0]), self.config.publishers_per_address
         known = self._streams.get(name)
         count = self._published_from.get(address, 0)
         # The one that is replaced gives its place up: its owner may have no other.
-        freed = replaces and known is not None and known.publisher is not None and known.publisher.peer[0] == address
+        was = None if known is None or not replaces else known.publisher
+        freed = was is not None and address_key(was.peer[0]) == address
         if most and count - freed >= most:
             raise LimitExceededError("publishers_per_address", count - freed + 1, most)
         if known is not None and known.publisher is not None and not replaces and len(known.standby) >= _MOST_STANDBY:
@@ -224,11 +223,11 @@ class Hub:
         """
         now = self._clock()
         waiting: list[Viewer] = []
-        ends, wait_s = False, 0.0
+        ends = False
         with self._lock:
             if self._publications.pop((stream, publisher), None) is None:
                 return
-            address = publisher.peer[0]
+            address = address_key(publisher.peer[0])
             self._published_from[address] -= 1
             if not self._published_from[address]:
                 del self._published_from[address]
@@ -242,32 +241,21 @@ class Hub:
             else:
                 stream.take_over(None, now)
                 ends = True
-                wait_s = self._wait_before_end_locked(stream, now, grace=grace)
             takeovers = stream.takeovers
         for viewer in waiting:
             viewer.on_thread(viewer.stream_published, stream)
-        if ends and wait_s > 0:
-            self._call_later(wait_s, self._end, stream, takeovers)
+        if ends and grace and self.config.return_grace_s:
+            self._call_later(self.config.return_grace_s, self._end, stream, takeovers)
         elif ends:
             self._end(stream, takeovers)
-
-    def _wait_before_end_locked(self, stream: Stream, now: float, *, grace: bool) -> float:
-        """Return for how long the end of a stream is not told yet, in seconds; 0: it is told at once."""
-        self._lock.assert_owned()
-        if not stream.viewers:
-            stream.drop_caches()  # nobody is spared a break, so all that is kept is the name
-            return self.config.return_grace_s if grace else 0.0
-        # Each end and each beginning is told to all viewers, and a publisher may come and go many times a second.
-        told_s = stream.ended_at + _LEAST_TOLD_S - now
-        return max(self.config.return_grace_s if grace else 0.0, told_s)
 
     def _end(self, stream: Stream, takeovers: int) -> None:
         """Tell the viewers that the publisher has gone, unless one is there again, or was and has a time of its own."""
         with self._lock:
             if stream.publisher is not None or stream.ended or stream.takeovers != takeovers:
                 return
-            stream.ended, stream.ended_at = True, self._clock()
-            stream.end(stream.ended_at)
+            stream.ended = True
+            stream.end(self._clock())
             viewers = [self._viewers[item] for item in stream.viewers]
             self._forget_if_idle_locked(stream)
         for viewer in viewers:

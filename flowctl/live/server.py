@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 
+from flowctl.addresses import address_key
 from flowctl.bans import Ban, BanList, utc_text
 from flowctl.connection import Connection
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError
@@ -178,7 +179,8 @@ class LiveServer(Server):
         if self.recording is not None:
             self.recording.refused(peer, error)
         now = self.clock()
-        last, count = self._refusals.get(peer[0], (-_REFUSAL_LOG_S, 0))
+        key = address_key(peer[0])
+        last, count = self._refusals.get(key, (-_REFUSAL_LOG_S, 0))
         if now - last >= _REFUSAL_LOG_S:
             _log.warning(
                 "connection refused",
@@ -191,7 +193,7 @@ class LiveServer(Server):
             last, count = now, -1
         if len(self._refusals) >= _MOST_REFUSED:
             self._refusals.clear()
-        self._refusals[peer[0]] = (last, count + 1)
+        self._refusals[key] = (last, count + 1)
 
     def _apply_limits(self, file: LimitsFile) -> None:
         """Take the limits of a file: for new connections and open ones; times and ladder for new ones only.
@@ -247,25 +249,23 @@ class LiveServer(Server):
             "live server started", url=f"rtmp://{self.address[0]}:{self.address[1]}/", groups=len(self.groups.groups)
         )
 
-    def stop(self, deadline_s: float = 5.0) -> bool:
-        """Ask clients that understand it to reconnect, then stop as any `Server`."""
-        first = not self.stopping
-        if first:
-            self.reload.stop()
-            asked = [connection.session for connection in self.connections()]
-            for session in asked:
-                if isinstance(session, LiveSession):
-                    session.on_thread(session.ask_to_reconnect)
-            if asked:
-                time.sleep(min(_RECONNECT_HEAD_START_S, deadline_s / 4))
-        stopped = super().stop(deadline_s)
-        if first and self._hooks is not None:
+    def _before_stop(self, deadline_s: float) -> None:
+        """Ask clients that understand it to reconnect."""
+        self.reload.stop()
+        asked = [connection.session for connection in self.connections()]
+        for session in asked:
+            if isinstance(session, LiveSession):
+                session.on_thread(session.ask_to_reconnect)
+        if asked:
+            time.sleep(min(_RECONNECT_HEAD_START_S, deadline_s / 4))
+
+    def _after_stop(self, deadline_s: float) -> None:
+        """End what runs beside the connections."""
+        if self._hooks is not None:
             self._hooks.stop(deadline_s)
-        if first and self.recording is not None:
+        if self.recording is not None:
             self.recording.stop(self.accepted_count, deadline_s)
-        if first:
-            _log.info("live server stopped", connections=self.accepted_count)
-        return stopped
+        _log.info("live server stopped", connections=self.accepted_count)
 
 
 def build_live_server(
