@@ -12,17 +12,20 @@ import asyncio
 import concurrent.futures
 import inspect
 import queue
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from flowctl._faults import ErrorHook, report
 from flowctl._locks import OwnedLock
 from flowctl._loopthread import LoopThread
-from flowctl.errors import LocalProtocolError
+from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.flow import MessageClass
 from flowctl.rtmp.url import Query, RtmpUrl
 
@@ -313,6 +316,28 @@ class HookRunner:
                     self._soon(_awaited(found)).result()
             except BaseException as error:  # noqa: BLE001 - the next one is told all the same
                 report(self._on_error, f"hook {name}", error)
+
+
+def load_hooks(text: str) -> LiveHooks:
+    """Return an object of the class that ``package.module:Name`` names, from the present folder or what is installed.
+
+    Raises:
+        ConfigError: there is none, it cannot be made without arguments, or it is no `LiveHooks`.
+    """
+    module, _, name = text.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        made = getattr(import_module(module), name)()
+    except Exception as error:
+        raise ConfigError(
+            f"hooks {text!r} cannot be used: {type(error).__name__}: {error}",
+            hint="write package.module:Name, of a class derived from flowctl.live.LiveHooks",
+        ) from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(made, LiveHooks):
+        raise ConfigError(f"hooks {text!r} are no LiveHooks", hint="derive the class from flowctl.live.LiveHooks")
+    return made
 
 
 async def _awaited(found: Awaitable[object]) -> None:

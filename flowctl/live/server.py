@@ -22,7 +22,7 @@ from flowctl.ladder import LadderSettings, LadderStep
 from flowctl.limitsfile import LimitsFile
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.flights import FLIGHTS_SETTINGS, flight_options, make_flights
-from flowctl.live.hooks import HookRunner, LiveHooks
+from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
 from flowctl.live.reload import Reload
 from flowctl.live.session import LiveSession
@@ -89,6 +89,7 @@ EXTRA_SETTINGS: Final = {
     "return_grace": "seconds that a publisher whose connection broke may stay away unnoticed (3)",
     "media_silence": "seconds without sound and picture after which a publisher is cut (10); 0: never",
     "players_may_wait": "yes (default) or no: whether players may wait for a publisher",
+    "hooks": "package.module:Name of a LiveHooks class of yours, which decides who may publish and play",
     "credentials_file": "file of user:password lines for Adobe authentication; without it there is none",
     "publishers_per_address": "streams that one address may publish at a time (8); 0: any number",
     "flush_adaptive": "yes (default) or no: whether streams with few viewers are flushed sooner than --flush says",
@@ -278,14 +279,17 @@ def build_live_server(
 
     Args:
         options: what is wanted of it.
-        hooks: decide who may publish and play, and hear of it. None: everybody may.
+        hooks: decide who may publish and play, and hear of it. None: those that `options.extra` names, or none.
         hooks_loop: where the hooks' coroutine functions run. None: on a loop of their own.
 
     Raises:
         ConfigError: a setting of `options.extra` is unknown or has a wrong value, the address cannot be used, or a file
             of limits or bans is not valid.
     """
-    return LiveServer(options, config_from(options), hooks, hooks_loop=hooks_loop)
+    config = config_from(options)
+    if hooks is None and "hooks" in options.extra:
+        hooks = load_hooks(options.extra["hooks"])
+    return LiveServer(options, config, hooks, hooks_loop=hooks_loop)
 
 
 def config_from(options: ServeOptions) -> LiveConfig:

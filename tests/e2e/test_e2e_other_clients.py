@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from e2e_kit import NAME, PATIENCE_S, address_of, wait_for_keys, wait_for_viewers
+from e2e_kit import NAME, PATIENCE_S, address_of, keys_in, wait_for_end, wait_for_keys, wait_for_viewers
 from e2e_programs import Program, watch
 
 USER = {"bob": "hunter2"}
@@ -108,3 +108,28 @@ def test_rtmpdump_plays_what_ffmpeg_publishes(live, programs, sample, tmp_path):
     count = len(seen.of("video"))
     assert count > 0
     assert sent.of("video")[:count] == seen.of("video")
+
+
+@pytest.mark.parametrize(
+    ("address", "stream"),
+    [
+        ("room", "__defaultApp__/room"),
+        ("room?token=x", "__defaultApp__/room"),
+        ("live/\U0001f468\u200d\U0001f469\u200d\U0001f467", "live/\U0001f468\u200d\U0001f469\u200d\U0001f467"),
+        ("live/a\u3000b\u00a0c", "live/a\u3000b\u00a0c"),
+        ("live?secret=x/room", "live/room"),
+    ],
+)
+def test_ffmpeg_and_players_of_ours_mean_the_same_by_an_address(
+    address, stream, live, clients, programs, sample, tmp_path
+):
+    """Published by FFmpeg, played by FFmpeg and by us, under one name of the server's."""
+    server = live()
+    ours = clients.play(server, name=address)
+    theirs = programs.play(server, tmp_path / "played.flv", name=address)
+    wait_for_viewers(server, 2, name=stream)
+    assert programs.publish(server, sample("plain"), rate=8.0, name=address).wait() == 0
+    assert theirs.wait() == 0
+    wait_for_end(ours)
+    assert keys_in(ours.classes)
+    assert watch(tmp_path / "played.flv").of("video") == watch(sample("plain")).of("video")

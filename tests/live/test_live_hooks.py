@@ -9,12 +9,15 @@ import time
 import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, STEP_S, World, audio, inter, key
 
+from flowctl.errors import ConfigError
 from flowctl.flow import MessageClass
 from flowctl.live.hooks import TOO_SLOW, UNDECIDED, HookRunner, LiveFrame, LiveHooks, LiveRequest, Question
+from flowctl.live.server import build_live_server
 from flowctl.rtmp import commands
 from flowctl.rtmp.events import PlayStarted, PublishStarted, Rejected
 from flowctl.rtmp.url import parse_url
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
+from flowctl.serving import ServeOptions
 
 WAIT_S = 10.0
 
@@ -383,3 +386,20 @@ def test_tap_gets_what_viewers_get(world, asked):
         ("live/room", "AUDIO", 80),
     ]
     assert taken[2][4] == key(b"1")
+
+
+# -- from the command line
+
+
+def test_hooks_named_in_a_setting_are_made(tmp_path, monkeypatch):
+    """``--set hooks=module:Name`` finds a class in the present folder."""
+    (tmp_path / "our_hooks_here.py").write_text(
+        "from flowctl.live import LiveHooks\nclass Ours(LiveHooks):\n    decide_s = 1.5\nclass Other: pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    server = build_live_server(ServeOptions(extra={"hooks": "our_hooks_here:Ours"}))
+    assert server.hub.hooks.decide_s == 1.5
+    server.stop(0.1)
+    for text in ("our_hooks_here:Other", "our_hooks_here:None", "our_hooks_here", "no_such_module:Ours", ""):
+        with pytest.raises(ConfigError, match="hooks"):
+            build_live_server(ServeOptions(extra={"hooks": text}))

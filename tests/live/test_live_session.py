@@ -389,6 +389,23 @@ def test_play_when_on_too_many_message_stream_ids_is_refused(world):
     assert len(world.stream().viewers) == 7
 
 
+def test_play_of_another_name_on_the_same_message_stream_changes_over(world):
+    """A playlist: the first stream forgets the viewer, and it gets the second one from its key frame on."""
+    first, second = world.publisher("live/one"), world.publisher("live/two")
+    first.video(0, key(b"1"))
+    second.video(0, key(b"2"))
+    viewer = world.player("live/one")
+    viewer.forget()
+    viewer.command("play", None, "two", transaction_id=9)
+    first.video(40, inter(b"1"))
+    second.video(40, inter(b"2"))
+    assert viewer.payloads == [AVC_HEADER, AAC_HEADER, key(b"2"), inter(b"2")]
+    streams = world.hub.snapshot().streams
+    assert (len(streams["live/one"].viewers), len(streams["live/two"].viewers)) == (0, 1)
+    viewer.command("play", None, "two", transaction_id=10)  # and once more the same
+    assert (viewer.payloads[-1], viewer.ended, world.group.failures) == (inter(b"2"), None, [])
+
+
 def test_play_when_playing_already_is_refused(world):
     """One connection plays one stream at a time."""
     world.publisher()
