@@ -51,7 +51,7 @@ MOST_PER_TURN: Final = 256
 
 #: Longest pause between two looks at gathered input: a frame at 30 fps, and with what reading and writing take less
 #: than the 40 ms at which a fan-out of many viewers flushes.
-GATHER_S: Final = 0.030
+GATHER_S: Final = 0.033
 
 #: Up to the first share of the thread's time gathered input is read at once, from the second on after the whole pause.
 #: Between them more reading makes a longer pause, which makes less reading, so it settles.

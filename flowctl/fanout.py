@@ -248,8 +248,8 @@ class Fanout:
 
     def appended(self, log: StreamLog) -> None:
         """Take note that the log has grown: see that a flush comes, and look at limits. The publisher's thread."""
-        if self._closed or (self._armed and not self._crossings):
-            return
+        if self._closed or (self._armed and not self._alone):
+            return  # a flush is on its way, and members of the cohort have no limits to cross
         try:
             self._note_growth(log)
         except ClosedError:
@@ -316,7 +316,7 @@ class Fanout:
                 self._wrote(squad, tail, len(data), squad.write_bytes(data))
         finally:
             now = self._host.now()
-            self._meter.turn(now - began)
+            self._meter.short_round(now - began)
             took_s, self._took_s = self._took_s + now - began, 0.0
             self._round_over(tail, took_s, now)
 
@@ -325,14 +325,14 @@ class Fanout:
         tail, self._target = self._target, None
         self._drop_piece()
         self._cohort.tidy()
+        self._meter.round(now - self._last_flush)
         took_s, self._took_s = self._took_s + now - self._turn_from, 0.0
         self._turn_from = now  # what is left of this turn counts for the next round
         self._round_over(tail, took_s, now)
 
     def _round_over(self, tail: Entry | None, took_s: float, now: float) -> None:
-        """Count a round to `tail` whose turns took `took_s` seconds, and see whether the next one is due."""
+        """Settle the interval after a round to `tail` whose turns took `took_s` seconds; is the next one due?"""
         host = self._host
-        self._meter.round(now - self._last_flush)
         # What others take of the core meanwhile is in the length of a turn, and no cost of ours.
         self.pacing.round_ended(took_s * host.processor_share(), host.busy_fraction(), now)
         # Cleared before the tail is read: an append that comes later finds it cleared and arms the next round.

@@ -134,6 +134,14 @@ class RoundMeter:
         self.longest_round_s = max(self.longest_round_s, took_s)
         self.by_duration[bisect_left(ROUND_BOUNDS_MS, took_s * 1000)] += 1
 
+    def short_round(self, took_s: float) -> None:
+        """Count a round of `took_s` seconds that was one turn."""
+        self.rounds += 1
+        self.turns += 1
+        self.longest_round_s = max(self.longest_round_s, took_s)
+        self.longest_turn_s = max(self.longest_turn_s, took_s)
+        self.by_duration[bisect_left(ROUND_BOUNDS_MS, took_s * 1000)] += 1
+
     def turn(self, took_s: float) -> None:
         """Count a turn of `took_s` seconds."""
         self.turns += 1

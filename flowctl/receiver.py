@@ -345,17 +345,19 @@ class Receiver:
     def _turn(self, *, read: bool) -> None:
         try:
             if self._host is not None and not self._over:
-                self._make_offer()
+                if self._offer:
+                    self._make_offer()
                 if read:
                     self._read_turn(self._host)
-                self._deliver_end()
+                if self._end is not None:
+                    self._deliver_end()
         finally:
             # Also when the handler's process_error raised: a broken connection must not be polled for ever.
             self._update_reading()
 
     def _make_offer(self) -> None:
-        """Offer what is kept if that was asked for and nobody forbids it."""
-        if not self._offer or self._mode is InputMode.STOPPED:
+        """Offer what is kept, as was asked for, if nobody forbids it."""
+        if self._mode is InputMode.STOPPED:
             return
         with self._lock:
             self._offer = False
@@ -428,6 +430,10 @@ class Receiver:
                 return
             if self._over:  # the handler closed us
                 return
+            if verdict is Verdict.DONE and consumed == ALL:
+                self._blocked = False
+                self._kept = b""
+                return
             if consumed == ALL:
                 consumed = len(data)
             elif not 0 <= consumed <= len(data):
@@ -497,19 +503,14 @@ class Receiver:
     def _update_reading(self) -> None:
         """Tell the connection whether to watch its descriptor, if that has changed; set the control deadline."""
         wanted = self._may_read()
-        if self._host is not None and self._waits_for_grant():
+        if self._mode is InputMode.CONTROL and self._host is not None and self._waits_for_grant():
             self._host.deadlines.set(self, self._window_ends_at)
         if wanted is not self._reading:
             self._reading = wanted
             self._handler.reading_changed(wanted)
 
     def _waits_for_grant(self) -> bool:
-        return (
-            self._mode is InputMode.CONTROL
-            and not self._control_left
-            and not (self._over or self._blocked)
-            and self._end is None
-        )
+        return not (self._control_left or self._over or self._blocked) and self._end is None
 
     def _holds_changed_locked(self, holds: InputHolds) -> bool:
         """Work out what the holders allow; True if that has changed and the owning thread must act."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.flow import CLASS_COUNT, MessageClass
@@ -192,17 +192,17 @@ class StreamLog:
             message_class = _filed_under(message_class, droppable=droppable)
         if type(wire) is not bytes:
             wire = owned_bytes(wire)
-        headers = tuple(map(owned_bytes, restart)) if restart else ()
         size = len(wire)
-        if now >= self.rates.due:
-            self.rates.note(now, self.tail.counts, self.tail.sizes)
-        if not size or not all(headers):
+        headers = _owned(restart) if restart else ()
+        if not size or (headers and not all(headers)):
             raise LocalProtocolError("an empty message cannot be published", hint="leave it out")
         entry = self.tail
-        if message_class in _VIDEO:
+        counts, sizes = list(entry.counts), list(entry.sizes)
+        if now >= self.rates.due:
+            self.rates.note(now, entry.counts, entry.sizes)
+        if not self.has_video and message_class in _VIDEO:
             self.has_video = True
         self.largest_bytes = max(self.largest_bytes, size)
-        counts, sizes = list(entry.counts), list(entry.sizes)
         counts[message_class] += 1
         sizes[message_class] += size
         entry.wire = wire
@@ -214,7 +214,8 @@ class StreamLog:
         # The order of these two lines is what lets other threads read without a lock.
         entry.next = tail
         self.tail = tail
-        self._bound_cache(now)
+        if self._cached is not None:
+            self._bound_cache(self._cached, tail, now)
         for listener in self._listeners:
             listener.appended(self)
         return entry
@@ -230,11 +231,8 @@ class StreamLog:
         self.gop = gop
         self._cached = entry
 
-    def _bound_cache(self, now: float) -> None:
-        cached = self._cached
-        if cached is None:
-            return
-        tail, cache = self.tail, self.cache
+    def _bound_cache(self, cached: Entry, tail: Entry, now: float) -> None:
+        cache = self.cache
         if (
             tail.offset - cached.offset > cache.size_bytes
             or tail.sequence - cached.sequence > cache.messages
@@ -286,6 +284,13 @@ def owned_bytes(data: object) -> bytes:
         raise LocalProtocolError(
             f"a message must be bytes, not {type(data).__name__}", hint="encode text, for example with str.encode()"
         ) from None
+
+
+def _owned(messages: tuple[bytes | bytearray | memoryview, ...]) -> tuple[bytes, ...]:
+    """Return messages as bytes of our own; those that are bytes as the same objects, which key frames share."""
+    if all(type(message) is bytes for message in messages):
+        return cast("tuple[bytes, ...]", messages)
+    return tuple(map(owned_bytes, messages))
 
 
 def subtract(after: tuple[int, ...], before: tuple[int, ...]) -> list[int]:

@@ -24,6 +24,8 @@ from flowctl.rtmp.wire import (
     basic_header,
 )
 
+_ONE_OCTET: Final = 64
+"""Chunk streams below it have a basic header of one octet (section 5.3.1.1)."""
 _NO_DELTA: Final = -1
 """Delta after a type 0 header. The specification says that a type 3 chunk then adds the type 0 timestamp, several
 receivers add nothing. No delta equals this one, so we never send what they disagree on."""
@@ -53,6 +55,12 @@ def serialise(
         LocalProtocolError: an argument is out of range.
     """
     timestamp &= CLOCK_MASK
+    length = len(payload)
+    if timestamp < EXTENDED and 2 <= csid < _ONE_OCTET and 0 < length <= chunk_size:
+        # Nearly every message: one chunk, and a header of fixed size.
+        _check_fields(length, type_id, msid)
+        header = (csid << 56 | timestamp << 32 | length << 8 | type_id).to_bytes(8, "big")
+        return b"".join((header, msid.to_bytes(4, "little"), payload))
     if timestamp < EXTENDED:
         header = basic_header(0, csid) + _type0_fields(timestamp, len(payload), type_id, msid)
         return _cut(header, payload, basic_header(3, csid), chunk_size)
