@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.sockets import SocketOptions
     from flowctl.streamlog import CacheLimits, Entry, Gop, StreamLog
     from flowctl.totals import FlowTotals
+    from flowctl.work import WorkLimits
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -149,6 +150,7 @@ __all__ = [
     "Transport",
     "Verdict",
     "ViewerShares",
+    "WorkLimits",
     "serve",
 ]
 
@@ -275,6 +277,7 @@ _HOMES: Final = {
         "StreamLog",
     ),
     "flowctl.totals": ("FlowTotals",),
+    "flowctl.work": ("WorkLimits",),
 }
 """Module of every public name."""
 _RENAMED: Final = {"InputVerdict": "Verdict"}

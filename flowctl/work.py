@@ -14,7 +14,7 @@ waits in the kernel, so TCP slows the peer down. One that stays over its share f
 The connections of one address also share an account. Where that is over, those are slowed that did more than the mean
 of its connections (of those that did anything worth speaking of), so a viewer behind the same router as an attacker is
 not held for it. Whatever the sums are, in one turn of the loop an address gets `ADDRESS_TURN_S` and then waits for the
-next turn (`AddressWork.turn_over`): that costs a lone peer nothing, and its neighbours wait no longer than that.
+next turn (`WorkAccount.turn_over`): that costs a lone peer nothing, and its neighbours wait no longer than that.
 
 Time is the wall clock's, handed in: it is what the neighbours wait for. Accounts belong to one thread, so a share is a
 share of a thread, and nothing is locked.
@@ -38,8 +38,9 @@ address 3 s: a thousand viewers who join at once take about one, an encoder that
 TURN_S: Final = 0.004
 """How long one connection's input may hold the thread before others are served: as the turns of a fan-out."""
 
-ADDRESS_TURN_S: Final = 0.010
-"""The same of all connections of one address together, in one turn of the loop: short beside the 40 ms of a flush."""
+ADDRESS_TURN_S: Final = 0.016
+"""The same of all connections of one address together, in one turn of the loop: short beside the 40 ms of a flush, and
+half of it is for those that have hardly done anything yet."""
 
 _NEVER: Final = float("-inf")
 _ROOM: Final = 0.98
@@ -49,6 +50,8 @@ _EPISODE_S: Final = 3.0
 """One that was not slowed for so long has kept to its share again: what comes after that is a new episode."""
 _WORTH: Final = 0.01
 """Part of an address's work below which a connection is not worth speaking of."""
+_LIGHT_S: Final = 0.002
+"""What a connection may have done and still not wait for its address's next turn: more than joining takes."""
 _NOTED_S: Final = 0.001
 """Work of an address in one turn of the loop from which the end of that turn matters: honest peers stay below it."""
 _MOST_LEFT: Final = 4096
@@ -126,10 +129,10 @@ class AddressWork:
 
     Attributes:
         accounts: of its connections on this thread.
-        turn_over: it has had its part of this turn of the loop; what else it wants is for the next one.
+        turn_s: work that it did in this turn of the loop.
     """
 
-    __slots__ = ("_armed", "_at", "_call_next_turn", "_recent_s", "_turn_s", "accounts", "limits", "turn_over")
+    __slots__ = ("_armed", "_at", "_call_next_turn", "_recent_s", "accounts", "limits", "turn_s")
 
     def __init__(self, limits: WorkLimits, call_next_turn: Callable[[Callable[[], None]], None], now: float) -> None:
         self.limits: Final = limits
@@ -137,17 +140,15 @@ class AddressWork:
         self._call_next_turn: Final = call_next_turn
         self._recent_s = 0.0
         self._at = now
-        self._turn_s = 0.0
         self._armed = False
-        self.turn_over = False
+        self.turn_s = 0.0
 
     def charge(self, took_s: float, now: float) -> bool:
         """Add `took_s` of work done now; return whether the address is over its share."""
-        self._turn_s = turn_s = self._turn_s + took_s
-        if turn_s >= _NOTED_S and not self._armed:
+        self.turn_s += took_s
+        if self.turn_s >= _NOTED_S and not self._armed:
             self._armed = True
             self._call_next_turn(self._next_turn)
-        self.turn_over = turn_s >= ADDRESS_TURN_S
         recent_s = self.recent_s(now) + took_s
         self._recent_s, self._at = recent_s, now
         share = self.limits.share_per_address
@@ -165,8 +166,8 @@ class AddressWork:
         return account.recent_s(now) * len(worth) >= sum(worth) * (1 - _WORTH)
 
     def _next_turn(self) -> None:
-        self._armed = self.turn_over = False
-        self._turn_s = 0.0
+        self._armed = False
+        self.turn_s = 0.0
 
 
 class WorkAccount:
@@ -211,8 +212,15 @@ class WorkAccount:
 
     @property
     def turn_over(self) -> bool:
-        """Whether its address has had its part of this turn of the loop."""
-        return self.address is not None and self.address.turn_over
+        """Whether its address has had its part of this turn of the loop; what else it wants is for the next one.
+
+        Half of that part is kept for those that have hardly done anything yet, so that a viewer who joins does not wait
+        behind neighbours who keep the server busy.
+        """
+        address = self.address
+        if address is None or address.turn_s < ADDRESS_TURN_S / 2:
+            return False
+        return self._recent_s > _LIGHT_S or address.turn_s >= ADDRESS_TURN_S
 
     def slowed(self, now: float) -> bool:
         """Return whether it is over a share, or was until a moment ago."""

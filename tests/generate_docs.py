@@ -49,6 +49,7 @@ from flowctl.sockets import SocketOptions
 from flowctl.streamlog import CacheLimits
 from flowctl.telemetry.schema import ARROW_TYPES, TABLES, EventName
 from flowctl.units import format_duration
+from flowctl.work import WorkLimits
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -145,6 +146,8 @@ def hostile_table() -> str:
     """Return what the live server does about each attack; the end-to-end tests assert the same data."""
     rows = []
     for profile in HOSTILE_PROFILES:
+        if profile.id not in DEFENCES:
+            continue
         defence = DEFENCES[profile.id]
         acts = [f"`{name}` ({value_text(name, default_of(name))})" for name in defence.settings]
         seen = [f"ends `{reason.name}`" for reason in defence.closed]
@@ -153,6 +156,12 @@ def hostile_table() -> str:
         seen += [defence.seen] if defence.seen else []
         rows.append([profile.id, f"`{profile.name}`", profile.summary, ", ".join(acts), "; ".join(seen)])
     return table(["id", "profile", "what it does", "settings that act (default)", "what is seen"], rows)
+
+
+def work_table() -> str:
+    """Return the attacks on the thread's time, which one rule bounds."""
+    rows = [[item.id, f"`{item.name}`", item.summary] for item in HOSTILE_PROFILES if item.id not in DEFENCES]
+    return table(["id", "profile", "what it does"], rows)
 
 
 def hostile_not_possible() -> str:
@@ -338,6 +347,7 @@ GENERATED = {
     "live-policy": live_policy,
     "sender-settings": lambda: settings_table(SenderSettings),
     "admission-limits": lambda: settings_table(AdmissionLimits),
+    "work-limits": lambda: settings_table(WorkLimits),
     "socket-options": lambda: settings_table(SocketOptions),
     "cache-limits": lambda: settings_table(CacheLimits),
     "ladder-settings": lambda: settings_table(LadderSettings),
@@ -347,7 +357,7 @@ GENERATED = {
         leave_out=frozenset({"limits", "policy"}),
         instance=Candidate(limits=DEFAULT_LIMITS, policy=LivePolicy()),
     ),
-    "live-config": lambda: settings_table(LiveConfig, leave_out=frozenset({"rtmp", "cache"})),
+    "live-config": lambda: settings_table(LiveConfig, leave_out=frozenset({"rtmp", "cache", "work"})),
     "flow-events": lambda: record_columns("flow_events"),
     "flow-samples": lambda: record_columns("flow_samples"),
     "event-names": event_names,
@@ -360,6 +370,7 @@ GENERATED = {
     "load-figures": load_figures,
     "load-columns": load_columns,
     "hostile-table": hostile_table,
+    "work-table": work_table,
     "hostile-not-possible": hostile_not_possible,
     "wire-limits": lambda: settings_table(WireLimits, leave_out=frozenset({"amf"})),
     "amf-limits": lambda: settings_table(AmfLimits),

@@ -103,7 +103,7 @@ def test_connection_when_it_stays_over_its_share_is_cut_with_limit_value_and_mea
     assert "allowed is 0.25" in details
     assert f"{busy.work.work_s:.3g} s of work" in details
     assert session.told == [(PER_CONNECTION, False), (PER_CONNECTION, True)]
-    assert wire.closed
+    assert busy.ended == (reason, details)
 
 
 def test_connection_when_nobody_limits_work_is_measured_only(thread):

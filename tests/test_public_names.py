@@ -21,7 +21,7 @@ PUBLIC = """
     LimitExceededError Limits LivePolicy Load LocalProtocolError MessageClass Move NO_LIMITS PollGroup
     PollGroupStatistics PollGroups Pollable Receiver ReceiverStatistics ReentryError Registration
     RemoteProtocolError SendOutcome SendResult SendState Sender SenderSettings SenderStatistics ServeOptions Server
-    ServerProgram ServerStatistics Session SocketOptions StateChange StreamLog Thin Transport Verdict serve
+    ServerProgram ServerStatistics Session SocketOptions StateChange StreamLog Thin Transport Verdict WorkLimits serve
 """
 TESTING = (
     "Driven drive ManualClock ManualGroup ManualHost ScriptedTransport ThrottledPeer check_drop_policy would_block"

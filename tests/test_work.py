@@ -191,9 +191,13 @@ def test_turn_when_an_address_has_had_its_part_is_over_until_the_next():
     while not first.turn_over:
         now += 0.001
         (first if first.work_s <= second.work_s else second).charge(0.001, now)
-    assert first.work_s + second.work_s == pytest.approx(ADDRESS_TURN_S)
+    assert first.work_s + second.work_s == pytest.approx(ADDRESS_TURN_S / 2)
     assert second.turn_over
     assert not other.turn_over
+    joiner = thread.enter()
+    assert not joiner.turn_over  # half is kept for those that have hardly done anything
+    joiner.charge(ADDRESS_TURN_S / 2, now)
+    assert thread.enter().turn_over
     assert len(thread.calls) == 1
     thread.next_turn()
     assert not first.turn_over

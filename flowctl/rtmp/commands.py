@@ -67,6 +67,10 @@ _ON_METADATA: Final = "onMetaData"
 _SET_DATA_FRAME_OCTETS: Final = amf0.encode(_SET_DATA_FRAME)
 _ON_METADATA_OCTETS: Final = amf0.encode(_ON_METADATA)
 
+REWRITTEN_VALUES: Final = 1024
+"""Most values in metadata that has to be written anew: 5 us each, and no message may hold a thread for more than a few
+ms. Encoders that send AMF3 state some twenty."""
+
 _TEXT_MAX_CHARS: Final = 256
 """Limit on texts that are kept for logs, such as flashVer; longer ones are cut."""
 
@@ -216,6 +220,15 @@ def command_name(message: Message) -> str:
     return payload[3 : 3 + length].decode("utf-8", "replace")
 
 
+def command_head(message: Message) -> Message:
+    """Return a command without what follows its transaction id; for those whose arguments nobody looks at."""
+    body = amf0_body(message)
+    end = 3 + int.from_bytes(body[1:3], "big")
+    if body[end : end + 1] == b"\0":  # a number
+        end += 9
+    return Message(message.csid, message.timestamp, TYPE_COMMAND_AMF0, message.msid, body[:end])
+
+
 def read_metadata(message: Message, limits: WireLimits) -> Message | None:
     """Return ``onMetaData`` as players are to get it.
 
@@ -239,8 +252,9 @@ def read_metadata(message: Message, limits: WireLimits) -> Message | None:
     try:
         if not walk(payload, limits.amf.for_data(len(payload))):
             # References and AMF3 may stand for more than their octets, and have to be made values to be sent on: that
-            # costs some hundred times as much, so as few of them are allowed as of a command.
-            payload = amf0.encode(*map(simplify, amf0.decode(payload, limits.amf)))
+            # costs some hundred times as much.
+            few = dataclasses.replace(limits.amf, nodes=min(limits.amf.nodes, REWRITTEN_VALUES))
+            payload = amf0.encode(*map(simplify, amf0.decode(payload, few)))
     except RemoteProtocolError as error:
         # A limit is hit on purpose; what is merely broken is the player's problem, as with any other data.
         if error.code.startswith("limit:"):

@@ -42,6 +42,12 @@ _KINDS: Final[dict[str, PublishKind]] = {
     "appendWithGap": "append",
 }
 
+ARGUED: Final = frozenset(
+    {"connect", "deleteStream", "publish", "FCUnpublish", "play", "play2", "pause", "pauseRaw", "seek"}
+    | {"receiveAudio", "receiveVideo"}
+)
+"""Commands of which more is read than name and transaction id."""
+
 _SHARED_ADDRESSES: Final = 256
 _SHARED_CHARS: Final = 256
 """How many addresses of connect commands are kept to be shared, and how long each may be."""

@@ -58,7 +58,10 @@ class PlayCommands(ServerCalls):
         )
 
     def _ask_to_play(self, call: Call, name: Any, *, start_ms: int, duration_ms: int, reset: bool) -> None:
-        """Put the question to our caller; a stream that plays already is closed first."""
+        """Put the question to our caller; a stream that plays another name is closed first.
+
+        One that plays this name goes on: closing it and joining again would be much work, for nothing that is seen.
+        """
         stream = self._open_stream(call.stream_id)
         if name is False:
             # ActionScript's NetStream.play(false) stops, and Wirecast says it so.
@@ -68,6 +71,10 @@ class PlayCommands(ServerCalls):
         if url is None:
             return
         before = stream.state
+        if before in PLAYING_STATES and stream.name == url.stream and not stream.paused:
+            self._ignore(call, "play-again", "")
+            self._status(stream, commands.PLAY_START, "Started playing stream.")
+            return
         self._move_stream(stream, StreamInput.PLAY)
         if before in PLAYING_STATES:
             call.events.append(StreamClosed(stream.stream_id, call.command.name))

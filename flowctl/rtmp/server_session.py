@@ -34,7 +34,7 @@ from flowctl.rtmp.chunk import ChunkReader
 from flowctl.rtmp.events import HandshakeDone, MetadataReceived, ServerEvent
 from flowctl.rtmp.messages import Command, decode_message, split_aggregate
 from flowctl.rtmp.server_calls import Call
-from flowctl.rtmp.server_commands import ServerCommands
+from flowctl.rtmp.server_commands import ARGUED, ServerCommands
 from flowctl.rtmp.server_core import held_size_bytes
 from flowctl.rtmp.server_replies import ServerReplies
 from flowctl.rtmp.server_states import ConnectionInput, ConnectionState, StreamInput, StreamState
@@ -353,6 +353,9 @@ class ServerSession(ServerCommands, ServerReplies):
 
     def _command_message(self, message: Message, events: list[ServerEvent], now: float) -> Call:
         self._count_command(now)
+        name = commands.command_name(message)
+        if name and name not in ARGUED:  # the others are of any length, and nothing of them is read
+            message = commands.command_head(message)
         command = decode_message(message, self._config.limits)
         if not isinstance(command, Command):
             raise InternalError(f"a message of type {message.type_id} is no command")

@@ -173,7 +173,7 @@ class HostileProfile:
     """One attack, ready to be run.
 
     Args:
-        id: public name, ``B01`` to ``B34``.
+        id: public name, ``B01`` to ``B34``, ``W01`` to ``W08``.
         name: readable name, like ``declared-length``; unique as well.
         summary: what it does, in one line.
         explanation: what is attacked and what a sound server does.

@@ -13,6 +13,7 @@ from flowctl.loadtest.hostile import (
     publisher_attacks,
     reader_attacks,
     session_attacks,
+    work_attacks,
 )
 from flowctl.loadtest.hostile.base import HostileProfile
 
@@ -25,6 +26,7 @@ HOSTILE_PROFILES: Final[tuple[HostileProfile, ...]] = tuple(
             *reader_attacks.PROFILES,
             *publisher_attacks.PROFILES,
             *control_attacks.PROFILES,
+            *work_attacks.PROFILES,
         ),
         key=lambda profile: profile.id,
     )

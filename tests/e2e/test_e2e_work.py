@@ -1,0 +1,51 @@
+"""Attacks on the thread's time that no list names: within every limit, and as much work as that allows.
+
+One rule has to hold them all: who makes the server work is slowed down, and 50 healthy viewers lose nothing meanwhile.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hostile_kit import Arena
+
+from flowctl.loadtest.hostile.work_attacks import PROFILES
+from flowctl.work import MEMORY_S, WorkLimits
+
+MIB = 1 << 20
+MOST_DELAY_MS = 250.0
+"""Of 99 in 100 frames of the healthy viewers."""
+DURATION_S = 5.0
+FLOODS = {"W01": 10.0, "W04": 10.0}
+"""Those that never stop asking for more work than an address may have, on any machine, and how long they last, in
+seconds: until what an address may do at once is used up."""
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory):
+    """Return the server and its crowd; fail if a handler of the server raised."""
+    arena = Arena(tmp_path_factory.mktemp("work"))
+    try:
+        yield arena
+        assert arena.server.ask()["failures"] == []
+    finally:
+        arena.close()
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda item: f"{item.id}-{item.name}")
+def test_server_when_made_to_work_keeps_its_time_for_the_others(profile, arena):
+    """The address gets no more of the processor than its share, and 50 viewers lose no frame and little time."""
+    bout = arena.attack(profile.id, duration_s=FLOODS.get(profile.id, DURATION_S))
+    assert bout.verdict.met, bout.verdict
+    assert bout.crowd["ended"] == []
+    assert bout.crowd["missing"] == 0
+    assert bout.crowd["disorder"] == 0
+    assert bout.crowd["p99_ms"] < MOST_DELAY_MS
+    share = WorkLimits().share_per_address
+    # What the address may have, the crowd and the sending of what the attackers play, and a second for the rest.
+    assert bout.cpu_s < share * (MEMORY_S + bout.took_s) + 0.3 * bout.took_s + 1.0
+    assert bout.rss_growth_bytes < 32 * MIB
+    assert bout.failures == []
+    assert bout.log.count("\n") < 1000
+    if profile.id in FLOODS:
+        assert any(name.startswith("work_share_per_") for name in bout.limits)
+        assert "input slowed" in bout.log
