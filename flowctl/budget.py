@@ -14,7 +14,9 @@ stand inside the GOP cache hold nothing: the cache is there for those who join, 
 Who gives way. On every log the furthest behind go first, as many as it takes, and of all logs those whose going frees
 most per viewer; or most per address, so that an address with a hundred connections counts as one. They are thinned
 first: what is queued for them is dropped up to a key frame. Who is chosen again in the same episode is closed. An
-episode begins above the limit and ends at the low mark. A viewer that holds nothing is never chosen.
+episode begins above the limit and ends at the low mark. A viewer that holds nothing is never chosen. Where the GOP
+caches take more than half of the limit they give way first, the largest before the others: otherwise a publisher of
+large ones could have the viewers of other streams closed.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from flowctl.errors import ConfigError
 from flowctl.units import format_size
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 ENTRY_OVERHEAD_BYTES: Final = 480
 """What one message of a log costs beside its bytes: the entry, its two tuples of totals with their numbers, and the
@@ -116,6 +120,7 @@ class BudgetStatistics:
         thinned: viewers thinned so far; one may be counted in several episodes.
         closed: viewers closed so far.
         freed_bytes: what that was to free.
+        emptied: GOP caches emptied so far.
     """
 
     limit_bytes: int
@@ -126,6 +131,7 @@ class BudgetStatistics:
     thinned: int = 0
     closed: int = 0
     freed_bytes: int = 0
+    emptied: int = 0
 
 
 NO_BUDGET: Final = BudgetStatistics(limit_bytes=0, low_bytes=0)
@@ -272,7 +278,30 @@ class MemoryBudget:
         self._held = NOTHING_HELD
         self._active = False
         self._thinned_at: dict[Hashable, float] = {}  # of the present episode
-        self._episodes = self._thinned = self._closed = self._freed = 0
+        self._episodes = self._thinned = self._closed = self._freed = self._emptied = 0
+
+    def caches_to_empty(
+        self, caches: Mapping[_Key, int], logs: Mapping[Hashable, int], holdings: Iterable[Holding]
+    ) -> list[_Key]:
+        """Return whose GOP caches have to give way before any viewer does; none below the limit.
+
+        Args:
+            caches: bytes of the GOP caches, by stream.
+            logs: as for `held_by`.
+            holdings: of the viewers that lag.
+        """
+        left = sum(caches.values())
+        most = self.limit_bytes // 2
+        if not self.limit_bytes or left <= most or held_by(logs, holdings).total_bytes <= self.limit_bytes:
+            return []
+        chosen = []
+        for key in sorted(caches, key=lambda key: caches[key], reverse=True):
+            if left <= most:
+                break
+            left -= caches[key]
+            chosen.append(key)
+        self._emptied += len(chosen)
+        return chosen
 
     def judge(self, logs: Mapping[Hashable, int], holdings: Iterable[Holding], now: float) -> list[Victim]:
         """Look at what is held; return who has to give way now, and how. O(viewers that lag), and their sorting.
@@ -326,4 +355,5 @@ class MemoryBudget:
             thinned=self._thinned,
             closed=self._closed,
             freed_bytes=self._freed,
+            emptied=self._emptied,
         )

@@ -195,3 +195,28 @@ def test_budget_when_its_marks_are_wrong_says_so(limit, low):
     """A budget that is negative, or whose low mark is not below it, is refused."""
     with pytest.raises(ConfigError, match="memory budget"):
         MemoryBudget(limit, low_bytes=low)
+
+
+@given(
+    st.dictionaries(st.integers(), st.integers(1, 1000), max_size=20),
+    st.lists(st.integers(0, 3000), max_size=10),
+    st.integers(1, 4000),
+)
+def test_caches_when_they_take_more_than_half_give_way_largest_first_and_only_above_the_limit(caches, behind, limit):
+    """Emptied are the fewest of the largest; none where all is within the limit, or the caches within their half."""
+    budget = MemoryBudget(limit)
+    holdings = [viewer(index, size, log=index) for index, size in enumerate(behind)]
+    chosen = budget.caches_to_empty(caches, caches, holdings)
+    over = held_by(caches, holdings).total_bytes > limit
+    kept = [size for key, size in caches.items() if key not in chosen]
+    if not over or sum(caches.values()) <= limit // 2:
+        assert chosen == []
+        return
+    assert sum(kept) <= limit // 2 < sum(kept) + caches[chosen[-1]]
+    assert min(caches[key] for key in chosen) >= max(kept, default=0)
+    assert budget.statistics().emptied == len(chosen)
+
+
+def test_caches_when_there_is_no_limit_stay():
+    """Without a budget nobody gives way."""
+    assert MemoryBudget(0).caches_to_empty({"a": 10**12}, {"a": 10**12}, []) == []

@@ -39,6 +39,9 @@ _SILENT_S: Final = 1.0
 """A publisher that sent neither sound nor picture for so long is not there, when its owner asks for the name again:
 encoders send both many times a second."""
 _TAKEN_HINT: Final = "choose another name, or start the server with --set second_publisher=replace"
+_LEAST_TOLD_S: Final = 1.0
+"""Between two ends of a stream that are told to its viewers, and so between two beginnings: sooner, the name is kept as
+within the grace time, and a publisher that is back goes on where it stopped."""
 _MOST_STANDBY: Final = 8
 """Publishers that may stand by for one name."""
 
@@ -223,7 +226,7 @@ class Hub:
         """
         now = self._clock()
         waiting: list[Viewer] = []
-        ends = False
+        ends, wait_s = False, 0.0
         with self._lock:
             if self._publications.pop((stream, publisher), None) is None:
                 return
@@ -241,21 +244,32 @@ class Hub:
             else:
                 stream.take_over(None, now)
                 ends = True
+                wait_s = self._wait_before_end_locked(stream, now, grace=grace)
             takeovers = stream.takeovers
         for viewer in waiting:
             viewer.on_thread(viewer.stream_published, stream)
-        if ends and grace and self.config.return_grace_s:
-            self._call_later(self.config.return_grace_s, self._end, stream, takeovers)
+        if ends and wait_s > 0:
+            self._call_later(wait_s, self._end, stream, takeovers)
         elif ends:
             self._end(stream, takeovers)
+
+    def _wait_before_end_locked(self, stream: Stream, now: float, *, grace: bool) -> float:
+        """Return for how long the end of a stream is not told yet, in seconds; 0: it is told at once."""
+        self._lock.assert_owned()
+        if not stream.viewers:
+            stream.drop_caches()  # nobody is spared a break, so all that is kept is the name
+            return self.config.return_grace_s if grace else 0.0
+        # Each end and each beginning is told to all viewers, and a publisher may come and go many times a second.
+        told_s = stream.ended_at + _LEAST_TOLD_S - now
+        return max(self.config.return_grace_s if grace else 0.0, told_s)
 
     def _end(self, stream: Stream, takeovers: int) -> None:
         """Tell the viewers that the publisher has gone, unless one is there again, or was and has a time of its own."""
         with self._lock:
             if stream.publisher is not None or stream.ended or stream.takeovers != takeovers:
                 return
-            stream.ended = True
-            stream.end(self._clock())
+            stream.ended, stream.ended_at = True, self._clock()
+            stream.end(stream.ended_at)
             viewers = [self._viewers[item] for item in stream.viewers]
             self._forget_if_idle_locked(stream)
         for viewer in viewers:

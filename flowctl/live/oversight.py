@@ -61,6 +61,8 @@ _OWN_FAULT: Final = frozenset(
     }
 )
 """Reasons for which a viewer was closed because it was slow."""
+_GONE: Final = ""
+"""Name under which the comparisons of streams are kept that are not there any more."""
 _NOT_DROPS: Final = (DropReason.UNFOLLOWED, DropReason.CLOSED)
 
 
@@ -72,7 +74,8 @@ class OversightStatistics:
         budget: memory held for slow viewers, and who gave way.
         held_by_stream: bytes of the streams' logs that are held, by stream.
         shares: states and steps of the viewers of each stream, at the last look.
-        shadow: comparison with the candidate, by stream, viewers that have gone included.
+        shadow: comparison with the candidate, by stream, viewers that have gone included; under "" that of streams
+            that have gone.
         looks: looks so far.
         longest_look_s: time the longest of them took, all of its slices together.
         longest_slice_s: longest time that one of them kept its thread.
@@ -214,44 +217,61 @@ class Oversight:
         """Look once; each step is short."""
         now = self._clock()
         streams = self._streams()
-        logs, seen = yield from self._see(streams)
-        yield from self._judge_memory(logs, seen, now)
+        logs, caches, seen = yield from self._see(streams)
+        yield from self._judge_memory(logs, caches, seen, now)
         yield from self._count_shares(streams, seen, now)
         if self._candidate is not None:
             yield from self._run_shadows(seen)
+            self._fold_shadows({stream.name for stream in streams})
         if self.age_from is AgeSource.DELAY:
             self._sweep(streams, now)
         self._looks += 1
 
     @staticmethod
-    def _see(streams: Iterable[Stream]) -> Generator[None, None, tuple[dict[Hashable, int], list[_Seen]]]:
-        """Return what the GOP cache and the headers of each log hold, and who lags.
+    def _see(
+        streams: Iterable[Stream],
+    ) -> Generator[None, None, tuple[dict[Hashable, int], dict[Stream, dict[Hashable, int]], list[_Seen]]]:
+        """Return what the GOP cache and the headers of each log hold, the caches alone by stream, and who lags.
 
         Headers are there whoever views, so all who follow a log hold them on top of what is between them and its tail.
         """
         logs: dict[Hashable, int] = {}
+        caches: dict[Stream, dict[Hashable, int]] = {}
         seen = []
         for stream in streams:
             standby_bytes = stream.standby_bytes
             for wire in stream.wires:
                 headers_bytes, standby_bytes = wire.headers.size_bytes + standby_bytes, 0
-                logs[wire.log] = _cached_bytes(wire.log) + headers_bytes
+                cached_bytes = _cached_bytes(wire.log)
+                if cached_bytes:
+                    caches.setdefault(stream, {})[wire.log] = cached_bytes
+                logs[wire.log] = cached_bytes + headers_bytes
                 for fanout in wire.fanouts.active:
                     for sender in fanout.lagging():
                         seen.append(_seen(stream, wire.log, sender, headers_bytes))
                         yield
                 yield
-        return logs, seen
+        return logs, caches, seen
 
     # -- memory
 
-    def _judge_memory(self, logs: dict[Hashable, int], seen: list[_Seen], now: float) -> Generator[None, None, None]:
+    def _judge_memory(
+        self, logs: dict[Hashable, int], caches: dict[Stream, dict[Hashable, int]], seen: list[_Seen], now: float
+    ) -> Generator[None, None, None]:
         # Who is closed after a flush is shown too: until then it holds what it held. Who is closed holds nothing.
         holdings = [
             Holding(item.sender, item.log, address_key(_peer(item.sender)[0]), item.behind_bytes, item.own_bytes)
             for item in seen
         ]
         yield
+        sizes = {stream: sum(found.values()) for stream, found in caches.items()}
+        for number, stream in enumerate(self._budget.caches_to_empty(sizes, logs, holdings)):
+            stream.drop_caches()
+            for log, size in caches[stream].items():
+                logs[log] -= size
+            if number < _LINES:
+                _log.warning("memory budget: GOP cache emptied", stream=stream.name, bytes=sizes[stream])
+            yield
         victims = self._budget.judge(logs, holdings, now)
         held = self._budget.statistics().held.by_log
         by_stream: dict[str, int] = {}
@@ -354,6 +374,13 @@ class Oversight:
             for sender, name, report in finished:
                 del self._shadows[sender]
                 self._past_shadow[name] = self._past_shadow.get(name, NO_SHADOW) + report
+
+    def _fold_shadows(self, present: set[str]) -> None:
+        """Keep the figures of streams that are not there any more as one: anybody can make names without end."""
+        with self._lock:
+            for name in [name for name in self._past_shadow if name not in present and name != _GONE]:
+                gone = self._past_shadow.pop(name)
+                self._past_shadow[_GONE] = self._past_shadow.get(_GONE, NO_SHADOW) + gone
 
     def _begin(self, item: _Seen, candidate: Candidate) -> _Shadowed | None:
         sender = item.sender

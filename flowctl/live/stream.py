@@ -76,6 +76,7 @@ class Stream:
         self.owner: Owner | None = None  # of `publisher`, or of the one that may be back; guarded by the hub's lock
         self.standby: list[StreamMember] = []  # guarded by the hub's lock
         self.viewers: dict[StreamMember, None] = {}  # guarded by the hub's lock
+        self.ended_at = float("-inf")  # when viewers were told last that it ended; guarded by the hub's lock
         self.ended = True  # viewers were told that nobody publishes; guarded by the hub's lock
         self._wires: dict[int, WireLog] = {}  # by message stream id; guarded by _lock
         # What publishers on standby would need to have sent, as (type id, payload): encoders send headers once, at the
@@ -184,6 +185,8 @@ class Stream:
                 self._key_seen = True
             if self._tap is not None:
                 self._tap(self.name, message_class, type_id, timestamp, payload)
+            if len(self._wires) > 1:
+                self._drop_unused(key=message_class is MessageClass.KEY)
             over: LimitExceededError | None = None
             for wire in self._wires.values():
                 try:
@@ -248,6 +251,7 @@ class Stream:
         with self._lock:
             for wire in self._wires.values():
                 wire.end(self._last_timestamp or 0, now)
+            self._drop_unused(key=True)
             self._forget_headers()
 
     # -- viewing
@@ -256,7 +260,8 @@ class Stream:
         """Return the log for a player on message stream `msid`, made when first asked for. Any thread; then `leave`.
 
         A player may choose any number, and each log costs as much to fill as all viewers of one: their number is
-        limited, and one that nobody has any more goes.
+        limited, and one that nobody has any more goes, with the next key frame: a player that comes and goes as fast as
+        it can has the GOP cache rewritten once.
 
         Raises:
             LimitExceededError: players on too many different message stream ids.
@@ -272,8 +277,21 @@ class Stream:
         """Give up what `join` returned. Any thread."""
         with self._lock:
             wire.viewers -= 1
-            if not wire.viewers and wire.msid != _USUAL_MSID and self._wires.get(wire.msid) is wire:
-                del self._wires[wire.msid]
+            self._drop_unused(key=False)
+
+    def _drop_unused(self, *, key: bool) -> None:
+        """Drop the logs that nobody has; one with a GOP cache, which was costly to make, only at a key frame."""
+        self._lock.assert_owned()
+        for msid, wire in list(self._wires.items()):
+            if not wire.viewers and msid != _USUAL_MSID and (key or wire.log.cached is None):
+                del self._wires[msid]
+
+    def drop_caches(self) -> None:
+        """Empty the GOP caches of all logs: newcomers wait for a key frame. Any thread."""
+        with self._lock:
+            for wire in self._wires.values():
+                wire.log.drop_cache()
+            self._drop_unused(key=True)
 
     def _wire_locked(self, msid: int) -> WireLog:
         self._lock.assert_owned()

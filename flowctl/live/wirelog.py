@@ -175,7 +175,7 @@ class WireLog:
             restart: tuple[bytes, ...] = ()
             if entry.message_class is MessageClass.KEY:
                 restart = self.headers.values
-                if entry.gop.restart is not other.headers.values:  # a header has come since
+                if entry.gop.restart != other.headers.values:  # a header has come since
                     restart = tuple(self._readdressed(wire) for wire in entry.gop.restart)
             self.log.append(self._readdressed(entry.wire), entry.message_class, entry.enqueued_at, restart=restart)
             entry = entry.next

@@ -205,6 +205,18 @@ def test_grace_when_nobody_views_runs_too_and_leaves_nothing():
     assert hub.snapshot().streams == {}
 
 
+def test_grace_when_nobody_views_keeps_no_media():
+    """All that is kept for the owner is the name: connections that publish and break are no way to fill memory."""
+    world = World()
+    publisher = world.publisher()
+    publisher.video(0, key(b"k"))
+    (stream,) = world.hub.streams()
+    assert stream.wires[0].log.cached is not None
+    publisher.vanish()
+    assert world.hub.is_published("live/room")
+    assert stream.wires[0].log.cached is None
+
+
 def test_grace_when_zero_tells_viewers_at_once_and_otherwise_after_it():
     """The grace time is a setting; 0 turns it off."""
     for grace_s, at_once in ((0.0, ["ended"]), (3.0, [])):

@@ -39,8 +39,27 @@ def test_player_when_published_again_at_once_is_told_of_both(world):
     assert viewer.codes == ["stream_eof", commands.PLAY_UNPUBLISH_NOTIFY, commands.PLAY_PUBLISH_NOTIFY]
     assert viewer.payloads == [AVC_HEADER, key(b"2")]
     publisher.send(octets(publisher, "closeStream", None))
+    world.run(1)
     assert ends(viewer) == 2
     assert viewer.live._playing.waits_until is not None
+
+
+def test_viewers_when_a_publisher_comes_and_goes_many_times_a_second_are_told_once_a_second(world):
+    """Each word to all viewers is work that one publisher causes for all; in between the stream goes on."""
+    publisher = world.publisher()
+    viewer = world.player()
+    viewer.forget()
+    publisher.reads = False
+    for number in range(40):
+        publisher.send(octets(publisher, "closeStream", None) + octets(publisher, "publish", None, "room", "live"))
+        publisher.video(number, key(b"%d" % number))
+    assert viewer.payloads[-1] == key(b"39")
+    told = viewer.codes.count(commands.PLAY_UNPUBLISH_NOTIFY)
+    assert 1 <= told <= 1 + world.clock()
+    assert viewer.codes.count(commands.PLAY_PUBLISH_NOTIFY) == told
+    publisher.send(octets(publisher, "closeStream", None))
+    world.run(1)
+    assert viewer.codes[-1] == commands.PLAY_UNPUBLISH_NOTIFY
 
 
 def test_player_when_paused_is_told_that_the_stream_ended(world):

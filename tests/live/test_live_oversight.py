@@ -89,6 +89,43 @@ def test_budget_when_a_stream_keeps_headers_counts_them_once(lags):
     assert world.group.failures == []
 
 
+def test_budget_when_publishers_fill_it_with_their_caches_costs_no_viewer_of_others_anything():
+    """The caches that are too large give way, not a slow viewer of another stream, whose own cache stays."""
+    world = World(config(memory_budget_bytes=2_000_000))
+    honest = world.publisher()
+    slow_viewer = world.player()
+    slow(slow_viewer)
+    broadcast(world, honest, 50)
+    hostile = [world.publisher(f"live/hostile{number}", address="192.0.2.66") for number in range(3)]
+    for publisher in hostile:
+        broadcast(world, publisher, 200)
+    look(world)
+    snapshot = world.hub.snapshot()
+    assert (snapshot.budget.emptied, snapshot.budget.thinned, snapshot.budget.closed) == (3, 0, 0)
+    assert snapshot.budget.held.total_bytes < 2_000_000
+    cached = {stream.name: any(wire.log.cached for wire in stream.wires) for stream in world.hub.streams()}
+    assert cached.pop("live/room")
+    assert not any(cached.values())
+    assert slow_viewer.ended is None
+    assert world.group.failures == []
+
+
+def test_shadow_when_its_stream_has_gone_is_kept_without_a_name():
+    """Anybody can make names without end; the sum over all streams stays what it was."""
+    world, publisher = shadowed(Candidate(limits=Limits.parse("1MiB,2048,4s"), policy=LivePolicy()))
+    viewer = world.player()
+    slow(viewer)
+    broadcast(world, publisher, 30)
+    look(world)
+    viewer.vanish()
+    publisher.leave()
+    world.run(4)
+    look(world)
+    look(world)
+    assert list(world.hub.oversight.statistics().shadow) == [""]
+    assert world.hub.snapshot().shadow.viewers == 1
+
+
 def test_budget_when_thinning_is_not_enough_closes_with_its_own_reason():
     """A viewer of a stream whose newest key frame is far back cannot be thinned enough and is closed."""
     world = World(config(memory_budget_bytes=100_000))

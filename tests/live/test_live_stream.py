@@ -14,6 +14,7 @@ from flowctl.errors import LimitExceededError
 from flowctl.flow import MessageClass
 from flowctl.live.config import LiveConfig
 from flowctl.live.stream import MOST_WIRES, Stream
+from flowctl.live.wirelog import WireLog
 from flowctl.rtmp.amf0 import encode
 from flowctl.rtmp.chunk import ChunkReader
 from flowctl.rtmp.limits import WireLimits
@@ -388,3 +389,25 @@ def test_second_publisher_may_have_other_tracks(stream):
     before, after = viewed(stream)
     assert before == [of_track(3, AVC_HEADER), of_track(4, AVC_HEADER)]
     assert after[0] == of_track(3, key(b"1"))
+
+
+def test_join_when_a_player_comes_and_goes_on_another_id_rewrites_the_gop_cache_once(stream, monkeypatch):
+    """The log stays until the next key frame, however often its only player leaves; then it goes."""
+    seeded = []
+    seed = WireLog.seed
+    monkeypatch.setattr(WireLog, "seed", lambda wire, other: seeded.append(wire.msid) or seed(wire, other))
+    publisher = Member()
+    stream.take_over(publisher, 0.0)
+    for number in range(2):
+        stream.publish(publisher, TYPE_VIDEO, 0, key(b"%d" % number), 0.0)
+        stream.publish(publisher, TYPE_VIDEO, 40, inter(b"i"), 0.0)
+        for _ in range(50):
+            for msid in (2, 7):
+                stream.leave(stream.join(msid))
+    assert seeded == [2, 7] * 2
+    entry, _, _ = stream.start_place(stream.join(7))
+    assert [message.payload for message in read([entry.wire, entry.next.wire])] == [key(b"1"), inter(b"i")]
+    stream.publish(publisher, TYPE_VIDEO, 80, key(b"k"), 0.0)
+    assert [wire.msid for wire in stream.wires] == [1, 7]
+    stream.drop_caches()
+    assert [wire.log.cached for wire in stream.wires] == [None, None]
