@@ -78,8 +78,9 @@ class WireLimits:
     """Octets held in messages that have begun and not ended, all chunk streams together."""
 
     unpublished_bytes: int = 256 * _KIB
-    """The same of a peer that is not publishing, looked at after each piece of input. It has nothing to say that is
-    long, and anybody can be one: without this, each connection of a stranger could hold `unfinished_bytes`."""
+    """The same of a peer that is not publishing, looked at after each piece of input; and what is held back of its
+    messages while input is paused. It has nothing to say that is long, and anybody can be one: without this, each
+    connection of a stranger could hold `unfinished_bytes` and ``paused_input_bytes``."""
 
     aggregate_messages: int = 4096
     """Messages in one aggregate. An aggregate of 10 MiB could otherwise hold 700,000 empty ones."""

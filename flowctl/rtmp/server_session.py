@@ -310,8 +310,11 @@ class ServerSession(ServerCommands, ServerReplies):
             self._held = []
         self._held.append(message)
         self._held_bytes += held_size_bytes(message)
-        if self._held_bytes > self._config.paused_input_bytes:
-            raise LimitExceededError("paused_input_bytes", self._held_bytes, self._config.paused_input_bytes)
+        limit, maximum = "paused_input_bytes", self._config.paused_input_bytes
+        if not (self._publishing or self._deciding) and self._config.limits.unpublished_bytes < maximum:
+            limit, maximum = "unpublished_bytes", self._config.limits.unpublished_bytes
+        if self._held_bytes > maximum:
+            raise LimitExceededError(limit, self._held_bytes, maximum)
 
     def _release(self, events: list[ServerEvent], now: float) -> None:
         """Treat held messages, some at a time, until there are none or one of them asks our caller something."""

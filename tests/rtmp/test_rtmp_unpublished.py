@@ -96,3 +96,18 @@ def test_short_messages_when_not_publishing_pass_however_many(client):
     for number in range(20):
         client.send(Message(6, number, 9, 7, bytes(15_000)))
     assert not client.session.closed
+
+
+def test_held_messages_when_not_publishing_are_held_to_the_same_limit(client):
+    """A viewer above its soft limit has acknowledgements to send, which are not held; a publisher may hold more."""
+    client.play()
+    for number in range(7):
+        client.send(Message(6, number, 9, 7, bytes(2000)), control_only=True)
+    with pytest.raises(LimitExceededError) as caught:
+        client.send(Message(6, 7, 9, 7, bytes(2500)), control_only=True)
+    assert (caught.value.limit, caught.value.maximum) == ("unpublished_bytes", LIMITS.unpublished_bytes)
+    publisher = ScriptedClient(ServerSessionConfig(limits=LIMITS), split=pieces)
+    publisher.publish()
+    for number in range(20):
+        publisher.send(Message(6, number, 9, 1, bytes(2000)), control_only=True)
+    assert publisher.session.held_bytes > 20 * 2000
