@@ -1,4 +1,7 @@
-"""SIGINT and SIGTERM as something to wait for: how the main thread of a server learns that it is to end. SIGHUP beside.
+"""Signals of a server: those that end it are something to wait for, and no other one ends it.
+
+SIGINT, SIGTERM and SIGQUIT end a server in order. SIGHUP, SIGUSR1 and SIGUSR2 would kill it where nobody handles them;
+here they are handed to who waits, or named in the log and ignored.
 
 A handler that is written in Python runs between any two steps of the main thread, also while that thread holds a lock.
 Setting a `threading.Event` there waits for ever if the main thread is inside `Event.wait` at that moment: both need the
@@ -10,49 +13,37 @@ sleeps on. So it is a read from a socket to which the interpreter's own handler,
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Final, Self
 
-_NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
+_log: Final = logging.getLogger("flowctl.signals")
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+_OTHERS: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Would kill the process; what an application handles itself is left to it."""
 _READ_BYTES: Final = 64
 """One octet per signal; what is left over is read the next time."""
 
 
-@contextlib.contextmanager
-def on_hangup(callback: Callable[[], None]) -> Iterator[None]:
-    """Within this context SIGHUP calls `callback`, instead of ending the program. Main thread.
-
-    Args:
-        callback: runs between any two steps of the main thread, so it may take no lock.
-    """
-
-    def call(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        callback()
-
-    before = signal.signal(signal.SIGHUP, call)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 class EndSignals:
-    """Within this context SIGINT and SIGTERM end nothing by themselves; `wait` tells that one of them came.
+    """Within this context SIGINT, SIGTERM and SIGQUIT end nothing by themselves; `wait` tells that one of them came.
 
-    On leaving it, the handlers of before are in force again. Main thread.
+    SIGHUP, SIGUSR1 and SIGUSR2 end nothing either, unless they had a handler already, which is left in force. On
+    leaving the context, the handlers of before are in force again. Main thread.
 
     Raises:
         ValueError: entered on another thread than the main one, to which the interpreter gives no signals.
     """
 
-    __slots__ = ("_ended", "_reader", "_undo")
+    __slots__ = ("_ended", "_reader", "_undo", "calls")
 
     def __init__(self) -> None:
+        self.calls: Mapping[int, Callable[[], None]] = {}
+        """What `wait` calls, by number of the signal: on the main thread, outside of the handler. Others are logged."""
         self._ended = False
         self._reader: socket.socket | None = None  # None: outside of the context
         self._undo = contextlib.ExitStack()
@@ -64,8 +55,11 @@ class EndSignals:
             # A full socket is no loss: it says that there is something to look at, and `_note` has noted the rest.
             before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
             stack.callback(signal.set_wakeup_fd, before)
-            for number in _NUMBERS:
+            for number in _ENDING:
                 stack.callback(signal.signal, number, signal.signal(number, self._note))
+            for number in _OTHERS:
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    stack.callback(signal.signal, number, signal.signal(number, self._wake))
             self._reader, self._undo = reader, stack.pop_all()
         return self
 
@@ -78,8 +72,11 @@ class EndSignals:
         del number, frame
         self._ended = True
 
+    def _wake(self, number: int, frame: FrameType | None) -> None:
+        """Do nothing: that the signal has a handler keeps it from killing, and its number wakes the wait."""
+
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for one of the signals; return whether one has come since the context was entered.
+        """Wait for one of the signals that end; return whether one has come since the context was entered.
 
         Args:
             timeout_s: how long to wait at most, more than 0. None: without end.
@@ -92,6 +89,17 @@ class EndSignals:
             self._reader.settimeout(left_s)
             with contextlib.suppress(TimeoutError):
                 numbers = self._reader.recv(_READ_BYTES)  # also those of signals that others handle
-                if any(number in numbers for number in _NUMBERS):
-                    self._ended = True
+                for number in numbers:
+                    self._take(number)
         return self._ended
+
+    def _take(self, number: int) -> None:
+        if number in _ENDING:
+            self._ended = True
+            _log.info("%s: ending in order", signal.Signals(number).name)
+        elif signal.getsignal(number) != self._wake:
+            return  # of the application
+        elif number in self.calls:
+            self.calls[number]()
+        else:
+            _log.info("%s: there is nothing to do, it is ignored", signal.Signals(number).name)

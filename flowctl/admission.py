@@ -20,6 +20,7 @@ from flowctl._locks import OwnedLock
 from flowctl.addresses import address_key
 from flowctl.bans import LIMITED_BURST, LIMITED_NEW_PER_S, NO_BANS, Ban, BanAction, BanList, utc_text
 from flowctl.errors import ConfigError, LimitExceededError
+from flowctl.fieldtypes import check_fields
 
 _RESERVED_DESCRIPTORS: Final = 64
 """Descriptors kept for everything that is not a connection: loops, logs, files."""
@@ -56,8 +57,9 @@ class AdmissionLimits:
     burst_per_address: int = 40
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("connections", "connections_per_address", "new_per_address_and_s", "burst_per_address"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:  # NaN is neither
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 (off) or more")
 
 

@@ -24,6 +24,7 @@ from math import exp
 from typing import Final, NamedTuple
 
 from flowctl.errors import ConfigError
+from flowctl.fieldtypes import check_fields
 from flowctl.flow import MessageClass
 from flowctl.units import format_size
 
@@ -94,6 +95,7 @@ class LadderSettings:
     lowest: LadderStep = LadderStep.CLOSE
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in (
             "dwell_full_s",
             "dwell_no_disposable_s",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from flowctl.errors import ConfigError
+from flowctl.fieldtypes import check_fields
 from flowctl.units import format_duration, format_size, parse_duration, parse_size
 
 OFF_MARK: Final = 1 << 62
@@ -56,6 +57,7 @@ class AxisLimits:
     name: str = field(default="axis", compare=False)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         hard = self.soft * 2 if self.hard is None else self.hard
         low = (self.soft or hard) // 2 if self.low is None else self.low
         for mark, value in (("soft", self.soft), ("hard", hard), ("low", low)):
@@ -101,6 +103,7 @@ class Limits:
     hard_policy: HardPolicy = HardPolicy.CLOSE
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.overhead_bytes < 0:
             raise ConfigError(f"overhead_bytes is {self.overhead_bytes}, it must be 0 or more")
 

@@ -148,7 +148,7 @@ def replay(flight: Flight) -> ReplayResult:
             break
         except CutError:
             break
-        except (KeyError, ValueError, TypeError) as error:
+        except (ConfigError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
             raise DamagedFlightError(f"{flight}: row {row.number} cannot be read: {error!r}") from error
         index = following
     if flight.complete and difference is None:

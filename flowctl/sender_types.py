@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from flowctl.counts import NO_COUNTS, Counts, Figures
 from flowctl.errors import ConfigError
+from flowctl.fieldtypes import check_fields
 from flowctl.flow import EMPTY_LOAD, Load, SendState, StateChange
 from flowctl.forecast import Forecast
 from flowctl.ladder import LadderSettings, LadderStep
@@ -171,12 +172,13 @@ class SenderSettings:
     ladder: LadderSettings | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         times = "stuck_s soft_too_long_s close_deadline_s join_grace_s return_after_s return_delay_s"
         for name in times.split():
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:  # NaN is neither
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 (off) or more seconds")
         for name in ("control_bytes", "control_messages", "turn_bytes", "turn_messages", "sample_s"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be more than 0")
         if self.turn_messages > 1024:
             raise ConfigError(f"turn_messages is {self.turn_messages}, one system call takes at most 1024 (IOV_MAX)")

@@ -22,6 +22,7 @@ from flowctl.bans import Ban, BanAction, BanList
 from flowctl.connection import Connection
 from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
+from flowctl.fieldtypes import check_type
 from flowctl.limits import Limits
 from flowctl.policy import DropPolicy
 from flowctl.pollgroup import LoopFactory, PollGroup
@@ -129,6 +130,19 @@ class Server:
         trusted_proxies: Iterable[str] = (),
         rebalance: bool = True,
     ) -> None:
+        optional: tuple[tuple[str, object, type], ...] = (
+            ("limits", limits, Limits),
+            ("settings", settings, SenderSettings),
+            ("options", options, SocketOptions),
+            ("admission", admission, AdmissionLimits),
+            ("work_limits", work_limits, WorkLimits),
+        )
+        for name, value, kind in optional:
+            check_type(f"Server: {name}", value, kind, type(None))
+        check_type("Server: session_factory", session_factory, Callable)
+        check_type("Server: host", host, str)
+        check_type("Server: port", port, int)
+        check_type("Server: group_count", group_count, int)
         self._rebalances: Final = rebalance
         self._trusted: Final = TrustedProxies(trusted_proxies)
         self._proxied: Final = Proxied(self._admit, self._refuse)
@@ -288,6 +302,8 @@ class Server:
             limits: for new connections and open ones. A session that set its Sender's limits itself loses them.
             settings: for new connections only, since a Sender keeps those that it was made with. None: as before.
         """
+        check_type("limits", limits, Limits)
+        check_type("settings", settings, SenderSettings, type(None))
         if settings is not None:
             self._settings = settings
         self._limits = limits

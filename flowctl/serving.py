@@ -12,6 +12,7 @@ from pathlib import Path
 
 from flowctl.admission import AdmissionLimits
 from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
+from flowctl.fieldtypes import check_fields
 from flowctl.limits import Limits
 from flowctl.pollgroup import LoopFactory
 from flowctl.sender_types import SenderSettings
@@ -70,6 +71,9 @@ class ServeOptions:
     loop_factory: LoopFactory | None = None
     on_error: Callable[[str, Exception], None] | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,6 +27,7 @@ from typing import Final
 from flowctl.counts import NO_COUNTS, Counts
 from flowctl.drain import STALL_S
 from flowctl.errors import ConfigError
+from flowctl.fieldtypes import check_fields
 from flowctl.flow import CLASS_COUNT, FlowCore, Load, MessageClass, SendState, StateChange
 from flowctl.ladder import Ladder, LadderSettings, LadderStep, Reading, step_rates
 from flowctl.limits import Limits
@@ -63,6 +64,7 @@ class Candidate:
     ladder: LadderSettings | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("stuck_s", "soft_too_long_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} of the shadow is {getattr(self, name)}, it must be 0 (off) or more seconds")

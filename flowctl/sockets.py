@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.errors import ConfigError
+from flowctl.fieldtypes import check_fields
 
 NOTSENT_LOWAT_BYTES: Final = 128 * 1024
 """Default of TCP_NOTSENT_LOWAT: how much unsent data the kernel takes before it says EAGAIN.
@@ -38,6 +39,7 @@ class SocketOptions:
     receive_buffer_bytes: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("notsent_lowat_bytes", "send_buffer_bytes", "receive_buffer_bytes"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 (the kernel's choice) or more")

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from flowctl.errors import ConfigError, LocalProtocolError
+from flowctl.fieldtypes import check_fields
 from flowctl.flow import CLASS_COUNT, MessageClass
 from flowctl.rates import ClassRates
 
@@ -119,6 +120,7 @@ class CacheLimits:
     duration_s: float = 30.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("size_bytes", "messages", "duration_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} of the GOP cache is {getattr(self, name)}, it must be 0 or more")

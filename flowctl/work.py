@@ -29,6 +29,7 @@ from math import exp, log
 from typing import Final, NamedTuple
 
 from flowctl.errors import ConfigError, LimitExceededError
+from flowctl.fieldtypes import check_fields
 
 MEMORY_S: Final = 6.0
 """Time in which what was charged fades to 1/e. With the default shares a connection may do 1.5 s of work at once and an
@@ -82,6 +83,7 @@ class WorkLimits:
     cut_after_s: float = 10.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, most in (("share_per_connection", 1.0), ("share_per_address", 1.0), ("cut_after_s", 86_400.0)):
             value = getattr(self, name)
             if not 0 <= value <= most:

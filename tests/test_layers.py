@@ -25,7 +25,7 @@ def layer(modules: str, may_import: str = "", *, pure: bool = False) -> Layer:
 
 
 LAYERS = {
-    "ground": layer("errors units reasons printable addresses", pure=True),
+    "ground": layer("errors units reasons printable fieldtypes addresses", pure=True),
     "output": layer("output", "ground"),
     "work": layer("work", "ground", pure=True),
     "flow": layer("limits flow", "ground", pure=True),

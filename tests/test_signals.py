@@ -68,7 +68,7 @@ def test_run_when_signalled_at_any_step_of_its_wait_ends():
     assert int(steps) >= 5
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
 def test_wait_when_the_signal_came_before_it_returns_at_once(number):
     """What came between entering the context and the wait is not lost, and stays known."""
     with EndSignals() as ended:
@@ -105,7 +105,7 @@ def test_wait_when_nothing_comes_ends_after_its_time():
 
 def test_context_when_left_puts_everything_back():
     """The handlers and the wake-up descriptor of before are in force again, and no descriptor stays open."""
-    watched = (signal.SIGINT, signal.SIGTERM)
+    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     before = [signal.getsignal(number) for number in watched]
     descriptors = open_descriptors()
     with EndSignals() as ended:
@@ -134,3 +134,25 @@ def test_context_when_entered_on_another_thread_says_so_and_leaves_nothing_open(
     thread.join()
     assert "main thread" in caught[0]
     assert open_descriptors() <= descriptors
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_wait_when_a_signal_has_nothing_to_do_names_it_and_goes_on(number, caplog):
+    """What would kill a process that does not handle it is a line of the log."""
+    with caplog.at_level("INFO"), EndSignals() as ended:
+        os.kill(os.getpid(), number)
+        assert not ended.wait(0.01)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{number.name}: there is nothing to do, it is ignored"
+    ]
+
+
+def test_wait_when_a_signal_has_a_call_makes_it_outside_of_the_handler():
+    """What is called may take locks, wait and log: it runs in `wait`, on the main thread."""
+    called = []
+    with EndSignals() as ended:
+        ended.calls = {signal.SIGHUP: lambda: called.append(sys._getframe(1).f_code.co_name)}
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert called == []
+        assert not ended.wait(0.01)
+    assert called == ["_take"]

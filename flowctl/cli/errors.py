@@ -22,29 +22,36 @@ WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
 TERMINATED: Final = 143
-"""128 + SIGTERM, likewise."""
+"""128 + SIGTERM, likewise; SIGHUP and SIGQUIT end a command in the same way."""
 
 _USAGE: Final = typer.BadParameter.__mro__[2]
 """ClickException, base of all errors of use: typer has it from click or, in newer versions, in itself."""
 
 
 class TerminatedError(BaseException):
-    """SIGTERM, where it is to end a command like Ctrl-C. No KeyboardInterrupt: typer makes status 130 of those."""
+    """SIGTERM, SIGHUP or SIGQUIT, where it is to end a command like Ctrl-C.
+
+    No KeyboardInterrupt: typer makes status 130 of those.
+    """
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Within this context SIGTERM raises `TerminatedError` as SIGINT raises KeyboardInterrupt. Main thread."""
+    """Within this context SIGTERM, SIGHUP and SIGQUIT raise `TerminatedError` as SIGINT raises KeyboardInterrupt.
+
+    SIGUSR1 and SIGUSR2, which would kill the process too, mean nothing. Main thread.
+    """
 
     def terminate(number: int, frame: FrameType | None) -> None:
         del number, frame
         raise TerminatedError
 
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
+    with contextlib.ExitStack() as stack:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            stack.callback(signal.signal, number, signal.signal(number, terminate))
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            stack.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def run(app: typer.Typer, arguments: list[str]) -> int:

@@ -249,7 +249,7 @@ def _load(
     _show(result, verdicts, as_json=as_json)
     _write(result, verdicts, files)
     if result.interrupted:
-        raise typer.Exit(TERMINATED if result.interrupted_by == signal.SIGTERM else INTERRUPTED)
+        raise typer.Exit(INTERRUPTED if result.interrupted_by == signal.SIGINT else TERMINATED)
     if what_failed(result) is not None or any(verdict.failed for verdict in verdicts):
         raise typer.Exit(FAILED)
 

@@ -253,12 +253,16 @@ def _line(row: FlightRow) -> str:
 
 
 def _reasons(row: FlightRow) -> str:
-    import json
+    from flowctl.errors import DamagedFlightError
+    from flowctl.flight.words import detail_of
 
     parts = []
-    for reason, classes in json.loads(row.detail or "{}").items():
-        what = ", ".join(f"{count} {name}" for name, (count, _) in classes.items())
-        parts.append(f"{reason} {what}")
+    try:
+        for reason, classes in detail_of(row.detail).items():
+            what = ", ".join(f"{count} {name}" for name, (count, _) in classes.items())
+            parts.append(f"{reason} {what}")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DamagedFlightError(f"row {row.number} cannot be read: {error!r}") from error
     return "; ".join(parts)
 
 

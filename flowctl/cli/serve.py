@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flowctl._signals import EndSignals
     from flowctl.limits import Limits
     from flowctl.sender_types import SenderSettings
@@ -94,18 +96,20 @@ def serve(
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON, one object per line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object when the server is ready.")] = False,
 ) -> None:
-    """Run a server until SIGINT or SIGTERM.
+    """Run a server until SIGINT, SIGTERM or SIGQUIT.
 
     Limits are bytes,messages,age of what waits for one peer, for example 2MiB,2048,4s; 0 turns an axis off. Without
     limits they are 2MiB,2048,4s soft and 4MiB,4096,8s hard. Files of limits and bans are looked at each second, and at
-    once on SIGHUP; one that is not valid changes nothing.
+    once on SIGHUP; one that is not valid changes nothing. SIGUSR1 and SIGUSR2 log a line of figures.
     """
+    from flowctl._signals import EndSignals
     from flowctl.cli.common import given, optional_duration, set_up_log
     from flowctl.cli.servers import check_extra, load_server
     from flowctl.flight.flights import parse_share
     from flowctl.sender_types import AgeSource, SenderSettings
     from flowctl.units import parse_duration, parse_size
 
+    ended = context.with_resource(EndSignals())  # first of all: no signal is to kill a server that begins
     set_up_log(as_json=log_json)
     program = load_server(name)
     _check_given(program, [option for option in _OF_STREAMS if given(context, option)])
@@ -135,7 +139,7 @@ def serve(
         flights=parse_share(flights),
         extra=check_extra(program, settings or []),
     )
-    _run(program, options, stats_s=stats_s, as_json=as_json)
+    _run(program, options, ended, stats_s=stats_s, as_json=as_json)
 
 
 def _limits(soft: str | None, hard: str | None, low: str | None) -> Limits:
@@ -247,31 +251,33 @@ def _options(
     )
 
 
-def _run(program: ServerProgram, options: ServeOptions, *, stats_s: float | None, as_json: bool) -> None:
+def _run(
+    program: ServerProgram, options: ServeOptions, ended: EndSignals, *, stats_s: float | None, as_json: bool
+) -> None:
     """Build, start, wait for a signal, stop."""
-    import contextlib
     import os
+    import signal
 
-    from flowctl._signals import EndSignals, on_hangup
     from flowctl.cli.common import print_json
     from flowctl.live import LiveServer
     from flowctl.log import get_logger
 
     logger = get_logger("flowctl.serve")
     server = program.build(options)
-    with contextlib.ExitStack() as stack:
-        ended = stack.enter_context(EndSignals())
-        if isinstance(server, LiveServer) and server.reload.watching:
-            stack.enter_context(on_hangup(server.reload.look_now))
-        try:
-            server.start()
-            host, port = server.address
-            logger.info("serving", server=program.name, host=host, port=port, limits=str(server.limits))
-            if as_json:
-                print_json(_ready(program, server, os.getpid()))
-            _wait(server, ended, stats_s)
-        finally:
-            stopped = server.stop()
+    calls: dict[int, Callable[[], None]] = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), lambda: _log_figures(server))
+    if isinstance(server, LiveServer) and server.reload.watching:
+        calls[signal.SIGHUP] = server.reload.look_now
+    ended.calls = calls
+    try:
+        server.start()
+        host, port = server.address
+        logger.info("serving", server=program.name, host=host, port=port, limits=str(server.limits))
+        if as_json:
+            print_json(_ready(program, server, os.getpid()))
+        while not ended.wait(stats_s or None):
+            _log_figures(server)
+    finally:
+        stopped = server.stop()
     logger.info("stopped", server=program.name, accepted=server.accepted_count, in_time=stopped)
 
 
@@ -286,11 +292,8 @@ def _ready(program: ServerProgram, server: Server, pid: int) -> dict[str, Any]:
     return ready
 
 
-def _wait(server: Server, ended: EndSignals, stats_s: float | None) -> None:
-    """Wait for the end; log figures meanwhile."""
+def _log_figures(server: Server) -> None:
     from flowctl.cli.figures import summary
     from flowctl.log import get_logger
 
-    logger = get_logger("flowctl.serve")
-    while not ended.wait(stats_s or None):
-        logger.info("figures", **summary(server))
+    get_logger("flowctl.serve").info("figures", **summary(server))

@@ -7,14 +7,21 @@ and is replayed up to there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.errors import ConfigError, DamagedFlightError
 from flowctl.flight.tape import MOST_ROWS
-from flowctl.flight.words import FLIGHT_FORMAT, OUTPUT_KINDS, FlightRow, TablePolicy, limits_from, settings_from
+from flowctl.flight.words import (
+    FLIGHT_FORMAT,
+    OUTPUT_KINDS,
+    FlightRow,
+    TablePolicy,
+    detail_of,
+    limits_from,
+    settings_from,
+)
 from flowctl.limits import Limits
 from flowctl.sender_types import SenderSettings
 from flowctl.telemetry.schema import FLIGHT, FlightKind
@@ -24,6 +31,7 @@ _KINDS: Final = frozenset(kind.value for kind in FlightKind)
 _OWN_FROM: Final = _NAMES.index(FlightRow._fields[0])
 _BEYOND: Final = 1024
 """Rows that a flight may have beyond its bound: those of the call in which it was reached, and END."""
+_MOST_OFFSET_US: Final = 366 * 86_400 * 1_000_000
 _REALS: Final = frozenset({"queued_age_ms", "value", "limit"})
 
 
@@ -73,8 +81,10 @@ class Flight:
         """What END says: see `flowctl.flight.words.figures_of`. None: it was cut off."""
         if not self.complete:
             return None
-        values: dict[str, Any] = json.loads(self.rows[-1].detail or "{}")
-        return values
+        try:
+            return detail_of(self.rows[-1].detail)
+        except ValueError as error:
+            raise DamagedFlightError(f"{self}: what end says cannot be read: {error!r}") from error
 
     @property
     def duration_s(self) -> float:
@@ -126,7 +136,7 @@ def _row(item: Mapping[str, Any] | Sequence[Any]) -> FlightRow:
     """Return the part of a record that says what happened."""
     if not isinstance(item, Mapping):
         if len(item) == len(_NAMES):  # of our own files: every cell has its type
-            return FlightRow(*item[_OWN_FROM:])
+            return _typed(FlightRow(*item[_OWN_FROM:]))
         item = _mapping(item)
     cells: dict[str, Any] = {}
     for name in FlightRow._fields:
@@ -136,9 +146,22 @@ def _row(item: Mapping[str, Any] | Sequence[Any]) -> FlightRow:
             continue
         cells[name] = int(value) if isinstance(value, float) and name not in _REALS else value
     try:
-        return FlightRow(**cells)
+        return _typed(FlightRow(**cells))
     except TypeError as error:
         raise DamagedFlightError("a row without offset_us or kind", hint="is this the table flight?") from error
+
+
+def _typed(row: FlightRow) -> FlightRow:
+    """Return `row`, whose place and kind are what they must be.
+
+    Raises:
+        DamagedFlightError: they are not.
+    """
+    if not (type(row.offset_us) is type(row.number) is int and isinstance(row.kind, str)):
+        raise DamagedFlightError("a row without number, offset_us or kind", hint="is this the table flight?")
+    if row.offset_us > _MOST_OFFSET_US:
+        raise DamagedFlightError(f"row {row.number} is at {row.offset_us} us, no flight is so long")
+    return row
 
 
 def _check(rows: Sequence[FlightRow], where: str) -> None:
@@ -165,7 +188,7 @@ def _check(rows: Sequence[FlightRow], where: str) -> None:
 def _flight(rows: Sequence[FlightRow], heads: Sequence[Mapping[str, Any]], where: str) -> Flight:
     first, last = heads[0], heads[-1]
     try:
-        begin = json.loads(rows[0].detail or "{}")
+        begin = detail_of(rows[0].detail)
         number = begin["format"]
         if number != FLIGHT_FORMAT:
             raise DamagedFlightError(
@@ -189,5 +212,5 @@ def _flight(rows: Sequence[FlightRow], heads: Sequence[Mapping[str, Any]], where
             rows=tuple(rows),
             complete=rows[-1].kind == FlightKind.END.value,
         )
-    except (ValueError, KeyError, TypeError, ConfigError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, ConfigError) as error:
         raise DamagedFlightError(f"{where}: what begin says cannot be read: {error!r}") from error

@@ -6,7 +6,7 @@ the row, is another.
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,16 @@ from flowctl.errors import DamagedFlightError, LocalProtocolError
 from flowctl.flight.feed import new_private_log
 from flowctl.flight.reading import Flight
 from flowctl.flight.recorded import NotingSender
-from flowctl.flight.words import LOG_LANE, MICROSECONDS, OUTPUT_KINDS, FlightRow, TablePolicy, limits_from, output_row
+from flowctl.flight.words import (
+    LOG_LANE,
+    MICROSECONDS,
+    OUTPUT_KINDS,
+    FlightRow,
+    TablePolicy,
+    detail_of,
+    limits_from,
+    output_row,
+)
 from flowctl.flow import Load, MessageClass
 from flowctl.ledger import LedgerEntry
 from flowctl.policy import Thin
@@ -38,6 +47,11 @@ _WITHOUT_ARGUMENTS: Final = (
     "close_after_flush",
 )
 _ZEROS: Final = bytes(64 * 1024)
+MOST_WIRE_BYTES: Final = 32 * 1024 * 1024
+"""Of one message: RTMP has 16 MiB and the headers of its chunks."""
+MOST_QUEUED_BYTES: Final = 1024 * 1024 * 1024
+"""What may wait in a replay: a server allows a viewer a few MiB, and other servers some hundred."""
+_CHECK_EVERY_BYTES: Final = 256 * 1024 * 1024
 """Stands for the payload of messages up to this size: what they say is of no consequence, and was not recorded."""
 
 
@@ -91,7 +105,7 @@ class _Surroundings:
         if row.kind == FlightKind.WOULD_BLOCK.value:
             raise BlockingIOError
         if row.taken_bytes is None:
-            raise _error_of(json.loads(row.detail or "{}"))
+            raise _error_of(detail_of(row.detail))
         return row.taken_bytes
 
     # -- the host
@@ -159,6 +173,7 @@ class Rerun:
         self.sender = _ReplayedSender(around, flight)
         self.outputs: list[FlightRow] = []
         self.calls = 0
+        self._unchecked_bytes = 0  # queued since the last look at how much waits
         self.first: Entry | None = None
         sender = self.sender
         self.simple: dict[str, Callable[[], object]] = {name: getattr(sender, name) for name in _WITHOUT_ARGUMENTS}
@@ -182,7 +197,7 @@ class Rerun:
         """Make the call that `row` stands for; `answers` follow it in the flight."""
         around, sender = self.around, self.sender
         around.now_us = self.flight.clock_us + row.offset_us
-        values: dict[str, Any] = json.loads(row.detail) if row.detail else {}
+        values = detail_of(row.detail)
         around.foreign = bool(values.pop("foreign", False))
         around.last, around.kernel, around.is_strained = last, None, False
         around.answers = deque()
@@ -239,6 +254,14 @@ class Rerun:
     def queued(self, row: FlightRow, values: dict[str, Any]) -> None:
         """Publish a message, or send one."""
         wire, item = _wire(row.size_bytes or 0), _CLASSES[row.message_class or ""]
+        self._unchecked_bytes += len(wire)
+        if self._unchecked_bytes > _CHECK_EVERY_BYTES:
+            self._unchecked_bytes = self.sender.statistics().load.size_bytes
+            if self._unchecked_bytes > MOST_QUEUED_BYTES:
+                raise DamagedFlightError(
+                    f"{self.flight}: {self._unchecked_bytes} bytes wait at row {row.number}, which is more than a "
+                    f"replay holds ({MOST_QUEUED_BYTES})"
+                )
         if row.reason == LOG_LANE:
             at_us = self.around.now_us - round((row.queued_age_ms or 0.0) * 1000)
             self.around.log.append(wire, item, at_us / MICROSECONDS, restart=_wires(values.get("restart", ())))
@@ -276,7 +299,15 @@ def _error_of(values: dict[str, Any]) -> Exception:
     return _ReplayedError(str(values.get("type", "")))
 
 
+@functools.lru_cache(maxsize=4096)
 def _wire(size: int) -> bytes:
+    """Return a message of `size` bytes, of which there is one for all messages of the size that are alike.
+
+    Raises:
+        ValueError: no message has that size.
+    """
+    if not 0 <= size <= MOST_WIRE_BYTES:
+        raise ValueError(f"{size} is no size of a message")
     return _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)
 
 

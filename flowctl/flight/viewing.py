@@ -8,12 +8,11 @@ met was published after it.
 
 from __future__ import annotations
 
-import json
 from typing import Final, NamedTuple
 
 from flowctl.errors import DamagedFlightError
 from flowctl.flight.reading import Flight
-from flowctl.flight.words import LOG_LANE, FlightRow
+from flowctl.flight.words import LOG_LANE, FlightRow, detail_of
 from flowctl.flow import MessageClass
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
 
@@ -131,7 +130,7 @@ class _Reader:
         self.events.append((self.last_us / 1e6, _CLASSES[row.message_class or ""], row.size_bytes or 0))
         self.given += self._joining
         if row.detail and not self.restart_bytes:
-            self.restart_bytes = sum(map(_size, json.loads(row.detail).get("restart", ())))
+            self.restart_bytes = sum(map(_size, detail_of(row.detail).get("restart", ())))
 
 
 def _size(value: object) -> int:

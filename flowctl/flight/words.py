@@ -98,6 +98,29 @@ def dump(value: Mapping[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
+_MOST_DETAIL_CHARS: Final = 1024 * 1024
+"""Text of one detail: what a Sender writes has a few thousand; a restart names one size per header."""
+
+
+def detail_of(text: str | None) -> dict[str, Any]:
+    """Return what `dump` wrote; nothing for None.
+
+    Raises:
+        ValueError: it is no JSON object, too long, or nested as nobody wrote it.
+    """
+    if text is None:
+        return {}
+    if len(text) > _MOST_DETAIL_CHARS:
+        raise ValueError(f"a detail has {len(text)} characters, {_MOST_DETAIL_CHARS} are read at most")
+    try:
+        values = json.loads(text or "{}")
+    except RecursionError as error:
+        raise ValueError("a detail is nested too deeply") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"a detail is a {type(values).__name__}, no JSON object")  # noqa: TRY004 - of the text, not of a caller
+    return values
+
+
 # -- settings, there and back
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from flowctl.errors import ConfigError
 from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
+from flowctl.fieldtypes import check_fields
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.shadow import Candidate
 from flowctl.streamlog import CacheLimits
@@ -82,6 +83,7 @@ class LiveConfig:
     shadow: Candidate | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in (
             "return_grace_s",
             "media_silence_s",

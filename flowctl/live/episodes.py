@@ -97,7 +97,8 @@ class Episode:
             self._removed_ms += entry.delay_removed_ms
             self._say_slow(entry)
         elif entry.kind is LedgerKind.LIMITS:
-            _log.info("limits changed", **self._fields, limits=entry.why)
+            # The server says it once for all of them.
+            _log.debug("limits changed", **self._fields, limits=entry.why)
 
     def _take_edge(self, entry: LedgerEntry) -> None:
         change = entry.change

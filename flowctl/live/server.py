@@ -35,6 +35,7 @@ from flowctl.server import Server
 from flowctl.serving import ServeOptions, settings_hint
 from flowctl.shadow import Candidate
 from flowctl.streamlog import CacheLimits
+from flowctl.telemetry.privacy import check_private
 from flowctl.units import format_duration, format_size, parse_duration, parse_size
 from flowctl.work import WorkLimits
 
@@ -372,12 +373,11 @@ def read_credentials(path: Path) -> dict[str, str]:
     """Return the passwords by user of a file with one ``user:password`` per line; ``#`` begins a comment line.
 
     Raises:
-        ConfigError: the file cannot be read, is readable by others, or a line has no user or no password. No message
-            shows a password.
+        ConfigError: the file cannot be read, others than its owner may use it, or a line has no user or no password. No
+            message shows a password.
     """
     try:
-        if path.stat().st_mode & 0o004:
-            raise ConfigError(f"{path} is readable by everybody", hint=f"chmod 600 {path}")
+        check_private(path)
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the credentials file {path}: {error}") from error

@@ -78,12 +78,16 @@ def run_load(plan: LoadPlan, on_sample: Callable[[Sample], None] | None = None) 
 
 @contextlib.contextmanager
 def _signals(interrupt: Callable[[int], None]) -> Iterator[None]:
-    """Let SIGINT and SIGTERM call `interrupt` meanwhile; elsewhere than in the main thread, leave them alone."""
+    """Let SIGINT, SIGTERM, SIGHUP and SIGQUIT call `interrupt` meanwhile; SIGUSR1 and SIGUSR2 do nothing.
+
+    Elsewhere than in the main thread, they are left alone.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda got, _: interrupt(got)) for number in numbers}
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.signal(number, lambda got, _: interrupt(got)) for number in ending}
+    before |= {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGUSR1, signal.SIGUSR2)}
     try:
         yield
     finally:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Final, TypeAlias
 
 from flowctl.errors import ConfigError, LimitExceededError, RemoteProtocolError
+from flowctl.fieldtypes import check_fields
 from flowctl.rtmp.values import AmfValue
 
 MAX_DEPTH: Final = 128
@@ -60,6 +61,7 @@ class AmfLimits:
     repeated_bytes: int = 1024 * 1024
 
     def __post_init__(self) -> None:
+        check_fields(self)
         """Check every field.
 
         Raises:

@@ -12,6 +12,7 @@ import dataclasses
 from typing import Final
 
 from flowctl.errors import ConfigError, LimitExceededError
+from flowctl.fieldtypes import check_fields
 from flowctl.rtmp.amf_limits import AmfLimits
 from flowctl.rtmp.wire import (
     LENGTH_MAX,
@@ -118,6 +119,7 @@ class WireLimits:
     """Depth, node count and string length of AMF values in commands and data."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self._check("chunk_size_min_bytes", 1, CHUNK_SIZE_CEILING)
         self._check("chunk_size_max_bytes", self.chunk_size_min_bytes, CHUNK_SIZE_CEILING)
         # The floor leaves room for the longest control message the protocol defines (10 octets). The other limits are

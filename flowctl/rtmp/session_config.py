@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from flowctl.errors import ConfigError
+from flowctl.fieldtypes import check_fields
 from flowctl.rtmp.adobe_auth import AdobeAuthenticator
 from flowctl.rtmp.limits import CHUNK_SIZE_CEILING, WireLimits
 from flowctl.rtmp.url import NAME_MAX_CHARS
@@ -63,6 +64,7 @@ class ControlConfig:
     """The same for extended timestamps in type 1 and 2 chunks."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, low, high in (
             ("window_ack_size_bytes", 1, 0xFFFFFFFF),
             ("ack_floor_bytes", 1, 0xFFFFFFFF),

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import ConfigError, DamagedFlightError
-from flowctl.telemetry.schema import FLIGHT, METADATA_PREFIX, FlightKind
+from flowctl.telemetry.schema import FLIGHT, METADATA_PREFIX, FlightKind, Kind
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +24,14 @@ _SUFFIX: Final = ".parquet"
 _BATCH_ROWS: Final = 65_536
 _MOST_FILES: Final = 20_000
 """Files of a folder: at one in ten seconds two days and more of them; Spark is for what is beyond."""
+_MOST_FLIGHTS: Final = 200_000
+"""Flights of a list, some 100 MB."""
+_MOST_ROWS: Final = 2_002_000
+"""Rows of one flight that are handed over: a few more than a recorder writes, so that its reader can say so."""
+_MOST_GROUP_BYTES: Final = 512 * 1024 * 1024
+"""Of a row group as it is in memory: a recorder's has some 5 MB."""
+_MOST_TEXT_BYTES: Final = 64 * 1024 * 1024
+"""Texts of one batch, written out: a few bytes in a file can stand for very many."""
 _ROWS_AT_ONCE: Final = 500_000
 """Rows of several flights held at a time, some 300 MB; one flight alone may have more."""
 _NODE_AT: Final = FLIGHT.names.index("node")
@@ -140,6 +149,7 @@ def _uid_of(path: Path) -> str:
     missing = [name for name in FLIGHT.names if name not in footer.schema.names]
     if missing:
         raise DamagedFlightError(f"{path} has no column {missing[0]!r}: it is not of the table flight")
+    _check_footer(path, footer)
     uid: bytes | None = (footer.metadata or {}).get(f"{METADATA_PREFIX}uid".encode())
     if uid is None:
         return str(path)
@@ -148,6 +158,28 @@ def _uid_of(path: Path) -> str:
         [_ends_of(footer.row_group(group)) for group in (0, footer.num_row_groups - 1)] if footer.num_row_groups else []
     )
     return f"{uid.decode('utf-8', 'replace')} {footer.num_rows} {ends}"
+
+
+def _check_footer(path: Path, footer: Any) -> None:
+    """See that reading a file takes no more memory than one of ours would.
+
+    Raises:
+        DamagedFlightError: a column has another type, or a part is too large.
+    """
+    from flowctl.telemetry.writer import arrow_schema
+
+    wanted = arrow_schema(FLIGHT)
+    found = footer.schema.to_arrow_schema()
+    for field in wanted:
+        name, kind = field.name, found.field(field.name).type
+        if kind != field.type:
+            raise DamagedFlightError(f"{path}: column {name} is of type {kind}, it must be {field.type}")
+    for number in range(footer.num_row_groups):
+        if footer.row_group(number).total_byte_size > _MOST_GROUP_BYTES:
+            raise DamagedFlightError(
+                f"{path}: row group {number} has {footer.row_group(number).total_byte_size} bytes, "
+                f"{_MOST_GROUP_BYTES} are read at most"
+            )
 
 
 def _ends_of(group: Any) -> tuple[int, int] | None:
@@ -189,14 +221,35 @@ def _batches_of(path: Path, columns: list[str], conn_ids: Collection[int] | None
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    with _parquet().ParquetFile(path) as file:
+    # Texts stay in dictionaries until it is known how much they are written out.
+    texts = [column.name for column in FLIGHT.columns if column.kind is Kind.TEXT and column.name in columns]
+    with _parquet().ParquetFile(path, read_dictionary=texts) as file:
         for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
-            if not pa.types.is_timestamp(batch.schema.field("ts").type):
-                raise ValueError("column ts has another type, it is no time")
+            _check_texts(batch, texts)
+            for name in ("ts", "conn_id", "offset_us", "kind"):
+                if name in columns and batch.column(name).null_count:
+                    raise ValueError(f"column {name} has empty places")
             if conn_ids is None:
                 yield batch
             else:
                 yield batch.filter(pc.is_in(batch.column("conn_id"), pa.array(sorted(conn_ids), pa.int64())))
+
+
+def _check_texts(batch: pa.RecordBatch, names: list[str]) -> None:
+    """See that the texts of a batch are not more than memory should hold.
+
+    Raises:
+        ValueError: they are.
+    """
+    import pyarrow.compute as pc
+
+    total = 0
+    for name in names:
+        column = batch.column(name)
+        lengths = pc.take(pc.binary_length(column.dictionary), column.indices)
+        total += pc.sum(lengths).as_py() or 0
+    if total > _MOST_TEXT_BYTES:
+        raise ValueError(f"{total} bytes of text in {batch.num_rows} rows, {_MOST_TEXT_BYTES} are read at most")
 
 
 def flight_rows(files: list[Path], conn_id: int, node: str | None = None) -> Iterator[tuple[Any, ...]]:
@@ -210,7 +263,8 @@ def flight_rows(files: list[Path], conn_id: int, node: str | None = None) -> Ite
     Raises:
         DamagedFlightError: a file cannot be read, or a column has another type.
     """
-    return (row for row in _rows(files, {conn_id}) if node is None or row[_NODE_AT] == node)
+    found = (row for row in _rows(files, {conn_id}) if node is None or row[_NODE_AT] == node)
+    return islice(found, _MOST_ROWS)
 
 
 def flights_rows(
@@ -236,7 +290,7 @@ def flights_rows(
         found: dict[tuple[str, int], list[tuple[Any, ...]]] = {(item.node, item.conn_id): [] for item in part}
         for row in _rows(files, {item.conn_id for item in part}, damaged):
             of_one = found.get((str(row[_NODE_AT]), int(row[_CONN_AT])))
-            if of_one is not None:
+            if of_one is not None and len(of_one) < _MOST_ROWS:
                 of_one.append(row)
         for item in part:
             yield item, found.pop((item.node, item.conn_id))
@@ -272,6 +326,8 @@ def list_flights(files: list[Path], damaged: Damaged | None = None) -> list[Flig
             key = str(row["node"]), int(row["conn_id"])
             summary = found.get(key)
             if summary is None:
+                if len(found) >= _MOST_FLIGHTS:
+                    raise ConfigError(f"there are more than {_MOST_FLIGHTS} flights", hint="name one hour of them")
                 summary = found[key] = FlightSummary(*key)
             _add(summary, row)
     return sorted(found.values(), key=lambda item: (item.began_at, item.node, item.conn_id))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.errors import ConfigError
+from flowctl.fieldtypes import check_fields
 
 _NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Names of nodes are part of file names: no separators, and no beginning that readers take for a hidden file."""
@@ -74,6 +75,7 @@ class EventsOptions:
     key: bytes | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not _NODE.fullmatch(self.node):
             raise ConfigError(
                 f"events_node is {self.node!r}, it must be 1 to 64 letters, digits, '.', '_' or '-', "

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import secrets
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -41,16 +42,27 @@ _KEY_BYTES: Final = 32
 _MOST_KEY_BYTES: Final = 4096
 
 
+def check_private(path: Path) -> None:
+    """See that nobody but its owner may read or change a file of secrets.
+
+    Raises:
+        ConfigError: its group or others may.
+        OSError: it cannot be looked at.
+    """
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise ConfigError(f"{path} has mode {mode:04o}: others than its owner may use it", hint=f"chmod 600 {path}")
+
+
 def read_key(path: Path) -> bytes:
     """Return the key in a file: all of its bytes but white space at both ends.
 
     Raises:
-        ConfigError: it cannot be read, is readable by everybody, or is not 16 to 4096 bytes long.
+        ConfigError: it cannot be read, others may use it, or it is not 16 to 4096 bytes long.
     """
     hint = f"head -c {_KEY_BYTES} /dev/urandom > {path}; chmod 600 {path}"
     try:
-        if path.stat().st_mode & 0o004:
-            raise ConfigError(f"{path} is readable by everybody", hint=f"chmod 600 {path}")
+        check_private(path)
         key = path.read_bytes().strip()
     except OSError as error:
         raise ConfigError(f"cannot read events_key_file {path}: {error.strerror}", hint=hint) from error

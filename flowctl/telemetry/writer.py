@@ -183,7 +183,7 @@ class RecordFiles:
         root = self._root
         hint = "name a folder of your own"
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            _make_folders(root)
         except OSError as error:
             raise ConfigError(f"--events {root}: the folder cannot be made: {error.strerror}", hint=hint) from error
         if not root.is_dir() or not os.access(root, os.W_OK | os.X_OK):
@@ -224,11 +224,11 @@ class RecordFiles:
         options = self.options
         when = dt.datetime.fromtimestamp(first_us / 1e6, dt.UTC)
         folder = self._root / of.name / f"date={when:%Y-%m-%d}" / f"hour={when:%H}"
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_folders(folder)
         path = folder / f"{options.node}-{self.start_us}-{number}{SUFFIX}"
         temporary = folder / f".{path.name}{_TEMPORARY}"
         try:
-            with temporary.open("wb") as file:
+            with open(temporary, "wb", opener=_open_private) as file:
                 parquet.write_table(
                     table,
                     file,
@@ -275,6 +275,21 @@ class RecordFiles:
         if now - self._said_at >= _SAY_S:
             _log.error("records cannot be written", table=of.name, error=self.last_error, attempts=self._untold)
             self._said_at, self._untold = now, 0
+
+
+_FILE_MODE: Final = 0o640
+"""Records say who watched what from where: for the server's owner, and for a group that analyses."""
+_FOLDER_MODE: Final = 0o750
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, _FILE_MODE)
+
+
+def _make_folders(path: Path) -> None:
+    """Make a folder and those above it that are not there; those that are keep their rights."""
+    for folder in (*reversed(path.parents), path):
+        folder.mkdir(_FOLDER_MODE, exist_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -201,7 +201,7 @@ def test_stream_and_link_when_taken_from_a_flight_add_up(rows):
         ({"detail": '{"restart":5}'}, "not iterable"),
         ({"detail": '{"restart":["a"]}'}, "'a' is no size"),
         ({"detail": '{"restart":[-5]}'}, "-5 is no size"),
-        ({"detail": "[1]"}, "has no attribute 'get'"),
+        ({"detail": "[1]"}, "no JSON object"),
         ({"detail": "{oops"}, "Expecting property name"),
         ({"message_class": "film"}, "'film'"),
     ],

@@ -163,9 +163,11 @@ def test_credentials_when_read_are_by_user_and_never_shown(tmp_path):
             read_credentials(path)
         assert words in str(caught.value)
         assert "pw-hidden" not in str(caught.value)
-    path.chmod(0o644)
-    with pytest.raises(ConfigError, match="readable by everybody"):
-        read_credentials(path)
+    for mode in (0o644, 0o640, 0o604, 0o620):
+        path.chmod(mode)
+        with pytest.raises(ConfigError, match=f"users has mode {mode:04o}") as caught:
+            read_credentials(path)
+        assert caught.value.hint == f"chmod 600 {path}"
     with pytest.raises(ConfigError, match="cannot read"):
         read_credentials(tmp_path / "absent")
 

@@ -136,11 +136,11 @@ def test_drops_when_the_viewer_left_the_stream_itself_are_not_its_slowness(lines
     assert named(lines, "viewer slow") == []
 
 
-def test_limits_when_changed_are_a_line(lines):
-    """An operator's change is worth one."""
+def test_limits_when_changed_are_a_line_for_who_looks_closely(lines):
+    """The server says it once for all; a line for each connection is of level debug."""
     script = Script()
     script.episode.take(LedgerEntry(LedgerKind.LIMITS, 1.0, "soft 1 MiB"))
-    assert lines == [{"event": "limits changed", "log_level": "info", **FIELDS, "limits": "soft 1 MiB"}]
+    assert lines == [{"event": "limits changed", "log_level": "debug", **FIELDS, "limits": "soft 1 MiB"}]
 
 
 def test_log_when_a_viewer_is_slow_for_long_does_not_grow_with_the_packets(lines):

@@ -8,7 +8,7 @@ import signal
 import pytest
 import structlog
 
-from flowctl._signals import on_hangup
+from flowctl._signals import EndSignals
 from flowctl.bans import BanList
 from flowctl.errors import ConfigError
 from flowctl.limits import Limits
@@ -319,8 +319,10 @@ def test_reload_when_it_runs_takes_a_file_at_once_on_a_signal_and_ends_when_told
     world.reload.read_first()
     world.reload.start()
     write(world.limits, GOOD.format(size=2000))
-    with on_hangup(world.reload.look_now):
+    with EndSignals() as ended:
+        ended.calls = {signal.SIGHUP: world.reload.look_now}
         os.kill(os.getpid(), signal.SIGHUP)
+        assert not ended.wait(0.01)
     world.reload.stop()  # what was asked for before the end comes before it
     world.reload.stop()
     assert [value.limits.size.soft for value in world.taken] == [1000, 2000]

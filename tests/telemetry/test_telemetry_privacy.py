@@ -118,7 +118,7 @@ def test_key_file_when_unfit_is_refused_without_showing_it(tmp_path):
     assert "urandom" in caught.value.hint
     path.write_bytes(KEY)
     path.chmod(0o644)
-    with pytest.raises(ConfigError, match="readable by everybody"):
+    with pytest.raises(ConfigError, match="has mode 0644"):
         read_key(path)
     path.chmod(0o600)
     assert read_key(path) == KEY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import stat
 
 import pytest
 from pyarrow import parquet
@@ -228,3 +229,19 @@ def test_tables_when_written_are_all_known_to_the_recorder(tmp_path):
         assert made.lane(table).table is table
         assert isinstance(made._writers[table.name], TableWriter)
     assert everything(tmp_path) == []
+
+
+def test_files_when_written_are_for_owner_and_group_alone(tmp_path):
+    """Records say who watched what: files are 0640 and folders 0750, whatever a lax umask would allow."""
+    before = os.umask(0)
+    try:
+        made = recorder(tmp_path / "new" / "events")
+        made._files.prepare()
+        table = made._writers["flow_events"]
+        table.add_rows([row(0)])
+        assert table.finish()
+    finally:
+        os.umask(before)
+    found = [tmp_path / "new", *(tmp_path / "new").rglob("*")]
+    modes = {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in found}
+    assert modes == {(True, 0o750), (False, 0o640)}

@@ -1,0 +1,44 @@
+"""Signals to the programs: none of them kills one without a line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+from cli_kit import finish, served, start
+
+OTHERS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@pytest.mark.realtime
+def test_serve_when_signalled_goes_on_and_says_what_it_did():
+    """SIGHUP without files is named and ignored, SIGUSR1 and SIGUSR2 log figures; SIGQUIT ends it in order."""
+    with served("live", "--log-json") as server:
+        for number, text in zip(OTHERS, ("SIGHUP: there is nothing to do", "figures", "figures"), strict=True):
+            server.process.send_signal(number)
+            server.wait_logged(text)
+            time.sleep(0.1)
+            assert server.process.poll() is None
+        server.stop(signal.SIGQUIT)
+        assert server.status == 0
+    events = [json.loads(line)["event"] for line in server.log.splitlines()]
+    assert "SIGHUP: there is nothing to do, it is ignored" in events
+    assert events.count("figures") == 2
+    assert "SIGQUIT: ending in order" in events
+    assert events[-1] == "stopped"
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM])
+def test_publish_when_it_is_ended_says_what_it_did(number):
+    """A client that is ended by any signal still writes its summary; the status tells."""
+    with served("live") as server:
+        client = start("publish", "synthetic", server.url(), "--json")
+        server.wait_logged("publish started")
+        client.send_signal(signal.SIGUSR1)
+        client.send_signal(number)
+        status, output, _ = finish(client)
+    assert status == 143
+    assert json.loads(output)["end"] is not None

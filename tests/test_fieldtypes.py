@@ -1,0 +1,100 @@
+"""Types of settings: a wrong one is refused where it is given, with a way out where there is one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from flowctl.admission import AdmissionLimits
+from flowctl.errors import ConfigError
+from flowctl.ladder import LadderSettings
+from flowctl.limits import AxisLimits, Limits
+from flowctl.live.config import LiveConfig
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.sender_types import SenderSettings
+from flowctl.server import Server
+from flowctl.serving import ServeOptions
+from flowctl.session import Session
+from flowctl.sockets import SocketOptions
+from flowctl.telemetry.options import EventsOptions
+from flowctl.work import WorkLimits
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (AdmissionLimits, "connections", "10"),
+        (AdmissionLimits, "connections", True),
+        (AdmissionLimits, "new_per_address_and_s", math.nan),
+        (AxisLimits, "soft", "1MiB"),
+        (Limits, "size", "1MiB"),
+        (LadderSettings, "lowest", "key"),
+        (SenderSettings, "stuck_s", "15s"),
+        (SenderSettings, "stuck_s", math.nan),
+        (SenderSettings, "turn_messages", 12.5),
+        (SenderSettings, "ladder", True),
+        (SocketOptions, "notsent_lowat_bytes", "128KiB"),
+        (WorkLimits, "share_per_address", None),
+        (ServeOptions, "limits", "1MiB,10"),
+        (ServeOptions, "settings", None),
+        (ServeOptions, "admission", 64),
+        (ServeOptions, "host", None),
+        (ServeOptions, "limits_file", "limits.toml"),
+        (ServeOptions, "extra", ["a=b"]),
+        (LiveConfig, "rtmp", WireLimits()),
+        (ServerSessionConfig, "limits", {}),
+        (EventsOptions, "max_bytes", "1GiB"),
+    ],
+)
+def test_field_when_it_has_another_type_is_refused(kind, field, value):
+    """The error names class, field, value and what it must be; nothing is converted, and nothing breaks later."""
+    given = {field: value}
+    if kind is EventsOptions:
+        given |= {"folder": "x", "node": "n1"}
+    with pytest.raises(ConfigError, match=rf"{field} is .*it must be"):
+        kind(**given)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("limits", "1MiB,10"),
+        ("settings", {"stuck_s": 3}),
+        ("options", 128),
+        ("admission", 64),
+        ("work_limits", 0.5),
+        ("host", 5),
+        ("port", "1935"),
+        ("group_count", 2.0),
+    ],
+)
+def test_server_when_an_argument_has_another_type_refuses_it(field, value):
+    """No server is made that would fail with its first connection."""
+    with pytest.raises(ConfigError, match=rf"Server: {field} is .*it must be"):
+        Server(Session, **{field: value})
+
+
+def test_server_when_its_limits_are_text_says_how_to_read_it():
+    """The hint is what was meant."""
+    with pytest.raises(ConfigError) as caught:
+        Server(Session, limits="1MiB,10")
+    assert caught.value.hint == "Limits.parse('1MiB,10')"
+    with pytest.raises(ConfigError, match="session_factory"):
+        Server(Session())
+
+
+def test_set_limits_when_they_are_text_changes_nothing():
+    """What is wrong is refused before the first connection is touched."""
+    server = Server(Session)
+    before = server.limits
+    with pytest.raises(ConfigError, match="limits is '1MiB,10'"):
+        server.set_limits("1MiB,10")
+    assert server.limits is before
+    server.stop()
+
+
+def test_field_when_it_is_a_whole_number_for_a_real_one_is_fine():
+    """An int is a float to everybody who writes one."""
+    assert SenderSettings(stuck_s=15).stuck_s == 15
