@@ -273,7 +273,10 @@ class HookRunner:
 
     def _worker(self) -> None:
         while (job := self._questions.get()) is not None:
-            job()
+            try:
+                job()
+            except BaseException as error:  # noqa: BLE001 - the server is stopping; the next question has its worker
+                report(self._on_error, "the answer of a hook", error)
             with self._lock:
                 self._asked -= 1
 

@@ -283,6 +283,19 @@ def test_slow_plain_hooks_do_not_wait_for_each_other(run):
     release.set()
 
 
+def test_answer_that_cannot_be_given_is_reported_and_the_next_one_is(run):
+    """A server that is stopping may take no answer any more: the worker lives on."""
+    runner, failures = run(hooks_that(lambda *_: None))
+
+    def gone(*_):
+        raise RuntimeError("stopped")
+
+    runner.ask(request_of(), gone)
+    assert answer_of(runner) is None
+    assert answer_of(runner) is None
+    assert [where for where, _ in failures] == ["the answer of a hook"]
+
+
 def test_coroutines_run_on_the_loop_of_the_application(loop_factory):
     """It may use there what belongs to that loop; a loop that is closed refuses."""
     loop = loop_factory()
