@@ -50,6 +50,7 @@ def _sums() -> list[str]:
         "min(ts) filter (event = 'conn_opened') as opened_ts",
         "max(ts) filter (event = 'conn_closed') as closed_ts",
         "min(ts) filter (event = 'play_started') as play_ts",
+        "min(value) filter (event = 'play_started') as play_value_ms",
         "max(value) filter (event = 'handshake_done') as handshake_ms",
         *(f"sum(state_ms) filter (state_from = '{state}') as {name}_ms" for state, name in _STATES),
         "count(*) filter (state_to = 'OVERLOADED' and state_from = 'READY') as episodes_overloaded",
@@ -79,7 +80,9 @@ def _shape() -> str:
     counts = dict.fromkeys(CLASS_NAMES, "BIGINT")
     dropped = {reason.value: counts for reason in DropReason}
     states = {state: "DOUBLE" for state, _ in _STATES}
-    return json.dumps({"accepted": counts, "dropped": dropped, "states_ms": states, "agent": "VARCHAR"})
+    return json.dumps(
+        {"accepted": counts, "dropped": dropped, "states_ms": states, "agent": "VARCHAR", "connected_s": "DOUBLE"}
+    )
 
 
 def _dropped(name: str, reasons: Iterable[DropReason] = DropReason) -> str:
@@ -105,7 +108,10 @@ def _columns() -> list[str]:
         "told.agent as user_agent",
         f"{began} as opened_at",
         "closed_ts as closed_at",
-        f"(epoch_us(coalesce(closed_ts, last_ts)) - epoch_us({began})) / 1e6 as duration_s",
+        (
+            "coalesce(told.connected_s, greatest(0, "
+            f"(epoch_us(coalesce(closed_ts, last_ts)) - epoch_us({began})) / 1e6)) as duration_s"
+        ),
         "t.close_reason as close_reason",
         (
             f"case when closed_ts is null then 'open' when t.close_reason in ({_words(BY_PEER)}) then 'peer'"
@@ -115,7 +121,7 @@ def _columns() -> list[str]:
         *(
             f"case when told.states_ms is not null then coalesce(told.states_ms.{state}, 0) else "
             f"coalesce({name}_ms, 0) + case when closed_ts is null and {since} & 3 = {rank}"
-            f" then (epoch_us(last_ts) - ({since} >> 2)) / 1e3 else 0 end end as time_{name}_ms"
+            f" then greatest(0, (epoch_us(last_ts) - ({since} >> 2)) / 1e3) else 0 end end as time_{name}_ms"
             for rank, (state, name) in enumerate(_STATES)
         ),
         *(f"episodes_{name}" for name in ("overloaded", "soft", "hard")),
@@ -138,7 +144,10 @@ def _columns() -> list[str]:
         *(f"{_quantile(f'quantiles[{number + 1}]')} as delay_{name}_ms" for number, name in enumerate(_SHARES)),
         "delay_max_ms",
         "null::bigint as stall_count, null::double as stall_ms, null::double as stall_ratio",
-        f"(epoch_us(play_ts) - epoch_us({began})) / 1e3 as startup_ms",
+        (
+            "coalesce(play_value_ms, case when play_ts is not null "
+            f"then greatest(0, (epoch_us(play_ts) - epoch_us({began})) / 1e3) end) as startup_ms"
+        ),
         "t.role in ('play', 'unknown') and play_ts is null and closed_ts is not null as exit_before_start",
         "input_pauses, limit_hits, returns_to_live",
         "['READY', 'OVERLOADED', 'SOFT_LIMIT', 'HARD_LIMIT'][worst + 1] as worst_state",

@@ -8,12 +8,14 @@ milliseconds, above all while a group of pictures is taken at the beginning, and
 - it left READY, and video frames that others need, or audio, were dropped (not those still queued when it left);
 - the server disconnected it for being slow.
 
-The time of trouble is that outside of READY, or on a step of the ladder below FULL. From the samples of that time:
+What counts is the cause when READY was left, not what there was most of afterwards: a viewer that a busy thread has
+thrown behind takes long to catch up over a link that is just fast enough, and a thread may be busy with other things
+while a viewer recovers. So shares are those of the samples in whose interval READY was left and not come back to:
 
-- ``server_loop``: the share of it in which the thread had no room (`strained`) or was busy for 90 % of the time. Then
+- ``server_loop``: the share of them in which the thread had no room (`strained`) or was busy for 90 % of the time. Then
   every viewer of the thread seems slow.
 - ``publisher_burst``: of the rest, what exceeds the mean: where the stream was at 1.5 times this viewer's mean rate or
-  more while it was in trouble, 1 - mean / rate then.
+  more in them, 1 - mean / rate.
 - ``policy``: of what is left after that, the share of drops that nothing forced: made in READY, with nothing stalled;
   and all of it where one message took the viewer from READY to HARD_LIMIT, because then limits are too small for it.
 - ``viewer_link``: the rest. A peer that takes less than it is sent needs no further proof.
@@ -48,13 +50,13 @@ def shares_sql() -> list[dict[str, str]]:
 
     Needs the columns of `session_parts` and `trouble_ms` and `dropped_messages`.
     """
-    mean, rate = "s_accepted_bytes / s_ms", "s_trouble_accepted_bytes / s_trouble_ms"
+    mean, rate = "s_accepted_bytes / s_ms", "l_accepted_bytes / l_ms"
     troubled = troubled_sql()
     return [
         {
-            "b_server": "CASE WHEN s_trouble_ms > 0 THEN coalesce(s_ours_ms, 0D) / s_trouble_ms ELSE 0D END",
+            "b_server": "CASE WHEN l_ms > 0 THEN coalesce(l_ours_ms, 0D) / l_ms ELSE 0D END",
             "b_excess": (
-                f"CASE WHEN s_trouble_ms > 0 AND s_accepted_bytes > 0 AND {rate} >= {BURST}D * {mean} "
+                f"CASE WHEN l_ms > 0 AND s_accepted_bytes > 0 AND {rate} >= {BURST}D * {mean} "
                 f"THEN 1D - ({mean}) / ({rate}) ELSE 0D END"
             ),
             "b_unforced": (

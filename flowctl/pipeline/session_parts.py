@@ -86,6 +86,7 @@ def event_sums(events: DataFrame) -> DataFrame:
         _if("event = 'conn_opened'", "ts", "min", "opened_ts"),
         _if("event = 'conn_closed'", "ts", "max", "closed_ts"),
         _if("event = 'play_started'", "ts", "min", "play_ts"),
+        _if("event = 'play_started'", "value", "min", "play_value_ms"),
         _if("event = 'handshake_done'", "value", "max", "handshake_ms"),
         *(_sum_ms(f"state_from = {number}", "state_ms", f"{name}_ms") for number, name in enumerate(STATE_WORDS)),
         *(_packed(conditions, f"pack{number}") for number, conditions in enumerate(PACKS)),
@@ -183,17 +184,13 @@ def sample_sums(samples: DataFrame) -> DataFrame:
     Returns:
         One row per (node, conn_id): figures named ``s_...``, and the histogram of `viewer_delay_ms`.
     """
-    trouble = "(state <> 'READY' OR coalesce(step, 'FULL') <> 'FULL')"
-    ours = f"(coalesce(strained, false) OR coalesce(thread_busy, 0.0D) >= {BUSY}D)"
-    accepted = " + ".join(f"accepted_bytes_{name}" for name in CLASS_NAMES)
+    trouble, accepted = _TROUBLE, _ACCEPTED
     dropped = " + ".join(f"dropped_messages_{name}" for name in CLASS_NAMES)
     columns = [
         f.count("*").alias("s_rows"),
         _sum_ms("true", "interval_ms", "s_ms"),
         _sum_ms(trouble, "interval_ms", "s_trouble_ms"),
-        _sum_ms(f"{trouble} AND {ours}", "interval_ms", "s_ours_ms"),
         f.expr(f"sum({accepted})").alias("s_accepted_bytes"),
-        _if(trouble, f"({accepted})", "sum", "s_trouble_accepted_bytes"),
         f.expr(f"sum({dropped})").alias("s_dropped_messages"),
         _if(f"NOT {trouble} AND coalesce(stalled_ms, 0.0D) = 0.0D", f"({dropped})", "sum", "s_unforced_drops"),
         _sum_ms(f"stalled_ms >= {STALL_MS}D", "least(stalled_ms, interval_ms)", "s_stall_ms"),
@@ -208,6 +205,50 @@ def sample_sums(samples: DataFrame) -> DataFrame:
     return prepared.groupBy(*KEYS).agg(*columns)
 
 
+_TROUBLE: Final = "(state <> 'READY' OR coalesce(step, 'FULL') <> 'FULL')"
+_OURS: Final = f"(coalesce(strained, false) OR coalesce(thread_busy, 0.0D) >= {BUSY}D)"
+_ACCEPTED: Final = " + ".join(f"accepted_bytes_{name}" for name in CLASS_NAMES)
+
+
+def leaving_sums(events: DataFrame, samples: DataFrame) -> DataFrame:
+    """Sum up the samples in whose interval READY was left, and not come back to: they show what the cause was.
+
+    Only samples of trouble are moved, and only those that an edge falls into are kept.
+
+    Args:
+        events: rows of `flow_events` that passed the checks.
+        samples: rows of `flow_samples` that did.
+
+    Returns:
+        One row per (node, conn_id) that has any: l_ms, l_ours_ms (where the thread had no room), l_accepted_bytes.
+    """
+    us = "unix_micros(ts)"
+    left = events.filter("event = 'state_changed' AND state_from = 'READY' AND conn_id <> 0").select(
+        *KEYS, f.expr(us).alias("left_us"), f.expr(f"{us} DIV 1000000").alias("second")
+    )
+    began = f"({us} - CAST(least(interval_ms, {LONGEST_MS}D) * 1e3D AS BIGINT))"
+    rows = samples.filter(f"conn_id <> 0 AND {_TROUBLE}").select(
+        *(*KEYS, "seq", "interval_ms"),
+        f.expr(_OURS).alias("ours"),
+        f.expr(_ACCEPTED).alias("accepted_bytes"),
+        f.expr(us).alias("until_us"),
+        f.expr(began).alias("began_us"),
+        f.expr(f"explode(sequence({began} DIV 1000000, {us} DIV 1000000))").alias("second"),
+    )
+    within = f.expr("left_us > began_us AND left_us <= until_us")
+    same = [rows[name] == left[name] for name in (*KEYS, "second")]
+    found = rows.join(left, [*same, within], "left_semi").dropDuplicates([*KEYS, "seq"])
+    return found.groupBy(*KEYS).agg(
+        _sum_ms("true", "interval_ms", "l_ms"),
+        _sum_ms("ours", "interval_ms", "l_ours_ms"),
+        f.sum("accepted_bytes").alias("l_accepted_bytes"),
+    )
+
+
+LONGEST_MS: Final = 60_000.0
+"""Longest interval of a sample: the sampler rests for 30 s at most."""
+
+
 def _counts_ddl() -> str:
     return "STRUCT<" + ", ".join(f"`{name}`: BIGINT" for name in CLASS_NAMES) + ">"
 
@@ -216,7 +257,7 @@ def detail_ddl() -> str:
     """Return the form of `detail` of a close, as `from_json` reads it; see the recorder for what it holds."""
     reasons = ", ".join(f"`{reason.value}`: {_counts_ddl()}" for reason in DropReason)
     states = "STRUCT<READY: DOUBLE, OVERLOADED: DOUBLE, SOFT_LIMIT: DOUBLE, HARD_LIMIT: DOUBLE>"
-    return f"accepted {_counts_ddl()}, dropped STRUCT<{reasons}>, states_ms {states}, agent STRING"
+    return f"accepted {_counts_ddl()}, dropped STRUCT<{reasons}>, states_ms {states}, agent STRING, connected_s DOUBLE"
 
 
 def dropped_sql(name: str) -> str:

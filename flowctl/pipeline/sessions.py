@@ -33,6 +33,7 @@ from flowctl.pipeline.session_parts import (
     detail_ddl,
     dropped_sql,
     event_sums,
+    leaving_sums,
     sample_sums,
     telling_records,
 )
@@ -110,7 +111,10 @@ def sessions(events: DataFrame, samples: DataFrame | None = None) -> DataFrame:
     Returns:
         One row per connection, `COLUMNS`.
     """
-    return finished(event_sums(events), telling_records(events), None if samples is None else sample_sums(samples))
+    sampled = None
+    if samples is not None:
+        sampled = sample_sums(samples).join(leaving_sums(events, samples), list(KEYS), "left")
+    return finished(event_sums(events), telling_records(events), sampled)
 
 
 def finished(sums: DataFrame, telling: DataFrame, sampled: DataFrame | None) -> DataFrame:
@@ -119,7 +123,7 @@ def finished(sums: DataFrame, telling: DataFrame, sampled: DataFrame | None) -> 
     Args:
         sums: see `event_sums`.
         telling: see `telling_records`.
-        sampled: see `sample_sums`. None: there are none.
+        sampled: see `sample_sums` and `leaving_sums`. None: there are none.
 
     Returns:
         One row per connection, `COLUMNS`.
@@ -142,9 +146,9 @@ def finished(sums: DataFrame, telling: DataFrame, sampled: DataFrame | None) -> 
 
 
 _NO_SAMPLES: Final = {
-    **dict.fromkeys(("s_rows", "s_accepted_bytes", "s_trouble_accepted_bytes", "s_stall_count"), "bigint"),
+    **dict.fromkeys(("s_rows", "s_accepted_bytes", "l_accepted_bytes", "s_stall_count"), "bigint"),
     **dict.fromkeys(("s_dropped_messages", "s_unforced_drops"), "bigint"),
-    **dict.fromkeys(("s_ms", "s_trouble_ms", "s_ours_ms", "s_stall_ms", "s_delay_max_ms"), "double"),
+    **dict.fromkeys(("s_ms", "s_trouble_ms", "l_ms", "l_ours_ms", "s_stall_ms", "s_delay_max_ms"), "double"),
     **{f"s_accepted_{name}": "bigint" for name in CLASS_NAMES},
     **{f"s_dropped_{name}": "bigint" for name in CLASS_NAMES},
 }
@@ -160,7 +164,11 @@ def _steps(*, sampled: bool) -> list[dict[str, str]]:
         "user_agent": "told.agent",
         "opened_at": began,
         "closed_at": "closed_ts",
-        "duration_s": f"(unix_micros(coalesce(closed_ts, last_ts)) - unix_micros({began})) / 1e6D",
+        # Of the monotonic clock, where it is told: that on the wall can be set back meanwhile.
+        "duration_s": (
+            f"coalesce(told.connected_s, greatest(0D, (unix_micros(coalesce(closed_ts, last_ts)) "
+            f"- unix_micros({began})) / 1e6D))"
+        ),
         "closed_by": (
             f"CASE WHEN closed_ts IS NULL THEN 'open' WHEN close_reason IN ({by_peer}) THEN 'peer' ELSE 'server' END"
         ),
@@ -169,7 +177,7 @@ def _steps(*, sampled: bool) -> list[dict[str, str]]:
             f"time_{name}_ms": "coalesce(CASE WHEN told.states_ms IS NOT NULL "
             f"THEN coalesce(told.states_ms.{state}, 0D) END, "
             f"coalesce({name}_ms, 0D) + CASE WHEN closed_ts IS NULL AND {since} & 3 = {rank}"
-            f" THEN (unix_micros(last_ts) - shiftright({since}, 2)) / 1e3D ELSE 0D END)"
+            f" THEN greatest(0D, (unix_micros(last_ts) - shiftright({since}, 2)) / 1e3D) ELSE 0D END)"
             for rank, (state, name) in enumerate(states)
         },
         "recover_mean_ms": "CASE WHEN recoveries_timed > 0 THEN recover_sum_ms / recoveries_timed END",
@@ -186,7 +194,8 @@ def _steps(*, sampled: bool) -> list[dict[str, str]]:
             f"THEN coalesce(told.accepted.`{name}`, 0L) ELSE s_accepted_{name} END"
             for name in CLASS_NAMES
         },
-        "startup_ms": f"(unix_micros(play_ts) - unix_micros({began})) / 1e3D",
+        "startup_ms": "coalesce(play_value_ms, CASE WHEN play_ts IS NOT NULL "
+        f"THEN greatest(0D, (unix_micros(play_ts) - unix_micros({began})) / 1e3D) END)",
         "exit_before_start": "CASE WHEN role IN ('play', 'unknown') THEN play_ts IS NULL AND closed_ts IS NOT NULL "
         "ELSE false END",
         "worst_state": "element_at(array('READY', 'OVERLOADED', 'SOFT_LIMIT', 'HARD_LIMIT'), coalesce(worst, 0) + 1)",
@@ -194,12 +203,12 @@ def _steps(*, sampled: bool) -> list[dict[str, str]]:
         "events_count": "row_count",
         "samples_count": "s_rows",
         "stall_ms": "CASE WHEN s_rows IS NOT NULL THEN coalesce(s_stall_ms, 0D) END",
-        "play_ms": f"(unix_micros(coalesce(closed_ts, last_ts)) - unix_micros(coalesce(play_ts, {began}))) / 1e3D",
         **delays.totals("e", "e_delay_max_ms IS NOT NULL"),
         **(delays.totals("s", "s_delay_max_ms IS NOT NULL") if sampled else {}),
     }
     second = {
-        "stall_ratio": "CASE WHEN play_ms > 0 AND stall_ms IS NOT NULL THEN least(1D, stall_ms / play_ms) END",
+        "stall_ratio": "CASE WHEN duration_s * 1e3D > coalesce(startup_ms, 0D) AND stall_ms IS NOT NULL "
+        "THEN least(1D, stall_ms / (duration_s * 1e3D - coalesce(startup_ms, 0D))) END",
         "lost_messages": blame.lost_sql(),
         "trouble_ms": "greatest(time_overloaded_ms + time_soft_ms + time_hard_ms, coalesce(s_trouble_ms, 0D))",
         **{f"delay_{name}_ms": _quantile(share, sampled=sampled) for name, share in _SHARES.items()},

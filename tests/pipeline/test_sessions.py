@@ -87,7 +87,20 @@ def found(spark, tmp_path_factory):
         event(3, 5, "sample", viewer_delay_ms=1.0, **WATCHES),
     ]
     rows += [*flicker(7, 20.0, {"disposable": 3}), *flicker(8, 20.0, {"inter": 3}), *flicker(9, 1_500.0, {})]
+    # 10: left READY by its own link, and the thread was busy afterwards; 11: the stream burst then; 12: the clock was
+    # set back by an hour meanwhile, and its close is told by the monotonic one; 13: the same, open.
+    rows += [
+        *(event(0, n, "play_started", **WATCHES) for n in (10, 11)),
+        *(edge(9.5, n, "READY", "SOFT_LIMIT", 9_500.0) for n in (10, 11)),
+        event(3600, 12, "conn_opened", role="unknown", **PEER),
+        event(3600.3, 12, "play_started", value=300.0, **WATCHES),
+        event(60, 12, "conn_closed", state_from="READY", state_ms=60_000.0, reason="peer closed", **WATCHES,
+              detail=json.dumps({"connected_s": 60.0})),
+        event(3600, 13, "conn_opened", role="unknown", **PEER),
+        event(60, 13, "play_started", **WATCHES),
+    ]  # fmt: skip
     write(root, rows)
+    after = {"state": "SOFT_LIMIT", "accepted_bytes_inter": 1_000}
     busy = {"state": "OVERLOADED", "strained": True, "viewer_delay_ms": 500.0, "accepted_bytes_inter": 1_000}
     write_samples(
         root,
@@ -96,6 +109,12 @@ def found(spark, tmp_path_factory):
             sample(13, 6, state="OVERLOADED", stalled_ms=600.0, accepted_bytes_inter=1_000, viewer_delay_ms=1_500.0),
             sample(14, 6, state="OVERLOADED", stalled_ms=1_600.0, accepted_bytes_inter=1_000, viewer_delay_ms=2_500.0),
             *(sample(20 + n, 6, viewer_delay_ms=0.0, accepted_bytes_inter=1_000) for n in range(5)),
+            *(sample(n, 10, accepted_bytes_inter=1_000) for n in range(1, 10)),
+            sample(10, 10, **after),
+            *(sample(n, 10, strained=True, **after) for n in range(11, 20)),
+            *(sample(n, 11, accepted_bytes_inter=1_000) for n in range(1, 10)),
+            sample(10, 11, **after | {"accepted_bytes_inter": 9_000}),
+            *(sample(n, 11, **after) for n in range(11, 20)),
         ],
     )
     out = str(root / "out")
@@ -113,11 +132,11 @@ def test_sessions_when_written_have_the_columns_of_the_contract(found):
     sessions, result, frame = found
     assert dict(frame.dtypes) == COLUMNS
     assert frame.columns == list(COLUMNS)
-    assert sorted(sessions) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert [item.rows_in for item in result.accounts] == [55, 10]
+    assert sorted(sessions) == list(range(1, 14))
+    assert [item.rows_in for item in result.accounts] == [64, 48]
     assert all(item.rows_out == item.rows_in and item.settled for item in result.accounts)
-    assert result.summary["sessions"] == 9
-    assert (result.summary["open"], result.summary["without_address"]) == (2, 1)
+    assert result.summary["sessions"] == 13
+    assert (result.summary["open"], result.summary["without_address"]) == (5, 1)
 
 
 def test_session_when_closed_has_its_times_and_episodes(found):
@@ -169,7 +188,7 @@ def test_blame_when_a_viewer_only_flickers_is_none(found):
     assert figures(sessions[7], "worst_state", "dropped_messages_disposable", "blame") == ("OVERLOADED", 3, "none")
     assert sum(sessions[7][f"blame_share_{name}"] for name in blame.BLAMES) == 0
     assert [sessions[number]["blame"] for number in (8, 9)] == ["viewer_link", "viewer_link"]
-    assert found[1].summary["in_trouble"] == sum(row["blame"] != "none" for row in sessions.values()) == 6
+    assert found[1].summary["in_trouble"] == sum(row["blame"] != "none" for row in sessions.values()) == 8
 
 
 def test_blame_when_there_are_no_samples_is_the_link(found):
@@ -179,11 +198,32 @@ def test_blame_when_there_are_no_samples_is_the_link(found):
 
 
 def test_blame_when_the_thread_had_no_room_is_the_server_loop(found):
-    """Of five seconds in trouble the thread was strained for three: the larger share is ours."""
+    """When READY was left the thread was strained: it is ours, also for the time in which the link catches up."""
     row = found[0][6]
     assert row["blame"] == "server_loop"
     shares = [row[f"blame_share_{name}"] for name in ("server_loop", "viewer_link", "publisher_burst", "policy")]
-    assert shares == pytest.approx([0.6, 0.4, 0.0, 0.0])
+    assert shares == pytest.approx([1.0, 0.0, 0.0, 0.0])
+
+
+def test_blame_when_the_thread_was_busy_only_afterwards_is_the_link(found):
+    """Nine of ten seconds in trouble are strained, but READY was left before: that was the viewer's link."""
+    assert figures(found[0][10], "blame", "blame_share_viewer_link") == ("viewer_link", 1.0)
+
+
+def test_blame_when_the_stream_burst_as_ready_was_left_is_the_publishers(found):
+    """Nine times the usual in the second in which the queue began to grow; the rate afterwards says nothing."""
+    row = found[0][11]
+    mean = (18 * 1_000 + 9_000) / 19
+    assert figures(row, "blame") == ("publisher_burst",)
+    assert row["blame_share_publisher_burst"] == pytest.approx(1 - mean / 9_000)
+
+
+def test_session_when_the_clock_was_set_back_lasts_as_long_as_it_did(found):
+    """Durations are those of the monotonic clock where it is told, and never negative."""
+    sessions = found[0]
+    assert figures(sessions[12], "duration_s", "startup_ms") == (60.0, 300.0)
+    assert figures(sessions[13], "duration_s", "startup_ms", "closed_by") == (0.0, 0.0, "open")
+    assert all(row[f"time_{name}_ms"] >= 0 for row in sessions.values() for name in ("ready", "overloaded", "soft"))
 
 
 def test_stalls_when_sampled_are_counted_once_and_measured(found):
