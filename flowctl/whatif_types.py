@@ -150,8 +150,10 @@ class Outcome(NamedTuple):
 
     Attributes:
         closed: why it closed the viewer. None: it did not.
-        watched_s: until then, or until the recording ended, in seconds.
-        offered_messages: what was published for the viewer while it was there, by class.
+        watched_s: until then, or until the recording ended, in seconds. All figures but `closed` and the peak of the
+            memory are of this time.
+        offered_messages: what was published for the viewer while it was there, by class; without what was still queued
+            when the recording ended, if the choice went on then.
         sent_messages: what the kernel took completely, by class.
         dropped_messages: what was dropped, by class; without what was queued when the viewer was closed.
         dropped_by_reason: messages by the name of the reason, what was queued at the close included.
@@ -164,6 +166,7 @@ class Outcome(NamedTuple):
         memory_byte_s: the same as an integral over time; over `watched_s` it is the mean.
         delay: seconds by delay, as (number of a bucket, seconds), in order; see `bucket_ms`.
         returns: times the viewer was brought back to live.
+        assumed_s: for how long it went on after that, in seconds, over a link that is assumed.
     """
 
     closed: CloseReason | None
@@ -181,6 +184,7 @@ class Outcome(NamedTuple):
     memory_byte_s: float
     delay: tuple[tuple[int, float], ...]
     returns: int
+    assumed_s: float = 0.0
 
     @property
     def key_share(self) -> float:

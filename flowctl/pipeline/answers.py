@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from flowctl.pipeline.pictures import BLAME_WORDS, count, ms, percent, size, words
-from flowctl.pipeline.reportdata import Cut, JobState, ReportData, Row, number, whole_number
+from flowctl.pipeline.reportdata import LEAST_STAY_S, Cut, JobState, ReportData, Row, number, whole_number
 from flowctl.units import format_duration
 
 JOB_QUESTIONS: Final = {
@@ -136,6 +136,9 @@ def late(data: ReportData) -> str:
                 f"more than {ms(high)} in 5 % of their time."
             )
         ]
+    short = whole_number(whole.get("too_short"))
+    if median is not None and short:
+        said.append(f"{plural(short, 'viewer')} there for less than {LEAST_STAY_S:g} s: not in these figures.")
     ratio = number(whole.get("stall_ratio"))
     if ratio is not None:
         said.append(
@@ -159,8 +162,9 @@ def keep_out(data: ReportData) -> str:
     if not banned:
         return f"Nobody: of {plural(scored, 'address', 'addresses')} and subnets with a score none is high enough."
     return (
-        f"{plural(banned, 'address or subnet', 'addresses and subnets')} of {count(scored)} with a score. The list is "
-        "ready for the server, which reads it again whenever it changes: flowctl serve live --bans bans.jsonl."
+        f"{plural(banned, 'address or subnet', 'addresses and subnets')} of {count(scored)} with a score: banned, or, "
+        "where others behave at the same address, limited in new connections. The list is ready for the server, which "
+        "reads it again whenever it changes: flowctl serve live --bans bans.jsonl."
     )
 
 

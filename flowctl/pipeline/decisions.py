@@ -149,7 +149,18 @@ def choices(data: ReportData) -> Shown | None:
     cut = data.choices
     if cut is None:
         return None
-    heads = ("choice", "", "disconnected", "delay p50", "delay p95", "delay p99", "memory", "dropped", "on the front")
+    heads = (
+        "choice",
+        "",
+        "disconnected",
+        "delay p50",
+        "delay p95",
+        "delay p99",
+        "memory",
+        "dropped",
+        "assumed",
+        "on the front",
+    )
     rows = [
         [
             choice_text(row),
@@ -160,11 +171,13 @@ def choices(data: ReportData) -> Shown | None:
             ms(row.get("delay_p99_ms")),
             size(_memory(row)),
             _dropped(row),
+            percent(row.get("assumed_share")),
             "yes" if row.get("on_front") else "",
         ]
         for row in cut.rows
     ]
-    return Shown(heads, rows, left_out(cut, "choices"))
+    more = "Delay, drops and states are of the recorded time; assumed is what was tried beyond it, to see who is cut."
+    return Shown(heads, rows, f"{left_out(cut, 'choices')} {more}".strip())
 
 
 def _dropped(row: Row) -> str:
@@ -222,7 +235,8 @@ VERDICT_WORDS: Final = {
     "subnet_ban": "banned with its subnet",
     "allowed": "on the allow list",
     "no_address": "no address to ban",
-    "shared": "no: too many behave there",
+    "shared": "limited: others behave there",
+    "limit": "limited",
     "watch": "no: not enough yet",
     "ok": "no",
 }
@@ -265,12 +279,13 @@ def bans(data: ReportData) -> Shown | None:
         [
             words(row.get("cidr"), 60),
             _score(row),
+            words(row.get("action") or "ban", 10),
             words(row.get("expires") or "never", 30),
             evidence_text(row.get("evidence")),
         ]
         for row in cut.rows
     ]
-    return Shown(("address or subnet", "score", "until", "evidence"), rows, left_out(cut, "bans"), wordy=True)
+    return Shown(("address or subnet", "score", "action", "until", "evidence"), rows, left_out(cut, "bans"), wordy=True)
 
 
 # ------------------------------------------------------------------------------------------------ capacity

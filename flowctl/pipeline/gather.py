@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructField
 
-from flowctl.pipeline.reportdata import SHARES, STATES, Cut, Row
+from flowctl.pipeline.reportdata import LEAST_STAY_S, SHARES, STATES, Cut, Row
 from flowctl.reasons import SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
 
@@ -68,8 +68,9 @@ def _sum(frame: DataFrame, name: str) -> Column:
     return f.coalesce(f.sum(column(frame, name)), f.lit(0.0))
 
 
-def _quantile(frame: DataFrame, name: str, share: float) -> Column:
-    return f.percentile_approx(column(frame, name), share, _ACCURACY)
+def _quantile(frame: DataFrame, name: str, share: float, where: Column | None = None) -> Column:
+    values = column(frame, name) if where is None else f.when(where, column(frame, name))
+    return f.percentile_approx(values, share, _ACCURACY)
 
 
 def whole(sessions: DataFrame) -> tuple[Row, datetime | None, datetime | None]:
@@ -142,8 +143,9 @@ def _viewer_totals(viewers: DataFrame) -> list[Column]:
         _quantile(viewers, "startup_ms", 0.5).alias("startup_p50_ms"),
         _quantile(viewers, "startup_ms", 0.95).alias("startup_p95_ms"),
         _count_if(column(viewers, "exit_before_start", "boolean")).alias("exits_before_start"),
-        _quantile(viewers, "delay_p50_ms", 0.5).alias("delay_p50_of_p50_ms"),
-        _quantile(viewers, "delay_p95_ms", 0.95).alias("delay_p95_of_p95_ms"),
+        _quantile(viewers, "delay_p50_ms", 0.5, stayed(viewers)).alias("delay_p50_of_p50_ms"),
+        _quantile(viewers, "delay_p95_ms", 0.95, stayed(viewers)).alias("delay_p95_of_p95_ms"),
+        _count_if(~stayed(viewers)).alias("too_short"),
     ]
 
 
@@ -201,9 +203,15 @@ def drops(sessions: DataFrame) -> list[Row]:
     ]
 
 
+def stayed(viewers: DataFrame) -> Column:
+    """Return whether a viewer was there for long enough to enter distributions over viewers."""
+    return f.coalesce(column(viewers, "duration_s") >= LEAST_STAY_S, f.lit(False))
+
+
 def delay_curves(sessions: DataFrame) -> dict[str, Sequence[float | None]]:
-    """Return for each quantile of a viewer's delay its distribution over the viewers; {}: nobody was measured."""
+    """Return for each quantile of a viewer's delay its distribution over the viewers that stayed; {}: nobody did."""
     viewers = viewers_of(sessions)
+    viewers = viewers.where(stayed(viewers))
     names = ("delay_p50_ms", "delay_p95_ms", "delay_p99_ms")
     shares = [float(share) for share in SHARES]
     row = viewers.agg(

@@ -1,8 +1,8 @@
 """The report of the pipeline as one HTML page that stands alone: no script, no request, light and dark (pure).
 
-It answers questions in the order in which one asks them: what happened, who was slow and why, how late viewers were,
-which limits would be better, whom to keep out, how many viewers a node carries, and what could not be used. Each answer
-is a sentence first, then a picture, then its table.
+Answers come first: who was slow and why, which limits would be better, whom to keep out, how many viewers a node
+carries. Then what they rest on: how late viewers were, what happened, which streams and networks. Bookkeeping is last:
+what was read, by which job, and what could not be used. Each answer is a sentence first, then a picture, then a table.
 
 Names of streams, user agents, addresses and reasons come from peers: every text is made printable and escaped where it
 becomes HTML (`text`), and the page forbids itself to load or run anything (its content security policy), so that what a
@@ -47,14 +47,14 @@ _FOOTER: Final = (
 )
 
 _PARTS: Final = (
-    ("happened", "What happened?"),
     ("slow", "Who was slow, and why?"),
-    ("late", "How late were viewers?"),
     ("limits", "Which limits would be better?"),
     ("out", "Whom to keep out?"),
     ("capacity", "How many viewers does a node carry?"),
+    ("late", "How late were viewers?"),
+    ("happened", "What happened?"),
     ("fleet", "Which streams and networks?"),
-    ("unused", "What could not be used?"),
+    ("unused", "What was read, and what could not be used?"),
 )
 
 
@@ -81,6 +81,7 @@ def render(data: ReportData) -> str:
         [
             *_head(data),
             f"<nav>{links}</nav>",
+            *filter(None, [_failed(data)]),
             *parts,
             f"<footer><p>{_FOOTER}</p></footer>",
             "</main></body></html>",
@@ -155,7 +156,7 @@ _Part = tuple[str, Sequence[str]]
 
 
 def _happened(data: ReportData) -> _Part:
-    return answers.happened(data), [_failed(data), _tiles(data), _jobs(data)]
+    return answers.happened(data), [_tiles(data), _nodes(data)]
 
 
 def _failed(data: ReportData) -> str:
@@ -185,12 +186,6 @@ def _tiles(data: ReportData) -> str:
             ("delay: p95 of the viewers' p95", ms(whole.get("delay_p95_of_p95_ms"))),
             ("sent to viewers and publishers", size(whole.get("sent_bytes"))),
         ]
-    accounts = data.accounts()
-    if accounts:
-        rows_in, aside = (
-            sum(whole_number(item.get(name)) for item in accounts) for name in ("rows_in", "rows_quarantined")
-        )
-        tiles += [("records read", count(rows_in)), ("records set aside", count(aside))]
     items = (f"<div><dt>{text(label)}</dt><dd>{text(value)}</dd></div>" for label, value in tiles)
     return f'<dl class="tiles">{"".join(items)}</dl>' if tiles else ""
 
@@ -205,14 +200,15 @@ def _jobs(data: ReportData) -> str:
             figures = [count(item.get(name)) for name in ("files_in", "rows_in", "rows_out", "rows_quarantined")]
             rows.append([note.name, note.state.value, took, words(item.get("table")), *figures])
     heads = ("job", "state", "took", "table read", "files", "rows in", "rows out", "rows set aside")
+    return _box("What was read", table(heads, rows, kind="words figures")) if rows else ""
+
+
+def _nodes(data: ReportData) -> str:
     nodes = [[words(row.get("node")), count(row.get("connections")), count(row.get("viewers"))] for row in data.nodes]
     more = answers.left_out(Cut(data.nodes, data.node_count), "nodes")
-    return (_box("What was read", table(heads, rows, kind="words figures")) if rows else "") + (
-        f"<section><details><summary>The nodes</summary>{table(('node', 'connections', 'viewers'), nodes)}"
-        f"<p>{text(more)}</p></details></section>"
-        if nodes
-        else ""
-    )
+    shown = table(("node", "connections", "viewers"), nodes)
+    folded = f"<section><details><summary>The nodes</summary>{shown}<p>{text(more)}</p></details></section>"
+    return folded if nodes else ""
 
 
 def _slow(data: ReportData) -> _Part:
@@ -316,4 +312,4 @@ def _fleet(data: ReportData) -> _Part:
 def _unused(data: ReportData) -> _Part:
     rows = [[row["reason"], row["table"], count(row["rows"]), count(row["files"])] for row in data.set_aside()]
     shown = _box("Set aside", table(("reason", "table", "rows", "files"), rows, kind="words figures")) if rows else ""
-    return answers.unused(data), [shown]
+    return answers.unused(data), [shown, _jobs(data)]

@@ -25,7 +25,10 @@ from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
 from flowctl.limitsfile import LimitsFile, render
+from flowctl.pipeline.abuse import AbuseOptions, address_scores
+from flowctl.pipeline.abuse import sums as abuse_sums
 from flowctl.pipeline.accounts import Accounts, JobResult
+from flowctl.pipeline.evidence import evidence, harmful, standing, starts_of
 from flowctl.pipeline.io import has_table, read_optional, read_table, write_quarantine, write_table
 from flowctl.pipeline.place import Place
 from flowctl.pipeline.recommend import BALANCED_WORDS, Pick, costs, mark_front, parse_objective, recommend
@@ -55,7 +58,7 @@ CHOICES_DDL: Final = (
     + ", ".join(f"dropped_messages_{name} bigint" for name in CLASS_NAMES)
     + ", key_share double, delay_p50_ms double, delay_p95_ms double, delay_p99_ms double, delay_max_ms double, "
     "stall_share double, ready_share double, memory_peak_bytes bigint, memory_mean_bytes double, "
-    "sent_bytes bigint, edges bigint, returns bigint, sampled_share double"
+    "sent_bytes bigint, edges bigint, returns bigint, assumed_share double, sampled_share double"
 )
 """Columns of ``whatif_choices``. Grain: one choice over all viewers."""
 
@@ -160,16 +163,25 @@ def viewers(rows: DataFrame, choices: Sequence[Choice], source: str, options: Wh
     return rows.groupBy("node", "conn_id").applyInArrow(of_connection, VIEWERS_DDL)
 
 
-def judged(found: DataFrame, events: DataFrame | None) -> DataFrame:
-    """Return ``whatif_viewers`` with `honest` false also for connections that ran into a limit of the protocol."""
-    if events is None:
-        return found.select(*_columns(VIEWERS_DDL))
-    bad = (
-        events.where(f.col("event") == "limit_hit").select("node", "conn_id").distinct().withColumn("_bad", f.lit(True))
+def attackers_of(events: DataFrame) -> DataFrame:
+    """Return the connections of whom the rules of `flowctl.pipeline.abuse` call attackers: node, conn_id.
+
+    These are connections with evidence that bans and is more than being slow, and all of addresses that would be banned
+    at the end of the data, wherever they are: what limits do to them is no reason for other limits.
+    """
+    options = AbuseOptions(private=True)
+    ends = starts_of(events).collect()  # a row per server
+    last_us = max((row["last_us"] for row in ends), default=0)
+    starts = events.sparkSession.createDataFrame(
+        [(row["node"], row["started_us"]) for row in ends], "node string, started_us bigint"
     )
-    joined = found.join(bad, ["node", "conn_id"], "left")
-    honest = f.col("honest") & f.col("_bad").isNull()
-    return joined.withColumn("honest", honest).select(*_columns(VIEWERS_DDL))
+    found = evidence(events, options.weights)
+    behaving = standing(found, starts, options.weights, last_us, last_us)
+    scores = address_scores(abuse_sums(found, options.weights, last_us), behaving, options)
+    banned = f.broadcast(scores.where("banned").select("address"))
+    slow = f.coalesce(f.col("kind") == "deaf_close", f.lit(False))
+    direct = found.where(harmful(options.weights) & ~slow).select("node", "conn_id")
+    return direct.unionByName(found.join(banned, "address", "left_semi").select("node", "conn_id")).distinct()
 
 
 def sums(table: DataFrame) -> DataFrame:
@@ -202,6 +214,7 @@ def delays(table: DataFrame) -> DataFrame:
 
 _SUMMED: Final = (
     "watched_us",
+    "assumed_us",
     "offered_messages",
     "key_offered",
     "key_sent",
@@ -284,6 +297,9 @@ def _shares(total: Mapping[str, int]) -> dict[str, Any]:
         "dropped_share": dropped / total["offered_messages"] if total.get("offered_messages") else 0.0,
         "key_share": share("key_sent", "key_offered") if total.get("key_offered") else 1.0,
         "stall_share": share("stall_us", "watched_us"),
+        "assumed_share": (
+            total["assumed_us"] / (total["assumed_us"] + total["watched_us"]) if total.get("assumed_us") else 0.0
+        ),
         "ready_share": share("ready_us", "watched_us"),
         "memory_peak_bytes": total["memory_peak_bytes"],
         "memory_mean_bytes": share("memory_mean_bytes", "viewers"),
@@ -354,13 +370,19 @@ def run(spark: SparkSession, events: str, out: str, options: WhatifOptions | Non
     if options.grid is not None:
         choices = parse_grid(options.grid, options.grid_name, present or DEFAULT_IN_FORCE)
     rows = flight_rows(source.frame, options.cut_s) if flights else sample_rows(source.frame, options.cut_s)
+    attacking = 0
+    if judging is not None:
+        attackers = attackers_of(judging).persist()
+        attacking = rows.join(attackers, ["node", "conn_id"], "left_semi").select("node", "conn_id").distinct().count()
+        rows = rows.join(attackers, ["node", "conn_id"], "left_anti")
     rows, recorded, others = bounded(rows, options.most)
     found = viewers(rows, choices, "flight" if flights else "samples", options)
-    viewers_path = write_table(judged(found, judging), f"{out}/whatif_viewers")
+    viewers_path = write_table(found.select(*_columns(VIEWERS_DDL)), f"{out}/whatif_viewers")
     table = spark.read.parquet(viewers_path)
     share = min(1.0, options.most / recorded) if options.most and recorded else 1.0
     result = _answer(spark, out, table, choices, options, share)
     result.summary |= {"viewers_recorded": recorded, "sampled_share": share, "connections_not_viewers": others}
+    result.summary["connections_of_attackers"] = attacking
     result.outputs["whatif_viewers"] = viewers_path
     for item in (source, happened):
         if item is not None:

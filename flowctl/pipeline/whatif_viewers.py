@@ -6,7 +6,7 @@ order, on any cluster, gives the same.
 
 Of a flight, stream and link are those of `flowctl.flight.viewing`. Of samples, which say once a second what happened in
 it, they are made up: messages are spread evenly over the interval, class by class; while the viewer was READY all was
-taken at once, else the bytes that were sent are spread over five writes a second, each of which met EAGAIN. That is
+taken each 40 ms, else the bytes that were sent are spread over five writes a second, each of which met EAGAIN. That is
 coarser: bursts within a second (a key frame, a refusal that lasted 100 ms) are not seen, ages are off by up to the
 interval, and a viewer that drained within it counts as having drained at its end.
 """
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import FlowctlError
 from flowctl.flow import MessageClass
+from flowctl.pipeline.reportdata import LEAST_STAY_S
 from flowctl.telemetry.schema import CLASS_NAMES
 from flowctl.whatif import (
     MOST_EVENTS,
@@ -43,17 +44,18 @@ ALL_CHOICES: Final = -1
 DAMAGED: Final = -2
 """`choice_id` of a connection whose rows make no viewer; `reason` says why."""
 NO_VIEWER: Final = -3
-"""`choice_id` of a connection that never followed a stream, and so cannot have been slow at it: nothing is wrong."""
+"""`choice_id` of a connection that never followed a stream, or was there for a moment only: nothing is wrong."""
 WRITES_PER_S: Final = 5
 """Writes made up per second of a viewer in trouble: a refused one is looked at as often by its ladder."""
 NORMAL_MS: Final = 40.0
 """Delay of a viewer in no trouble, where only samples say so: the flush interval."""
+_SHORT: Final = f"it was there for less than {LEAST_STAY_S:g} s"
 HONEST_SHARE: Final = 0.05
 """A viewer that takes less than this share of its stream is not watching: it stands still or pretends to read."""
 
 VIEWERS_DDL: Final = (
     "node string, conn_id bigint, peer_ip string, choice_id int, source string, honest boolean, assumed boolean, "
-    "closed string, watched_us bigint, offered_messages bigint, sent_messages bigint, "
+    "closed string, watched_us bigint, assumed_us bigint, offered_messages bigint, sent_messages bigint, "
     + ", ".join(f"dropped_messages_{name} bigint" for name in CLASS_NAMES)
     + ", key_offered bigint, key_sent bigint, sent_bytes bigint, edges bigint, recoveries bigint, ready_us bigint, "
     "overloaded_us bigint, soft_us bigint, hard_us bigint, stall_us bigint, memory_peak_bytes bigint, "
@@ -104,7 +106,8 @@ def sample_viewer(rows: Sequence[Mapping[str, Any]], extend_s: float) -> Recorde
         queued = max(queued, 0)
         pieces = _spread(row, at, seconds)
         queued += sum(size for _, _, size in pieces)
-        step = seconds / max(round(seconds * WRITES_PER_S), 1)
+        per_s = 1000 / NORMAL_MS if ready else WRITES_PER_S
+        step = seconds / max(round(seconds * per_s), 1)
         writes = _writes(at, seconds, step, queued if ready else taken, ready=ready)
         events.extend(sorted([*pieces, *writes], key=_by_time))
         queued = 0 if ready else queued - taken
@@ -170,12 +173,18 @@ def _rows(
     buffer_s: float,
 ) -> Iterator[dict[str, Any]]:
     if source == "samples" and _untroubled_samples(rows):
+        if sum(float(row["interval_ms"] or 0.0) for row in rows) < LEAST_STAY_S * 1000:
+            yield {**head, "source": source, "choice_id": NO_VIEWER, "reason": _SHORT}
+            return
         yield {**head, "source": source, **_calm(rows, len(choices))}
         return
     try:
         viewer = _viewer(rows, source, extend_s)
         if not any(event[1] >= 0 for event in viewer.events):
             yield {**head, "source": source, "choice_id": NO_VIEWER, "reason": "it followed no stream"}
+            return
+        if viewer.assumed_from is None and viewer.ended_at - viewer.events[0][0] < LEAST_STAY_S:
+            yield {**head, "source": source, "choice_id": NO_VIEWER, "reason": _SHORT}
             return
         work = Work()
         outcomes = evaluate(viewer, choices, player_buffer_s=buffer_s, work=work)
@@ -216,6 +225,7 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
     return {
         "closed": None if outcome.closed is None else outcome.closed.value,
         "watched_us": _us(outcome.watched_s),
+        "assumed_us": _us(outcome.assumed_s),
         "offered_messages": sum(outcome.offered_messages),
         "sent_messages": sum(outcome.sent_messages),
         **{f"dropped_messages_{name}": outcome.dropped_messages[item] for item, name in enumerate(CLASS_NAMES)},
@@ -247,6 +257,7 @@ def _calm(rows: Sequence[Mapping[str, Any]], choices: int) -> dict[str, Any]:
         "honest": True,
         "assumed": False,
         "watched_us": watched,
+        "assumed_us": 0,
         "ready_us": watched,
         "offered_messages": sum(by_class),
         "sent_messages": sum(by_class),

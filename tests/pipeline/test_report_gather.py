@@ -134,6 +134,13 @@ def test_figures_when_gathered_are_those_of_the_table(spark, tmp_path):
     assert [(row["reason"], row["connections"]) for row in data.closes] == [("peer closed", 106), ("hard limit", 1)]
 
 
+def test_delays_when_a_viewer_was_there_for_a_moment_leave_it_out(spark):
+    """A second of a join says nothing of how late viewers are, and would be the end of the curve."""
+    rows = [("play", 60.0, 50.0), ("play", 2.9, 90_000.0)]
+    frame = spark.createDataFrame(rows, "role string, duration_s double, delay_p50_ms double")
+    assert set(gather.delay_curves(frame)["delay_p50_ms"]) == {50.0}
+
+
 def test_worst_viewers_when_chosen_are_the_worst(spark, tmp_path):
     """Who was disconnected for it comes first, then who was in trouble longest; the rest is counted."""
     write(tmp_path, "sessions", some_sessions())

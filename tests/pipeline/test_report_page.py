@@ -27,14 +27,14 @@ from flowctl.pipeline.page import MORE_STYLE, render
 from flowctl.pipeline.reportdata import Cut, JobNote, JobState, number
 
 QUESTIONS = (
-    "What happened?",
     "Who was slow, and why?",
-    "How late were viewers?",
     "Which limits would be better?",
     "Whom to keep out?",
     "How many viewers does a node carry?",
+    "How late were viewers?",
+    "What happened?",
     "Which streams and networks?",
-    "What could not be used?",
+    "What was read, and what could not be used?",
 )
 
 
@@ -71,9 +71,11 @@ def test_page_when_opened_asks_for_nothing():
 
 
 def test_page_when_made_answers_in_order():
-    """The questions stand in the order in which one asks them, each once as a heading."""
-    found = re.findall(r"<h2>(.*?)</h2>", render(some_data()))
-    assert list(QUESTIONS) == found
+    """Answers come first, bookkeeping is last, each question once as a heading."""
+    shown = render(some_data())
+    assert list(QUESTIONS) == re.findall(r"<h2>(.*?)</h2>", shown)
+    assert shown.index("What was read</h3>") > shown.index(f"<h2>{QUESTIONS[-1]}")
+    assert "records read" not in shown
 
 
 def test_page_when_read_without_eyes_says_what_is_drawn():

@@ -9,7 +9,7 @@ pytest.importorskip("pyarrow")
 import itertools
 
 import pyarrow as pa
-from record_kit import sample, write_samples
+from record_kit import event, sample, write, write_samples
 
 from flowctl.errors import ConfigError
 from flowctl.limitsfile import parse_limits_file
@@ -69,6 +69,26 @@ def test_run_when_viewers_are_slow_writes_choices_and_a_limits_file(spark, tmp_p
     assert {1, 2} == {row["conn_id"] for row in viewers if row["choice_id"] == ALL_CHOICES}
     assert 2 * len(rows) + 2 == len(viewers)
     assert {False} == {row["honest"] for row in viewers if row["conn_id"] == 4}
+
+
+def test_run_when_viewers_attack_or_are_there_for_a_moment_leaves_them_out(spark, tmp_path):
+    """What limits do to an attacker is no reason for other limits; a second's visit is no viewer."""
+    from flowctl.pipeline.whatif import WhatifOptions, run
+
+    rows = [row | {"peer_ip": f"198.51.100.{row['conn_id']}"} for row in crowd(6)]
+    rows += [
+        second(number, 5, sent=0, state="SOFT_LIMIT", queued=9) | {"peer_ip": "198.51.100.9"} for number in range(6)
+    ]
+    rows += [second(0, 6, sent=1_000, state="OVERLOADED", queued=1_000), second(0, 7, sent=260_000)]
+    write_samples(tmp_path / "events", rows)
+    # Connection 4 breaks a limit itself; 5 only reads nothing, at an address whose other connection is a proof.
+    hits = [(3, 4, "198.51.100.4"), (4, 8, "198.51.100.9")]
+    events = [event(at, number, "limit_hit", axis="amf_depth", peer_ip=who, role="play") for at, number, who in hits]
+    events.append(event(0, 5, "play_started", peer_ip="198.51.100.9", role="play"))
+    write(tmp_path / "events", events)
+    result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), WhatifOptions(grid=GRID))
+    summary = result.summary
+    assert (summary["viewers"], summary["connections_of_attackers"], summary["connections_not_viewers"]) == (3, 2, 2)
 
 
 def test_run_when_done_twice_gives_the_same_tables(spark, tmp_path):
