@@ -60,8 +60,8 @@ def abuse(events: Path, folder: Path, engine: Engine) -> dict[str, Any]:
     found = done["result"]["truth"]
     return {
         "what": "`abuse`: planted abusers banned, planted honest viewers banned",
-        "figure": f"{found['found']} of {found['planted_abusers']}, "
-        f"{found['banned_honest']} of {found['planted_honest']}",
+        "figure": f"{found['found']} of {found['abusive_addresses']}, "
+        f"{found['honest_banned']} of {found['honest_addresses']}",
         "how": f"{done['wall_s']:.0f} s, first run in a session",
     }
 

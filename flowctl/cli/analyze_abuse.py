@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from flowctl.pipeline.weights import Weights
 
 WeightsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="TOML; --print-weights shows the defaults.")]
-Allow = Annotated[list[str] | None, typer.Option(metavar="CIDR", help="Never ban these. Repeatable.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(metavar="CIDR", help="Never ban or limit these: your proxies and monitors. Repeatable."),
+]
+JudgePrivate = Annotated[
+    bool, typer.Option("--judge-private", help="Judge loopback and private networks too. Default: they are allowed.")
+]
 Threshold = Annotated[float | None, typer.Option(help="Score from which on an address is banned. Default: 10.")]
 MaxBans = Annotated[int, typer.Option(min=1, help="Bans of this job at most; the highest scores are taken.")]
 ReplaceBans = Annotated[
@@ -28,12 +34,11 @@ def command(
     out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Folder of the results.")] = None,
     weights: WeightsFile = None,
     allow: Allow = None,
+    judge_private: JudgePrivate = False,
     threshold: Threshold = None,
     max_bans: MaxBans = 10_000,
     replace_bans: ReplaceBans = False,
-    now: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Judge as at TIME (UTC). Default: evidence as at the data's end.")
-    ] = None,
+    now: Annotated[str | None, typer.Option(metavar="TIME", help="Judge as at TIME (UTC). Default: now.")] = None,
     truth: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="Planted addresses (OUT/_truth/planted.parquet): print what was found."),
@@ -70,6 +75,7 @@ def command(
     options = AbuseOptions(
         weights=chosen,
         allow=tuple(parse_networks(allow or [], "--allow")),
+        private=judge_private,
         most_bans=max_bans,
         now_s=None if now is None else parse_utc(now).timestamp(),
         truth=truth,

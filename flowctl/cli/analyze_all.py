@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.cli.analyze_abuse import Allow, MaxBans, ReplaceBans, Threshold, WeightsFile
+from flowctl.cli.analyze_abuse import Allow, JudgePrivate, MaxBans, ReplaceBans, Threshold, WeightsFile
 from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory, Out
 from flowctl.output import say
 
@@ -32,6 +32,7 @@ def command(
     skip: _Skip = None,
     weights: WeightsFile = None,
     allow: Allow = None,
+    judge_private: JudgePrivate = False,
     threshold: Threshold = None,
     max_bans: MaxBans = 10_000,
     replace_bans: ReplaceBans = False,
@@ -57,7 +58,7 @@ def command(
     from flowctl.pipeline.io import require_table
     from flowctl.pipeline.progress import Progress
 
-    options = _options(skip or [], objective, weights, allow, threshold, max_bans, replace_bans)
+    options = _options(skip or [], objective, weights, allow, judge_private, threshold, max_bans, replace_bans)
     count = len(options.steps) - len(options.skip) + 1
     done: list[str] = []
     with (
@@ -89,7 +90,8 @@ def _options(skip: list[str], objective: str, *abuse: Any) -> AllOptions:
     Args:
         skip: names of jobs.
         objective: of what-if.
-        abuse: file of weights, allowed networks, threshold, most bans, whether the ban list is replaced.
+        abuse: file of weights, allowed networks, whether private ones are judged, threshold,
+            most bans, whether the ban list is replaced.
 
     Raises:
         ConfigError: there is no such job, or an option of a job is wrong.
@@ -105,10 +107,11 @@ def _options(skip: list[str], objective: str, *abuse: Any) -> AllOptions:
     for name in skip:
         if name not in names:
             raise ConfigError(f"--skip {name}: there is no such job", hint=f"the jobs are {', '.join(names)}")
-    weights, allow, threshold, most_bans, replace_bans = abuse
+    weights, allow, private, threshold, most_bans, replace_bans = abuse
     judging = AbuseOptions(
         weights=read_weights(weights, threshold),
         allow=tuple(parse_networks(allow or [], "--allow")),
+        private=private,
         most_bans=most_bans,
         replace_bans=replace_bans,
     )

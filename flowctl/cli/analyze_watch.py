@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flowctl.cli.analyze_abuse import Allow, MaxBans, ReplaceBans, Threshold, WeightsFile
+from flowctl.cli.analyze_abuse import Allow, JudgePrivate, MaxBans, ReplaceBans, Threshold, WeightsFile
 from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory
 from flowctl.output import say
 
@@ -30,6 +30,7 @@ def command(
     max_files: Annotated[int, typer.Option(min=1, help="Files per trigger.")] = 500,
     weights: WeightsFile = None,
     allow: Allow = None,
+    judge_private: JudgePrivate = False,
     threshold: Threshold = None,
     max_bans: MaxBans = 10_000,
     replace_bans: ReplaceBans = False,
@@ -62,6 +63,7 @@ def command(
         most_files=max_files,
         weights=read_weights(weights, threshold),
         allow=tuple(parse_networks(allow or [], "--allow")),
+        private=judge_private,
         most_bans=max_bans,
         replace_bans=replace_bans,
     )

@@ -2,8 +2,8 @@
 
 The crowd is one of the load tester, each peer with an address of its own of 127.0.0.0/8, the same both times; so a
 score per address means something, and "the same viewer" does too. It has viewers that keep up, honest viewers on links
-that pause or swing, and abusers: who opens connections and says nothing, who floods control messages, who asks for
-streams without end, who sends chunks of one octet.
+that pause or swing, and abusers: who begins messages on chunk streams without end, who floods control messages, who
+nests values thousands deep, who sends chunks of one octet.
 
 The limits of the first run are too tight on purpose: a viewer whose oldest frame waits for longer than a second is cut,
 and a link that rests for 3 s does just that to it, though it would have caught up. That is the mistake that the
@@ -36,8 +36,8 @@ RESTING: Final = "pause@4s/700ms/64KiB"
 """The same, shorter than the first limits allow: such viewers tell of their links for the whole run."""
 SWINGING: Final = "sawtooth@500k-6M/6s"
 """A mobile link."""
-ABUSES: Final = ("B14", "B17", "B12", "B02")
-"""Slowloris, control flood, streams without end, chunks of one octet."""
+ABUSES: Final = ("B05", "B17", "B08", "B02")
+"""Chunk streams without end, control flood, nesting, chunks of one octet: what no sound client does even once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 from flowctl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 IPV4_DIGITS: Final = 8
 _OCTET: Final = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -24,6 +24,17 @@ _IPV4: Final = rf"^{_OCTET}(\.{_OCTET}){{3}}$"
 _IPV6: Final = r"^[0-9a-fA-F]{0,4}(:[0-9a-fA-F]{0,4}){2,8}$"
 _NOT_IPV6: Final = r":::|::.*::|^:[^:]|[^:]:$"
 """Two gaps, or a colon at an end that is part of none."""
+_MAPPED: Final = r"(?i)^::ffff:([0-9.]+)$"
+_CUT: Final = r"^([0-9.]+/24|[0-9a-fA-F:]+/48)$"
+"""What is recorded with ``events_addresses=truncated``."""
+PRIVATE: Final = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
+        *("::1/128", "fe80::/10", "fc00::/7"),
+    )
+)
+"""Loopback and networks of one's own: monitors, load balancers and proxies are there, and no stranger."""
 MOST_NETWORKS: Final = 200
 """Networks that an address may be compared with in one expression; beyond, plans take seconds to compile."""
 
@@ -55,6 +66,11 @@ def digits(address: Column) -> Column:
     """Return the hexadecimal digits of an address, 8 or 32; null for what is none."""
     four = f.split(address, r"\.")
     bytes_ = [f.lpad(f.hex(f.element_at(four, number).cast("bigint")), 2, "0") for number in range(1, 5)]
+    return f.when(address.rlike(_IPV4), f.lower(f.concat(*bytes_))).otherwise(_digits6(address))
+
+
+def _digits6(address: Column) -> Column:
+    """Return the 32 digits of an IPv6 address; null for what is none."""
     sides = f.split(address, "::")
     head = f.filter(f.split(f.element_at(sides, 1), ":"), lambda part: part != "")
     tail = f.filter(f.split(f.coalesce(f.get(sides, f.lit(1)), f.lit("")), ":"), lambda part: part != "")
@@ -63,36 +79,63 @@ def digits(address: Column) -> Column:
     # A gap stands for one group at least; without a gap all eight are written.
     written = f.size(head) + f.size(tail)
     fits = f.when(address.contains("::"), written <= 7).otherwise(written == 8)
-    six = address.rlike(_IPV6) & ~address.rlike(_NOT_IPV6) & fits
-    return f.when(address.rlike(_IPV4), f.lower(f.concat(*bytes_))).when(six, f.concat_ws("", groups))
+    return f.when(address.rlike(_IPV6) & ~address.rlike(_NOT_IPV6) & fits, f.concat_ws("", groups))
 
 
-def subnet(address: Column, hexadecimal: Column) -> Column:
-    """Return the subnet of an address: its /24 of IPv4, its /48 of IPv6, the smallest that one holder usually has.
+def with_unit(frame: DataFrame, name: str) -> DataFrame:
+    """Add ``address``: who an address stands for, as text.
+
+    An IPv4 address stands for itself, also one that is written as IPv6. An IPv6 address stands for its /64, the
+    smallest network that a holder of IPv6 has: whoever has one address of it has 2^64. Another text stays as it is.
 
     Args:
-        address: as recorded.
+        frame: any.
+        name: its column with the address as recorded.
+    """
+    text, six = f.col(name), f.col("_six")
+    # In steps: the digits are a long expression, which Spark would compile once per use.
+    frame = frame.withColumn("_six", f.when(text.contains(":") & ~text.contains("."), _digits6(text)))
+    parts = [f.conv(f.substring(six, start, 2), 16, 10) for start in (25, 27, 29, 31)]
+    mapped = f.when(six.startswith("0" * 20 + "ffff"), f.concat_ws(".", *parts))
+    found = f.coalesce(mapped, f.when(six.isNotNull(), _network6(six, 64)), f.regexp_replace(text, _MAPPED, "$1"))
+    return frame.withColumn("address", f.when(text.contains(":"), found).otherwise(text)).drop("_six")
+
+
+def unit_digits(who: Column) -> Column:
+    """Return the `digits` of a `unit`: of a /64 those of its first address; null for what is none."""
+    return digits(f.regexp_replace(who, "::/64$", "::"))
+
+
+def subnet(who: Column, hexadecimal: Column) -> Column:
+    """Return the subnet of an address or a `unit`: its /24 of IPv4, its /48 of IPv6, which one holder often has.
+
+    Args:
+        who: as recorded, or a `unit`. A network that was recorded instead of an address is its own subnet.
         hexadecimal: its `digits`.
     """
-    groups = [f.regexp_replace(f.substring(hexadecimal, start, 4), "^0{1,3}", "") for start in (1, 5, 9)]
-    return f.when(
-        f.length(hexadecimal) == IPV4_DIGITS, f.concat(f.substring_index(address, ".", 3), f.lit(".0/24"))
-    ).when(hexadecimal.isNotNull(), f.concat(f.concat_ws(":", *groups), f.lit("::/48")))
+    return (
+        f.when(f.length(hexadecimal) == IPV4_DIGITS, f.concat(f.substring_index(who, ".", 3), f.lit(".0/24")))
+        .when(hexadecimal.isNotNull(), _network6(hexadecimal, 48))
+        .when(who.rlike(_CUT), who)
+    )
 
 
-def cidr(address: Column, hexadecimal: Column) -> Column:
-    """Return an address as a network of its own; null for what is no address."""
-    length = f.when(f.length(hexadecimal) == IPV4_DIGITS, "/32").otherwise("/128")
-    return f.when(hexadecimal.isNotNull(), f.concat(address, length))
+def _network6(hexadecimal: Column, length: int) -> Column:
+    """Return the network of `length` bits, a multiple of 16, of an IPv6 address, as text."""
+    starts = range(1, length // 4 + 1, 4)
+    groups = [f.regexp_replace(f.substring(hexadecimal, start, 4), "^0{1,3}", "") for start in starts]
+    return f.concat(f.regexp_replace(f.concat_ws(":", *groups), "(:0)+$", ""), f.lit(f"::/{length}"))
 
 
-def is_cut(address: Column, hexadecimal: Column) -> Column:
-    """Return whether an address looks like one of which only the network was recorded (``events_addresses=truncated``).
+def cidr(who: Column, hexadecimal: Column) -> Column:
+    """Return what a ban of a `unit` names; null for what is no address.
 
-    Nobody is at the first address of a /24 or /48, as a rule; a ban of it would keep out nobody.
+    Args:
+        who: a `unit`.
+        hexadecimal: its `unit_digits`.
     """
-    ends = f.when(f.length(hexadecimal) == IPV4_DIGITS, hexadecimal.endswith("00")).otherwise(address.endswith("::"))
-    return f.coalesce(ends, f.lit(False))
+    single = f.length(hexadecimal) == IPV4_DIGITS
+    return f.when(hexadecimal.isNotNull(), f.when(single, f.concat(who, f.lit("/32"))).otherwise(who))
 
 
 def lies_in(hexadecimal: Column, networks: Sequence[Network]) -> Column:

@@ -1,9 +1,15 @@
-"""What an event says about its address: evidence against it, and hours of good standing for it; one row at a time.
+"""What an event says about its address: evidence against it, one row at a time; and who behaves there, by connection.
 
 `flowctl analyze abuse` and `flowctl analyze watch` share this, so that both see the same evidence in the same record.
 Each row is judged alone, without its connection's other rows: a stream of events then needs no state but sums. What
 judging needs from the past of a connection, the recorder has put into its last record (`conn_closed`): how long it
 was connected, and what it took since it left READY.
+
+Standing is the other side (`standing`): connections that play or publish and were not cut, the open ones among them,
+which have no last record. It needs all rows of a connection, so `watch` looks it up for the few addresses that it is
+about to ban.
+
+An address is a `flowctl.pipeline.addresses.unit`: of IPv6 it is the /64.
 """
 
 from __future__ import annotations
@@ -12,7 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.pipeline.weights import Weights
+from flowctl.pipeline import addresses
+from flowctl.pipeline.weights import PROOF, Weights
 from flowctl.reasons import CloseReason
 from flowctl.telemetry.schema import EventName, Role
 
@@ -28,7 +35,8 @@ EVENTS: Final = (
     EventName.PUBLISH_STARTED,
 )
 """Events that say anything here. The many others, of states, samples and drops, are filtered out as they are read."""
-COLUMNS: Final = ("ts", "node", "seq", "address", "kind", "amount", "good_ms", "opened", "begun", "ended")
+_BEFORE_HANDSHAKE: Final = ("not-rtmp", "tls-on-plain-port", "rtmpe", "real-ip-prefix")
+"""Codes of protocol errors of the handshake."""
 _SLOW: Final = (
     CloseReason.HARD_LIMIT,
     CloseReason.STUCK,
@@ -39,7 +47,7 @@ _SLOW: Final = (
 _LEFT: Final = (CloseReason.PEER_CLOSED, CloseReason.PEER_RESET)
 _MOST_AMOUNT: Final = 1_000_000
 """Refusals that one record may sum up: a number in a text column could be anything."""
-_TOTALS: Final = "connected_s double, trouble_s double, trouble_sent_bytes double, count bigint"
+_TOTALS: Final = "connected_s double, trouble_s double, trouble_sent_bytes double, count bigint, code string"
 
 
 def evidence(events: DataFrame, weights: Weights) -> DataFrame:
@@ -50,9 +58,9 @@ def evidence(events: DataFrame, weights: Weights) -> DataFrame:
         weights: for the marks that make a connection short, or deaf.
 
     Returns:
-        One row per event that says anything: ts, node, seq; address; kind of evidence and amount (kind null: none); for
-        its standing: good_ms (time of a connection that has ended well), and 1 where a connection was opened, where it
-        began to play or publish (begun), and where one that did has ended (ended).
+        One row per event that says anything: ts, node, conn_id; address; kind of evidence and amount (kind null: none);
+        opened: 1 where a connection was; for its standing: begun (it plays or publishes now), closed, and good_ms (how
+        long one that has ended well was connected).
     """
     names = [item.value for item in EVENTS]
     frame = events.where(f.col("event").isin(names) & f.col("peer_ip").isNotNull() & (f.col("peer_ip") != ""))
@@ -64,18 +72,75 @@ def evidence(events: DataFrame, weights: Weights) -> DataFrame:
     good = f.when(took_part & ~bad, f.coalesce(f.col("totals.connected_s"), f.lit(0.0)) * 1000).otherwise(0)
     begun = f.col("event").isin(EventName.PLAY_STARTED.value, EventName.PUBLISH_STARTED.value)
     amount = f.least(f.greatest(f.coalesce(f.col("totals.count"), f.lit(1)), f.lit(1)), f.lit(_MOST_AMOUNT))
-    return frame.withColumn("kind", _kind(weights)).select(
-        "ts",
-        "node",
-        "seq",
-        f.col("peer_ip").alias("address"),
-        "kind",
-        f.when(f.col("kind").isNotNull(), amount).otherwise(0).cast("bigint").alias("amount"),
-        f.greatest(good, f.lit(0)).cast("bigint").alias("good_ms"),
-        (f.col("event") == EventName.CONN_OPENED.value).cast("bigint").alias("opened"),
-        begun.cast("bigint").alias("begun"),
-        took_part.cast("bigint").alias("ended"),
+    return (
+        addresses.with_unit(frame, "peer_ip")
+        .withColumn("kind", _kind(weights))
+        .select(
+            "ts",
+            "node",
+            "conn_id",
+            "address",
+            "kind",
+            f.when(f.col("kind").isNotNull(), amount).otherwise(0).cast("bigint").alias("amount"),
+            (f.col("event") == EventName.CONN_OPENED.value).cast("bigint").alias("opened"),
+            begun.alias("begun"),
+            closed.alias("closed"),
+            f.greatest(good, f.lit(0)).cast("bigint").alias("good_ms"),
+        )
     )
+
+
+def standing(found: DataFrame, starts: DataFrame, weights: Weights, seen_us: int, now_us: int) -> DataFrame:
+    """Return who behaves at each address.
+
+    A connection counts with the time for which it played or published, if it did nothing that bans and was not cut. One
+    that is open counts up to the end of the data, and as one who is there now if it has played for `Weights.settled_s`.
+    One that was open when its server went away, so that nobody told its end, counts with `Weights.play_s`.
+
+    Args:
+        found: of `evidence`.
+        starts: node, started_us: when the newest process of each node began.
+        weights: for half-life and marks.
+        seen_us: end of the data, microseconds since the epoch.
+        now_us: up to when standing ages.
+
+    Returns:
+        One row per address where anybody has behaved: address, people (there now), standing_hours (aged).
+    """
+    us = f.unix_micros("ts")
+    connections = found.groupBy("node", "conn_id", "address").agg(
+        f.min(f.when(f.col("begun"), us)).alias("begun_us"),
+        f.max(f.when(f.col("closed"), us)).alias("closed_us"),
+        f.max("good_ms").alias("good_ms"),  # not the sum: a close that is there twice is one
+        f.max(harmful(weights)).alias("harmful"),
+    )
+    frame = connections.where(~f.coalesce("harmful", f.lit(False))).join(f.broadcast(starts), "node", "left")
+    told, begun = f.col("closed_us").isNotNull(), f.col("begun_us").isNotNull()
+    gone = f.coalesce(f.col("begun_us") < f.col("started_us"), f.lit(False))
+    lasted_ms = f.greatest(f.lit(0), f.lit(seen_us) - f.col("begun_us")) / 1000
+    open_ = ~told & begun & ~gone
+    settled = open_ & (lasted_ms >= weights.settled_s * 1000)
+    known_ms = f.greatest(lasted_ms, f.lit(weights.play_s * 1000))
+    until_us = f.when(told, f.col("closed_us")).when(gone, f.col("begun_us")).otherwise(f.lit(seen_us))
+    ms = f.when(told, f.col("good_ms")).when(gone, weights.play_s * 1000).when(begun, known_ms).otherwise(0)
+    # Whole milliseconds, so that the sum does not depend on the order.
+    aged = (ms * halved(f.lit(now_us) - until_us, weights)).cast("bigint")
+    summed = frame.groupBy("address").agg(f.count_if(settled).alias("people"), f.sum(aged).alias("standing_ms"))
+    return summed.select("address", "people", (f.col("standing_ms") / 3_600_000).alias("standing_hours"))
+
+
+def starts_of(events: DataFrame) -> DataFrame:
+    """Return node, rows, last_us (of its newest record) and started_us (of its newest start; null: not recorded)."""
+    us = f.unix_micros("ts")
+    started = f.when(f.col("event") == EventName.SERVER_STARTED.value, us)
+    return events.groupBy("node").agg(
+        f.count("*").alias("rows"), f.max(us).alias("last_us"), f.max(started).alias("started_us")
+    )
+
+
+def halved(age_us: Column, weights: Weights) -> Column:
+    """Return what is left of a piece of that age; what is newer than now, by a clock that is ahead, is of now."""
+    return f.pow(f.lit(0.5), f.greatest(f.lit(0), age_us) / (weights.half_life_s * 1e6))
 
 
 def _kind(weights: Weights) -> Column:
@@ -83,7 +148,9 @@ def _kind(weights: Weights) -> Column:
     reason = f.col("reason")
     closed = (
         f.when(reason == CloseReason.HANDSHAKE_TIMEOUT.value, "handshake_timeout")
-        .when(reason == CloseReason.PROTOCOL_ERROR.value, "protocol_error")
+        .when(
+            reason == CloseReason.PROTOCOL_ERROR.value, f.when(_shook_hands(), "protocol_error").otherwise("not_rtmp")
+        )
         .when(reason == CloseReason.AUTH_REFUSED.value, "auth_refused")
         .when(reason.isin([item.value for item in _SLOW]), f.when(_deaf(weights), "deaf_close").otherwise("slow_close"))
         .when(reason.isin([item.value for item in _LEFT]), _left(weights))
@@ -95,6 +162,13 @@ def _kind(weights: Weights) -> Column:
         .when(f.col("event") == EventName.CONN_REFUSED.value, refused)
         .when(f.col("event") == EventName.CONN_CLOSED.value, closed)
     )
+
+
+def _shook_hands() -> Column:
+    """Return whether a protocol error came after the handshake; where the record does not tell, it did not."""
+    code = f.col("totals.code")
+    said = code.isNotNull() & ~code.isin(*_BEFORE_HANDSHAKE) & ~f.coalesce(code.startswith("handshake"), f.lit(False))
+    return said | f.coalesce(f.col("role") != Role.UNKNOWN.value, f.lit(False))
 
 
 def _deaf(weights: Weights) -> Column:
@@ -127,11 +201,12 @@ def points(weights: Weights) -> Column:
     return f.coalesce(f.try_element_at(table, f.col("kind")), default)
 
 
-def standing_hours(weights: Weights) -> Column:
-    """Return the hours of good standing of ``good_ms``, ``begun`` and ``ended``.
+def harmful(weights: Weights) -> Column:
+    """Return whether evidence of ``kind`` can lead to a ban; other evidence leads to a limit at most."""
+    return f.coalesce(f.col("kind").isin([name for name in weights.points if weights.bans(name)]), f.lit(False))
 
-    Plays that have begun and not ended are viewers of whom more is not known yet: each counts a little. Without it, a
-    crowd that joins from one address at once would have evidence (accidents) and no standing.
-    """
-    running = f.greatest(f.lit(0), f.col("begun") - f.col("ended")) * (weights.play_s * 1000)
-    return (f.col("good_ms") + running) / 3_600_000
+
+def proves(weights: Weights) -> Column:
+    """Return whether one piece of evidence of ``kind`` is a proof."""
+    proofs = [name for name, value in weights.points.items() if weights.bans(name) and value >= PROOF]
+    return f.coalesce(f.col("kind").isin(proofs), f.lit(False))

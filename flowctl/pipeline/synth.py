@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
+from flowctl.pipeline import addresses
 from flowctl.pipeline.accounts import JobResult
 from flowctl.pipeline.place import Place
 from flowctl.pipeline.synth_kinds import FIRST_ABUSER, FIRST_SLOW, KINDS
@@ -114,19 +115,28 @@ def _what_it_is(options: SynthOptions, cast: Cast) -> list[Column]:
 def address(cast: Cast) -> Column:
     """Return the address of a client.
 
-    Most have one of their own in 10.0.0.0/8, side by side, so that subnets are mixed; one in ten of the ordinary ones
-    has IPv6. Phones share addresses of 100.64.0.0/10. Every other abuser is in 198.18.0.0/15, where nobody else is.
+    Most ordinary clients have one of their own in 240.0.0.0/8, which belongs to nobody, side by side; one in ten has
+    IPv6; one in twenty comes through a proxy of 241.0.0.0/8. Phones share addresses of 100.64.0.0/10. Half of the
+    abusers are in 198.18.0.0/15, where nobody else is. The others are among the honest: in the phones' addresses, in
+    the /64 of an ordinary client, behind a proxy, or at an address of their own between ordinary ones, an eighth each.
     """
-    client = f.col("client")
+    client, among = f.col("client"), f.col("client") % 8
     many = f.col("kind").isin([number for number, kind in enumerate(KINDS) if kind.many])
     abuser = f.col("kind").isin([number for number, kind in enumerate(KINDS) if kind.abuser])
     rank = (client * f.lit((1.0 - cast.shares[FIRST_ABUSER - 1]) / 2)).cast("bigint")
+    phones = _dotted("100.", client % cast.addresses, 64)
+    proxy = _dotted("241.", client % cast.proxies, 0)
+    neighbour = _ipv6(f.floor(client / 10) * 10 + 7, 0xBAD)
     return (
-        f.when(many, _dotted("100.", client % cast.addresses, 64))
+        f.when(many, phones)
         # The first clients are one of each kind: near each other they would share an address here.
         .when(abuser & (client % 2 == 0) & (client >= len(KINDS)), _dotted("198.", rank % 130_000, 18))
-        .when(~abuser & (client % 10 == 7), _ipv6(client))
-        .otherwise(_dotted("10.", client, 0))
+        .when(abuser & (among == 1), phones)
+        .when(abuser & (among == 3), neighbour)
+        .when(abuser & (among == 5), proxy)
+        .when(~abuser & (client % 10 == 7), _ipv6(client, 0))
+        .when(~abuser & (client % 20 == 3), proxy)
+        .otherwise(_dotted("240.", client, 0))
     )
 
 
@@ -137,10 +147,16 @@ def _dotted(first: str, number: Column, base: int) -> Column:
     return f.concat(f.lit(first), f.concat_ws(".", *(part.cast("bigint").cast("string") for part in parts)))
 
 
-def _ipv6(number: Column) -> Column:
-    """Return an address of 2001:db8::/32 in its canonical form, one /48 for each client of a group."""
+def _ipv6(number: Column, more: int) -> Column:
+    """Return an address of 2001:db8::/32 in its canonical form, one /48 for each client of a group.
+
+    Args:
+        number: of the client.
+        more: added to the last 16 bits but one: another machine in its /64.
+    """
     network, host = f.hex(number % 65_535 + 1), f.hex(f.floor(number / 65_535) + 1)
-    return f.lower(f.concat(f.lit("2001:db8:"), network, f.lit("::"), host))
+    machine = f"{more:x}:" if more else ""
+    return f.lower(f.concat(f.lit("2001:db8:"), network, f.lit(f"::{machine}"), host))
 
 
 def steps(spark: SparkSession) -> DataFrame:
@@ -311,6 +327,7 @@ def _closing() -> dict[str, Column]:
         f.lit('{"accepted": '), accepted, f.lit(', "sent": '), sent, f.lit(', "dropped": '),
         f.when(f.col("drops") > 0, by_reason).otherwise(f.lit("{}")),
         f.lit(', "connected_s": '), f.round(seconds, 3).cast("string"),
+        f.when(f.col("reason") == "protocol error", ', "code": "chunk-type"').otherwise(""),
         f.when(f.col("since").isNotNull(), _trouble(seconds)).otherwise(f.lit("")), f.lit("}"),
     )  # fmt: skip
     return {"detail": f.when(f.col("event") == "conn_closed", totals)}
@@ -336,16 +353,27 @@ def planted(spark: SparkSession, options: SynthOptions, cast: Cast) -> DataFrame
     """Return who was planted.
 
     Returns:
-        address, kind, abuser; one row per address of every client that is not an ordinary one with an address of its
-        own.
+        address (of IPv6 its /64), kind, abuser (whether there is one), honest (whether there is anybody who is none);
+        one row per address with an abuser, or with a client who is honest and looks bad.
     """
     names = f.element_at(f.array(*(f.lit(kind.name) for kind in KINDS)), f.col("kind") + 1)
     clients = spark.range(0, cast.clients).withColumnRenamed("id", "client").withColumn("kind", _kind(options, cast))
+    abuser = f.col("kind") >= FIRST_ABUSER
+    told = clients.select(
+        address(cast).alias("written"),
+        f.when(f.col("kind") > 1, names).alias("name"),
+        abuser.alias("abuser"),
+    )
     return (
-        clients.where(f.col("kind") > 1)
-        .select(address(cast).alias("address"), names.alias("name"), (f.col("kind") >= FIRST_ABUSER).alias("abuser"))
+        addresses.with_unit(told, "written")
         .groupBy("address")
-        .agg(f.min("name").alias("kind"), f.max("abuser").alias("abuser"))
+        .agg(
+            # Of several the abuser's name.
+            f.coalesce(f.min(f.when(f.col("abuser"), f.col("name"))), f.min("name")).alias("kind"),
+            f.max("abuser").alias("abuser"),
+            f.max(~f.col("abuser")).alias("honest"),
+        )
+        .where(f.col("kind").isNotNull())
     )
 
 
@@ -385,9 +413,11 @@ def run(spark: SparkSession, events_path: str, out: str, options: SynthOptions |
             path = f"{out}/{TRUTH_FOLDER}"
             planted(spark, options, cast).coalesce(1).write.mode("overwrite").parquet(path)
             result.outputs["planted"] = path
-            groups = spark.read.parquet(path).groupBy("abuser").count().collect()
-            found = {row["abuser"]: row["count"] for row in groups}
-            summary |= {"planted_abusers": found.get(True, 0), "planted_honest": found.get(False, 0)}
+            groups = spark.read.parquet(path).groupBy("abuser", "honest").count().collect()
+            found = {(row["abuser"], row["honest"]): row["count"] for row in groups}
+            summary["planted_abusers"] = found.get((True, False), 0) + found.get((True, True), 0)
+            summary["planted_beside_honest"] = found.get((True, True), 0)
+            summary["planted_honest"] = found.get((False, True), 0)
     result.summary = summary | {"clients": cast.clients, "visits": cast.visits, "streams": cast.streams}
     return result
 

@@ -9,8 +9,8 @@ construction: a step knows the place of the edge before it, so that `state_ms` i
 same connection, and their sum with that of `conn_closed` is how long it was connected.
 
 Planted are honest viewers who look bad (links that are too slow, that stall, many phones behind one address) and
-abusers who look as innocent as they can. Nobody else is to be told apart, so the set is a fair test of `flowctl
-analyze abuse`.
+abusers who look as innocent as they can, half of them behind addresses that honest ones use too: NAT, a /64 of IPv6,
+proxies. So the set is a fair test of `flowctl analyze abuse`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SynthOptions:
 MOST_EVENTS: Final = 100_000_000_000
 """A terabyte or so; beyond, the numbers of connections would no longer fit beside their second."""
 MOST_VIEWERS: Final = 16_000_000
-"""Addresses of 10.0.0.0/8, one for each."""
+"""Addresses of 240.0.0.0/8, one for each."""
 WAVES: Final = 8
 
 
@@ -92,6 +92,7 @@ class Cast:
         wave_s: length of a wave.
         streams: number of streams.
         addresses: addresses that phones share.
+        proxies: addresses that one in twenty ordinary clients comes from.
         shares: upper end of each kind's part of the clients, rising to 1.
     """
 
@@ -100,6 +101,7 @@ class Cast:
     wave_s: float
     streams: int
     addresses: int
+    proxies: int
     shares: tuple[float, ...] = field(default_factory=tuple)
 
     @property
@@ -135,6 +137,7 @@ def plan(options: SynthOptions) -> Cast:
         wave_s=options.days * 86400 / waves,
         streams=options.streams or max(5, clients // 200),
         addresses=max(1, round(clients * shares[2] / 200)),
+        proxies=max(1, clients // 2000),
         shares=tuple(ends),
     )
 

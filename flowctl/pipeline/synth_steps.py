@@ -252,7 +252,7 @@ LATE: Final = (
     _end(CloseReason.HANDSHAKE_TIMEOUT, -1.0),
 )
 LEFT: Final = (_OPEN, _HELLO, _end(CloseReason.PEER_CLOSED, -1.0))
-NONSENSE: Final = (_OPEN, _HELLO, _end(CloseReason.PROTOCOL_ERROR, -1.0))
+NONSENSE: Final = (_OPEN, _HELLO, _CONNECT, _end(CloseReason.PROTOCOL_ERROR, -1.0))
 REFUSED: Final = (
     Step(
         event=EventName.CONN_REFUSED.value, head_ms=0.0, axis="connections_per_address",

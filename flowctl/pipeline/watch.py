@@ -3,19 +3,21 @@
 Theory of operation. A structured stream reads files as they appear. `flowctl.pipeline.evidence` turns records into
 evidence, which is added up per address in windows that overlap by half, so that what happens across the end of one is
 whole in the next. Spark keeps the sums (its state) and gives back, at each trigger, those that have changed; whoever
-is at or above the threshold is banned in the same batch. So a ban leaves within one trigger of the evidence.
+is at or above the threshold is looked at closer, in the records of the last day: who else behaves at that address?
+Then it is banned, or limited, in the same batch. So a ban leaves within one trigger of the evidence.
 
 Exactly once: Spark's checkpoint makes a batch the same when it is run again, and `flowctl.pipeline.watch_state` makes
 running it again harmless. Bounded: state lives until the watermark has passed a window's end, a trigger takes at most
 `WatchOptions.most_files` files, and only bans come to this process. Records that are later than the watermark are not
 counted as evidence; their number is shown.
 
-What differs from `flowctl analyze abuse`: nothing ages within a window, addresses only (no subnets), and standing is
-that within the window, so the threshold is reached by what is done in a minute and not in a day.
+What differs from `flowctl analyze abuse`: addresses only (no subnets), all evidence of a window ages as its newest
+does, and the threshold is reached by what is done in a minute and not in a day.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +32,16 @@ from flowctl.pipeline.accounts import Accounts, JobResult
 from flowctl.pipeline.banfile import BANS_FILE
 from flowctl.pipeline.place import Place
 from flowctl.pipeline.watch_input import files_of, forget, judge_files, look_at_rows, offsets_of, take_back, taken_back
-from flowctl.pipeline.watch_rules import WatchOptions, found_in, to_ban, windowed, without
+from flowctl.pipeline.watch_rules import (
+    LOOK_BACK_S,
+    WatchOptions,
+    behaving,
+    candidates,
+    found_in,
+    to_ban,
+    windowed,
+    without,
+)
 from flowctl.pipeline.watch_state import BatchRecord, WatchState
 from flowctl.telemetry.schema import FLOW_EVENTS
 
@@ -140,7 +151,7 @@ class Watch:
         with self._lock:
             known = self._state.known(number)
         good = judge_files(record, files_of(self._checkpoint, number), known, at.at_ms)
-        rows = [row.asDict() for row in to_ban(self._counting(frame, record, at.at_ms), options).collect()]
+        rows = self._judged(self._counting(frame, record, at.at_ms), at.at_ms)
         record.bans, record.bans_invalid = bans_from(((row, row["last_seen_s"]) for row in rows), options.weights)
         with self._lock:
             new = self._state.enter(record, time.time())
@@ -152,6 +163,26 @@ class Watch:
             f"batch {number}: {record.files} files, rows in {record.rows_in} = out {record.rows_out}"
             f" + quarantined {bad}{_named(record)}; {new} new bans, {len(self._state.bans(time.time()))} in all"
         )
+
+    def _judged(self, sums: DataFrame, at_ms: int) -> list[dict[str, Any]]:
+        """Return who is to be banned or limited; the few who may be are looked up in the records of a day."""
+        spark, options = self._spark, self._options
+        found = candidates(sums, options, at_ms * 1000)
+        rows = found.collect()
+        if not rows:
+            return []
+        since = dt.datetime.fromtimestamp(at_ms / 1000 - LOOK_BACK_S, dt.UTC)
+        recent = (
+            self._raw(spark.read)
+            .option("recursiveFileLookup", "true")
+            .option("pathGlobFilter", "*.parquet")
+            .option("timeZone", "UTC")
+            .option("modifiedAfter", f"{since:%Y-%m-%dT%H:%M:%S}")
+            .parquet(self._path)
+        )
+        kept = spark.createDataFrame(rows, found.schema)  # what the batch adds up is not added up twice
+        behaves = behaving(recent, kept, options, max(row["last_seen_us"] for row in rows))
+        return [row.asDict() for row in to_ban(kept, behaves, options).collect()]
 
     def _counting(self, frame: DataFrame, record: BatchRecord, at_ms: int) -> DataFrame:
         """Return the sums without the evidence of files that must not count: of this batch, and of those before."""

@@ -10,11 +10,12 @@ from pyspark.sql import functions as f
 from flowctl.bans import MOST_BANS
 from flowctl.errors import ConfigError
 from flowctl.pipeline import addresses
+from flowctl.pipeline.abuse import ACTIONS, is_shared, verdict
 from flowctl.pipeline.addresses import Network
 from flowctl.pipeline.checks import any_of
-from flowctl.pipeline.evidence import evidence, points, standing_hours
+from flowctl.pipeline.evidence import evidence, halved, points, standing, starts_of
 from flowctl.pipeline.watch_input import row_checks
-from flowctl.pipeline.weights import Weights
+from flowctl.pipeline.weights import PROOF, Weights
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -23,7 +24,8 @@ MOST_FILES: Final = 500
 """Files of a trigger: a minute of 80 nodes that write every 10 s; a backlog is worked off in batches of that."""
 _FAR_FUTURE_US: Final = 4_102_444_800_000_000
 """Year 2100: the check against a clock that is ahead is made with the batch's own time instead, which replays."""
-_SUMS: Final = ("milli_points", "good_ms", "begun", "ended")
+LOOK_BACK_S: Final = 86_400
+"""Files that were finished within that time are asked who behaves at an address that may be banned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,8 @@ class WatchOptions:
         once: work off what is there, then end.
         most_files: files per trigger.
         weights: of evidence.
-        allow: networks that are never banned.
+        allow: networks that are neither banned nor limited.
+        private: whether loopback and private networks are judged as any other. False: they are allowed.
         most_bans: bans of the watch at most; the highest scores are taken.
         replace_bans: whether the ban list that is there at the start is given up. False: its bans that last are kept.
     """
@@ -52,6 +55,7 @@ class WatchOptions:
     most_files: int = MOST_FILES
     weights: Weights = field(default_factory=Weights)
     allow: tuple[Network, ...] = ()
+    private: bool = False
     most_bans: int = 10_000
     replace_bans: bool = False
 
@@ -65,6 +69,11 @@ class WatchOptions:
         ):
             if not low <= value <= high:
                 raise ConfigError(f"{name} is {value:g}, allowed is {low:g} to {high:g}")
+
+    @property
+    def spared(self) -> tuple[Network, ...]:
+        """All networks that are neither banned nor limited."""
+        return self.allow if self.private else (*self.allow, *addresses.PRIVATE)
 
 
 def found_in(raw: DataFrame, now: Column, options: WatchOptions) -> DataFrame:
@@ -88,8 +97,8 @@ def windowed(found: DataFrame, options: WatchOptions) -> DataFrame:
         options: windows, weights.
 
     Returns:
-        One row per window and address: window, address, milli_points, good_ms, begun, ended, last_seen, and n0,
-        n1 ...: occurrences of each of `counted_kinds`. Sums of whole numbers, so that a part can be taken back; of
+        One row per window and address: window, address, milli_points, last_seen, and n0, n1 ...: occurrences of each of
+        `counted_kinds`. Sums of whole numbers, so that a part can be taken back; of
         fixed columns instead of a map of kinds, because a stream can have one aggregation only.
     """
     window = f.window("ts", f"{options.window_s} seconds", f"{options.window_s / 2} seconds")
@@ -102,9 +111,6 @@ def windowed(found: DataFrame, options: WatchOptions) -> DataFrame:
     weighed = (f.col("amount") * points(options.weights) * 1000).cast("bigint")
     return found.groupBy(window.alias("window"), "address").agg(
         f.sum(weighed).alias("milli_points"),
-        f.sum("good_ms").alias("good_ms"),
-        f.sum("begun").alias("begun"),
-        f.sum("ended").alias("ended"),
         f.max("ts").alias("last_seen"),
         *counts,
     )
@@ -123,35 +129,96 @@ def without(sums: DataFrame, back: DataFrame, options: WatchOptions) -> DataFram
         back: alike; several rows for one window and address are several parts.
         options: weights.
     """
-    names = [*_SUMS, *(f"n{number}" for number in range(len(counted_kinds(options.weights))))]
+    names = ["milli_points", *(f"n{number}" for number in range(len(counted_kinds(options.weights))))]
     parts = back.groupBy("window", "address").agg(*(f.sum(name).alias(f"back_{name}") for name in names))
     left = [(f.col(name) - f.coalesce(f.col(f"back_{name}"), f.lit(0))).alias(name) for name in names]
     return sums.join(parts, ["window", "address"], "left").select("window", "address", "last_seen", *left)
 
 
-def to_ban(sums: DataFrame, options: WatchOptions) -> DataFrame:
-    """Return who is to be banned, with cidr, score, last_seen_s and evidence (JSON).
+def candidates(sums: DataFrame, options: WatchOptions, at_us: int) -> DataFrame:
+    """Return the windows whose evidence is enough, whoever else is at their addresses.
 
     Args:
         sums: of `windowed`.
         options: threshold, allow list, length of the list.
+        at_us: up to when evidence ages, microseconds since the epoch.
+
+    Returns:
+        address, last_seen_us, evidence (JSON); points and harm, and the same with each kind as of one offender (capped,
+        capped_proof): see `flowctl.pipeline.abuse`. The worst first.
     """
-    known = counted_kinds(options.weights)
+    weights, known = options.weights, counted_kinds(options.weights)
+    left = halved(f.lit(at_us) - f.unix_micros("last_seen"), weights)
+    each = {kind: f.col(f"n{number}") * f.lit(float(weights.of(kind))) * left for number, kind in enumerate(known)}
+    most = f.lit(weights.threshold)
+
+    def total(kinds: list[str], *, capped: bool) -> Column:
+        parts = [f.least(each[kind], most) if capped else each[kind] for kind in kinds]
+        return sum(parts, f.lit(0.0))
+
+    harmful = [kind for kind in known if weights.bans(kind)]
+    proofs = [kind for kind in harmful if weights.of(kind) >= PROOF]
+    every = f.col("milli_points") / 1000 * left
+    unnamed = f.least(f.greatest(every - total(known, capped=False), f.lit(0.0)), most)
     pairs = [f.struct(f.lit(kind).alias("key"), f.col(f"n{n}").alias("value")) for n, kind in enumerate(known)]
     told = f.map_from_entries(f.filter(f.array(*pairs), lambda pair: pair["value"] > 0))
-    digits = addresses.digits(f.col("address"))
-    score = f.round(f.col("milli_points") / 1000 / (1 + standing_hours(options.weights)), 3)
-    nobody = digits.isNull() | addresses.is_cut(f.col("address"), digits)
     return (
-        sums.withColumn("score", score)
-        .where(f.col("score") >= options.weights.threshold)
-        .where(~nobody & ~addresses.lies_in(digits, options.allow))
-        .orderBy(f.desc("score"), "address", "window")
-        .limit(options.most_bans)
-        .select(
-            addresses.cidr(f.col("address"), digits).alias("cidr"),
-            "score",
-            (f.unix_micros("last_seen") / 1e6).alias("last_seen_s"),
+        sums.select(
+            "address",
+            f.unix_micros("last_seen").alias("last_seen_us"),
             f.to_json(told).alias("evidence"),
+            every.alias("points"),
+            total(harmful, capped=False).alias("harm"),
+            (total(known, capped=True) + unnamed).alias("capped"),
+            total(proofs, capped=True).alias("capped_proof"),
+        )
+        .where(f.col("points") >= weights.threshold)
+        .orderBy(f.desc("points"), "address", "last_seen_us")
+        .limit(options.most_bans)
+    )
+
+
+def behaving(events: DataFrame, found: DataFrame, options: WatchOptions, now_us: int) -> DataFrame:
+    """Return who behaves at the addresses of `found`: see `flowctl.pipeline.evidence.standing`.
+
+    Args:
+        events: `flow_events` of the last hours.
+        found: of `candidates`.
+        options: weights.
+        now_us: when the evidence was, microseconds since the epoch.
+    """
+    wanted = f.broadcast(found.select("address").distinct())
+    asked = evidence(events, options.weights).join(wanted, "address", "left_semi")
+    return standing(asked, starts_of(events).select("node", "started_us"), options.weights, now_us, now_us)
+
+
+def to_ban(found: DataFrame, behaves: DataFrame, options: WatchOptions) -> DataFrame:
+    """Return who is to be banned or limited, with cidr, verdict, score, last_seen_s and evidence (JSON).
+
+    Args:
+        found: of `candidates`.
+        behaves: of `behaving`.
+        options: threshold, allow list.
+    """
+    weights = options.weights
+    frame = found.join(behaves, "address", "left").fillna({"people": 0, "standing_hours": 0.0})
+    digits = addresses.unit_digits(f.col("address"))
+    frame = frame.withColumns(
+        {
+            "digits": digits,
+            "points": f.when(is_shared(weights), f.col("capped")).otherwise(f.col("points")),
+            "proof": f.col("capped_proof"),
+        }
+    ).withColumn("score", f.round(f.col("points") / (1 + f.col("standing_hours")), 3))
+    return (
+        frame.withColumn("verdict", verdict(weights, options.spared))
+        .where(f.col("verdict").isin(*ACTIONS))
+        .orderBy(f.desc("score"), "address", "last_seen_us")
+        .select(
+            addresses.cidr(f.col("address"), f.col("digits")).alias("cidr"),
+            "verdict",
+            "score",
+            (f.col("last_seen_us") / 1e6).alias("last_seen_s"),
+            "evidence",
         )
     )

@@ -1,18 +1,24 @@
 """What each kind of evidence weighs, and what a score leads to: defaults with reasons, and the file (pure).
 
-A score is the sum of weights of what an address did, each halved with every `half_life_s` that has passed since, over
-one plus the hours in which its connections behaved (`standing`). At `threshold` an address is banned. So:
+Points are weights of what an address did, each halved with every `half_life_s` that has passed since. The score is
+their sum over one plus the hours in which connections of that address behaved (`standing`). So:
 
 - *12, a proof*: no implementation does it by accident (chunks of one octet, AMF nested hundreds deep, a flood of
   control messages). One is enough, for an address that nobody else uses.
 - *2 to 6, suspicious*: broken clients do it too. It takes a few.
-- *below 1, cheap*: what happens to anybody now and then. It takes dozens, and nothing else.
+- *1 and below, cheap*: what happens to anybody now and then. It takes dozens, and nothing else.
 - *0*: not the peer's fault, or already dealt with. It is counted and shown, and changes nothing.
 
-Why the division: hundreds of honest viewers behind one address (NAT) have hundreds of times the accidents of one;
-they also have hundreds of hours of good standing. An abuser who hides among them is not banned, since that would hit
-the others: it is still cut by the limits, each time. An abuser could buy standing by watching a lot, at the price of
-watching a lot.
+Whoever obeys the list must not hit honest people with it, so three rules stand above the sum:
+
+- *Cheap evidence never bans* (`MILD`): it leads to a limit on new connections at most, which an honest client does
+  not feel. Everything before the end of the handshake is cheap, because third parties can cause it: a page that has
+  its visitors' browsers speak HTTP to the port is enough. So is all that encoders with a wrong key, load balancers,
+  monitors and people who zap do for hours.
+- *Where anybody behaves, nobody is banned*: an address is shared while a connection of it plays or publishes that was
+  not cut, or where others have done so for `shared_hours`. One kind of evidence then counts as one offender's, up to
+  the threshold, and a proof leads to a limit. An abuser can buy that by watching; the server's limits still cut it.
+- *Evidence ages to now*, and so does standing.
 """
 
 from __future__ import annotations
@@ -31,11 +37,9 @@ _LIMITS: Final = {
     "chunk_size_min_bytes": PROOF,
     "chunk_streams": PROOF,
     "unfinished_bytes": PROOF,
-    "unpublished_bytes": PROOF,
     "command_message_bytes": PROOF,
     "control_message_bytes": PROOF,
     "aggregate_messages": PROOF,
-    "message_streams": PROOF,
     "amf_depth": PROOF,
     "amf_nodes": PROOF,
     "amf_repeated_bytes": PROOF,
@@ -49,7 +53,9 @@ _LIMITS: Final = {
     "media_message_bytes": 6.0,
     "amf_string_bytes": 6.0,
     "input_buffer_bytes": 6.0,
-    "first_command_s": 3.0,
+    "first_command_s": 0.5,
+    "unpublished_bytes": 1.0,  # an encoder that does not wait for the answer, and was refused its name
+    "message_streams": 1.0,  # a player that makes a stream per channel, and deletes none
     "data_message_bytes": 1.0,  # the key frame index of a very long file
     "work_share_per_connection": 1.0,  # an encoder far above what the server is meant for
     "work_share_per_address": 0.5,  # the same, of several behind one router
@@ -60,6 +66,7 @@ _LIMITS: Final = {
     "messages_per_second": 0.0,  # slows the peer down and ends nothing
     "handshake_time_s": 0.0,  # told by handshake_timeout
     "ping_silence_s": 0.0,
+    "media_silence_s": 0.0,  # an encoder that hangs
     "player_wait_s": 0.0,  # waiting for a stream that has not begun is what viewers do
     "connections": 0.0,
     "connections_per_address": 0.0,
@@ -68,24 +75,41 @@ _LIMITS: Final = {
 DEFAULT_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
     {
         **{f"limit_hit.{name}": weight for name, weight in _LIMITS.items()},
-        "limit_hit.*": 3.0,  # a limit that is not in this table
-        "handshake_timeout": 3.0,  # dead links do it, and whoever keeps places occupied
-        "protocol_error": 3.0,
-        "auth_refused": 1.0,  # a wrong key is tried again by every encoder, once in some seconds
-        "fruitless_connection": 0.2,  # opened and left without publishing or playing: floods, scanners, health checks
-        "short_connection": 0.1,  # played for less than short_s and left: zapping, or a storm of reconnects
+        "limit_hit.*": 1.0,  # a limit that is not in this table
+        "handshake_timeout": 0.5,  # dead links do it, browsers that connect ahead, and whoever keeps places occupied
+        "not_rtmp": 0.2,  # HTTP, TLS, or anything else instead of a handshake
+        "protocol_error": 1.0,  # after the handshake
+        "auth_refused": 0.2,  # a wrong key is tried again by every encoder, once in some seconds
+        "fruitless_connection": 0.1,  # opened and left without publishing or playing: floods, scanners, health checks
+        "short_connection": 0.02,  # played for less than short_s and left: zapping, or a storm of reconnects
         "deaf_close": 1.0,  # cut as slow, and took nothing in all of that trouble: on purpose, or a phone in a tunnel
         "slow_close": 0.0,  # cut as slow, and drained all the time: a slow link is no abuse
         # Refusing is the defence already. A whole office that comes back after a restart is refused hundreds of times,
         # and a banned address that keeps trying would be banned for ever.
-        "refused.new_per_address_and_s": 0.01,
+        "refused.new_per_address_and_s": 0.0,
         "refused.connections_per_address": 0.0,
         "refused.connections": 0.0,
         "refused.banned": 0.0,
+        "refused.limited": 0.0,
         "refused.*": 0.0,
     }
 )
 """Points per occurrence. A name that ends with ``.*`` stands for those of its group that are not named."""
+
+MILD: Final = frozenset(
+    {
+        "handshake_timeout",
+        "not_rtmp",
+        "auth_refused",
+        "fruitless_connection",
+        "short_connection",
+        *(f"limit_hit.{name}" for name in ("first_command_s", "first_media_s", "unpublished_bytes", "message_streams")),
+        *(f"limit_hit.{name}" for name in ("data_message_bytes", "media_message_bytes", "publishers_per_address")),
+        *(f"limit_hit.{name}" for name in ("work_share_per_connection", "work_share_per_address", "streams")),
+    }
+)
+"""Kinds for which nobody is banned, however often: third parties can cause them, or honest clients do them for hours.
+So is what has no weight of its own name: a limit of another version may be one that honest peers run into."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +125,11 @@ class Weights:
         short_s: a connection that played for less than that is a short one.
         deaf_bytes_per_s: a peer that took less than that while it was in trouble took nothing; 32 kbit/s is less than
             the sound of any stream.
-        play_s: what a play that has begun and not ended counts as good standing, seconds.
-        subnet_share: share of a subnet's addresses that must be abusive for the whole of it to be banned.
+        play_s: what a play whose end is not known counts as good standing, seconds.
+        settled_s: a connection that has played for so long and was not cut behaves: what reads nothing is cut before.
+        shared_hours: hours of good standing, aged, from which on an address is shared though nobody is there now.
+        subnet_share: share of a subnet's addresses that must be abusive for the whole of it to be banned, where nobody
+            honest was seen.
         subnet_addresses: how many of them there must be at least.
     """
 
@@ -114,6 +141,8 @@ class Weights:
     short_s: float = 5.0
     deaf_bytes_per_s: float = 4_000.0
     play_s: float = 180.0
+    settled_s: float = 60.0
+    shared_hours: float = 0.25
     subnet_share: float = 0.8
     subnet_addresses: int = 8
 
@@ -128,6 +157,10 @@ class Weights:
         if kind in self.points:
             return self.points[kind]
         return self.points.get(f"{kind.partition('.')[0]}.*", 0.0)
+
+    def bans(self, kind: str) -> bool:
+        """Return whether evidence of `kind` can lead to a ban; other evidence leads to a limit at most."""
+        return kind in self.points and kind not in MILD and not kind.endswith(".*") and self.points[kind] > 0
 
     def render(self) -> str:
         """Return it as the TOML file that `parse_weights` reads."""
@@ -146,6 +179,8 @@ _RANGES: Final = {
     "short_s": (0, 3600),
     "deaf_bytes_per_s": (0, 1e9),
     "play_s": (0, 86_400),
+    "settled_s": (0, 86_400),
+    "shared_hours": (0.001, 1e6),
     "subnet_share": (0.5, 1),  # less than most of a subnet is not "the subnet"
     "subnet_addresses": (2, 65_536),
 }

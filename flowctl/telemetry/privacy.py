@@ -115,7 +115,7 @@ class Privacy:
             bits = _KEPT_BITS[ipaddress.ip_address(plain).version]
         except ValueError:  # a socket without addresses
             return ""
-        return str(ipaddress.ip_network(f"{plain}/{bits}", strict=False).network_address)
+        return str(ipaddress.ip_network(f"{plain}/{bits}", strict=False))  # with its length: x.y.z.0 is an address too
 
     def network(self, cidr: str) -> str | None:
         """Return what is stored of a network such as ``192.0.2.7/32``. None: nothing, addresses are hashed.

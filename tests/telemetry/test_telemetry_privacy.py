@@ -21,9 +21,9 @@ def privacy(addresses=Addresses.PLAIN, streams=Streams.HASH, key=KEY) -> Privacy
         (Addresses.PLAIN, "192.0.2.77", "192.0.2.77"),
         (Addresses.PLAIN, "::ffff:192.0.2.77", "192.0.2.77"),
         (Addresses.PLAIN, "fe80::1%eth0", "fe80::1"),
-        (Addresses.TRUNCATED, "192.0.2.77", "192.0.2.0"),
-        (Addresses.TRUNCATED, "::ffff:192.0.2.77", "192.0.2.0"),
-        (Addresses.TRUNCATED, "2001:db8:1:2::3", "2001:db8:1::"),
+        (Addresses.TRUNCATED, "192.0.2.77", "192.0.2.0/24"),
+        (Addresses.TRUNCATED, "::ffff:192.0.2.77", "192.0.2.0/24"),
+        (Addresses.TRUNCATED, "2001:db8:1:2::3", "2001:db8:1::/48"),
         (Addresses.TRUNCATED, "nowhere", ""),
     ],
 )
