@@ -35,6 +35,44 @@ _KEEP_ALL: Final = KeepAll()
 _T = TypeVar("_T")
 
 
+class NoHost:
+    """Stands in for the host of a Sender that is over, whose connection is gone: there is nobody left to ask or tell.
+
+    Args:
+        ended_at: time at which the Sender ended, in seconds on its clock; it stands still there.
+    """
+
+    __slots__ = ("_ended_at",)
+
+    def __init__(self, ended_at: float) -> None:
+        self._ended_at = ended_at
+
+    def now(self) -> float:
+        """Return when the Sender ended."""
+        return self._ended_at
+
+    def in_thread(self) -> bool:
+        """Return True: any thread is as good."""
+        return True
+
+    def kernel_bytes(self) -> int:
+        """Return 0: the socket is closed."""
+        return 0
+
+    def strained(self) -> bool:
+        """Return False: there is no thread."""
+        return False
+
+    def handler_failed(self, where: str, error: BaseException) -> None:
+        """Log it."""
+        log_error(where, as_exception(error))
+
+    def _nothing(self, *args: object) -> None:
+        """Do nothing."""
+
+    wrote = request_flush = want_writable = set_deadline = terminate = ledger_grew = _nothing
+
+
 class SenderState:
     """State of a Sender and the reading of it. Arguments as of `flowctl.sender.Sender`."""
 
@@ -84,7 +122,7 @@ class SenderState:
     ) -> None:
         now = host.now()
         self._lock = OwnedLock()
-        self._host = host
+        self._host: SenderHost = host
         self._transport = transport
         self._frontend = frontend
         self._settings = settings or _DEFAULT_SETTINGS

@@ -73,10 +73,11 @@ class Coroutines:
             not `cancel` that cancelled it. Called on the thread of the coroutine's loop.
     """
 
-    __slots__ = ("_cancelled", "_failed", "_tasks")
+    __slots__ = ("_cancelled", "_failed", "_over", "_tasks")
 
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
         self._failed = failed
+        self._over = False  # nothing begins any more
         self._cancelled = False  # by `cancel`: who is cancelled then has ended as it should
         self._tasks: set[asyncio.Task[None]] | None = None  # most sessions have none
 
@@ -105,6 +106,8 @@ class Coroutines:
         def done(task: asyncio.Task[Any]) -> None:
             coroutine.close()  # cancelled before its first step, it would be said never to have been awaited
             self._done(task, where, then)
+            if self._over and not self._tasks:
+                self._failed = _ignore  # the connection's, which holds us
 
         task.add_done_callback(done)
 
@@ -120,6 +123,11 @@ class Coroutines:
             with suppress(RuntimeError):  # its loop is closed
                 task.get_loop().call_soon_threadsafe(task.cancel)
 
+    def let_go(self) -> bool:
+        """Forget the connection when the last coroutine has ended; return whether it has."""
+        self._over = True
+        return not self._tasks
+
     def _done(self, task: asyncio.Task[Any], where: str, then: Callable[[], object] | None) -> None:
         if self._tasks is not None:
             self._tasks.discard(task)
@@ -132,6 +140,10 @@ class Coroutines:
             self._failed(where, error)
         elif then is not None:
             then()
+
+
+def _ignore(where: str, error: BaseException) -> None:
+    """Do nothing: no coroutine is left to fail."""
 
 
 async def _run(coroutine: Coroutine[Any, Any, Any], offered_bytes: int) -> None:

@@ -70,7 +70,7 @@ class Squad(Place):
             except BlockingIOError:
                 slow.append((members[index], 0, None))
             except Exception as error:  # noqa: BLE001 - see `Slow`
-                slow.append((members[index], 0, None if would_block(error) else error))
+                slow.append((members[index], 0, _failure(error)))
             else:
                 if count != size:
                     slow.append((members[index], count, None))
@@ -88,7 +88,7 @@ class Squad(Place):
             except BlockingIOError:
                 slow.append((member, 0, None))
             except Exception as error:  # noqa: BLE001 - see `Slow`
-                slow.append((member, 0, None if would_block(error) else error))
+                slow.append((member, 0, _failure(error)))
             else:
                 if count != size:
                     slow.append((member, count, None))
@@ -175,3 +175,10 @@ class Cohort:
                 self._next_number += 1
             self._open = squad
         return squad
+
+
+def _failure(error: Exception) -> Exception | None:
+    """Return why a write failed; None: it may be tried again. Of a socket it has no traceback, see `gather_write`."""
+    if would_block(error):
+        return None
+    return error.with_traceback(None) if isinstance(error, OSError) else error

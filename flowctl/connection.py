@@ -56,6 +56,7 @@ from flowctl.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimit
 
 _numbers = itertools.count(1)
 _NEVER: Final = float("inf")
+_NOBODY: Final = Session()
 _OPENING: Final = object()
 """Owner of the hold while `opened` runs: no value of the application's equals it."""
 _CLOSE: Final = Purpose("close")
@@ -167,7 +168,7 @@ class Connection:
         self.number: Final = next(_numbers)
         self.peer: Final = peer or peer_name(sock)
         self.clock: Final = clock
-        self.session: Final = session
+        self.session: Session = session  # that of nobody, once it is over: the session holds its connection
         self.group: PollGroup | None = None  # where it lives; None on the way between two groups
         self._home: PollGroup | None = None  # where it lived last, to report to
         self.place: FollowPlace | None = None  # where it follows a log; kept by flowctl.fanouts
@@ -373,6 +374,17 @@ class Connection:
             self._guard("on_closed", self._on_closed, self)
         if not lingers and self._on_released is not None:
             self._guard("on_released", self._on_released, self)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Cut what makes circles of references: what is over goes at once, not when the garbage collector comes."""
+        self.sender.let_go()
+        self.receiver.let_go()
+        self.session, self.place, self._on_closed = _NOBODY, None, None
+        with self._lock:
+            self._calls = None
+        if self._coroutines is not None and self._coroutines.let_go():
+            self._coroutines = None
 
     def _lingered(self, reset: bool) -> None:  # noqa: FBT001 - the signature of `Lingering`
         """The socket need not be kept any more."""

@@ -365,7 +365,8 @@ def gather_write(transport: Transport, buffers: list[bytes | memoryview]) -> tup
     A call that takes only a part is followed by another: only EAGAIN itself is proof that the kernel is full.
 
     Returns:
-        (bytes taken, whether EAGAIN was met, the error that ended the connection or None).
+        (bytes taken, whether EAGAIN was met, the error that ended the connection or None). It has no traceback: the
+        frames in it hold the error, and all of the connection with it.
     """
     left = sum(map(len, buffers))
     written = 0
@@ -376,7 +377,7 @@ def gather_write(transport: Transport, buffers: list[bytes | memoryview]) -> tup
             return written, True, None
         except OSError as error:
             blocked = would_block(error)
-            return written, blocked, None if blocked else error
+            return written, blocked, None if blocked else error.with_traceback(None)
         if not count:  # no socket does this; a transport that does must not spin us
             return written, True, None
         written += count
@@ -394,7 +395,7 @@ def write_one(transport: Transport, data: bytes) -> tuple[int, bool, OSError | N
         return 0, True, None
     except OSError as error:
         blocked = would_block(error)
-        return 0, blocked, None if blocked else error
+        return 0, blocked, None if blocked else error.with_traceback(None)
     if written == len(data):
         return written, False, None
     more, blocked, failure = gather_write(transport, [memoryview(data)[written:]]) if written else (0, True, None)

@@ -83,6 +83,29 @@ _NEVER: Final = float("-inf")
 _NOTHING: Final = memoryview(b"")
 
 
+class _Nobody:
+    """The handler of a Receiver that is over."""
+
+    __slots__ = ()
+
+    def process_input(self, data: memoryview, *, control_only: bool) -> InputResult:
+        """Take nothing more."""
+        del data, control_only
+        return DONE
+
+    def reading_changed(self, wanted: bool) -> None:  # noqa: FBT001 - the protocol's signature
+        """Do nothing."""
+
+    def process_eof(self) -> None:
+        """Do nothing."""
+
+    def process_error(self, error: Exception) -> None:
+        """Do nothing."""
+
+
+_NOBODY: Final = _Nobody()
+
+
 class Receiver:
     """Reads, hands on, keeps the rest, and can be held.
 
@@ -145,7 +168,7 @@ class Receiver:
                 f"{capacity_bytes}, {turn_budget_bytes} and {control_interval_s}"
             )
         self._registration: Final = registration
-        self._handler: Final = handler
+        self._handler = handler
         self._read_into: Final = read_into
         self._capacity_bytes: Final = capacity_bytes
         self._turn_budget_bytes: Final = turn_budget_bytes
@@ -295,6 +318,10 @@ class Receiver:
         if self._host is not None:
             self._host.deadlines.remove(self)
         self._update_reading()
+
+    def let_go(self) -> None:
+        """Forget the handler, for it holds this Receiver: both are over, and their memory shall go. After `close`."""
+        self._handler = _NOBODY
 
     def input_ready(self) -> None:
         """Read and hand on, up to the turn's budget: the descriptor is readable."""

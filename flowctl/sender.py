@@ -24,6 +24,7 @@ from threading import get_ident
 
 from flowctl._locks import HANDLERS
 from flowctl._sendercore import CLOSED, FlushResult
+from flowctl._senderstate import NoHost
 from flowctl._steering import Steering
 from flowctl.counts import total
 from flowctl.cursor import LogCursor
@@ -580,6 +581,16 @@ class Sender(Steering):
         finally:
             if self._after:
                 self._run_after()
+
+    def let_go(self) -> None:
+        """Forget host and frontend, for they hold this Sender: it is over, and its memory shall go with them.
+
+        Everything may still be asked of it, and what is sent is refused as before. Owning thread, after `close`.
+        """
+        with self._lock:
+            if self._close_reason is not None:
+                self._host = NoHost(self._progress_at)
+                self._frontend = self._pending = None
 
     # -- membership in a cohort: the owning thread, for the fan-out
 

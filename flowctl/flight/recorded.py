@@ -392,6 +392,12 @@ class RecordedSender(NotingSender):
         with _Public(self, "close"), self._lock, self._call_locked("close", {"reason": reason.value}):
             super().close(reason, details)
 
+    def let_go(self) -> None:
+        """Forget host and frontend, as `Sender.let_go`."""
+        with self._lock:
+            super().let_go()
+            self._real_host = self._host
+
     def broken(self, error: Exception) -> None:
         """End for an error of a write or flush, as `Sender.broken`."""
         if not isinstance(error, OSError):
