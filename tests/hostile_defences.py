@@ -171,9 +171,9 @@ DEFENCES = {
     ),
     "B24": Defence(forms={"": CONTAINED}, seen="every frame arrives"),
     "B25": Defence(
-        forms={**every(REFUSED, "parent nul long empty line-break"), "absolute": CONTAINED},
+        forms={**every(REFUSED, "parent nul long line-break"), **every(CONTAINED, "absolute empty")},
         acts=("name_max_chars",),
-        seen="`NetStream.Publish.BadName`; a leading slash is taken off",
+        seen="`NetStream.Publish.BadName`; a leading slash is taken off, an empty name is the application's",
     ),
     "B26": Defence(forms=every(CONTAINED, "connect metadata"), acts=("string_bytes",), seen="kept as text"),
     "B28": Defence(
