@@ -89,6 +89,20 @@ def test_account_when_within_its_share_is_never_slowed():
     assert all(burst.charge(0.004, index * 0.004) is None for index in range(150))
 
 
+def test_crowd_when_a_thousand_join_behind_one_address_is_not_slowed():
+    """A thousand viewers of one router who join at once, 1.5 ms each, and acknowledge from then on, go free."""
+    thread = Thread()
+    viewers = [thread.enter() for _ in range(1000)]
+    now = 0.0
+    for viewer in viewers:
+        for _ in range(3):
+            now += 0.0005
+            assert viewer.charge(0.0005, now) is None
+    for index in range(5000):
+        now += 0.001
+        assert viewers[index % 1000].charge(0.00005, now) is None
+
+
 def test_account_when_over_its_share_is_slowed_to_it_and_cut_in_time():
     """One that always has more to do gets its share, is counted once, and is cut when the time is up."""
     account = WorkAccount(LIMITS, 0.0)
