@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from flowctl.errors import ConfigError
+from flowctl.printable import printable
 from flowctl.telemetry.options import Addresses, Streams
 
 _MARK: Final = "h:"
@@ -162,7 +163,7 @@ class Privacy:
         shown = text.partition("?")[0][:_TEXT]
         if "@" in shown or "=" in shown:
             return self.hashed(text)
-        return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shown)
+        return printable(shown)[:_TEXT]
 
     def _remember(self, text: str, stored: str) -> str:
         if len(self._known) >= _KNOWN:
