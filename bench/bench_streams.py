@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any, Final
 
 import processes
@@ -174,6 +175,14 @@ def shown(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
+
+
+def document(rows: list[dict[str, Any]], images: Path) -> str:
+    """Return the part of the document: the table."""
+    del images
+    versions = rivals.versions()
+    beside = f"\n\nCompared with nginx-rtmp {versions['nginx-rtmp']}, one worker." if "nginx-rtmp" in versions else ""
+    return table(shown(rows)) + beside
 
 
 def main() -> int:

@@ -159,7 +159,7 @@ class LoopCore:
             source: the socket itself: uvloop then keeps its number open until it is unwatched. Given a bare number
                 that is closed too early, uvloop aborts the process.
             callback: run with no lock held.
-            gather: whether input may wait for some 30 ms where the thread is busy with such input, so that messages
+            gather: whether input may wait for up to 36 ms where the thread is busy with such input, so that messages
                 which are that close together are read at once.
 
         Raises:
@@ -215,7 +215,7 @@ class LoopCore:
 
     def _post(self, callback: Callable[..., Any], *args: Any) -> None:
         """Queue a callback on the loop; the loop keeps the order of all calls, from whatever thread."""
-        loop = self.loop
+        loop = self._loop or self.loop  # the property says what is wrong where there is none
         try:
             if threading.get_ident() == self.thread_id:
                 loop.call_soon(callback, *args)  # spares the write to the wake-up pipe

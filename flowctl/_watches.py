@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 #: Descriptors served before the loop gets its turn; the kernel goes on with the others next time.
 MOST_PER_TURN: Final = 256
 
-#: Longest pause between two looks at gathered input: a frame at 30 fps, and with what reading and writing take less
-#: than the 40 ms at which a fan-out of many viewers flushes.
-GATHER_S: Final = 0.033
+#: Longest pause between two looks at gathered input: with what reading and writing take no more than the 40 ms at
+#: which a fan-out of many viewers flushes.
+GATHER_S: Final = 0.036
 
 #: Up to the first share of the thread's time gathered input is read at once, from the second on after the whole pause.
 #: Between them more reading makes a longer pause, which makes less reading, so it settles.

@@ -455,7 +455,7 @@ class Connection:
             self.call_soon(partial(self.sender.note, kind, why, duration_s=duration_s))
 
     def gather_input(self, wanted: bool) -> None:  # noqa: FBT001 - as `want_writable`
-        """Let input wait for up to 33 ms where its thread is busy with such input, or not. Owning thread.
+        """Let input wait for up to 36 ms where its thread is busy with such input, or not. Owning thread.
 
         For peers that send small messages all the time and wait for no answer, as publishers do: what comes close
         together is then read, handled and passed on together, at a fraction of the cost.

@@ -282,9 +282,10 @@ class Fanout:
             self._schedule()
 
     def _schedule(self) -> None:
-        interval_s = self.pacing.interval_s
-        # What input was gathered for counts: both pauses together must not pass the ceiling.
-        delay_s = interval_s and self._last_flush + interval_s - self._host.gather_pause_s() - self._host.now()
+        host, delay_s = self._host, self.pacing.interval_s
+        if delay_s:
+            # What input was gathered for counts: both pauses together must not pass the ceiling.
+            delay_s += self._last_flush - host.gather_pause_s() - host.now()
         if delay_s <= 0:
             self._host.call_soon(self.flush)
         else:
