@@ -5,8 +5,9 @@ that goes on sending, or had sent more than was read, loses the tail of a stream
 So our half is ended (shutdown), what still comes is read and thrown away, and the socket is closed when the peer ends
 its half, when nothing moves any more, or after a while. This is nginx's ``lingering_close`` and Apache's too.
 
-What a peer can make of it is bounded: so many bytes are read and no more, the rest stays in the kernel, whose window
-closes; and the place that admission gave the connection is kept until the socket is closed.
+What a peer can make of it is bounded: so many bytes are read and no more. Who sends more although it has acknowledged
+all that we sent, the end included, is reset; otherwise the rest stays in the kernel, whose window closes. And the place
+that admission gave the connection is kept until the socket is closed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Final
 
 from flowctl.delay import unacknowledged_bytes
 from flowctl.pollgroup import PollGroup
-from flowctl.sockets import ended_by_peer
 
 LINGER_S: Final = 30.0
 """The longest time: that of nginx (``lingering_time``) and of Apache (MAX_SECS_TO_LINGER)."""
@@ -38,14 +38,15 @@ class Lingering:
         over: called once, when the socket is to be closed, with whether to reset it: the peer does not read.
     """
 
-    __slots__ = ("_discarded_bytes", "_group", "_over", "_seen", "_sock", "_until")
+    __slots__ = ("_discarded_bytes", "_group", "_over", "_peer_done", "_seen", "_sock", "_until")
 
     def __init__(self, sock: socket.socket, group: PollGroup, over: Callable[[bool], None]) -> None:
         self._sock: Final = sock
         self._group: Final = group
         self._over: Final = over
         self._discarded_bytes = 0
-        self._seen = (-1, -1)  # what was unacknowledged and what discarded at the last look
+        self._peer_done = False  # it has ended its stream: what lies in the kernel is all that comes
+        self._seen = (unacknowledged_bytes(sock), 0)  # what was unacknowledged and what discarded at the last look
         self._until: Final = group.now() + LINGER_S
         group.watch_input(sock, self._input_ready)
         group.deadlines.set(self, group.now() + LINGER_QUIET_S)
@@ -65,19 +66,26 @@ class Lingering:
         self._discarded_bytes += count
         if not count:
             self._end(reset=False)
-        elif self._discarded_bytes >= LINGER_BYTES:
-            self._group.watch_end(self._sock, self._peer_ended)
+        elif self._discarded_bytes >= LINGER_BYTES and not self._peer_done:
+            if unacknowledged_bytes(self._sock):
+                self._group.watch_end(self._sock, self._peer_ended)
+            else:
+                self._end(reset=True)
 
     def _peer_ended(self, broken: bool) -> None:  # noqa: FBT001 - the signature of `watch_end`
-        if broken or ended_by_peer(self._sock):
+        if broken:
             self._end(reset=False)
+        else:
+            self._peer_done = True
+            self._group.watch_input(self._sock, self._input_ready)
 
     def deadline_due(self, now: float) -> None:
         """Look whether anything has moved since the last look."""
         seen = (unacknowledged_bytes(self._sock), self._discarded_bytes)
-        if now >= self._until or seen == self._seen:
+        useless = self._discarded_bytes >= LINGER_BYTES and not seen[0]
+        if now >= self._until or seen == self._seen or useless:
             # What is not acknowledged by now is not read, and the kernel would keep it for minutes.
-            self._end(reset=seen[0] > 0)
+            self._end(reset=useless or seen[0] > 0)
         else:
             self._seen = seen
             self._group.deadlines.set(self, min(self._until, now + LINGER_QUIET_S))

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from flowctl._faults import as_exception
 from flowctl._locks import OwnedLock
 from flowctl.flow import SendState
 from flowctl.ladder import LadderStep
@@ -124,8 +125,8 @@ class Signals:
             for shares in wanted:
                 try:
                     subscription.tell(shares)
-                except Exception as error:  # noqa: BLE001 - a subscriber's fault must not cost the others theirs
-                    self._report("subscriber of viewer shares", error)
+                except BaseException as error:  # noqa: BLE001 - a subscriber's fault must not cost the others theirs
+                    self._report("subscriber of viewer shares", as_exception(error))
 
 
 def publisher_settings(text: str) -> ShareSettings:
