@@ -146,9 +146,12 @@ def synth(events: str, _: str, *, count: int, seed: int, heap: str, conf: dict[s
 def abuse(events: str, out: str, *, truth: str, heap: str, conf: dict[str, str]) -> dict[str, Any]:
     """Judge the addresses and say how many of the planted ones were found."""
     from flowctl.pipeline.abuse import AbuseOptions, run
+    from flowctl.pipeline.synth_plan import SynthOptions
 
+    made = SynthOptions()  # evidence ages to now, and this is when the data end
+    options = AbuseOptions(truth=truth, now_s=made.start_s + made.days * 86_400)
     with open_spark(heap, conf) as spark:
-        found = timed(lambda: run(spark, events, out, AbuseOptions(truth=truth)), "self")
+        found = timed(lambda: run(spark, events, out, options), "self")
         return {**found, "result": found["result"].summary}
 
 

@@ -59,7 +59,7 @@ def abuse(events: Path, folder: Path, engine: Engine) -> dict[str, Any]:
     done = engine("abuse", events, folder / "out-abuse", truth=truth, heap="2g", conf=conf)
     found = done["result"]["truth"]
     return {
-        "what": "`abuse`: planted abusers banned, planted honest viewers banned",
+        "what": "`abuse`: addresses of abusers found, addresses of honest clients banned",
         "figure": f"{found['found']} of {found['abusive_addresses']}, "
         f"{found['honest_banned']} of {found['honest_addresses']}",
         "how": f"{done['wall_s']:.0f} s, first run in a session",
@@ -112,7 +112,7 @@ def watch(folder: Path, trigger: str) -> dict[str, Any]:
 
 def address_of(number: int) -> str:
     """Return the address of attacker `number`."""
-    return f"10.9.0.{number + 1}"
+    return f"203.0.113.{number + 1}"
 
 
 def write_evidence(events: Path, number: int) -> float:

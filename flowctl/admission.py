@@ -12,7 +12,7 @@ from __future__ import annotations
 import resource
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Final
 
@@ -89,15 +89,19 @@ class Admission:
     Args:
         limits: see there.
         wall: seconds since the epoch, for bans, which end at a time of day.
+        trusted: addresses that no ban list can keep out or limit: proxies, which all come through.
 
     Attributes:
         bans: who is kept out; immutable, replaced as a whole by any thread.
     """
 
-    def __init__(self, limits: AdmissionLimits, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, limits: AdmissionLimits, wall: Callable[[], float] = time.time, trusted: Container[str] = ()
+    ) -> None:
         self.limits: Final = limits
         self.bans: BanList = NO_BANS
         self._wall: Final = wall
+        self._trusted: Final = trusted
         self._most: Final = limits.connections or descriptor_limit()
         self._lock: Final = OwnedLock()
         self._connections = 0  # guarded by _lock
@@ -147,7 +151,8 @@ class Admission:
 
     def ban_of(self, address: str) -> Ban | None:
         """Return what the ban list says of `address` now, a ban or a limit. None: nothing."""
-        return self.bans.match(address, self._wall())
+        found = self.bans.match(address, self._wall())
+        return None if found is None or address in self._trusted else found
 
     def leave(self, address: str) -> None:
         """Count the end of a connection that had entered."""

@@ -156,7 +156,7 @@ class Server:
         self._options = options or SocketOptions()
         self.clock: Final = clock
         self._on_refused = on_refused
-        self.admission: Final = Admission(admission or AdmissionLimits())
+        self.admission: Final = Admission(admission or AdmissionLimits(), trusted=self._trusted)
         self.groups: Final = PollGroups(group_count, loop_factory=loop_factory, on_error=on_error, clock=clock)
         self._registration = Registration()
         self._lock = OwnedLock()
@@ -329,11 +329,18 @@ class Server:
         ban = self.admission.ban_of(connection.peer[0])
         if ban is None or ban.action is not BanAction.BAN or connection.ended is not None:
             return False
-        if not new and connection.session.behaves():
+        if not new and self._behaves(connection):
             return False
         connection.close(CloseReason.BANNED, describe_ban(ban))
         self._banned(connection, ban)
         return True
+
+    def _behaves(self, connection: Connection) -> bool:
+        try:
+            return connection.session.behaves()
+        except Exception as error:  # noqa: BLE001 - code of the application: one session's fault is not the list's
+            self.groups.groups[0].report(f"behaves of {connection.describe()}", error)
+            return True
 
     def _banned(self, connection: Connection, ban: Ban) -> None:
         """Take note that an open connection is ended by a ban; for servers that keep records. Any thread."""

@@ -10,6 +10,7 @@ from flowctl import admission as admission_module
 from flowctl.admission import Admission, AdmissionLimits, descriptor_limit
 from flowctl.bans import LIMITED_BURST, LIMITED_NEW_PER_S, Ban, BanAction, BanList
 from flowctl.errors import ConfigError, LimitExceededError
+from flowctl.proxyheader import TrustedProxies
 
 OPEN = {"connections_per_address": 0, "new_per_address_and_s": 0.0}
 
@@ -93,6 +94,14 @@ def test_enter_when_the_address_is_banned_is_refused_whatever_a_limit_says():
     admission.bans = BanList([limit, Ban(cidr="192.0.2.0/24", expires=None, reason="by hand")])
     error = refused(admission, "192.0.2.7", 0.0)
     assert (error.limit, str(error)) == ("banned", "banned: 192.0.2.0/24, score 0, by hand, until it is lifted")
+
+
+def test_enter_when_a_trusted_proxy_is_on_the_list_lets_it_in():
+    """Everybody comes through a proxy, so no list keeps it out or slows it down."""
+    admission = Admission(AdmissionLimits(**OPEN), wall=lambda: 0.0, trusted=TrustedProxies(["192.0.2.0/24"]))
+    admission.bans = BanList([Ban(cidr="192.0.2.7", expires=None), Ban(cidr="198.51.100.7", expires=None)])
+    assert refused(admission, "192.0.2.7", 0.0) is None
+    assert refused(admission, "198.51.100.7", 0.0).limit == "banned"
 
 
 def test_leave_when_it_never_entered_changes_nothing():

@@ -15,6 +15,7 @@ from connection_kit import WAIT_S, Noting, Reader, wait_until
 
 from flowctl import server as server_module
 from flowctl.admission import Admission, AdmissionLimits
+from flowctl.bans import LIMITED_BURST, Ban, BanAction, BanList
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.flow import MessageClass
 from flowctl.limits import NO_LIMITS
@@ -241,6 +242,30 @@ def test_accept_when_peers_leave_before_they_are_served_loses_no_place(make):
         wait_until(lambda: not server.admission.connections and not server.connections(), "their end")
     with connect(server):
         wait_until(lambda: len(server.connections()) == 1)
+
+
+def test_bans_when_taken_end_open_connections_that_do_not_behave_and_no_others(make):
+    """Who behaves stays, also where a session cannot say, and nobody new comes in; a limit only slows newcomers."""
+
+    def fail():
+        raise RuntimeError("it does not know")
+
+    server = make()
+    with connect(server), connect(server), connect(server):
+        wait_until(lambda: len(server.connections()) == 3)
+        server.sessions[0].behaves = lambda: False
+        server.sessions[1].behaves = fail
+        assert server.set_bans(BanList([Ban(cidr="127.0.0.1", expires=None, action=BanAction.LIMIT)])) == 0
+        for _ in range(3 * LIMITED_BURST):
+            connect(server).close()
+        wait_until(lambda: "limited" in server.statistics().refused)
+        wait_until(lambda: len(server.connections()) == 3)
+        assert server.set_bans(BanList([Ban(cidr="127.0.0.0/24", expires=None)])) == 1
+        wait_until(lambda: server.closed_by_reason.get(CloseReason.BANNED) == 1)
+        assert len(server.connections()) == 2
+        assert is_refused(server)
+        wait_until(lambda: server.errors)
+        assert "behaves" in server.errors.pop()[0]
 
 
 def test_accept_when_too_fast_is_refused_by_rate(make):
