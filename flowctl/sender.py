@@ -6,14 +6,18 @@ an edge that comes out is announced to the frontend under the lock, then the dro
 the next edge.
 
 Deferred mode: `send` queues and asks the owning thread for a flush. Immediate mode: the caller's thread writes when
-nothing is queued. Both share everything else. A viewer that follows a log and keeps up is a member of a *cohort*: the
+nothing is queued. Both share everything else. What was queued since the last write says nothing about the peer, so it
+is *offered* before a mark is judged on it: at the soft mark `send` itself writes, in either mode, on any thread, and
+only what EAGAIN leaves counts. A viewer that follows a log and keeps up is a member of a *cohort*: the
 fan-out writes the log to all members without touching their Senders (see `flowctl.fanout`). A member that meets
 EAGAIN, or reaches a limit, leaves the cohort and is served from its own cursor until it has caught up.
 
 Threads: `flush`, `writable`, `tick`, `log_grew`, `follow`, `unfollow` and the methods for the fan-out belong to the
 owning thread; everything else may be called from any. While a log is followed, edges happen on the owning thread
 only: what another thread asks for (limits, policy, close) is queued and done in the next flush, which is requested at
-once. The lock is held while writing; the sockets are non-blocking, so nobody waits for a peer under it.
+once. What another thread sends then cannot be offered before the flush: it is bounded by the hard mark instead. The
+lock is held while writing; the sockets are non-blocking, so nobody waits for a peer under it. Reports of handlers that
+failed, and callbacks of `when_drained`, are put off until it is released.
 """
 
 from __future__ import annotations

@@ -47,8 +47,9 @@ class Frontend(Protocol):
         """Take note of one edge.
 
         Called once per edge, in order, under the Sender's lock, from whichever thread caused it. Must not block and
-        must not call the Sender: that raises `ReentryError`. Pausing the Receiver is allowed; anything else that is
-        to be done with the connection is scheduled on its Registration.
+        must not call a Sender, this one or another: that raises `ReentryError`. Pausing a Receiver is allowed; anything
+        else that is to be done with the connection is scheduled on its Registration. What it raises is contained, and
+        reported when the lock is released.
         """
 
 
