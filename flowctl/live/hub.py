@@ -143,7 +143,7 @@ class Hub:
         now = self._clock()
         replaced: StreamMember | None = None
         with self._lock:
-            address = publisher.peer[0]
+            address = address_key(publisher.peer[0])
             owner = owner or Owner(address)
             replaces = self._replaces_locked(name, publisher, owner, now)
             stream = self._enter_locked(name, publisher, owner, now, replaces=replaces)

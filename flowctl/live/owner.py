@@ -15,7 +15,7 @@ class Owner:
     """Whose a published name is, as far as a server can tell.
 
     Args:
-        address: from which it is published.
+        address: from which it is published; of IPv6 the /64, whose hosts change theirs as they like.
         user: who logged in. None: there is no authentication.
         key: digest of the secrets in the stream's query; empty without any.
     """

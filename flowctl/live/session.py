@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from flowctl.addresses import address_key
 from flowctl.counts import NO_COUNTS, Counts, total
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
 from flowctl.fanouts import FollowPlace
@@ -503,7 +504,7 @@ class LiveSession(Session):
     def _start_publishing(self, event: rtmp_events.PublishRequested, now: float) -> None:
         name = event.url.path
         try:
-            stream = self._hub.publish(name, self, Owner.of(self.peer[0], self._user, event.query))
+            stream = self._hub.publish(name, self, Owner.of(address_key(self.peer[0]), self._user, event.query))
         except BusyError as error:
             self._rtmp.reject_publish(event.stream_id, commands.PUBLISH_BAD_NAME, str(error))
             has_it = self._hub.publisher_of(name)  # for the operator; a stranger is not told

@@ -14,6 +14,7 @@ from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hub import Hub
 from flowctl.live.owner import Owner
 from flowctl.reasons import CloseReason
+from flowctl.rtmp import commands
 from flowctl.sender import Sender
 from flowctl.testing import ManualClock, ManualGroup
 
@@ -132,6 +133,17 @@ def test_standby_when_too_many_are_refused():
     with pytest.raises(LimitExceededError, match="standby_publishers is 9, the limit is 8"):
         hub.publish("live/a", Member())
     assert len(stream.standby) == 8
+
+
+def test_publish_when_the_owner_is_back_with_another_address_of_its_ipv6_network_gets_its_name():
+    """Hosts change their IPv6 addresses as they like; another /64 is another's."""
+    world = World()
+    world.publisher(address="2001:db8:0:1::1").vanish()
+    assert world.connect("2001:db8:0:2::1").publish().codes == [commands.PUBLISH_BAD_NAME]
+    again = world.publisher(address="2001:db8:0:1::2")
+    assert again.codes == []
+    (stream,) = world.hub.streams()
+    assert stream.publisher is again.live
 
 
 def test_owner_when_made_of_a_query_keeps_no_secret():
