@@ -23,8 +23,8 @@ SHARES: Final = tuple(place / 100 for place in range(101))
 """Of a distribution in a picture: a hundred steps are as many as an eye can follow."""
 
 
-LEAST_STAY_S: Final = 3.0
-"""Viewers who were there for less do not enter distributions over viewers: they are one or two samples, of a join."""
+LEAST_STAY_S: Final = 2.0
+"""Viewers who were there for less do not enter distributions over viewers: that is a sample or two, of a join."""
 
 
 class JobState(enum.Enum):

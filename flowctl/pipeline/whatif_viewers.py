@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowctl.errors import FlowctlError
 from flowctl.flow import MessageClass
 from flowctl.pipeline.reportdata import LEAST_STAY_S
+from flowctl.reasons import SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES
 from flowctl.whatif import (
     MOST_EVENTS,
@@ -183,7 +184,9 @@ def _rows(
         if not any(event[1] >= 0 for event in viewer.events):
             yield {**head, "source": source, "choice_id": NO_VIEWER, "reason": "it followed no stream"}
             return
-        if viewer.assumed_from is None and viewer.ended_at - viewer.events[0][0] < LEAST_STAY_S:
+        # Who was cut early is what limits are about.
+        left = viewer.assumed_from is None and viewer.close_reason not in SLOW_ENDS
+        if left and viewer.ended_at - viewer.events[0][0] < LEAST_STAY_S:
             yield {**head, "source": source, "choice_id": NO_VIEWER, "reason": _SHORT}
             return
         work = Work()
