@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # The oldest supported first: what works there works on the others.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3 python
 
-.PHONY: help setup setup-pipeline test lint types demo demo-pipeline serve bench rivals fuzz clean
+.PHONY: help setup lock setup-pipeline test lint types demo demo-pipeline serve bench rivals fuzz clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
@@ -15,9 +15,9 @@ help:  ## show the targets
 
 setup: $(READY)  ## make .venv with flowctl, its tools and an FFmpeg binary, all from PyPI
 
-# Redone only when pyproject.toml changed. A candidate that cannot make an environment (some distributions split venv
+# Everything in the versions, and with the hashes, of requirements-dev.txt. Redone only when that or pyproject.toml changed. A candidate that cannot make an environment (some distributions split venv
 # off) is passed over for the next; a half-made environment is made again.
-$(READY): pyproject.toml
+$(READY): pyproject.toml requirements-dev.txt
 	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  for name in $(PYTHONS); do \
 	    "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
@@ -30,8 +30,17 @@ $(READY): pyproject.toml
 	  echo "hint: install one (Debian, Ubuntu: python3 and python3-venv), or name it: make PYTHON=/path/to/python3" >&2; \
 	  exit 1; \
 	fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# For Python 3.11 to 3.13: markers say what is for which.
+lock:  ## make requirements-dev.txt anew from pyproject.toml, with the newest versions that it allows
+	python3 -m venv $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra dev --upgrade \
+	  --no-header --output-file requirements-dev.txt pyproject.toml
+	rm -rf $(VENV)-lock
 
 setup-pipeline: $(READY)  ## find the Java 17 or newer that Spark needs; install Debian's as root, or say what to do
 	@$(BIN)/python -m flowctl.pipeline.setup

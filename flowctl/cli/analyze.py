@@ -29,13 +29,16 @@ class JobGroup(TyperGroup):
         if cmd_name not in self.list_commands(ctx):
             return None
         module = importlib.import_module(f"flowctl.cli.analyze_{cmd_name}")
-        alone = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+        alone = typer.Typer(
+            add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+        )
         alone.command(cmd_name)(module.command)
         return get_command(alone)
 
 
 app = typer.Typer(
     cls=JobGroup,
+    rich_markup_mode=None,
     no_args_is_help=True,
     help="Turn the records of servers into decisions: who was slow and why, which limits would be better, whom to keep "
     "out, how many viewers a node carries. Runs on Spark.",

@@ -12,7 +12,8 @@ app = typer.Typer(
     name="flowctl",
     help="Flow control for servers that push data to many peers of unequal speed, and a live RTMP server built on it.",
     no_args_is_help=True,
-    add_completion=False,
+    # Plain text: tables of options cut names that are long where the terminal is narrow.
+    rich_markup_mode=None,
     # Locals in a traceback could be stream keys; errors are printed by flowctl.cli.errors.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -57,6 +57,7 @@ _MaxConnections = Annotated[
 _TrustedProxies = Annotated[
     str, typer.Option(metavar="CIDR,...", help="Proxies that say first whom they speak for (PROXY protocol v1, v2).")
 ]
+_ListSettings = Annotated[bool, typer.Option("--list-settings", help="Show what --set takes for this server, and end.")]
 _NotsentLowat = Annotated[
     str, typer.Option(help="Unsent bytes the kernel takes before it says stop; 0: its own choice.")
 ]
@@ -92,6 +93,7 @@ def serve(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Setting of the server program; repeatable.")
     ] = None,
+    list_settings: _ListSettings = False,
     stats: Annotated[str | None, typer.Option(help="Log a line of figures each time this has passed; 0: off.")] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON, one object per line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object when the server is ready.")] = False,
@@ -112,10 +114,11 @@ def serve(
     ended = context.with_resource(EndSignals())  # first of all: no signal is to kill a server that begins
     set_up_log(as_json=log_json)
     program = load_server(name)
+    if list_settings:
+        _list_settings(program, as_json=as_json)
+        return
     _check_given(program, [option for option in _OF_STREAMS if given(context, option)])
-    if limits is not None:
-        _check_alone([option for option in ("soft", "hard", "low") if given(context, option)])
-    stats_s = optional_duration(stats, "--stats")
+    _check_alone([option for option in ("soft", "hard", "low") if limits is not None and given(context, option)])
     options = _options(
         host=host,
         port=program.default_port if port is None else port,
@@ -139,7 +142,24 @@ def serve(
         flights=parse_share(flights),
         extra=check_extra(program, settings or []),
     )
-    _run(program, options, ended, stats_s=stats_s, as_json=as_json)
+    _run(program, options, ended, stats_s=optional_duration(stats, "--stats"), as_json=as_json)
+
+
+def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
+    """Write every setting with what it is, its unit and its default to standard output."""
+    import textwrap
+
+    from flowctl.cli.common import print_json
+    from flowctl.output import say
+
+    if as_json:
+        print_json({name: program.extra[name] for name in sorted(program.extra)})
+        return
+    for name in sorted(program.extra):
+        say(name)
+        say(textwrap.fill(program.extra[name], 78, initial_indent="    ", subsequent_indent="    "))
+    if not program.extra:
+        say(f"server {program.name!r} has no settings")
 
 
 def _limits(soft: str | None, hard: str | None, low: str | None) -> Limits:

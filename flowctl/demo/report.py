@@ -8,6 +8,7 @@ one that stopped, the one that floods by the limit on control messages, mostly b
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ _STALL_CUTS: Final = frozenset({CloseReason.HARD_LIMIT.value, CloseReason.STUCK.
 FLOOD_LIMIT: Final = "control_messages_per_second"
 """What the flooding connection runs into."""
 
+_COLUMNS: Final = 80
 _ATTACK_CUTS: Final = _STALL_CUTS | {CloseReason.LIMIT_HIT.value}
 
 
@@ -145,7 +147,17 @@ class Report:
         else:
             lines.append("FAILED:")
             lines += [f"  {fault}" for fault in self.faults]
-        return lines
+        names = {outcome.watched.plan.label: outcome.peer.profile for outcome in self.outcomes}
+        on_page = ", ".join(f"{label} is {name}" for label, name in names.items() if not label.startswith("healthy"))
+        if on_page:
+            lines.append(f"on the page with plots: {on_page}")
+        return [part for line in lines for part in _wrapped(line)]
+
+
+def _wrapped(line: str) -> list[str]:
+    """Return a line in the width of a terminal; what goes on is indented under the words of the line."""
+    indent = " " * (14 if line.startswith("  ") else 4)
+    return textwrap.wrap(line, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def make_report(plan: DemoPlan, viewers: list[Watched], floods_cut: int, result: RunResult) -> Report:

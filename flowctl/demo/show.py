@@ -30,6 +30,8 @@ _COLOURS: Final = {
 }
 _LINE_EVERY_S: Final = 5.0
 _WHY_CHARS: Final = 170
+_FRAME_LINES: Final = 8
+"""Lines of a screen that are no rows: title, frame and heads, the healthy viewers, and what is said above."""
 
 
 class Display(Protocol):
@@ -82,11 +84,17 @@ def _healthy_row(viewers: list[Watched]) -> tuple[str, str, str, str, str]:
 
 def _row(watched: Watched) -> tuple[str, str, str, str, str]:
     state = "-" if watched.state is None else watched.state.name
+    if watched.state is SendState.READY and watched.dropped_total:
+        state += ", thinned"
     if watched.cut is not None:
         state = f"{'cut' if watched.was_cut else 'left'} after {format_duration(watched.connected_s)}"
     # The state stands in a column of its own.
     why = watched.why.partition("; ")[2] or watched.why
     return watched.plan.label, state, _queue(watched), _drops(watched), why[:_WHY_CHARS]
+
+
+def _cell(text: str) -> str:
+    return escape(printable(text))
 
 
 class TableDisplay:
@@ -111,14 +119,20 @@ class TableDisplay:
         """Draw the table."""
         del changed
         table = Table(title=f"flowctl demo, {at_s:.0f} s", title_justify="left", expand=True)
-        for name, ratio in (("viewer", 2), ("state", 3), ("queue", 4), ("dropped", 4), ("why", 9)):
-            table.add_column(name, ratio=ratio)
-        table.add_row(*map(escape, _healthy_row(viewers)), style="green")
-        for watched in viewers:
-            if watched.plan.kind is not Kind.HEALTHY:
-                gone = watched.cut is not None
-                style = "red" if gone else _COLOURS[watched.state or SendState.READY]
-                table.add_row(*map(escape, _row(watched)), style=style)
+        # One line for each: what does not fit is cut, so that the last kind of viewer is on the screen too.
+        for name, width in (("viewer", 11), ("state", 15), ("queue", 14), ("dropped", 8)):
+            table.add_column(name, width=width, no_wrap=True)
+        table.add_column("why", ratio=1, no_wrap=True)
+        table.add_row(*map(_cell, _healthy_row(viewers)), style="green")
+        others = [watched for watched in viewers if watched.plan.kind is not Kind.HEALTHY]
+        room = max(self._console.size.height - _FRAME_LINES, 1)
+        for watched in others[:room]:
+            style = "red" if watched.cut is not None else _COLOURS[watched.state or SendState.READY]
+            label, state, _, _, why = _row(watched)
+            queue = f"{format_size(watched.load.size_bytes)}" if watched.load.messages else "-"
+            table.add_row(*map(_cell, (label, state, queue, str(watched.dropped_total), why)), style=style)
+        if len(others) > room:
+            table.add_row(f"and {len(others) - room} more")
         self._live.update(table)
 
 

@@ -30,6 +30,7 @@ _OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
+_OPPOSITES: Final = {">": "<=", "<": ">=", ">=": "<", "<=": ">", "==": "!=", "!=": "=="}
 _TIME: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _SIZE: Final = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _UNITS: Final[Mapping[str, Mapping[str, float]]] = {
@@ -68,6 +69,11 @@ class Condition:
     figure: Figure
     op: str
     bound: float
+
+    @property
+    def wanted(self) -> str:
+        """What has to be so instead, as it is shown beside a verdict: two negations are hard to read."""
+        return self.text.replace(self.op, f" {_OPPOSITES[self.op]} ", 1)
 
     def judge(self, figures: RunFigures) -> Verdict:
         """Return whether it is so, after the run.
@@ -118,7 +124,7 @@ class Verdict:
     def __str__(self) -> str:
         word = "FAIL" if self.failed else "not judged" if self.not_judged else "pass"
         why = f"{self.not_judged}; " if self.not_judged else ""
-        return f"{word}  {self.condition.text}  ({why}{self.measured})"
+        return f"{word}  {self.condition.wanted}  ({why}{self.measured})"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

@@ -111,7 +111,7 @@ def _verdicts(result: RunResult, verdicts: Sequence[Verdict]) -> str:
     items = [_verdict(text(f"The run failed: {problem}"), "", failed=True)] if problem else []
     items += [
         _verdict(
-            f"<code>fail on {text(verdict.condition.text)}</code>",
+            f"<code>{text(verdict.condition.wanted)}</code>",
             verdict.measured,
             failed=verdict.failed,
             not_judged=verdict.not_judged,
@@ -162,8 +162,12 @@ def _tiles(figures: RunFigures) -> str:
             tiles.append((label, format_value(value, FIGURES[name].unit)))
     hostile = hostile_rows(figures.result)
     if hostile:
-        held = sum(not row["failed"] and row["met"] > 0 for row in hostile)
-        tiles.append(("hostile profiles withstood", f"{held} of {len(hostile)}"))
+        judged = [row for row in hostile if row["failed"] or row["met"]]
+        held = sum(not row["failed"] for row in judged)
+        shown = f"{held} of {len(judged)}" if judged else "none judged"
+        if judged and len(hostile) > len(judged):
+            shown += f", {len(hostile) - len(judged)} without a verdict"
+        tiles.append(("hostile profiles withstood", shown))
     items = (f"<div><dt>{text(label)}</dt><dd>{text(value)}</dd></div>" for label, value in tiles)
     return f'<dl class="tiles">{"".join(items)}</dl>' if tiles else ""
 

@@ -91,6 +91,22 @@ class Chart:
         return not any(series.points for series in self.series)
 
 
+def tick_texts(ticks: Sequence[float], write: Callable[[float], str]) -> list[str]:
+    """Return the labels of an axis: as `write` has them, with more digits where two would be the same."""
+    texts = [write(tick) for tick in ticks]
+    if len(set(texts)) == len(set(ticks)):
+        return texts
+    unit = "".join(char for char in texts[-1] if not (char.isdigit() or char in ".,-"))
+    for digits in range(1, 10):
+        found = [f"{tick:,.{digits}f}" for tick in ticks]
+        # What `write` scales, into percent for instance, it scales for each tick alike.
+        if unit.strip() == "%" and write(1.0).startswith("100"):
+            found = [f"{tick * 100:,.{digits}f}" for tick in ticks]
+        if len(set(found)) == len(set(ticks)):
+            return [f"{text}{unit}" for text in found]
+    return texts
+
+
 def thin(points: Sequence[Point], pick: Callable[[Sequence[Point]], Point], most: int = MOST_POINTS) -> list[Point]:
     """Return at most `most` points: one for each stretch of equally many, chosen by `pick`."""
     if len(points) <= most:
@@ -182,17 +198,15 @@ def draw(chart: Chart) -> str:
 def _grid(chart: Chart, axes: _Axes) -> list[str]:
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     parts = []
-    for tick in axes.y_ticks:
+    for tick, written in zip(axes.y_ticks, tick_texts(axes.y_ticks, chart.y_text), strict=True):
         y = axes.y(tick)
         kind = "base" if tick == 0 else "grid"
         parts.append(f'<path class="{kind}" d="M{_LEFT} {y:.1f}H{right}"/>')
-        parts.append(
-            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{html.escape(chart.y_text(tick))}</text>'
-        )
-    for tick in axes.x_ticks:
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{html.escape(written)}</text>')
+    for tick, written in zip(axes.x_ticks, tick_texts(axes.x_ticks, chart.x_text), strict=True):
         x = axes.x(tick)
         parts.append(f'<path class="base" d="M{x:.1f} {bottom}v4"/>')
-        text = html.escape(chart.x_text(tick))
+        text = html.escape(written)
         parts.append(f'<text x="{x:.1f}" y="{bottom + 17}" text-anchor="middle">{text}</text>')
     parts.append(f'<text x="{_LEFT}" y="13">{html.escape(chart.y_label)}</text>')
     middle = (_LEFT + right) / 2

@@ -64,9 +64,9 @@ def test_load_when_a_condition_fails():
         )
     assert status == 1, errors
     lines = output.splitlines()
-    assert "FAIL  connections>1  (measured 2)" in lines
-    assert any(line.startswith("FAIL  never-read.p99_ms>1  (not measured") for line in lines)
-    assert "pass  missing>0  (measured 0)" in lines
+    assert "FAIL  connections <= 1  (measured 2)" in lines
+    assert any(line.startswith("FAIL  never-read.p99_ms <= 1  (not measured") for line in lines)
+    assert "pass  missing <= 0  (measured 0)" in lines
 
 
 def test_load_when_there_is_no_stream():

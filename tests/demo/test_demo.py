@@ -250,3 +250,43 @@ def test_display_when_viewers_have_changed(display, stream, monkeypatch):
     text = errors.getvalue()
     for part in ("hello [red]", "1 READY", "SOFT_LIMIT", "2.0 KiB", "9 inter", "[bold]x", "cut after 500 ms"):
         assert part in text
+
+
+def test_table_when_the_terminal_is_80x24_shows_every_kind_of_viewer(monkeypatch):
+    """The stalled and the hostile viewer are on the screen, and who misses pictures is not READY and nothing else."""
+    from rich.console import Console
+
+    plan = DemoPlan()
+    watch = Watch(plan.viewers(plan.load_plan("rtmp://127.0.0.1/demo/sample")))
+    for watched in watch.viewers:
+        watched.state = SendState.READY
+        watched.why = "READY; " + "a long reason that does not fit into any terminal of this world " * 3
+        watched.load = Load(size_bytes=900_000, messages=1000, age_ms=12_345.0)
+        if watched.plan.kind is Kind.SLOW:
+            watched.dropped = {"disposable": 123, "inter": 45_678}
+    stream = io.StringIO()
+    display = TableDisplay()
+    display._console = Console(file=stream, width=80, height=24, force_terminal=False)
+    shown = []
+    monkeypatch.setattr(display._live, "update", shown.append)
+    display.show(12.0, watch.viewers, [])
+    display._console.print(shown[0])
+    lines = stream.getvalue().splitlines()
+    assert len(lines) <= 22
+    assert max(map(len, lines)) <= 80
+    text = stream.getvalue()
+    assert all(word in text for word in ("20 healthy", "slow 80%", "slow 50%", "slow 20%", "stalled", "hostile"))
+    assert text.count("READY, thinned") == 3
+
+
+def test_report_when_shown_fits_80_columns():
+    """The summary of the demonstration can be read on any terminal, and names viewers as the page does."""
+    plan = DemoPlan()
+    result = RunResult(url="rtmp://127.0.0.1/demo/sample")
+    watch = Watch(plan.viewers(plan.load_plan(result.url)))
+    for watched in watch.viewers:
+        watched.cut_details = "a value that is large and a limit that was lower than that, in words"
+        watched.cut, watched.reasons = "hard limit", {"thinned from the queue": 12_345, "refused by policy": 1}
+    lines = make_report(plan, watch.viewers, 1, result).lines()
+    assert max(map(len, lines)) <= 80
+    assert "slow@1280k" in "\n".join(lines)

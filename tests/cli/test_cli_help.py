@@ -1,0 +1,65 @@
+"""The help of every command: whole at 80 columns; settings and completion are there."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import typer
+from cli_kit import run
+
+from flowctl.cli.app import app
+
+
+def commands():
+    """Return every command with the words that lead to it."""
+    found = []
+    top = typer.main.get_command(app)
+    open_ = [((), top)]
+    while open_:
+        words, command = open_.pop()
+        found.append((words, command))
+        names = command.list_commands(None) if hasattr(command, "list_commands") else []
+        open_ += [((*words, name), command.get_command(None, name)) for name in names]
+    return found
+
+
+def test_help_when_the_terminal_has_80_columns_shows_option_names_whole(monkeypatch, capsys):
+    """No name of an option is cut, of no command, and no line is longer than the terminal."""
+    from flowctl.cli.errors import run as run_app
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    wrong = []
+    for words, command in commands():
+        run_app(app, [*words, "--help"])
+        text = capsys.readouterr().out
+        shown = set(re.findall(r"--[a-z][a-z-]*", text))
+        for parameter in command.params:
+            options = [item for item in getattr(parameter, "opts", []) if item.startswith("--")]
+            wrong += [f"{' '.join(words)} {item}" for item in options if item not in shown and not parameter.hidden]
+        wrong += [f"{' '.join(words)}: {line}" for line in text.splitlines() if len(line) > 80]
+    assert len(commands()) > 12
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["live", "echo"])
+def test_settings_when_listed_are_those_that_set_takes(name):
+    """What --set takes is listed with what it is, its unit and its default, for people and programs."""
+    from flowctl.cli.servers import load_server
+
+    status, output, errors = run("serve", name, "--list-settings", "--json")
+    assert (status, errors) == (0, "")
+    assert json.loads(output) == dict(load_server(name).extra)
+    status, output, _ = run("serve", name, "--list-settings")
+    assert status == 0
+    assert all(setting in output for setting in load_server(name).extra)
+    assert max(map(len, output.splitlines())) <= 80
+
+
+def test_completion_when_asked_for_is_a_script():
+    """The shell's completion can be shown and set up."""
+    status, output, _ = run("--show-completion", env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
+    assert "--show-completion" in run("--help")[1]
+    assert status in {0, 2}, output

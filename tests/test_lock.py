@@ -1,0 +1,37 @@
+"""The lock file of development and CI: it has everything that is declared, in one version, with hashes."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = (ROOT / "requirements-dev.txt").read_text("utf-8")
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower().replace("_", "-").replace(".", "-")
+
+
+def test_lock_when_compared_with_the_project_has_all_that_is_declared():
+    """Whoever adds a dependency makes the lock anew: `make lock`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    declared = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["dev"]]
+    declared += project["build-system"]["requires"]
+    locked = {name_of(line) for line in LOCK.splitlines() if re.match(r"[A-Za-z0-9]", line)}
+    assert {name_of(item) for item in declared} - locked == set()
+
+
+def test_lock_when_read_pins_every_package_with_hashes():
+    """No package is taken in another version, or with other bytes, than the one that was locked."""
+    entries = re.split(r"\n(?=[A-Za-z0-9])", LOCK.strip())
+    assert len(entries) > 30
+    assert [entry for entry in entries if "==" not in entry.splitlines()[0] or "--hash=sha256:" not in entry] == []
+
+
+def test_setup_when_it_installs_takes_the_lock():
+    """The one way to make an environment checks hashes."""
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert "--require-hashes -r requirements-dev.txt" in makefile
+    assert "--no-deps --no-build-isolation --editable ." in makefile
