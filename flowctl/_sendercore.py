@@ -110,6 +110,7 @@ class SenderCore(SenderState):
         self._leave_locked()
         before = self._oldest_locked(now)
         self._outbox.thin(mode, self._core.limits, now, reason)
+        self._wake_locked()
         removed_ms = (self._oldest_locked(now) - before) * 1000
         if removed_ms > 0:
             if self._trouble is None:
@@ -508,7 +509,6 @@ class SenderCore(SenderState):
     def _thin_request_locked(self, mode: Thin, now: float) -> None:
         self._lock.assert_owned()
         self._thin_locked(mode, now, DropReason.REQUESTED)
-        self._wake_locked()
         self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
         self._close_episode_locked(now)
         self._arm_locked(now)  # a wait for a key frame may have begun without an edge

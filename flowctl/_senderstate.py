@@ -12,7 +12,7 @@ from operator import sub
 from threading import get_ident
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from flowctl._faults import as_exception, log_error
+from flowctl._faults import as_exception, log_error, report
 from flowctl._locks import HANDLERS, OwnedLock
 from flowctl.counts import Counts
 from flowctl.errors import ReentryError
@@ -325,7 +325,7 @@ class SenderState:
 
     def _wake_locked(self) -> None:
         """Have the waiters called if there is nothing left to wait for; after what may have emptied the queue."""
-        taken = self._outbox.empty(with_log=False)
+        taken = self._outbox.own_taken
         if self._waiters and (taken or self._close_reason is not None):
             waiters, self._waiters = self._waiters, None
             for waiter in waiters:
@@ -341,7 +341,7 @@ class SenderState:
             try:
                 call()
             except BaseException as error:  # noqa: BLE001 - a hook that raises must not cost the caller its turn
-                log_error("a hook of the application", as_exception(error))
+                report(log_error, "a hook of the application", error)
 
     def _undroppable_locked(self) -> tuple[int, int]:
         """Return (messages, wire bytes) of what is queued and not refused by anything: control and headers."""

@@ -79,6 +79,11 @@ class Outbox:
         done = self._inflight is None and not len(self.backlog)
         return done and (not with_log or cursor is None or cursor.caught_up)
 
+    @property
+    def own_taken(self) -> bool:
+        """Whether nothing is left of what was sent to this peer alone; a message in flight may be one of a log."""
+        return not len(self.backlog) and (self._inflight is None or not self._inflight_own)
+
     def put_in_flight(self, wire: bytes, message_class: MessageClass, now: float, track: int, written: int) -> None:
         """Take a message, of which the kernel has taken `written` bytes, past the backlog; only while `idle`."""
         self.backlog.pass_by(wire, message_class, now, track)

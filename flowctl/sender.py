@@ -117,7 +117,7 @@ class Sender(Steering):
     @property
     def drained(self) -> bool:
         """Whether nothing that was sent to this peer alone waits for the kernel. Any thread."""
-        return self._outbox.empty(with_log=False)
+        return self._outbox.own_taken
 
     def when_drained(self, callback: Callable[[bool], object]) -> None:
         """Call `callback` once nothing that was sent to this peer alone waits, or the Sender is over. Any thread.

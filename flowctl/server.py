@@ -338,7 +338,7 @@ class Server:
     def _behaves(self, connection: Connection) -> bool:
         try:
             return connection.session.behaves()
-        except Exception as error:  # noqa: BLE001 - code of the application: one session's fault is not the list's
+        except BaseException as error:  # noqa: BLE001 - code of the application: one session's fault is not the list's
             self.groups.groups[0].report(f"behaves of {connection.describe()}", error)
             return True
 

@@ -431,3 +431,38 @@ def test_waiter_when_a_log_is_followed_waits_for_its_own_messages_only():
     published.script("I" * 5)
     viewer.drain()
     assert told == [True]
+
+
+def test_waiter_when_a_message_of_the_log_is_always_in_flight_waits_for_its_own_only():
+    """A viewer that always lags has part of a log's message before it: that is not what was sent to it alone."""
+    viewer = Talker(Peer(room=HEAD_BYTES // 2))
+    published = Published(viewer.group)
+    viewer.follow(Fanout(published.log, viewer.group, flush_interval_s=0))
+    published.script("K")
+    viewer.group.run(0.1)
+    viewer.say("X")
+    assert not viewer.sender.drained
+    told = []
+    viewer.sender.when_drained(told.append)
+    published.script("I" * 5)
+    viewer.give(HEAD_BYTES)
+    viewer.group.run(0.1)
+    assert told == [], "half of it is in flight"
+    viewer.give(HEAD_BYTES)
+    viewer.group.run(0.1)
+    assert told == [True]
+    assert viewer.sender.drained
+    assert not viewer.sender._outbox.empty(with_log=False), "the log's message"
+
+
+def test_waiter_when_the_policy_throws_all_that_waits_away_is_told():
+    """With nothing left there is no write to come that could end the wait."""
+    policy = DropDroppable(SOFT_LIMIT, SOFT_LIMIT)
+    viewer = Talker(Peer(room=0), limits=by_messages(3, 9), policy=policy)
+    viewer.say("XX")
+    viewer.group.run()
+    told = []
+    viewer.sender.when_drained(told.append)
+    viewer.say("X")
+    assert viewer.sender.drained
+    assert told == [True]

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from flowctl._faults import as_exception
 from flowctl._locks import OwnedLock
 from flowctl.addresses import address_key
 from flowctl.budget import BudgetAction, BudgetStatistics, Holding, MemoryBudget, Victim, span_bytes
@@ -196,8 +197,8 @@ class Oversight:
                 if now - began >= _SLICE_S:
                     ended = False
                     break
-        except Exception as error:  # noqa: BLE001 - the next look may succeed, and the server lives without it
-            self.report("look at slow viewers", error)
+        except BaseException as error:  # noqa: BLE001 - the next look may succeed, and the server lives without it
+            self.report("look at slow viewers", as_exception(error))
         slice_s = self._clock() - began
         self._longest_slice_s = max(self._longest_slice_s, slice_s)
         self._look_s += slice_s
@@ -398,7 +399,7 @@ class Oversight:
                 live_changes=statistics.transitions,
                 live_dropped=_dropped(statistics),
             )
-        except Exception as error:  # noqa: BLE001 - the candidate's policy is the application's
+        except BaseException as error:  # noqa: BLE001 - the candidate's policy is the application's
             self._candidate_failed(error)
             return None
         return _Shadowed(item.stream.name, item.log, shadow)
@@ -417,15 +418,15 @@ class Oversight:
                 live=glance.state,
                 per_second=shadowed.log.rates.per_second(now, tail.counts, tail.sizes),
             )
-        except Exception as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - as above
             self._candidate_failed(error)
             return False
         return glance.lagging or not (shadowed.shadow.drained or shadowed.shadow.closed)
 
-    def _candidate_failed(self, error: Exception) -> None:
+    def _candidate_failed(self, error: BaseException) -> None:
         """Judge by it no longer: it would fail for every viewer, four times a second."""
         self._candidate = None
-        self.report("shadow policy, which is not asked any more", error)
+        self.report("shadow policy, which is not asked any more", as_exception(error))
 
     # -- the delay as age
 
