@@ -105,6 +105,25 @@ async def knock(attack):
     await attack.connected()
 
 
+def test_form_when_it_is_done_closes_its_connections_though_another_goes_on():
+    """A form that takes long does not keep the connections of the others open, for the server to end them as idle."""
+    ended = asyncio.Event()
+
+    async def serve(reader, writer, count):
+        await sound(reader, writer, count)
+        ended.set()
+
+    async def wait(attack):
+        await attack.open()
+        await ended.wait()
+        attack.details = "the other one has left"
+
+    forms = (Form(name="quick", run=knock), Form(name="slow", run=wait))
+    profile = HostileProfile(id="T01", name="test", summary="s", explanation="e", forms=forms)
+    verdict = judge(profile, serve, probe=False)
+    assert {form.form: form.details for form in verdict.forms} == {"quick": "", "slow": "the other one has left"}
+
+
 def test_attack_when_the_server_serves_on_is_contained():
     """A server that answers and stays has contained the attack, and lets a newcomer in."""
     verdict = judge(profile_of(knock, allowed=STAYS), sound)

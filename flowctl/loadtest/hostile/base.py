@@ -223,7 +223,10 @@ class HostileProfile:
 
 
 async def _run(form: Form, attack: Attack, began: float) -> FormVerdict:
-    """Carry out one form, and judge it."""
+    """Carry out one form, judge it, and close its connections: what comes of them after that is not its doing.
+
+    A form that is slow to learn of its end must not keep the others' connections, or they run into limits in time.
+    """
     problem: Exception | None = None
     try:
         async with asyncio.timeout_at(attack.deadline):
@@ -234,7 +237,9 @@ async def _run(form: Form, attack: Attack, began: float) -> FormVerdict:
         problem = error
     except TimeoutError:
         pass
-    return _judge(form, attack, problem, began)
+    verdict = _judge(form, attack, problem, began)
+    attack.close()
+    return verdict
 
 
 def _judge(form: Form, attack: Attack, problem: Exception | None, began: float) -> FormVerdict:
