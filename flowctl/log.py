@@ -27,6 +27,7 @@ from typing import Any, Final, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from flowctl.addresses import address_key
 from flowctl.errors import ConfigError
 from flowctl.logwriter import LineLimiter, LineWriter
 from flowctl.printable import printable
@@ -290,11 +291,14 @@ class _Handler(logging.Handler):
 
 
 def _about(record: logging.LogRecord) -> str:
-    """Return whom a record is about: the address of its peer; where it has none, what it says."""
+    """Return whom a record is about: its peer, by what counts as one address; where it has none, what it says."""
     fields = record.msg if isinstance(record.msg, dict) else vars(record)
     peer = fields.get("peer")
     if isinstance(peer, str):
-        return peer.rpartition(":")[0] or peer
+        host = peer.rpartition(":")[0]
+        # Some lines name no port: then the last colon, if there is one, belongs to an address of IPv6.
+        has_port = host and (not host.endswith(":") or host.endswith("::"))
+        return address_key(host if has_port else peer)
     return f"{record.name}: {str(fields.get('event', record.msg))[:80]}"
 
 

@@ -209,6 +209,20 @@ def test_lines_when_one_peer_causes_many_are_kept_back_and_told():
     assert "something else" in {line["event"] for line in found}
 
 
+@pytest.mark.parametrize("peer", ["2001:db8::{:x}:4000", "2001:db8:0:0:1:2:3:{:x}:4000", "2001:db8::{:x}"])
+def test_lines_when_one_network_of_ipv6_causes_them_have_one_share(peer):
+    """Who has one address of IPv6 has 2^64 of them: the lines of all of them count together, with and without port."""
+    stream = io.StringIO()
+    log.configure("info", json=True, stream=stream)
+    for number in range(1, 1001):
+        log.get_logger("a").info("play started", peer=peer.format(number))
+    log.flush()
+    found = lines(stream)
+    (told,) = [line for line in found if "kept back" in line["event"]]
+    assert told["about"] == "2001:db8::/64"
+    assert len(found) < 300
+
+
 def test_line_when_a_value_cannot_be_shown_says_so_and_ends_nothing(capfd):
     """A value whose text raises costs that line alone, and nothing is written around the log."""
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from flowctl._locks import OwnedLock
+from flowctl.addresses import address_key
 from flowctl.counts import Counts, total
 from flowctl.flow import MessageClass, SendState, StateChange
 from flowctl.ledger import LedgerEntry, LedgerKind
@@ -32,7 +33,7 @@ _REFUSALS_PER_S: Final = 20
 """Refused connections of one address that have a record of their own in a second; the others are summed up in one,
 within a second or so."""
 _MOST_REFUSED: Final = 4096
-"""Addresses whose refusals are remembered for that."""
+"""Addresses (see `flowctl.addresses`) whose refusals are remembered for that."""
 _CLASSES: Final = tuple(item.name.lower() for item in MessageClass)
 
 
@@ -141,17 +142,19 @@ class _Refused:
         count: of them in it.
         untold: of them that have no record yet.
         at: when the last of them was, seconds.
+        host: from where it came; an address of IPv6 is one of many of its /64.
         figures: of the last of them: what was reached, and what is allowed.
         fresh: whether any came since the recorder looked last.
     """
 
-    __slots__ = ("at", "count", "figures", "fresh", "second", "untold")
+    __slots__ = ("at", "count", "figures", "fresh", "host", "second", "untold")
 
     def __init__(self, second: int) -> None:
         self.second = second
         self.count = 0
         self.untold = 0
         self.at = 0.0
+        self.host = ""
         self.figures = (0.0, 0.0)
         self.fresh = True
 
@@ -238,7 +241,7 @@ class Events:
             value: what was reached.
             limit: what is allowed.
         """
-        key, second = (peer[0], reason), int(at)
+        key, second = (address_key(peer[0]), reason), int(at)
         with self._lock:
             known = self._refused.get(key)
             if known is None:
@@ -249,7 +252,7 @@ class Events:
             if known.second != second:
                 known.second, known.count = second, 0
             known.count += 1
-            known.at, known.figures, known.fresh = at, (value, limit), True
+            known.at, known.host, known.figures, known.fresh = at, peer[0], (value, limit), True
             if known.count > _REFUSALS_PER_S:
                 known.untold += 1
                 return
@@ -270,9 +273,9 @@ class Events:
 
     def _tell_refused_locked(self) -> None:
         self._lock.assert_owned()
-        for (address, reason), known in self._refused.items():
+        for (_, reason), known in self._refused.items():
             if known.untold:
-                self._put_refused(known.at, (address, None), reason, known.figures, known.untold)
+                self._put_refused(known.at, (known.host, None), reason, known.figures, known.untold)
                 known.untold = 0
 
     def _put_refused(

@@ -253,6 +253,17 @@ def test_refusals_when_a_flood_are_summed_up(tmp_path):
     assert {item["reason"] for item in told} == {"connections", "banned"}
 
 
+def test_refusals_when_a_flood_comes_from_one_network_of_ipv6_are_summed_up(tmp_path):
+    """However many addresses of one /64 are refused, 20 of a second have records of their own."""
+    world = RecordedWorld(tmp_path)
+    for number in range(500):
+        world.events.conn_refused(1.0 + number / 1000, (f"2001:db8::{number:x}", 5), "connections", 2, 1)
+    world.events.tell_refused()
+    told = world.told("conn_refused")
+    assert [json.loads(item["detail"] or "{}").get("count", 1) for item in told] == [1] * 20 + [480]
+    assert told[-1]["peer_ip"] == "2001:db8::1f3"
+
+
 def test_refusals_when_a_flood_ends_are_told_by_the_recorder(tmp_path):
     """What was summed up needs no next refusal: the recorder's turn writes it, with time and figures of the last."""
     world = RecordedWorld(tmp_path)
