@@ -13,7 +13,9 @@ waits in the kernel, so TCP slows the peer down. One that stays over its share f
 
 The connections of one address also share an account. Where that is over, those are slowed that did more than the mean
 of its connections (of those that did anything worth speaking of), so a viewer behind the same router as an attacker is
-not held for it. Whatever the sums are, in one turn of the loop an address gets `ADDRESS_TURN_S` and then waits for the
+not held for it. What those did that have left is weighed as one more of them, and newcomers stand in for it: otherwise
+one that works and leaves, again and again, would leave the blame to whoever stays. And one that took little itself is
+slowed for its neighbours, but never cut for them. Whatever the sums are, in one turn of the loop an address gets `ADDRESS_TURN_S` and then waits for the
 next turn (`WorkAccount.turn_over`): that costs a lone peer nothing, and its neighbours wait no longer than that.
 
 Time is the wall clock's, handed in: it is what the neighbours wait for. Accounts belong to one thread, so a share is a
@@ -55,6 +57,9 @@ _LIGHT_S: Final = 0.002
 """What a connection may have done and still not wait for its address's next turn: more than joining takes."""
 _NOTED_S: Final = 0.001
 """Work of an address in one turn of the loop from which the end of that turn matters: honest peers stay below it."""
+_LITTLE: Final = 0.05
+"""Part of what its address may do up to which a connection is not cut for it: with the default share, a publisher of
+20 Mbit/s. Twenty neighbours, or more, that all do so little are slowed to the share and stay."""
 _MOST_LEFT: Final = 4096
 """Addresses without connections whose sums are kept, so that coming back does not empty an account."""
 
@@ -134,7 +139,17 @@ class AddressWork:
         turn_s: work that it did in this turn of the loop.
     """
 
-    __slots__ = ("_armed", "_at", "_call_next_turn", "_recent_s", "accounts", "limits", "turn_s")
+    __slots__ = (
+        "_armed",
+        "_at",
+        "_call_next_turn",
+        "_left_at",
+        "_left_s",
+        "_recent_s",
+        "accounts",
+        "limits",
+        "turn_s",
+    )
 
     def __init__(self, limits: WorkLimits, call_next_turn: Callable[[Callable[[], None]], None], now: float) -> None:
         self.limits: Final = limits
@@ -142,6 +157,8 @@ class AddressWork:
         self._call_next_turn: Final = call_next_turn
         self._recent_s = 0.0
         self._at = now
+        self._left_s = 0.0  # of `_recent_s`, what those did that have left
+        self._left_at = now
         self._armed = False
         self.turn_s = 0.0
 
@@ -160,12 +177,30 @@ class AddressWork:
         """Return the sum, in seconds of work."""
         return self._recent_s * exp((self._at - now) / MEMORY_S)
 
+    def enter(self, account: WorkAccount, now: float) -> None:
+        """Take in a connection; it stands in for those that have left."""
+        account.inherit(self.left_s(now), now)
+        self.accounts.add(account)
+
+    def leave(self, account: WorkAccount, now: float) -> None:
+        """Let a connection go, and remember what it did. Harmless for one that is not there."""
+        if account in self.accounts:
+            self.accounts.discard(account)
+            self._left_s, self._left_at = self.left_s(now) + account.recent_s(now), now
+
+    def left_s(self, now: float) -> float:
+        """Return what those did that have left, in seconds of work."""
+        return self._left_s * exp((self._left_at - now) / MEMORY_S)
+
     def slows(self, account: WorkAccount, now: float) -> bool:
         """Return whether `account`, of this address, is one of those to slow while the address is over its share."""
+        if account.recent_s(now) <= _LIGHT_S:
+            return False
         sums = [other.recent_s(now) for other in self.accounts]
+        sums.append(self.left_s(now))
         least_s = _WORTH * sum(sums)
         worth = [value for value in sums if value >= least_s]
-        return account.recent_s(now) * len(worth) >= sum(worth) * (1 - _WORTH)
+        return account.weight_s(now) * len(worth) >= sum(worth) * (1 - _WORTH)
 
     def _next_turn(self) -> None:
         self._armed = False
@@ -185,7 +220,7 @@ class WorkAccount:
         address: that of its address on the thread where it lives. None: it is on no thread.
     """
 
-    __slots__ = ("_at", "_episodes", "_recent_s", "address", "limits", "work_s")
+    __slots__ = ("_at", "_episodes", "_inherited", "_recent_s", "address", "limits", "work_s")
 
     def __init__(self, limits: WorkLimits, now: float) -> None:
         self.limits: Final = limits
@@ -193,6 +228,7 @@ class WorkAccount:
         self._recent_s = 0.0
         self._at = now
         self._episodes = _NO_EPISODES  # nearly all connections have none
+        self._inherited: tuple[float, float] | None = None  # work of those that left before it came, and when it did
         self.work_s = 0.0
 
     def charge(self, took_s: float, now: float) -> Overrun | None:
@@ -205,12 +241,22 @@ class WorkAccount:
         if most_s and recent_s > most_s:
             return self._over(PER_CONNECTION, recent_s, most_s, now)
         if shared and address is not None and address.slows(self, now):
-            return self._over(PER_ADDRESS, address.recent_s(now), address.limits.share_per_address * MEMORY_S, now)
+            most_s = address.limits.share_per_address * MEMORY_S
+            return self._over(PER_ADDRESS, address.recent_s(now), most_s, now, spared=recent_s < _LITTLE * most_s)
         return None
 
     def recent_s(self, now: float) -> float:
         """Return the sum, in seconds of work."""
         return self._recent_s * exp((self._at - now) / MEMORY_S)
+
+    def inherit(self, work_s: float, now: float) -> None:
+        """Stand in for `work_s`, done at its address by those that have left."""
+        self._inherited = (work_s, now) if work_s >= _NOTED_S else None
+
+    def weight_s(self, now: float) -> float:
+        """Return the sum and what it stands in for, in seconds of work: its part in what its address does."""
+        inherited_s, since = self._inherited or (0.0, now)
+        return self.recent_s(now) + inherited_s * exp((since - now) / MEMORY_S)
 
     @property
     def turn_over(self) -> bool:
@@ -233,7 +279,7 @@ class WorkAccount:
         """Times that it went over a share."""
         return self._episodes.times
 
-    def _over(self, limit: str, recent_s: float, most_s: float, now: float) -> Overrun:
+    def _over(self, limit: str, recent_s: float, most_s: float, now: float, *, spared: bool = False) -> Overrun:
         count, since, _ = self._episodes
         begins = not self.slowed(now)
         if begins:
@@ -241,7 +287,7 @@ class WorkAccount:
         resumes_at = now + MEMORY_S * log(recent_s / (_ROOM * most_s))
         self._episodes = _Episodes(count, since, resumes_at)
         share, maximum, cut_after_s = recent_s / MEMORY_S, most_s / MEMORY_S, self.limits.cut_after_s
-        ends = bool(cut_after_s) and now - since >= cut_after_s
+        ends = bool(cut_after_s) and now - since >= cut_after_s and not spared
         message = f"{limit}: {share:.3g} of a thread's time, allowed is {maximum:g}"
         if ends:
             message += f"; slowed for {now - since:.1f} s, {self.work_s:.3g} s of work in all"
@@ -273,7 +319,7 @@ class WorkBook:
         if address is None:
             address = self._addresses[key] = AddressWork(account.limits, self._call_next_turn, now)
         self._left.pop(key, None)
-        address.accounts.add(account)
+        address.enter(account, now)
         account.address = address
 
     def leave(self, account: WorkAccount, key: str, now: float) -> None:
@@ -281,7 +327,7 @@ class WorkBook:
         address, account.address = account.address, None
         if address is None:
             return
-        address.accounts.discard(account)
+        address.leave(account, now)
         if not address.accounts:
             self._left[key] = None
         while self._left:

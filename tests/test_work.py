@@ -182,6 +182,52 @@ def test_address_when_one_of_many_is_the_cause_holds_that_one_alone():
     assert attacker.work_s > 5 * publisher.work_s
 
 
+@pytest.mark.parametrize("prepared", [0, 20])
+def test_address_when_others_work_and_leave_spares_who_stays(prepared):
+    """Behind one router, a publisher is not held for those who come, work and leave again and again; they are."""
+    thread = Thread()
+    publisher, waiting = thread.enter(), [thread.enter() for _ in range(prepared)]
+    slowed = 0
+    for round_ in range(20 * 60):
+        now = round_ * 0.05
+        assert publisher.charge(0.0006, now) is None
+        guest = waiting.pop() if waiting else thread.enter(now=now)
+        for step in range(10):
+            if guest.charge(0.003, now + (step + 1) * 0.003) is not None:
+                slowed += 1
+                break
+        thread.book.leave(guest, "192.0.2.1", now + 0.04)
+    assert slowed > 100
+
+
+def test_address_when_newcomers_do_nothing_slows_those_who_do_as_before():
+    """Those who come after much work and are idle do not make those who work look small beside them."""
+    thread = Thread()
+    guest, *workers = [thread.enter() for _ in range(5)]
+    for index in range(300):
+        guest.charge(0.0099, index * 0.01)
+    thread.book.leave(guest, "192.0.2.1", 3.0)
+    idle = [thread.enter(now=3.0) for _ in range(40)]
+    done, now, _ = push(workers, 6.0, now=3.0)
+    assert guest.work_s + sum(done) <= 0.5 * now + 0.5 * MEMORY_S + 4 * STEP_S
+    assert not any(account.slowed(now) for account in idle)
+
+
+def test_address_when_over_cuts_nobody_who_did_little_itself():
+    """Forty neighbours who do a little each may have a publisher slowed with them, but not cut."""
+    thread = Thread()
+    publisher, neighbours = thread.enter(), [thread.enter() for _ in range(40)]
+    slowed, now, free = 0, 0.0, 0.0
+    for _ in range(3000):
+        now += 0.02
+        for neighbour in neighbours:
+            neighbour.charge(0.0003, now)
+        if now >= free and (overrun := publisher.charge(0.0006, now)) is not None:
+            slowed, free = slowed + 1, overrun.resumes_at
+            assert not overrun.ends
+    assert slowed
+
+
 def test_address_when_its_last_connection_left_is_remembered_until_its_sum_has_faded():
     """Coming back does not empty an account; when there is nothing left to remember, the address is forgotten."""
     thread = Thread()
