@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from flowctl.output import say
+from flowctl.output import failure, say
 
 if TYPE_CHECKING:
     from flowctl.client.player import PlayProfile, RtmpPlayer
@@ -45,28 +47,41 @@ def play(
     duration_s = optional_duration(duration, "--duration")
     if output is None:
         _play(address, profile, None, duration_s, acknowledge=acknowledge, as_json=as_json, summary_to_stderr=False)
-    elif output == "-":
-        _play(
-            address,
-            profile,
-            sys.stdout.buffer,
-            duration_s,
-            acknowledge=acknowledge,
-            as_json=as_json,
-            summary_to_stderr=True,
-        )
-    else:
-        with _open(output) as file:
-            _play(address, profile, file, duration_s, acknowledge=acknowledge, as_json=as_json, summary_to_stderr=False)
+        return
+    with _written(output) as file:
+        to_stderr = output == "-"
+        _play(address, profile, file, duration_s, acknowledge=acknowledge, as_json=as_json, summary_to_stderr=to_stderr)
 
 
-def _open(path: str) -> BinaryIO:
-    from flowctl.errors import ConfigError
+@contextlib.contextmanager
+def _written(output: str) -> Iterator[BinaryIO]:
+    """Open what the media is written to, and say it in plain words when it takes no more.
 
+    Raises:
+        BrokenPipeError: who read standard output has gone.
+        ConfigError: the file cannot be made.
+        FlowctlError: the file, or standard output, takes no more.
+    """
+    from flowctl.errors import ConfigError, FlowctlError
+
+    if output == "-":
+        try:
+            yield sys.stdout.buffer
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise failure(error) from error
+        return
+    opened = False
     try:
-        return Path(path).open("wb")
+        with Path(output).open("wb") as file:
+            opened = True
+            yield file
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        if not opened:
+            raise ConfigError(f"cannot write {output}: {error.strerror}") from error
+        hint = "make room on its disk, or name another place"
+        raise FlowctlError(f"cannot write {output}: {error.strerror}", hint=hint) from error
 
 
 def _play(
@@ -83,8 +98,9 @@ def _play(
 
     Raises:
         BrokenError: nobody answers at `address`.
-        FlowctlError: it ended otherwise than with the stream, after its time, or on demand.
         Exit: interrupted.
+        FlowctlError: it ended otherwise than with the stream, after its time, or on demand.
+        OSError: `file` takes no more.
     """
     from flowctl.cli.errors import INTERRUPTED, TERMINATED, TerminatedError, terminable
     from flowctl.client.player import RtmpPlayer
@@ -119,9 +135,15 @@ def _play(
             ended_by_signal = TERMINATED if isinstance(error, TerminatedError) else INTERRUPTED
             run.finish("interrupted")
         player = run.client
-    if file is not None:
-        file.flush()
+    unwritten = player.write_error
+    if file is not None and unwritten is None:
+        try:
+            file.flush()
+        except OSError as error:
+            unwritten = error
     _show(player, as_json=as_json, to_stderr=summary_to_stderr)
+    if unwritten is not None:
+        raise unwritten
     end = player.end
     if ended_by_signal is not None:
         raise typer.Exit(ended_by_signal)

@@ -64,7 +64,8 @@ class RtmpPlayer(RtmpClient):
     Args:
         url: what to play.
         profile: how to behave.
-        writer: gets everything that comes, as FLV. None: nobody does.
+        writer: gets everything that comes, as FLV. None: nobody does. An OSError of it is kept in `write_error`,
+            and ends the play.
         duration_s: ends this long after the first media message. None: when the stream does.
         config: settings of the protocol.
         parameters: see `RtmpClient`.
@@ -96,6 +97,7 @@ class RtmpPlayer(RtmpClient):
         "ended_by_server",
         "first_frame_s",
         "started_on_key",
+        "write_error",
     )
 
     def __init__(
@@ -133,6 +135,7 @@ class RtmpPlayer(RtmpClient):
         self.broken_restarts = 0
         self.started_on_key: bool | None = None
         self.first_frame_s: float | None = None
+        self.write_error: OSError | None = None  # why the writer took no more; for who started the player, at the end
         self.ended_by_server = False  # the server said that the stream is over
 
     # -- any thread
@@ -275,9 +278,16 @@ class RtmpPlayer(RtmpClient):
         return found[0]
 
     def _write(self, message: Message) -> None:
-        if self._writer is not None and message.type_id in (TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0):
+        if self._writer is None or self.write_error is not None:
+            return
+        if message.type_id in (TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0):
             type_id = TAG_SCRIPT if message.type_id == TYPE_DATA_AMF0 else message.type_id
-            self._writer.write(type_id, message.timestamp, message.payload)
+            try:
+                self._writer.write(type_id, message.timestamp, message.payload)
+            except OSError as error:
+                # A full disk, or a program behind a pipe that has seen enough: no fault of ours or of the server's.
+                self.write_error = error
+                self.finish("what came could not be written")
 
     def _stall(self, now: float) -> None:
         if self._stalled_at is None:

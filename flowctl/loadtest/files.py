@@ -1,6 +1,7 @@
 """Files of results, written whole or not at all: into a temporary file beside, which then takes the name.
 
-A reader of the file, a CI job that was interrupted for instance, never finds half of a report.
+A reader of the file, a CI job that was interrupted for instance, never finds half of a report. A link keeps leading to
+the file that it names; a device or a pipe (/dev/stdout, /dev/null) is written to as it is and never replaced by a file.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ def check_target(path: Path, field: str) -> None:
     Raises:
         ConfigError: `path` is a folder, or its folder is none or not writable; names `field`.
     """
-    folder = path.parent
+    folder = path.resolve().parent
     if path.is_dir():
         raise ConfigError(f"{field} {path} is a folder", hint="name a file in it")
+    if _is_special(path):
+        if not os.access(path, os.W_OK):
+            raise ConfigError(f"{field} {path} is not writable", hint="name a file in a folder of your own")
+        return
     if not folder.is_dir():
         raise ConfigError(f"{field} {path}: there is no folder {folder}", hint="make it first")
     if not os.access(folder, os.W_OK):
@@ -35,15 +40,29 @@ def check_target(path: Path, field: str) -> None:
         )
 
 
+def _is_special(path: Path) -> bool:
+    """Return whether something is there that is no file: a device, a pipe, a terminal."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path to write to; it becomes `path` at the end, and nothing is left of it after an error.
 
+    A device or a pipe is given itself.
+
     Raises:
         FlowctlError: the file cannot be made, or cannot take its name.
     """
+    if _is_special(path):
+        try:
+            yield path
+        except OSError as error:
+            raise FlowctlError(f"cannot write {path}: {error.strerror}", hint=_HINT) from error
+        return
+    target = path.resolve()
     try:
-        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         os.close(number)
     except OSError as error:
         raise FlowctlError(f"cannot write {path}: {error.strerror}", hint=_HINT) from error
@@ -54,7 +73,7 @@ def replacing(path: Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
         raise FlowctlError(f"cannot write {path}: {error.strerror}", hint=_HINT) from error
     finally:

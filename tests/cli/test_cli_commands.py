@@ -71,6 +71,26 @@ def test_play_when_output_is_standard_output():
     assert b"missing 0 pictures, 0 audio frames (counted by stamps)" in errors
 
 
+def test_play_when_what_comes_cannot_be_written():
+    """A full disk and a reader that has gone end a play in plain words: no traceback, no fault of the program's."""
+    with served() as server:
+        publisher = start("publish", "synthetic", server.url(), "--duration", "60s", *SMALL)
+        full = run("play", server.url(), "--output", "/dev/full")
+        player = start("play", server.url(), "--output", "-", text=False)
+        assert player.stdout.read(100)
+        player.stdout.close()
+        player.stdout = None
+        gone = finish(player)
+        publisher.terminate()
+        finish(publisher)
+    assert (full[0], gone[0]) == (1, 1)
+    assert "error: cannot write /dev/full: No space left on device\nhint: " in full[2]
+    assert "ended: finished (what came could not be written)" in full[1]
+    for errors in (full[2], gone[2].decode()):
+        assert "Traceback" not in errors
+        assert "internal" not in errors
+
+
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_play_when_ended_by_a_signal(number, expected):
     """Ctrl-C and SIGTERM end player and publisher in order: with their summaries and statuses of their own."""

@@ -1,0 +1,49 @@
+"""Files of results: links, devices and pipes in the place of a file."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+
+import pytest
+
+from flowctl.errors import FlowctlError
+from flowctl.loadtest.files import check_target, write_text
+
+
+def test_result_when_the_name_is_a_pipe(tmp_path):
+    """A pipe is written to as it is: no file takes its place, and nothing is made beside it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    got = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_text()))
+    reader.start()
+    check_target(pipe, "--report")
+    write_text(pipe, "the report")
+    reader.join()
+    assert got == ["the report"]
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_result_when_the_name_is_a_link(tmp_path):
+    """A link keeps leading to its file, which gets the result, in another folder too."""
+    (tmp_path / "results").mkdir()
+    link, target = tmp_path / "latest.html", tmp_path / "results" / "report.html"
+    link.symlink_to(target)
+    for text in ("the first", "the second"):
+        check_target(link, "--report")
+        write_text(link, text)
+        assert target.read_text() == text
+    assert link.is_symlink()
+
+
+def test_result_when_a_device_takes_nothing(tmp_path):
+    """A device that is full is said, under the name that was given, and it stays a device."""
+    link = tmp_path / "full"
+    link.symlink_to("/dev/full")
+    with pytest.raises(FlowctlError, match=r"cannot write .*/full: No space left on device"):
+        write_text(link, "the report")
+    assert stat.S_ISCHR(link.stat().st_mode)
+    assert link.is_symlink()
