@@ -15,8 +15,9 @@ The connections of one address also share an account. Where that is over, those 
 of its connections (of those that did anything worth speaking of), so a viewer behind the same router as an attacker is
 not held for it. What those did that have left is weighed as one more of them, and newcomers stand in for it: otherwise
 one that works and leaves, again and again, would leave the blame to whoever stays. And one that took little itself is
-slowed for its neighbours, but never cut for them. Whatever the sums are, in one turn of the loop an address gets `ADDRESS_TURN_S` and then waits for the
-next turn (`WorkAccount.turn_over`): that costs a lone peer nothing, and its neighbours wait no longer than that.
+slowed for its neighbours, but never cut for them. Whatever the sums are, in one turn of the loop an address gets
+`ADDRESS_TURN_S` and then waits for the next turn (`WorkAccount.turn_over`): that costs a lone peer nothing, and its
+neighbours wait no longer than that.
 
 Time is the wall clock's, handed in: it is what the neighbours wait for. Accounts belong to one thread, so a share is a
 share of a thread, and nothing is locked.
