@@ -39,12 +39,13 @@ class LiveConfig:
         second_publisher: see `SecondPublisher`.
         return_grace_s: how long a publisher whose connection broke may stay away before its viewers are told; the
             stream goes on without a break in its timestamps when it is back in time. Meanwhile the name is its own:
-            the same user, or without authentication the same key in the query or the same address. 0: the viewers
-            are told at once, and the name is free.
+            the same user, or without authentication the same key in the query, or where it gave none the same address.
+            0: the viewers are told at once, and the name is free.
         media_silence_s: how long a publisher may send no audio and no video before it is cut (SRS
             ``publish_normal_timeout``: 7 s). 0: for ever.
         players_may_wait: whether a player of an absent stream waits for it; if not, it is refused.
-        publishers_per_address: streams that one address may publish at a time. 0: any number.
+        publishers_per_address: streams that one address may publish at a time, and names that are kept for it (see
+            `return_grace_s`). 0: any number.
         streams: streams published or waited for at a time.
         control_bytes_per_s: input that a viewer at its soft limit or above may still send per second, so that its
             acknowledgements, pongs and close are seen.

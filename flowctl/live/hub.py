@@ -113,6 +113,7 @@ class Hub:
         # One connection may publish several streams, so a publication is a pair; guarded by _lock
         self._publications: dict[tuple[Stream, StreamMember], _Publication] = {}
         self._published_from: dict[str, int] = {}  # streams published, by address; guarded by _lock
+        self._kept_for: dict[str, int] = {}  # names kept for publishers that may be back, by address; guarded by _lock
         self._ended: deque[EndedViewer] = deque(maxlen=_ENDED_KEPT)  # guarded by _lock
         self._closed: dict[CloseReason, int] = {}  # guarded by _lock
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
@@ -206,9 +207,30 @@ class Hub:
         announce = stream.ended
         waiting = [self._viewers[item] for item in stream.viewers] if announce else []
         stream.ended = False
+        self._keep_no_longer_locked(stream)
         stream.owner = self._publications[stream, publisher].owner
         stream.take_over(publisher, now, announce=announce)
         return waiting
+
+    def _keep_locked(self, stream: Stream, address: str) -> bool:
+        """Keep a name for its publisher; return whether it may: as many are kept for an address as it may publish.
+
+        Otherwise one that publishes, breaks off and comes with another name held hundreds of them.
+        """
+        self._lock.assert_owned()
+        most, count = self.config.publishers_per_address, self._kept_for.get(address, 0)
+        if most and count >= most:
+            return False
+        stream.kept_for, self._kept_for[address] = address, count + 1
+        return True
+
+    def _keep_no_longer_locked(self, stream: Stream) -> None:
+        self._lock.assert_owned()
+        address, stream.kept_for = stream.kept_for, None
+        if address is not None:
+            count = self._kept_for.pop(address) - 1
+            if count:
+                self._kept_for[address] = count
 
     def _tell_publisher(self, member: StreamMember, stream: Stream) -> None:
         with self._lock:
@@ -244,6 +266,7 @@ class Hub:
             else:
                 stream.take_over(None, now)
                 ends = True
+                grace = grace and self._keep_locked(stream, address)
                 wait_s = self._wait_before_end_locked(stream, now, grace=grace)
             takeovers = stream.takeovers
         for viewer in waiting:
@@ -268,6 +291,7 @@ class Hub:
         with self._lock:
             if stream.publisher is not None or stream.ended or stream.takeovers != takeovers:
                 return
+            self._keep_no_longer_locked(stream)
             stream.ended, stream.ended_at = True, self._clock()
             stream.end(stream.ended_at)
             viewers = [self._viewers[item] for item in stream.viewers]

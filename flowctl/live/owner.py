@@ -31,7 +31,10 @@ class Owner:
         return cls(address, user, hashlib.sha256(repr(secrets).encode()).digest() if secrets else b"")
 
     def same(self, other: Owner) -> bool:
-        """Return whether both are one: the same user where they log in, else the same key or the same address."""
+        """Return whether `other` is this one: the same user where they log in, else the same key or the same address.
+
+        Who gave a key is known by it alone: an address is shared with everybody behind the same router.
+        """
         if self.user is not None or other.user is not None:
             return self.user == other.user
-        return self.address == other.address or bool(self.key and self.key == other.key)
+        return self.key == other.key if self.key else self.address == other.address

@@ -74,6 +74,7 @@ class Stream:
         self._lock = OwnedLock()
         self.publisher: StreamMember | None = None  # guarded by _lock
         self.owner: Owner | None = None  # of `publisher`, or of the one that may be back; guarded by the hub's lock
+        self.kept_for: str | None = None  # address for whose publisher the name is kept; guarded by the hub's lock
         self.standby: list[StreamMember] = []  # guarded by the hub's lock
         self.viewers: dict[StreamMember, None] = {}  # guarded by the hub's lock
         self.ended_at = float("-inf")  # when viewers were told last that it ended; guarded by the hub's lock

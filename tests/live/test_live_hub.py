@@ -64,6 +64,9 @@ OWNERS = [
     (Owner("192.0.2.1", key=b"k"), Owner("192.0.2.2", key=b"k"), True),
     (Owner("192.0.2.1", key=b"k"), Owner("192.0.2.2", key=b"l"), False),
     (Owner("192.0.2.1", key=b"k"), Owner("192.0.2.2"), False),
+    (Owner("192.0.2.1", key=b"k"), Owner("192.0.2.1"), False),
+    (Owner("192.0.2.1", key=b"k"), Owner("192.0.2.1", key=b"l"), False),
+    (Owner("192.0.2.1"), Owner("192.0.2.1", key=b"k"), True),
     (Owner("192.0.2.1", "anna"), Owner("192.0.2.2", "anna"), True),
     (Owner("192.0.2.1", "anna", b"k"), Owner("192.0.2.1", "berta", b"k"), False),
     (Owner("192.0.2.1"), Owner("192.0.2.1", "berta"), False),
@@ -113,6 +116,38 @@ def test_publish_when_the_grace_runs_is_for_the_owner_alone(first, second, same,
     group.run(0.2)
     assert hub.publish("live/a", new, second).publisher is new
     assert viewer.told == (["ended", "published"] if viewed else [])
+
+
+def test_unpublish_when_an_address_has_broken_off_many_keeps_as_many_names_as_it_may_publish():
+    """Who publishes, breaks off and publishes another name, again and again, does not hold them all; none is refused."""
+    hub, group = make_hub(publishers_per_address=2, return_grace_s=3.0)
+    names = [f"live/{number}" for number in range(6)]
+    for name in names:
+        publisher = Member("192.0.2.1")
+        hub.unpublish(hub.publish(name, publisher), publisher, grace=True)
+    assert [hub.is_published(name) for name in names] == [True, True, False, False, False, False]
+    publisher = Member("192.0.2.1")
+    hub.unpublish(hub.publish(names[0], publisher), publisher, grace=False)  # back, and gone for good
+    publisher = Member("192.0.2.1")
+    hub.unpublish(hub.publish(names[2], publisher), publisher, grace=True)
+    assert [hub.is_published(name) for name in names[:3]] == [False, True, True]
+    group.run(3.1)
+    assert (hub.snapshot().streams, hub._kept_for) == ({}, {})
+
+
+@pytest.mark.parametrize("policy", list(SecondPublisher))
+def test_names_when_kept_and_taken_up_are_forgotten(policy):
+    """However a name that is kept ends or is taken up, nothing of it stays in the books."""
+    hub, group = make_hub(second_publisher=policy)
+    hub.view("live/a", Member("192.0.2.3"))
+    for address in ("192.0.2.1", "192.0.2.1", "192.0.2.2"):
+        publisher = Member(address)
+        if policy is SecondPublisher.REFUSE and address == "192.0.2.2":
+            group.run(3.1)
+        hub.unpublish(hub.publish("live/a", publisher), publisher, grace=True)
+        assert hub._kept_for == {address: 1}
+    group.run(3.1)
+    assert hub._kept_for == {}
 
 
 def test_publish_when_the_policy_lets_others_in_gives_a_name_in_grace_to_anybody():
