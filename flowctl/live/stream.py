@@ -32,6 +32,9 @@ _USUAL_MSID: Final = 1
 """Message stream id on which nearly every player plays: the first that createStream gives."""
 MOST_WIRES: Final = 8
 """Message stream ids on which a stream can be played at a time; as many as a connection may open."""
+_GIVEN_WIRES: Final = MOST_WIRES // 2
+"""Ids up to this one are never refused: createStream gives out the lowest free one, so players who make up numbers, or
+open many streams, do not use up those of the others."""
 _LONGEST_GAP_MS: Final = 3_600_000
 
 
@@ -261,15 +264,17 @@ class Stream:
         """Return the log for a player on message stream `msid`, made when first asked for. Any thread; then `leave`.
 
         A player may choose any number, and each log costs as much to fill as all viewers of one: their number is
-        limited, and one that nobody has any more goes, with the next key frame: a player that comes and goes as fast as
+        limited, but for the lowest ones; and one that nobody has any more goes, with the next key frame: a player that comes and goes as fast as
         it can has the GOP cache rewritten once.
 
         Raises:
             LimitExceededError: players on too many different message stream ids.
         """
         with self._lock:
-            if msid not in self._wires and len(self._wires) >= MOST_WIRES:
-                raise LimitExceededError("player_stream_ids", len(self._wires) + 1, MOST_WIRES)
+            if msid not in self._wires and msid > _GIVEN_WIRES:
+                others, most = sum(other > _GIVEN_WIRES for other in self._wires), MOST_WIRES - _GIVEN_WIRES
+                if others >= most:
+                    raise LimitExceededError("player_stream_ids", others + 1, most)
             wire = self._wire_locked(msid)
             wire.viewers += 1
             return wire

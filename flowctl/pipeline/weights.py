@@ -43,7 +43,6 @@ _LIMITS: Final = {
     "amf_depth": PROOF,
     "amf_nodes": PROOF,
     "amf_repeated_bytes": PROOF,
-    "player_stream_ids": PROOF,
     "control_messages_per_second": PROOF,
     "commands_per_second": PROOF,
     "paused_input_bytes": 6.0,
@@ -65,6 +64,7 @@ _LIMITS: Final = {
     # a server's own fullness, a phone that went away, or what another kind of evidence says already
     "messages_per_second": 0.0,  # slows the peer down and ends nothing
     "handshake_time_s": 0.0,  # told by handshake_timeout
+    "player_stream_ids": 0.0,  # others may have used them up
     "ping_silence_s": 0.0,
     "media_silence_s": 0.0,  # an encoder that hangs
     "player_wait_s": 0.0,  # waiting for a stream that has not begun is what viewers do

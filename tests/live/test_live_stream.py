@@ -263,16 +263,26 @@ def test_join_when_on_another_id_has_the_same_messages_readdressed(stream):
 def test_join_when_of_too_many_ids_is_refused_and_leaving_makes_room(stream):
     """Each id costs a log; the usual one stays, the others go with their last viewer."""
     wires = [stream.join(msid) for msid in range(1, MOST_WIRES + 1)]
-    stream.join(2)
-    with pytest.raises(LimitExceededError, match="player_stream_ids is 9, the limit is 8"):
+    stream.join(5)
+    with pytest.raises(LimitExceededError, match="player_stream_ids is 5, the limit is 4"):
         stream.join(99)
-    stream.leave(wires[1])
+    stream.leave(wires[4])
     with pytest.raises(LimitExceededError):
         stream.join(99)
-    stream.leave(wires[1])
+    stream.leave(wires[4])
     assert stream.join(99).msid == 99
     stream.leave(wires[0])
     assert 1 in [wire.msid for wire in stream.wires]
+
+
+def test_join_when_others_made_up_all_the_ids_there_may_be_still_has_the_lowest(stream):
+    """Players who make up numbers do not keep those out who use what createStream gave them."""
+    for msid in (100, 101, 102, 103):
+        stream.join(msid)
+    with pytest.raises(LimitExceededError):
+        stream.join(104)
+    assert [stream.join(msid).msid for msid in (1, 2, 3, 4)] == [1, 2, 3, 4]
+    assert len(stream.wires) == MOST_WIRES
 
 
 def test_end_when_told_empties_the_cache_and_says_so_in_every_log(stream):
