@@ -240,8 +240,8 @@ def read_metadata(message: Message, limits: WireLimits) -> Message | None:
         limits: `WireLimits.amf` is applied.
 
     Returns:
-        None: some other data message (FFmpeg's 4-octet time code, one that does not begin with a string), or one
-        whose values are cut off; such are passed on as they are.
+        None: some other data message (FFmpeg's 4-octet time code, one that does not begin with a string), which is
+        passed on as it is.
 
     Raises:
         LimitExceededError: the values are nested too deep or are too many.
@@ -256,10 +256,10 @@ def read_metadata(message: Message, limits: WireLimits) -> Message | None:
             few = dataclasses.replace(limits.amf, nodes=min(limits.amf.nodes, REWRITTEN_VALUES))
             payload = amf0.encode(*map(simplify, amf0.decode(payload, few)))
     except RemoteProtocolError as error:
-        # A limit is hit on purpose; what is merely broken is the player's problem, as with any other data.
+        # A limit is hit on purpose. What is merely broken is for the player to read: an array without its end marker,
+        # which some encoders leave out, is to all of them as good as one with it.
         if error.code.startswith("limit:"):
             raise
-        return None
     return Message(message.csid, message.timestamp, TYPE_DATA_AMF0, message.msid, payload)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
@@ -191,7 +190,7 @@ class ServerCommands(PlayCommands):
         if url is None:
             return
         self._move_stream(stream, StreamInput.PUBLISH)
-        stream.name = sys.intern(url.stream)
+        stream.path = sys.intern(url.path)
         word = call.argument(1)
         kind = _KINDS.get(word) if isinstance(word, str) else None
         if kind is None and word not in (None, ""):
@@ -214,14 +213,14 @@ class ServerCommands(PlayCommands):
         """End a publication by its name, so that the name is free at once; SRS takes it so too."""
         self._notify("onFCUnpublish", commands.UNPUBLISH_SUCCESS, "Stopped publishing stream.")
         self._result(call, None, UNDEFINED)
-        publishing = sorted(
-            (stream for stream in self._streams if stream.stream_id in self._publishing), key=attrgetter("stream_id")
-        )
-        name = commands.text(call.argument(0)).partition("?")[0].rpartition("/")[2]
+        publishing = [stream for stream in self._streams if stream.stream_id in self._publishing]
+        if len(publishing) > 1:  # with one there is no doubt, whatever name the encoder gives
+            name = commands.text(call.argument(0), self._config.name_max_chars).partition("?")[0].strip("/")
+            publishing = [stream for stream in publishing if f"/{stream.path}".endswith(f"/{name}")]
+        if len(publishing) > 1:  # a/room and b/room both end in what was named
+            publishing = [stream for stream in publishing if stream.path == f"{self._url.app}/{name}"]
         for stream in publishing:
-            # With one publication there is no doubt, whatever name the encoder gives.
-            if stream.name == name or len(publishing) == 1:
-                self._stop(call, stream, "FCUnpublish")
+            self._stop(call, stream, "FCUnpublish")
 
     # ------------------------------------------------------------------------------------------------ rest
 

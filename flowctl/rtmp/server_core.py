@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.printable import printable
 from flowctl.rtmp import commands
 from flowctl.rtmp.chunk import serialise
 from flowctl.rtmp.handshake import ServerHandshake
@@ -45,6 +46,15 @@ _HELD_OVERHEAD_BYTES: Final = 96
 """Octets charged for a held message on top of its payload, as in a Sender's queue."""
 
 
+_DESCRIPTION_CHARS: Final = 1024
+"""Longest words for a client; FFmpeg and librtmp read 255 octets of them."""
+
+
+def words(description: str) -> str:
+    """Return what an application says to a client in a form that can be sent, and shown on a terminal."""
+    return printable(description[:_DESCRIPTION_CHARS])
+
+
 def held_size_bytes(message: Message) -> int:
     """Return what a held message counts against ``paused_input_bytes``."""
     return len(message.payload) + _HELD_OVERHEAD_BYTES
@@ -64,7 +74,7 @@ class MessageStream:
     """
 
     __slots__ = (
-        "name",  # str: as requested last, without query; "" before any request
+        "path",  # str: what was requested last, see `RtmpUrl.path`; "" before any request
         "paused",  # bool: the player paused it
         "reset",  # bool: the play request wants NetStream.Play.Reset
         "state",  # StreamState: assigned by ServerCore.move_stream only
@@ -74,7 +84,7 @@ class MessageStream:
     def __init__(self, stream_id: int) -> None:
         self.stream_id = stream_id
         self.state = StreamState.IDLE
-        self.name = ""
+        self.path = ""
         self.paused = False
         self.reset = True
 
@@ -163,7 +173,7 @@ class ServerCore:
             self._out_chunk_size = self._config.out_chunk_size
 
     def _status(self, stream: MessageStream, code: str, description: str, level: str = "status") -> None:
-        self._send(_status_message(stream.stream_id, level, code, description))
+        self._send(_status_message(stream.stream_id, level, code, words(description)))
 
     def _user_control(self, event: int, stream: MessageStream) -> None:
         self._send(encode_control(UserControl(event, stream_id=stream.stream_id)))

@@ -71,14 +71,14 @@ class PlayCommands(ServerCalls):
         if url is None:
             return
         before = stream.state
-        if before in PLAYING_STATES and stream.name == url.stream and not stream.paused:
+        if before in PLAYING_STATES and stream.path == url.path and not stream.paused:
             self._ignore(call, "play-again", "")
             self._status(stream, commands.PLAY_START, "Started playing stream.")
             return
         self._move_stream(stream, StreamInput.PLAY)
         if before in PLAYING_STATES:
             call.events.append(StreamClosed(stream.stream_id, call.command.name))
-        stream.name = sys.intern(url.stream)
+        stream.path = sys.intern(url.path)
         stream.reset = reset
         call.events.append(
             PlayRequested(

@@ -17,7 +17,7 @@ from flowctl.rtmp.messages import (
     PeerBandwidth,
     encode_control,
 )
-from flowctl.rtmp.server_core import PLAYER_STATES, MessageStream, ServerCore
+from flowctl.rtmp.server_core import PLAYER_STATES, MessageStream, ServerCore, words
 from flowctl.rtmp.server_states import ConnectionInput, StreamInput, StreamState
 from flowctl.rtmp.wire import TYPE_DATA_AMF0, Message
 
@@ -76,7 +76,7 @@ class ServerReplies(ServerCore):
             code: status code.
         """
         self._move_connection(ConnectionInput.REJECT)
-        self._send_rejection(description, code)
+        self._send_rejection(words(description), code)
 
     def request_reconnect(
         self, tc_url: str | None = None, description: str = "The server is going down.", *, force: bool = False
@@ -95,7 +95,7 @@ class ServerReplies(ServerCore):
         if not force and not self.client_caps_ex & commands.CAPS_RECONNECT:
             return False
         more = {} if tc_url is None else {"tcUrl": tc_url}
-        self._send(commands.on_status(0, "status", commands.RECONNECT_REQUEST, description, **more))
+        self._send(commands.on_status(0, "status", commands.RECONNECT_REQUEST, words(description), **more))
         return True
 
     # --------------------------------------------------------------------------------------------- publish

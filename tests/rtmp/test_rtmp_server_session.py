@@ -281,6 +281,22 @@ def test_fcunpublish_ends_the_stream_it_names(name, closed):
     assert [event.stream_id for event in events] == closed
 
 
+@pytest.mark.parametrize(
+    ("name", "closed"), [("a/room", [1]), ("b/room?k=v", [2]), ("live/b/room", [2]), ("room", [3]), ("hall", [])]
+)
+def test_fcunpublish_when_names_differ_in_their_folder_ends_the_one_it_names(name, closed):
+    """The last part of a name is not the whole of it."""
+    client = ScriptedClient()
+    client.publish("a/room")
+    for stream_id, other in ((2, "b/room"), (3, "room")):
+        client.create_stream()
+        client.call("publish", 3, None, other, stream_id=stream_id)
+        client.session.accept_publish(stream_id)
+        client.replies()
+    events = client.call("FCUnpublish", 9, None, name)
+    assert [event.stream_id for event in events] == closed
+
+
 def test_fcunpublish_of_another_name_ends_the_only_stream():
     """With one publication there is no doubt which one is meant."""
     client = ScriptedClient()
@@ -493,6 +509,34 @@ def test_answer_to_a_closed_request_is_an_error_of_the_caller(client):
         client.session.accept_publish(1)
     with pytest.raises(LocalProtocolError):
         client.session.accept_connect()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "Gr\u00fc\u00dfe \u65e5\u672c \U0001f468\u200d\U0001f469",
+            "Gr\u00fc\u00dfe \u65e5\u672c \U0001f468\u200d\U0001f469",
+        ),
+        ("name \udcff", "name \\udcff"),
+        ("a\0b\x1b[2J", "a\\u0000b\\u001b[2J"),
+        ("x" * 70_000, "x" * 1024),
+    ],
+    ids=["unicode", "surrogate", "control", "long"],
+)
+@pytest.mark.parametrize("what", ["publish", "play", "connect"])
+def test_words_of_a_refusal_reach_the_client_whatever_they_are(what, words, told):
+    """An application may quote a file name that is no text, or a whole page; it is said as well as can be said."""
+    client = ScriptedClient()
+    if what == "connect":
+        client.call("connect", 1, {"app": "live", "tcUrl": "rtmp://h/live"})
+        client.session.reject_connect(words)
+    else:
+        client.connect()
+        client.create_stream()
+        client.call(what, 3, None, "room", stream_id=1)
+        getattr(client.session, f"reject_{what}")(1, description=words)
+    assert client.replies()[-1].arguments[0]["description"] == told
 
 
 def test_limit_status_names_limit_value_and_maximum(client):

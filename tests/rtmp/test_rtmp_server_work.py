@@ -72,6 +72,14 @@ def test_play_when_that_name_plays_already_is_answered_and_nothing_more():
     assert [type(event) for event in events] == [StreamClosed, PlayRequested]
 
 
+def test_play_of_the_same_name_in_another_folder_is_another_stream():
+    """a/room and b/room are two streams: who changes from one to the other is asked for, and gets the other."""
+    client = ScriptedClient()
+    client.play("a/room")
+    closed, asked = client.call("play", 0, None, "b/room", stream_id=1)
+    assert (closed, asked.url.path) == (StreamClosed(1, "play"), "live/b/room")
+
+
 def test_arguments_when_nobody_reads_them_are_not_decoded():
     """What stands behind the transaction id of such a command may be anything: it costs nothing, and is answered."""
     client = ScriptedClient()

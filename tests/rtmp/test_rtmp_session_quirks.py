@@ -223,8 +223,8 @@ def test_metadata_may_be_empty_or_rich(payload, values):
 
 @pytest.mark.parametrize(
     "payload",
-    [b"\0\0\0\x2a", amf0.encode(5.0, "x"), amf0.encode({"a": 1.0}), b"", b"\x99\x01", b"\2\0\x0aonMetaData\3\0\5wid"],
-    ids=["FFmpeg time code", "number first", "object first", "empty", "unknown marker", "cut metadata"],
+    [b"\0\0\0\x2a", amf0.encode(5.0, "x"), amf0.encode({"a": 1.0}), b"", b"\x99\x01"],
+    ids=["FFmpeg time code", "number first", "object first", "empty", "unknown marker"],
 )
 def test_other_data_is_passed_on_unread(payload):
     """FFmpeg's 4-octet time code, Uniview's nameless data, and what cannot be read at all (ossrs/srs 3803, 2731)."""
@@ -232,6 +232,24 @@ def test_other_data_is_passed_on_unread(payload):
     client.publish()
     message = Message(4, 7, DATA, 1, payload)
     assert client.send(message) == [message]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        b"\x08\0\0\0\1\0\5width\0\x40\x84\0\0\0\0\0\0",  # an array without its end marker
+        b"\x08\0\0\0\1\0\5width\x77\0\0\x09",  # a marker that there is not
+        b"\3\0\5wid",
+    ],
+    ids=["no end marker", "unknown marker", "cut"],
+)
+def test_metadata_when_it_is_broken_is_metadata_all_the_same(values):
+    """Some encoders leave out the end marker of the array; players get it as from others, without @setDataFrame."""
+    client = ScriptedClient()
+    client.publish()
+    payload = amf0.encode("onMetaData") + values
+    (event,) = client.send(Message(4, 7, DATA, 1, amf0.encode("@setDataFrame") + payload))
+    assert (event.message.payload, event.values) == (payload, {})
 
 
 def test_metadata_that_is_a_bomb_ends_the_session():
