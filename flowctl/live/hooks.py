@@ -2,7 +2,8 @@
 
 How it works. None of it runs on a thread of the server. A question (`may_publish`, `may_play`) goes to a loop of the
 hooks' own, or to the application's if it names one, when it is a coroutine function, and to a worker thread when it is
-a plain one; the connection that asks is not read meanwhile, and all others go on. What is told (`published`, `frame`,
+a plain one; the connection that asks is not read meanwhile, and all others go on. Where questions wait for a worker,
+addresses take turns, so that one that asks much waits for itself. What is told (`published`, `frame`,
 `ended`) goes through one bounded queue to one thread, in order. A hook that nobody overrides costs nothing.
 """
 
@@ -15,6 +16,7 @@ import queue
 import sys
 import threading
 import time
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from typing import Any, Final, Literal, NamedTuple
 from flowctl._faults import ErrorHook, report
 from flowctl._locks import OwnedLock
 from flowctl._loopthread import LoopThread
+from flowctl.addresses import address_key
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.flow import MessageClass
 from flowctl.rtmp.url import Query, RtmpUrl
@@ -34,7 +37,8 @@ UNDECIDED: Final = "The server could not decide whether to allow this."
 TOO_SLOW: Final = "The server did not decide in time."
 _LEAST_STOP_S: Final = 0.1
 _MOST_WORKERS: Final = 32
-"""Threads for plain functions that decide. More questions than that wait for one; coroutines wait for none."""
+"""Threads for plain functions that decide. More questions than that wait for one, addresses in turn; coroutines for
+none."""
 _QUEUE_BYTES: Final = 32 * 1024 * 1024
 """What may wait for `frame`: half a minute of a stream of 8 Mbit/s, whose recorder meets a disk that stands still."""
 _ITEM_BYTES: Final = 512
@@ -147,6 +151,11 @@ class Question:
         """Want no answer any more. Any thread."""
         self._cancelled = True
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether no answer is wanted any more. Any thread."""
+        return self._cancelled
+
     def tell(self, refusal: str | None) -> None:
         """Give the answer, if it is still wanted. Any thread."""
         if not self._cancelled:
@@ -172,10 +181,12 @@ class HookRunner:
         self._on_error: Final = on_error
         self._own: LoopThread | None = None  # made by `start`, if there is no loop of the application's
         self._loop = loop
-        self._questions: Final[queue.SimpleQueue[Callable[[], None] | None]] = queue.SimpleQueue()
+        self._questions: Final[queue.SimpleQueue[bool]] = queue.SimpleQueue()  # True: one waits; False: end
         self._news: Final[queue.SimpleQueue[tuple[int, str, tuple[Any, ...]] | None]] = queue.SimpleQueue()
         self._teller = threading.Thread(target=self._tell_all, name="flowctl-hooks-news", daemon=True)
         self._lock = OwnedLock()
+        # Questions that wait for a worker, by address; whose turn it is next comes first; guarded by _lock
+        self._waiting: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
         self._workers = 0  # threads for plain functions; guarded by _lock
         self._asked = 0  # questions that are with them or wait for one; guarded by _lock
         self._queued_bytes = 0  # of what waits in _news; guarded by _lock
@@ -202,7 +213,7 @@ class HookRunner:
         with self._lock:
             workers = self._workers
         for _ in range(workers):
-            self._questions.put(None)
+            self._questions.put(False)
         if self._own is not None:
             with suppress(RuntimeError):
                 self._own.loop.call_soon_threadsafe(self._own.stop)
@@ -223,7 +234,7 @@ class HookRunner:
         if inspect.iscoroutinefunction(hook):
             self._run(self._decide(lambda: hook(request), request, question), question)
         else:
-            self._work(lambda: self._decide_plainly(hook, request, question))
+            self._work(address_key(request.peer[0]), lambda: self._decide_plainly(hook, request, question))
         return question
 
     def _run(self, decision: Coroutine[Any, Any, None], question: Question) -> None:
@@ -250,6 +261,8 @@ class HookRunner:
         question.tell(refusal)
 
     def _decide_plainly(self, hook: Callable[[LiveRequest], object], request: LiveRequest, question: Question) -> None:
+        if question.cancelled:
+            return  # withdrawn while it waited
         try:
             found = hook(request)
             if inspect.isawaitable(found):
@@ -261,24 +274,34 @@ class HookRunner:
             refusal = UNDECIDED
         question.tell(refusal)
 
-    def _work(self, job: Callable[[], None]) -> None:
-        """Have a worker do `job`; there is one for each that is under way, up to a number."""
+    def _work(self, key: str, job: Callable[[], None]) -> None:
+        """Have a worker do `job` of the address `key`; there is one for each that is under way, up to a number."""
         with self._lock:
             self._asked += 1
+            self._waiting.setdefault(key, deque()).append(job)
             new = self._asked > self._workers < _MOST_WORKERS
             self._workers += new
-        self._questions.put(job)
+        self._questions.put(True)
         if new:
             threading.Thread(target=self._worker, name="flowctl-hooks-worker", daemon=True).start()
 
     def _worker(self) -> None:
-        while (job := self._questions.get()) is not None:
+        while self._questions.get():
             try:
-                job()
+                self._next_job()()
             except BaseException as error:  # noqa: BLE001 - the server is stopping; the next question has its worker
                 report(self._on_error, "the answer of a hook", error)
             with self._lock:
                 self._asked -= 1
+
+    def _next_job(self) -> Callable[[], None]:
+        """Take the oldest job of the address whose turn it is; its next one comes after those of the others."""
+        with self._lock:
+            key, jobs = self._waiting.popitem(last=False)
+            job = jobs.popleft()
+            if jobs:
+                self._waiting[key] = jobs
+        return job
 
     # -- news
 

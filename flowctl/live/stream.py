@@ -264,8 +264,8 @@ class Stream:
         """Return the log for a player on message stream `msid`, made when first asked for. Any thread; then `leave`.
 
         A player may choose any number, and each log costs as much to fill as all viewers of one: their number is
-        limited, but for the lowest ones; and one that nobody has any more goes, with the next key frame: a player that comes and goes as fast as
-        it can has the GOP cache rewritten once.
+        limited, but for the lowest ones; and one that nobody has any more goes, with the next key frame: a player that
+        comes and goes as fast as it can has the GOP cache rewritten once.
 
         Raises:
             LimitExceededError: players on too many different message stream ids.

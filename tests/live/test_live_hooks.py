@@ -180,8 +180,8 @@ class Recorder(LiveHooks):
         self.told.append(("ended", request.stream, why))
 
 
-def request_of(kind="publish"):
-    return LiveRequest(kind=kind, connection=1, peer=("192.0.2.1", 1), url=parse_url("rtmp://h/live/room?key=s"))
+def request_of(kind="publish", address="192.0.2.1"):
+    return LiveRequest(kind=kind, connection=1, peer=(address, 1), url=parse_url("rtmp://h/live/room?key=s"))
 
 
 @pytest.fixture
@@ -281,6 +281,32 @@ def test_slow_plain_hooks_do_not_wait_for_each_other(run):
     assert answer_of(runner) is None
     assert answers == []
     release.set()
+
+
+def test_questions_of_one_address_wait_for_each_other_and_withdrawn_ones_are_not_asked(run):
+    """One address with hundreds of questions, withdrawn or not, does not make another wait behind them."""
+    gate, asked, answered = threading.Semaphore(0), [], threading.Event()
+
+    def decide(_self, request):
+        asked.append(request.peer[0])
+        gate.acquire(timeout=WAIT_S)
+
+    runner, failures = run(hooks_that(decide))
+    questions = [runner.ask(request_of(), lambda *_: None) for _ in range(300)]
+    for question in questions[:200]:
+        question.cancel()
+    runner.ask(request_of(address="192.0.2.2"), lambda *_: answered.set())
+    gate.release(1 + len(asked))  # those under way end, and the other one has its turn
+    for _ in range(200):
+        if "192.0.2.2" in asked:
+            break
+        time.sleep(0.01)
+        gate.release()
+    assert asked.index("192.0.2.2") < 40
+    gate.release(400)
+    assert answered.wait(WAIT_S)
+    assert runner._waiting.keys() <= {"192.0.2.1"}
+    assert failures == []
 
 
 def test_answer_that_cannot_be_given_is_reported_and_the_next_one_is(run):

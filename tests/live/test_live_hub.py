@@ -119,7 +119,7 @@ def test_publish_when_the_grace_runs_is_for_the_owner_alone(first, second, same,
 
 
 def test_unpublish_when_an_address_has_broken_off_many_keeps_as_many_names_as_it_may_publish():
-    """Who publishes, breaks off and publishes another name, again and again, does not hold them all; none is refused."""
+    """Who publishes, breaks off and publishes another name, again and again, does not hold them all."""
     hub, group = make_hub(publishers_per_address=2, return_grace_s=3.0)
     names = [f"live/{number}" for number in range(6)]
     for name in names:

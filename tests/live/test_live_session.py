@@ -373,7 +373,7 @@ def test_play_when_on_another_message_stream_gets_the_cache_too(world):
 
 
 def test_play_when_on_too_many_message_stream_ids_is_refused(world):
-    """Players choose the ids, and each id costs a log: beyond four that are unusual they are refused, until one goes."""
+    """Players choose the ids, and each id costs a log: beyond four unusual ones they are refused, until one goes."""
     world.publisher()
     viewers = []
     for number in range(2, 10):
