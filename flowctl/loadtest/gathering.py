@@ -262,13 +262,13 @@ class Gathering:
         """Say what the figures should not be trusted for."""
         if self._busy:
             self.warn(
-                f"a process of the load tester had no processor time left in {len(set(self._busy))} seconds: delays "
-                "are partly its own (more --workers, fewer viewers, or --measure for a sample of them)"
+                f"a process of the load tester had no processor time left in {len(set(self._busy))} s of the run: "
+                "delays are partly its own (more --workers, fewer viewers, or --measure for a sample of them)"
             )
         if self._lagging:
             self.warn(
-                f"the load tester was late by up to {max(self._lagging.values()):.0f} ms in {len(self._lagging)} "
-                "seconds: delays are partly its own"
+                f"the load tester was late by up to {max(self._lagging.values()):.0f} ms in {len(self._lagging)} s of "
+                "the run: delays are partly its own"
             )
         if self._publisher_lag_s > _PUBLISHER_LAG_S:
             self.warn(f"a publisher of the load tester was late by up to {self._publisher_lag_s * 1000:.0f} ms")

@@ -6,6 +6,7 @@ Texts that came from a server pass through `printable`: they may hold anything.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -21,8 +22,9 @@ _MOST_GROUPS: Final = 50
 """Ways to be cut that are listed; the rest is counted in one."""
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_UNIT = re.compile(" (?:ms|kbit/s)")
 
-_COLUMNS: Final = (
+_COUNTS: Final = (
     ("profile", None),
     ("peers", "connections"),
     ("played", None),
@@ -31,14 +33,20 @@ _COLUMNS: Final = (
     ("missing", "missing"),
     ("broken", "broken_restarts"),
     ("stalls", "stalls"),
+    ("kbit/s", "kbit_s"),
+)
+_TIMES: Final = (
+    ("profile", None),
     ("delay p50", "p50_ms"),
     ("p95", "p95_ms"),
     ("p99", "p99_ms"),
     ("connect p99", "connect_p99_ms"),
-    ("1st frame p50", "first_frame_p50_ms"),
+    ("first p50", "first_frame_p50_ms"),
     ("p99", "first_frame_p99_ms"),
-    ("rate", "kbit_s"),
 )
+_WIDTH: Final = 80
+"""Columns of a terminal of usual size: two tables fit there, one of all figures is twice as wide."""
+
 _ENDS: Final = {
     PeerEnd.RUN_ENDED: "stayed to the end",
     PeerEnd.LEFT: "left by itself",
@@ -221,30 +229,42 @@ def align(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def lines(result: RunResult, verdicts: Sequence[Verdict] = ()) -> list[str]:
     """Return the summary for people: doubts first, then who got what, who was cut, the server, the verdicts."""
     figures = RunFigures(result)
-    shown = [f"warning: {foreign(text, 400)}" for text in result.warnings]
+    shown = [part for text in result.warnings for part in fold(f"warning: {foreign(text, 400)}")]
     if shown:
         shown.append("")
     interrupted = ", interrupted" if result.interrupted else ", gone wrong" if result.failure else ""
     shown += [f"{result.url}: {format_duration(result.duration_s)}{interrupted}", ""]
-    shown += align([name for name, _ in _COLUMNS], [_row(figures, name) for name in figures.kinds])
-    shown += reading_notes(figures)
-    shown += _cut_lines(cut_groups(result.peers))
-    shown += _hostile_lines(hostile_rows(result))
-    shown += _server_lines(figures)
+    shown += _table(figures, _COUNTS)
+    shown += ["", "milliseconds: delay, to connect, and to the first frame", *_table(figures, _TIMES)]
+    told = [*reading_notes(figures), *_cut_lines(cut_groups(result.peers)), *_hostile_lines(hostile_rows(result))]
+    shown += [part for line in (*told, *_server_lines(figures)) for part in fold(line)]
     problem = what_failed(result)
     if verdicts or problem is not None:
         shown.append("")
-    shown += [str(verdict) for verdict in verdicts]
+    shown += [part for verdict in verdicts for part in fold(str(verdict))]
     if problem is not None:
-        shown.append(f"FAIL  {problem}")
+        shown += fold(f"FAIL  {problem}")
     return shown
 
 
-def _row(figures: RunFigures, profile: str) -> list[str]:
+def fold(line: str) -> list[str]:
+    """Return a line in the width of a terminal; what goes on is indented further than its beginning."""
+    if len(line) <= _WIDTH:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _table(figures: RunFigures, columns: Sequence[tuple[str, str | None]]) -> list[str]:
+    return align([head for head, _ in columns], [_row(figures, columns, name) for name in figures.kinds])
+
+
+def _row(figures: RunFigures, columns: Sequence[tuple[str, str | None]], profile: str) -> list[str]:
     crowd = figures.crowd(profile)
     played = sum(peer.first_frame_s is not None for peer in crowd.peers)
     cells = {"profile": foreign(profile, 40), "played": str(played)}
-    return [cells[head] if name is None else cell(figures, name, profile) for head, name in _COLUMNS]
+    # Units are in the heads.
+    return [cells[head] if name is None else _UNIT.sub("", cell(figures, name, profile)) for head, name in columns]
 
 
 _READ_ONLY: Final = frozenset({"stalls", "p50_ms", "p95_ms", "p99_ms"})
@@ -307,7 +327,7 @@ def _hostile_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
         verdict = "FAIL" if row["failed"] else "ok" if row["met"] else "no verdict"
         notes = f": {row['notes']}" if row["notes"] else ""
         shown.append(f"  {foreign(row['profile'], 40):<24} {verdict:<10} {hostile_ends(row)}{notes}")
-        shown += [f"  {'':<24} {'':<10}   {line}" for line in row["forms"]]
+        shown += [f"      {line}" for line in row["forms"]]
     return shown
 
 
