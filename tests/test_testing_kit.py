@@ -276,12 +276,14 @@ def test_host_when_a_handler_fails_keeps_the_exception():
         def send_state_changed(self, state, change):
             raise ValueError(state.name)
 
-    host, sender = make_sender(ScriptedTransport(), deferred=True, frontend=Failing(), limits=Limits.parse("0,2"))
+    transport = ScriptedTransport([would_block])
+    host, sender = make_sender(transport, deferred=True, frontend=Failing(), limits=Limits.parse("0,2"))
     sender.send(b"one")
     sender.send(b"two")
-    assert [(where, str(error)) for where, error in host.failures] == [("send_state_changed", "SOFT_LIMIT")]
-    host.group.run()
-    assert len(host.failures) == 2
+    found = [(where, str(error)) for where, error in host.failures]
+    assert found == [("send_state_changed", "SOFT_LIMIT")]
+    sender.writable()
+    assert (str(host.failures[-1][1]), bytes(transport.received)) == ("READY", b"onetwo")
     assert host.ledger_notes >= 2
 
 

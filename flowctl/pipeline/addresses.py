@@ -124,7 +124,7 @@ def _network6(hexadecimal: Column, length: int) -> Column:
     """Return the network of `length` bits, a multiple of 16, of an IPv6 address, as text."""
     starts = range(1, length // 4 + 1, 4)
     groups = [f.regexp_replace(f.substring(hexadecimal, start, 4), "^0{1,3}", "") for start in starts]
-    return f.concat(f.regexp_replace(f.concat_ws(":", *groups), "(:0)+$", ""), f.lit(f"::/{length}"))
+    return f.concat(f.regexp_replace(f.concat_ws(":", *groups), "(:0){1,7}$", ""), f.lit(f"::/{length}"))
 
 
 def cidr(who: Column, hexadecimal: Column) -> Column:

@@ -162,7 +162,7 @@ def test_resolve_when_the_host_is_unknown_says_so(monkeypatch):
         resolve("rtmp://nowhere.example/live/room", allow_remote=True)
 
 
-@pytest.mark.parametrize("url", ["rtmps://127.0.0.1/live/x", "rtmp://127.0.0.1/live", "nonsense"])
+@pytest.mark.parametrize("url", ["rtmps://127.0.0.1/live/x", "rtmp://127.0.0.1", "nonsense"])
 def test_resolve_when_it_is_no_address_of_a_stream_is_refused(url):
     """Only rtmp:// addresses of streams are loaded."""
     with pytest.raises(ConfigError):
