@@ -325,12 +325,17 @@ class LiveSession(Session):
             self._rtmp.limit_status(publishing.stream_id, limit, now - since, allowed_s)
             self._send_replies()
             raise LimitExceededError(limit, round(now - since, 3), allowed_s)
-        publishing.look_at = self._look_at(since, allowed_s) or self._look_at(now, self._config.media_silence_s)
+        publishing.look_at = self._look_at(since, allowed_s, now)
         self._arm()
 
-    @staticmethod
-    def _look_at(since: float, allowed_s: float) -> float | None:
-        return since + allowed_s if allowed_s else None
+    def _look_at(self, since: float, allowed_s: float, now: float) -> float | None:
+        """Return when a publisher is to be looked at that may be silent for `allowed_s`; None: never.
+
+        Never later than `media_silence_s` from `now`: media may come at once, and the silence begin behind it.
+        """
+        silence_s = self._config.media_silence_s
+        times = [start + limit for start, limit in ((since, allowed_s), (now, silence_s)) if limit]
+        return min(times, default=None)
 
     def _take(self, step: _Step, data: memoryview = _NOTHING, *, resume: bool = True, lazy: bool = False) -> int:
         """Run a step of the wire session and treat its events, until none are held back; return their number.
@@ -518,8 +523,7 @@ class LiveSession(Session):
         if self._publishing is None:
             self._publishing = {}
         publishing = self._publishing[event.stream_id] = Publishing(event.stream_id, stream, now)
-        first_s, silence_s = self._config.rtmp.limits.first_media_s, self._config.media_silence_s
-        publishing.look_at = self._look_at(now, first_s or silence_s)
+        publishing.look_at = self._look_at(now, self._config.rtmp.limits.first_media_s, now)
         self._rtmp.accept_publish(event.stream_id)
         self.connection.gather_input(wanted=True)
         self._signal(publishing, event)

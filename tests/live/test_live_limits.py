@@ -125,6 +125,21 @@ def test_publisher_when_it_falls_silent_is_cut_and_says_nothing_by_metadata_or_p
         assert world.group.failures == []
 
 
+@pytest.mark.parametrize("silent_at_s", [0, 1, 6, 11, 17, 25])
+def test_publisher_is_cut_after_the_same_silence_whenever_it_begins(silent_at_s):
+    """The longer time that it has for its first media does not count any more once there is some."""
+    world = World()
+    publisher = world.publisher()
+    for number in range(silent_at_s):
+        publisher.video(number * 1000, key(b"k"))
+        world.run(1)
+    publisher.video(silent_at_s * 1000, key(b"k"))
+    world.run(9)
+    assert publisher.ended is None
+    world.run(2)
+    assert publisher.ended[1].startswith("media_silence_s is 10")
+
+
 def test_publisher_when_it_sends_nothing_but_begins_another_publication_now_and_then_is_cut():
     """Each publication has its own time for the first media, so names cannot be kept by asking for more of them."""
     world = World()
