@@ -36,6 +36,7 @@ from flowctl.reasons import CloseReason, DropReason
 from flowctl.receiver import DONE, InputResult, Verdict
 from flowctl.rtmp import commands
 from flowctl.rtmp import events as rtmp_events
+from flowctl.rtmp.messages import Acknowledgement
 from flowctl.rtmp.server_session import ServerSession
 from flowctl.rtmp.server_states import StreamState
 from flowctl.rtmp.wire import Message
@@ -52,7 +53,6 @@ _SMALLEST_PIECE: Final = 512
 _LARGEST_PIECE: Final = 4096
 """Octets parsed at a time. A message takes one octet at least and some 6 us, so the first piece of a flood costs 25 ms
 at most and the following ones 3 ms, while a publisher of 10 Mbit/s pays 300 calls per second, 0.3 % of a core."""
-_ACK_MASK: Final = 0xFFFFFFFF
 _FEW: Final = 4
 """A piece of input with no more than this share of a turn's messages lets the next one be twice as large."""
 _HOOK: Final = "hook"
@@ -574,7 +574,7 @@ class LiveSession(Session):
         """Tell the Sender what the player's application says it has read: a number of octets modulo 2^32."""
         if self._playing is not None:
             sent = self.connection.sender.glance().bytes_sent
-            behind = (sent - sequence_number) & _ACK_MASK
+            behind = Acknowledgement(sequence_number).behind(sent)
             if behind <= sent:  # otherwise it claims more than it was sent
                 self.connection.sender.peer_acknowledged(sent - behind)
 

@@ -141,6 +141,14 @@ class Acknowledgement:
         """Return the acknowledgement of `bytes_received` octets in all, any number; it starts again at 0xF0000000."""
         return cls(bytes_received % _ACK_WRAP)
 
+    def behind(self, bytes_sent: int) -> int:
+        """Return how many of `bytes_sent` octets in all are not acknowledged.
+
+        It is the smaller one of two readings: most peers count modulo 2^32, nginx-rtmp and we start again earlier. The
+        other reading is off by multiples of 2^28, far more than is ever under way.
+        """
+        return min((bytes_sent - self.sequence_number) % wrap for wrap in (1 << 32, _ACK_WRAP))
+
 
 @dataclass(frozen=True, slots=True)
 class WindowAckSize:

@@ -396,3 +396,12 @@ def test_any_aggregate_is_split_or_refused(payload, timestamp):
     except RemoteProtocolError:
         return
     assert sum(len(item.payload) + 11 for item in found) <= len(payload)
+
+
+@pytest.mark.parametrize("wrap", [1 << 32, 0xF0000000])
+def test_acknowledgement_when_its_count_has_started_again_tells_the_same_distance(wrap):
+    """Librtmp and FFmpeg count modulo 2^32, nginx-rtmp and we modulo 0xF0000000; 50 GB pass both often."""
+    for sent in range(0, 50_000_000_000, 999_983_641):
+        for behind in (0, 1, 40_000, 100_000_000):
+            read = max(sent - behind, 0)
+            assert Acknowledgement(read % wrap).behind(sent) == sent - read
