@@ -28,7 +28,7 @@ from flowctl._faults import ErrorHook, report
 from flowctl._locks import OwnedLock
 from flowctl._loopthread import LoopThread
 from flowctl.addresses import address_key
-from flowctl.errors import ConfigError, LocalProtocolError
+from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.flow import MessageClass
 from flowctl.rtmp.url import Query, RtmpUrl
 
@@ -43,6 +43,9 @@ _QUEUE_BYTES: Final = 32 * 1024 * 1024
 """What may wait for `frame`: half a minute of a stream of 8 Mbit/s, whose recorder meets a disk that stands still."""
 _ITEM_BYTES: Final = 512
 """Charged for each that waits on top of its payload."""
+
+_MOST_NEWS: Final = 32
+"""Publications of one address that the application has not heard of yet: four times as many as it may have at once."""
 
 Kind = Literal["publish", "play"]
 
@@ -190,11 +193,12 @@ class HookRunner:
         self._workers = 0  # threads for plain functions; guarded by _lock
         self._asked = 0  # questions that are with them or wait for one; guarded by _lock
         self._queued_bytes = 0  # of what waits in _news; guarded by _lock
+        self._untold: dict[str, int] = {}  # of `published` in _news, by address; guarded by _lock
         self._lost: dict[str, int] = {}  # by stream, since the last frame that was taken; guarded by _lock
         self.decides: Final = {kind: _overridden(hooks, f"may_{kind}") for kind in ("publish", "play")}
         self.tap: Final = self._take_frame if _overridden(hooks, "frame") else None
         self.decide_s: Final = hooks.decide_s
-        self._told: Final = frozenset(name for name in ("published", "ended") if _overridden(hooks, name))
+        self._told: Final = any(_overridden(hooks, name) for name in ("published", "ended"))
 
     def start(self) -> None:
         """Start the threads."""
@@ -305,19 +309,43 @@ class HookRunner:
 
     # -- news
 
+    def check_news(self, request: LiveRequest) -> None:
+        """See whether the application can be told of one more publication of this address.
+
+        What begins and ends faster than the application listens would delay the news of all others, and the frames.
+
+        Raises:
+            LimitExceededError: ``hook_news``.
+        """
+        with self._lock:
+            count = self._untold.get(address_key(request.peer[0]), 0)
+        if count >= _MOST_NEWS:
+            raise LimitExceededError("hook_news", count + 1, _MOST_NEWS)
+
     def published(self, request: LiveRequest) -> None:
         """Tell that a publication has begun."""
-        self._tell("published", request)
+        if self._told:
+            with self._lock:
+                key = address_key(request.peer[0])
+                self._untold[key] = self._untold.get(key, 0) + 1
+            self._put("published", request)
+
+    def _heard(self, request: LiveRequest) -> None:
+        with self._lock:
+            key = address_key(request.peer[0])
+            count = self._untold.pop(key) - 1
+            if count:
+                self._untold[key] = count
 
     def ended(self, request: LiveRequest, why: str) -> None:
         """Tell that a publication is over."""
-        self._tell("ended", request, why)
+        if self._told:
+            self._put("ended", request, why)
 
-    def _tell(self, name: str, *args: Any) -> None:
-        if name in self._told:
-            with self._lock:
-                self._queued_bytes += _ITEM_BYTES
-            self._news.put((_ITEM_BYTES, name, args))
+    def _put(self, name: str, *args: Any) -> None:
+        with self._lock:
+            self._queued_bytes += _ITEM_BYTES
+        self._news.put((_ITEM_BYTES, name, args))
 
     def _take_frame(
         self, stream: str, message_class: MessageClass, type_id: int, timestamp: int, payload: bytes
@@ -342,6 +370,8 @@ class HookRunner:
                     self._soon(_awaited(found)).result()
             except BaseException as error:  # noqa: BLE001 - the next one is told all the same
                 report(self._on_error, f"hook {name}", error)
+            if name == "published":
+                self._heard(args[0])
 
 
 def load_hooks(text: str) -> LiveHooks:

@@ -498,11 +498,19 @@ class LiveSession(Session):
         if isinstance(event, rtmp_events.PlayRequested):
             self._start_playing(event, now)
             return
+        hooks = self._hub.hooks if request is not None else None
+        try:
+            if hooks is not None and request is not None:
+                hooks.check_news(request)
+        except LimitExceededError as error:
+            self._refuse(event, str(error))
+            self._refused("publish refused", event.url.path, error)
+            return
         self._start_publishing(event, now)
         publishing = (self._publishing or {}).get(event.stream_id)
-        if publishing is not None and request is not None and self._hub.hooks is not None:
+        if publishing is not None and request is not None and hooks is not None:
             publishing.request = request
-            self._hub.hooks.published(request)
+            hooks.published(request)
 
     # -- publishing
 

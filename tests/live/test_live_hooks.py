@@ -9,7 +9,7 @@ import time
 import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, STEP_S, World, audio, inter, key
 
-from flowctl.errors import ConfigError
+from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.flow import MessageClass
 from flowctl.live.hooks import TOO_SLOW, UNDECIDED, HookRunner, LiveFrame, LiveHooks, LiveRequest, Question
 from flowctl.live.server import build_live_server
@@ -26,6 +26,7 @@ class Asked:
     """Stands for a `HookRunner`: keeps the questions, and is told what to answer."""
 
     decide_s = 5.0
+    most_news = 100
 
     def __init__(self):
         self.decides = {"publish": True, "play": True}
@@ -36,6 +37,10 @@ class Asked:
         question = Question(answer)
         self.questions.append((request, question))
         return question
+
+    def check_news(self, request):
+        if len(self.news) >= self.most_news:
+            raise LimitExceededError("hook_news", len(self.news) + 1, self.most_news)
 
     def published(self, request):
         self.news.append(("published", request.stream))
@@ -358,6 +363,39 @@ def test_news_come_in_order_on_one_thread(run):
     frames = [LiveFrame("live/room", MessageClass.AUDIO, TYPE_AUDIO, at, b"%d" % at) for at in range(100)]
     assert recorder.told == [("published", "live/room"), *frames, ("ended", "live/room", "closeStream")]
     assert (recorder.threads, failures) == ({"flowctl-hooks-news"}, [])
+
+
+def test_publications_that_nobody_has_heard_of_are_limited_by_address(run):
+    """Who begins and ends publications faster than the application hears of them is refused more; others are not."""
+    recorder = Recorder()
+    runner, _ = run(recorder)
+    recorder.gate.clear()
+    runner.tap("live/room", MessageClass.KEY, 9, 0, b"key")  # holds the one thread
+    request, other = request_of(), request_of(address="192.0.2.2")
+    for _ in range(32):
+        runner.check_news(request)
+        runner.published(request)
+        runner.ended(request, "closeStream")
+    with pytest.raises(LimitExceededError, match="hook_news is 33, the limit is 32"):
+        runner.check_news(request)
+    runner.check_news(other)
+    recorder.gate.set()
+    runner.stop(WAIT_S)
+    assert len(recorder.told) == 65
+    runner.check_news(request)
+    assert runner._untold == {}
+
+
+def test_publish_when_the_application_has_not_heard_of_so_many_is_refused(world, asked):
+    """The client is told why, the limit is counted, and nothing is published."""
+    asked.most_news = 0
+    peer = world.connect().publish("live/room")
+    asked.questions[0][1].tell(None)
+    world.run()
+    assert not started(peer)
+    assert peer.codes == [commands.PUBLISH_BAD_NAME]
+    assert world.hub.snapshot().limits_hit["hook_news"] == 1
+    assert not world.hub.is_published("live/room")
 
 
 def test_frames_for_a_recorder_that_stands_still_are_bounded_and_counted(run):
