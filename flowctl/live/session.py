@@ -49,6 +49,9 @@ _FLOW: Final = "flow control"
 _RATE: Final = "message rate"
 _RATE_LIMIT: Final = "messages_per_second"
 _NOTHING: Final = memoryview(b"")
+_REFUSED_S: Final = 2.0
+"""How long a client whose publish was refused may take to ask for another name. Most leave by themselves; librtmp, like
+OBS, does not know the code for a bad name and waits for our close, which of SRS and nginx-rtmp comes at once."""
 _SMALLEST_PIECE: Final = 512
 _LARGEST_PIECE: Final = 4096
 """Octets parsed at a time. A message takes one octet at least and some 6 us, so the first piece of a flood costs 25 ms
@@ -85,6 +88,7 @@ class LiveSession(Session):
         "_config",
         "_episode",
         "_hub",
+        "_leaves_at",
         "_limit_hit",
         "_piece_bytes",
         "_playing",
@@ -105,6 +109,7 @@ class LiveSession(Session):
         self._publishing: dict[int, Publishing] | None = None  # by message stream id
         self._playing: Playing | None = None
         self._episode: Episode | None = None
+        self._leaves_at: float | None = None  # when it is closed, unless it publishes or plays: its publish was refused
         self._limit_hit: str | None = None
         self._piece_bytes = _SMALLEST_PIECE
         self._question: _Asked | None = None  # a publish or play that a hook decides
@@ -291,6 +296,10 @@ class LiveSession(Session):
             self._send_replies()
         if self._rate is not None and self._rate.resume(now):
             self.connection.receiver.resume(_RATE)
+        if self._leaves_at is not None and now >= self._leaves_at:
+            self._leaves_at = None
+            if not (self._publishing or self._playing or self._question):
+                self.connection.close_after_flush("publish refused")
         if playing is not None and playing.waits_until is not None and now >= playing.waits_until:
             limit_s = self._config.rtmp.limits.player_wait_s
             self._limit_hit = "player_wait_s"
@@ -430,13 +439,17 @@ class LiveSession(Session):
                 self._mute(event.stream_id, audio=event.enabled)
             case rtmp_events.ReceiveVideo():
                 self._mute(event.stream_id, video=event.enabled)
-            case rtmp_events.Ignored():  # once per kind and connection; no more than a hint, since real clients are odd
-                peer = self.connection.peer
-                _log.debug(
-                    "message ignored", peer=f"{peer[0]}:{peer[1]}", what=event.what, detail=redact_text(event.detail)
-                )
+            case rtmp_events.Ignored():
+                self._ignored(event, now)
             case _:
                 pass
+
+    def _ignored(self, event: rtmp_events.Ignored, now: float) -> None:
+        """Log what is not obeyed, once per kind and connection; no more than a hint, since real clients are odd."""
+        if event.what == "bad-name":
+            self._leaves_at = now + _REFUSED_S
+        peer = self.connection.peer
+        _log.debug("message ignored", peer=f"{peer[0]}:{peer[1]}", what=event.what, detail=redact_text(event.detail))
 
     # -- hooks
 
@@ -484,6 +497,7 @@ class LiveSession(Session):
     def _refuse(self, event: _Request, description: str) -> None:
         if isinstance(event, rtmp_events.PublishRequested):
             self._rtmp.reject_publish(event.stream_id, commands.PUBLISH_BAD_NAME, description)
+            self._leaves_at = self.connection.now() + _REFUSED_S
         else:
             self._rtmp.reject_play(event.stream_id, commands.PLAY_FAILED, description)
 
@@ -519,13 +533,13 @@ class LiveSession(Session):
         try:
             stream = self._hub.publish(name, self, Owner.of(address_key(self.peer[0]), self._user, event.query))
         except BusyError as error:
-            self._rtmp.reject_publish(event.stream_id, commands.PUBLISH_BAD_NAME, str(error))
+            self._refuse(event, str(error))
             has_it = self._hub.publisher_of(name)  # for the operator; a stranger is not told
             by = None if has_it is None else f"{has_it[0]}:{has_it[1]}"
             _log.info("publish refused", **self._fields(name), reason=str(error), publisher=by)
             return
         except LimitExceededError as error:
-            self._rtmp.reject_publish(event.stream_id, commands.PUBLISH_BAD_NAME, str(error))
+            self._refuse(event, str(error))
             self._refused("publish refused", name, error)
             return
         if self._publishing is None:
@@ -784,6 +798,8 @@ class LiveSession(Session):
             times.append(self._question.until)
         if self._rate is not None:
             times.append(self._rate.resumes_at)
+        if self._leaves_at is not None:
+            times.append(self._leaves_at)
         if self._publishing:
             times += [publishing.look_at for publishing in self._publishing.values()]
         connection.set_timer(min((when for when in times if when is not None), default=None))

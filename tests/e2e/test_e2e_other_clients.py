@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 
 import pytest
 from e2e_kit import NAME, PATIENCE_S, address_of, keys_in, wait_for_end, wait_for_keys, wait_for_viewers
 from e2e_programs import Program, watch
+
+from flowctl.rtmp.limits import WireLimits
 
 USER = {"bob": "hunter2"}
 
@@ -63,6 +66,22 @@ def test_gstreamer_and_librtmp_log_in_with_the_right_password_only(
         pytest.skip(f"this {element} crashed by itself with signal {-status}")
     assert ("ERROR" in said) == (password == "wrong")
     assert (status == 0) == (password == "hunter2")
+
+
+@pytest.mark.parametrize("element", ["rtmp2sink", "rtmpsink"])
+def test_gstreamer_and_librtmp_when_their_name_is_taken_end_with_an_error(element, live, programs, sample, run_program):
+    """Librtmp reads on until the server closes: it does not know the status that says why."""
+    if not has_element(element):
+        pytest.skip(f"GStreamer has no {element} here")
+    server = live()
+    programs.publish(server, sample("plain"))
+    wait_for_keys(server, 1)
+    before = time.monotonic()
+    status, said = run_program(*pipeline(sample("plain"), element, address_of(server)))
+    assert "ERROR" in said
+    assert status == 1
+    # The general limit on connections that are there for nothing, which is what it waited for.
+    assert time.monotonic() - before < WireLimits().first_media_s
 
 
 def test_gstreamer_plays_what_ffmpeg_publishes(live, programs, sample, tmp_path):

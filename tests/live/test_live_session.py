@@ -125,6 +125,24 @@ def test_second_publisher_when_policy_is_refuse_is_turned_away(world):
     assert viewer.payloads[-1] == key(b"first")
 
 
+@pytest.mark.parametrize("name", ["room", "a\\b"])
+def test_publisher_when_refused_is_closed_soon_for_librtmp_waits_for_that(world, name):
+    """A taken name and one that cannot be; whoever publishes another name meanwhile stays."""
+    world.publisher()
+    librtmp, retries = world.connect().publish("live/other"), world.connect().publish("live/another")
+    for peer in (librtmp, retries):
+        peer.command("closeStream", None)
+        peer.command("publish", None, name, "live")
+        assert peer.codes[-1] == commands.PUBLISH_BAD_NAME
+    world.run(1)
+    assert librtmp.ended is None
+    retries.command("publish", None, "hall", "live")
+    world.run(2)
+    assert librtmp.ended == (CloseReason.FINISHED, "publish refused")
+    assert retries.ended is None
+    assert world.hub.is_published("live/hall")
+
+
 def test_second_publisher_when_policy_is_replace_takes_over():
     """The first publisher is told and closed; viewers go on, without a jump back in time."""
     world = World(config(second_publisher=SecondPublisher.REPLACE))
