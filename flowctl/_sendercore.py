@@ -76,10 +76,11 @@ class SenderCore(SenderState):
                 return
             if edge.new > edge.old and not self._joining_locked():
                 thinned = self._thin_for_locked(edge.new, now)
-                if self._steer_locked(edge, now) or thinned:
-                    following = self._core.dropped(self._counted_locked(now), now)
+                steered = self._steer_locked(edge, now)
                 if self._close_reason is not None:
-                    return
+                    return  # what it dropped is no edge: nobody would be told of it
+                if steered or thinned:
+                    following = self._core.dropped(self._counted_locked(now), now)
         self._apply_mask_locked(now)
         self._arm_locked(now)
 
@@ -150,8 +151,8 @@ class SenderCore(SenderState):
         if self._close_reason is not None or not (self._blocked or self._outbox.empty(with_log=not self._member)):
             return  # the kernel is about to be offered what waits: the write judges it
         core, load = self._core, self._counted_locked(now)
-        if self._blocked and core.ends_at(load):
-            self._offer_locked(now)  # it may take more by now and our thread be late to hear of it; a close is final
+        if self._blocked and core.rises_to(load):
+            self._offer_locked(now)  # it may take more by now and our thread be late to hear of it
             if not self._open_locked():
                 return
             load = self._counted_locked(now)
@@ -192,9 +193,7 @@ class SenderCore(SenderState):
         core, backlog = self._core, self._outbox.backlog
         due = self._control_over_locked()
         if not due and core.would_block:
-            load = self._counted_locked(now)
-            # After EAGAIN the loop tells when there is room; but a handler that sends much keeps it from that.
-            due = core.rises_to(load) and (not self._blocked or core.ends_at(load))
+            due = core.rises_to(self._counted_locked(now))
         elif not due:
             due = core.reaches_soft(backlog.size_bytes, len(backlog))
         if due:
@@ -393,24 +392,37 @@ class SenderCore(SenderState):
                 self._trouble = None
 
     def _check_times_locked(self, now: float) -> None:
-        if self._close_reason is not None:
-            return
+        """End the connection where something has taken too long. Before that, the kernel is asked once more.
+
+        Our thread may have been held for as long, by a handler or a stopped process: a deadline is then looked at
+        before the loop tells that there is room, or before a flush that was asked for.
+        """
+        overdue = self._overdue_locked(now) if self._close_reason is None else None
+        if overdue is not None and not self._outbox.empty(with_log=not self._member):
+            self._offer_locked(now)
+            overdue = self._overdue_locked(now) if self._open_locked() and self._blocked else None
+        if overdue is not None:
+            self._fail_locked(*overdue)
+
+    def _overdue_locked(self, now: float) -> tuple[CloseReason, str] | None:
+        """Return what has taken too long, as reason and details of the end. None: nothing has."""
         settings, core = self._settings, self._core
         stalled_s = now - self._stalled_since_locked(now)
         soft_s = now - core.slow_since if core.slow_since is not None else 0.0
-        if self._close_deadline is not None and now >= self._close_deadline:
+        if (
+            self._close_deadline is not None
+            and now >= self._close_deadline
+            and (self._blocked or not self._outbox.empty(with_log=not self._member))  # else it is for a flush to end
+        ):
             limit = settings.close_deadline_s
-            self._fail_locked(CloseReason.STUCK, f"not everything was taken within {limit:g} s after closing began")
-        elif core.would_block and 0 < settings.stuck_s <= stalled_s:
+            return CloseReason.STUCK, f"not everything was taken within {limit:g} s after closing began"
+        if core.would_block and 0 < settings.stuck_s <= stalled_s:
             limit = settings.stuck_s
-            self._fail_locked(
-                CloseReason.STUCK, f"the kernel took nothing for {stalled_s:.1f} s, the limit is {limit:g} s"
-            )
-        elif core.slow_since is not None and 0 < settings.soft_too_long_s <= soft_s:
+            return CloseReason.STUCK, f"the kernel took nothing for {stalled_s:.1f} s, the limit is {limit:g} s"
+        if core.slow_since is not None and 0 < settings.soft_too_long_s <= soft_s:
             limit = settings.soft_too_long_s
-            self._fail_locked(
-                CloseReason.SOFT_TOO_LONG, f"at or above SOFT_LIMIT for {soft_s:.1f} s, the limit is {limit:g} s"
-            )
+            return CloseReason.SOFT_TOO_LONG, f"at or above SOFT_LIMIT for {soft_s:.1f} s, the limit is {limit:g} s"
+        return None
 
     def _arm_locked(self, now: float) -> None:
         """Ask for a tick at the earliest time at which something could change by time alone."""

@@ -257,10 +257,6 @@ class FlowCore:
             return False
         return _first_reached(load, self._hard_marks if self._level else self._soft_marks) is not None
 
-    def ends_at(self, load: Load) -> bool:
-        """Return whether `load` is at a hard mark that ends the connection."""
-        return self.limits.hard_policy is HardPolicy.CLOSE and _first_reached(load, self._hard_marks) is not None
-
     def marks_above(self, load: Load) -> tuple[int, int, int]:
         """Return the next mark above `load` per axis (bytes, messages, ms); `OFF_MARK` where there is none.
 

@@ -338,6 +338,23 @@ def test_thin_when_nothing_was_offered_keeps_an_answer_in_flight_whole():
 # -- telling who waits for room
 
 
+@pytest.mark.parametrize("limits", [Limits.parse("0,0,500ms"), Limits.parse("0,3")], ids=["age", "messages"])
+def test_soft_mark_when_our_thread_was_held_is_judged_on_what_the_kernel_leaves(limits):
+    """After EAGAIN too: the peer may have read meanwhile, and the loop not have come to tell of it."""
+    viewer = Talker(Peer(room=HEAD_BYTES - 1), limits=limits, policy=DropDroppable(SOFT_LIMIT, SOFT_LIMIT))
+    viewer.say("XX")
+    viewer.group.run()
+    assert viewer.sender.state is OVERLOADED
+    viewer.peer.room = None
+    viewer.group.clock.advance(0.7)
+    viewer.sender.tick()
+    viewer.say("X")
+    viewer.group.run()
+    assert viewer.heard() == [0, 1, 2]
+    assert viewer.states() == [OVERLOADED, READY]
+    assert viewer.sender.statistics().dropped == {}
+
+
 def test_waiter_when_the_last_byte_is_taken_is_told_once():
     """Whoever waits is called when nothing waits any more, without the lock, and once; a part is not enough."""
     viewer = Talker(Peer(room=5))

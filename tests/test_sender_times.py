@@ -23,6 +23,8 @@ from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import SenderSettings, SendOutcome
 from flowctl.testing import ManualGroup
 
+HASTY = SenderSettings(stuck_s=10, soft_too_long_s=20, close_deadline_s=5)
+
 # -- times
 
 
@@ -141,6 +143,51 @@ def test_close_deadline_when_peer_does_not_take_the_rest_aborts():
     ((reason, details),) = viewer.host.closed
     assert reason is CloseReason.STUCK
     assert "closing began" in details
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+@pytest.mark.parametrize("limits", [Limits(), by_messages(2, 100)], ids=["stuck", "soft"])
+def test_times_when_our_thread_was_held_ask_the_kernel_before_they_close(limits, deferred):
+    """A deadline looked at late, before the loop tells of the room there is, says nothing about the peer."""
+    viewer = Talker(Peer(room=HEAD_BYTES - 1), limits=limits, settings=HASTY, deferred=deferred)
+    viewer.say("XXXX")
+    viewer.group.run()
+    viewer.peer.room = None
+    viewer.group.clock.advance(100.0)
+    viewer.sender.tick()
+    assert viewer.host.closed == []
+    assert viewer.sender.state is READY
+    assert viewer.heard() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_close_deadline_when_our_thread_was_held_sends_what_is_taken_before_it_gives_up(follows):
+    """What was never offered is no sign of a slow peer; what it does not take by then is given up."""
+    for room, reason in ((None, CloseReason.FINISHED), (HEAD_BYTES, CloseReason.STUCK)):
+        viewer = Talker(Peer(room=room), settings=HASTY)
+        published = Published(viewer.group)
+        if follows:
+            viewer.follow(Fanout(published.log, viewer.group))
+            published.script("KI")
+        viewer.say("XX")
+        viewer.sender.close_after_flush()
+        viewer.group.clock.advance(100.0)
+        viewer.sender.tick()
+        viewer.group.run()
+        assert [why for why, _ in viewer.host.closed] == [reason]
+        assert viewer.heard() == ([0, 1] if room is None else [0])
+        check_accounts(viewer)
+
+
+def test_close_deadline_when_the_queue_was_thrown_away_and_the_kernel_is_full_gives_up():
+    """Nothing is left to be offered, and the peer takes nothing: waiting for room would have no end."""
+    viewer = Talker(Peer(room=0), settings=SenderSettings(stuck_s=0, close_deadline_s=5))
+    viewer.say("X")
+    viewer.group.run()
+    viewer.sender.thin(Thin.DROPPABLE)
+    viewer.sender.close_after_flush()
+    viewer.group.run(6.0)
+    assert [why for why, _ in viewer.host.closed] == [CloseReason.STUCK]
 
 
 def test_times_when_all_are_off_never_close():

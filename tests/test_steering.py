@@ -18,6 +18,7 @@ from flow_kit import (
     Published,
     Viewer,
     check_accounts,
+    check_edges,
     check_stream,
     frame,
 )
@@ -26,11 +27,11 @@ from sender_kit import READY, SOFT_LIMIT, Talker, by_messages
 
 from flowctl.errors import ConfigError
 from flowctl.fanout import Fanout
-from flowctl.ladder import LadderSettings
+from flowctl.ladder import Ladder, LadderSettings, LadderStep, Move
 from flowctl.ledger import LedgerKind
 from flowctl.limits import NO_LIMITS, Axis, AxisLimits, Limits
-from flowctl.policy import LivePolicy, Thin
-from flowctl.reasons import DropReason
+from flowctl.policy import DropDroppable, LivePolicy, Thin
+from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
 from flowctl.sender_types import AgeSource, SenderSettings
 from flowctl.streamlog import CacheLimits, Entry
@@ -452,3 +453,17 @@ def test_ladder_when_the_thread_itself_is_late_stands_still():
     scene.group.is_strained = True
     scene.run(60, share=3.0)
     assert scene.moves_since(at) == []
+
+
+def test_ladder_when_it_closes_at_an_edge_makes_no_edge_of_what_it_dropped(monkeypatch):
+    """The end of a Sender is no change of its state: an edge after it would be one that nobody is told of."""
+    move = Move(LadderStep.AUDIO_ONLY, LadderStep.CLOSE, "enough")
+    monkeypatch.setattr(Ladder, "read", lambda _, __, reading: move if reading.soft else None)
+    settings = SenderSettings(ladder=LadderSettings())
+    policy = DropDroppable(SOFT_LIMIT, SOFT_LIMIT)
+    viewer = Talker(Peer(room=0), limits=by_messages(3, 9), policy=policy, settings=settings)
+    viewer.say("XX")
+    viewer.group.run()
+    viewer.say("X")
+    assert [reason for reason, _ in viewer.host.closed] == [CloseReason.LADDER]
+    check_edges(viewer)
