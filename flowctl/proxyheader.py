@@ -60,10 +60,14 @@ class TrustedProxies:
         networks: addresses and networks, such as ``10.0.0.0/8``; a single address is a network of one.
 
     Raises:
-        ConfigError: one is neither.
+        ConfigError: one is neither, or it is a text instead of several.
     """
 
     def __init__(self, networks: Iterable[str] = ()) -> None:
+        if isinstance(networks, str):  # it would be read letter by letter
+            raise ConfigError(
+                f"trusted_proxies is {networks!r} (str), it must be several", hint=f"{networks.split(',')!r}"
+            )
         found: list[Network] = []
         for text in networks:
             try:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, ParamSpec, Self
+from typing import Any, Final, ParamSpec, Self
 
 from flowctl._locks import OwnedLock
 from flowctl._proxied import Proxied
@@ -26,7 +26,7 @@ from flowctl.fieldtypes import check_type
 from flowctl.limits import Limits
 from flowctl.policy import DropPolicy
 from flowctl.pollgroup import LoopFactory, PollGroup
-from flowctl.pollgroups import PollGroups
+from flowctl.pollgroups import MAX_GROUPS, PollGroups
 from flowctl.proxyheader import TrustedProxies
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
@@ -43,6 +43,7 @@ DEFAULT_LIMITS: Final = Limits.parse("2MiB,2048,4s", "4MiB,4096,8s")
 
 _ACCEPTS_PER_TURN: Final = 64
 """Connections accepted before others get their turn: a burst of joins must not stop the media of those who are in."""
+_LAST_PORT: Final = 65535
 _BACKLOG: Final = 1024
 _PAUSE_S: Final = 0.1
 """How long accepting rests when the process has no descriptor left; the connections wait in the backlog."""
@@ -130,19 +131,25 @@ class Server:
         trusted_proxies: Iterable[str] = (),
         rebalance: bool = True,
     ) -> None:
-        optional: tuple[tuple[str, object, type], ...] = (
-            ("limits", limits, Limits),
-            ("settings", settings, SenderSettings),
-            ("options", options, SocketOptions),
-            ("admission", admission, AdmissionLimits),
-            ("work_limits", work_limits, WorkLimits),
+        given: tuple[tuple[str, object, tuple[Any, ...]], ...] = (
+            ("limits", limits, (Limits, type(None))),
+            ("settings", settings, (SenderSettings, type(None))),
+            ("options", options, (SocketOptions, type(None))),
+            ("admission", admission, (AdmissionLimits, type(None))),
+            ("work_limits", work_limits, (WorkLimits, type(None))),
+            ("loop_factory", loop_factory, (Callable, type(None))),
+            ("on_error", on_error, (Callable, type(None))),
+            ("on_refused", on_refused, (Callable, type(None))),
+            ("session_factory", session_factory, (Callable,)),
+            ("host", host, (str,)),
+            ("port", port, (int,)),
+            ("group_count", group_count, (int,)),
+            ("deferred", deferred, (bool,)),
+            ("rebalance", rebalance, (bool,)),
         )
-        for name, value, kind in optional:
-            check_type(f"Server: {name}", value, kind, type(None))
-        check_type("Server: session_factory", session_factory, Callable)
-        check_type("Server: host", host, str)
-        check_type("Server: port", port, int)
-        check_type("Server: group_count", group_count, int)
+        for name, value, kinds in given:
+            check_type(f"Server: {name}", value, *kinds)
+        _check_use(group_count, policy)
         self._rebalances: Final = rebalance
         self._trusted: Final = TrustedProxies(trusted_proxies)
         self._proxied: Final = Proxied(self._admit, self._refuse)
@@ -546,12 +553,30 @@ class Server:
         return session
 
 
+def _check_use(group_count: int, policy: DropPolicy | None) -> None:
+    """See that arguments of the right type are of use.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    if not 1 <= group_count <= MAX_GROUPS:
+        raise ConfigError(f"Server: group_count is {group_count}, it must be 1 to {MAX_GROUPS}")
+    if policy is not None and (isinstance(policy, type) or not hasattr(policy, "decide")):
+        raise ConfigError(
+            f"Server: policy is {policy!r}, it must be an object with decide and thin, or None",
+            hint="for example LivePolicy()",
+        )
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """Return a listening socket.
 
     Raises:
         ConfigError: the address does not resolve, is in use, or may not be used.
     """
+    if not 0 <= port <= _LAST_PORT:
+        # getaddrinfo takes 70000, and means 4464.
+        raise ConfigError(f"port is {port}, it must be 0 (any) to {_LAST_PORT}")
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = infos[0]

@@ -11,6 +11,7 @@ from flowctl.errors import ConfigError
 from flowctl.ladder import LadderSettings
 from flowctl.limits import AxisLimits, Limits
 from flowctl.live.config import LiveConfig
+from flowctl.policy import LivePolicy
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sender_types import SenderSettings
@@ -98,3 +99,25 @@ def test_set_limits_when_they_are_text_changes_nothing():
 def test_field_when_it_is_a_whole_number_for_a_real_one_is_fine():
     """An int is a float to everybody who writes one."""
     assert SenderSettings(stuck_s=15).stuck_s == 15
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("deferred", "yes"),
+        ("group_count", 0),
+        ("loop_factory", "uvloop"),
+        ("on_error", "log"),
+        ("on_refused", 5),
+        ("policy", "live"),
+        ("policy", LivePolicy),
+        ("port", -1),
+        ("port", 70000),
+        ("rebalance", "no"),
+        ("trusted_proxies", "10.0.0.0/8,192.0.2.1"),
+    ],
+)
+def test_server_when_an_argument_is_of_no_use_names_it(name, value):
+    """What would mean something else (port 70000 is 4464 to the system), or break for each connection, is refused."""
+    with pytest.raises(ConfigError, match=rf"{name} is .*it must be"):
+        Server(Session, **{name: value})

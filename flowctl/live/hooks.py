@@ -29,6 +29,7 @@ from flowctl._locks import OwnedLock
 from flowctl._loopthread import LoopThread
 from flowctl.addresses import address_key
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError
+from flowctl.fieldtypes import check_type
 from flowctl.flow import MessageClass
 from flowctl.rtmp.url import Query, RtmpUrl
 
@@ -180,6 +181,8 @@ class HookRunner:
     """
 
     def __init__(self, hooks: LiveHooks, on_error: ErrorHook, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        # The class itself would do until the first question, and then refuse everybody.
+        check_type("hooks", hooks, LiveHooks)
         self._hooks: Final = hooks
         self._on_error: Final = on_error
         self._own: LoopThread | None = None  # made by `start`, if there is no loop of the application's

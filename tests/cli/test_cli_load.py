@@ -97,7 +97,7 @@ def test_load_when_ended_by_a_signal(number, expected, tmp_path):
         process.send_signal(number)
         status, output, errors = finish(process)
     assert (status, "Traceback" in errors) == (expected, False)
-    assert "not judged  missing>0  (interrupted; measured 0)" in output.splitlines()
+    assert "not judged  missing <= 0  (interrupted; measured 0)" in output.splitlines()
     assert any(line.startswith(f"{server.url()}: ") and line.endswith(", interrupted") for line in output.splitlines())
     assert "<strong>interrupted</strong>" in report.read_text()
     assert time.monotonic() - began < 18

@@ -480,3 +480,10 @@ def test_hooks_named_in_a_setting_are_made(tmp_path, monkeypatch):
     for text in ("our_hooks_here:Other", "our_hooks_here:None", "our_hooks_here", "no_such_module:Ours", ""):
         with pytest.raises(ConfigError, match="hooks"):
             build_live_server(ServeOptions(extra={"hooks": text}))
+
+
+@pytest.mark.parametrize("hooks", [LiveHooks, object(), "module:Hooks"])
+def test_hooks_that_are_no_object_of_the_class_are_refused_at_once(hooks):
+    """The class in the place of an object would be asked, fail, and refuse everybody."""
+    with pytest.raises(ConfigError, match=r"hooks is .*it must be LiveHooks"):
+        HookRunner(hooks, lambda *_: None)

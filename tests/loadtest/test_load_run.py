@@ -170,7 +170,7 @@ def test_run_when_the_server_ends_has_failed_and_ends_soon():
     assert result.failure.startswith("the server ended in mid run")
     assert what_failed(result) == result.failure
     verdict = parse_condition("healthy.missing>0").judge(RunFigures(result))
-    assert str(verdict) == "not judged  healthy.missing>0  (the run went wrong; measured 0)"
+    assert str(verdict) == "not judged  healthy.missing <= 0  (the run went wrong; measured 0)"
     assert verdict.as_dict()["failed"] is None
 
 
