@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import lru_cache
 from typing import Any, Final
 
 from flowctl.errors import RemoteProtocolError
@@ -72,6 +73,8 @@ REWRITTEN_VALUES: Final = 1024
 ms. Encoders that send AMF3 state some twenty."""
 
 _TEXT_MAX_CHARS: Final = 256
+_SHARED_TEXTS: Final = 1024
+"""How many texts of peers are kept to be shared."""
 """Limit on texts that are kept for logs, such as flashVer; longer ones are cut."""
 
 _WHOLE_MAX: Final = 2**40
@@ -163,6 +166,20 @@ def start_of_stream_bytes(
 def text(value: Any, maximum: int = _TEXT_MAX_CHARS) -> str:
     """Return `value` if it is a string, cut to `maximum` characters; "" for anything else."""
     return value[:maximum] if isinstance(value, str) else ""
+
+
+@lru_cache(_SHARED_TEXTS)
+def _shared(text: str) -> str:
+    return text
+
+
+def shared(text: str) -> str:
+    """Return `text`; where many say the same, such as the name of a stream, one object for all of them.
+
+    Not by `sys.intern`: Python 3.12 never frees what it interns, and peers may send another text each time. One that
+    may hold a secret is its peer's own, and must not outlive the connection.
+    """
+    return text if len(text) > _TEXT_MAX_CHARS or any(mark in text for mark in "?=@") else _shared(text)
 
 
 def number(value: Any, default: float) -> float:

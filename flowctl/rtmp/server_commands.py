@@ -12,7 +12,6 @@ Wirecast by publish(false). None of this needs a state of its own: only publish,
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
@@ -134,7 +133,7 @@ class ServerCommands(PlayCommands):
                 query=self._url.query,
                 tc_url=tc_url,
                 url=self._url,
-                flash_ver=sys.intern(commands.text(commands.member(values, "flashVer"))),
+                flash_ver=commands.shared(commands.text(commands.member(values, "flashVer"))),
                 object_encoding=self._object_encoding,
                 page_url=commands.text(commands.member(values, "pageUrl"), 2048),
                 user=user,
@@ -190,7 +189,7 @@ class ServerCommands(PlayCommands):
         if url is None:
             return
         self._move_stream(stream, StreamInput.PUBLISH)
-        stream.path = sys.intern(url.path)
+        stream.path = commands.shared(url.path)
         word = call.argument(1)
         kind = _KINDS.get(word) if isinstance(word, str) else None
         if kind is None and word not in (None, ""):

@@ -7,7 +7,6 @@ order when their user leaves.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -78,7 +77,7 @@ class PlayCommands(ServerCalls):
         self._move_stream(stream, StreamInput.PLAY)
         if before in PLAYING_STATES:
             call.events.append(StreamClosed(stream.stream_id, call.command.name))
-        stream.path = sys.intern(url.path)
+        stream.path = commands.shared(url.path)
         stream.reset = reset
         call.events.append(
             PlayRequested(

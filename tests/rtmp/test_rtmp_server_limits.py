@@ -1,6 +1,7 @@
 """What a server session holds back, how often it answers, how long it waits, and what it says when it gives up."""
 
 import dataclasses
+import sys
 
 import pytest
 from rtmp_session_kit import SPLITS, ScriptedClient, single
@@ -49,6 +50,27 @@ def client(request):
 
 
 # -------------------------------------------------------------------------- holding back, control_only, resume
+
+
+def test_texts_of_peers_are_shared_and_not_kept_for_ever(monkeypatch):
+    """Equal names are one object, unequal ones are kept up to a number; interned, Python 3.12 would never free them."""
+    interned, agents, names = [], [], []
+    monkeypatch.setattr(sys, "intern", lambda text: interned.append(text) or text)
+    for number in range(1500):
+        client = ScriptedClient()
+        agents.append(client.connect(flashVer=f"player {number // 2}").flash_ver)
+        client.create_stream()
+        (event,) = client.call("play", 3, None, f"room {number // 2}", stream_id=1)
+        names.append(event.url.path)
+    assert len(set(map(id, agents))) == 750
+    assert (agents[-1], names[-1]) == ("player 749", "live/room 749")
+    assert [text for text in interned if "room" in text or "player" in text] == []
+    assert commands.shared(b"a name".decode()) is commands.shared(b"a name".decode())
+    found = commands._shared.cache_info()
+    assert found.currsize <= found.maxsize == 1024
+    secret = b"token=canary".decode()
+    assert commands.shared(secret) is secret
+    assert commands.shared(b"token=canary".decode()) is not secret
 
 
 def test_pipelined_messages_wait_for_the_answer(client):
