@@ -299,7 +299,7 @@ class LiveSession(Session):
         if self._leaves_at is not None and now >= self._leaves_at:
             self._leaves_at = None
             if not (self._publishing or self._playing or self._question):
-                self.connection.close_after_flush("publish refused")
+                self.connection.close_after_flush("refused, and asked for nothing else")
         if playing is not None and playing.waits_until is not None and now >= playing.waits_until:
             limit_s = self._config.rtmp.limits.player_wait_s
             self._limit_hit = "player_wait_s"

@@ -138,7 +138,7 @@ def test_publisher_when_refused_is_closed_soon_for_librtmp_waits_for_that(world,
     assert librtmp.ended is None
     retries.command("publish", None, "hall", "live")
     world.run(2)
-    assert librtmp.ended == (CloseReason.FINISHED, "publish refused")
+    assert librtmp.ended == (CloseReason.FINISHED, "refused, and asked for nothing else")
     assert retries.ended is None
     assert world.hub.is_published("live/hall")
 
