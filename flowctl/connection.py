@@ -71,6 +71,8 @@ fill the kernel's buffer, megabytes, and be let in slowly; long enough for all t
 half-closes."""
 _HELD_LOOK_S: Final = 0.5
 """When to look again where input happened not to be held: holds of a rate come and go several times a second."""
+_LATE_S: Final = 0.25
+"""A timer that is called so late was kept by our own thread: what the peer has sent meanwhile is read before it."""
 _EXPLAINED: Final = frozenset(
     {CloseReason.PROTOCOL_ERROR, CloseReason.LIMIT_HIT, CloseReason.HANDSHAKE_TIMEOUT, CloseReason.IDLE}
 )
@@ -717,7 +719,10 @@ class Connection:
         if now >= self._work_due:
             self._work_due = _NEVER
             self.receiver.resume(_WORK)
-        if now >= self._timer_due:
+        late = now - self._timer_due >= _LATE_S
+        if late and self.receiver.reading:
+            self.receiver.input_ready()  # the session may have been about to say that nothing has come
+        if now >= self._timer_due and not (late and self.work.turn_over):  # its input is for the next turn, so is this
             self._timer_due = _NEVER
             if self.ended is None:
                 self._call_timer(now)

@@ -295,6 +295,30 @@ def test_timer_when_set_is_called_once_and_an_earlier_wish_is_replaced(link):
     assert session.calls.count("timer") == 1
 
 
+@pytest.mark.parametrize("turn_over", [False, True])
+def test_timer_when_our_thread_was_late_comes_after_what_the_peer_has_sent(link, turn_over):
+    """A session that is about to say that nothing has come is first given what has, even where others had its turn."""
+
+    class Watchful(Noting):
+        def received(self, data):
+            self.calls.append(bytes(data))
+
+    session = Watchful()
+    connection, peer = link(session)
+
+    def late():
+        now = connection.now()
+        connection.set_timer(now - 1)
+        peer.sendall(b"here")
+        if turn_over:
+            connection.work.address.charge(1.0, now)
+        connection.deadline_due(now)
+
+    ask(connection, late)
+    wait_until(lambda: "timer" in session.calls)
+    assert session.calls[-2:] == [b"here", "timer"]
+
+
 def test_calls_when_from_many_threads_run_on_the_connections_own_in_order(link):
     """Each thread's calls keep their order, all run on one thread, and all before the end."""
     session = Noting()
