@@ -497,9 +497,13 @@ class Connection:
         return now
 
     def _charge(self, began: float) -> float:
-        """Charge the peer with the time since `began`, slow or end the connection if that is too much; return it."""
-        now = self.clock()
-        overrun = self.work.charge(now - began, now)
+        """Charge the peer with the work since `began`, slow or end the connection if that is too much; return the time.
+
+        What is charged is processor time: on a machine that is busy with something else nobody pays for the waiting.
+        """
+        now, group = self.clock(), self.group
+        share = 1.0 if group is None else group.processor_share()
+        overrun = self.work.charge((now - began) * share, now)
         if overrun is not None and self.ended is None:
             self._overrun(overrun)
         return now - began

@@ -19,8 +19,8 @@ slowed for its neighbours, but never cut for them. Whatever the sums are, in one
 `ADDRESS_TURN_S` and then waits for the next turn (`WorkAccount.turn_over`): that costs a lone peer nothing, and its
 neighbours wait no longer than that.
 
-Time is the wall clock's, handed in: it is what the neighbours wait for. Accounts belong to one thread, so a share is a
-share of a thread, and nothing is locked.
+Work is processor time, handed in: on a machine that is busy with something else everybody waits, and by the wall clock
+honest crowds were slowed for it. Accounts belong to one thread, so a share is a share of a thread, and nothing is locked.
 """
 
 from __future__ import annotations
