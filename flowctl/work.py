@@ -20,7 +20,7 @@ slowed for its neighbours, but never cut for them. Whatever the sums are, in one
 neighbours wait no longer than that.
 
 Work is processor time, handed in: on a machine that is busy with something else everybody waits, and by the wall clock
-honest crowds were slowed for it. Accounts belong to one thread, so a share is a share of a thread, and nothing is locked.
+honest crowds were slowed for it. Accounts belong to one thread, so a share is one of a thread, and nothing is locked.
 """
 
 from __future__ import annotations
