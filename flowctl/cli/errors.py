@@ -101,6 +101,8 @@ def _run(app: typer.Typer, arguments: list[str]) -> int:
         if debug:
             raise
         if isinstance(error, OSError):
+            if error.errno == errno.EBADF and error.filename is None:
+                raise  # standard output, from text longer than its buffer
             return _failed(_of_the_system(error))
         complain(f"{type(error).__name__}: {error}", "this is a bug of flowctl; run it with --debug and report it")
         return FAILED

@@ -120,7 +120,7 @@ class TableDisplay:
         del changed
         table = Table(title=f"flowctl demo, {at_s:.0f} s", title_justify="left", expand=True)
         # One line for each: what does not fit is cut, so that the last kind of viewer is on the screen too.
-        for name, width in (("viewer", 11), ("state", 15), ("queue", 14), ("dropped", 8)):
+        for name, width in (("viewer", 11), ("state", 16), ("queue", 14), ("dropped", 7)):
             table.add_column(name, width=width, no_wrap=True)
         table.add_column("why", ratio=1, no_wrap=True)
         table.add_row(*map(_cell, _healthy_row(viewers)), style="green")

@@ -35,7 +35,7 @@ def test_help_when_the_terminal_has_80_columns_shows_option_names_whole(monkeypa
     for words, command in commands():
         run_app(app, [*words, "--help"])
         text = capsys.readouterr().out
-        shown = set(re.findall(r"--[a-z][a-z-]*", text))
+        shown = set(re.findall(r"--[a-z][a-z0-9-]*", text))
         for parameter in command.params:
             options = [item for item in getattr(parameter, "opts", []) if item.startswith("--")]
             wrong += [f"{' '.join(words)} {item}" for item in options if item not in shown and not parameter.hidden]

@@ -204,8 +204,8 @@ def test_report_when_a_stalled_viewer_was_cut():
     """The report says how long after it stopped reading a viewer was cut, and by which limit."""
     stalled = watched(Kind.STALLED, **FINE[Kind.STALLED], connected_s=8.5, cut_details="tick: age_ms 3001, limit 3000")
     outcome = judge(stalled, peer(Kind.STALLED), 1.5)
-    (line,) = [line for line in Report((outcome,), PUBLISHED, "l").lines() if line.startswith("  stalled")]
-    assert "cut 6.5 s after it stopped reading by hard limit (tick: age_ms 3001, limit 3000)" in line
+    text = " ".join(" ".join(Report((outcome,), PUBLISHED, "l").lines()).split())
+    assert "cut 6.5 s after it stopped reading by hard limit (tick: age_ms 3001, limit 3000)" in text
 
 
 @pytest.mark.parametrize(("floods", "passed"), [(0, False), (1, True)])
@@ -248,7 +248,8 @@ def test_display_when_viewers_have_changed(display, stream, monkeypatch):
         shown.say("hello [red]")
         shown.show(1.0, [healthy, slow, gone], [slow, gone])
     text = errors.getvalue()
-    for part in ("hello [red]", "1 READY", "SOFT_LIMIT", "2.0 KiB", "9 inter", "[bold]x", "cut after 500 ms"):
+    dropped = "9 inter" if display is LineDisplay else " 9 "  # the table has no room for classes
+    for part in ("hello [red]", "1 READY", "SOFT_LIMIT", "2.0 KiB", dropped, "[bold]x", "cut after 500 ms"):
         assert part in text
 
 
