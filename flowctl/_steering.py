@@ -97,9 +97,13 @@ class Steering(SenderCore):
                 self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
 
     def _measure_locked(self, trouble: Trouble, now: float, kernel_bytes: int) -> None:
-        load = self._load_locked(now)
-        queued_bytes = load.size_bytes - load.messages * self._core.limits.overhead_bytes
+        queued_bytes = self._queued_bytes_locked(now)
         trouble.sample(now, queued_bytes, self._bytes_sent_locked(), kernel_bytes, full=self._core.would_block)
+
+    def _queued_bytes_locked(self, now: float) -> int:
+        """Return what waits here for the peer, without the overhead that limits count."""
+        load = self._load_locked(now)
+        return load.size_bytes - load.messages * self._core.limits.overhead_bytes
 
     def _sample_healthy_locked(self, now: float, kernel_bytes: int) -> float:
         """Return the delay of a peer that is in no trouble, in ms; begin to measure it where that is worth it."""
@@ -250,8 +254,10 @@ class Steering(SenderCore):
         ladder = trouble.ladder
         if ladder is not None and ladder.step is not LadderStep.FULL:
             remarks.append(f"on step {ladder.step.name} of the ladder for {now - ladder.since:.0f} s")
-        if trouble.delay_ms >= HEALTHY_MS:
-            remarks.append(f"at its rate the viewer needs {trouble.delay_ms / 1000:.1f} s for what waits")
+        # Most is asked right after a step that threw away what the last sample saw.
+        delay_ms = trouble.delay.with_queue(self._queued_bytes_locked(now))
+        if delay_ms >= HEALTHY_MS:
+            remarks.append(f"at its rate the viewer needs {delay_ms / 1000:.1f} s for what waits")
         forecast = self._forecast_locked(now)
         if forecast is not None:
             remarks.append(f"the hard limit ({forecast.axis.value}) is {forecast.seconds:.0f} s away")

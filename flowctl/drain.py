@@ -97,10 +97,12 @@ class DrainMeter:
 class DelayMeter:
     """Delay of one peer, from samples of what was written and what is left; pure but for the caller's figures."""
 
-    __slots__ = ("_acknowledged", "_at", "_rate", "_read", "_reads", "_since", "_step")
+    __slots__ = ("_acknowledged", "_at", "_kernel", "_rate", "_read", "_reads", "_since", "_step", "_stopped_s")
 
     def __init__(self) -> None:
         self._at: float | None = None  # time of the last sample that counted
+        self._kernel = 0  # what the kernels held at the last sample
+        self._stopped_s = 0.0  # how long the peer had taken nothing then
         self._acknowledged = 0
         self._rate = 0.0  # bytes per second that the peer takes while there is something to take
         self._since: float | None = None  # since when it has taken nothing although there was something
@@ -159,7 +161,13 @@ class DelayMeter:
             elif self._since is None:
                 self._since = last if last is not None else now
             self._at, self._acknowledged = now, acknowledged
+        self._kernel = kernel_bytes
+        self._stopped_s = 0.0 if self._since is None else now - self._since
+        return self.with_queue(queued_bytes)
+
+    def with_queue(self, queued_bytes: int) -> float:
+        """Return the delay in ms that the last sample would have found with `queued_bytes` in our own queue."""
+        waiting = queued_bytes + self._kernel
         if not waiting:
             return 0.0
-        stopped_s = 0.0 if self._since is None else now - self._since
-        return (waiting / self._rate + stopped_s if self._rate else stopped_s) * 1000
+        return (waiting / self._rate + self._stopped_s if self._rate else self._stopped_s) * 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 
 import pytest
 from fanout_kit import TIMELESS, Stage
@@ -22,7 +23,7 @@ from flow_kit import (
     check_stream,
     frame,
 )
-from ladder_kit import LIVE_LIMITS, Scene, Stream
+from ladder_kit import LIVE_LIMITS, STEP_S, Scene, Stream
 from sender_kit import READY, SOFT_LIMIT, Talker, by_messages
 
 from flowctl.errors import ConfigError
@@ -365,6 +366,18 @@ def test_ladder_when_a_viewer_is_closing_stands_still():
     scene.run(30)
     assert scene.moves == []
     check_accounts(scene.viewer)
+
+
+def test_why_when_a_step_has_thrown_the_queue_away_tells_what_is_left():
+    """The time that a viewer needs is for what waits now, not for what the last sample saw before the step down."""
+    scene = Scene(share=0.2)
+    scene.follow()
+    while not scene.moves:
+        scene.run(STEP_S)
+    said = float(re.search(r"needs ([0-9.]+) s for what waits", scene.sender.why()).group(1))
+    waiting_bytes = scene.sender.load().size_bytes + scene.peer.buffered_bytes
+    assert said == pytest.approx(waiting_bytes / scene.peer.rate, rel=0.5, abs=0.3)
+    assert scene.sender.statistics().delay_ms / 1000 > 2 * said, "what the sample saw was another thing"
 
 
 def test_log_when_a_closing_viewer_reads_slowly_is_not_held_by_it():
