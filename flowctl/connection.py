@@ -362,10 +362,9 @@ class Connection:
             group.unwatch_input(self._sock)
             group.unwatch_output(self._sock)
             group.deadlines.remove(self)
-        lingers = False
         if not abortive and group is not None and group.state is GroupState.RUNNING and not end_output(self._sock):
-            self._lingering = Lingering(self._sock, group, self._lingered)
-            lingers = True
+            self._guard("lingering", self._linger, group)
+        lingers = self._lingering is not None
         if not lingers:
             if group is not None:
                 group.remove_pollable(self)
@@ -387,6 +386,9 @@ class Connection:
             self._calls = None
         if self._coroutines is not None and self._coroutines.let_go():
             self._coroutines = None
+
+    def _linger(self, group: PollGroup) -> None:
+        self._lingering = Lingering(self._sock, group, self._lingered)
 
     def _lingered(self, reset: bool) -> None:  # noqa: FBT001 - the signature of `Lingering`
         """The socket need not be kept any more."""

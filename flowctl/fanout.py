@@ -398,11 +398,13 @@ class Fanout:
         written = size_bytes * (len(squad.members) - len(slow)) + sum([count for _, count, _ in slow])
         self._cohort_bytes += written
         self._host.bytes_out += written
-        for sender, count, failure in slow:
+        for sender, count, _ in slow:
             sender.leave_cohort(count)
+        squad.entry = target
+        # Code of the application, which may do something to others: when all books say what was written.
+        for sender, _, failure in slow:
             if failure is not None:
                 sender.broken(failure)
-        squad.entry = target
 
     def _drop_piece(self) -> None:
         """Let go of the bytes of a round, and of the log from where they begin."""

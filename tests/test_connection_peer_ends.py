@@ -13,7 +13,7 @@ from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_
 from flowctl import _lingering
 from flowctl import connection as connection_module
 from flowctl._lingering import LINGER_BYTES
-from flowctl.errors import RemoteProtocolError
+from flowctl.errors import ClosedError, RemoteProtocolError
 from flowctl.flow import MessageClass
 from flowctl.reasons import CloseReason
 from flowctl.server import Server
@@ -149,6 +149,24 @@ def test_linger_when_nothing_moves_closes_and_resets_who_does_not_read(link, mon
     reader = Reader(peer)
     reader.wait()
     assert isinstance(reader.error, ConnectionResetError)
+
+
+def test_linger_when_the_socket_cannot_be_watched_any_more_closes_at_once(link, groups, failures, monkeypatch):
+    """The kernel bounds how many sockets are watched; for that, neither `closed` nor the socket may be forgotten."""
+
+    def refuse(*_):
+        raise ClosedError("no space left for another watch")
+
+    monkeypatch.setattr("flowctl.connection.Lingering", refuse)
+    session = Noting()
+    connection, peer = link(session, tcp=True)
+    wait_until(lambda: "opened" in session.calls)
+    connection.close(CloseReason.KICKED, "enough")
+    assert peer.recv(1) == b""
+    assert session.over.wait(WAIT_S)
+    wait_until(lambda: groups[0].statistics().pollables == 0)
+    assert len(session.ends) == 1
+    assert "lingering" in failures.pop()[0]
 
 
 def test_stop_when_connections_linger_keeps_its_deadline(link, groups):

@@ -12,10 +12,12 @@ import pytest
 from fanout_kit import TIMELESS, Stage
 from flow_kit import (
     AUDIO,
+    DATA,
     DISPOSABLE,
     INTER,
     KEY,
     LOG,
+    OWN,
     RESTART,
     Peer,
     Published,
@@ -23,6 +25,7 @@ from flow_kit import (
     check_accounts,
     check_edges,
     check_stream,
+    frame,
 )
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, by_messages
 
@@ -35,6 +38,24 @@ from flowctl.streamlog import CacheLimits, Entry
 from flowctl.testing import ManualGroup
 
 # -- slow viewers
+
+
+@pytest.mark.parametrize("room", [4, None])
+def test_round_when_the_end_of_one_viewer_takes_another_away_has_counted_what_both_were_sent(room):
+    """Whoever is told of an end may do something to other viewers, in the middle of a round: nothing is torn by it."""
+    stage = Stage(2)
+    ending, other = stage.viewers
+    ending.sender.send(frame(OWN, DATA, 1), DATA)
+    ending.sender.when_drained(lambda _: other.sender.unfollow())
+    ending.peer.failure = ConnectionResetError(errno.ECONNRESET, "gone")
+    other.peer.room = room
+    stage.published.script("I")
+    stage.fanout.flush()
+    other.drain()
+    other.sender.send(frame(OWN, DATA, 2), DATA)
+    other.drain()
+    assert (other.numbers(), other.numbers(OWN)) == ([0, 1], [2])
+    check_accounts(other)
 
 
 def test_crossing_when_a_lagging_viewer_reaches_its_mark_is_noticed_at_publish():
