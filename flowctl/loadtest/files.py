@@ -25,7 +25,14 @@ def check_target(path: Path, field: str) -> None:
     Raises:
         ConfigError: `path` is a folder, or its folder is none or not writable; names `field`.
     """
-    folder = path.resolve().parent
+    try:
+        _check_target(path, field)
+    except OSError as error:  # what is in a folder that may not be looked into
+        raise ConfigError(f"{field} {path}: {error.strerror}", hint="name a file in a folder of your own") from error
+
+
+def _check_target(path: Path, field: str) -> None:
+    folder = Path(os.path.realpath(path)).parent  # Path.resolve raises on links that lead in a circle
     if path.is_dir():
         raise ConfigError(f"{field} {path} is a folder", hint="name a file in it")
     if _is_special(path):
@@ -60,7 +67,7 @@ def replacing(path: Path) -> Iterator[Path]:
         except OSError as error:
             raise FlowctlError(f"cannot write {path}: {error.strerror}", hint=_HINT) from error
         return
-    target = path.resolve()
+    target = Path(os.path.realpath(path))
     try:
         number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         os.close(number)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from flowctl.errors import FlowctlError
+from flowctl.errors import ConfigError, FlowctlError
 from flowctl.loadtest.files import check_target, write_text
 
 
@@ -47,3 +47,14 @@ def test_result_when_a_device_takes_nothing(tmp_path):
         write_text(link, "the report")
     assert stat.S_ISCHR(link.stat().st_mode)
     assert link.is_symlink()
+
+
+def test_target_when_its_folder_may_not_be_looked_into_is_wrong_use(monkeypatch, tmp_path):
+    """The option is named before the run, where the system does not even say whether the file is there."""
+
+    def refuse(path, **_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.is_dir", refuse)
+    with pytest.raises(ConfigError, match=r"--report .*run.html: Permission denied"):
+        check_target(tmp_path / "run.html", "--report")
