@@ -46,7 +46,7 @@ def nobody_disturbed(server, clients):
 def try_to_play(server, clients):
     """Return a player that gets the stream; None when it was refused."""
     player = clients.play(server, name=BYSTANDER)
-    wait_until(lambda: len(player.messages) > 10 or player.end is not None, "frames, or refused")
+    wait_until(lambda: len(player.messages) > 20 or player.end is not None, "frames, or refused")
     return player if player.end is None else None
 
 
