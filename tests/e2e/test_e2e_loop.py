@@ -59,8 +59,8 @@ def test_loop_when_closed_cuts_fewer_honest_viewers_and_refuses_abusers(tmp_path
 def check_what_if(out):
     """What-if against a real run: under the limits in force it cuts the very viewers that the server has cut.
 
-    One may differ either way: its age met the limit within the milliseconds by which a loop is late. That the recommended limits
-    cut fewer was seen by the second run; what-if has to have said so.
+    One may differ either way: its age met the limit within the milliseconds by which a loop is late. That the
+    recommended limits cut fewer was seen by the second run; what-if has to have said so.
     """
     pq = pytest.importorskip("pyarrow.parquet")
     choices = pq.read_table(out / "whatif_choices").to_pylist()
