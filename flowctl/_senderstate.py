@@ -78,6 +78,7 @@ class SenderState:
 
     __slots__ = (
         "_after",
+        "_after_by",
         "_blocked",
         "_close_deadline",
         "_close_details",
@@ -152,6 +153,7 @@ class SenderState:
         self._waiters: list[Callable[[bool], object]] | None = None  # see `when_drained`; guarded by _lock
         # What is to be called once the lock is released: reports of handlers that failed, and waiters.
         self._after: list[Callable[[], object]] | None = None  # guarded by _lock
+        self._after_by: int | None = None  # the thread that does these; guarded by _lock
         self._ledger: Ledger | None = None  # guarded by _lock
         # The open episode of drops: since when, what was dropped before it, and the delay removed before it.
         self._episode: tuple[float, dict[DropReason, Counts], float] | None = None  # guarded by _lock
@@ -335,13 +337,24 @@ class SenderState:
         """Do what was put off; at the end of each public method that may have put something off."""
         if self._lock.owned():
             return  # a call inside of another one, whose end does it
+        me = get_ident()
+        with self._lock:
+            if self._after_by == me:
+                return  # a call from one of these, which are done one after the other and not one inside of another
+            self._after_by = me
+        while after := self._next_after(me):
+            for call in after:
+                try:
+                    call()
+                except BaseException as error:  # noqa: BLE001 - a hook that raises must not cost the caller its turn
+                    report(log_error, "a hook of the application", error)
+
+    def _next_after(self, me: int) -> list[Callable[[], object]] | None:
         with self._lock:
             after, self._after = self._after, None
-        for call in after or ():
-            try:
-                call()
-            except BaseException as error:  # noqa: BLE001 - a hook that raises must not cost the caller its turn
-                report(log_error, "a hook of the application", error)
+            if after is None and self._after_by == me:
+                self._after_by = None
+            return after
 
     def _undroppable_locked(self) -> tuple[int, int]:
         """Return (messages, wire bytes) of what is queued and not refused by anything: control and headers."""

@@ -386,6 +386,25 @@ def test_waiter_when_nothing_waits_is_told_at_once(deferred):
     assert told == [True, True]
 
 
+@pytest.mark.parametrize("deferred", [True, False])
+def test_waiter_when_it_sends_the_next_part_and_waits_again_goes_on_to_the_end(deferred):
+    """However many parts there are and however fast the peer is: one after the other, not one inside of another."""
+    viewer = Talker(deferred=deferred)
+    left = [3000]
+
+    def send_part(taken):
+        assert taken
+        if left[0]:
+            left[0] -= 1
+            viewer.say("X")
+            viewer.sender.when_drained(send_part)
+
+    send_part(taken=True)
+    viewer.group.run()
+    assert left == [0]
+    assert viewer.sender.statistics().sent.total_messages == 3000
+
+
 @pytest.mark.parametrize(
     ("end", "answer"),
     [
