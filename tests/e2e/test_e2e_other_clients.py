@@ -45,25 +45,17 @@ def pipeline(source, element, location):
 
 
 @pytest.mark.parametrize("password", ["hunter2", "wrong"])
-@pytest.mark.parametrize(
-    ("element", "location"),
-    [
-        ("rtmp2sink", "rtmp://bob:{password}@{address}"),
-        ("rtmpsink", "rtmp://{address} pubUser=bob pubPasswd={password} live=1"),
-    ],
-)
-def test_gstreamer_and_librtmp_log_in_with_the_right_password_only(
-    element, location, password, live, sample, run_program
-):
-    """Adobe authentication by their own parsers: rtmp2sink is GStreamer's client, rtmpsink is librtmp."""
-    if not has_element(element):
-        pytest.skip(f"GStreamer has no {element} here")
+def test_gstreamer_logs_in_with_the_right_password_only(password, live, sample, run_program):
+    """Adobe authentication by GStreamer's own parser, rtmp2sink.
+
+    Not by rtmpsink: librtmp built with GnuTLS ends its answer with whatever is on the stack, and overruns the heap with
+    that: it logs in, is refused, hangs or crashes.
+    """
+    if not has_element("rtmp2sink"):
+        pytest.skip("GStreamer has no rtmp2sink here")
     server = live(rtmp={"credentials": USER})
-    address = f"127.0.0.1:{server.address[1]}/{NAME}"
-    status, said = run_program(*pipeline(sample("plain"), element, location.format(address=address, password=password)))
-    if status < 0:
-        # Built with GnuTLS it ends its answer with whatever is on the stack, and overruns the heap with that.
-        pytest.skip(f"this {element} crashed by itself with signal {-status}")
+    location = f"rtmp://bob:{password}@127.0.0.1:{server.address[1]}/{NAME}"
+    status, said = run_program(*pipeline(sample("plain"), "rtmp2sink", location))
     assert ("ERROR" in said) == (password == "wrong")
     assert (status == 0) == (password == "hunter2")
 
