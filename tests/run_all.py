@@ -1,8 +1,9 @@
-"""Run all tests: those that only compute, side by side, those of the pipeline, and those that live in real time.
+"""Run all tests: those that only compute beside those of the pipeline, then those that live in real time.
 
-The second kind (marker ``pipeline``) shares one Spark session, which uses every core by itself. The last (marker
-``realtime``, see conftest.py) runs servers, players and FFmpeg and lets seconds pass: it mostly waits, so several wait
-side by side, but not beside workers that compute on every core.
+The pipeline's (marker ``pipeline``) share one Spark session, which leaves a third of two cores idle; who only computes
+takes that. The last (marker ``realtime``, see conftest.py) run servers, players and FFmpeg and let seconds pass: they
+mostly wait, so several wait side by side, but not beside workers that compute on every core. Those of them that fail
+so are run once more, alone: what fails twice has failed, what fails once is named, and counted as ``rerun``.
 The last line printed is pytest's closing line with the counts of all runs added. Exit status: 0 if all passed.
 Arguments go to all runs: ``python tests/run_all.py -k echo``.
 """
@@ -15,6 +16,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,8 +29,16 @@ RUNS = {
     # one takes longest, so conftest.py puts it first.
     "real time": ["-m", "realtime", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"],
 }
+STAGES = (("computing", "pipeline"), ("real time",))
+"""Which runs go on at the same time, and in which order."""
+AGAIN = {"real time": ["-n", "0", "--last-failed", "--last-failed-no-failures", "none"]}
+"""The runs whose failures get a second try, and what is added to their options for it."""
+MOST_AGAIN = 10
+"""More failures than this are no accident of a busy machine: they get no second try."""
 OUTCOMES = {"failed": "failures", "errors": "errors", "skipped": "skipped"}
 """pytest's words and those of its JUnit report."""
+TESTS_FAILED = 1
+"""Exit status of pytest when it ran to its end and a test failed."""
 NO_TESTS_SELECTED = 5
 """Exit status of pytest when nothing was selected, for example by ``-k``: no failure of one run of several."""
 
@@ -45,7 +55,7 @@ def counts_in(report: Path) -> Counter[str]:
 
 def closing_line(counts: Counter[str], seconds: float) -> str:
     """Return what pytest would print at the end of a single run with these counts."""
-    names = {"failed": "failed", "passed": "passed", "skipped": "skipped", "errors": "error"}
+    names = {"failed": "failed", "passed": "passed", "skipped": "skipped", "errors": "error", "rerun": "rerun"}
     parts = [f"{counts[name]} {word}" for name, word in names.items() if counts[name]]
     return f"{', '.join(parts) or 'no tests ran'} in {seconds:.2f}s"
 
@@ -56,23 +66,74 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+def report_of(name: str, folder: Path) -> Path:
+    """Return where the run called `name` writes its JUnit report."""
+    return folder / f"{name}.xml"
+
+
+def command(name: str, folder: Path, added: Sequence[str]) -> list[str]:
+    """Return the command of the run called `name`; what failed in it is remembered in `folder` alone."""
+    own = [f"--junitxml={report_of(name, folder)}", "-o", f"cache_dir={folder / name}"]
+    return [sys.executable, "-m", "pytest", "-q", *RUNS[name], *own, *added]
+
+
+def run_at_once(commands: dict[str, list[str]], folder: Path) -> dict[str, int]:
+    """Run commands side by side; return the exit status of each.
+
+    The first prints as it goes. What the others print, into a file of `folder` each, is shown when they have ended.
+    """
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    shown: dict[str, Path] = {}
+    try:
+        for name, command in commands.items():
+            if not running:
+                say(f"-- tests: {name}")
+                running[name] = subprocess.Popen(command, cwd=ROOT)
+                continue
+            shown[name] = folder / f"{name}.log"
+            with shown[name].open("wb") as log:
+                running[name] = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        for name, process in running.items():
+            if name in shown:
+                say(f"-- tests: {name} (at the same time, shown when it has ended)")
+            process.wait()
+            if name in shown:
+                say(shown[name].read_text(errors="replace").rstrip("\n"))
+    finally:
+        for process in running.values():
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    return {name: process.returncode for name, process in running.items()}
+
+
 def main(arguments: list[str]) -> int:
     """Run all parts, print the sum, return the exit status."""
     counts: Counter[str] = Counter()
+    statuses: dict[str, int] = {}
     begun = time.monotonic()
-    statuses = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, (name, options) in enumerate(RUNS.items()):
-            report = Path(folder) / f"{number}.xml"
-            say(f"-- tests: {name}")
-            command = [sys.executable, "-m", "pytest", "-q", *options, f"--junitxml={report}", *arguments]
-            statuses.append(subprocess.run(command, cwd=ROOT, check=False).returncode)
-            if report.exists():
-                counts.update(counts_in(report))
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+
+        def run(names: Sequence[str], added: Sequence[str] = ()) -> Counter[str]:
+            commands = {name: command(name, folder, [*added, *arguments]) for name in names}
+            statuses.update(run_at_once(commands, folder))
+            reports = [report for name in names if (report := report_of(name, folder)).exists()]
+            return sum(map(counts_in, reports), Counter())
+
+        for stage in STAGES:
+            counts.update(run(stage))
+        for name, added in AGAIN.items():
+            first = counts_in(report_of(name, folder)) if statuses[name] == TESTS_FAILED else Counter()
+            if 0 < (failed := first["failed"] + first["errors"]) <= MOST_AGAIN:
+                say(f"-- tests: {name}, those that failed once more and alone")
+                report_of(name, folder).unlink()
+                counts.subtract({"failed": first["failed"], "errors": first["errors"]})
+                counts.update(run([name], added), rerun=failed)
     say(closing_line(counts, time.monotonic() - begun))
     if counts["passed"] == 0:
         return 1
-    return max(0 if status == NO_TESTS_SELECTED else abs(status) for status in statuses)
+    return max(0 if status == NO_TESTS_SELECTED else abs(status) for status in statuses.values())
 
 
 if __name__ == "__main__":

@@ -43,18 +43,77 @@ def test_closing_line_when_counts_are_added_reads_as_that_of_pytest(counts, line
     assert run_all.closing_line(counts, 1.5) == line
 
 
+def passed_once(monkeypatch, statuses, passed=1, **bad):
+    """Let every run end with the next of `statuses` and have `passed` tests; the first real-time one also `bad`."""
+    left = list(statuses)
+    started = []
+
+    def run_at_once(commands, folder):
+        for name, command in commands.items():
+            first = name == "real time" and command not in started and "--last-failed" not in command
+            started.append(command)
+            numbers = dict.fromkeys(run_all.OUTCOMES.values(), 0) | (bad if first else {})
+            numbers["tests"] = passed + sum(numbers.values())
+            attributes = " ".join(f'{key}="{number}"' for key, number in numbers.items())
+            run_all.report_of(name, folder).write_text(f"<suites><testsuite {attributes}/></suites>")
+        return {name: left.pop(0) for name in commands}
+
+    monkeypatch.setattr(run_all, "run_at_once", run_at_once)
+    return started
+
+
 @pytest.mark.parametrize(
     ("statuses", "passed", "expected"),
-    [([0, 0, 0], 3, 0), ([0, 5, 5], 1, 0), ([1, 0, 0], 2, 1), ([0, 1, 0], 2, 1), ([5, 5, 5], 0, 1)],
+    [([0, 0, 0], 1, 0), ([0, 5, 5], 1, 0), ([1, 0, 0], 1, 1), ([0, 1, 0], 1, 1), ([0, 0, -9], 1, 9), ([5, 5, 5], 0, 1)],
 )
 def test_runner_when_one_run_fails_fails(monkeypatch, capsys, statuses, passed, expected):
     """Nothing selected in some of the runs is no failure; nothing at all, or a failed run, is."""
-    left = list(statuses)
-    monkeypatch.setattr(run_all.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], left.pop(0)))
-    monkeypatch.setattr(run_all.Path, "exists", lambda _: True)
-    monkeypatch.setattr(run_all, "counts_in", lambda _: Counter(passed=1) if passed else Counter())
+    started = passed_once(monkeypatch, statuses, passed)
     assert run_all.main(["-k", "anything"]) == expected
+    assert [command[-2:] for command in started] == [["-k", "anything"]] * 3
     assert capsys.readouterr().out.splitlines()[-1].split()[-2] == "in"
+
+
+@pytest.mark.parametrize(
+    ("bad", "second", "line", "expected"),
+    [
+        ({"failures": 2}, 0, "4 passed, 2 rerun in", 0),
+        ({"failures": 1, "errors": 1}, 1, "4 passed, 2 rerun in", 1),
+        ({"failures": run_all.MOST_AGAIN + 1}, None, f"{run_all.MOST_AGAIN + 1} failed, 3 passed in", 1),
+    ],
+)
+def test_runner_when_real_time_tests_fail_runs_them_again_alone(monkeypatch, capsys, bad, second, line, expected):
+    """They count by their second try, and how many there were is told; too many get none."""
+    started = passed_once(monkeypatch, [0, 0, 1] + ([] if second is None else [second]), **bad)
+    assert run_all.main([]) == expected
+    assert capsys.readouterr().out.splitlines()[-1].startswith(line)
+    assert ["--last-failed" in command for command in started] == [False] * 3 + [True] * (second is not None)
+
+
+def test_again_when_a_test_failed_runs_only_that_one(tmp_path, capfd, monkeypatch):
+    """The second try knows from the first which tests failed, also beside a cache of somebody else's."""
+    (tmp_path / "test_twice.py").write_text(
+        "from pathlib import Path\nmark = Path(__file__).with_name('mark')\n"
+        "def test_once():\n    seen = mark.exists(); mark.touch(); assert seen\n"
+        "def test_good(): assert not mark.exists() or mark.read_text() == ''\n"
+    )
+    monkeypatch.setattr(run_all, "RUNS", {"real time": [*run_all.RUNS["real time"][2:], "--rootdir", str(tmp_path)]})
+    monkeypatch.setattr(run_all, "STAGES", (("real time",),))
+    assert run_all.main([str(tmp_path)]) == 0
+    assert capfd.readouterr().out.splitlines()[-1].startswith("2 passed, 1 rerun in")
+
+
+def test_run_at_once_when_two_run_shows_one_after_the_other(tmp_path, capfd):
+    """The lines of the second come when the first has ended, although both ran at the same time."""
+    meet = "import pathlib, sys, time; a, b = map(pathlib.Path, sys.argv[1:3]); a.touch(); "
+    meet += (
+        "[time.sleep(0.01) for _ in range(3000) if not b.exists()]; print(a.name, b.exists()); sys.exit(len(a.name))"
+    )
+    marks = [str(tmp_path / "one"), str(tmp_path / "three")]
+    commands = {"first": [sys.executable, "-c", meet, *marks], "second": [sys.executable, "-c", meet, *marks[::-1]]}
+    assert run_all.run_at_once(commands, tmp_path) == {"first": 3, "second": 5}
+    lines = capfd.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith("--")] == ["one True", "three True"]
 
 
 def test_runs_when_put_together_are_all_tests():
@@ -64,3 +123,4 @@ def test_runs_when_put_together_are_all_tests():
         for pipeline in (False, True):
             markers = {"realtime": realtime, "pipeline": pipeline}
             assert [eval(text, {}, markers) for text in selections].count(True) == 1
+    assert [name for stage in run_all.STAGES for name in stage] == list(run_all.RUNS)

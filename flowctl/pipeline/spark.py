@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.pipeline.java import find_java
+from flowctl.pipeline.classarchive import java_option
+from flowctl.pipeline.java import Java, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,12 +92,13 @@ def check_available() -> None:
         raise ConfigError(f"the pipeline needs what is not installed: {', '.join(missing)}", hint=EXTRA_HINT)
 
 
-def settings_of(options: SessionOptions, log4j: Path | None = None) -> dict[str, str]:
+def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java | None = None) -> dict[str, str]:
     """Return every setting of Spark that follows from `options`.
 
     Args:
         options: how to start it.
         log4j: file with the settings of Java's log. None: Spark's own.
+        java: that is to run it; its class archive is used, if there is one. None: not known.
     """
     master = options.master or options.conf.get("spark.master", "local[*]")
     settings = {
@@ -124,7 +126,9 @@ def settings_of(options: SessionOptions, log4j: Path | None = None) -> dict[str,
     }
     if log4j is not None:
         own = f"-Dlog4j2.configurationFile=file:{log4j} -Duser.timezone=UTC"
-        settings["spark.driver.extraJavaOptions"] = own + _collector(master, options.conf)
+        others = _java_options(options.conf)
+        archive = "" if java is None else java_option(java, others)
+        settings["spark.driver.extraJavaOptions"] = own + _collector(master, others) + archive
         settings["spark.executor.extraJavaOptions"] = "-Duser.timezone=UTC"
     if master.startswith("local") or "//127.0.0.1" in master or "//localhost" in master:
         # On this machine alone: nothing listens elsewhere, and a host name that does not resolve does no harm.
@@ -133,15 +137,20 @@ def settings_of(options: SessionOptions, log4j: Path | None = None) -> dict[str,
     return settings | dict(options.conf)
 
 
-def _collector(master: str, conf: Mapping[str, str]) -> str:
+def _java_options(conf: Mapping[str, str]) -> str:
+    """Return what the user, or the environment, has Java told besides."""
+    return " ".join(
+        (conf.get("spark.driver.defaultJavaOptions", ""), *(os.environ.get(name, "") for name in _JAVA_OPTIONS))
+    )
+
+
+def _collector(master: str, others: str) -> str:
     """Return the option of Java that names the collector for work on this machine; nothing where somebody named one.
 
     Work in batches needs no short pauses: the collector made for throughput takes a twentieth less time than Java's own
     choice, and a fifth less memory (`sessions`, 10 million events, two cores). Java does not start with two of them.
     """
-    named = [conf.get("spark.driver.defaultJavaOptions", ""), *(os.environ.get(name, "") for name in _JAVA_OPTIONS)]
-    chosen = any(re.search(r"-XX:\+Use\w*GC\b", text) for text in named)
-    return "" if chosen or not master.startswith("local") else " -XX:+UseParallelGC"
+    return "" if re.search(r"-XX:\+Use\w*GC\b", others) or not master.startswith("local") else " -XX:+UseParallelGC"
 
 
 _JAVA_OPTIONS: Final = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
@@ -209,7 +218,7 @@ def open_session(options: SessionOptions | None = None) -> SparkSession:
     log4j.write_text(_LOG4J, encoding="ascii")
     _own.update(log=log, folder=folder)
     with mapped_errors():
-        return _start(settings_of(options, log4j), log)
+        return _start(settings_of(options, log4j, java), log)
 
 
 def remove_old_logs(folder: Path, now_s: float) -> None:
@@ -269,11 +278,12 @@ def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
     return SparkSession(context)
 
 
-def close_session(spark: SparkSession | None) -> None:
+def close_session(spark: SparkSession | None, *, patience_s: float = _STOP_TIMEOUT_S) -> None:
     """Stop Spark and end its Java process; done already: nothing.
 
     Args:
         spark: the session. None: only the process that was started here.
+        patience_s: how long Java may take to end before it is killed, in seconds.
     """
     from pyspark import SparkContext
 
@@ -293,7 +303,7 @@ def close_session(spark: SparkSession | None) -> None:
     with contextlib.suppress(OSError):
         process.stdin.close()  # what Java waits for
     try:
-        process.wait(_STOP_TIMEOUT_S)
+        process.wait(patience_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -93,7 +93,7 @@ def test_publish_when_the_server_does_not_read():
     source = small_source(video_bit_rate=20_000_000)
     with client_group() as group, sink_server(sink) as (server, _):
         publisher = publish(group, server, source, pace=0, duration_s=10.0)
-        wait_until(lambda: publisher.statistics().waits, "the wait for room")
+        wait_until(lambda: sink.hold_after is None and publisher.statistics().waits, "the wait for room")
         largest = 0
         for _ in range(20):
             largest = max(largest, publisher.statistics().bytes_queued)

@@ -14,7 +14,8 @@ from record_kit import event, sample, write, write_samples
 from flowctl.errors import ConfigError
 from flowctl.pipeline.java import find_java
 
-pytestmark = pytest.mark.timeout(900)  # two processes with a Java each; on a busy machine that takes minutes
+# Processes of its own, each with a Java that mostly starts: beside others that wait, not before them.
+pytestmark = [pytest.mark.realtime, pytest.mark.timeout(900)]
 
 
 def flowctl(*arguments, folder):

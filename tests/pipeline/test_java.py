@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -64,7 +65,7 @@ def missing_until(monkeypatch, installed):
     def find():
         if not any("install" in command for command in commands) or not installed:
             raise ConfigError("no Java", hint="get one")
-        return Java(home=setup.shutil.which("sh"), version=17)
+        return Java(home=Path(setup.shutil.which("sh")), version=17)
 
     def run(command, **_):
         commands.append(command)
@@ -72,6 +73,7 @@ def missing_until(monkeypatch, installed):
 
     monkeypatch.setattr(setup, "find_java", find)
     monkeypatch.setattr(setup.subprocess, "run", run)
+    monkeypatch.setattr(setup, "make_archive", lambda java: f"told of {java.version}")
     return commands
 
 
@@ -82,7 +84,9 @@ def test_setup_when_it_may_installs_the_package(monkeypatch, capsys):
     assert setup.main() == 0
     assert "openjdk-17-jre-headless" in commands[-1]
     assert "--no-install-recommends" in commands[-1]
-    assert "can run, with Java 17" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "can run, with Java 17" in told
+    assert "twice as long: told of 17" in told
 
 
 def test_setup_when_the_package_cannot_be_had_says_so(monkeypatch, capsys):
