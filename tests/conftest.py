@@ -2,7 +2,8 @@
 
 Markers are set here and not in the test files, so that nobody has to remember them: ``realtime`` for tests that let
 seconds pass with real processes and sockets (by folder; a file or a test elsewhere asks for it itself, as those of
-``loadtest`` do that run servers), ``pipeline`` for those on Spark (by folder), ``fuzz`` for every property test.
+``loadtest`` do that run servers), ``pipeline`` for those on Spark (by folder; a file elsewhere asks for it), ``fuzz``
+for every property test.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ def pytest_configure(config):
         import imageio_ffmpeg
 
         os.environ.setdefault(FFMPEG_VARIABLE, imageio_ffmpeg.get_ffmpeg_exe())
-    config.addinivalue_line("markers", "realtime: runs servers and clients in real time; not beside other tests")
-    config.addinivalue_line("markers", "pipeline: shares one Spark session; not beside tests that use every core")
+    config.addinivalue_line(
+        "markers", "realtime: lets seconds pass with real processes; not beside tests that compute"
+    )
+    config.addinivalue_line("markers", "pipeline: on Spark; with `realtime` too, in programs with a Java of their own")
     config.addinivalue_line("markers", "fuzz: a property test; `make fuzz` runs these longer")
 
 
@@ -73,7 +76,6 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("fuzz")
             if factor > 1:
                 multiply_examples(item, factor)
-    items.sort(key=lambda item: item.get_closest_marker("pipeline") is None)  # the longest files first, see run_all.py
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,9 +1,10 @@
-"""Run all tests: those that only compute beside those of the pipeline, then those that live in real time.
+"""Run all tests: those that compute and those on Spark side by side, then those that live in real time.
 
-The pipeline's (marker ``pipeline``) share one Spark session, which leaves a third of two cores idle; who only computes
-takes that. The last (marker ``realtime``, see conftest.py) run servers, players and FFmpeg and let seconds pass: they
-mostly wait, so several wait side by side, but not beside workers that compute on every core. Those of them that fail
-so are run once more, alone: what fails twice has failed, what fails once is named, and counted as ``rerun``.
+The pipeline's (marker ``pipeline``) share one Spark session; those that start programs with a Java of their own (both
+markers) are a run of theirs. Whatever of two cores one of them leaves idle the others take. The last (marker
+``realtime`` alone, see conftest.py) run servers, players and FFmpeg and let seconds pass: they mostly wait, so several
+wait side by side, but not beside workers that compute. What fails in real time is run once more, alone: what fails
+twice has failed, what fails once is named, and counted as ``rerun``.
 The last line printed is pytest's closing line with the counts of all runs added. Exit status: 0 if all passed.
 Arguments go to all runs: ``python tests/run_all.py -k echo``.
 """
@@ -20,19 +21,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 RUNS = {
     # More than 8 workers spend their time on start-up.
     "computing": ["-m", "not realtime and not pipeline", "-n", "auto", "--maxprocesses=8"],
     # One process, so that all of them share one Java, whose start costs more than most of these tests.
     "pipeline": ["-m", "pipeline and not realtime", "-n", "0"],
-    # None of them asserts a time, so they may disturb each other. Tests of a file share servers, or a cluster; that
-    # one takes longest, so conftest.py puts it first.
-    "real time": ["-m", "realtime", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"],
+    # Each of their files has a Java, or a cluster of them.
+    "programs on Spark": ["-m", "pipeline and realtime", "-n", "2", *BY_FILE],
+    # None of them asserts a time, so they may disturb each other. Tests of a file share servers.
+    "real time": ["-m", "realtime and not pipeline", "-n", "4", *BY_FILE],
 }
-STAGES = (("computing", "pipeline"), ("real time",))
+STAGES = (("computing", "pipeline", "programs on Spark"), ("real time",))
 """Which runs go on at the same time, and in which order."""
-AGAIN = {"real time": ["-n", "0", "--last-failed", "--last-failed-no-failures", "none"]}
-"""The runs whose failures get a second try, and what is added to their options for it."""
+AGAIN = ("programs on Spark", "real time")
+"""The runs whose failures get a second try, alone."""
+ALONE = ("-n", "0", "--last-failed", "--last-failed-no-failures", "none")
+"""What is added to the options of a run for that."""
 MOST_AGAIN = 10
 """More failures than this are no accident of a busy machine: they get no second try."""
 OUTCOMES = {"failed": "failures", "errors": "errors", "skipped": "skipped"}
@@ -123,13 +128,13 @@ def main(arguments: list[str]) -> int:
 
         for stage in STAGES:
             counts.update(run(stage))
-        for name, added in AGAIN.items():
-            first = counts_in(report_of(name, folder)) if statuses[name] == TESTS_FAILED else Counter()
+        for name in AGAIN:
+            first = counts_in(report_of(name, folder)) if statuses.get(name) == TESTS_FAILED else Counter()
             if 0 < (failed := first["failed"] + first["errors"]) <= MOST_AGAIN:
                 say(f"-- tests: {name}, those that failed once more and alone")
                 report_of(name, folder).unlink()
                 counts.subtract({"failed": first["failed"], "errors": first["errors"]})
-                counts.update(run([name], added), rerun=failed)
+                counts.update(run([name], ALONE), rerun=failed)
     say(closing_line(counts, time.monotonic() - begun))
     if counts["passed"] == 0:
         return 1

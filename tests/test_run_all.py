@@ -64,30 +64,37 @@ def passed_once(monkeypatch, statuses, passed=1, **bad):
 
 @pytest.mark.parametrize(
     ("statuses", "passed", "expected"),
-    [([0, 0, 0], 1, 0), ([0, 5, 5], 1, 0), ([1, 0, 0], 1, 1), ([0, 1, 0], 1, 1), ([0, 0, -9], 1, 9), ([5, 5, 5], 0, 1)],
+    [
+        ([0, 0, 0, 0], 1, 0),
+        ([0, 5, 5, 0], 1, 0),
+        ([1, 0, 0, 0], 1, 1),
+        ([0, 1, 0, 0], 1, 1),
+        ([0, 0, 0, -9], 1, 9),
+        ([5, 5, 5, 5], 0, 1),
+    ],
 )
 def test_runner_when_one_run_fails_fails(monkeypatch, capsys, statuses, passed, expected):
     """Nothing selected in some of the runs is no failure; nothing at all, or a failed run, is."""
     started = passed_once(monkeypatch, statuses, passed)
     assert run_all.main(["-k", "anything"]) == expected
-    assert [command[-2:] for command in started] == [["-k", "anything"]] * 3
+    assert [command[-2:] for command in started] == [["-k", "anything"]] * 4
     assert capsys.readouterr().out.splitlines()[-1].split()[-2] == "in"
 
 
 @pytest.mark.parametrize(
     ("bad", "second", "line", "expected"),
     [
-        ({"failures": 2}, 0, "4 passed, 2 rerun in", 0),
-        ({"failures": 1, "errors": 1}, 1, "4 passed, 2 rerun in", 1),
-        ({"failures": run_all.MOST_AGAIN + 1}, None, f"{run_all.MOST_AGAIN + 1} failed, 3 passed in", 1),
+        ({"failures": 2}, 0, "5 passed, 2 rerun in", 0),
+        ({"failures": 1, "errors": 1}, 1, "5 passed, 2 rerun in", 1),
+        ({"failures": run_all.MOST_AGAIN + 1}, None, f"{run_all.MOST_AGAIN + 1} failed, 4 passed in", 1),
     ],
 )
 def test_runner_when_real_time_tests_fail_runs_them_again_alone(monkeypatch, capsys, bad, second, line, expected):
     """They count by their second try, and how many there were is told; too many get none."""
-    started = passed_once(monkeypatch, [0, 0, 1] + ([] if second is None else [second]), **bad)
+    started = passed_once(monkeypatch, [0, 0, 0, 1] + ([] if second is None else [second]), **bad)
     assert run_all.main([]) == expected
     assert capsys.readouterr().out.splitlines()[-1].startswith(line)
-    assert ["--last-failed" in command for command in started] == [False] * 3 + [True] * (second is not None)
+    assert ["--last-failed" in command for command in started] == [False] * 4 + [True] * (second is not None)
 
 
 def test_again_when_a_test_failed_runs_only_that_one(tmp_path, capfd, monkeypatch):
@@ -97,7 +104,7 @@ def test_again_when_a_test_failed_runs_only_that_one(tmp_path, capfd, monkeypatc
         "def test_once():\n    seen = mark.exists(); mark.touch(); assert seen\n"
         "def test_good(): assert not mark.exists() or mark.read_text() == ''\n"
     )
-    monkeypatch.setattr(run_all, "RUNS", {"real time": [*run_all.RUNS["real time"][2:], "--rootdir", str(tmp_path)]})
+    monkeypatch.setattr(run_all, "RUNS", {"real time": ["-n", "1", *run_all.BY_FILE, "--rootdir", str(tmp_path)]})
     monkeypatch.setattr(run_all, "STAGES", (("real time",),))
     assert run_all.main([str(tmp_path)]) == 0
     assert capfd.readouterr().out.splitlines()[-1].startswith("2 passed, 1 rerun in")

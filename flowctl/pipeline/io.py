@@ -25,6 +25,7 @@ from flowctl.pipeline.footers import FACTS_DDL, facts_of, s3_options
 from flowctl.pipeline.overlaps import check_distinct, overlapping, spelt
 from flowctl.pipeline.place import Place, is_staging
 from flowctl.pipeline.preflight import COPY, COPY_DETAIL, Preflight, judge
+from flowctl.pipeline.spark import generate_code, one_line
 from flowctl.telemetry.schema import TABLES, Table
 
 if TYPE_CHECKING:
@@ -115,8 +116,6 @@ def _exists(spark: SparkSession, path: str) -> bool:
         place = jvm.org.apache.hadoop.fs.Path(path)
         return bool(place.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(place))  # noqa: SLF001 - no public way
     except Py4JJavaError as error:
-        from flowctl.pipeline.spark import one_line
-
         raise ConfigError(f"{path} cannot be read: {one_line(error)}") from error
 
 
@@ -180,6 +179,7 @@ def _read(spark: SparkSession, root: str, table: str, count: str, now_us: int | 
             f"{found.bad[0][2]}",
             hint="is it a folder that a server wrote with --events?",
         )
+    generate_code(spark, found.size_bytes)
     usable = _without(raw, [str(row[0]) for row in found.bad])
     check_distinct(usable, found.meeting, table)
     checks = open_checks(table, found.unproven)

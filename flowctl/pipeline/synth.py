@@ -19,6 +19,7 @@ from flowctl.errors import ConfigError
 from flowctl.pipeline import addresses
 from flowctl.pipeline.accounts import JobResult
 from flowctl.pipeline.place import Place
+from flowctl.pipeline.spark import generate_code
 from flowctl.pipeline.synth_kinds import FIRST_ABUSER, FIRST_SLOW, KINDS
 from flowctl.pipeline.synth_plan import Cast, SynthOptions, plan, steps_by_key
 from flowctl.pipeline.synth_steps import HEAD_MS, SLOTS
@@ -36,6 +37,8 @@ VISITS_PER_TASK: Final = 150_000
 SEQUENCE_BITS: Final = 12
 """A visit has fewer events than 4096, so `seq` is unique."""
 CONNECTION_BITS: Final = 8
+_EVENT_BYTES: Final = 85
+"""One event in a file, on average."""
 _MADE: Final = (FLOW_EVENTS.name, "flow_samples")
 _SOFT_BYTES: Final = 2 << 20
 _HARD_BYTES: Final = 4 << 20
@@ -397,6 +400,7 @@ def run(spark: SparkSession, events_path: str, out: str, options: SynthOptions |
     cast = plan(options)
     result = JobResult(name="synth")
     _clear(spark, Place(spark, out), replace=options.replace)
+    generate_code(spark, options.events * _EVENT_BYTES)
     with _fast_settings(spark):
         path = f"{out}/{FLOW_EVENTS.name}"
         _write(events(spark, options, cast), path)

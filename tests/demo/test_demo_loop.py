@@ -37,6 +37,8 @@ SIDE = Side(
 )
 BETTER = dataclasses.replace(SIDE, slow_cut=3, abusers_refused=4, refusals=9)
 
+pytestmark = pytest.mark.pipeline  # programs with a Java of their own
+
 
 def compared(after, before=SIDE, *, same_process=True):
     """Return the comparison of two runs."""

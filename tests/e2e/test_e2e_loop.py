@@ -15,6 +15,8 @@ from flowctl.errors import FlowctlError
 from flowctl.limitsfile import parse_limits_file
 from flowctl.reasons import CloseReason
 
+pytestmark = pytest.mark.pipeline  # a program with a Java of its own
+
 PLAN = LoopPlan(duration_s=12.0, healthy=4, slow=2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import pytest
@@ -13,7 +14,14 @@ from flowctl.cli.analyze_common import session_options, text
 from flowctl.errors import ConfigError, InternalError
 from flowctl.pipeline.accounts import Accounts, JobResult
 from flowctl.pipeline.preflight import judge
-from flowctl.pipeline.spark import SessionOptions, check_available, one_line, settings_of
+from flowctl.pipeline.spark import (
+    GENERATED_FROM_BYTES,
+    SessionOptions,
+    check_available,
+    generate_code,
+    one_line,
+    settings_of,
+)
 
 FACTS = st.lists(
     st.tuples(
@@ -132,3 +140,29 @@ def test_figures_when_nested_are_read_as_words():
         text({"sessions": 3, "blame": {"none": 2, "policy": 1}, "x": 0.5})
         == "sessions 3, blame (none 2, policy 1), x 0.5"
     )
+
+
+class Conf(dict):
+    """Settings of a session that nobody else has."""
+
+    set = dict.__setitem__
+
+
+def conf_of(size_bytes, **chosen):
+    """Return the settings of a session that was opened with `chosen` and has read a table of this size."""
+    conf = Conf({"spark.sql.codegen.factoryMode": "FALLBACK"} | settings_of(SessionOptions(conf=chosen)))
+    generate_code(SimpleNamespace(conf=conf), size_bytes)
+    return conf["spark.sql.codegen.factoryMode"], conf.get("spark.sql.codegen.wholeStage")
+
+
+def test_code_when_the_data_is_small_is_not_generated():
+    """Compiling takes longer than it saves; from 8 MiB on it pays."""
+    assert conf_of(GENERATED_FROM_BYTES - 1) == ("NO_CODEGEN", "false")
+    assert conf_of(GENERATED_FROM_BYTES) == ("FALLBACK", "true")
+
+
+@pytest.mark.parametrize("chosen", ["true", "false"])
+def test_code_when_somebody_has_chosen_is_left_to_them(chosen):
+    """A setting that was given is never changed, whatever the size."""
+    for size_bytes in (0, GENERATED_FROM_BYTES):
+        assert conf_of(size_bytes, **{"spark.sql.codegen.wholeStage": chosen}) == ("FALLBACK", chosen)

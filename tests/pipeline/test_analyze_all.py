@@ -14,8 +14,7 @@ from record_kit import event, sample, write, write_samples
 from flowctl.errors import ConfigError
 from flowctl.pipeline.java import find_java
 
-# Processes of its own, each with a Java that mostly starts: beside others that wait, not before them.
-pytestmark = [pytest.mark.realtime, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.realtime, pytest.mark.timeout(900)]  # programs with a Java of their own
 
 
 def flowctl(*arguments, folder):

@@ -22,8 +22,7 @@ from flowctl.pipeline.watch_rules import WatchOptions, behaving, candidates, to_
 from flowctl.pipeline.weights import Weights
 from flowctl.telemetry.schema import METADATA_PREFIX
 
-# Processes of its own, each with a Java that mostly starts: beside others that wait, not before them.
-pytestmark = [pytest.mark.realtime, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.realtime, pytest.mark.timeout(900)]  # programs with a Java of their own
 POINTS, THRESHOLD = Weights().points, Weights().threshold
 PATIENCE_S = 400.0
 """A Java start and a batch take seconds; on a machine that is busy with everything else, minutes."""
