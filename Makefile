@@ -15,8 +15,9 @@ help:  ## show the targets
 
 setup: $(READY)  ## make .venv with flowctl, its tools and an FFmpeg binary, all from PyPI
 
-# Everything in the versions, and with the hashes, of requirements-dev.txt. Redone only when that or pyproject.toml changed. A candidate that cannot make an environment (some distributions split venv
-# off) is passed over for the next; a half-made environment is made again.
+# Everything in the versions, and with the hashes, of requirements-dev.txt. Redone only when that or pyproject.toml
+# changed. A candidate that cannot make an environment (some distributions split venv off) is passed over for the next; a
+# half-made environment is made again.
 $(READY): pyproject.toml requirements-dev.txt
 	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  for name in $(PYTHONS); do \

@@ -49,9 +49,7 @@ def pytest_configure(config):
         import imageio_ffmpeg
 
         os.environ.setdefault(FFMPEG_VARIABLE, imageio_ffmpeg.get_ffmpeg_exe())
-    config.addinivalue_line(
-        "markers", "realtime: lets seconds pass with real processes; not beside tests that compute"
-    )
+    config.addinivalue_line("markers", "realtime: lets seconds pass with real processes; not beside tests that compute")
     config.addinivalue_line("markers", "pipeline: on Spark; with `realtime` too, in programs with a Java of their own")
     config.addinivalue_line("markers", "fuzz: a property test; `make fuzz` runs these longer")
 

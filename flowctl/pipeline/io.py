@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import ConfigError
@@ -96,10 +97,13 @@ def require_table(spark: SparkSession, root: str, table: str) -> None:
     """See to it that `root` has a folder of that table.
 
     Raises:
-        ConfigError: it has none; says whether `root` is there at all, is the table's own folder, or may be too new.
+        ConfigError: it has none; says whether `root` may be read, is there at all, is the table's own folder, or may be
+            too new.
     """
     if has_table(spark, root, table):
         return
+    if Path(root).is_dir() and not os.access(root, os.R_OK | os.X_OK):
+        raise ConfigError(f"{root} cannot be read: permission denied", hint="run as who may read it, or ask its owner")
     if not _exists(spark, root):
         raise ConfigError(f"{root} does not exist, so there is no {table}", hint=_RECORDS_HINT)
     if root.rstrip("/").rpartition("/")[2] in TABLES:

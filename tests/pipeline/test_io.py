@@ -256,6 +256,13 @@ def test_read_when_there_is_nothing_says_what_is_missing(spark, tmp_path, make, 
     assert "--events" in caught.value.hint
 
 
+def test_read_when_the_folder_may_not_be_read_says_so(spark, tmp_path, monkeypatch):
+    """A folder without permission is not told as one without records. Who runs tests as root may read everything."""
+    monkeypatch.setattr(io.os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match="permission denied"):
+        read(spark, tmp_path)
+
+
 def test_read_when_the_folder_is_that_of_the_table_says_which_one_to_give(spark, tmp_path):
     """One folder too deep is a slip that has its own hint."""
     write(tmp_path, good(3), "a")
