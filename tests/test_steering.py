@@ -265,6 +265,27 @@ def test_acknowledgement_when_the_application_lags_counts_for_the_delay():
     assert viewer.sender.statistics().delay_ms > 1000
 
 
+@pytest.mark.parametrize("claimed", ["50 kB more", "nothing", "less and less", "never", "twice as much"])
+def test_acknowledgement_when_it_is_untrue_makes_no_delay(claimed):
+    """A viewer that takes everything at once is not late, whatever its application says or does not say."""
+    stage, viewer = staged(BY_DELAY, AGE)
+    for step in range(200):
+        stage.publish("KIIIAA" if step % 20 == 0 else "IIIIAA", 2500)
+        stage.group.run(0.5)
+        sent = viewer.sender.statistics().bytes_sent
+        if claimed == "less and less":
+            viewer.sender.peer_acknowledged(max(2000 - 10 * step, 0))
+        elif claimed == "nothing":
+            viewer.sender.peer_acknowledged(0)
+        elif claimed == "twice as much":
+            viewer.sender.peer_acknowledged(2 * sent)
+        elif claimed == "50 kB more" and step % 10 == 0:
+            viewer.sender.peer_acknowledged(sent + 50_000)
+        viewer.sender.sample_delay()
+    assert viewer.sender.state is READY
+    assert viewer.sender.statistics().delay_ms < 100
+
+
 # -- the forecast
 
 

@@ -596,9 +596,7 @@ class LiveSession(Session):
         """Tell the Sender what the player's application says it has read: a number of octets modulo 2^32."""
         if self._playing is not None:
             sent = self.connection.sender.glance().bytes_sent
-            behind = Acknowledgement(sequence_number).behind(sent)
-            if behind <= sent:  # otherwise it claims more than it was sent
-                self.connection.sender.peer_acknowledged(sent - behind)
+            self.connection.sender.peer_acknowledged(sent - Acknowledgement(sequence_number).behind(sent))
 
     def _start_playing(self, event: rtmp_events.PlayRequested, now: float) -> None:
         name = event.url.path

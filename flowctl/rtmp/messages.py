@@ -142,12 +142,20 @@ class Acknowledgement:
         return cls(bytes_received % _ACK_WRAP)
 
     def behind(self, bytes_sent: int) -> int:
-        """Return how many of `bytes_sent` octets in all are not acknowledged.
+        """Return how many of `bytes_sent` octets in all are not acknowledged; 0 for a number that is too high.
 
-        It is the smaller one of two readings: most peers count modulo 2^32, nginx-rtmp and we start again earlier. The
-        other reading is off by multiples of 2^28, far more than is ever under way.
+        A peer that claims more than it was sent has at least read everything: to ignore it would leave the last true
+        number standing, and what is sent from then on would look unread for ever.
+
+        Up to 0xF0000000 octets no peer has started its count again, and the number is what it says. After that it is
+        read in two ways, since most peers count modulo 2^32, nginx-rtmp and we start again earlier: the reading
+        nearer to `bytes_sent` counts. The other one is off by multiples of 2^28, far more than is ever under way.
         """
-        return min((bytes_sent - self.sequence_number) % wrap for wrap in (1 << 32, _ACK_WRAP))
+        distance = bytes_sent - self.sequence_number
+        if bytes_sent >= _ACK_WRAP:
+            # Signed, as serial numbers are compared (RFC 1982): below 0 is ahead of us.
+            distance = min(((distance + wrap // 2) % wrap - wrap // 2 for wrap in (1 << 32, _ACK_WRAP)), key=abs)
+        return max(distance, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -387,7 +387,7 @@ def test_sweep_when_the_delay_is_the_age_samples_each_viewer_once_in_two_seconds
 
 
 def test_acknowledgement_when_a_player_sends_it_reaches_its_sender():
-    """What a player says it has read counts for its delay; more than it was sent is no answer."""
+    """What a player says it has read counts for its delay; more than it was sent means all."""
     world = World(sender=SenderSettings(age_from=AgeSource.DELAY))
     viewer = world.player()
     told = []
@@ -403,5 +403,26 @@ def test_acknowledgement_when_a_player_sends_it_reaches_its_sender():
         sent = sender.statistics().bytes_sent
         for count in (sent - 100, sent + 1_000_000, sent):
             viewer.message(encode_control(Acknowledgement(count)))
-    assert told == [sent - 100, sent]
+    assert told == [sent - 100, sent, sent]
     assert world.group.failures == []
+
+
+@pytest.mark.parametrize("start", [0, 0xF0000000, 1 << 32])
+def test_acknowledgement_when_it_has_become_too_high_makes_no_delay(monkeypatch, start):
+    """A player that once told the truth and counts too much from then on has read everything, and is not late."""
+    world = World(sender=SenderSettings(age_from=AgeSource.DELAY))
+    publisher, viewer = world.publisher(), world.player()
+    sender = viewer.connection.sender
+    # As if so much had been sent before: nobody sends 4 GB in a test.
+    known = sender._bytes_sent_locked
+    monkeypatch.setattr(type(sender), "_bytes_sent_locked", lambda self: known() + start)
+    delays = []
+    for step in range(40):
+        broadcast(world, publisher, 30, start=1000 * step)
+        world.run(1.0)
+        count = sender.glance().bytes_sent + (45_000 if step > 5 else 0)
+        viewer.message(encode_control(Acknowledgement(count % (1 << 32))))
+        sender.sample_delay()
+        delays.append(sender.statistics().delay_ms)
+    assert max(delays) < 100
+    assert sender.state is SendState.READY

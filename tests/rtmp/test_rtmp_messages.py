@@ -405,3 +405,25 @@ def test_acknowledgement_when_its_count_has_started_again_tells_the_same_distanc
         for behind in (0, 1, 40_000, 100_000_000):
             read = max(sent - behind, 0)
             assert Acknowledgement(read % wrap).behind(sent) == sent - read
+
+
+@pytest.mark.parametrize("wrap", [1 << 32, 0xF0000000])
+@given(sent=st.integers(0, 10**12), more=st.integers(1, 16 * 1024 * 1024))
+@settings(max_examples=200, deadline=None)
+def test_acknowledgement_when_it_is_too_high_means_all(wrap, sent, more):
+    """A peer that claims more than it was sent has nothing left to read; its count may have started again meanwhile."""
+    if sent < 0xF0000000 <= sent + more:
+        more = 0xF0000000 - sent  # before anybody can have started again, a small number is a small number
+    assert Acknowledgement((sent + more) % wrap if sent >= 0xF0000000 else sent + more).behind(sent) == 0
+
+
+def test_acknowledgement_when_it_is_absurd_is_never_less_than_nothing():
+    """Any number at any time is a distance between 0 and all that was sent."""
+    for sent in (0, 1, 3073, 10**6, 2**31, 0xF0000000 - 1, 0xF0000000, 2**32 - 1, 2**32, 2**32 + 1, 10**11):
+        for number in (0, 1, 10**6, 2**31 - 1, 2**31, 0xF0000000 - 1, 0xF0000000, 0xF0000001, 2**32 - 1):
+            assert 0 <= Acknowledgement(number).behind(sent) <= sent
+
+
+def test_acknowledgement_when_it_is_0_before_a_count_can_have_started_again_is_nothing():
+    """A peer that has acknowledged nothing of 3 GB is 3 GB behind, and not ahead."""
+    assert Acknowledgement(0).behind(3_000_000_000) == 3_000_000_000
