@@ -74,8 +74,8 @@ class Viewer(Link):
         "_measure",
         "_pace",
         "_parsed",
+        "_pretended",
         "_reading",
-        "_received",
         "_skimmer",
         "asked",
         "playing",
@@ -103,7 +103,7 @@ class Viewer(Link):
         self._parsed = parsed
         self._pace: Pace | None = None  # from the first frame on
         self._skimmer: Skimmer | None = None
-        self._received = 0  # octets after the handshake; what is acknowledged
+        self._pretended = 0  # octets acknowledged without being read
         self._ack_due = _ACK_BYTES
         self._armed_at = 0.0  # since when it has been waiting for something to come
         self._reading = True
@@ -118,6 +118,11 @@ class Viewer(Link):
     def measure(self) -> ViewerMeasure:
         """What it has counted so far."""
         return self._measure
+
+    @property
+    def _received(self) -> int:
+        """Octets read after the handshake: what is acknowledged."""
+        return self.result.wire_bytes - HANDSHAKE_BYTES
 
     def tuned(self, sock: socket.socket) -> None:
         """Make the socket of the profile."""
@@ -149,7 +154,7 @@ class Viewer(Link):
             self._discard(now, allowed)
         count = self.result.wire_bytes - before
         if count and not self.ended:
-            self._note_arrival(count, now)
+            self._note_arrival(now)
             pace = self._pace
             if pace is not None:
                 pace.took(count, now)
@@ -184,7 +189,6 @@ class Viewer(Link):
         if session is not None and session.stream_id:
             session.close_stream()
             self._farewell = session.data_to_send()
-        self._received = self.result.wire_bytes - HANDSHAKE_BYTES
         self._ack_due = self._received + _ACK_BYTES
         self.session = None
         if not self._parsed:
@@ -222,17 +226,15 @@ class Viewer(Link):
             if not self.playing and any(frame.kind != OTHER for _, frame in media):
                 self._first_frame(now)
 
-    def _note_arrival(self, count: int, now: float) -> None:
+    def _note_arrival(self, now: float) -> None:
         if self.playing:
             silent_s = now - self._armed_at
             if silent_s > STALL_S:
                 self._note_stall(silent_s)
-            if self.session is None:
-                self._received += count
-                if self._received >= self._ack_due:
-                    self._ack_due = self._received + _ACK_BYTES
-                    if self._config.acknowledge:
-                        self._say(encode_control(Acknowledgement.of(self._received)), now)
+            if self.session is None and self._received >= self._ack_due:
+                self._ack_due = self._received + _ACK_BYTES
+                if self._config.acknowledge:
+                    self._say(encode_control(Acknowledgement.of(self._received)), now)
         self._armed_at = now
 
     def _note_stall(self, silent_s: float) -> None:
@@ -307,16 +309,16 @@ class Viewer(Link):
         self.result.stopped_reading_s = now - self._began
         self.watch(HANGUP)
         if self._manner.ack_rate:
-            self._received = self.result.wire_bytes - HANDSHAKE_BYTES
             self._reactor.call_at(now + _ACK_ONLY_S, self._pretend)
 
     def _pretend(self, now: float) -> None:
         """Acknowledge half a second of media that was not read."""
         if self.ended or self._leaving is not None or self._looking:
             return
-        self._received += int(self._manner.ack_rate / 8 * _ACK_ONLY_S)
-        self._say(encode_control(Acknowledgement.of(self._received)), now)
-        self.result.notes = f"acknowledged {self._received} bytes, read {self.result.wire_bytes}"
+        self._pretended += int(self._manner.ack_rate / 8 * _ACK_ONLY_S)
+        acknowledged = self._received + self._pretended
+        self._say(encode_control(Acknowledgement.of(acknowledged)), now)
+        self.result.notes = f"acknowledged {acknowledged} bytes, read {self.result.wire_bytes}"
         self._reactor.call_at(now + _ACK_ONLY_S, self._pretend)
 
     def _vanish(self, now: float) -> None:

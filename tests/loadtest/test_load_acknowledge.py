@@ -1,0 +1,179 @@
+"""A viewer of a load run against a scripted server: what it acknowledges is what it has read, to the octet."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import select
+import socket
+
+import pytest
+
+from flowctl.loadtest.link import HANDSHAKE_BYTES, Target
+from flowctl.loadtest.measures import StreamClock, ViewerMeasure
+from flowctl.loadtest.profiles import parse_profile
+from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult
+from flowctl.loadtest.skim import FrameBook
+from flowctl.loadtest.slow import manner_of
+from flowctl.loadtest.viewer import Viewer
+from flowctl.media.synthetic import SyntheticSource
+from flowctl.rtmp.chunk_writer import serialise
+from flowctl.rtmp.events import Acknowledged, ConnectRequested, PlayRequested
+from flowctl.rtmp.server_session import ServerSession
+from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
+from flowctl.rtmp.url import parse_url
+
+CONFIG = ServerSessionConfig()
+
+
+class ScriptedReactor:
+    """A reactor whose time the test moves."""
+
+    def __init__(self):
+        self.now, self.calls, self.handler, self.epoll = 100.0, [], None, select.epoll()
+
+    def add(self, fd, handler, events):
+        self.handler = handler
+        self.epoll.register(fd, events)
+
+    def watch(self, fd, events):
+        self.epoll.modify(fd, events)
+
+    def remove(self, fd):
+        self.epoll.unregister(fd)
+
+    def call_at(self, when, call):
+        self.calls.append((when, call))
+
+    def turn(self, seconds):
+        self.now += seconds
+        due = [item for item in self.calls if item[0] <= self.now]
+        self.calls = [item for item in self.calls if item[0] > self.now]
+        for _, call in due:
+            yield call(self.now)
+        for _, events in self.epoll.poll(0):
+            yield self.handler.ready(events, self.now)
+
+
+class Stage:
+    """One viewer, and a server that sends it pieces of a stream of any size."""
+
+    def __init__(self, profile, *, parsed=True, seed=1):
+        self.rng = random.Random(seed)
+        self.reactor = ScriptedReactor()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        url = parse_url(f"rtmp://127.0.0.1:{self.listener.getsockname()[1]}/live/room")
+        self.result = PeerResult(number=0, profile=profile, kind=PeerKind.SLOW, url=str(url))
+        self.viewer = Viewer(
+            self.reactor,
+            Target(socket.AF_INET, self.listener.getsockname()),
+            url,
+            self.result,
+            manner=manner_of(parse_profile(profile)),
+            measure=ViewerMeasure(StreamClock(), None),
+            book=FrameBook(),
+            parsed=parsed,
+            config=ClientSessionConfig(),
+            began=self.reactor.now,
+            on_end=lambda viewer: None,
+        )
+        self.viewer.start("", 1e9)
+        self.peer, _ = self.listener.accept()
+        self.peer.setblocking(False)
+        self.rtmp = ServerSession(CONFIG, now=0.0)
+        self.acknowledged = []
+        self.playing = False
+        self.waiting = bytearray()  # what the viewer's kernel has not taken yet
+        self.sent = 0
+
+    def step(self, seconds=0.01):
+        """Let time pass, the viewer read if it wants to, and the server take what the viewer says."""
+        for _ in self.reactor.turn(seconds):
+            with contextlib.suppress(BlockingIOError):
+                self._hear(self.peer.recv(65536))
+        if self.waiting:
+            try:
+                count = self.peer.send(self.waiting)
+            except BlockingIOError:
+                return
+            self.sent += count
+            del self.waiting[:count]
+
+    def _hear(self, data):
+        for event in self.rtmp.receive(data, 0.0):
+            if isinstance(event, ConnectRequested):
+                self.rtmp.accept_connect()
+                self.rtmp.resume(0.0)
+            elif isinstance(event, PlayRequested):
+                self.rtmp.accept_play(event.stream_id)
+                self.playing = True
+            elif isinstance(event, Acknowledged):
+                self.acknowledged.append(event.sequence_number)
+                # One read is acknowledged at most once, so nothing was read since.
+                assert event.sequence_number == self.result.wire_bytes - HANDSHAKE_BYTES
+        self.waiting += self.rtmp.data_to_send()
+
+    def close(self):
+        self.viewer.end(PeerEnd.RUN_ENDED, "", self.reactor.now)
+        self.reactor.epoll.close()
+        self.peer.close()
+        self.listener.close()
+
+
+@pytest.fixture
+def open_stage():
+    """Make stages that are closed at the end."""
+    stages = []
+
+    def make(*arguments, **settings):
+        stages.append(Stage(*arguments, **settings))
+        return stages[-1]
+
+    yield make
+    for stage in stages:
+        stage.close()
+
+
+def play(stage, total_bytes, *, first_bytes=0):
+    """Play a stream in pieces of odd sizes until the viewer has read so much; `first_bytes` come at once."""
+    for _ in range(1000):
+        stage.step()
+        if stage.playing and not stage.waiting:
+            break
+    wire = bytearray()
+    for tag in SyntheticSource(video_bit_rate=2_000_000):
+        wire += serialise(tag.type_id, 1, tag.timestamp, tag.payload, 4 + tag.type_id % 3, CONFIG.out_chunk_size)
+        if len(wire) > total_bytes + 300_000:
+            break
+    at = first_bytes
+    stage.waiting += wire[:at]
+    for _ in range(200_000):
+        if stage.result.wire_bytes >= total_bytes:
+            return
+        stage.step()
+        if len(stage.waiting) < 40_000:
+            size = stage.rng.choice((1, 17, 1447, 8191, stage.rng.randrange(1, 60_000)))
+            stage.waiting += wire[at : at + size]
+            at += size
+    raise AssertionError(f"it has read {stage.result.wire_bytes} of {total_bytes}")
+
+
+@pytest.mark.parametrize("parsed", [True, False])
+@pytest.mark.parametrize(
+    "profile", ["healthy", "slow@4M", "sawtooth@1M-8M/1s", "pause@200ms/300ms", "burst@2s", "tiny-window@8KiB"]
+)
+def test_acknowledgement_when_reads_are_of_odd_sizes_is_what_was_read(open_stage, profile, parsed):
+    """However it reads, each number it acknowledges is what it has read by then: not an octet more or less."""
+    stage = open_stage(profile, parsed=parsed)
+    play(stage, 1_200_000, first_bytes=70_001)
+    assert len(stage.acknowledged) >= 3
+    assert stage.acknowledged == sorted(stage.acknowledged)
+    assert stage.acknowledged[-1] <= stage.sent - HANDSHAKE_BYTES
+
+
+def test_acknowledgement_when_one_was_read_without_is_of_a_quarter_megabyte_at_most(open_stage):
+    """A viewer acknowledges each 250 kB, a read more at most."""
+    stage = open_stage("healthy")
+    play(stage, 2_000_000)
+    steps = [after - before for before, after in zip(stage.acknowledged, stage.acknowledged[1:], strict=False)]
+    assert all(250_000 <= step <= 250_000 + 128 * 1024 for step in steps)
