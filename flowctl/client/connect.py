@@ -12,6 +12,7 @@ import time
 from typing import Any, Final
 
 from flowctl.client.base import RtmpClient
+from flowctl.client.throttle import SLOW_SEGMENT_BYTES
 from flowctl.connection import Connection
 from flowctl.errors import BrokenError, ConfigError, RemoteProtocolError
 from flowctl.pollgroup import PollGroup
@@ -21,13 +22,6 @@ from flowctl.sender_types import SenderSettings
 
 DEFAULT_TIMEOUT_S: Final = 5.0
 """Time to connect, all addresses of the host together; a SYN that got lost is sent again after 1 and 3 s."""
-
-SLOW_SEGMENT_BYTES: Final = 1400
-"""Segment size of a client with a small receive buffer: that of an Ethernet path.
-
-The loopback interface has segments of 64 KiB. With a receive buffer smaller than that, the sender may not fill one
-and falls back to probing the window, with pauses that grow from 0.2 s: a slow reader would look like a stalled one.
-"""
 
 
 def parse_address(text: str) -> RtmpUrl:

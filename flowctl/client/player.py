@@ -3,7 +3,7 @@
 Theory of operation. Each message is classified and counted, video and audio are searched for gaps, and after a gap in
 video the next picture has to be a key frame, or the viewer's picture would break. A `PlayProfile` says how to behave:
 
-- ``rate``: reads go through a token bucket; when it is empty the Receiver is held until it has filled again. The
+- ``rate``: reads go at the pace of a line; when it allows nothing the Receiver is held until it does again. The
   receive buffer of the socket is made small before connecting (`player_sockets`), so that the sender feels the rate
   within a second and not after megabytes in two kernels.
 - ``stall_after_s``: the Receiver is held for good. Nobody reads any more, so whether the peer is still there is asked
@@ -25,7 +25,7 @@ from flowctl.client.base import DEFAULT_CONFIG, RtmpClient, peer_gone
 from flowctl.client.gaps import GapFinder
 from flowctl.client.pace import MediaClock
 from flowctl.client.player_types import HEALTHY, PlayerStatistics, PlayProfile
-from flowctl.client.throttle import TokenBucket
+from flowctl.client.throttle import Constant, RatePace
 from flowctl.counts import Tally
 from flowctl.flow import MessageClass
 from flowctl.flv import TAG_SCRIPT, FlvWriter
@@ -75,7 +75,6 @@ class RtmpPlayer(RtmpClient):
 
     __slots__ = (
         "_audio",
-        "_bucket",
         "_delay",
         "_duration_s",
         "_first_at",
@@ -84,6 +83,7 @@ class RtmpPlayer(RtmpClient):
         "_media_clock",
         "_needs_key",
         "_on_message",
+        "_pace",
         "_ping_due",
         "_pings_sent",
         "_profile",
@@ -123,8 +123,8 @@ class RtmpPlayer(RtmpClient):
         self._media_clock = MediaClock()
         self._delay = _Delay()
         self._joined_us = 0.0  # wall clock at which the play began; what is stamped earlier was cached by the server
-        self._bucket: TokenBucket | None = None  # None: not throttled (any more)
-        self._throttled_until = _NEVER  # when the bucket allows reading again; `_NEVER` while reading
+        self._pace: RatePace | None = None  # None: not throttled (any more)
+        self._throttled_until = _NEVER  # when the pace allows reading again; `_NEVER` while reading
         self._ping_due = _NEVER  # when the next pings are due
         self._pings_sent = 0
         self._first_at: float | None = None  # when the first media message came; everything counts from here
@@ -177,13 +177,13 @@ class RtmpPlayer(RtmpClient):
     def received(self, data: memoryview) -> None:
         """Take input; then rest if more was read than the rate allows."""
         super().received(data)
-        bucket = self._bucket
-        if bucket is not None and self._leaving is None:
+        pace = self._pace
+        if pace is not None and self._leaving is None:
             now = self.connection.clock()
-            wait_s = bucket.take(len(data), now)
-            if wait_s > 0:
-                self._throttled_until = now + wait_s
-                self.connection.receiver.pause(bucket, "read rate")
+            pace.took(len(data), now)
+            if not pace.allowance(now):
+                self._throttled_until = pace.wake_at(now)
+                self.connection.receiver.pause(pace, "read rate")
                 self._plan(now)
 
     def event(self, event: ClientEvent, now: float) -> None:
@@ -221,10 +221,13 @@ class RtmpPlayer(RtmpClient):
     def due(self, now: float) -> None:
         """Do what the profile wants by now."""
         profile, first_at = self._profile, self._first_at
-        if now >= self._throttled_until:
-            self._throttled_until = _NEVER
-            if self._bucket is not None:
-                self.connection.receiver.resume(self._bucket)
+        pace = self._pace
+        if pace is not None and now >= self._throttled_until:
+            if pace.allowance(now):
+                self._throttled_until = _NEVER
+                self.connection.receiver.resume(pace)
+            else:
+                self._throttled_until = pace.wake_at(now)
         if first_at is not None:
             if profile.resume_after_s is not None and now >= first_at + profile.resume_after_s:
                 self._lift()
@@ -245,7 +248,7 @@ class RtmpPlayer(RtmpClient):
     def _begin(self, now: float) -> None:
         self._first_at = now
         if self._profile.rate is not None:
-            self._bucket = TokenBucket(self._profile.rate, now)
+            self._pace = RatePace(Constant(self._profile.rate), now)
         self._plan(now)
 
     def _note_first(self, now: float) -> None:
@@ -300,10 +303,10 @@ class RtmpPlayer(RtmpClient):
         if self._stalled:
             self._stalled = False
             self.connection.receiver.resume(self)
-        bucket, self._bucket = self._bucket, None
-        if bucket is not None:
+        pace, self._pace = self._pace, None
+        if pace is not None:
             self._throttled_until = _NEVER
-            self.connection.receiver.resume(bucket)
+            self.connection.receiver.resume(pace)
 
     def _ping(self, now: float) -> None:
         """Send the pings that are due, in one message of ours, unless the last ones have not gone out yet."""
@@ -321,7 +324,7 @@ class RtmpPlayer(RtmpClient):
         profile, first_at = self._profile, self._first_at
         times = [self._throttled_until, self._ping_due]
         if first_at is not None:
-            if profile.resume_after_s is not None and (self._stalled or self._bucket is not None):
+            if profile.resume_after_s is not None and (self._stalled or self._pace is not None):
                 times.append(first_at + profile.resume_after_s)
             if profile.stall_after_s is not None and self._stalled_at is None:
                 times.append(first_at + profile.stall_after_s)

@@ -48,7 +48,7 @@ class PlayProfile:
 
     @property
     def capacity_bytes(self) -> int:
-        """Most bytes to read at once, for `start_client`: a bucket must not be overdrawn by a second's worth."""
+        """Most bytes to read at once, for `start_client`: what a line delivers at once."""
         return DEFAULT_CAPACITY_BYTES if self.rate is None else read_size(self.rate)
 
     @property

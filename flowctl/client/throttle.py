@@ -1,60 +1,149 @@
-"""A token bucket for reading: how many bytes may be read now, and when the next (pure)."""
+"""How a client reads as if it were behind a thin line: evenly, a packet or a few milliseconds' worth at a time (pure).
+
+A line carries bytes at its rate while there is something to carry. What it could have carried while nothing came is
+lost; what it could have carried while something waited is not, even where the reader was woken late: it comes in one
+lump then, as large as the clock was late.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
-from flowctl.errors import ConfigError
-
-BURST_S: Final = 0.05
-"""Length of the burst that is allowed: what comes at 200 kbit/s in this time fits one segment of Ethernet."""
-
-_LEAST_BURST_BYTES: Final = 512
 MIN_RATE: Final = 1000
 MAX_RATE: Final = 100_000_000_000
 """Bits per second: below, a handshake of 3 KiB alone takes half a minute; above, no machine gets there."""
 
+SLOW_SEGMENT_BYTES: Final = 1400
+"""Segment size of a client with a small receive buffer: that of an Ethernet path.
+
+The loopback interface has segments of 64 KiB. With a receive buffer smaller than that, the sender may not fill one
+and falls back to probing the window, with pauses that grow from 0.2 s: a slow reader would look like a stalled one.
+"""
+
+LUMP_S: Final = 0.005
+"""What is read at once on a fast line; on a slow one it is a packet, which no line delivers in parts. Less than 5 ms
+would cost a wake-up of the loop for each few hundred bytes."""
+
+LOOK_S: Final = 0.05
+"""A rate that changes is looked at this often, however long the wait at the present one would be."""
+_LEAST_WAIT_S: Final = 0.001
+"""Timers are good for no less."""
+
 _MAX_READ_BYTES: Final = 64 * 1024
+_LEAST_BUFFER_BYTES: Final = 3000
+"""Two packets: a sender that can never fill one would probe the window instead."""
+_MAX_BUFFER_BYTES: Final = 256 * 1024
+_BUFFER_S: Final = 0.01
 
 
-class TokenBucket:
-    """Bytes that may be read; may go below zero, since what was read cannot be given back.
+class Rate(Protocol):
+    """A rate that depends on the time since reading began.
 
-    Args:
-        rate: bits per second, `MIN_RATE` to `MAX_RATE`.
-        now: time in seconds.
-
-    Raises:
-        ConfigError: the rate is out of range.
+    Attributes:
+        look_s: for how long at most the rate of a moment may be taken for that of the time after it.
     """
 
-    __slots__ = ("_at", "_burst_bytes", "_rate_bytes", "_tokens")
+    look_s: float
 
-    def __init__(self, rate: int, now: float) -> None:
-        if not MIN_RATE <= rate <= MAX_RATE:
-            raise ConfigError(f"read rate is {rate} bit/s, it must be {MIN_RATE} to {MAX_RATE}")
-        self._rate_bytes = rate / 8
-        self._burst_bytes = max(self._rate_bytes * BURST_S, _LEAST_BURST_BYTES)
-        self._tokens = self._burst_bytes
-        self._at = now
+    def at(self, elapsed_s: float) -> float:
+        """Return bits per second, 0 or more."""
+        ...
 
-    def take(self, size: int, now: float) -> float:
-        """Note that `size` bytes were read; return the seconds until the next may be, 0 for at once."""
-        self._tokens = min(self._tokens + (now - self._at) * self._rate_bytes, self._burst_bytes) - size
-        self._at = now
-        # Half a burst is waited for, so that a slow reader is not woken for each byte.
-        return 0.0 if self._tokens > 0 else (self._burst_bytes / 2 - self._tokens) / self._rate_bytes
+    def carried(self, elapsed_s: float) -> float:
+        """Return the bits that a line of this rate can carry from the beginning to `elapsed_s`."""
+        ...
+
+
+class Constant:
+    """One rate for ever.
+
+    Args:
+        rate: bits per second.
+    """
+
+    __slots__ = ("_rate", "look_s")
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self.look_s = float("inf")
+
+    def at(self, elapsed_s: float) -> float:
+        """Return the rate."""
+        return self._rate
+
+    def carried(self, elapsed_s: float) -> float:
+        """Return rate times time."""
+        return self._rate * elapsed_s
+
+
+class RatePace:
+    """A token bucket that a line fills.
+
+    Args:
+        rate: of the line, by time.
+        now: when reading begins, in seconds of any steady clock.
+    """
+
+    __slots__ = ("_began", "_carried", "_idle_at", "_rate", "_tokens")
+
+    def __init__(self, rate: Rate, now: float) -> None:
+        self._rate = rate
+        self._began = now
+        self._carried = 0.0  # bits, at the last look
+        self._tokens = 0.0  # bytes that may be read; below 0 what was read too much
+        self._idle_at: float | None = now  # when the last read left tokens over; None: it took what there were
+
+    def _fill(self, now: float) -> float:
+        """Add what the line has carried since the last look; return bytes per second at present."""
+        elapsed_s = now - self._began
+        carried = self._rate.carried(elapsed_s)
+        self._tokens += (carried - self._carried) / 8
+        self._carried = carried
+        rate_bytes = self._rate.at(elapsed_s) / 8
+        # The sender needs a moment to fill a small receive buffer again: a line is idle only when that is over.
+        if self._idle_at is not None and now - self._idle_at > LUMP_S:
+            self._tokens = min(self._tokens, _lump_bytes(rate_bytes))
+        return rate_bytes
+
+    def allowance(self, now: float) -> int:
+        """Return how many bytes may be read now, 0 while the bucket is in debt."""
+        self._fill(now)
+        return max(int(self._tokens), 0)
+
+    def took(self, count: int, now: float) -> None:
+        """Take `count` bytes out of the bucket, 0 where there was nothing to read.
+
+        It may fall into debt, since what was read cannot be given back.
+        """
+        self._tokens -= count
+        self._idle_at = now if self._tokens >= 1 else None
+
+    def wake_at(self, now: float) -> float:
+        """Return when the next lump is there, or sooner, to look at a rate that changes."""
+        rate_bytes = self._fill(now)
+        wait_s = (_lump_bytes(rate_bytes) - self._tokens) / rate_bytes if rate_bytes > 0 else LOOK_S
+        return now + min(max(wait_s, _LEAST_WAIT_S), self._rate.look_s)
+
+
+def _lump_bytes(rate_bytes: float) -> float:
+    return max(rate_bytes * LUMP_S, SLOW_SEGMENT_BYTES)
 
 
 def read_size(rate: int) -> int:
-    """Return how many bytes a reader of `rate` bits per second should take at once: at most two bursts."""
-    return int(min(max(rate / 8 * BURST_S * 2, 2 * _LEAST_BURST_BYTES), _MAX_READ_BYTES))
+    """Return how many bytes a reader of `rate` bits per second should take at once."""
+    return int(min(_lump_bytes(rate / 8), _MAX_READ_BYTES))
 
 
 def receive_buffer(rate: int) -> int:
-    """Return the SO_RCVBUF with which `rate` bits per second shows at the sender within a second.
+    """Return the SO_RCVBUF of a reader behind a line of `rate` bits per second: 3000 bytes, or 10 ms of it, to 256 KiB.
 
-    The kernel doubles it, and what is in it is media that left the sender but was not read: a quarter of a second's
-    worth, 4 KiB (less makes segments so small that the loopback path stalls) to 256 KiB.
+    On a real line what waits is in the queue before the line, where the sender's kernel counts it as not acknowledged.
+    What waits in a receive buffer is acknowledged and hidden from the sender, so there must be next to nothing. More is
+    not needed either: the sender on the same machine fills it again at once.
+
+    It is also what makes a reader even. What comes over loopback comes in packets as large as the window, whose memory
+    counts until all of it is read; then the window opens by nearly the whole buffer. With a quarter of a second's
+    worth, which the kernel doubles, the sender of an even reader of 160 kB/s saw 58 kB go at once, and nothing for
+    470 ms; with two packets it sees 2.8 kB each 17 ms.
     """
-    return int(min(max(rate / 8 / 4, 4096), 256 * 1024))
+    return int(min(max(rate / 8 * _BUFFER_S, _LEAST_BUFFER_BYTES), _MAX_BUFFER_BYTES))

@@ -5,8 +5,7 @@ account of it is found. The limits are smaller than a server's usual ones, so th
 minute; how they act is the same. The three slow viewers meet three steps of the drop policy: who reads four fifths of
 the stream gets by without the frames that no other frame needs, who reads half skips to key frames from time to time,
 and who reads a fifth lives on key frames and sound. A missing half of 1.6 Mbit/s takes about 3 s to show: it has to
-fill what the kernel hides (128 KiB of unsent bytes, a quarter of a second of receive buffer) before it fills 256 KiB
-of queue.
+fill what the kernel hides (128 KiB of unsent bytes) before it fills 256 KiB of queue.
 """
 
 from __future__ import annotations

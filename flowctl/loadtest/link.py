@@ -208,10 +208,10 @@ class Link:
             if events & ~WRITE and not self.ended:
                 if self._leaving is not None:
                     self._drain(now)
-                elif not self._watched & READ:
-                    self.lost(now)
-                else:
+                elif events & READ or self._watched & READ:
                     self.input(now)
+                else:
+                    self.lost(now)
         except BlockingIOError:
             pass
         except OSError as error:

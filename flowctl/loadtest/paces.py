@@ -1,8 +1,7 @@
 """How fast a slow client reads: a pace says how many bytes it may take now, and when it may take more (pure).
 
-A pace is a token bucket whose rate may change with time, or a rhythm of reading and not reading. It knows no socket and
-no clock; the viewer hands it the time. What a pace allows in one go is at most a burst of `BURST_S`, so that the server
-sees a steady trickle and not one gulp a second.
+A pace is a line of a rate that may change with time (`RatePace`), or a rhythm of reading and not reading. It knows no
+socket and no clock; the viewer hands it the time.
 """
 
 from __future__ import annotations
@@ -12,16 +11,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from flowctl.client.throttle import BURST_S, MAX_RATE, MIN_RATE
+from flowctl.client.throttle import LOOK_S, MAX_RATE, MIN_RATE
 
 UNLIMITED: Final = 1 << 30
 """What a pace answers when there is no limit at present."""
-
-_LEAST_BURST_BYTES: Final = 512
-_LONGEST_LOOK_S: Final = 0.25
-"""A rate that changes is looked at this often, however long the wait at the present one would be."""
-
-_LEAST_WAIT_S: Final = 0.005
 
 
 class Pace(Protocol):
@@ -40,31 +33,6 @@ class Pace(Protocol):
         ...
 
 
-class Rate(Protocol):
-    """A rate that depends on the time since reading began."""
-
-    def at(self, elapsed_s: float) -> float:
-        """Return bits per second, 0 or more."""
-        ...
-
-
-class Constant:
-    """One rate for ever.
-
-    Args:
-        rate: bits per second.
-    """
-
-    __slots__ = ("_rate",)
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-
-    def at(self, elapsed_s: float) -> float:
-        """Return the rate."""
-        return self._rate
-
-
 class Sawtooth:
     """Rises evenly from one rate to another, falls back at once, and so on.
 
@@ -74,9 +42,10 @@ class Sawtooth:
         period_s: length of a period.
     """
 
-    __slots__ = ("_high", "_low", "_period_s")
+    __slots__ = ("_high", "_low", "_period_s", "look_s")
 
     def __init__(self, low: float, high: float, period_s: float) -> None:
+        self.look_s = LOOK_S
         self._low = low
         self._high = high
         self._period_s = period_s
@@ -84,6 +53,12 @@ class Sawtooth:
     def at(self, elapsed_s: float) -> float:
         """Return the rate at `elapsed_s`."""
         return self._low + (self._high - self._low) * (elapsed_s % self._period_s) / self._period_s
+
+    def carried(self, elapsed_s: float) -> float:
+        """Return the area below the teeth."""
+        periods, left_s = divmod(elapsed_s, self._period_s)
+        whole = periods * self._period_s * (self._low + self._high) / 2
+        return whole + left_s * (self._low + self.at(left_s)) / 2
 
 
 class Trace:
@@ -94,64 +69,34 @@ class Trace:
         length_s: after which it begins again, more than the last of the seconds.
     """
 
-    __slots__ = ("_length_s", "_rates", "_times")
+    __slots__ = ("_length_s", "_rates", "_sums", "_times", "look_s")
 
     def __init__(self, steps: Sequence[tuple[float, float]], length_s: float) -> None:
+        self.look_s = LOOK_S
         self._times = [seconds for seconds, _ in steps]
         self._rates = [rate for _, rate in steps]
         self._length_s = length_s
+        spans = zip(self._times, [*self._times[1:], length_s], self._rates, strict=True)
+        areas = ((end - begin) * rate for begin, end, rate in spans)
+        self._sums = list(itertools.accumulate(areas, initial=0.0))  # bits up to each of the times, and to the end
 
     @property
     def mean_rate(self) -> float:
         """Bits per second over the whole recording."""
-        ends = [*self._times[1:], self._length_s]
-        spans = zip(self._times, ends, self._rates, strict=True)
-        return sum((end - begin) * rate for begin, end, rate in spans) / self._length_s
+        return self._sums[-1] / self._length_s
+
+    def _step(self, place_s: float) -> int:
+        return bisect.bisect_right(self._times, place_s) - 1
 
     def at(self, elapsed_s: float) -> float:
         """Return the rate at `elapsed_s`."""
-        return self._rates[bisect.bisect_right(self._times, elapsed_s % self._length_s) - 1]
+        return self._rates[self._step(elapsed_s % self._length_s)]
 
-
-class RatePace:
-    """A token bucket filled at a rate.
-
-    Args:
-        rate: the rate by time.
-        now: when reading begins.
-    """
-
-    __slots__ = ("_at", "_began", "_rate", "_tokens")
-
-    def __init__(self, rate: Rate, now: float) -> None:
-        self._rate = rate
-        self._began = now
-        self._at = now
-        self._tokens = float(_LEAST_BURST_BYTES)
-
-    def _fill(self, now: float) -> float:
-        """Add what has come since the last call; return the present rate in bytes per second."""
-        rate_bytes = self._rate.at((self._at + now) / 2 - self._began) / 8
-        burst = max(rate_bytes * BURST_S, _LEAST_BURST_BYTES)
-        self._tokens = min(self._tokens + (now - self._at) * rate_bytes, burst)
-        self._at = now
-        return rate_bytes
-
-    def allowance(self, now: float) -> int:
-        """Return what is in the bucket, 0 while it is in debt."""
-        self._fill(now)
-        return max(int(self._tokens), 0)
-
-    def took(self, count: int, now: float) -> None:
-        """Take `count` bytes out of the bucket; it may fall into debt, since what was read cannot be given back."""
-        self._tokens -= count
-
-    def wake_at(self, now: float) -> float | None:
-        """Return when half a burst is there, or sooner, to look at a rate that changes."""
-        rate_bytes = self._fill(now)
-        wanted = max(rate_bytes * BURST_S, _LEAST_BURST_BYTES) / 2 - self._tokens
-        wait_s = wanted / rate_bytes if rate_bytes > 0 else _LONGEST_LOOK_S
-        return now + min(max(wait_s, _LEAST_WAIT_S), _LONGEST_LOOK_S)
+    def carried(self, elapsed_s: float) -> float:
+        """Return the area below the steps."""
+        rounds, place_s = divmod(elapsed_s, self._length_s)
+        step = self._step(place_s)
+        return rounds * self._sums[-1] + self._sums[step] + (place_s - self._times[step]) * self._rates[step]
 
 
 class RhythmPace:

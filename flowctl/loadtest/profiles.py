@@ -92,8 +92,8 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         name="slow",
         kind=PeerKind.SLOW,
         summary="reads at a constant rate",
-        explanation="Reads at RATE bits per second and no faster, with a receive buffer of a quarter of a second, like "
-        "a viewer behind a thin line.",
+        explanation="Reads at RATE bits per second and no faster, a packet or 5 ms at a time, with a receive buffer of "
+        "a few packets, like a viewer behind a thin line.",
         parameters="RATE",
         example="slow@200k:8%",
         expectation=_SLOW_EXPECTATION,

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.client.connect import SLOW_SEGMENT_BYTES
-from flowctl.client.throttle import receive_buffer
-from flowctl.loadtest.paces import Constant, Pace, RatePace, RhythmPace, Sawtooth, StallPace
+from flowctl.client.throttle import SLOW_SEGMENT_BYTES, Constant, RatePace, receive_buffer
+from flowctl.loadtest.paces import Pace, RhythmPace, Sawtooth, StallPace
 from flowctl.loadtest.profiles import DEFAULT_ACK_RATE, Choice
 
 DEFAULT_AFTER_S: Final = 2.0

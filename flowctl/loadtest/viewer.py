@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from flowctl.client.throttle import SLOW_SEGMENT_BYTES
 from flowctl.loadtest.link import HANDSHAKE_BYTES, SCRATCH, Link, Target
 from flowctl.loadtest.measures import STALL_S, ViewerMeasure
 from flowctl.loadtest.paces import UNLIMITED, Pace
@@ -144,7 +145,8 @@ class Viewer(Link):
                 self._rest(pace, now)
                 return
         else:
-            allowed = UNLIMITED
+            # The pace begins in the middle of a read, and whatever comes behind the first frame is read too early.
+            allowed = UNLIMITED if self._manner.pace is None else SLOW_SEGMENT_BYTES
         before = self.result.wire_bytes
         if self.session is not None:
             self._introduce(now, allowed)
@@ -301,7 +303,12 @@ class Viewer(Link):
             return
         self._reading = True
         self._armed_at = now  # silence while it did not read is its own
-        self.watch(READ)
+        before = self.result.wire_bytes
+        self.ready(READ, now)  # as a rule there is something: to ask epoll first would cost a turn of the loop
+        if self._reading and not self.ended:
+            if self.result.wire_bytes == before:
+                pace.took(0, now)
+            self.watch(READ)
 
     def _go_deaf(self, now: float) -> None:
         """Read nothing more; acknowledge all the same, if that is the profile."""

@@ -113,7 +113,7 @@ def test_throttled_viewer_recovers_and_what_it_got_decodes(name, live, clients, 
         wait_for_states(server, number, SendState.OVERLOADED)
         # Thinning ends SOFT_LIMIT as soon as it begins; what is left to see of it is that input was paused.
         wait_until(lambda: viewer_of(server, number).input_pauses.get(SOFT), "SOFT_LIMIT")
-        wait_until(lambda: slow.player._bucket is None, "the throttle lifted")
+        wait_until(lambda: slow.player._pace is None, "the throttle lifted")
         wait_until(lambda: viewer_of(server, number).state is SendState.READY, "READY again")
         figures = viewer_of(server, number)
         assert figures.sender.restarts + figures.sender.recoveries >= 1

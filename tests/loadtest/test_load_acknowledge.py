@@ -6,9 +6,11 @@ import contextlib
 import random
 import select
 import socket
+import time
 
 import pytest
 
+from flowctl.delay import unacknowledged_bytes
 from flowctl.loadtest.link import HANDSHAKE_BYTES, Target
 from flowctl.loadtest.measures import StreamClock, ViewerMeasure
 from flowctl.loadtest.profiles import parse_profile
@@ -177,3 +179,39 @@ def test_acknowledgement_when_one_was_read_without_is_of_a_quarter_megabyte_at_m
     play(stage, 2_000_000)
     steps = [after - before for before, after in zip(stage.acknowledged, stage.acknowledged[1:], strict=False)]
     assert all(250_000 <= step <= 250_000 + 128 * 1024 for step in steps)
+
+
+def test_first_read_when_the_viewer_has_a_pace_is_small(open_stage):
+    """What comes with the first frame is not all read before the pace begins."""
+    stage = open_stage("slow@200k")
+    play(stage, HANDSHAKE_BYTES + 1000, first_bytes=200_000)
+    while not stage.viewer.playing:
+        before = stage.result.wire_bytes
+        stage.step(0.0)
+        assert stage.result.wire_bytes - before <= 1400
+    before = stage.result.wire_bytes
+    for _ in range(100):
+        stage.step(0.0)
+    assert stage.result.wire_bytes == before
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("rate", [300_000, 1_275_000])
+def test_reads_when_a_line_is_always_full_go_a_few_packets_at_a_time(open_stage, rate):
+    """To the sender's kernel a slow viewer takes some packets, and again some, and never a buffer full at once."""
+    stage = open_stage(f"slow@{rate}", parsed=False)
+    play(stage, 150_000, first_bytes=120_000)
+    assert stage.viewer.playing
+    began = last = time.monotonic()
+    read, steps = stage.result.wire_bytes, []
+    while last < began + 2.0:
+        stage.waiting += bytes(max(60_000 - len(stage.waiting), 0))
+        before = stage.sent - unacknowledged_bytes(stage.peer)
+        now = time.monotonic()
+        stage.step(now - last)
+        last = now
+        steps.append(stage.sent - unacknowledged_bytes(stage.peer) - before)
+        time.sleep(0.001)
+    steps = sorted(step for step in steps if step)
+    assert steps[len(steps) // 2] <= 3 * 1400
+    assert stage.result.wire_bytes - read == pytest.approx(rate / 8 * 2, rel=0.1)
