@@ -20,10 +20,14 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import flowctl.live.server as live_module
 from flowctl.admission import AdmissionLimits
+from flowctl.limits import NO_LIMITS
 from flowctl.live import build_live_server
 from flowctl.live.server import LiveServer
 from flowctl.log import configure
+from flowctl.policy import KeepAll
+from flowctl.sender_types import SenderSettings
 from flowctl.serving import ServeOptions
 
 _AT_ONCE: Final = 10
@@ -96,6 +100,17 @@ def everything(server: LiveServer) -> dict[str, Any]:
     }
 
 
+def all_sent() -> dict[str, Any]:
+    """Make the server one that leaves nothing out, as most do; return what has to be said of it in its options."""
+    # A server has no such setting, since nobody would want it. It is here to be compared with.
+    vars(live_module)["LivePolicy"] = KeepAll
+    known = {field.name for field in dataclasses.fields(ServeOptions)}
+    times = {field.name for field in dataclasses.fields(SenderSettings)}
+    off: dict[str, Any] = {name: 0.0 for name in ("soft_too_long_s", "return_delay_s") if name in times}
+    options = {"limits": NO_LIMITS, "settings": SenderSettings(**off), "ladder": False, "return_after_s": 0.0}
+    return {name: value for name, value in options.items() if name in known}
+
+
 def main() -> None:
     """Serve until the end of input."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -104,10 +119,12 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=1, help="poll groups, that is threads")
     parser.add_argument("--fixed", action="store_true", help="flush at this interval, whatever it costs")
     parser.add_argument("--events", type=Path, help="record into this folder")
+    parser.add_argument("--all-sent", action="store_true", help="leave nothing out for a slow viewer, and never cut it")
     parser.add_argument("--no-samples", action="store_true", help="record events only")
     arguments = parser.parse_args()
     configure("error")
     extra = {"flush_adaptive": "no"} if arguments.fixed else {}
+    changes = all_sent() if arguments.all_sent else {}
     server = build_live_server(
         ServeOptions(
             port=arguments.port,
@@ -116,6 +133,7 @@ def main() -> None:
             flush_interval_s=arguments.flush,
             events=arguments.events,
             extra={**extra, "events_samples": "no"} if arguments.no_samples else extra,
+            **changes,
         )
     )
     server.start()

@@ -7,7 +7,6 @@ that there are some.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import json
 
 import pytest
@@ -16,6 +15,7 @@ from source_kit import ROOT, functions_of, tree_of
 import documents
 import run as bench_run
 from flowctl.capacitymodel import parse_measurements
+from flowctl.flv import TAG_VIDEO, FlvWriter
 from tables import table
 from trend import trend
 
@@ -109,15 +109,58 @@ def test_smooth_when_short_counts_the_rounds_of_many_streams(monkeypatch):
 
 
 @pytest.mark.realtime
-def test_slow_when_short_shows_what_a_viewer_at_half_the_rate_gets(monkeypatch):
-    """The benchmark of slow viewers finds that one who reads all gets more, and both get pictures without errors."""
+def test_slow_when_quick_shows_what_lines_carry(monkeypatch, tmp_path):
+    """The benchmark of slow viewers has a row per server and line, and nobody gets a picture that cannot be decoded."""
     module = bench_run.load("slow")
-    monkeypatch.setattr(module, "RECIPE", dataclasses.replace(module.RECIPE, seconds=4))
-    fast, slow = module.run(seconds=4.0, shares=(0.5,))
-    assert (fast["reads"], slow["reads"]) == ("all", "50%")
-    assert (fast["decode_errors"], slow["decode_errors"], fast["closed"], slow["closed"]) == (0, 0, "", "")
-    assert fast["inter_percent"] >= slow["inter_percent"] - 20  # in two seconds, a round that is not out yet counts
-    assert fast["pictures"] > slow["pictures"] > 0
+    monkeypatch.setattr(module, "CACHE", tmp_path)
+    quick = {**module.QUICK, "window_s": 3.0, "warm_s": 1.0, "shares": (0.5,)}
+    rows = module.run(**quick, servers=("flowctl", "all sent"))
+    assert [(row["server"], row["line"]) for row in rows] == [
+        (server, line) for server in ("flowctl", "all sent") for line in ("50%", "wifi")
+    ]
+    assert [(row["broken"], row["decode_errors"], row["closed"]) for row in rows] == [(0, 0, "")] * 4
+    assert all(row["pictures_percent"] > 0 for row in rows if row["server"] == "all sent")
+    assert "50%" in module.document(rows, tmp_path / "images")
+    assert (tmp_path / "images" / module.CHART).exists()
+
+
+def test_slow_when_a_viewer_has_used_half_of_what_its_line_could_carry_says_so():
+    """Shares are of what came to the viewer without a line; of the line, what it could carry of the stream."""
+    module = bench_run.load("slow")
+    case = module.Case(bit_rate=1_500_000, gop_s=2.0, b_frames=0)
+    whole = {"line": "", "bytes": 1000, "pictures": 200, "audio": 40}
+    item = {"line": "50%", "bytes": 250, "line_bytes": 500, "pictures": 50, "audio": 40, "delay_p50_s": 1.0}
+    item |= {"delay_p95_s": 1.5, "freeze_s": 0.5, "closed": ""}
+    row = module._row("flowctl", case, item, [whole, item], 0.01) | {"broken": 3, "decode_errors": 0}
+    assert (row["used_percent"], row["pictures_percent"], row["audio_percent"]) == (50.0, 25.0, 100.0)
+    assert (row["broken"], row["reader_late_ms"]) == (3, 0)
+    assert module._row("flowctl", case, item | {"line_bytes": 9000}, [whole, item], 0.0)["used_percent"] == 25.0
+    assert "50 %, 25 %, 1.0 / 1.5 s, 0.5 s, 100 %, 3 broken" in str(module.shown([row]))
+    assert len(module.missed(row)) == 3, "line, pictures, and what FFmpeg found; not the delay"
+    good = row | {"used_percent": 96.0, "pictures_percent": 30.0, "broken": 0}
+    assert module.missed(good) == []
+    assert len(module.missed(good | {"delay_p95_s": 2.1, "closed": "reset"})) == 2
+
+
+@pytest.mark.parametrize(
+    ("left_out", "broken"),
+    [((), 0), ((5,), 0), ((4,), 5), ((4, 5, 6, 7, 8, 9), 0), ((0,), 9), ((0, 10), 18), (tuple(range(2, 20)), 0)],
+)
+def test_slow_when_a_picture_is_missing_counts_those_that_need_it(tmp_path, left_out, broken):
+    """Every picture up to the next key frame needs the ones before it, but for those that nobody needs."""
+    heads = {
+        "K": b"\x17\x01\0\0\0\0\0\0\x03\x65\0",
+        "P": b"\x27\x01\0\0\0\0\0\0\x03\x41\0",
+        "B": b"\x27\x01\0\0\0\0\0\0\x03\x01\0",
+    }
+    paths = tmp_path / "all.flv", tmp_path / "some.flv"
+    for path, out in zip(paths, ((), left_out), strict=True):
+        with path.open("wb") as file:
+            writer = FlvWriter(file)
+            for number, kind in enumerate("KPPPPBPPPP" * 2):
+                if number not in out:
+                    writer.write(TAG_VIDEO, 40 * number, heads[kind] + bytes([number]))
+    assert bench_run.load("slow").broken_pictures(*paths) == broken
 
 
 def record_of(name: str, rows: list[dict]) -> dict:
