@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 import subprocess
 from pathlib import Path
 
@@ -62,6 +63,9 @@ class Programs:
         return status, program.log
 
 
+_LATE_READER = re.compile(r"^\[\S+ @ 0x[0-9a-f]+\] Resumed reading at pts .* after a lag of .*\n", re.MULTILINE)
+
+
 class Program:
     """One FFmpeg process; its words go to a file, so that it never waits for a reader."""
 
@@ -72,8 +76,9 @@ class Program:
 
     @property
     def log(self):
-        """What it has said."""
-        return self._log_path.read_text(encoding="utf-8", errors="replace")
+        """What it has said, but for its words on having been late in reading its own file (``-readrate``)."""
+        words = self._log_path.read_text(encoding="utf-8", errors="replace")
+        return _LATE_READER.sub("", words)
 
     def wait(self):
         """Return its exit status."""
