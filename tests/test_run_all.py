@@ -43,8 +43,11 @@ def test_closing_line_when_counts_are_added_reads_as_that_of_pytest(counts, line
     assert run_all.closing_line(counts, 1.5) == line
 
 
-def passed_once(monkeypatch, statuses, passed=1, **bad):
-    """Let every run end with the next of `statuses` and have `passed` tests; the first real-time one also `bad`."""
+def staged(monkeypatch, statuses, passed=1, lost=0, **bad):
+    """Let every run end with the next of `statuses` and have `passed` tests; the first real-time one also `bad`.
+
+    Its second try has as many tests as `bad`, but for those that `lost` says.
+    """
     left = list(statuses)
     started = []
 
@@ -53,7 +56,8 @@ def passed_once(monkeypatch, statuses, passed=1, **bad):
             first = name == "real time" and command not in started and "--last-failed" not in command
             started.append(command)
             numbers = dict.fromkeys(run_all.OUTCOMES.values(), 0) | (bad if first else {})
-            numbers["tests"] = passed + sum(numbers.values())
+            again = "--last-failed" in command
+            numbers["tests"] = (sum(bad.values()) - lost if again else passed) + sum(numbers.values())
             attributes = " ".join(f'{key}="{number}"' for key, number in numbers.items())
             run_all.report_of(name, folder).write_text(f"<suites><testsuite {attributes}/></suites>")
         return {name: left.pop(0) for name in commands}
@@ -75,7 +79,7 @@ def passed_once(monkeypatch, statuses, passed=1, **bad):
 )
 def test_runner_when_one_run_fails_fails(monkeypatch, capsys, statuses, passed, expected):
     """Nothing selected in some of the runs is no failure; nothing at all, or a failed run, is."""
-    started = passed_once(monkeypatch, statuses, passed)
+    started = staged(monkeypatch, statuses, passed)
     assert run_all.main(["-k", "anything"]) == expected
     assert [command[-2:] for command in started] == [["-k", "anything"]] * 4
     assert capsys.readouterr().out.splitlines()[-1].split()[-2] == "in"
@@ -84,14 +88,16 @@ def test_runner_when_one_run_fails_fails(monkeypatch, capsys, statuses, passed, 
 @pytest.mark.parametrize(
     ("bad", "second", "line", "expected"),
     [
-        ({"failures": 2}, 0, "5 passed, 2 rerun in", 0),
-        ({"failures": 1, "errors": 1}, 1, "5 passed, 2 rerun in", 1),
+        ({"failures": 2}, 0, "6 passed, 2 rerun in", 0),
+        ({"failures": 1, "errors": 1}, 1, "6 passed, 2 rerun in", 1),
+        ({"failures": 3, "lost": 1}, 0, "6 passed, 3 rerun in", 1),
+        ({"failures": 2, "lost": 2}, 5, "4 passed, 2 rerun in", 1),
         ({"failures": run_all.MOST_AGAIN + 1}, None, f"{run_all.MOST_AGAIN + 1} failed, 4 passed in", 1),
     ],
 )
 def test_runner_when_real_time_tests_fail_runs_them_again_alone(monkeypatch, capsys, bad, second, line, expected):
-    """They count by their second try, and how many there were is told; too many get none."""
-    started = passed_once(monkeypatch, [0, 0, 0, 1] + ([] if second is None else [second]), **bad)
+    """They count by their second try, and how many there were is told; too many get none, and none may get lost."""
+    started = staged(monkeypatch, [0, 0, 0, 1] + ([] if second is None else [second]), **bad)
     assert run_all.main([]) == expected
     assert capsys.readouterr().out.splitlines()[-1].startswith(line)
     assert ["--last-failed" in command for command in started] == [False] * 4 + [True] * (second is not None)

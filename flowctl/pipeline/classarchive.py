@@ -1,7 +1,7 @@
 """Java's classes of Spark, loaded and checked once and kept in a file: sessions start in half the time.
 
 A Spark session loads some 15,000 classes before its first row: of 16 s on two cores half went there, measured with
-Spark 4.0 and Java 17, and of its processor time as much. Java can write what it has loaded to an archive when it ends
+Spark 4.3 and Java 17, and of its processor time as much. Java can write what it has loaded to an archive when it ends
 (``-XX:ArchiveClassesAtExit``, JEP 350) and map that file when it starts. It checks by itself that the archive fits,
 its own build and every jar, and goes on without it otherwise. The file, some 180 MB, belongs to one environment: it
 lies in that, and goes with it. ``make setup-pipeline`` makes it.
@@ -24,21 +24,15 @@ from flowctl.pipeline.java import Java
 
 _MAKE_TIMEOUT_S: Final = 300
 """Making it takes 30 to 60 s; Java writes for most of that."""
-_WORD: Final = "ArchiveClassesAtExit"
 
 
-def archive_path(java: Java, environment: Path | None = None) -> Path:
-    """Return where the archive for this Java and the installed Spark is, if there is one.
-
-    Args:
-        java: that is to run Spark.
-        environment: folder of the Python environment. None: that of this process.
-    """
+def archive_path(java: Java) -> Path:
+    """Return where in the Python environment the archive for this Java and the installed Spark is, if there is one."""
     # An update of Java within its version makes another archive: the file ``release`` names the build.
     release = java.home / "release"
     build = zlib.crc32(release.read_bytes()) if release.is_file() else 0
     name = f"spark-{importlib.metadata.version('pyspark')}-java-{java.version}-{build:08x}.jsa"
-    return (environment or Path(sys.prefix)) / "share" / "flowctl" / name
+    return Path(sys.prefix) / "share" / "flowctl" / name
 
 
 def java_option(java: Java, others: str) -> str:
@@ -55,7 +49,7 @@ def java_option(java: Java, others: str) -> str:
 def make_archive(java: Java) -> str:
     """Make the archive if there is none; return why that could not be done, "" if there is one now.
 
-    It is made by a process of its own, and appears whole or not at all.
+    It is made by a process of its own, appears whole or not at all, and takes the place of older ones.
     """
     path = archive_path(java)
     if path.is_file():
@@ -72,11 +66,12 @@ def make_archive(java: Java) -> str:
             check=False,
         )
         if done.returncode == 0 and made.is_file():
+            for old in path.parent.glob("*.jsa"):  # of a Java or Spark that was here before
+                old.unlink()
             made.replace(path)
             return ""
-        return (
-            "".join(done.stderr.strip().splitlines()[-1:]) or f"Java wrote no archive (exit status {done.returncode})"
-        )
+        words = done.stderr.strip().splitlines()
+        return words[-1] if words else f"Java wrote no archive (exit status {done.returncode})"
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     finally:
@@ -88,7 +83,9 @@ def main(path: str) -> int:
     """Run what jobs do with Spark, and have Java write the archive to `path` as it ends."""
     from flowctl.pipeline.spark import SessionOptions, close_session, open_session
 
-    options = SessionOptions(master="local[2]", conf={"spark.driver.defaultJavaOptions": f"-XX:{_WORD}={path}"})
+    options = SessionOptions(
+        master="local[2]", conf={"spark.driver.defaultJavaOptions": f"-XX:ArchiveClassesAtExit={path}"}
+    )
     spark = open_session(options)
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -121,7 +121,7 @@ def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java |
         # Sums by (node, conn_id) lie right for a join by (node, conn_id, record): no second shuffle.
         "spark.sql.requireAllClusterKeysForCoPartition": "false",
         # For small data it takes longer to compile code for a query than to do without, see `generate_code`.
-        **({} if _WHOLE_STAGE in options.conf else {_WHOLE_STAGE: "false", _FACTORY: _INTERPRETED}),
+        **({} if _CODE.keys() & options.conf.keys() else _CODE),
         "spark.ui.enabled": "true" if options.ui else "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "WARN",
@@ -192,7 +192,7 @@ GENERATED_FROM_BYTES: Final = 8 << 20
 and 48 s of processor time, against 44 s and 68 s with generated code; 300,000 events (25 MB): as long either way."""
 _WHOLE_STAGE: Final = "spark.sql.codegen.wholeStage"
 _FACTORY: Final = "spark.sql.codegen.factoryMode"
-_INTERPRETED: Final = "NO_CODEGEN"
+_CODE: Final = {_WHOLE_STAGE: "false", _FACTORY: "NO_CODEGEN"}
 
 
 def generate_code(spark: SparkSession, size_bytes: int) -> None:
@@ -202,7 +202,7 @@ def generate_code(spark: SparkSession, size_bytes: int) -> None:
         spark: session.
         size_bytes: of a table that is read or made, as its files are.
     """
-    if size_bytes >= GENERATED_FROM_BYTES and spark.conf.get(_FACTORY) == _INTERPRETED:
+    if size_bytes >= GENERATED_FROM_BYTES and spark.conf.get(_FACTORY) == _CODE[_FACTORY]:
         spark.conf.set(_WHOLE_STAGE, "true")
         spark.conf.set(_FACTORY, "FALLBACK")
 

@@ -13,7 +13,6 @@ from flowctl.admission import AdmissionLimits
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
 from flowctl.serving import ServeOptions
-from flowctl.work import NO_WORK_LIMITS
 
 NGINX = Path("/usr/sbin/nginx")
 NGINX_RTMP = Path("/usr/lib/nginx/modules/ngx_rtmp_module.so")
@@ -44,8 +43,7 @@ def open_server():
         admission=AdmissionLimits(connections_per_address=2000, burst_per_address=2000),
         on_error=lambda where, error: failures.append((where, repr(error))),
     )
-    # On a busy machine hundreds that come at once from one address meet the limit on its work, too.
-    with LiveServer(options, LiveConfig(work=NO_WORK_LIMITS)) as server:
+    with LiveServer(options, LiveConfig()) as server:
         yield server
     assert failures == []
 

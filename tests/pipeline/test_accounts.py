@@ -161,8 +161,15 @@ def test_code_when_the_data_is_small_is_not_generated():
     assert conf_of(GENERATED_FROM_BYTES) == ("FALLBACK", "true")
 
 
-@pytest.mark.parametrize("chosen", ["true", "false"])
-def test_code_when_somebody_has_chosen_is_left_to_them(chosen):
-    """A setting that was given is never changed, whatever the size."""
+@pytest.mark.parametrize(
+    ("name", "chosen", "expected"),
+    [
+        ("wholeStage", "true", ("FALLBACK", "true")),
+        ("wholeStage", "false", ("FALLBACK", "false")),
+        ("factoryMode", "CODEGEN_ONLY", ("CODEGEN_ONLY", None)),
+    ],
+)
+def test_code_when_somebody_has_chosen_is_left_to_them(name, chosen, expected):
+    """Where one of the two settings was given, neither is changed, whatever the size."""
     for size_bytes in (0, GENERATED_FROM_BYTES):
-        assert conf_of(size_bytes, **{"spark.sql.codegen.wholeStage": chosen}) == ("FALLBACK", chosen)
+        assert conf_of(size_bytes, **{f"spark.sql.codegen.{name}": chosen}) == expected

@@ -71,6 +71,26 @@ def test_make_when_it_fails_leaves_nothing(java, monkeypatch, status, writes, to
     )
 
 
+def test_make_when_there_is_one_of_another_build_takes_its_place(java, monkeypatch):
+    """Some 180 MB that nobody would map again are not kept, but only once there is a new one."""
+    old = archive_path(java)
+    old.parent.mkdir(parents=True)
+    old.touch()
+    (java.home / "release").write_text("17.0.2")
+    status = 1
+
+    def run(command, **_):
+        Path(command[-1]).write_text("classes")
+        return subprocess.CompletedProcess(command, status, "", "")
+
+    monkeypatch.setattr(classarchive.subprocess, "run", run)
+    assert "exit status 1" in make_archive(java)
+    assert list(old.parent.iterdir()) == [old]
+    status = 0
+    assert make_archive(java) == ""
+    assert list(old.parent.iterdir()) == [archive_path(java)]
+
+
 def test_make_when_the_environment_cannot_be_written_says_so(java, tmp_path):
     """An environment of somebody else's has no archive, and that is all."""
     (tmp_path / "venv").write_text("not a folder")
