@@ -61,8 +61,8 @@ def test_loop_when_closed_cuts_fewer_honest_viewers_and_refuses_abusers(tmp_path
 def check_what_if(out):
     """What-if against a real run: under the limits in force it cuts the very viewers that the server has cut.
 
-    One may differ: its age met the limit within the milliseconds by which a loop is late. That the recommended limits
-    cut fewer was seen by the second run; what-if has to have said so.
+    One may differ either way: its age met the limit within the milliseconds by which a loop is late. That the
+    recommended limits cut fewer was seen by the second run; what-if has to have said so.
     """
     pq = pytest.importorskip("pyarrow.parquet")
     choices = pq.read_table(out / "whatif_choices").to_pylist()
@@ -76,5 +76,5 @@ def check_what_if(out):
     samples = pq.read_table(out.parent / "events" / "flow_samples", columns=["interval_ms"])["interval_ms"].to_pylist()
     # One a second, though all connections are recorded in full: flights are no reason to sample less often.
     assert statistics.median(samples) < 2_500
-    assert len(cut ^ again) <= 1, f"cut: {sorted(cut)}, by what-if: {sorted(again)}"
+    assert max(len(cut - again), len(again - cut)) <= 1, f"cut: {sorted(cut)}, by what-if: {sorted(again)}"
     assert chosen["honest_disconnected"] * 2 <= in_force["honest_disconnected"]
