@@ -103,11 +103,11 @@ def everything(server: LiveServer) -> dict[str, Any]:
 def all_sent() -> dict[str, Any]:
     """Make the server one that leaves nothing out, as most do; return what has to be said of it in its options."""
     # A server has no such setting, since nobody would want it. It is here to be compared with.
-    vars(live_module)["LivePolicy"] = KeepAll
+    vars(live_module)["LIVE_POLICIES"] = {"all-or-cut": KeepAll()}
     known = {field.name for field in dataclasses.fields(ServeOptions)}
     times = {field.name for field in dataclasses.fields(SenderSettings)}
     off: dict[str, Any] = {name: 0.0 for name in ("soft_too_long_s", "return_delay_s") if name in times}
-    options = {"limits": NO_LIMITS, "settings": SenderSettings(**off), "ladder": False, "return_after_s": 0.0}
+    options = {"limits": NO_LIMITS, "settings": SenderSettings(**off), "return_after_s": 0.0}
     return {name: value for name, value in options.items() if name in known}
 
 

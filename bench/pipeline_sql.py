@@ -16,12 +16,12 @@ from flowctl.pipeline.blame import NEEDED, NO_LOSS, TROUBLE_MS, TROUBLE_SHARE
 from flowctl.pipeline.delays import BUCKETS, PER_OCTAVE
 from flowctl.pipeline.session_parts import RANK_BITS, TELLING
 from flowctl.pipeline.sessions import BY_PEER
-from flowctl.reasons import SLOW_ENDS, DropReason
+from flowctl.reasons import RECORDED_DROPS, SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES
 
 _STATES: Final = (("READY", "ready"), ("OVERLOADED", "overloaded"), ("SOFT_LIMIT", "soft"), ("HARD_LIMIT", "hard"))
 _SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-_LOSSES: Final = tuple(reason for reason in DropReason if reason not in NO_LOSS)
+_LOSSES: Final = tuple(reason for reason in RECORDED_DROPS if reason not in NO_LOSS)
 _RANK: Final = "case state_to when 'OVERLOADED' then 1 when 'SOFT_LIMIT' then 2 when 'HARD_LIMIT' then 3 else 0 end"
 
 
@@ -78,16 +78,16 @@ def _sums() -> list[str]:
 def _shape() -> str:
     """Return what is read of `detail` of a close, as DuckDB's ``from_json`` takes it: parsed once per connection."""
     counts = dict.fromkeys(CLASS_NAMES, "BIGINT")
-    dropped = {reason.value: counts for reason in DropReason}
+    dropped = dict.fromkeys(RECORDED_DROPS, counts)
     states = {state: "DOUBLE" for state, _ in _STATES}
     return json.dumps(
         {"accepted": counts, "dropped": dropped, "states_ms": states, "agent": "VARCHAR", "connected_s": "DOUBLE"}
     )
 
 
-def _dropped(name: str, reasons: Iterable[DropReason] = DropReason) -> str:
+def _dropped(name: str, reasons: Iterable[str] = RECORDED_DROPS) -> str:
     """Return the messages of a class dropped for any of these reasons, as the close tells."""
-    return " + ".join(f'coalesce(told.dropped."{reason.value}".{name}, 0)' for reason in reasons)
+    return " + ".join(f'coalesce(told.dropped."{reason}".{name}, 0)' for reason in reasons)
 
 
 def _quantile(name: str) -> str:

@@ -37,10 +37,9 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.fanouts import Fanouts, FollowPlace
     from flowctl.flow import Cause, Load, MessageClass, SendState, StateChange
     from flowctl.forecast import Forecast
-    from flowctl.ladder import LadderSettings, LadderStep
     from flowctl.ledger import LedgerEntry, LedgerKind
     from flowctl.limits import NO_LIMITS, Axis, AxisLimits, HardPolicy, Limits
-    from flowctl.policy import DropDroppable, DropPolicy, KeepAll, LivePolicy, Thin, Verdict
+    from flowctl.policy import AudioFirst, DropDroppable, DropPolicy, KeepAll, LivePolicy, PicturesFirst, Thin, Verdict
     from flowctl.pollgroup import GroupState, Pollable, PollGroup, PollGroupStatistics
     from flowctl.pollgroups import Move, PollGroups
     from flowctl.reasons import CloseReason, DropReason
@@ -71,6 +70,7 @@ __all__ = [
     "NO_LIMITS",
     "AdmissionLimits",
     "AgeSource",
+    "AudioFirst",
     "Axis",
     "AxisLimits",
     "Ban",
@@ -110,8 +110,6 @@ __all__ = [
     "InternalError",
     "Job",
     "KeepAll",
-    "LadderSettings",
-    "LadderStep",
     "LedgerEntry",
     "LedgerKind",
     "LimitExceededError",
@@ -121,6 +119,7 @@ __all__ = [
     "LocalProtocolError",
     "MessageClass",
     "Move",
+    "PicturesFirst",
     "PollGroup",
     "PollGroupStatistics",
     "PollGroups",
@@ -194,10 +193,6 @@ _HOMES: Final = {
         "StateChange",
     ),
     "flowctl.forecast": ("Forecast",),
-    "flowctl.ladder": (
-        "LadderSettings",
-        "LadderStep",
-    ),
     "flowctl.shadow": (
         "Candidate",
         "ShadowReport",
@@ -218,10 +213,12 @@ _HOMES: Final = {
         "NO_LIMITS",
     ),
     "flowctl.policy": (
+        "AudioFirst",
         "DropDroppable",
         "DropPolicy",
         "KeepAll",
         "LivePolicy",
+        "PicturesFirst",
         "Thin",
         "Verdict",
     ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import errno
 from functools import partial
+from math import inf
 from operator import sub
 from typing import Final
 
@@ -19,7 +20,7 @@ from flowctl.flow import EMPTY_LOAD, MessageClass, SendState, StateChange
 from flowctl.ledger import LedgerEntry, LedgerKind, describe_change
 from flowctl.limits import OFF_MARK, Limits
 from flowctl.outbox import write_one
-from flowctl.policy import DROPPABLE_MASK, DropPolicy, Thin
+from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, Thin, patience_of
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import (
     AgeSource,
@@ -27,7 +28,9 @@ from flowctl.sender_types import (
     SendResult,
 )
 from flowctl.streamlog import Place
+from flowctl.timing import ENDLESS, MOST_TARGET_S, Timing
 from flowctl.trouble import HEALTHY_MS, Trouble
+from flowctl.units import format_size
 
 
 class FlushResult(enum.Enum):
@@ -46,6 +49,8 @@ CLOSED: Final = tuple(SendResult(SendOutcome.CLOSED, state) for state in SendSta
 _RESET_ERRORS: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ETIMEDOUT})
 _JOIN_CHECK_S: Final = 0.5
 """How often a joiner's load is compared: shorter than any group of pictures, longer than several flushes."""
+_HOLD_S: Final = 2.0
+"""So long after a picture was left out, and for two groups of pictures, a peer that has taken all is no healthy one."""
 _KEY_POLL_S: Final = 0.25
 """How often a blocked viewer that waits for a key frame is looked after; the log's growth does it sooner."""
 
@@ -76,10 +81,9 @@ class SenderCore(SenderState):
                 return
             if edge.new > edge.old and not self._joining_locked():
                 thinned = self._thin_for_locked(edge.new, now)
-                steered = self._steer_locked(edge, now)
                 if self._close_reason is not None:
                     return  # what it dropped is no edge: nobody would be told of it
-                if steered or thinned:
+                if thinned:
                     following = self._core.dropped(self._counted_locked(now), now)
         self._apply_mask_locked(now)
         self._arm_locked(now)
@@ -87,8 +91,8 @@ class SenderCore(SenderState):
     def _open_locked(self) -> bool:
         return self._close_reason is None
 
-    def _steer_locked(self, change: StateChange, now: float) -> bool:
-        """Let the ladder follow an edge; return whether the queue is another after it (`flowctl._steering`)."""
+    def _timing_locked(self, trouble: Trouble, now: float) -> Timing | None:
+        """Return by what of the followed log is late for a peer that lags; None: nothing is (`flowctl._steering`)."""
         raise NotImplementedError
 
     def _announce_locked(self, change: StateChange) -> None:
@@ -115,15 +119,15 @@ class SenderCore(SenderState):
         removed_ms = (self._oldest_locked(now) - before) * 1000
         if removed_ms > 0:
             if self._trouble is None:
-                self._trouble = Trouble(self._settings.ladder, now)
+                self._trouble = Trouble()
             self._trouble.delay_removed_ms += removed_ms
 
     def _apply_mask_locked(self, now: float) -> None:
         """Put in force what the policy refuses in the present state."""
         held = self._core.state is SendState.HARD_LIMIT
-        own = DROPPABLE_MASK if held else self._refused_locked(self._core.state)
-        step = self._trouble.mask if self._trouble is not None else 0
-        mask = own | step
+        mask = DROPPABLE_MASK if held else self._refused_locked(self._core.state)
+        if mask & BROKEN_MASK and not held and self._judges_pictures_locked():
+            mask &= ~BROKEN_MASK | self._refused_locked(SendState.READY)  # what is late is judged by the picture
         if held and self._held is None:
             self._held = self._undroppable_locked()
         elif not held:
@@ -136,8 +140,7 @@ class SenderCore(SenderState):
         cursor = self._outbox.cursor
         if cursor is not None:
             self._leave_locked()
-            reason = DropReason.HELD if held else DropReason.REFUSED
-            cursor.refuse(mask, DropReason.STEPPED_DOWN if step and mask == step else reason, now)
+            cursor.refuse(mask, DropReason.HELD if held else DropReason.REFUSED, now)
 
     def _look_locked(self, now: float, *, queued: bool = False) -> None:
         """Notice what time and the growth of the log (`queued`) have changed since the last look."""
@@ -226,10 +229,8 @@ class SenderCore(SenderState):
 
         The caller is on the owning thread, or no log is followed: then nobody writes without this lock.
         """
-        watched, settings = self._blocked, self._settings
-        written, blocked, failure = self._outbox.write(
-            self._transport, settings.turn_messages, settings.turn_bytes, with_log=not self._member
-        )
+        watched = self._blocked
+        written, blocked, failure = self._put_locked(now)
         if watched and blocked and not written:
             return  # as before: the owning thread watches the socket
         self._blocked = False
@@ -270,11 +271,55 @@ class SenderCore(SenderState):
     def _write_locked(self, now: float) -> FlushResult:
         """Write until all is taken, EAGAIN, or the end of the turn; account, and tell the core."""
         self._lock.assert_owned()
-        settings = self._settings
-        written, blocked, failure = self._outbox.write(
-            self._transport, settings.turn_messages, settings.turn_bytes, with_log=not self._member
-        )
+        written, blocked, failure = self._put_locked(now)
         return self._wrote_locked(written, now, failure, blocked=blocked)
+
+    def _put_locked(self, now: float) -> tuple[int, bool, OSError | None]:
+        """Write for one turn; return as `Outbox.write`. For a viewer that lags, what is late is left out.
+
+        It is given no more ahead than the kernel was told to take: that takes up to a segment of 64 KiB beyond.
+        """
+        settings, outbox, trouble = self._settings, self._outbox, self._trouble
+        budget, with_log = settings.turn_bytes, not self._member
+        if trouble is None or not self._lags_locked():
+            return outbox.write(self._transport, settings.turn_messages, budget, with_log=with_log)
+        timing = self._timing_locked(trouble, now)
+        paced = trouble.ahead_bytes > 0
+        if paced:
+            budget = min(budget, max(trouble.allowed_bytes, 1))
+        written, blocked, failure = outbox.write(
+            self._transport, settings.turn_messages, budget, with_log=with_log, timing=timing
+        )
+        if timing is not None and outbox.cursor is not None and trouble.note_late(now, outbox.cursor.late):
+            rate = format_size(int(trouble.drain.rate or 0))
+            self._note_locked(LedgerEntry(LedgerKind.LATE, now, f"pictures would be late; it takes {rate}/s"))
+        if paced:
+            trouble.allowed_bytes -= written
+            if trouble.allowed_bytes <= 0 and failure is None and not outbox.empty(with_log=with_log):
+                blocked = True  # for now; the kernel tells when it has sent half of it
+        return written, blocked, failure
+
+    def _patience_locked(self) -> tuple[float, ...]:
+        """Return the policy's patience, by class; it is asked once."""
+        if self._patience is None:
+            self._patience = self._ask_locked("patience", ENDLESS, partial(patience_of, self._policy))
+        return self._patience
+
+    def _judges_pictures_locked(self) -> bool:
+        """Whether what is late is left out, by the picture, so that the state need not refuse pictures."""
+        return self._lags_locked() and self._patience_locked()[MessageClass.INTER] < inf
+
+    def _lags_locked(self) -> bool:
+        """Whether this peer lags behind a log that it follows with a target delay, and is judged on that."""
+        cursor = self._outbox.cursor
+        return (
+            self._core.would_block
+            and self._core.limits.target_delay_ms != 0
+            and cursor is not None
+            and not self._member
+            and cursor.joining_to is None
+            and not self._closing
+        )
 
     def _wrote_locked(self, written: int, now: float, failure: OSError | None, *, blocked: bool) -> FlushResult:
         """Account for a write that took `written` bytes and ended in EAGAIN, in `failure`, or in neither."""
@@ -293,32 +338,66 @@ class SenderCore(SenderState):
             self._blocked = self._lagging = True
             self._leave_locked()
             if self._trouble is None:
-                self._trouble = Trouble(self._settings.ladder, now)
-            self._trouble.refused = True
+                self._trouble = Trouble()
+            self._began_to_wait_locked(self._trouble, now)
             self._settle_locked(core.blocked(self._counted_locked(now, refused=True), now), now)
             return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
         if not outbox.empty(with_log=not self._member):
             self._lagging = True
+            if self._trouble is not None:
+                self._began_to_wait_locked(self._trouble, now)
             load = self._counted_locked(now)
             if not core.rises_to(load):  # what is left may never have been offered
                 self._settle_locked(core.sent(load, now), now)
             return FlushResult.MORE if self._close_reason is None else FlushResult.CLOSED
+        return self._took_all_locked(now)
+
+    def _took_all_locked(self, now: float) -> FlushResult:
+        """Go on after a write that left nothing."""
+        core, outbox = self._core, self._outbox
         self._progress_locked(now)
+        trouble = self._trouble
+        if trouble is not None:
+            trouble.waited = False
+            if now < self._held_until_locked(trouble):
+                self._settle_locked(core.sent(self._counted_locked(now), now), now)
+                self._arm_locked(now)
+                return FlushResult.DRAINED if self._close_reason is None else FlushResult.CLOSED
+            trouble.cutting = False
+            if trouble.ahead_bytes:
+                trouble.ahead_bytes = 0
+                self._host.limit_unsent(0)
         self._lagging = False
         cursor = outbox.cursor
         if cursor is not None and not self._member and cursor.joining_to is not None:
             cursor.end_joining(DropReason.REFUSED, now)
         self._forget_joining_locked()
-        trouble, rest = self._trouble, EMPTY_LOAD
+        rest = EMPTY_LOAD
         if trouble is not None:
-            trouble.drained = True
             if self._settings.age_from is AgeSource.DELAY:
                 rest = self._counted_locked(now, refused=False)
-            elif trouble.ladder is None and trouble.blank:
+            elif trouble.harmless:
                 self._trouble = None
         self._settle_locked(core.drained(now, rest), now)
         self._close_episode_locked(now)
         return FlushResult.DRAINED
+
+    def _began_to_wait_locked(self, trouble: Trouble, now: float) -> None:
+        """Something is left after a write: from now on, what the peer takes tells its rate."""
+        if not trouble.waited:
+            if trouble.drain.sampled_at < now:  # else it was before the write
+                trouble.drain.sample(now, self._bytes_sent_locked() - self._host.kernel_bytes(), waited=False)
+            trouble.waited = True
+
+    def _held_until_locked(self, trouble: Trouble) -> float:
+        """Return until when this peer counts as one that lags although all is taken: pictures were left out lately.
+
+        It is served whole meanwhile. READY would say that it keeps up, and the cohort gives the kernel too much ahead.
+        """
+        cursor = self._outbox.cursor
+        if cursor is None or self._closing:
+            return 0.0
+        return trouble.left_out_at + min(max(_HOLD_S, 2 * cursor.log.gop_duration_s), 2 * MOST_TARGET_S)
 
     def _send_now_locked(self, data: bytes, message_class: MessageClass, now: float, track: int) -> SendResult:
         """Immediate mode with nothing queued: write in the caller's thread."""
@@ -375,6 +454,7 @@ class SenderCore(SenderState):
         if slow or (self._lagging and self._outbox.cache_taken):
             self._open_episode_locked(now)
             cursor.end_joining(DropReason.REFUSED, now)
+            self._apply_mask_locked(now)  # from now on it is judged by the picture
             if self._core.state >= SendState.SOFT_LIMIT:
                 self._thin_for_locked(self._core.state, now)
 
@@ -382,7 +462,7 @@ class SenderCore(SenderState):
         """Everything is taken: give back what was measured of a joiner while it took the cache, if it went well.
 
         The kernel refuses nearly every joiner something, as the cache comes at once. That is no sign of a slow link,
-        and must not cost a healthy viewer meters and timers for the seconds that the ladder needs to see it.
+        and must not cost a healthy viewer meters and timers.
         """
         joined, self._joined_check = self._joined_check is not None, None
         trouble = self._trouble
@@ -448,9 +528,10 @@ class SenderCore(SenderState):
         if settings.soft_too_long_s and core.slow_since is not None:
             times.append(core.slow_since + settings.soft_too_long_s)
         trouble = self._trouble
+        if trouble is not None and core.would_block and (until := self._held_until_locked(trouble)) > now:
+            times.append(until)
         if trouble is not None and (
-            trouble.watching
-            or (core.would_block and settings.steers)
+            (core.would_block and (settings.steers or core.limits.target_delay_ms != 0))
             or (
                 settings.age_from is AgeSource.DELAY
                 and (trouble.delay_ms >= HEALTHY_MS or core.state >= SendState.SOFT_LIMIT)
@@ -506,6 +587,8 @@ class SenderCore(SenderState):
             if self._close_reason is not None:
                 return
         self._settle_locked(core.limits_set(limits, self._counted_locked(now, limits), now), now)
+        if self._open_locked():
+            self._apply_mask_locked(now)  # there may be a target delay now, or none any more
         if core.final:  # without an edge where a held hard limit was made a final one; the first reason counts
             self._fail_locked(CloseReason.HARD_LIMIT, "the hard limit is reached and no longer held")
         self._arm_locked(now)
@@ -515,6 +598,7 @@ class SenderCore(SenderState):
     def _set_policy_locked(self, policy: DropPolicy, now: float) -> None:
         self._lock.assert_owned()
         self._policy = policy
+        self._patience = None
         self._apply_mask_locked(now)
         self._arm_locked(now)
 

@@ -7,17 +7,17 @@ The rules are in `flowctl._sendercore`, the public methods in `flowctl.sender`. 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from operator import sub
 from threading import get_ident
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 from flowctl._faults import as_exception, log_error, report
 from flowctl._locks import HANDLERS, OwnedLock
 from flowctl.counts import Counts
 from flowctl.errors import ReentryError
 from flowctl.flow import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
-from flowctl.ladder import LadderStep
 from flowctl.ledger import Ledger, LedgerEntry, LedgerKind, difference
 from flowctl.limits import NO_LIMITS, Limits
 from flowctl.outbox import Outbox
@@ -33,6 +33,24 @@ if TYPE_CHECKING:
 _DEFAULT_SETTINGS: Final = SenderSettings()
 _KEEP_ALL: Final = KeepAll()
 _T = TypeVar("_T")
+
+
+class Before(NamedTuple):
+    """What there was when an episode of drops began.
+
+    Attributes:
+        at: when it began, in seconds.
+        dropped: what had been dropped, by reason.
+        delay_removed_ms: see `Trouble`.
+        waited_s: see `DrainMeter`.
+        pictures: see `LogCursor.pictures`.
+    """
+
+    at: float
+    dropped: dict[DropReason, Counts]
+    delay_removed_ms: float
+    waited_s: float
+    pictures: tuple[int, int]
 
 
 class NoHost:
@@ -70,7 +88,7 @@ class NoHost:
     def _nothing(self, *args: object) -> None:
         """Do nothing."""
 
-    wrote = request_flush = want_writable = set_deadline = terminate = ledger_grew = _nothing
+    wrote = request_flush = want_writable = set_deadline = terminate = ledger_grew = limit_unsent = _nothing
 
 
 class SenderState:
@@ -98,6 +116,7 @@ class SenderState:
         "_mask",
         "_member",
         "_outbox",
+        "_patience",
         "_pending",
         "_policy",
         "_progress_at",
@@ -131,6 +150,7 @@ class SenderState:
         self.slot = -1  # index among the members of a cohort; owned by the fan-out
         self._core = FlowCore(limits, now)  # guarded by _lock
         self._policy = policy or _KEEP_ALL  # guarded by _lock
+        self._patience: tuple[float, ...] | None = None  # the policy's, once asked for; guarded by _lock
         self._mask = 0  # classes refused in the present state; guarded by _lock
         # All but control and headers are refused, for the hard limit is held; then (messages, wire bytes) of these that
         # were queued when that began.
@@ -155,8 +175,7 @@ class SenderState:
         self._after: list[Callable[[], object]] | None = None  # guarded by _lock
         self._after_by: int | None = None  # the thread that does these; guarded by _lock
         self._ledger: Ledger | None = None  # guarded by _lock
-        # The open episode of drops: since when, what was dropped before it, and the delay removed before it.
-        self._episode: tuple[float, dict[DropReason, Counts], float] | None = None  # guarded by _lock
+        self._episode: Before | None = None  # what there was before the open episode of drops; guarded by _lock
         self._trouble: Trouble | None = None  # what is known of a slow peer; guarded by _lock
         if policy is not None:
             self._mask = self._refused_locked(SendState.READY)
@@ -202,7 +221,7 @@ class SenderState:
                 sent_bytes,
                 idle,
                 core.state,
-                LadderStep.FULL if trouble is None or trouble.ladder is None else trouble.ladder.step,
+                self._picture_share_locked(),
                 load,
                 self._stalled_s_locked(now),
                 None if trouble is None else trouble.drain.rate,
@@ -269,6 +288,11 @@ class SenderState:
         cursor = self._outbox.cursor
         return self._outbox.bytes_sent + (cursor.entry.offset if self._member and cursor is not None else 0)
 
+    def _picture_share_locked(self) -> float:
+        """Return the share of the pictures of the last 20 s that were sent, 0 to 1."""
+        trouble, cursor = self._trouble, self._outbox.cursor
+        return 1.0 if trouble is None or cursor is None else trouble.picture_share(*cursor.pictures())
+
     def _oldest_locked(self, now: float) -> float:
         """Return since when the oldest message that is not in flight waits; `now` where none does."""
         cursor, since = self._outbox.cursor, self._outbox.backlog.oldest_at
@@ -292,7 +316,10 @@ class SenderState:
         """
         cursor = self._outbox.cursor
         if self._core.would_block and cursor is not None:
-            return max(self._progress_at, cursor.joined_at)  # a stall from before does not count against a new log
+            since = max(self._progress_at, cursor.joined_at)  # a stall from before does not count against a new log
+            trouble = self._trouble
+            # A kernel that was told to take less ahead may take nothing for as long as it sends what it has.
+            return max(since, trouble.drain.taken_at) if trouble is not None and trouble.ahead_bytes else since
         load = self._load_locked(now)
         return max(self._progress_at, now - load.age_ms / 1000) if load.messages else now
 
@@ -372,7 +399,10 @@ class SenderState:
 
     def _open_episode_locked(self, now: float) -> None:
         if self._episode is None:
-            self._episode = (now, self._outbox.dropped(), self._trouble.delay_removed_ms if self._trouble else 0.0)
+            trouble, cursor = self._trouble, self._outbox.cursor
+            removed_ms, waited_s = (0.0, 0.0) if trouble is None else (trouble.delay_removed_ms, trouble.drain.waited_s)
+            pictures = (0, 0) if cursor is None else cursor.pictures()
+            self._episode = Before(now, self._outbox.dropped(), removed_ms, waited_s, pictures)
 
     def _close_episode_locked(self, now: float, *, force: bool = False) -> None:
         """End the episode of drops once everything is accepted again; one entry of the ledger for all of it."""
@@ -380,10 +410,14 @@ class SenderState:
         if episode is None or ((self._mask or self._outbox.waiting_for_key) and not force):
             return
         self._episode = None
-        lost = difference(self._outbox.dropped(), episode[1])
-        if lost:
-            removed_ms = self._trouble.delay_removed_ms - episode[2] if self._trouble is not None else 0.0
-            entry = LedgerEntry(
-                LedgerKind.DROPS, now, "", dropped=lost, duration_s=now - episode[0], delay_removed_ms=removed_ms
-            )
-            self._note_locked(entry)
+        lost = difference(self._outbox.dropped(), episode.dropped)
+        if not lost:
+            return
+        trouble, cursor, duration_s = self._trouble, self._outbox.cursor, now - episode.at
+        entry = LedgerEntry(LedgerKind.DROPS, now, "", dropped=lost, duration_s=duration_s)
+        if trouble is not None:
+            line = (trouble.drain.waited_s - episode.waited_s) / duration_s if duration_s > 0 else 0.0
+            removed_ms = trouble.delay_removed_ms - episode.delay_removed_ms
+            entry = replace(entry, delay_removed_ms=removed_ms, delay_ms=trouble.delay_ms, line_share=min(line, 1.0))
+        published, missed = (0, 0) if cursor is None else map(sub, cursor.pictures(), episode.pictures)
+        self._note_locked(replace(entry, picture_share=1 - missed / published if published > 0 else 1.0))

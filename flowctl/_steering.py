@@ -1,36 +1,32 @@
-"""What a Sender does about a slow peer beyond its states: samples, ladder, return to live, forecast, under the lock.
+"""What a Sender does about a slow peer beyond its states: samples, lateness, return to live, forecast, under the lock.
 
 A *sample* (delay and drain rate) is taken about twice a second of a peer that was refused something by the kernel, on
-its own timer, and of healthy ones by whoever sweeps over them (`Sender.sample_delay`). Each sample is a reading for
-the ladder, whose moves become refusals of the cursor. A peer that stalled is brought back to live when the kernel
-takes something again. See `flowctl.ladder`, `flowctl.drain` and `flowctl.forecast` for the rules.
+its own timer, and of healthy ones by whoever sweeps over them (`Sender.sample_delay`). With each write to a viewer that
+lags, what the kernel holds is asked for too: that and the drain rate tell what would reach it too late and is left out,
+and how much the kernel is given ahead. A peer that stalled is brought back to live when the kernel takes something
+again. See `flowctl.timing`, `flowctl.drain` and `flowctl.forecast` for the rules.
 """
 
 from __future__ import annotations
 
-from typing import Final, TypedDict
+from typing import TypedDict
 
 from flowctl._sendercore import SenderCore
-from flowctl.flow import CLASS_COUNT, SendState, StateChange
+from flowctl.flow import CLASS_COUNT, SendState
 from flowctl.forecast import Forecast, time_to_hard
-from flowctl.ladder import Ladder, LadderStep, Reading, step_rates
 from flowctl.ledger import LedgerEntry, LedgerKind
 from flowctl.policy import Thin
-from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import AgeSource, Glance
+from flowctl.timing import Timing, ahead_bytes, target_s
 from flowctl.trouble import HEALTHY_MS, Trouble
-
-_REFUSAL_S: Final = 0.1
-"""Least time between two samples of the drain rate: several flush intervals."""
+from flowctl.units import format_size
 
 
 class SteeringFigures(TypedDict, total=False):
     """What `SenderStatistics` has of a peer in trouble; the defaults there are right for every other."""
 
-    step: LadderStep
-    step_since: float
-    step_changes: int
-    time_in_steps_s: tuple[float, float, float, float]
+    picture_share: float
+    waited_s: float
     delay_ms: float
     drain_bytes_per_s: float | None
     forecast: Forecast | None
@@ -49,17 +45,30 @@ class Steering(SenderCore):
         trouble = self._trouble
         return trouble is not None and now - trouble.acted_at >= self._settings.sample_s - 0.001
 
-    def _sample_blocked_locked(self, now: float) -> None:
-        """Take a sample if it is due; the rate is measured best from one refusal to the next, so that more often."""
-        trouble = self._trouble
-        if trouble is None:
-            return
-        if self._sample_due_locked(now):
-            self._sample_locked(now)
-        elif self._settings.ladder is not None and now - trouble.drain.sampled_at >= _REFUSAL_S:
-            kernel_bytes = self._host.kernel_bytes()
-            acknowledged = self._bytes_sent_locked() - kernel_bytes
-            trouble.sample_drain(now, acknowledged, kernel_bytes, full=True)
+    def _timing_locked(self, trouble: Trouble, now: float) -> Timing | None:
+        """Measure what a viewer that lags takes, and return by what its messages are late; None: nothing is.
+
+        Nothing is while its rate is not known, and while it is our own thread that is late.
+        """
+        cursor, host = self._outbox.cursor, self._host
+        written, kernel_bytes = self._bytes_sent_locked(), host.kernel_bytes()
+        drain = trouble.drain
+        drain.sample(now, written - kernel_bytes, waited=trouble.waited)
+        rate = drain.known(now)
+        if cursor is None or (rate is None and not cursor.log.rates.bytes_per_s):
+            return None
+        # With no rate measured, it may be as high as that of the stream.
+        ahead = ahead_bytes(cursor.log.rates.bytes_per_s if rate is None else rate)
+        if not 3 * trouble.ahead_bytes <= 4 * ahead <= 5 * trouble.ahead_bytes:
+            trouble.allowed_bytes += ahead - trouble.ahead_bytes
+            trouble.ahead_bytes = ahead
+            host.limit_unsent(ahead)
+        self._open_episode_locked(now)
+        if rate is None or host.strained():
+            return None
+        held_bytes = max(kernel_bytes, trouble.delay.unread_bytes(written))
+        target = target_s(self._core.limits.target_delay_ms, cursor.log.gop_duration_s)
+        return Timing(now, rate, held_bytes, target, self._patience_locked())
 
     def _sample_locked(self, now: float, kernel_bytes: int | None = None) -> None:
         """Take a sample of a peer in trouble and do what follows from it."""
@@ -68,9 +77,7 @@ class Steering(SenderCore):
             return
         foreign = self._foreign_locked()
         if not foreign and self._host.strained():
-            # It is our thread that is late. Steps down would not make it faster, since who is on a step is served by
-            # itself: with 4000 viewers of 2.5 Mbit/s on one thread they cost three quarters of what it could deliver.
-            trouble.acted_at = now
+            trouble.acted_at = now  # it is our thread that is late, and what it measures is itself
             return
         if foreign and now - trouble.sampled_at < self._settings.sample_s - 0.001:
             return  # who asks more often gets the same answer: the meters keep their rhythm
@@ -80,7 +87,7 @@ class Steering(SenderCore):
             self._act_on_sample_locked(trouble, now)
         if (
             self._core.state is SendState.READY
-            and trouble.blank
+            and trouble.harmless
             and trouble.delay_ms < HEALTHY_MS
             and not (self._aged_by_delay and trouble.delay.told)
         ):
@@ -91,14 +98,12 @@ class Steering(SenderCore):
         behind_ms, limit_ms = max(trouble.age_ms, self._age_ms_locked(now)), settings.return_delay_s * 1000
         if limit_ms and behind_ms >= limit_ms and self._core.would_block and not trouble.drain.stalled(now):
             self._return_locked(now, f"{behind_ms / 1000:.1f} s behind")
-        if trouble.ladder is not None and not (self._closing or self._joining_locked()):
-            moved = self._read_ladder_locked(trouble, trouble.ladder, now)
-            if moved and self._open_locked():
-                self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
 
     def _measure_locked(self, trouble: Trouble, now: float, kernel_bytes: int) -> None:
         queued_bytes = self._queued_bytes_locked(now)
-        trouble.sample(now, queued_bytes, self._bytes_sent_locked(), kernel_bytes, full=self._core.would_block)
+        trouble.sample(now, queued_bytes, self._bytes_sent_locked(), kernel_bytes)
+        if self._outbox.cursor is not None:
+            trouble.note_pictures(now, *self._outbox.cursor.pictures())
 
     def _queued_bytes_locked(self, now: float) -> int:
         """Return what waits here for the peer, without the overhead that limits count."""
@@ -112,7 +117,7 @@ class Steering(SenderCore):
         # A member takes at least what is published, so this is the most that it can be behind.
         if not kernel_bytes or (rate and kernel_bytes * 1000 < HEALTHY_MS * rate):
             return kernel_bytes * 1000 / rate if kernel_bytes else 0.0
-        trouble = self._trouble = Trouble(self._settings.ladder, now)
+        trouble = self._trouble = Trouble()
         self._measure_locked(trouble, now, kernel_bytes)
         return trouble.delay_ms
 
@@ -122,57 +127,6 @@ class Steering(SenderCore):
 
     def _age_ms_locked(self, now: float) -> float:
         return max(now - self._oldest_locked(now), 0.0) * 1000
-
-    # -- the ladder
-
-    def _steer_locked(self, change: StateChange, now: float) -> bool:
-        """Show an edge to the ladder; return whether the queue is another after it."""
-        trouble = self._trouble
-        if trouble is None or trouble.ladder is None or self._closing or change.new is not SendState.SOFT_LIMIT:
-            return False
-        if self._host.strained():
-            return False
-        trouble.soft = True
-        return self._read_ladder_locked(trouble, trouble.ladder, now)
-
-    def _read_ladder_locked(self, trouble: Trouble, ladder: Ladder, now: float) -> bool:
-        core, drain = self._core, trouble.drain
-        reading = Reading(
-            refused=core.would_block or trouble.refused,
-            above_low=not core.low_reached(self._counted_locked(now)),
-            soft=trouble.soft or core.state >= SendState.SOFT_LIMIT,
-            drained=trouble.drained or trouble.emptied,
-            stalled=drain.stalled(now),
-            rate=drain.rate,
-            rate_at=drain.measured_at,
-            needed=self._needed_locked(now),
-            delay_ms=trouble.age_ms,
-        )
-        trouble.soft = trouble.emptied = trouble.refused = False  # `drained` is still to be told to the meter
-        move = ladder.read(now, reading)
-        if move is None:
-            return False
-        self._note_locked(LedgerEntry(LedgerKind.STEP, now, move.why, move=move))
-        if move.new is LadderStep.CLOSE:
-            self._fail_locked(CloseReason.LADDER, move.why)
-            return False
-        self._apply_mask_locked(now)
-        if move.new < move.old:
-            return False
-        cursor = self._outbox.cursor
-        if cursor is not None:
-            cursor.refuse_queued(DropReason.STEPPED_DOWN, now)
-        if not core.low_reached(self._counted_locked(now)):
-            self._thin_locked(Thin.TO_KEY_FRAME, now, DropReason.STEPPED_DOWN)
-        return True
-
-    def _needed_locked(self, now: float) -> tuple[float, ...]:
-        """Return what the steps of the ladder need, in bytes per second; empty where no log tells."""
-        per_second = self._stream_rates_locked(now)
-        if per_second is None:
-            return ()
-        wanted = ~self._refused_locked(SendState.READY)  # a viewer may have muted a track
-        return step_rates([rate if wanted >> item & 1 else 0.0 for item, rate in enumerate(per_second[1])])
 
     def _stream_rates_locked(self, now: float) -> tuple[list[float], list[float]] | None:
         cursor = self._outbox.cursor
@@ -213,7 +167,7 @@ class Steering(SenderCore):
             return
         before = cursor.entry
         if self._trouble is None:
-            self._trouble = Trouble(self._settings.ladder, now)
+            self._trouble = Trouble()
         self._return_locked(now, cause)
         if self._close_reason is None and cursor.entry is before:
             self._thin_request_locked(Thin.DROPPABLE, now)
@@ -246,18 +200,21 @@ class Steering(SenderCore):
         )
 
     def _remarks_locked(self, now: float) -> list[str]:
-        """Return what the ladder, the samples and the forecast have to say, for `why`."""
-        trouble = self._trouble
+        """Return what is told of shares, samples and forecast, for `why`."""
+        trouble, cursor = self._trouble, self._outbox.cursor
         if trouble is None:
             return []
         remarks = []
-        ladder = trouble.ladder
-        if ladder is not None and ladder.step is not LadderStep.FULL:
-            remarks.append(f"on step {ladder.step.name} of the ladder for {now - ladder.since:.0f} s")
-        # Most is asked right after a step that threw away what the last sample saw.
+        # Most is asked right after something was thrown away that the last sample saw.
         delay_ms = trouble.delay.with_queue(self._queued_bytes_locked(now))
-        if delay_ms >= HEALTHY_MS:
-            remarks.append(f"at its rate the viewer needs {delay_ms / 1000:.1f} s for what waits")
+        rate, share = trouble.drain.rate, self._picture_share_locked()
+        if cursor is not None and self._core.would_block and rate is not None and (share < 1 or delay_ms >= HEALTHY_MS):
+            needed = cursor.log.rates.bytes_per_s
+            of = f" of {format_size(int(needed))}" if needed else ""
+            remarks.append(f"takes {format_size(int(rate))}/s{of}")
+            remarks.append(f"{share:.0%} of the pictures, {delay_ms / 1000:.1f} s behind")
+        elif delay_ms >= HEALTHY_MS:
+            remarks.append(f"at its rate the peer needs {delay_ms / 1000:.1f} s for what waits")
         forecast = self._forecast_locked(now)
         if forecast is not None:
             remarks.append(f"the hard limit ({forecast.axis.value}) is {forecast.seconds:.0f} s away")
@@ -268,7 +225,7 @@ class Steering(SenderCore):
         own_bytes, own_messages = self._outbox.own
         return Glance(
             state=self._core.state,
-            step=LadderStep.FULL if trouble is None or trouble.ladder is None else trouble.ladder.step,
+            picture_share=self._picture_share_locked(),
             entry=None if cursor is None else cursor.entry,
             own_bytes=own_bytes,
             own_messages=own_messages,
@@ -284,17 +241,12 @@ class Steering(SenderCore):
         trouble = self._trouble
         if trouble is None:
             return {}
-        ladder = trouble.ladder
-        figures: SteeringFigures = {
+        return {
+            "picture_share": self._picture_share_locked(),
+            "waited_s": trouble.drain.waited_s,
             "delay_ms": trouble.delay_ms,
             "drain_bytes_per_s": trouble.drain.rate,
             "forecast": self._forecast_locked(now),
             "returns": trouble.returns,
             "delay_removed_ms": trouble.delay_removed_ms,
         }
-        if ladder is not None:
-            figures["step"] = ladder.step
-            figures["step_since"] = ladder.since if ladder.changes else 0.0
-            figures["step_changes"] = ladder.changes
-            figures["time_in_steps_s"] = ladder.time_in_steps(now)
-        return figures

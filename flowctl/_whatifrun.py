@@ -23,7 +23,6 @@ from math import ceil, inf
 from typing import Final, NoReturn
 
 from flowctl.flow import CLASS_COUNT, MessageClass
-from flowctl.ladder import LadderSettings
 from flowctl.limits import OFF_MARK
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
@@ -183,7 +182,6 @@ class Seat:
                 stuck_s=choice.stuck_s,
                 soft_too_long_s=choice.soft_too_long_s,
                 return_after_s=choice.return_after_s,
-                ladder=_LADDER if choice.ladder else None,
             ),
         )
 
@@ -245,12 +243,14 @@ class Seat:
         """Return 0: what the kernel would hold for another choice is not known, so a rate is that of what it took."""
         return 0
 
+    def limit_unsent(self, size_bytes: int) -> None:
+        """The link takes what it took."""
+
     def strained(self) -> bool:
         """Return False: the thread of a what-if has all the time."""
         return False
 
 
-_LADDER: Final = LadderSettings()
 _EAGAIN: Final = BlockingIOError(errno.EAGAIN, "the link has no room")
 
 
@@ -419,6 +419,8 @@ class Run:
         """Show each core the message that was queued, whether it can matter or not: the slow way, for comparison."""
         for seat in list(self._alone.values()):
             sender, now = seat.sender, self.now
+            if not sender.blocked:
+                continue  # what it has not been offered yet says nothing about it
             # Not `log_grew`: a look also arms timers and polls for key frames, and comes when the fan-out says so.
             with sender._lock:  # noqa: SLF001 - no public call shows a message and does nothing else
                 load = sender._counted_locked(now)  # noqa: SLF001 - as above
@@ -512,7 +514,9 @@ class Run:
         self._work.inputs += 1
         self._work.shown += 1
         result = sender.flush()
-        while result is FlushResult.MORE:
+        while result is FlushResult.MORE or (result is FlushResult.BLOCKED and seat.room > 0):
+            if result is FlushResult.BLOCKED:
+                sender.writable()  # it was given enough ahead, and the link has room for more
             result = sender.flush()
         seat.bucket = max(filled - (room - seat.room), 0)
         seat.room = 0

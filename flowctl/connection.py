@@ -51,7 +51,7 @@ from flowctl.receiver import ALL, BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE
 from flowctl.sender import Sender
 from flowctl.sender_types import SenderSettings
 from flowctl.session import Session
-from flowctl.sockets import SocketOptions, close_socket, end_output, peer_name
+from flowctl.sockets import SocketOptions, close_socket, end_output, limit_unsent, peer_name
 from flowctl.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits
 
 _numbers = itertools.count(1)
@@ -121,6 +121,7 @@ class Connection:
         "_home",
         "_lingering",
         "_lock",
+        "_notsent_lowat_bytes",
         "_on_closed",
         "_on_released",
         "_opened",
@@ -163,7 +164,9 @@ class Connection:
         make_sender: Callable[..., Sender] = Sender,
         work_limits: WorkLimits = NO_WORK_LIMITS,
     ) -> None:
-        (options or SocketOptions()).apply(sock)
+        options = options or SocketOptions()
+        options.apply(sock)
+        self._notsent_lowat_bytes = options.notsent_lowat_bytes
         self._sock = sock
         # Shared with Registration and Receiver: it is held for a few assignments at a time, and a lock is 110 bytes.
         self._lock = OwnedLock()
@@ -629,6 +632,10 @@ class Connection:
     def kernel_bytes(self) -> int:
         """Return what the kernel has taken and the peer has not acknowledged."""
         return unacknowledged_bytes(self._sock)
+
+    def limit_unsent(self, size_bytes: int) -> None:
+        """Have the kernel take less, or as much as usual, ahead of what it sends."""
+        limit_unsent(self._sock, size_bytes or self._notsent_lowat_bytes)
 
     def round_trip_us(self) -> int:
         """Return the kernel's smoothed round-trip time in us; 0 where it cannot be told. Any thread."""

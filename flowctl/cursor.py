@@ -10,6 +10,9 @@ A loss that breaks references (a key or inter frame) puts the cursor into *key w
 the next key frame of the log, before which the viewer gets the restart messages (metadata, codec configuration). The
 wait ends without a key frame after `KEY_WAIT_S` or two groups of pictures, whichever is longer; that is counted.
 
+*Lateness*: of a viewer that lags, what would arrive too late is left out when it comes next (`flowctl.timing`): a
+picture with the rest of its group, which is a key wait.
+
 *Joining*: a new viewer is given the GOP cache at once. What it was given so does not count against its limits while
 its load falls or its age is below the low mark, and nothing is dropped for it meanwhile.
 
@@ -28,10 +31,12 @@ from flowctl.logqueue import CONTROL, HEADER, LogQueue
 from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
 from flowctl.reasons import DropReason
 from flowctl.streamlog import Entry, Gop, StreamLog
+from flowctl.timing import Timing
 
 _KEY: Final = MessageClass.KEY
 _INTER: Final = MessageClass.INTER
 _AUDIO: Final = MessageClass.AUDIO
+_PICTURES: Final = (_KEY, _INTER, MessageClass.DISPOSABLE)
 _KEY_BIT: Final = 1 << _KEY
 _INTER_BIT: Final = 1 << _INTER
 _ALL_BUT_KEY: Final = DROPPABLE_MASK & ~_KEY_BIT
@@ -55,7 +60,7 @@ class LogCursor(LogQueue):
         wait_for_key: refuse video until the next key frame (a viewer that joins between key frames).
     """
 
-    __slots__ = ("_wait", "_why", "joining_to", "key_waits_expired", "mask", "restarts")
+    __slots__ = ("_wait", "joining_to", "key_waits_expired", "mask", "restarts")
 
     def __init__(
         self,
@@ -71,7 +76,6 @@ class LogCursor(LogQueue):
         super().__init__(log, start, now)
         self.joining_to: Entry | None = tail  # the cache ends here; None once joining is over
         self.mask = 0  # what the policy refuses in the present state
-        self._why = DropReason.REFUSED  # and what that is counted as
         self.restarts = 0
         self.key_waits_expired = 0
         self._wait: KeyWait | None = None
@@ -127,12 +131,23 @@ class LogCursor(LogQueue):
         """Whether anything is refused, here or ahead: only then does asking for the queue move this cursor."""
         return self._gates is not None
 
-    def peek(self, most: int, budget_bytes: int) -> list[Item]:
+    def peek(self, most: int, budget_bytes: int, timing: Timing | None = None) -> list[Item]:
         """Return the next messages to send as (class, wire, since): at most `most`, none after `budget_bytes`.
 
-        What is returned ends before a place where something else comes first (restart messages); ask again then.
+        What is returned ends before a place where something else comes first (restart messages), and before a message
+        that would be late; ask again then. What is late and comes next is left out for good.
+
+        Args:
+            most: number of messages.
+            budget_bytes: size of all but the last of them.
+            timing: what lateness goes by. None: nothing is late.
         """
         self._settle()
+        if timing is not None:
+            if self.joining_to is not None or self._stop is not None:
+                timing = None
+            elif self._lane is None:
+                self._leave_out(timing)
         items: list[Item] = []
         size = 0
         for item in self._lane or ():
@@ -153,10 +168,56 @@ class LogCursor(LogQueue):
             if following is None or self._awaited(entry):
                 break
             if not mask >> entry.message_class & 1:
-                items.append((entry.message_class, entry.wire, max(entry.enqueued_at, joined_at)))
+                since = max(entry.enqueued_at, joined_at)
+                if timing is not None and items and timing.late(entry.message_class, len(entry.wire), since, size):
+                    break
+                items.append((entry.message_class, entry.wire, since))
                 size += len(entry.wire)
             entry = following
         return items
+
+    def _leave_out(self, timing: Timing) -> None:
+        """Leave out what comes next and would be late."""
+        while (entry := self.place.entry) is not self._tail() and entry.next is not None:
+            item, size = entry.message_class, len(entry.wire)
+            if not timing.late(item, size, max(entry.enqueued_at, self.joined_at), 0):
+                return
+            if item is _INTER:
+                wait = KeyWait(entry, timing.now, lost=True)
+                self._wait_from(wait, entry, BROKEN_MASK, DropReason.LATE, timing.now)
+            elif item is _KEY:
+                if not (timing.key_firm or entry.gop.next_key is not None):
+                    return  # nothing could stand in for it
+                self._pass_by(entry, entry.next)
+                wait = KeyWait.after(entry)
+                wait.lost = True
+                self._wait_from(wait, self.place.entry, BROKEN_MASK, DropReason.LATE, timing.now)
+            elif item is MessageClass.DISPOSABLE or not timing.sound_last or self._without_pictures:
+                self._pass_by(entry, entry.next)
+            else:
+                return
+            self._settle()
+
+    def _pass_by(self, entry: Entry, following: Entry) -> None:
+        self._tally(DropReason.LATE).add(entry.message_class, len(entry.wire))
+        self.place.entry = following
+
+    @property
+    def _without_pictures(self) -> bool:
+        """Whether no picture comes next that could be left out in the place of sound."""
+        gates = self._gates
+        return not self.log.has_video or (gates is not None and bool(gates.mask & _INTER_BIT))
+
+    def pictures(self) -> tuple[int, int]:
+        """Return (pictures that were published up to the place since joining, those of them that were not sent).
+
+        Of a viewer that wants no pictures there are none.
+        """
+        if self.mask & _KEY_BIT:
+            return 0, 0
+        counts, base = self.place.entry.counts, self._base_counts
+        passed = sum(counts[item] - base[item] for item in _PICTURES)
+        return passed, sum(tally.messages[item] for tally in (self._dropped or {}).values() for item in _PICTURES)
 
     def take(self, count: int) -> None:
         """Move past the first `count` messages that `peek` returned: they are sent, or in flight."""
@@ -205,7 +266,6 @@ class LogCursor(LogQueue):
         Where frames that others refer to are lost by it, they stay refused until the next key frame. While joining,
         nothing is refused; `end_joining` makes up for it.
         """
-        self._why = DropReason.STEPPED_DOWN if reason is DropReason.STEPPED_DOWN else DropReason.REFUSED
         if self._wait is not None:
             self.poll(now)  # under the mask that was in force up to here
         breaks = bool(mask & (_KEY_BIT | _INTER_BIT))
@@ -217,24 +277,13 @@ class LogCursor(LogQueue):
             return
         tail, wait = self.log.tail, self._wait
         if wait is not None:
-            if not (breaks and reason is DropReason.STEPPED_DOWN):
-                reason = DropReason.KEY_WAIT
+            reason = DropReason.KEY_WAIT
             if not breaks and not wait.broken_at(tail):
                 wait = self._wait = None
                 reason = DropReason.REFUSED
         elif breaks:
             wait = self._wait = KeyWait(tail, now, lost=False)
         self._open(tail, mask | (wait.mask if wait is not None else 0), reason, (), now)
-
-    def refuse_queued(self, reason: DropReason, now: float) -> None:
-        """Refuse what is refused at the log's end of what is queued already, too: the viewer cannot take even that."""
-        if not self.mask or self.joining_to is not None or self._stop is not None:
-            return
-        entry = self.place.entry
-        if self.mask & _INTER_BIT:
-            self._wait_from(KeyWait(entry, now, lost=self.waiting_for_key), entry, self.mask, reason, now)
-        else:
-            self._refuse_from(entry, self.mask, reason, now)
 
     def end_joining(self, reason: DropReason, now: float) -> None:
         """Stop treating the load as a joiner's; what the present state refuses is refused from now on."""
@@ -270,7 +319,7 @@ class LogCursor(LogQueue):
             return ended
         self._wait = None
         self.key_waits_expired += 1
-        self._open(self.log.tail, self.mask, self._why, self.log.gop.restart, now)
+        self._open(self.log.tail, self.mask, DropReason.REFUSED, self.log.gop.restart, now)
         return True
 
     @property
@@ -422,11 +471,11 @@ class LogCursor(LogQueue):
             if gate.start is key and gate.restart:
                 # The wait before this one ended here too, and its restart messages are not out yet.
                 broken, restart = False, ()
-                self._open(key, mask, self._why, gate.restart, gate.since, offered=True)
+                self._open(key, mask, DropReason.REFUSED, gate.restart, gate.since, offered=True)
             else:
                 self._lose(gate.restart, DropReason.THINNED)
         self.restarts += broken
-        self._open(key, mask, self._why, restart, key.enqueued_at)
+        self._open(key, mask, DropReason.REFUSED, restart, key.enqueued_at)
 
     def _jump(self, key: Entry, reason: DropReason) -> None:
         """Go to `key`, its restart messages first; nothing to do where the cursor stands there already."""

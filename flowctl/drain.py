@@ -1,8 +1,10 @@
 """How fast a peer takes what it is given, and how far behind it is (pure).
 
-Two figures, from samples that the caller takes. The *drain rate* is measured only while the kernel refuses, that is
-while there is always something to take: at other times the rate is that of the stream and says nothing about the peer.
-The *delay* is everything that waits, here and in the kernel, over the rate.
+Two figures, from samples that the caller takes. The *drain rate* is what was acknowledged over the last second in which
+something waited: at other times the rate is that of the stream and says nothing about the peer. A rate that nothing has
+confirmed for 250 ms is no evidence any more; otherwise little would be sent because the rate was low, nothing would
+wait because little was sent, and the low rate would never be corrected. The *delay* is everything that waits, here and
+in the kernel, over the rate.
 
 What the kernel holds (SIOCOUTQ) ends where the peer's kernel begins: what lies unread in its receive buffer, up to
 megabytes of it, is acknowledged. A protocol whose application acknowledges (RTMP) tells of that too.
@@ -14,7 +16,6 @@ to 35 ms whatever the reader did, while acknowledged bytes over time said 71 kB/
 
 from __future__ import annotations
 
-from math import exp
 from typing import Final
 
 LEAST_SAMPLE_S: Final = 0.2
@@ -22,14 +23,16 @@ LEAST_SAMPLE_S: Final = 0.2
 _SMOOTHING: Final = 0.3
 """Weight of the newest rate: a change shows after three or four samples."""
 
-_MEMORY_S: Final = 4.0
-"""Time constant of the drain rate: receivers open their window in lumps of up to a second or two of a slow link."""
-_LEAST_S: Final = 1.0
-"""A drain rate is known after so much time with the kernel full."""
+_WINDOW_S: Final = 1.0
+"""The rate is that of so much time in which something waited."""
+_LEAST_S: Final = 0.2
+"""It is known after so much of it: a few packets more or less are no matter any more."""
+_FORGET_S: Final = 0.25
+"""After so long in which nothing waited it is not known any more; a peer that takes nothing for so long is slower."""
+_STEP_S: Final = 0.1
+"""Shorter times are added up: a window of ten parts is fine enough, and each costs a tuple."""
 STALL_S: Final = 3.0
 """A peer that takes nothing for so long has no rate: it is stalled."""
-_PAUSE_S: Final = 5.0
-"""After a gap of this length what was measured before is forgotten: it was another link, or a pause."""
 
 _ACKNOWLEDGEMENTS: Final = 3
 """So many acknowledgements of the application show that it sends them, and how far apart."""
@@ -38,60 +41,82 @@ _UNREAD_BYTES: Final = 16 * 1024 * 1024
 
 
 class DrainMeter:
-    """What a peer takes while there is always something to take. The sums fade, so that old times count less.
+    """What a peer takes while there is always something to take.
 
-    There surely was between two samples if the kernel refused all the time, or if some of what the kernel held at the
-    first is still not acknowledged at the second.
+    Peers take in lumps, a slow link's receive window opens in steps of up to half a second: a part of the window ends
+    when something was taken, and never in between.
 
     Attributes:
-        measured_at: when the rate was last measured, in seconds.
-        sampled_at: when the last sample was taken.
+        rate: bytes per second, as last measured, however long ago. None: not measured.
+        sampled_at: when the last sample was taken, in seconds.
+        waited_s: for how long something has waited, all in all.
+        taken_at: the last sample at which the peer had taken something since the one before.
     """
 
-    __slots__ = ("_acknowledged", "_bytes", "_full", "_kernel", "_progress_at", "_seconds", "measured_at", "sampled_at")
+    __slots__ = (
+        *("_acknowledged", "_bytes", "_part_at", "_parts", "_seconds", "_waited_at"),
+        *("_taken", "_waits", "rate", "sampled_at", "taken_at", "waited_s"),
+    )
 
     def __init__(self) -> None:
-        self._acknowledged = 0
-        self._full = False  # the kernel was full at the last sample
-        self._kernel = 0  # what it held then
-        self._progress_at = 0.0  # the last sample at which the peer had taken something
-        self._bytes = self._seconds = 0.0
-        self.measured_at = 0.0
-        self.sampled_at = float("-inf")
+        self.rate: float | None = None
+        self.sampled_at = self.taken_at = float("-inf")
+        self.waited_s = 0.0
+        self._taken = 0  # what the peer had taken at the last sample
+        self._acknowledged = 0  # where the open part began
+        self._part_at = 0.0  # when it began: the peer took something, or something began to wait
+        self._waits = False  # something waited up to the last sample
+        self._waited_at = float("-inf")  # when something was last seen to wait
+        self._parts: list[tuple[float, int]] = []  # (seconds, bytes taken) of the window
+        self._seconds, self._bytes = 0.0, 0
 
-    def sample(self, now: float, acknowledged_bytes: int, kernel_bytes: int, *, full: bool) -> None:
+    def sample(self, now: float, acknowledged_bytes: int, *, waited: bool) -> None:
         """Take one sample.
 
         Args:
             now: time in seconds.
             acknowledged_bytes: what the peer has taken since the connection began.
-            kernel_bytes: what the kernel holds.
-            full: the kernel refuses now, and has refused ever since the last sample if it did then.
+            waited: whether something has waited ever since the last sample.
         """
-        taken = acknowledged_bytes - self._acknowledged
-        if not (self._full and full) and not taken < self._kernel:
-            self._progress_at = now
-        elif taken > 0:
-            gap_s = now - self._progress_at
-            if gap_s > _PAUSE_S:
-                self._bytes = self._seconds = 0.0
-            else:
-                fade = exp(-gap_s / _MEMORY_S)
-                self._bytes = self._bytes * fade + taken
-                self._seconds = self._seconds * fade + gap_s
-                self.measured_at = now
-            self._progress_at = now
-        self.sampled_at = now
-        self._acknowledged, self._kernel, self._full = acknowledged_bytes, kernel_bytes, full
+        if acknowledged_bytes > self._taken:
+            self._taken, self.taken_at = acknowledged_bytes, now
+        if not waited or self.sampled_at == float("-inf"):
+            self._part_at, self._acknowledged = now, acknowledged_bytes
+        else:
+            self.waited_s += now - max(self._part_at, self.sampled_at)
+            self._waited_at = now
+            seconds, taken = now - self._part_at, acknowledged_bytes - self._acknowledged
+            if taken > 0 and seconds >= _STEP_S:
+                self._close_part(seconds, taken)
+                self._part_at, self._acknowledged = now, acknowledged_bytes
+        self._waits, self.sampled_at = waited, now
+        known = self.known(now)
+        if known is not None:
+            self.rate = known
+
+    def _close_part(self, seconds: float, taken: int) -> None:
+        parts = self._parts
+        parts.append((seconds, taken))
+        self._seconds += seconds
+        self._bytes += taken
+        while self._seconds - parts[0][0] >= _WINDOW_S:
+            oldest = parts.pop(0)
+            self._seconds -= oldest[0]
+            self._bytes -= oldest[1]
+
+    def known(self, now: float) -> float | None:
+        """Return the rate in bytes per second, more than 0, if it is known at this time. None: it is not."""
+        if now - self._waited_at > _FORGET_S and self._parts:
+            self._parts.clear()
+            self._seconds, self._bytes = 0.0, 0
+        if self._seconds < _LEAST_S:
+            return None
+        pause_s = now - self._part_at if self._waits else 0.0
+        return self._bytes / (self._seconds + (pause_s if pause_s > _FORGET_S else 0.0))
 
     def stalled(self, now: float) -> bool:
-        """Return whether the peer has taken nothing for `STALL_S` although the kernel was full."""
-        return self._full and now - self._progress_at >= STALL_S
-
-    @property
-    def rate(self) -> float | None:
-        """Bytes per second while there is always something to take. None: not measured for long enough."""
-        return self._bytes / self._seconds if self._seconds >= _LEAST_S else None
+        """Return whether the peer has taken nothing for `STALL_S` although something waited."""
+        return self._waits and now - self._part_at >= STALL_S
 
 
 class DelayMeter:

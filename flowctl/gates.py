@@ -71,10 +71,7 @@ class Gates:
         ahead = self.ahead
         if ahead and ahead[-1].start is start:
             restart = ahead.pop().restart + restart
-        # What a step of the ladder refuses is counted as that also where something else refused the same before.
-        before = ahead[-1].reason if ahead else self.reason
-        stepped = reason is DropReason.STEPPED_DOWN and reason is not before
-        if restart or self.last_mask != mask or (mask and stepped):
+        if restart or self.last_mask != mask:
             ahead.append(Gate(start, mask, reason, restart, since))
 
     def tighten(self, start: Entry, at: Entry, extra: int, reason: DropReason, now: float) -> None:

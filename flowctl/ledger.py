@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Final
 
 from flowctl.counts import Counts
 from flowctl.flow import CLASS_COUNT, Cause, SendState, StateChange
-from flowctl.ladder import LadderStep, Move
 from flowctl.limits import Axis
 from flowctl.reasons import CloseReason, DropReason
 
 LEDGER_ENTRIES: Final = 16
 """Entries kept per connection; others are forgotten (see `Ledger.add`), their number is not."""
 LEDGER_WORDS_BYTES: Final = 160
-"""Most that is kept of the words of an entry: a move of the ladder has up to 140."""
+"""Most that is kept of the words of an entry; they have up to 140."""
 
 
 class LedgerKind(enum.Enum):
@@ -33,7 +32,7 @@ class LedgerKind(enum.Enum):
     PAUSE = "pause"
     RESUME = "resume"
     LIMITS = "limits"
-    STEP = "step"
+    LATE = "late"
     RETURN = "return"
     CLOSE = "close"
 
@@ -51,7 +50,9 @@ class LedgerEntry:
         duration_s: length of the episode, for DROPS and RESUME; 0 for the others.
         reason: why the connection ended, for CLOSE.
         delay_removed_ms: by how much what waits became younger, for DROPS and RETURN; 0 for the others.
-        move: the change of the ladder's step, for STEP.
+        picture_share: share of the pictures of the episode that were sent, 0 to 1, for DROPS; 1 for the others.
+        line_share: share of the episode in which the peer's line was in use, 0 to 1, for DROPS; 0: not measured.
+        delay_ms: how far behind the peer was at the last sample of the episode, for DROPS.
     """
 
     kind: LedgerKind
@@ -62,7 +63,9 @@ class LedgerEntry:
     duration_s: float = 0.0
     reason: CloseReason | None = None
     delay_removed_ms: float = 0.0
-    move: Move | None = None
+    picture_share: float = 1.0
+    line_share: float = 0.0
+    delay_ms: float = 0.0
 
 
 class Ledger:
@@ -83,7 +86,7 @@ class Ledger:
         """Append one entry; where the ledger is full, forget one: the oldest flap, or else the oldest.
 
         A flap is an edge between READY and OVERLOADED. They come with every large key frame at the edge of a link and
-        say little; steps and episodes of drops from before are what one looks for.
+        say little; episodes of drops from before are what one looks for.
         """
         entries = self._entries
         if len(entries) >= LEDGER_ENTRIES:
@@ -114,7 +117,7 @@ _CLOSES: Final = tuple(CloseReason)
 _DROPS: Final = tuple(DropReason)
 _NONE: Final = 255
 _EDGE: Final = struct.Struct("<BBBBBdIdq")  # mark, old, new, cause, axis, time, sequence, value, limit
-_OTHER: Final = struct.Struct("<BBBBBddd")  # kind, reason, old step, new step, parts, time, duration, delay removed
+_OTHER: Final = struct.Struct("<BBBdddddd")  # kind, reason, parts, then the figures in their order
 _PART: Final = struct.Struct("<BBQQ")  # reason, class, messages, bytes: what was dropped, as many as there are parts
 _EDGE_MARK: Final = 254
 """Stands for the kind of an entry that has an edge: it is STATE."""
@@ -145,11 +148,13 @@ def _pack(entry: LedgerEntry) -> bytes:
     head = _OTHER.pack(
         _KINDS.index(entry.kind),
         _NONE if entry.reason is None else _CLOSES.index(entry.reason),
-        *((_NONE, _NONE) if entry.move is None else (entry.move.old, entry.move.new)),
         _NONE if entry.dropped is None else len(parts),
         entry.at,
         entry.duration_s,
         entry.delay_removed_ms,
+        entry.picture_share,
+        entry.line_share,
+        entry.delay_ms,
     )
     return b"".join((head, *parts, words))
 
@@ -157,21 +162,24 @@ def _pack(entry: LedgerEntry) -> bytes:
 def _unpack(packed: bytes) -> LedgerEntry:
     if packed[0] == _EDGE_MARK:
         return _unpack_edge(packed)
-    kind, reason, old, new, count, at, duration_s, removed_ms = _OTHER.unpack_from(packed)
+    kind, reason, count, at, duration_s, removed_ms, pictures, line, delay_ms = _OTHER.unpack_from(packed)
     parts = 0 if count == _NONE else count
     words_at = _OTHER.size + parts * _PART.size
     dropped = None if count == _NONE else _unpack_drops(packed[_OTHER.size : words_at])
     why = packed[words_at:].decode(errors="ignore")  # it may have been cut within a character
-    return LedgerEntry(
+    entry = LedgerEntry(
         _KINDS[kind],
         at,
-        why or (describe_episode(dropped, removed_ms) if dropped else ""),
+        why,
         dropped=dropped,
         duration_s=duration_s,
         reason=None if reason == _NONE else _CLOSES[reason],
         delay_removed_ms=removed_ms,
-        move=None if old == _NONE else Move(LadderStep(old), LadderStep(new), why),
+        picture_share=pictures,
+        line_share=line,
+        delay_ms=delay_ms,
     )
+    return entry if why or not dropped else replace(entry, why=describe_episode(entry))
 
 
 def _unpack_edge(packed: bytes) -> LedgerEntry:
@@ -217,9 +225,22 @@ def describe_drops(lost: dict[DropReason, Counts]) -> str:
     return "; ".join(parts)
 
 
-def describe_episode(lost: dict[DropReason, Counts], removed_ms: float) -> str:
-    """Return what an episode of drops took and, if so, by how many ms what waits became younger, in one line."""
-    return describe_drops(lost) + (f"; {removed_ms / 1000:.1f} s of delay removed" if removed_ms else "")
+def describe_episode(entry: LedgerEntry) -> str:
+    """Return what an episode of drops took, and what the peer was given all the same, in one line."""
+    parts = [describe_drops(entry.dropped or {})]
+    if shares := describe_shares(entry):
+        parts.append(shares)
+    if entry.delay_removed_ms:
+        parts.append(f"{entry.delay_removed_ms / 1000:.1f} s of delay removed")
+    return "; ".join(parts)
+
+
+def describe_shares(entry: LedgerEntry) -> str:
+    """Return what a peer got in an episode in which something was left out for being late; else nothing."""
+    if DropReason.LATE not in (entry.dropped or {}):
+        return ""
+    line = f", its line in use {entry.line_share:.0%} of the time" if entry.line_share else ""
+    return f"{entry.picture_share:.0%} of the pictures, {entry.delay_ms / 1000:.1f} s behind{line}"
 
 
 def difference(after: dict[DropReason, Counts], before: dict[DropReason, Counts]) -> dict[DropReason, Counts]:

@@ -94,6 +94,9 @@ class Limits:
             switch such a limit off.
         overhead_bytes: bytes charged per message, 0 or more.
         hard_policy: see `HardPolicy`.
+        target_delay_ms: how late a followed log's pictures may reach a peer that lags before they are left out, in ms;
+            see `flowctl.timing`. 0: nothing is left out for that. None: 1.5 s or three quarters of the time between
+            key frames, whichever is more, at most 4 s.
     """
 
     size: AxisLimits = field(default_factory=AxisLimits)
@@ -101,11 +104,13 @@ class Limits:
     age_ms: AxisLimits = field(default_factory=AxisLimits)
     overhead_bytes: int = DEFAULT_OVERHEAD_BYTES
     hard_policy: HardPolicy = HardPolicy.CLOSE
+    target_delay_ms: int | None = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.overhead_bytes < 0:
-            raise ConfigError(f"overhead_bytes is {self.overhead_bytes}, it must be 0 or more")
+        for name, value in (("overhead_bytes", self.overhead_bytes), ("target_delay_ms", self.target_delay_ms)):
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} is {value}, it must be 0 or more")
 
     @classmethod
     def parse(
@@ -116,6 +121,7 @@ class Limits:
         *,
         overhead_bytes: int = DEFAULT_OVERHEAD_BYTES,
         hard_policy: HardPolicy = HardPolicy.CLOSE,
+        target_delay_ms: int | None = 0,
     ) -> Limits:
         """Return the limits written as ``bytes,messages[,age]`` triples.
 
@@ -125,6 +131,7 @@ class Limits:
             low: the low marks. None: half of the soft ones.
             overhead_bytes: see the class.
             hard_policy: see the class.
+            target_delay_ms: see the class.
 
         Raises:
             ConfigError: a text does not parse or breaks the order of marks; names the field.
@@ -142,12 +149,44 @@ class Limits:
             age_ms=axes[2],
             overhead_bytes=overhead_bytes,
             hard_policy=hard_policy,
+            target_delay_ms=target_delay_ms,
         )
 
     def __str__(self) -> str:
         soft = _marks_text(self.size.soft, self.messages.soft, self.age_ms.soft)
         hard = _marks_text(self.size.hard or 0, self.messages.hard or 0, self.age_ms.hard or 0)
-        return f"soft {soft}; hard {hard}"
+        return f"soft {soft}; hard {hard}" + (f"; {target_text(self)}" if self.target_delay_ms != 0 else "")
+
+
+def target_text(limits: Limits) -> str:
+    """Return the target delay of `limits` in words."""
+    target_ms = limits.target_delay_ms
+    if not target_ms:
+        return "target delay by the stream" if target_ms is None else "no target delay"
+    return f"target delay {format_duration(target_ms / 1000)}"
+
+
+def target_marks(limits: Limits) -> str:
+    """Return the target delay of `limits` as `parse_target_delay` reads it."""
+    target_ms = limits.target_delay_ms
+    return f"{target_ms}ms" if target_ms else "auto" if target_ms is None else "off"
+
+
+def parse_target_delay(text: str, field_name: str) -> int | None:
+    """Return the target delay in ms of a text: a duration, ``off`` or ``auto``; None is by the stream.
+
+    Raises:
+        ConfigError: it is none of these; names the field.
+    """
+    words: dict[str, int | None] = {"auto": None, "off": 0}
+    if text.strip() in words:
+        return words[text.strip()]
+    try:
+        return round(parse_duration(text, field_name) * 1000)
+    except ConfigError as error:
+        raise ConfigError(
+            str(error), hint="write it like 1500ms or 2s; auto is by the stream, off leaves it out"
+        ) from error
 
 
 NO_LIMITS: Final = Limits()

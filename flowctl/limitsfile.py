@@ -12,14 +12,12 @@
     low = "1MiB,1024,2s"                       # optional: half of soft
     hard_policy = "close"                      # optional: close or hold
     overhead_bytes = 96                        # optional: charged per queued message
+    target_delay = "auto"                      # optional: auto (by the stream), off, or a duration
 
     [times]                                    # optional, as is each of them: seconds, 0 is off
     stuck_s = 15
     soft_too_long_s = 60
     return_after_s = 2
-
-    [ladder]                                   # optional
-    on = true
 
 A key that is not in this list is an error, so that a slip of the pen is not a limit that silently stays as it was. What
 is left out stays as the server was started with. Text in, values out: no file is opened here and no clock is read.
@@ -35,7 +33,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.limits import DEFAULT_OVERHEAD_BYTES, HardPolicy, Limits
+from flowctl.limits import DEFAULT_OVERHEAD_BYTES, HardPolicy, Limits, parse_target_delay, target_marks
 
 VERSION: Final = 1
 """Counted up when a key changes its meaning; a server refuses what it does not know, rather than guess."""
@@ -47,8 +45,8 @@ MOST_TEXT: Final = 1000
 """Longest objective or date, characters: they are logged."""
 _MOST_OVERHEAD: Final = 1024 * 1024
 
-_TOP: Final = frozenset({"version", "objective", "made_at", "limits", "times", "ladder"})
-_LIMITS: Final = frozenset({"soft", "hard", "low", "hard_policy", "overhead_bytes"})
+_TOP: Final = frozenset({"version", "objective", "made_at", "limits", "times"})
+_LIMITS: Final = frozenset({"soft", "hard", "low", "hard_policy", "overhead_bytes", "target_delay"})
 _TIMES: Final = ("stuck_s", "soft_too_long_s", "return_after_s")
 _SIZE_UNITS: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
 
@@ -64,7 +62,6 @@ class LimitsFile:
         stuck_s: see `flowctl.sender_types.SenderSettings`; seconds, 0 is off. None: as the server was started with.
         soft_too_long_s: likewise.
         return_after_s: likewise.
-        ladder: whether viewers are stepped down. None: as the server was started with.
     """
 
     limits: Limits
@@ -73,7 +70,6 @@ class LimitsFile:
     stuck_s: float | None = None
     soft_too_long_s: float | None = None
     return_after_s: float | None = None
-    ladder: bool | None = None
 
     @property
     def times(self) -> dict[str, float]:
@@ -118,13 +114,12 @@ def render(file: LimitsFile) -> str:
     lines += ["", "[limits]", "# bytes, messages, age; 0 turns an axis off"]
     lines += [f'{name} = "{_marks(*marks)}"' for name, marks in (("soft", soft), ("hard", hard), ("low", low))]
     lines.append(f'hard_policy = "{limits.hard_policy.value}"')
+    lines.append(f'target_delay = "{target_marks(limits)}"')
     if limits.overhead_bytes != DEFAULT_OVERHEAD_BYTES:
         lines.append(f"overhead_bytes = {limits.overhead_bytes}")
     if file.times:
         lines += ["", "[times]", "# seconds; 0 is off"]
         lines += [f"{name} = {value!r}" for name, value in file.times.items()]
-    if file.ladder is not None:
-        lines += ["", "[ladder]", f"on = {'true' if file.ladder else 'false'}"]
     text = "\n".join(lines) + "\n"
     parse_limits_file(text, "the limits file to be written")  # what cannot be read is not written
     return text
@@ -172,17 +167,12 @@ class _Reader:
             raise self._error("", "version", version, f"the number {VERSION}")
         limits = self._section(table, "limits", required=True)
         times = self._section(table, "times")
-        ladder = self._section(table, "ladder")
         self._known("limits", limits, _LIMITS)
         self._known("times", times, frozenset(_TIMES))
-        self._known("ladder", ladder, frozenset({"on"}))
-        if "on" in ladder and not isinstance(ladder["on"], bool):
-            raise self._error("ladder", "on", ladder["on"], "true or false")
         return LimitsFile(
             limits=self._limits(limits),
             objective=self._text("", table, "objective"),
             made_at=self._text("", table, "made_at"),
-            ladder=ladder.get("on"),
             **{name: self._seconds(times, name) for name in _TIMES},
         )
 
@@ -204,6 +194,9 @@ class _Reader:
                 marks["low"],
                 overhead_bytes=overhead,
                 hard_policy=HardPolicy(policy),
+                target_delay_ms=parse_target_delay(
+                    self._text("limits", table, "target_delay") or "auto", "target_delay"
+                ),
             )
         except ConfigError as error:
             # It names the mark; of several lines, that of the mark it begins with.

@@ -70,6 +70,12 @@ class LogQueue:
         lane = self._lane
         return (0, 0) if lane is None else (lane.size_bytes, len(lane))
 
+    @property
+    def late(self) -> int:
+        """Messages that were left out for being late so far."""
+        tally = self._dropped.get(DropReason.LATE) if self._dropped is not None else None
+        return 0 if tally is None else sum(tally.messages)
+
     def load(self) -> tuple[int, int]:
         """Return (wire bytes, messages) that are queued and not refused."""
         return self._load_between(self.place.entry, self._tail())

@@ -19,6 +19,7 @@ from flowctl.limits import Limits
 from flowctl.policy import Room, Thin
 from flowctl.reasons import DropReason
 from flowctl.sender_types import Transport
+from flowctl.timing import Timing
 
 _NO_CLASS_COUNTS: Final = [0] * len(MessageClass)
 _TLS_WOULD_BLOCK: Final = frozenset({"SSLWantReadError", "SSLWantWriteError"})
@@ -93,9 +94,16 @@ class Outbox:
             self._inflight_own = True
 
     def write(
-        self, transport: Transport, most: int, budget_bytes: int, *, with_log: bool
+        self, transport: Transport, most: int, budget_bytes: int, *, with_log: bool, timing: Timing | None = None
     ) -> tuple[int, bool, OSError | None]:
         """Write until the turn's budget is used, everything is taken, or the kernel is full.
+
+        Args:
+            transport: where to.
+            most: messages, at most.
+            budget_bytes: size of all but the last message.
+            with_log: whether what is queued in the followed log is to be written.
+            timing: by which of that is left out what would be late. None: nothing is.
 
         Returns:
             (bytes taken by the kernel, whether a write met EAGAIN, the error that ended the connection or None).
@@ -105,7 +113,10 @@ class Outbox:
         own = self.backlog.peek(most, budget_bytes) if len(self.backlog) else []
         room = budget_bytes - sum(len(item[1]) for item in own)
         cursor = self.cursor if with_log else None
-        followed = cursor.peek(most - len(own), room) if cursor is not None and room > 0 and most > len(own) else []
+        if timing is not None:
+            timing.held_bytes += budget_bytes - room + (0 if self._inflight is None else len(self._inflight))
+        wanted = cursor is not None and room > 0 and most > len(own)
+        followed = cursor.peek(most - len(own), room, timing) if cursor is not None and wanted else []
         items = own + followed
         buffers: list[bytes | memoryview] = [item[1] for item in items]
         if self._inflight is not None:

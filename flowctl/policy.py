@@ -1,8 +1,9 @@
 """Drop policies: what an application does with messages for a peer that cannot take them all.
 
 A policy decides by state and message class alone: `decide` says what happens to a message that is offered, `thin`
-what is done to the queue when a state is entered. That it is a pure function is what makes it cheap (the decisions of
-a state are worked out once and become a bit mask), what lets one viewer of a shared log be thinned without walking
+what is done to the queue when a state is entered, and `patience` how long a lagging viewer of a log waits for a class
+of messages before it is left out (`flowctl.timing`). That it is a pure function is what makes it cheap (the decisions
+of a state are worked out once and become a bit mask), what lets one viewer of a shared log be thinned without walking
 the log, and what lets recorded sessions be judged again under another policy. `flowctl.testing.check_drop_policy`
 tests one's own.
 """
@@ -10,7 +11,9 @@ tests one's own.
 from __future__ import annotations
 
 import enum
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Mapping
+from math import inf
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 from flowctl.flow import MessageClass, SendState
 
@@ -36,7 +39,7 @@ class Thin(enum.Enum):
 
 
 class DropPolicy(Protocol):
-    """The application's choice of what to drop; both methods must be pure functions of their arguments."""
+    """The application's choice of what to drop; its methods must be pure functions of their arguments."""
 
     def decide(self, state: SendState, message_class: MessageClass) -> Verdict:
         """Return what happens to a droppable message of `message_class` offered in `state`.
@@ -46,6 +49,16 @@ class DropPolicy(Protocol):
 
     def thin(self, state: SendState) -> Thin:
         """Return what is done to the queue when `state` is entered from a better one."""
+
+    def patience(self, message_class: MessageClass) -> float:
+        """Return within which multiple of the target delay a message must arrive to be handed over; inf: it always is.
+
+        Asked for the messages of a followed log, while the viewer lags and where its limits set a target delay. Where
+        INTER has an end, that takes the place of what `decide` says of pictures in OVERLOADED and SOFT_LIMIT. A late
+        DISPOSABLE frame is left out alone; a late INTER frame with the rest of its group of pictures. A KEY frame is
+        left out where a newer one waits and INTER would be; with inf it goes whatever it takes where none waits. AUDIO
+        and DATA that are waited for as long as INTER or longer go last: only while pictures are left out.
+        """
 
 
 class KeepAll:
@@ -58,6 +71,10 @@ class KeepAll:
     def thin(self, state: SendState) -> Thin:
         """Leave the queue alone."""
         return Thin.NOTHING
+
+    def patience(self, message_class: MessageClass) -> float:
+        """Wait for everything."""
+        return inf
 
 
 class DropDroppable:
@@ -83,12 +100,18 @@ class DropDroppable:
         """Throw away what is droppable from `thin_from` on."""
         return Thin.DROPPABLE if state >= self.thin_from else Thin.NOTHING
 
+    def patience(self, message_class: MessageClass) -> float:
+        """Wait for everything: only the state decides."""
+        return inf
+
 
 class LivePolicy:
-    """The policy for live media: lose pictures, never sound before pictures, never decodability.
+    """The policy for live media, *all or cut*: who keeps up gets all, who lags the first pictures of each group.
 
-    OVERLOADED refuses frames that no other frame needs. SOFT_LIMIT skips to a key frame and takes only key frames and
-    audio until the load is at the low mark. HARD_LIMIT takes nothing more.
+    A viewer that lags behind a log is served as far as its line carries (see `patience` and `flowctl.timing`). Without
+    a target delay, OVERLOADED refuses frames that no other frame needs, and SOFT_LIMIT takes only key frames and audio
+    until the load is at the low mark. With and without, SOFT_LIMIT skips to a key frame and HARD_LIMIT takes nothing
+    more: the states protect the server.
     """
 
     _REFUSED: Final = {
@@ -96,6 +119,12 @@ class LivePolicy:
         SendState.OVERLOADED: frozenset({MessageClass.DISPOSABLE}),
         SendState.SOFT_LIMIT: frozenset({MessageClass.DISPOSABLE, MessageClass.INTER}),
         SendState.HARD_LIMIT: frozenset(MessageClass) - {MessageClass.CONTROL, MessageClass.HEADER},
+    }
+    _PATIENCE: ClassVar[Mapping[MessageClass, float]] = {
+        MessageClass.DISPOSABLE: 0.5,
+        MessageClass.INTER: 1.0,
+        MessageClass.AUDIO: 2.0,
+        MessageClass.DATA: 2.0,
     }
 
     def decide(self, state: SendState, message_class: MessageClass) -> Verdict:
@@ -105,6 +134,35 @@ class LivePolicy:
     def thin(self, state: SendState) -> Thin:
         """Skip to a key frame at SOFT_LIMIT."""
         return Thin.TO_KEY_FRAME if state is SendState.SOFT_LIMIT else Thin.NOTHING
+
+    def patience(self, message_class: MessageClass) -> float:
+        """Leave out disposable frames first, then the rest of groups, sound last; a key frame goes in any case."""
+        return self._PATIENCE.get(message_class, inf)
+
+
+class AudioFirst(LivePolicy):
+    """As `LivePolicy`, but no picture delays the sound: a late key frame is left out too, and sound never is."""
+
+    _PATIENCE = {MessageClass.DISPOSABLE: 0.5, MessageClass.INTER: 1.0, MessageClass.KEY: 1.0}  # noqa: RUF012 - declared above
+
+
+class PicturesFirst(LivePolicy):
+    """As `LivePolicy`, but sound gives way first: for cameras and screens whose sound says little."""
+
+    _PATIENCE = {  # noqa: RUF012 - declared above
+        MessageClass.DISPOSABLE: 0.5,
+        MessageClass.INTER: 1.0,
+        MessageClass.AUDIO: 0.5,
+        MessageClass.DATA: 0.5,
+    }
+
+
+LIVE_POLICIES: Final[dict[str, DropPolicy]] = {
+    "all-or-cut": LivePolicy(),
+    "audio-first": AudioFirst(),
+    "pictures-first": PicturesFirst(),
+}
+"""Policies for live media, by the names that settings have for them."""
 
 
 class Room(NamedTuple):
@@ -143,3 +201,8 @@ def refused_mask(policy: DropPolicy, state: SendState) -> int:
     return sum(
         1 << item for item in MessageClass if item not in _UNDROPPABLE and policy.decide(state, item) is Verdict.DROP
     )
+
+
+def patience_of(policy: DropPolicy) -> tuple[float, ...]:
+    """Return the patience of `policy` by `MessageClass`; control messages and headers always go."""
+    return tuple(inf if item in _UNDROPPABLE else policy.patience(item) for item in MessageClass)

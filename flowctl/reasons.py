@@ -14,7 +14,6 @@ class CloseReason(enum.Enum):
     HARD_LIMIT = "hard limit"
     STUCK = "stuck"
     SOFT_TOO_LONG = "soft limit too long"
-    LADDER = "too slow for the lowest step"
     MEMORY_BUDGET = "memory budget"
     PROTOCOL_ERROR = "protocol error"
     LIMIT_HIT = "limit hit"
@@ -42,7 +41,6 @@ _ABORTIVE = frozenset(
         CloseReason.HARD_LIMIT,
         CloseReason.STUCK,
         CloseReason.SOFT_TOO_LONG,
-        CloseReason.LADDER,
         CloseReason.MEMORY_BUDGET,
         CloseReason.PEER_RESET,
         CloseReason.BANNED,
@@ -51,15 +49,12 @@ _ABORTIVE = frozenset(
 )
 
 
-SLOW_ENDS: Final = tuple(
-    reason.value
-    for reason in (
-        CloseReason.HARD_LIMIT,
-        CloseReason.STUCK,
-        CloseReason.SOFT_TOO_LONG,
-        CloseReason.LADDER,
-        CloseReason.MEMORY_BUDGET,
-    )
+SLOW_ENDS: Final = (
+    CloseReason.HARD_LIMIT.value,
+    CloseReason.STUCK.value,
+    CloseReason.SOFT_TOO_LONG.value,
+    CloseReason.MEMORY_BUDGET.value,
+    "too slow for the lowest step",  # in records of format 1
 )
 """Close reasons, as records have them, that mean: it did not keep up."""
 
@@ -68,7 +63,7 @@ class DropReason(enum.Enum):
     """Why a message that the Sender accepted, or was offered, never reached the peer."""
 
     REFUSED = "refused by policy"
-    STEPPED_DOWN = "refused on its step of the ladder"
+    LATE = "late"
     THINNED = "thinned from the queue"
     RETURNED = "skipped to return to live"
     KEY_WAIT = "waiting for a key frame"
@@ -76,3 +71,7 @@ class DropReason(enum.Enum):
     REQUESTED = "dropped by the application"
     UNFOLLOWED = "left the stream"
     CLOSED = "queued at close"
+
+
+RECORDED_DROPS: Final = (*(reason.value for reason in DropReason), "refused on its step of the ladder")
+"""Drop reasons as records have them; the last one in those of format 1."""

@@ -19,7 +19,7 @@ from typing import Any
 from flowctl.errors import ConfigError, DamagedFlightError
 from flowctl.flight.reading import Flight, read_flights
 from flowctl.flight.rerun import CutError, DivergedError, Rerun, belongs_to_call
-from flowctl.flight.words import OUTPUT_KINDS, FlightRow, figures_of
+from flowctl.flight.words import FLIGHT_FORMAT, OUTPUT_KINDS, FlightRow, figures_of
 from flowctl.sender_types import SenderStatistics
 from flowctl.telemetry.flightfiles import flight_files, flight_rows, list_flights
 from flowctl.telemetry.schema import FlightKind
@@ -129,8 +129,13 @@ def replay(flight: Flight) -> ReplayResult:
         What came out, up to where it diverges from what was recorded, if it does.
 
     Raises:
-        DamagedFlightError: a row cannot be read.
+        DamagedFlightError: a row cannot be read, or the flight was recorded in an older format.
     """
+    if flight.format_number != FLIGHT_FORMAT:
+        raise DamagedFlightError(
+            f"{flight}: it is of format {flight.format_number}, and what a server of then did cannot be done again",
+            hint="replay it with the flowctl that recorded it; --limits tries other limits on it",
+        )
     run = Rerun(flight)
     rows = flight.rows
     end = len(rows) - 1 if flight.complete else len(rows)

@@ -422,7 +422,7 @@ class Sender(Steering):
                 if self._trouble is None and (self._member or not self._outbox.cursor):
                     return self._sample_healthy_locked(now, waiting)
                 if self._trouble is None:
-                    self._trouble = Trouble(self._settings.ladder, now)
+                    self._trouble = Trouble()
                 trouble = self._trouble
                 self._sample_locked(now, waiting)
                 if self._aged_by_delay and not self._foreign_locked() and self._close_reason is None:
@@ -443,7 +443,7 @@ class Sender(Steering):
         self._refuse_reentry("peer_acknowledged")
         with self._lock:
             if self._trouble is None and self._aged_by_delay:
-                self._trouble = Trouble(self._settings.ladder, self._host.now())
+                self._trouble = Trouble()
             if self._trouble is not None:
                 self._trouble.delay.peer_acknowledged(min(total_bytes, self._bytes_sent_locked()))
 
@@ -486,7 +486,8 @@ class Sender(Steering):
         result = self._write_locked(now)
         if result is FlushResult.BLOCKED:
             self._host.want_writable(True)
-            self._sample_blocked_locked(now)
+            if self._sample_due_locked(now):
+                self._sample_locked(now)
             self._arm_locked(now)
             return FlushResult.BLOCKED if self._open_locked() else FlushResult.CLOSED
         if result is FlushResult.MORE:
@@ -504,6 +505,8 @@ class Sender(Steering):
         self._refuse_reentry("writable")
         with self._lock:
             self._blocked = False
+            if self._trouble is not None:
+                self._trouble.allowed_bytes = self._trouble.ahead_bytes
             if self._settings.return_after_s:
                 self._return_after_stall_locked(self._host.now())
             alone = self._cohort is not None and not self._member
@@ -549,8 +552,11 @@ class Sender(Steering):
                         self._sample_locked(now)
                     self._check_times_locked(now)
                     self._arm_locked(now)
-                    if not (self._blocked or self._outbox.empty(with_log=not self._member)):
-                        self._host.request_flush()  # looking has queued something: the headers of a key frame, say
+                    if not self._blocked and (
+                        self._core.would_block or not self._outbox.empty(with_log=not self._member)
+                    ):
+                        # Looking has queued something, the headers of a key frame, say; or it keeps up again.
+                        self._host.request_flush()
         finally:
             if self._after:
                 self._run_after()
@@ -616,6 +622,7 @@ class Sender(Steering):
                 and cursor.caught_up
                 and cursor.entry is at
                 and not self._member
+                and not self._core.would_block
                 and cursor.plain
                 and self._outbox.empty(with_log=False)
             )

@@ -12,7 +12,6 @@ from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
 from flowctl.flow import EMPTY_LOAD, Load, SendState, StateChange
 from flowctl.forecast import Forecast
-from flowctl.ladder import LadderSettings, LadderStep
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.streamlog import Entry, StreamLog
 
@@ -124,6 +123,9 @@ class SenderHost(Protocol):
     def kernel_bytes(self) -> int:
         """Return what the kernel has taken and the peer has not acknowledged; 0 where that cannot be told."""
 
+    def limit_unsent(self, size_bytes: int) -> None:
+        """Have the kernel take no more than about `size_bytes` ahead of what it sends; 0: as usual. Owning thread."""
+
     def strained(self) -> bool:
         """Return whether the owning thread had no room a moment ago: a peer that seems slow may not be. Any thread."""
 
@@ -154,8 +156,7 @@ class SenderSettings:
             followed log instead of sending what is old. 0: send everything.
         return_delay_s: the same whenever a peer that takes something is so far behind. 0: never.
         age_from: whether the age axis is the age of the queue, or the larger of that and the sampled delay.
-        sample_s: time between two samples of a peer that is in trouble (delay, rate, ladder).
-        ladder: times of the step-down ladder. None: there is none, the policy alone decides.
+        sample_s: time between two samples of a peer that is in trouble (delay, rate).
     """
 
     stuck_s: float = 15.0
@@ -170,7 +171,6 @@ class SenderSettings:
     return_delay_s: float = 0.0
     age_from: AgeSource = AgeSource.QUEUE
     sample_s: float = 0.5
-    ladder: LadderSettings | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -187,7 +187,7 @@ class SenderSettings:
     @property
     def steers(self) -> bool:
         """Whether a peer in trouble has to be sampled on a timer."""
-        return self.ladder is not None or self.age_from is AgeSource.DELAY or self.return_delay_s > 0
+        return self.age_from is AgeSource.DELAY or self.return_delay_s > 0
 
 
 class Glance(NamedTuple):
@@ -195,7 +195,7 @@ class Glance(NamedTuple):
 
     Attributes:
         state: present state.
-        step: step of the ladder.
+        picture_share: share of the pictures of the last 20 s that were sent, 0 to 1.
         entry: where it stands in the followed log. None: it follows none.
         own_bytes: bytes queued for this peer alone: all that is not read from the log.
         own_messages: the same in messages.
@@ -207,7 +207,7 @@ class Glance(NamedTuple):
     """
 
     state: SendState
-    step: LadderStep
+    picture_share: float
     entry: Entry | None
     own_bytes: int
     own_messages: int
@@ -229,7 +229,7 @@ class Account(NamedTuple):
         bytes_sent: wire bytes that the kernel took.
         idle: whether nothing is queued.
         state: present state.
-        step: step of the ladder.
+        picture_share: share of the pictures of the last 20 s that were sent, 0 to 1.
         load: what is queued, on three axes.
         stalled_s: for how long the kernel has taken nothing while something is queued.
         drain_bytes_per_s: what the peer takes when there is always something to take. None: not measured.
@@ -247,7 +247,7 @@ class Account(NamedTuple):
     bytes_sent: int
     idle: bool
     state: SendState
-    step: LadderStep
+    picture_share: float
     load: Load
     stalled_s: float
     drain_bytes_per_s: float | None
@@ -279,11 +279,8 @@ class SenderStatistics:
         key_waits_expired: times no key frame came in time.
         bytes_sent: wire bytes that the kernel took.
         close_reason: why the Sender was closed. None while it is open.
-        step: step of the ladder.
-        step_since: when it was taken, in seconds on the Sender's clock; 0 where no other was ever taken.
-        step_changes: changes of step.
-        time_in_steps_s: seconds on FULL, NO_DISPOSABLE, KEY_FRAMES and AUDIO_ONLY since the viewer first was in
-            trouble; all 0 for one that never was.
+        picture_share: share of the pictures of the last 20 s that were sent, 0 to 1.
+        waited_s: seconds in which something waited for the peer and its rate was measured: its line was used.
         delay_ms: how far behind the peer was at the last sample; 0 where it was never sampled.
         drain_bytes_per_s: what the peer takes when there is always something to take. None: not measured.
         forecast: when the hard limit will be reached at the present fill and drain rate. None: never.
@@ -308,10 +305,8 @@ class SenderStatistics:
     key_waits_expired: int = 0
     bytes_sent: int = 0
     close_reason: CloseReason | None = None
-    step: LadderStep = LadderStep.FULL
-    step_since: float = 0.0
-    step_changes: int = 0
-    time_in_steps_s: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    picture_share: float = 1.0
+    waited_s: float = 0.0
     delay_ms: float = 0.0
     drain_bytes_per_s: float | None = None
     forecast: Forecast | None = None

@@ -34,8 +34,7 @@ class ServeOptions:
         socket_options: set on each socket.
         group_count: number of poll groups (threads).
         flush_interval_s: longest time between two flushes of a stream while there is something to send.
-        ladder: whether a program with streams steps a slow viewer down; with the times of `settings.ladder`, or the
-            usual ones.
+        policy: what a program with streams leaves out for a slow viewer, a key of `flowctl.policy.LIVE_POLICIES`.
         return_after_s: when a viewer's kernel takes something again after so long, a program with streams skips what
             became old meanwhile. 0: it sends everything.
         memory_budget_bytes: what may wait for all slow viewers of this server together. 0: there is no limit.
@@ -60,7 +59,7 @@ class ServeOptions:
     socket_options: SocketOptions = field(default_factory=SocketOptions)
     group_count: int = 1
     flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S
-    ladder: bool = True
+    policy: str = "all-or-cut"
     return_after_s: float = 3.0
     memory_budget_bytes: int = 0
     shadow_limits: Limits | None = None
@@ -86,7 +85,7 @@ class ServerProgram:
         default_port: port where none is given.
         build: makes the server, not started.
         extra: name of each setting that `ServeOptions.extra` may hold, and what it does.
-        has_streams: whether what `ServeOptions` has for streams means something to it (flush interval, ladder, memory
+        has_streams: whether what `ServeOptions` has for streams means something to it (flush interval, policy, memory
             budget, shadow); if not, those options of the command line are refused.
     """
 

@@ -25,21 +25,19 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from flowctl.counts import NO_COUNTS, Counts
-from flowctl.drain import STALL_S
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
 from flowctl.flow import CLASS_COUNT, FlowCore, Load, MessageClass, SendState, StateChange
-from flowctl.ladder import Ladder, LadderSettings, LadderStep, Reading, step_rates
 from flowctl.limits import Limits
-from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, Thin, refused_mask
+from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, Thin, patience_of, refused_mask
 from flowctl.reasons import CloseReason
+from flowctl.timing import target_s
 
 _RATE_S: Final = 2.0
 """Time constant of the measured rate."""
-_READ_S: Final = 0.5
-"""How often the candidate's ladder is shown something, as a real one."""
 _KEY: Final = MessageClass.KEY
 _INTER: Final = MessageClass.INTER
+_DISPOSABLE: Final = MessageClass.DISPOSABLE
 _AUDIO: Final = MessageClass.AUDIO
 
 
@@ -53,7 +51,6 @@ class Candidate:
         name: for statistics and logs.
         stuck_s: it would close a peer whose kernel took nothing for so long. 0: it would not.
         soft_too_long_s: it would close after so long at or above SOFT_LIMIT. 0: it would not.
-        ladder: times of its step-down ladder. None: it has none.
     """
 
     limits: Limits
@@ -61,7 +58,6 @@ class Candidate:
     name: str = "candidate"
     stuck_s: float = 15.0
     soft_too_long_s: float = 60.0
-    ladder: LadderSettings | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -167,20 +163,15 @@ class Shadow:
         "_core",
         "_dropped",
         "_dropped_sizes",
-        "_ladder",
         "_last",
         "_live_base",
         "_mask",
-        "_measured_at",
         "_offered",
+        "_patience",
         "_progress_at",
         "_queue",
         "_rate",
-        "_read_at",
-        "_soft",
         "_taken",
-        "_was_drained",
-        "_was_refused",
     )
 
     def __init__(
@@ -197,11 +188,7 @@ class Shadow:
     ) -> None:
         self._candidate = candidate
         self._core = FlowCore(candidate.limits, now)
-        self._ladder = None if candidate.ladder is None else Ladder(candidate.ladder, now)
-        self._read_at = now  # when the ladder was shown something last
-        self._soft = False  # the soft limit was entered since then
-        self._was_refused = False  # the kernel would have refused something since then
-        self._was_drained = False  # there was nothing queued at some moment since then
+        self._patience = patience_of(candidate.policy)
         self._mask = refused_mask(candidate.policy, SendState.READY)
         self._broken = False  # frames were lost: none that needs others gets in before the next key frame
         self._queue: deque[_Chunk] = deque()
@@ -209,7 +196,7 @@ class Shadow:
             self._queue.append(_Chunk(now - age_s, [*map(float, queued.messages)], [*map(float, queued.sizes_bytes)]))
         self._offered = (tuple(offered[0]), tuple(offered[1]))
         self._taken = taken_bytes
-        self._rate = self._measured_at = 0.0
+        self._rate = 0.0
         self._began = self._last = self._progress_at = now
         self._agreed_s = self._assumed_s = 0.0
         self._dropped = [0.0] * CLASS_COUNT
@@ -240,7 +227,7 @@ class Shadow:
         taken_bytes: int,
         busy: bool,
         live: SendState,
-        per_second: tuple[Sequence[float], Sequence[float]] | None = None,
+        gop_s: float = 0.0,
     ) -> None:
         """Take what has happened since the last sample.
 
@@ -250,7 +237,7 @@ class Shadow:
             taken_bytes: what the kernel has taken so far.
             busy: whether the kernel had all that it would take: something was queued in reality all the time.
             live: the real state.
-            per_second: (messages, bytes) per second of the stream by class, for the ladder. None: not known.
+            gop_s: time between key frames of the stream, 0 while it is not known.
         """
         passed_s = max(now - self._last, 0.0)
         if self._close is not None:
@@ -262,29 +249,26 @@ class Shadow:
         self._last, self._taken = now, taken_bytes
         self._offer(offered, now)
         self._settle(self._core.queued(self._load(now), now), now)
+        if self._rate and self._core.would_block:
+            self._leave_out(now, target_s(self._candidate.limits.target_delay_ms, gop_s))
         took = self._drain(room)
         # What thinning has emptied is not drained: the kernel still holds what it was given, and refuses.
         drained = not self._queue and (room > 0 or not busy or not self._core.would_block)
         if took or drained:
             self._progress_at = now
         if drained:
-            self._was_drained = True
             self._settle(self._core.drained(now), now)
         elif not self._core.would_block:
-            self._was_refused = True
             self._settle(self._core.blocked(self._load(now), now), now)
         else:
             self._settle(self._core.sent(self._load(now), now), now)
         self._check_times(now)
-        if self._ladder is not None and now - self._read_at >= _READ_S and self._close is None:
-            self._climb(self._ladder, now, per_second, took=took)
 
     def _room(self, taken: int, passed_s: float, now: float, *, busy: bool) -> float:
         """Return what the link carries in this sample: as measured, or as assumed where it had nothing to do."""
         if busy and passed_s > 0:
             weight = 1.0 if not self._rate else 1 - math.exp(-passed_s / _RATE_S)
             self._rate += weight * (taken / passed_s - self._rate)
-            self._measured_at = now
             return float(taken)
         if self._queue and self._rate * passed_s > taken:
             self._assumed_s += passed_s
@@ -350,42 +334,39 @@ class Shadow:
             if core.final:
                 self._close = (now, CloseReason.HARD_LIMIT)
                 return
-            self._soft = self._soft or edge.new is SendState.SOFT_LIMIT
             mode = policy.thin(edge.new) if edge.new > edge.old else Thin.NOTHING
             if mode is not Thin.NOTHING:
                 self._thin(mode, now)
                 following = core.dropped(self._load(now), now)
-        self._mask = refused_mask(policy, core.state) | (0 if self._ladder is None else self._ladder.mask)
+        self._mask = refused_mask(policy, core.state)
 
-    def _climb(
-        self, ladder: Ladder, now: float, per_second: tuple[Sequence[float], Sequence[float]] | None, *, took: bool
-    ) -> None:
-        """Show the candidate's ladder the virtual queue, and refuse what its step refuses."""
-        core = self._core
-        reading = Reading(
-            refused=core.would_block or self._was_refused,
-            above_low=not core.low_reached(self._load(now)),
-            soft=self._soft or core.state >= SendState.SOFT_LIMIT,
-            drained=self._was_drained,
-            stalled=not took and now - self._progress_at >= STALL_S,
-            rate=self._rate or None,
-            rate_at=self._measured_at,
-            needed=() if per_second is None else step_rates(per_second[1]),
-            delay_ms=self._load(now).age_ms,
-        )
-        self._read_at, self._soft, self._was_drained, self._was_refused = now, False, False, False
-        move = ladder.read(now, reading)
-        if move is None:
+    def _leave_out(self, now: float, target_s: float) -> None:
+        """Leave out what would be late of the virtual queue, by the sample, as `flowctl.timing` does by the picture."""
+        if not target_s or self._patience[_INTER] == math.inf:
             return
-        if move.new is LadderStep.CLOSE:
-            self._close = (now, CloseReason.LADDER)
-            return
-        if move.new > move.old:
-            self._drop_queued(ladder.mask)
-            if not core.low_reached(self._load(now)):
-                self._thin(Thin.TO_KEY_FRAME, now)
-            self._settle(core.dropped(self._load(now), now), now)
-        self._mask = refused_mask(self._candidate.policy, core.state) | ladder.mask
+        ahead, cutting = 0.0, False
+        newest = max((index for index, chunk in enumerate(self._queue) if chunk.messages[_KEY] >= 1), default=-1)
+        for index, chunk in enumerate(self._queue):
+            size = chunk.size_bytes
+            arrival_s = now - chunk.at + (ahead + size) / self._rate
+            late = arrival_s > self._patience[_INTER] * target_s
+            if chunk.messages[_KEY] >= 1:
+                cutting = late and index < newest
+                if cutting:
+                    self._drop_of(chunk, _KEY)
+            elif late and chunk.messages[_INTER]:
+                cutting = True
+            if cutting:
+                self._drop_of(chunk, _INTER)
+            if cutting or arrival_s > self._patience[_DISPOSABLE] * target_s:
+                self._drop_of(chunk, _DISPOSABLE)
+            ahead += chunk.size_bytes
+        self._broken = self._broken or cutting
+        self._queue = deque(chunk for chunk in self._queue if sum(chunk.messages))
+
+    def _drop_of(self, chunk: _Chunk, item: int) -> None:
+        self._lose(item, chunk.messages[item], chunk.sizes[item])
+        chunk.messages[item] = chunk.sizes[item] = 0.0
 
     def _thin(self, mode: Thin, now: float) -> None:
         """Drop what is queued, by the sample: up to the first key frame from which on it fits, or all of it."""
@@ -411,8 +392,7 @@ class Shadow:
             for item in range(CLASS_COUNT):
                 if mask >> item & 1:
                     self._broken = self._broken or (item == _INTER and chunk.messages[item] > 0)
-                    self._lose(item, chunk.messages[item], chunk.sizes[item])
-                    chunk.messages[item] = chunk.sizes[item] = 0.0
+                    self._drop_of(chunk, item)
         self._queue = deque(chunk for chunk in self._queue if sum(chunk.messages))
 
     def _drop_chunk(self, chunk: _Chunk) -> None:

@@ -1,4 +1,4 @@
-"""How the viewers of a stream are doing, as a signal: the share of them in each state and on each step (pure).
+"""How the viewers of a stream are doing, as a signal: how many are in each state, and what they see of it (pure).
 
 A publisher, or an application, that knows that a third of its viewers cannot take what it sends can send less. A
 `ViewerShares` is one such count. A `ShareWatch` decides which counts are worth telling: it says nothing while the
@@ -13,10 +13,8 @@ from typing import Final
 
 from flowctl.errors import ConfigError
 from flowctl.flow import SendState
-from flowctl.ladder import LadderStep
 
 STATE_COUNT: Final = len(SendState)
-STEP_COUNT: Final = len(LadderStep)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +26,8 @@ class ViewerShares:
         at: time in seconds on the server's clock.
         viewers: number of viewers.
         states: of them, by send state (index: `SendState`).
-        steps: of them, by step of the ladder (index: `LadderStep`).
+        cut: of them, those that do not get all of the pictures.
+        picture_share: share of the pictures of the last 20 s that they get, on average, 0..1.
         worst_delay_ms: how far behind the last of them is, at its last sample.
     """
 
@@ -36,21 +35,23 @@ class ViewerShares:
     at: float
     viewers: int
     states: tuple[int, ...] = (0,) * STATE_COUNT
-    steps: tuple[int, ...] = (0,) * STEP_COUNT
+    cut: int = 0
+    picture_share: float = 1.0
     worst_delay_ms: float = 0.0
 
     def in_state(self, state: SendState) -> float:
         """Return the share of the viewers that are in `state`, 0..1."""
         return self.states[state] / self.viewers if self.viewers else 0.0
 
-    def on_step(self, step: LadderStep) -> float:
-        """Return the share of the viewers that are on `step`, 0..1."""
-        return self.steps[step] / self.viewers if self.viewers else 0.0
+    @property
+    def cut_share(self) -> float:
+        """Share of the viewers that do not get all of the pictures, 0..1."""
+        return self.cut / self.viewers if self.viewers else 0.0
 
     def distance(self, other: ViewerShares) -> float:
         """Return by how much the share that differs most differs, 0..1."""
         pairs = [(self.in_state(item), other.in_state(item)) for item in SendState]
-        pairs += [(self.on_step(item), other.on_step(item)) for item in LadderStep]
+        pairs += [(self.cut_share, other.cut_share), (self.picture_share, other.picture_share)]
         return max(abs(mine - theirs) for mine, theirs in pairs)
 
 
@@ -118,5 +119,5 @@ class ShareWatch:
             return True
         if bool(shares.viewers) != bool(told.viewers) or shares.distance(told) >= settings.change:
             return True
-        same = (shares.viewers, shares.states, shares.steps) == (told.viewers, told.states, told.steps)
+        same = (shares.viewers, shares.states) == (told.viewers, told.states) and not shares.distance(told)
         return not same and waited_s >= settings.settle_s

@@ -58,6 +58,13 @@ class SocketOptions:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.receive_buffer_bytes)
 
 
+def limit_unsent(sock: socket.socket, size_bytes: int) -> None:
+    """Set TCP_NOTSENT_LOWAT of `sock`; 0 is the kernel's default. Harmless for what is closed, or no TCP socket."""
+    if hasattr(socket, "TCP_NOTSENT_LOWAT") and sock.family in {socket.AF_INET, socket.AF_INET6}:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size_bytes)
+
+
 _LEFT_UNREAD_BYTES: Final = 256 * 1024
 """Input thrown away at once, at most."""
 

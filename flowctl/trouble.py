@@ -1,7 +1,7 @@
 """What a Sender keeps about a peer that does not keep up; made at its first EAGAIN, so that healthy peers cost nothing.
 
-The two meters are fed with one sample at a time, about twice a second. What the samples lead to (a step of the
-ladder, a return to live, a higher age) is decided in `flowctl._steering`.
+The two meters are fed with one sample at a time: about twice a second, and of a viewer that is served by the rule of
+`flowctl.timing` with each write. What the samples lead to is decided in `flowctl._steering`.
 """
 
 from __future__ import annotations
@@ -9,72 +9,77 @@ from __future__ import annotations
 from typing import Final
 
 from flowctl.drain import LEAST_SAMPLE_S, DelayMeter, DrainMeter
-from flowctl.ladder import Ladder, LadderSettings
 
 HEALTHY_MS: Final = 500.0
 """A peer that is less than this behind is not measured any further unless something else is wrong."""
 _SMOOTHING: Final = 0.3
 """Weight of the newest fill rate."""
+_SHARES: Final = 5
+_SHARE_S: Final = 5.0
+"""So many notes, so far apart, are what a share of the pictures is of: 20 s, several groups of pictures."""
 
 
 class Trouble:
-    """Meters, ladder and counts of one peer. Not thread-safe: its Sender's lock guards it.
-
-    Args:
-        ladder: times of the ladder. None: none is kept.
-        now: time in seconds.
+    """Meters and counts of one peer. Not thread-safe: its Sender's lock guards it.
 
     Attributes:
         delay: how far behind the peer is.
         drain: what it takes.
-        ladder: where it stands.
         delay_ms: the delay at the last sample.
-        drained: everything was taken at some moment since the last sample of the drain rate.
-        emptied: the same since the last reading of the ladder; of the samples before, `drained` adds the rest.
-        refused: the kernel refused something since the last reading of the ladder.
-        soft: the soft limit was entered since the last reading of the ladder.
+        waited: whether something has waited for the peer ever since the last sample of the drain rate.
+        ahead_bytes: how much the kernel takes ahead, as it was told. 0: as usual.
+        allowed_bytes: of that, what it was not given since it last told that it takes more.
+        cutting: whether something was left out for being late since the peer last kept up.
+        left_out: messages that were left out for being late.
+        left_out_at: when that was last seen, in seconds.
         returns: times old media were skipped.
         delay_removed_ms: what skipping and thinning took off the age of the queue.
         sampled_at: time of the last sample in seconds, whoever took it.
         acted_at: time of the last sample that was acted on, in seconds: its timer counts from here, so that statistics
-            of another thread, which only measure, cannot keep the ladder from being read.
+            of another thread, which only measure, cannot keep the peer from being looked at.
         fill_bytes_per_s: what is added to the queue and kept, for a peer that follows no log.
     """
 
     __slots__ = (
         "_before_ms",
         "_kept_bytes",
+        "_late",
+        "_shares",
         "acted_at",
+        "ahead_bytes",
+        "allowed_bytes",
+        "cutting",
         "delay",
         "delay_ms",
         "delay_removed_ms",
         "drain",
-        "drained",
-        "emptied",
         "fill_bytes_per_s",
-        "ladder",
-        "refused",
+        "left_out",
+        "left_out_at",
         "returns",
         "sampled_at",
-        "soft",
+        "waited",
     )
 
-    def __init__(self, ladder: LadderSettings | None, now: float) -> None:
+    def __init__(self) -> None:
         self.delay = DelayMeter()
         self.drain = DrainMeter()
-        self.ladder = None if ladder is None else Ladder(ladder, now)
         self.delay_ms = 0.0
-        self.drained = self.emptied = False
-        self.refused = False
-        self.soft = False
+        self.waited = False
+        self.ahead_bytes = self.allowed_bytes = 0
+        self.cutting = False
+        self.left_out = 0
+        self.left_out_at = float("-inf")
         self.returns = 0
         self.delay_removed_ms = 0.0
         self.sampled_at = self.acted_at = float("-inf")
         self.fill_bytes_per_s = 0.0
         self._before_ms = 0.0  # the delay at the sample before
         self._kept_bytes = 0  # what was written or is queued, at the last sample
+        self._late = 0  # messages that the followed log has left out, when last looked
+        self._shares: list[tuple[float, int, int]] = []  # (time, pictures published, of them not sent), oldest first
 
-    def sample(self, now: float, queued_bytes: int, written_bytes: int, kernel_bytes: int, *, full: bool) -> None:
+    def sample(self, now: float, queued_bytes: int, written_bytes: int, kernel_bytes: int) -> None:
         """Take one sample; arguments as of the meters."""
         kept, seconds = queued_bytes + written_bytes, now - self.sampled_at
         if kept >= self._kept_bytes and seconds > 0:  # else something was thrown away
@@ -83,14 +88,33 @@ class Trouble:
         if seconds >= LEAST_SAMPLE_S:  # else both would be of the same moment
             self._before_ms = self.delay_ms
         self.delay_ms = self.delay.sample(now, queued_bytes, written_bytes, kernel_bytes)
-        self.sample_drain(now, written_bytes - kernel_bytes, kernel_bytes, full=full)
+        self.drain.sample(now, written_bytes - kernel_bytes, waited=self.waited)
         self.sampled_at = now
 
-    def sample_drain(self, now: float, acknowledged_bytes: int, kernel_bytes: int, *, full: bool) -> None:
-        """Take a sample of the drain rate alone; arguments as of `DrainMeter.sample`."""
-        self.drain.sample(now, acknowledged_bytes, kernel_bytes, full=full and not self.drained)
-        # Read or not: where no ladder is, nobody else would ever clear it, and the kernel would never count as full.
-        self.emptied, self.drained = self.emptied or self.drained, False
+    def note_late(self, now: float, late: int) -> bool:
+        """Take note of how many messages of the followed log were left out for being late so far.
+
+        Returns:
+            Whether these are the first ones since the peer had kept up.
+        """
+        first = late > self._late and not self.cutting  # fewer than before: another log is followed
+        if late > self._late:
+            self.left_out += late - self._late
+            self.left_out_at = now
+            self.cutting = True
+        self._late = late
+        return first
+
+    def note_pictures(self, now: float, published: int, lost: int) -> None:
+        """Take note of how many pictures were published up to the viewer's place, and how many of them not sent."""
+        if not self._shares or now - self._shares[-1][0] >= _SHARE_S - 0.001:
+            self._shares = [*self._shares[1 - _SHARES :], (now, published, lost)]
+
+    def picture_share(self, published: int, lost: int) -> float:
+        """Return the share of the pictures of the last 20 s that were sent, 0 to 1; arguments as of now."""
+        _, first_published, first_lost = self._shares[0] if self._shares else (0.0, 0, 0)
+        passed = published - first_published
+        return 1 - (lost - first_lost) / passed if passed > 0 else 1.0
 
     @property
     def age_ms(self) -> float:
@@ -98,22 +122,6 @@ class Trouble:
         return min(self.delay_ms, self._before_ms)
 
     @property
-    def mask(self) -> int:
-        """Classes that the ladder's step refuses."""
-        return 0 if self.ladder is None else self.ladder.mask
-
-    @property
-    def watching(self) -> bool:
-        """Whether the ladder wants to be read again although nothing happens."""
-        return self.ladder is not None and not self.ladder.idle
-
-    @property
-    def blank(self) -> bool:
-        """Whether nothing would be lost by forgetting all this."""
-        return self.harmless and not self.watching
-
-    @property
     def harmless(self) -> bool:
-        """Whether nothing was done to the peer: nothing skipped or thinned, and no step taken."""
-        moved = self.ladder is not None and self.ladder.changes
-        return not (self.returns or self.delay_removed_ms or moved)
+        """Whether nothing was done to the peer: nothing left out, skipped or thinned."""
+        return not (self.returns or self.delay_removed_ms or self.left_out)

@@ -1,10 +1,10 @@
 """What other limits would have done for a recorded viewer: the server's own Sender, run over what was recorded (pure).
 
 A *recorded viewer* is a list of what happened to it in order: messages that were published for it, and writes, each
-with what the kernel took and whether it met EAGAIN. A *choice* is a set of limits, a drop policy, the ladder on or off,
+with what the kernel took and whether it met EAGAIN. A *choice* is a set of limits with a target delay, a drop policy,
 and times. `evaluate` runs all choices over one viewer at once and returns an `Outcome` for each. Every choice has a
-real `Sender` with a real `LogCursor`, policy, ladder and ledger; only the socket, the clock and the fan-out are stood
-in for (`flowctl._whatifrun`), so the answer is what the server would do, not a model of it.
+real `Sender` with a real `LogCursor`, policy and ledger; only the socket, the clock and the fan-out are stood in for
+(`flowctl._whatifrun`), so the answer is what the server would do, not a model of it.
 
 The link is known only from what the kernel took, so this is what is assumed (`LinkModel` does the arithmetic):
 
@@ -14,13 +14,13 @@ The link is known only from what the kernel took, so this is what is assumed (`L
 - While the recorded viewer was not blocked, the kernel took everything, so the rate is unknown: at least that. A choice
   that has more queued then gets as much again as the rate last measured while blocked allows for the time since the
   last write; where nothing was measured yet, there is no bound.
-- What the kernel held and what the peer acknowledged is not part of it: a ladder steps by what was taken alone, so it
-  may step at another moment than the recorded one did.
+- What the kernel held and what the peer acknowledged is not part of it: what would be late is judged by what was taken
+  alone, so a picture may be left out at another moment than the recorded one was.
 - Writes come when the recorded viewer wrote. Where that one was blocked for longer than a flush interval, a choice that
   was not is offered a write when a message comes.
 
 The choice that was recorded therefore meets the answers that were recorded, and does what was done. Limits that were
-changed while the viewer was connected, a ladder with other times than the default, and an age taken from the delay and
+changed while the viewer was connected, and an age taken from the delay and
 not from the queue are no part of a choice. After a viewer had been closed nothing was recorded: `extended` goes on with
 the last seconds of stream and link, and says from when on. That tells whether another choice would have closed the
 viewer, and the memory for it; delay, key frames and all else are of the recorded time, and `Outcome.assumed_s` says how

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from flowctl.errors import ConfigError
 from flowctl.flow import CLASS_COUNT, MessageClass
-from flowctl.limits import HardPolicy, Limits
-from flowctl.policy import DropDroppable, DropPolicy, KeepAll, LivePolicy
+from flowctl.limits import HardPolicy, Limits, target_text
+from flowctl.policy import AudioFirst, DropDroppable, DropPolicy, KeepAll, LivePolicy, PicturesFirst
 from flowctl.reasons import CloseReason
 from flowctl.units import format_duration, format_size
 
@@ -37,7 +37,13 @@ MOST_CHOICES: Final = 4096
 MOST_EVENTS: Final = 4_000_000
 """Events of one viewer: ten hours of a stream of 100 messages a second; more is to be cut before."""
 
-POLICIES: Final[dict[str, DropPolicy]] = {"live": LivePolicy(), "keep": KeepAll(), "drop": DropDroppable()}
+POLICIES: Final[dict[str, DropPolicy]] = {
+    "live": LivePolicy(),
+    "audio-first": AudioFirst(),
+    "pictures-first": PicturesFirst(),
+    "keep": KeepAll(),
+    "drop": DropDroppable(),
+}
 """Drop policies by the name that grids and files have for them."""
 
 Event = tuple[float, int, int]
@@ -49,9 +55,8 @@ class Choice:
     """What is to be tried.
 
     Args:
-        limits: soft, hard and low marks, and whether the hard limit closes or is held.
+        limits: soft, hard and low marks, target delay, and whether the hard limit closes or is held.
         policy: name of the drop policy, a key of `POLICIES`.
-        ladder: whether slow viewers are stepped down.
         soft_too_long_s: close after so long at or above SOFT_LIMIT, in seconds. 0: never.
         stuck_s: close when the kernel has taken nothing for so long, in seconds. 0: never.
         return_after_s: go to the newest key frame after a stall of so long, in seconds. 0: never.
@@ -62,7 +67,6 @@ class Choice:
 
     limits: Limits
     policy: str = "live"
-    ladder: bool = True
     soft_too_long_s: float = 60.0
     stuck_s: float = 15.0
     return_after_s: float = 5.0
@@ -78,7 +82,7 @@ class Choice:
         parts = [f"{marks_text(self.limits, 1)} / {marks_text(self.limits, 2)}", self.policy]
         if self.limits.hard_policy is HardPolicy.HOLD:
             parts.append("hold")
-        parts.append("ladder" if self.ladder else "no ladder")
+        parts.append(target_text(self.limits))
         for word, value in (("soft", self.soft_too_long_s), ("stuck", self.stuck_s), ("return", self.return_after_s)):
             parts.append(f"{word} {value:g}s")
         return ", ".join(parts)

@@ -135,9 +135,12 @@ class Viewer:
             self.host.poll_writable()
 
     def drain(self) -> None:
-        """Let everything out."""
+        """Let everything out: who is given only so much ahead asks again and again."""
         self.give(None)
         self.group.run(0.1)
+        while self.host.wants_writable and not self.sender.closed:
+            self.host.poll_writable()
+            self.group.run(0.1)
 
     @property
     def frames(self):

@@ -24,7 +24,6 @@ from hostile_defences import DEFENCES, default_of
 from flowctl import pollgroup
 from flowctl.admission import AdmissionLimits
 from flowctl.flow import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
-from flowctl.ladder import LadderSettings
 from flowctl.limits import AxisLimits, HardPolicy, Limits
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import EXTRA_SETTINGS
@@ -350,7 +349,6 @@ GENERATED = {
     "work-limits": lambda: settings_table(WorkLimits),
     "socket-options": lambda: settings_table(SocketOptions),
     "cache-limits": lambda: settings_table(CacheLimits),
-    "ladder-settings": lambda: settings_table(LadderSettings),
     "share-settings": lambda: settings_table(ShareSettings),
     "shadow-candidate": lambda: settings_table(
         Candidate,

@@ -1,4 +1,4 @@
-"""The cursor of a viewer on a step of the ladder, and its way back to live."""
+"""The cursor of a viewer that is refused whole classes, and its way back to live."""
 
 from __future__ import annotations
 
@@ -13,42 +13,23 @@ from flowctl.reasons import DropReason
 NO_DISPOSABLE = 1 << DISPOSABLE
 KEY_FRAMES = NO_DISPOSABLE | 1 << INTER
 SOUND = KEY_FRAMES | 1 << KEY
-STEPPED = DropReason.STEPPED_DOWN
 
 
 def room(messages):
     return Room(OFF_MARK, messages, -float(OFF_MARK), 0)
 
 
-def step(follower, mask):
-    """Put a step in force, also for what is queued."""
-    follower.cursor.refuse(mask, STEPPED, follower.now)
-    follower.cursor.refuse_queued(STEPPED, follower.now)
+def refuse(follower, mask):
+    """Refuse classes from the log's end on."""
+    follower.cursor.refuse(mask, DropReason.REFUSED, follower.now)
 
 
-@pytest.mark.parametrize(
-    ("mask", "queued", "later"),
-    [(NO_DISPOSABLE, "IAKAI", "IKA"), (KEY_FRAMES, "ArrKA", "KA"), (SOUND, "AA", "A")],
-    ids=["no disposable", "key frames", "sound"],
-)
-def test_step_when_taken_refuses_what_is_queued_too(mask, queued, later):
-    """A step down holds from the cursor on; key frames that follow a loss have their headers."""
-    follower = Follower("K")
-    follower.publish("IDAKADI")
-    step(follower, mask)
-    assert follower.take() == queued
-    follower.publish("DIKA")
-    assert follower.take().replace("r", "") == later
-    assert follower.dropped(STEPPED) == {NO_DISPOSABLE: "DDD", KEY_FRAMES: "IIIDDD", SOUND: "KKIIIDDD"}[mask]
-    assert follower.dropped() == follower.dropped(STEPPED), "all of it for the step"
-
-
-def test_step_when_left_goes_on_at_the_next_key_frame():
+def test_refusal_when_it_ends_goes_on_at_the_next_key_frame():
     """After key frames alone, and after sound alone, everything comes again from a key frame with headers on."""
     for mask in (KEY_FRAMES, SOUND):
         follower = Follower("K")
         follower.publish("IA")
-        step(follower, mask)
+        refuse(follower, mask)
         follower.take()
         follower.publish("IA")
         follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
@@ -59,25 +40,15 @@ def test_step_when_left_goes_on_at_the_next_key_frame():
         assert follower.cursor.plain
 
 
-def test_step_when_nothing_of_a_group_was_lost_goes_on_without_a_key_frame():
+def test_refusal_when_nothing_of_a_group_was_lost_goes_on_without_a_key_frame():
     """A viewer that loses disposable frames alone never waits."""
     follower = Follower("K")
     follower.publish("DI")
-    step(follower, NO_DISPOSABLE)
+    refuse(follower, NO_DISPOSABLE)
     follower.publish("DI")
     follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
     follower.publish("DI")
-    assert follower.take() == "IIDI"
-
-
-def test_thinning_when_only_sound_is_wanted_keeps_the_newest_sound_without_headers():
-    """On the step of sound alone, thinning drops the oldest and brings no key frame, nor its headers."""
-    follower = Follower("K")
-    follower.publish("IAAKIA")
-    step(follower, SOUND)
-    follower.cursor.thin_to_key_frame(room(1), follower.now)
-    assert follower.take() == "A"
-    assert follower.numbers == [6]
+    assert follower.take() == "DIIDI"
 
 
 def test_thinning_when_frames_go_with_the_sound_waits_for_a_key_frame_afterwards():
@@ -149,16 +120,3 @@ def test_skip_when_there_is_only_sound_keeps_what_fits():
     assert follower.take() == "AA"
     assert follower.dropped(DropReason.RETURNED) == "A" * 2
     assert follower.cursor.accounts()[0].of(AUDIO) == 4
-
-
-def test_drops_when_a_step_is_taken_during_a_wait_for_a_key_frame_are_the_steps():
-    """From then on it is the step that keeps frames back, and not the wait, which it outlasts."""
-    follower = Follower("K")
-    follower.publish("I")
-    follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
-    follower.publish("I")
-    follower.cursor.refuse(KEY_FRAMES, STEPPED, follower.now)
-    follower.publish("IIKII")
-    assert follower.take() == "rrK"
-    assert follower.dropped(DropReason.KEY_WAIT) == "I"
-    assert follower.dropped(STEPPED) == "I" * 4

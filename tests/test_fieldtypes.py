@@ -8,7 +8,6 @@ import pytest
 
 from flowctl.admission import AdmissionLimits
 from flowctl.errors import ConfigError
-from flowctl.ladder import LadderSettings
 from flowctl.limits import AxisLimits, Limits
 from flowctl.live.config import LiveConfig
 from flowctl.policy import LivePolicy
@@ -31,11 +30,10 @@ from flowctl.work import WorkLimits
         (AdmissionLimits, "new_per_address_and_s", math.nan),
         (AxisLimits, "soft", "1MiB"),
         (Limits, "size", "1MiB"),
-        (LadderSettings, "lowest", "key"),
+        (Limits, "target_delay_ms", "auto"),
         (SenderSettings, "stuck_s", "15s"),
         (SenderSettings, "stuck_s", math.nan),
         (SenderSettings, "turn_messages", 12.5),
-        (SenderSettings, "ladder", True),
         (SocketOptions, "notsent_lowat_bytes", "128KiB"),
         (WorkLimits, "share_per_address", None),
         (ServeOptions, "limits", "1MiB,10"),

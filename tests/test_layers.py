@@ -28,10 +28,10 @@ LAYERS = {
     "ground": layer("errors units reasons printable fieldtypes addresses", pure=True),
     "output": layer("output", "ground"),
     "work": layer("work", "ground", pure=True),
-    "flow": layer("limits flow", "ground", pure=True),
+    "flow": layer("limits flow timing", "ground", pure=True),
     "wire": layer("rtmp flv", "ground flow", pure=True),
     "queue": layer(
-        "counts policy ladder forecast rates drain trouble ledger explain streamlog pacing crossings lane gates "
+        "counts policy forecast rates drain trouble ledger explain streamlog pacing crossings lane gates "
         "logqueue backlog cursor sender_types outbox",
         "ground flow",
         pure=True,

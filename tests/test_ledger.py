@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from flowctl.counts import NO_COUNTS, Counts, Tally, total
 from flowctl.flow import Cause, MessageClass, SendState, StateChange
-from flowctl.ladder import LadderStep, Move
 from flowctl.ledger import (
     LEDGER_ENTRIES,
     LEDGER_WORDS_BYTES,
@@ -93,7 +92,7 @@ drops = st.dictionaries(st.sampled_from(DropReason), lost_counts.filter(lambda i
 axes = st.one_of(
     st.tuples(st.none(), st.none(), st.none()), st.tuples(st.sampled_from(Axis), finite, st.integers(0, OFF_MARK))
 )
-states, steps = st.sampled_from(SendState), st.sampled_from(LadderStep)
+states = st.sampled_from(SendState)
 
 
 @st.composite
@@ -110,7 +109,6 @@ def any_entry(draw):
         reason: Counts(tuple(count for count, _ in items), tuple(size if count else 0 for count, size in items))
         for reason, items in lost.items()
     }
-    move = draw(st.one_of(st.none(), st.builds(Move, steps, steps, st.just(words))))
     return LedgerEntry(
         draw(st.sampled_from(LedgerKind)),
         at,
@@ -119,7 +117,9 @@ def any_entry(draw):
         duration_s=draw(finite),
         reason=draw(st.one_of(st.none(), st.sampled_from(CloseReason))),
         delay_removed_ms=draw(finite),
-        move=move,
+        picture_share=draw(st.floats(0, 1)),
+        line_share=draw(st.floats(0, 1)),
+        delay_ms=draw(finite),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,12 @@ hard = "4MiB,4096,8s"
 low = "1MiB,1024,2s"
 hard_policy = "hold"
 overhead_bytes = 0
+target_delay = "1500ms"
 
 [times]
 stuck_s = 15
 soft_too_long_s = 0
 return_after_s = 2.5
-
-[ladder]
-on = false
 """
 
 
@@ -69,13 +68,13 @@ FILES = st.builds(
         age_ms=axis("age (ms)", 10**9),
         overhead_bytes=st.integers(0, 1024 * 1024),
         hard_policy=st.sampled_from(HardPolicy),
+        target_delay_ms=st.sampled_from([None, 0, 1, 1500, 4000]),
     ),
     objective=words,
     made_at=words,
     stuck_s=seconds,
     soft_too_long_s=seconds,
     return_after_s=seconds,
-    ladder=st.sampled_from([None, True, False]),
 )
 
 
@@ -90,6 +89,7 @@ def test_parse_when_everything_is_there_reads_everything():
     """Each key ends in the field of its name."""
     file = parse_limits_file(FULL, "limits.toml")
     limits = Limits.parse("2MiB,2048,4s", "4MiB,4096,8s", "1MiB,1024,2s", overhead_bytes=0, hard_policy=HardPolicy.HOLD)
+    limits = replace(limits, target_delay_ms=1500)
     assert file == LimitsFile(
         limits=limits,
         objective="fewest cuts",
@@ -97,7 +97,6 @@ def test_parse_when_everything_is_there_reads_everything():
         stuck_s=15.0,
         soft_too_long_s=0.0,
         return_after_s=2.5,
-        ladder=False,
     )
     assert file.times == {"stuck_s": 15.0, "soft_too_long_s": 0.0, "return_after_s": 2.5}
 
@@ -105,7 +104,7 @@ def test_parse_when_everything_is_there_reads_everything():
 def test_parse_when_only_soft_is_there_leaves_the_rest_open():
     """Hard is twice soft, and what is not said stays as the server has it."""
     file = parse_limits_file(SMALL, "limits.toml")
-    assert file == LimitsFile(limits=Limits.parse("2MiB,2048,4s"))
+    assert file == LimitsFile(limits=Limits.parse("2MiB,2048,4s", target_delay_ms=None))
     assert file.times == {}
 
 
@@ -137,8 +136,9 @@ WRONG = [
     (SMALL + "[times]\nstuck_s = inf\n", "line 5: stuck_s is inf", "0 (off) to 86400"),
     (SMALL + "[times]\nstuck_s = true\n", "line 5: stuck_s is True", "seconds"),
     (SMALL + "[times]\nstuck_s = '3s'\n", "line 5: stuck_s is '3s'", "seconds"),
-    (SMALL + "[ladder]\non = 'yes'\n", "line 5: on is 'yes'", "true or false"),
-    (SMALL + "[ladder]\nof = true\n", "line 5: unknown key 'of'", ""),
+    (SMALL + "target_delay = 'soon'\n", "line 4: target_delay", "number with a unit"),
+    (SMALL + "target_delay = 3\n", "line 4: target_delay is 3", "text in quotes"),
+    (SMALL + "[ladder]\non = true\n", "line 4: unknown key 'ladder'", ""),
     ("objective = 3\n" + SMALL, "line 1: objective is 3", "text in quotes"),
     (f"objective = '{'x' * 1001}'\n" + SMALL, "line 1: objective is", "1000 characters"),
     ("a = " + "[" * 5000, "limits.toml: not valid TOML", ""),

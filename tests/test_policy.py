@@ -12,9 +12,11 @@ from flowctl.flow import MessageClass, SendState
 from flowctl.policy import (
     BROKEN_MASK,
     DROPPABLE_MASK,
+    AudioFirst,
     DropDroppable,
     KeepAll,
     LivePolicy,
+    PicturesFirst,
     Room,
     Thin,
     Verdict,
@@ -28,6 +30,8 @@ MEDIA = frozenset({KEY, INTER, DISPOSABLE, AUDIO, DATA})
 BUILT_IN = [
     KeepAll(),
     LivePolicy(),
+    AudioFirst(),
+    PicturesFirst(),
     *(DropDroppable(refuse, thin) for refuse, thin in itertools.product(list(SendState)[1:], repeat=2)),
 ]
 
@@ -130,14 +134,14 @@ class Table(LivePolicy):
 
 
 class Counting(KeepAll):
-    """Answers by how often it was asked: keeps the first `patience` messages of a state."""
+    """Answers by how often it was asked: keeps the first `most` messages of a state."""
 
-    def __init__(self, patience):
-        self.patience, self.asked = patience, 0
+    def __init__(self, most):
+        self.most, self.asked = most, 0
 
     def decide(self, state, message_class):
         self.asked += 1
-        drop = state >= OVERLOADED and self.asked > self.patience and message_class is not HEADER
+        drop = state >= OVERLOADED and self.asked > self.most and message_class is not HEADER
         return Verdict.DROP if drop else Verdict.KEEP
 
 
@@ -162,7 +166,23 @@ class RestlessThin(KeepAll):
         return Thin.DROPPABLE if state is HARD_LIMIT and self.calls % 2 else Thin.NOTHING
 
 
+class Waiting(LivePolicy):
+    """Waits for some classes as it is told."""
+
+    def __init__(self, **waits):
+        self.waits = {MessageClass[name]: wait for name, wait in waits.items()}
+
+    def patience(self, message_class):
+        wait = self.waits.get(message_class)
+        return next(wait) if isinstance(wait, itertools.count) else wait or super().patience(message_class)
+
+
 BAD = {
+    "restless patience": (Waiting(AUDIO=itertools.count(1)), "patience.. must be a pure function"),
+    "no time for sound": (Waiting(AUDIO=-1), "patience for AUDIO is -1"),
+    "patience that is no number": (Waiting(DATA=float("nan")), "patience for DATA is nan"),
+    "waits for what nobody can decode": (Waiting(DISPOSABLE=2.0), "DISPOSABLE is waited for longer than INTER"),
+    "gives up the key frame first": (Waiting(KEY=0.5), "INTER is waited for longer than KEY"),
     "counts": (Counting(30), "pure"),
     "remembers": (Remembering(), "pure"),
     "restless thin": (RestlessThin(), "pure"),

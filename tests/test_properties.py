@@ -27,7 +27,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from flowctl.fanout import Fanout
 from flowctl.flow import SendState
-from flowctl.ladder import LadderSettings, LadderStep
 from flowctl.limits import AxisLimits, HardPolicy, Limits
 from flowctl.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
 from flowctl.reasons import CloseReason
@@ -51,21 +50,11 @@ POLICIES = (
 )
 TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0, turn_bytes=2000, turn_messages=7, control_bytes=1 << 20)
 
-QUICK = LadderSettings(
-    dwell_full_s=0.1,
-    dwell_no_disposable_s=0.1,
-    dwell_key_frames_s=0.1,
-    dwell_audio_only_s=5,
-    pressure_s=0.2,
-    up_s=0.3,
-    probe_s=0.5,
-    probe_max_s=1.0,
-)
 STEERED = (
     TIMELESS,
-    replace(TIMELESS, ladder=QUICK, sample_s=0.1),
-    replace(TIMELESS, ladder=QUICK, sample_s=0.1, return_after_s=0.2, return_delay_s=1.0),
-    replace(TIMELESS, ladder=QUICK, sample_s=0.1, age_from=AgeSource.DELAY),
+    replace(TIMELESS, sample_s=0.1),
+    replace(TIMELESS, sample_s=0.1, return_after_s=0.2, return_delay_s=1.0),
+    replace(TIMELESS, sample_s=0.1, age_from=AgeSource.DELAY),
     replace(TIMELESS, return_after_s=0.01),
 )
 
@@ -88,6 +77,7 @@ def limits(draw):
         age_ms=axis(1, 3000, "age"),
         overhead_bytes=draw(st.sampled_from([0, 96])),
         hard_policy=draw(st.sampled_from(HardPolicy)),
+        target_delay_ms=draw(st.sampled_from([0, 0, None, 100, 1000])),
     )
 
 
@@ -279,14 +269,12 @@ class FanoutHistory(RuleBasedStateMachine):
             assert statistics.queued.total_messages == 0
             if statistics.close_reason is None:
                 assert viewer.sender.state is SendState.READY, viewer.sender.why()
-                assert statistics.step is LadderStep.FULL, viewer.sender.why()
             else:
                 assert statistics.close_reason in {
                     CloseReason.HARD_LIMIT,
                     CloseReason.FINISHED,
                     CloseReason.STUCK,
                     CloseReason.LIMIT_HIT,
-                    CloseReason.LADDER,
                 }
                 hard = statistics.close_reason is CloseReason.HARD_LIMIT
                 assert not hard or statistics.state is SendState.HARD_LIMIT

@@ -12,7 +12,7 @@ from source_kit import module_files, tree_of
 import flowctl
 
 PUBLIC = """
-    AgeSource Candidate Forecast LadderSettings LadderStep ShadowReport ShareSettings ViewerShares
+    AgeSource Candidate Forecast AudioFirst PicturesFirst ShadowReport ShareSettings ViewerShares
     AdmissionLimits Axis AxisLimits Ban BanAction BanList BrokenError BusyError CacheLimits Cause CloseReason
     ClosedError ConfigError Connection Counts DEFAULT_LIMITS DamagedFlightError DeferredProcessor
     DeferredStatistics DropDroppable

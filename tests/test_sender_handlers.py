@@ -150,6 +150,11 @@ class FailingPolicy:
             raise self.error
         return Thin.NOTHING
 
+    def patience(self, _message_class):
+        if self.method == "patience":
+            raise self.error
+        return 1.0
+
 
 @pytest.mark.parametrize(("method", "outcome"), [("decide", SendOutcome.ACCEPTED), ("thin", SendOutcome.DROPPED)])
 def test_policy_when_it_raises_is_contained(method, outcome):

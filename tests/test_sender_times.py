@@ -15,7 +15,6 @@ from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talk
 
 from flowctl.fanout import Fanout
 from flowctl.flow import Axis, Cause
-from flowctl.ladder import LadderSettings
 from flowctl.ledger import LedgerKind
 from flowctl.limits import AxisLimits, Limits
 from flowctl.policy import DropDroppable, KeepAll, LivePolicy, Thin
@@ -71,10 +70,9 @@ def stopped(settings, soft):
     return group, published, fanout, viewer
 
 
-@pytest.mark.parametrize("ladder", [None, LadderSettings()], ids=["no ladder", "ladder"])
-def test_stuck_when_thinning_has_emptied_the_queue_closes_too(ladder):
+def test_stuck_when_thinning_has_emptied_the_queue_closes_too():
     """The kernel still holds what it was given and takes nothing: dropping what waits behind that is no progress."""
-    group, published, _, viewer = stopped(SenderSettings(stuck_s=15, soft_too_long_s=0, ladder=ladder), "0,10,2s")
+    group, published, _, viewer = stopped(SenderSettings(stuck_s=15, soft_too_long_s=0), "0,10,2s")
     least = 1000
     for number in range(29):
         published.script("IA" if number % 4 else "KA")

@@ -7,7 +7,6 @@ import pytest
 from flowctl.counts import NO_COUNTS, Counts
 from flowctl.errors import ConfigError
 from flowctl.flow import CLASS_COUNT, MessageClass, SendState
-from flowctl.ladder import LadderSettings
 from flowctl.limits import NO_LIMITS, Limits
 from flowctl.policy import KeepAll, LivePolicy, Thin
 from flowctl.reasons import CloseReason
@@ -48,14 +47,13 @@ class Run:
                 self.counts[item] += count
                 self.sizes[item] += count * SIZES[item]
             self.taken += share * RATE * SAMPLE_S
-            per_second = [PER_S.get(item, 0.0) * SIZES.get(item, 0.0) for item in MessageClass]
             self.shadow.sample(
                 self.now,
                 offered=(tuple(self.counts), tuple(self.sizes)),
                 taken_bytes=int(self.taken),
                 busy=busy,
                 live=live,
-                per_second=([0.0] * CLASS_COUNT, per_second),
+                gop_s=1.0 / PER_S[MessageClass.KEY],
             )
         return self
 
@@ -150,15 +148,15 @@ def test_shadow_when_its_queue_is_empty_and_the_kernel_takes_again_is_not_stuck(
         assert run.shadow.closed is None
 
 
-def test_shadow_when_it_has_a_ladder_steps_down_and_settles():
-    """With a ladder the candidate refuses frames for good on a slow link, and never closes the viewer for it."""
-    limits = Limits.parse("1MiB,2048,4s")
-    run = Run(limits, ladder=LadderSettings()).go(120, 0.4)
+def test_shadow_when_it_has_a_target_delay_leaves_out_what_would_be_late():
+    """On a line of 40 % the candidate gives up pictures and keeps the sound, and never closes the viewer for it."""
+    limits = Limits.parse("1MiB,2048,4s", target_delay_ms=1500)
+    run = Run(limits).go(60, 0.4)
     before = run.report()
     run.go(60, 0.4)
     after = run.report()
     assert run.shadow.closed is None
-    assert after.dropped.of(MessageClass.INTER) - before.dropped.of(MessageClass.INTER) == pytest.approx(1200, abs=60)
+    assert after.dropped.of(MessageClass.INTER) - before.dropped.of(MessageClass.INTER) == pytest.approx(800, abs=250)
     assert after.dropped.of(MessageClass.AUDIO) == before.dropped.of(MessageClass.AUDIO)
 
 

@@ -6,14 +6,18 @@ import pytest
 
 from flowctl.errors import ConfigError
 from flowctl.flow import SendState
-from flowctl.ladder import LadderStep
 from flowctl.shares import ShareSettings, ShareWatch, ViewerShares
 
 
 def shares(at, ready, slow=0):
     viewers = ready + slow
     return ViewerShares(
-        stream="live/room", at=at, viewers=viewers, states=(ready, 0, slow, 0), steps=(ready, 0, slow, 0, 0)
+        stream="live/room",
+        at=at,
+        viewers=viewers,
+        states=(ready, 0, slow, 0),
+        cut=slow,
+        picture_share=1 - slow / max(viewers, 1) / 2,
     )
 
 
@@ -21,7 +25,8 @@ def test_share_when_there_are_no_viewers_is_zero():
     """Without viewers every share is zero; otherwise it is the part of them."""
     assert shares(0, 0).in_state(SendState.READY) == 0.0
     assert shares(0, 3, 1).in_state(SendState.SOFT_LIMIT) == 0.25
-    assert shares(0, 3, 1).on_step(LadderStep.KEY_FRAMES) == 0.25
+    assert shares(0, 3, 1).cut_share == 0.25
+    assert shares(0, 0).cut_share == 0.0
 
 
 def test_watch_when_a_share_goes_back_and_forth_within_the_band_says_nothing():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 
 import pytest
 from fanout_kit import TIMELESS, Stage
@@ -19,20 +18,18 @@ from flow_kit import (
     Published,
     Viewer,
     check_accounts,
-    check_edges,
     check_stream,
     frame,
 )
-from ladder_kit import LIVE_LIMITS, STEP_S, Scene, Stream
 from sender_kit import READY, SOFT_LIMIT, Talker, by_messages
+from slow_kit import RATE, Steady
 
 from flowctl.errors import ConfigError
 from flowctl.fanout import Fanout
-from flowctl.ladder import Ladder, LadderSettings, LadderStep, Move
 from flowctl.ledger import LedgerKind
 from flowctl.limits import NO_LIMITS, Axis, AxisLimits, Limits
-from flowctl.policy import DropDroppable, LivePolicy, Thin
-from flowctl.reasons import CloseReason, DropReason
+from flowctl.policy import LivePolicy, Thin
+from flowctl.reasons import DropReason
 from flowctl.sender import Sender
 from flowctl.sender_types import AgeSource, SenderSettings
 from flowctl.streamlog import CacheLimits, Entry
@@ -148,11 +145,10 @@ def test_return_when_there_is_sound_only_keeps_what_fits_the_low_mark():
 def test_return_when_a_slow_viewer_is_too_far_behind_comes_without_a_stall():
     """With a mark on the delay, a viewer that does take something is brought back to live again and again."""
     settings = SenderSettings(stuck_s=0, soft_too_long_s=0, return_delay_s=3.0)
-    scene = Scene(Stream(disposable_bytes=0), share=0.4, settings=settings, limits=NO_LIMITS, kernel_bytes=16_384)
-    scene.follow()
+    scene = Steady(0.4, settings=settings, limits=NO_LIMITS)
     worst = 0.0
     for _ in range(60):
-        scene.run(1)
+        scene.go(1)
         worst = max(worst, scene.sender.load().age_ms)
     statistics = scene.sender.statistics()
     assert statistics.returns >= 3
@@ -238,7 +234,7 @@ def test_sample_when_a_member_is_healthy_keeps_nothing_about_it():
 
 
 def test_sample_when_taken_by_another_thread_only_measures():
-    """Statistics of another thread sample the delay; edges and moves of the ladder stay with the owning thread."""
+    """Statistics of another thread sample the delay; edges stay with the owning thread."""
     stage, viewer = staged(BY_DELAY, AGE)
     for _ in range(8):
         stage.publish("IIAA", 500)
@@ -292,19 +288,18 @@ def test_acknowledgement_when_it_is_untrue_makes_no_delay(claimed):
 def test_forecast_when_a_viewer_takes_a_part_is_when_its_queue_reaches_the_hard_mark():
     """A viewer that takes 60 % of the stream has its hard limit ahead, nearer each second; why() says how far."""
     settings = SenderSettings(stuck_s=0, soft_too_long_s=0)
-    limits = LIVE_LIMITS.parse("0,0", "8MiB,0,60s")
-    scene = Scene(Stream(disposable_bytes=0), share=0.6, settings=settings, limits=limits, kernel_bytes=16_384)
-    scene.follow()
-    scene.run(20)
+    limits = Limits.parse("0,0", "64MiB,0,60s")
+    scene = Steady(0.6, settings=settings, limits=limits)
+    scene.go(20)
     first = scene.sender.forecast()
     assert first is not None
     assert first.axis is Axis.AGE
-    scene.run(20)
+    scene.go(20)
     second = scene.sender.statistics().forecast
     assert second is not None
     assert first.seconds - second.seconds == pytest.approx(20, rel=0.25)
     assert "the hard limit (age_ms) is" in scene.sender.why()
-    scene.run(second.seconds + 12)
+    scene.go(second.seconds + 12)
     assert scene.viewer.host.closed, "what was forecast came about"
 
 
@@ -348,12 +343,12 @@ def test_settings_when_out_of_range_are_refused_by_name(settings, name):
         SenderSettings(**settings)
 
 
-def test_statistics_when_nothing_was_ever_wrong_are_those_of_the_full_step():
+def test_statistics_when_nothing_was_ever_wrong_are_those_of_a_viewer_that_gets_all():
     """A healthy viewer has all the figures, at no cost."""
-    _, viewer = staged(SenderSettings(ladder=LadderSettings()), AGE)
+    _, viewer = staged(SenderSettings(), AGE)
     statistics = viewer.sender.statistics()
-    assert statistics.time_in_steps_s == (0.0, 0.0, 0.0, 0.0)
-    assert (statistics.step_changes, statistics.delay_ms, statistics.drain_bytes_per_s) == (0, 0.0, None)
+    assert (statistics.picture_share, statistics.waited_s) == (1.0, 0.0)
+    assert (statistics.delay_ms, statistics.drain_bytes_per_s) == (0.0, None)
 
 
 def kept_of(kind):
@@ -365,7 +360,7 @@ def test_memory_when_a_viewer_recovered_without_a_loss_is_given_back(age_from):
     """One EAGAIN makes the meters; half a minute later nothing is kept of them, and no timer runs for them."""
     gc.collect()
     before = kept_of(Trouble)
-    settings = SenderSettings(stuck_s=0, soft_too_long_s=0, ladder=LadderSettings(), age_from=age_from)
+    settings = SenderSettings(stuck_s=0, soft_too_long_s=0, age_from=age_from)
     stage, viewer = staged(settings, AGE)
     viewer.peer.room = 0
     stage.publish("A", 500)
@@ -378,27 +373,22 @@ def test_memory_when_a_viewer_recovered_without_a_loss_is_given_back(age_from):
     assert viewer.sender.state is READY
 
 
-def test_ladder_when_a_viewer_is_closing_stands_still():
-    """What was accepted before `close_after_flush` is sent as it is: no step is taken on the way out."""
-    scene = Scene(share=0.2, limits=Limits.parse("0,0"))
-    scene.follow()
-    scene.run(3)
+def test_lateness_when_a_viewer_is_closing_is_no_matter():
+    """What was accepted before `close_after_flush` is sent as it is: nothing is left out on the way out."""
+    scene = Steady(0.2, limits=Limits.parse("0,0", target_delay_ms=None)).go(3)
+    late = scene.sender.statistics().dropped.get(DropReason.LATE)
     scene.sender.close_after_flush()
-    scene.run(30)
-    assert scene.moves == []
+    scene.go(30)
+    assert scene.sender.statistics().dropped.get(DropReason.LATE) == late
     check_accounts(scene.viewer)
 
 
-def test_why_when_a_step_has_thrown_the_queue_away_tells_what_is_left():
-    """The time that a viewer needs is for what waits now, not for what the last sample saw before the step down."""
-    scene = Scene(share=0.2)
-    scene.follow()
-    while not scene.moves:
-        scene.run(STEP_S)
-    said = float(re.search(r"needs ([0-9.]+) s for what waits", scene.sender.why()).group(1))
-    waiting_bytes = scene.sender.load().size_bytes + scene.peer.buffered_bytes
-    assert said == pytest.approx(waiting_bytes / scene.peer.rate, rel=0.5, abs=0.3)
-    assert scene.sender.statistics().delay_ms / 1000 > 2 * said, "what the sample saw was another thing"
+def test_why_when_pictures_were_left_out_tells_the_delay_of_what_is_left():
+    """The time that a viewer is behind is that of what waits now, not of what the last sample saw."""
+    scene = Steady(0.5).go(20)
+    said = float(scene.sender.why().partition("of the pictures, ")[2].partition(" s behind")[0])
+    waiting_bytes = scene.sender.load().size_bytes + scene.kernel.held_bytes
+    assert said == pytest.approx(waiting_bytes / (0.5 * RATE), rel=0.5, abs=0.3)
 
 
 def test_log_when_a_closing_viewer_reads_slowly_is_not_held_by_it():
@@ -473,31 +463,12 @@ def test_thinning_when_control_messages_are_queued_makes_room_for_their_bytes_to
     assert kept == [(1, 1), (1, 0)]
 
 
-def test_ladder_when_the_thread_itself_is_late_stands_still():
-    """While the owning thread has no room no step is taken, in either direction; with room again they are."""
-    scene = Scene(share=0.3)
-    scene.follow()
+def test_lateness_when_the_thread_itself_is_late_leaves_nothing_out():
+    """While the owning thread has no room the peer may seem slow and not be; with room again it is judged."""
+    scene = Steady(0.3, limits=Limits(target_delay_ms=None))
     scene.group.is_strained = True
-    scene.run(30)
-    assert scene.moves == []
+    scene.go(20)
+    assert DropReason.LATE not in scene.sender.statistics().dropped
     scene.group.is_strained = False
-    scene.run(30)
-    assert scene.moves != []
-    at = scene.now
-    scene.group.is_strained = True
-    scene.run(60, share=3.0)
-    assert scene.moves_since(at) == []
-
-
-def test_ladder_when_it_closes_at_an_edge_makes_no_edge_of_what_it_dropped(monkeypatch):
-    """The end of a Sender is no change of its state: an edge after it would be one that nobody is told of."""
-    move = Move(LadderStep.AUDIO_ONLY, LadderStep.CLOSE, "enough")
-    monkeypatch.setattr(Ladder, "read", lambda _, __, reading: move if reading.soft else None)
-    settings = SenderSettings(ladder=LadderSettings())
-    policy = DropDroppable(SOFT_LIMIT, SOFT_LIMIT)
-    viewer = Talker(Peer(room=0), limits=by_messages(3, 9), policy=policy, settings=settings)
-    viewer.say("XX")
-    viewer.group.run()
-    viewer.say("X")
-    assert [reason for reason, _ in viewer.host.closed] == [CloseReason.LADDER]
-    check_edges(viewer)
+    scene.go(20)
+    assert scene.sender.statistics().dropped[DropReason.LATE].of(INTER) > 0

@@ -7,69 +7,66 @@ import gc
 import pytest
 from fanout_kit import Stage
 from flow_kit import Peer, check_accounts
-from ladder_kit import STEP_S, Scene
 from sender_kit import READY
+from slow_kit import Steady
 
 from flowctl.drain import STALL_S
-from flowctl.ladder import LadderSettings, LadderStep
 from flowctl.limits import NO_LIMITS
 from flowctl.policy import Thin
 from flowctl.sender_types import AgeSource, SenderSettings
 from flowctl.trouble import Trouble
 
-STEERED = SenderSettings(stuck_s=0, soft_too_long_s=0, ladder=LadderSettings())
+STEERED = SenderSettings(stuck_s=0, soft_too_long_s=0)
 
 
 def sampled_from_elsewhere(scene, seconds, share, *, every_s):
     """Run the scene while another thread asks for the delay every `every_s` seconds."""
-    steps = round(every_s / STEP_S)
-    for _ in range(round(seconds / (steps * STEP_S))):
-        scene.run(steps * STEP_S, share)
+    for _ in range(round(seconds / every_s)):
+        scene.go(every_s, share)
         scene.viewer.host.foreign = True
         scene.sender.sample_delay()
         scene.viewer.host.foreign = False
 
 
 @pytest.mark.parametrize("every_s", [0.04, 0.2, 0.48])
-def test_ladder_when_another_thread_asks_all_the_time_is_read_all_the_same(every_s):
-    """Statistics of another thread, however often, keep nobody on a low step: the ladder has its own rhythm."""
-    scene = Scene(share=0.3)
-    scene.follow()
-    sampled_from_elsewhere(scene, 30, 0.3, every_s=every_s)
-    assert scene.step > LadderStep.FULL
-    sampled_from_elsewhere(scene, 60, 3.0, every_s=every_s)
-    assert scene.step is LadderStep.FULL
+def test_share_when_another_thread_asks_all_the_time_is_that_of_its_own_rhythm(every_s):
+    """Statistics of another thread, however often, change nothing in what a viewer is given."""
+    scene = Steady(0.5)
+    sampled_from_elsewhere(scene, 20, 0.5, every_s=every_s)
+    assert 0.1 < scene.sender.statistics().picture_share < 0.6
+    sampled_from_elsewhere(scene, 20, 3.0, every_s=every_s)
+    assert scene.sender.state is READY
     check_accounts(scene.viewer)
 
 
 def test_age_when_samples_are_of_one_moment_is_that_of_the_one_before():
     """Two samples close together are one for the age: a big frame under way is in both of them."""
-    trouble = Trouble(None, 0.0)
+    trouble = Trouble()
     for second in range(10):
-        trouble.sample(float(second), 0, 1000 * second, 0, full=False)
-    trouble.sample(10.0, 0, 15_000, 5000, full=False)
-    trouble.sample(10.01, 0, 15_000, 5000, full=False)
+        trouble.sample(float(second), 0, 1000 * second, 0)
+    trouble.sample(10.0, 0, 15_000, 5000)
+    trouble.sample(10.01, 0, 15_000, 5000)
     assert trouble.delay_ms > 1000
     assert trouble.age_ms == 0.0
 
 
-def test_drain_when_no_ladder_is_read_is_measured_again_after_a_moment_with_nothing_left():
+def test_drain_when_everything_was_taken_for_a_moment_is_measured_again():
     """Once drained is not drained for ever: a later stall is seen, and a later rate is measured."""
-    trouble = Trouble(None, 0.0)
-    trouble.drained = True
+    trouble = Trouble()
     written = 0
     for sample in range(1, 11):  # 1000 bytes a second of a full kernel
         written += 500
-        trouble.sample(sample / 2, 5000, written + 4000, 4000, full=True)
+        trouble.sample(sample / 2, 5000, written + 4000, 4000)
+        trouble.waited = True
     assert trouble.drain.rate == pytest.approx(1000)
     assert not trouble.drain.stalled(5.0)
     for sample in range(11, 11 + round(2 * STALL_S)):
-        trouble.sample(sample / 2, 5000, written + 4000, 4000, full=True)
+        trouble.sample(sample / 2, 5000, written + 4000, 4000)
     assert trouble.drain.stalled(5 + STALL_S)
 
 
-def test_drain_when_the_ladder_is_off_knows_that_a_viewer_stalls_again():
-    """A viewer that was thinned, recovered and stalls again is stalled by its meter too, with no ladder to reset it."""
+def test_drain_when_there_is_no_target_delay_knows_that_a_viewer_stalls_again():
+    """A viewer that was thinned, recovered and stalls again is stalled by its meter too, with no rule that asks it."""
     settings = SenderSettings(stuck_s=0, soft_too_long_s=0, return_delay_s=60.0)
     stage = Stage()
     viewer = stage.viewer(Peer(), limits=NO_LIMITS, settings=settings)
@@ -114,7 +111,7 @@ def joined(settings, *, room):
 def test_joiner_when_it_takes_the_cache_in_parts_leaves_nothing_behind(age_from):
     """One EAGAIN of a healthy joiner costs it no meters and no timer once all is taken."""
     before = kept()
-    settings = SenderSettings(stuck_s=0, soft_too_long_s=0, ladder=LadderSettings(), age_from=age_from)
+    settings = SenderSettings(stuck_s=0, soft_too_long_s=0, age_from=age_from)
     stage, viewer = joined(settings, room=40)
     stage.publish("IA")
     viewer.drain()
@@ -133,15 +130,16 @@ def test_joiner_when_it_takes_the_cache_in_parts_leaves_nothing_behind(age_from)
 
 
 def test_joiner_when_it_is_slow_is_measured_like_any_other():
-    """What a joiner is forgiven ends with its joining: the next refusal makes the meters, which then stay."""
+    """A refusal makes the meters; without a loss they are given back, of a joiner and of any other."""
     before = kept()
     stage, viewer = joined(STEERED, room=40)
     viewer.drain()
     assert kept() == before
     viewer.peer.room = 0
     stage.publish("IA")
-    viewer.drain()
     assert kept() == before + 1
+    viewer.drain()
+    assert kept() == before
 
 
 def test_joiner_when_something_was_done_to_it_keeps_its_record():

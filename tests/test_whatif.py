@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
-from ladder_kit import LIVE_LIMITS, Scene
+from slow_kit import LIVE_LIMITS, Steady
 
 from flowctl.counts import NO_COUNTS
 from flowctl.errors import ConfigError
 from flowctl.flow import MessageClass
-from flowctl.ladder import LadderSettings
 from flowctl.limits import HardPolicy, Limits
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import SenderSettings
@@ -31,13 +32,17 @@ from flowctl.whatif import (
 
 KEY, INTER, DISPOSABLE, AUDIO = (int(item) for item in list(MessageClass)[2:6])
 SMALL = [
-    Choice(limits=Limits.parse(soft, hard, hard_policy=hold), policy=policy, ladder=ladder, soft_too_long_s=slow)
+    Choice(
+        limits=Limits.parse(soft, hard, hard_policy=hold, target_delay_ms=target_ms),
+        policy=policy,
+        soft_too_long_s=slow,
+    )
     for soft, hard in (("3000,8", None), ("9000,20,2s", None), ("40000,90", "50000,100"), ("0,0,1s", "0,0,1500ms"))
-    for policy, ladder, slow, hold in (
-        ("live", True, 4, HardPolicy.CLOSE),
-        ("live", False, 60, HardPolicy.HOLD),
-        ("keep", False, 60, HardPolicy.CLOSE),
-        ("drop", False, 3, HardPolicy.CLOSE),
+    for policy, target_ms, slow, hold in (
+        ("live", 500, 4, HardPolicy.CLOSE),
+        ("live", 0, 60, HardPolicy.HOLD),
+        ("keep", 0, 60, HardPolicy.CLOSE),
+        ("drop", 0, 3, HardPolicy.CLOSE),
     )
 ]
 
@@ -107,7 +112,7 @@ class Taped:
     """The transport of a viewer behind a link, that notes what each write took."""
 
     def __init__(self, scene, events):
-        self.scene, self.events, self.link = scene, events, scene.peer
+        self.scene, self.events, self.link = scene, events, scene.kernel
 
     def send(self, data, /):
         return self.sendmsg([data])
@@ -128,12 +133,13 @@ class Taped:
         return taken
 
 
-def recorded_run(share, seconds, ladder):
+def recorded_run(share, seconds, target_ms):
     """Run a real viewer behind a link of `share` of its stream's rate; return it and what was recorded."""
-    wanted = SenderSettings(ladder=LadderSettings() if ladder else None, soft_too_long_s=0)
-    scene = Scene(share=share, settings=wanted)
+    limits = replace(LIVE_LIMITS, target_delay_ms=target_ms)
+    scene = Steady(share, settings=SenderSettings(soft_too_long_s=0), limits=limits)
     events: list = []
     scene.sender._transport = Taped(scene, events)
+    scene.kernel.told_at = 1.0  # writes come when the recorded viewer wrote: no choice finds room before it
     scene.viewer.host.unacknowledged = None  # a flight does not say what the kernel holds
     publish = scene.published.publish
 
@@ -142,15 +148,14 @@ def recorded_run(share, seconds, ladder):
         return publish(item, size)
 
     scene.published.publish = noted
-    scene.follow()
-    scene.run(seconds)
+    scene.go(seconds)
     return scene, RecordedViewer(events=events, ended_at=on_grid(seconds))
 
 
-def tried_again(share, *, ladder):
+def tried_again(share, *, target_ms):
     """Return (statistics of a real viewer, what the recorded choice does for its recording)."""
-    scene, viewer = recorded_run(share, 20.0, ladder)
-    choice = Choice(limits=LIVE_LIMITS, ladder=ladder, soft_too_long_s=0, return_after_s=0)
+    scene, viewer = recorded_run(share, 20.0, target_ms)
+    choice = Choice(limits=replace(LIVE_LIMITS, target_delay_ms=target_ms), soft_too_long_s=0, return_after_s=0)
     return scene.sender.statistics(), evaluate(viewer, [choice])[0]
 
 
@@ -164,25 +169,25 @@ def test_evaluate_when_the_choice_is_the_recorded_one_gives_the_recorded_run(sha
 
     But for headers: what stands in front of a key frame after a loss is not recorded, and 64 bytes are put there.
     """
-    real, outcome = tried_again(share, ladder=False)
+    real, outcome = tried_again(share, target_ms=0)
     assert real.transitions == outcome.edges
-    assert dropped_of(real)[KEY:] == outcome.dropped_messages[KEY:]
-    assert real.sent.messages[KEY:] == outcome.sent_messages[KEY:]
+    for mine, theirs in ((dropped_of(real), outcome.dropped_messages), (real.sent.messages, outcome.sent_messages)):
+        assert mine[KEY:] == pytest.approx(theirs[KEY:], rel=0.01)
     assert abs(real.bytes_sent - outcome.sent_bytes) <= 64 * sum(outcome.offered_messages[:KEY])
 
 
 @pytest.mark.parametrize("share", [1.5, 0.9, 0.6, 0.3])
-def test_evaluate_when_the_recorded_viewer_was_stepped_down_is_close(share):
-    """With the ladder, a sample and a write of the same instant may change places: drops are off by a tenth at most."""
-    real, outcome = tried_again(share, ladder=True)
-    assert abs(sum(dropped_of(real)) - sum(outcome.dropped_messages)) <= 0.1 * sum(dropped_of(real)) + 1
+def test_evaluate_when_the_recorded_viewer_lost_late_pictures_is_close(share):
+    """What the kernel held is not recorded, so lateness is judged a little later: drops are off by a fifth at most."""
+    real, outcome = tried_again(share, target_ms=None)
+    assert abs(sum(dropped_of(real)) - sum(outcome.dropped_messages)) <= 0.2 * sum(dropped_of(real)) + 1
     assert abs(real.bytes_sent - outcome.sent_bytes) <= 0.1 * real.bytes_sent
 
 
 def test_evaluate_when_the_viewer_is_slow_tells_choices_apart():
     """Small hard marks without a policy cut a viewer that the live policy keeps."""
-    viewer = recorded_run(0.3, 20.0, ladder=False)[1]
-    keep = Choice(limits=Limits.parse("64KiB,0", "128KiB,0"), policy="keep", ladder=False)
+    viewer = recorded_run(0.3, 20.0, 0)[1]
+    keep = Choice(limits=Limits.parse("64KiB,0", "128KiB,0"), policy="keep")
     live = Choice(limits=Limits.parse("256KiB,0", "2MiB,0"))
     cut, kept = evaluate(viewer, [keep, live])
     assert CloseReason.HARD_LIMIT is cut.closed
@@ -193,7 +198,7 @@ def test_evaluate_when_the_viewer_is_slow_tells_choices_apart():
 
 def test_evaluate_when_nothing_was_refused_is_the_same_for_all_and_quick():
     """A viewer that the kernel never refused anything needs no Sender: all choices have its one outcome."""
-    viewer = recorded_run(3.0, 10.0, ladder=True)[1]
+    viewer = recorded_run(3.0, 10.0, None)[1]
     assert not viewer.refused
     work = Work()
     outcomes = evaluate(viewer, SMALL, work=work)
@@ -220,7 +225,7 @@ def test_extended_when_a_stall_was_cut_short_goes_on_for_as_long_again():
     more = [event for event in viewer.events if event[0] > 7.0]
     assert min(at for at, what, _ in more if what >= 0) < 8
     assert min(at for at, what, _ in more if what < 0) == pytest.approx(14.0, abs=0.1)
-    patient = Choice(limits=Limits.parse("0,0,20s", "0,0,25s"), ladder=False, stuck_s=10, return_after_s=0)
+    patient = Choice(limits=Limits.parse("0,0,20s", "0,0,25s"), stuck_s=10, return_after_s=0)
     (outcome,) = evaluate(viewer, [patient])
     assert (outcome.closed, outcome.watched_s) == (CloseReason.STUCK, 7.0)
     assert outcome.assumed_s == pytest.approx(4.5, abs=1.0)
@@ -236,8 +241,8 @@ def test_evaluate_when_the_viewer_was_closed_tells_figures_of_the_recorded_time_
             if second < 30:
                 events[-1] = (at, TAKEN, 2000)
     viewer = RecordedViewer(events=events, ended_at=34.0, close_reason="hard limit")
-    patient = Choice(limits=Limits.parse("0,0,60s", "0,0,90s"), ladder=False, return_after_s=0)
-    strict = Choice(limits=Limits.parse("0,0,1s", "0,0,2s"), policy="keep", ladder=False)
+    patient = Choice(limits=Limits.parse("0,0,60s", "0,0,90s"), return_after_s=0)
+    strict = Choice(limits=Limits.parse("0,0,1s", "0,0,2s"), policy="keep")
     for choice, closed, watched_s, assumed_s in (
         (patient, None, 34.0, 30.0),
         (strict, CloseReason.HARD_LIMIT, 32.0, 0.0),
@@ -257,7 +262,7 @@ def test_evaluate_when_the_viewer_was_closed_tells_figures_of_the_recorded_time_
 
 def test_extended_when_a_limit_closed_the_viewer_lets_it_close_again_first():
     """What is assumed after the end comes a moment later: the age that was reached there is reached again."""
-    choice = Choice(limits=Limits.parse("0,0,1s", "0,0,1s"), ladder=False)
+    choice = Choice(limits=Limits.parse("0,0,1s", "0,0,1s"))
     events = [(0.0, KEY, 1000), (0.0, TAKEN, 1000), (0.5, INTER, 900), (0.5, REFUSED, 0)]
     viewer = RecordedViewer(events=events, ended_at=on_grid(1.4996), close_reason="hard limit")
     (outcome,) = evaluate(extended(viewer, 30.0), [choice])

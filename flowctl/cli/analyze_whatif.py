@@ -42,7 +42,7 @@ def command(
     driver_memory: Memory = DEFAULT_MEMORY,
     as_json: AsJson = False,
 ) -> None:
-    """Try limits, policies and the ladder on recorded viewers, and recommend: OUT/limits.toml for serve live --limits.
+    """Try limits and policies on recorded viewers, and recommend: OUT/limits.toml for serve live --limits.
 
     Exit status: 0 done; 1 it failed; 2 wrong use, or nothing to read; 130 or 143 ended by a signal.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from flowctl.flow import SendState
-from flowctl.ladder import LadderStep
 from flowctl.live import LiveServer
 from flowctl.live.telemetry import Recording
 from flowctl.server import Server
@@ -31,7 +30,7 @@ def summary(server: Server) -> dict[str, Any]:
         found = server.hub.summary()
         figures["streams"] = found.streams
         figures["viewers"] = {state.name.lower(): found.states[state] for state in SendState if found.states[state]}
-        figures["steps"] = {step.name.lower(): found.steps[step] for step in LadderStep if found.steps[step]}
+        figures["cut"] = found.cut
         figures["worst_delay_s"] = round(found.worst_delay_ms / 1000, 1)
         figures["dropped"] = found.dropped_messages
         figures["returns"] = found.returns

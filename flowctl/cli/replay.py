@@ -155,7 +155,9 @@ def _other_choice(flight: Flight, limits: str | None, policy: str | None, *, of_
     from flowctl.whatif import Choice, evaluate, recorded_viewer
 
     soft, slash, hard = (limits or "").partition("/")
-    chosen = flight.limits if limits is None else Limits.parse(soft, hard if slash else None)
+    target_ms = flight.limits.target_delay_ms
+    given = None if limits is None else Limits.parse(soft, hard if slash else None, target_delay_ms=target_ms)
+    chosen = given or flight.limits
     found = stream_and_link(flight)
     if not any(item >= 0 for _, item, _ in found.events):
         if of_many:
@@ -165,7 +167,6 @@ def _other_choice(flight: Flight, limits: str | None, policy: str | None, *, of_
     choice = Choice(
         limits=chosen,
         policy=policy or "live",
-        ladder=settings.ladder is not None,
         soft_too_long_s=settings.soft_too_long_s,
         stuck_s=settings.stuck_s,
         return_after_s=settings.return_after_s,
@@ -242,8 +243,8 @@ def _line(row: FlightRow) -> str:
             return f"{row.state_from} -> {row.state_to}: {row.cause}{why}; {queue}, oldest {row.queued_age_ms:.0f} ms"
         case FlightKind.DROPPED.value:
             return f"dropped {row.dropped_messages} messages, {format_size(row.dropped_bytes or 0)}: {_reasons(row)}"
-        case FlightKind.STEP.value:
-            return f"step {row.reason}"
+        case FlightKind.LATE.value:
+            return row.reason or ""
         case FlightKind.RETURN.value:
             return f"returned to live: {row.value or 0:.0f} ms of delay removed"
         case FlightKind.CLOSE.value:

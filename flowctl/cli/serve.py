@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _OF_STREAMS = (
-    *("flush", "ladder", "age_axis", "return_after", "memory_budget", "shadow_limits"),
+    *("flush", "target_delay", "policy", "age_axis", "return_after", "memory_budget", "shadow_limits"),
     *("limits", "bans", "events", "flights"),
 )
 """Options that mean nothing to a server without streams."""
@@ -58,6 +58,12 @@ _TrustedProxies = Annotated[
     str, typer.Option(metavar="CIDR,...", help="Proxies that say first whom they speak for (PROXY protocol v1, v2).")
 ]
 _ListSettings = Annotated[bool, typer.Option("--list-settings", help="Show what --set takes for this server, and end.")]
+_TargetDelay = Annotated[
+    str, typer.Option(metavar="auto|off|T", help="How late pictures may reach a slow viewer; later ones are left out.")
+]
+_Policy = Annotated[
+    str, typer.Option(metavar="NAME", help="Left out for slow viewers: all-or-cut, audio-first or pictures-first.")
+]
 _NotsentLowat = Annotated[
     str, typer.Option(help="Unsent bytes the kernel takes before it says stop; 0: its own choice.")
 ]
@@ -80,7 +86,8 @@ def serve(
     groups: Annotated[int, typer.Option(min=1, max=256, help="Poll groups, that is threads.")] = 1,
     stuck: Annotated[str, typer.Option(help="Cut a peer whose connection takes nothing for so long; 0: off.")] = "15s",
     soft_too_long: Annotated[str, typer.Option(help="Cut a peer above its soft limit for so long; 0: off.")] = "60s",
-    ladder: Annotated[str, typer.Option(metavar="on|off", help="Step slow viewers down to what they can take.")] = "on",
+    target_delay: _TargetDelay = "auto",
+    policy: _Policy = "all-or-cut",
     age_axis: _AgeAxis = "queue",
     return_after: _ReturnAfter = "3s",
     memory_budget: _MemoryBudget = "0",
@@ -108,7 +115,7 @@ def serve(
     from flowctl.cli.common import given, optional_duration, set_up_log
     from flowctl.cli.servers import check_extra, load_server
     from flowctl.flight.flights import parse_share
-    from flowctl.sender_types import AgeSource, SenderSettings
+    from flowctl.policy import LIVE_POLICIES
     from flowctl.units import parse_duration, parse_size
 
     ended = context.with_resource(EndSignals())  # first of all: no signal is to kill a server that begins
@@ -118,22 +125,20 @@ def serve(
         _list_settings(program, as_json=as_json)
         return
     _check_given(program, [option for option in _OF_STREAMS if given(context, option)])
-    _check_alone([option for option in ("soft", "hard", "low") if limits is not None and given(context, option)])
+    _check_alone(
+        [option for option in ("soft", "hard", "low", "target_delay") if limits is not None and given(context, option)]
+    )
     options = _options(
         host=host,
         port=program.default_port if port is None else port,
-        limits=_limits(soft, hard, low),
+        limits=_limits(soft, hard, low, target_delay),
         flush_s=parse_duration(flush, "--flush"),
         groups=groups,
-        settings=SenderSettings(
-            stuck_s=parse_duration(stuck, "--stuck"),
-            soft_too_long_s=parse_duration(soft_too_long, "--soft-too-long"),
-            age_from=AgeSource(_choice(age_axis, "--age-axis", [item.value for item in AgeSource])),
-        ),
-        ladder=_choice(ladder, "--ladder", ["on", "off"]) == "on",
+        settings=_settings(stuck, soft_too_long, age_axis),
+        policy=_choice(policy, "--policy", list(LIVE_POLICIES)),
         return_after_s=parse_duration(return_after, "--return-after"),
         memory_budget_bytes=parse_size(memory_budget, "--memory-budget"),
-        shadow_limits=_shadow(shadow_limits),
+        shadow_limits=_shadow(shadow_limits, target_delay),
         admission=(max_connections, per_address, new_per_address),
         trusted_proxies=tuple(part for part in trusted_proxies.split(",") if part.strip()),
         notsent_lowat_bytes=parse_size(notsent_lowat, "--notsent-lowat"),
@@ -143,6 +148,17 @@ def serve(
         extra=check_extra(program, settings or []),
     )
     _run(program, options, ended, stats_s=optional_duration(stats, "--stats"), as_json=as_json)
+
+
+def _settings(stuck: str, soft_too_long: str, age_axis: str) -> SenderSettings:
+    from flowctl.sender_types import AgeSource, SenderSettings
+    from flowctl.units import parse_duration
+
+    return SenderSettings(
+        stuck_s=parse_duration(stuck, "--stuck"),
+        soft_too_long_s=parse_duration(soft_too_long, "--soft-too-long"),
+        age_from=AgeSource(_choice(age_axis, "--age-axis", [item.value for item in AgeSource])),
+    )
 
 
 def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
@@ -162,24 +178,28 @@ def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
         say(f"server {program.name!r} has no settings")
 
 
-def _limits(soft: str | None, hard: str | None, low: str | None) -> Limits:
-    """Return the limits that were asked for; the soft ones are the default where only others are given.
+def _limits(soft: str | None, hard: str | None, low: str | None, target_delay: str) -> Limits:
+    """Return the limits that were asked for; the soft marks are the default where only others are given.
 
     Raises:
         ConfigError: one does not parse, or they do not go together.
     """
+    from dataclasses import replace
+
     from flowctl.errors import ConfigError
-    from flowctl.limits import Limits
+    from flowctl.limits import Limits, parse_target_delay
     from flowctl.server import DEFAULT_LIMITS
 
+    target_ms = parse_target_delay(target_delay, "--target-delay")
     if soft is not None:
-        return Limits.parse(soft, hard, low)
+        return Limits.parse(soft, hard, low, target_delay_ms=target_ms)
     if hard is None and low is None:
-        return DEFAULT_LIMITS
+        return replace(DEFAULT_LIMITS, target_delay_ms=target_ms)
     Limits.parse("0,0", hard, low)  # raises what is wrong with them by themselves
     default = DEFAULT_LIMITS
     try:
-        return Limits.parse(f"{default.size.soft},{default.messages.soft},{default.age_ms.soft}ms", hard, low)
+        soft = f"{default.size.soft},{default.messages.soft},{default.age_ms.soft}ms"
+        return Limits.parse(soft, hard, low, target_delay_ms=target_ms)
     except ConfigError as error:
         raise ConfigError(f"{error}, which is the default", hint="give --soft as well") from error
 
@@ -209,14 +229,15 @@ def _choice(text: str, option: str, choices: list[str]) -> str:
     return text
 
 
-def _shadow(text: str | None) -> Limits | None:
-    """Return the limits in ``soft`` or ``soft/hard``."""
-    from flowctl.limits import Limits
+def _shadow(text: str | None, target_delay: str) -> Limits | None:
+    """Return the limits in ``soft`` or ``soft/hard``, with the target delay that is in force."""
+    from flowctl.limits import Limits, parse_target_delay
 
     if text is None:
         return None
     soft, slash, hard = text.partition("/")
-    return Limits.parse(soft, hard if slash else None)
+    target_ms = parse_target_delay(target_delay, "--target-delay")
+    return Limits.parse(soft, hard if slash else None, target_delay_ms=target_ms)
 
 
 def _options(
@@ -227,7 +248,7 @@ def _options(
     flush_s: float,
     groups: int,
     settings: SenderSettings,
-    ladder: bool,
+    policy: str,
     return_after_s: float,
     memory_budget_bytes: int,
     shadow_limits: Limits | None,
@@ -252,7 +273,7 @@ def _options(
         port=port,
         limits=limits,
         settings=settings,
-        ladder=ladder,
+        policy=policy,
         return_after_s=return_after_s,
         memory_budget_bytes=memory_budget_bytes,
         shadow_limits=shadow_limits,

@@ -2,10 +2,9 @@
 
 The crowd is one of the load tester (`flowctl.loadtest`), each peer with an address of its own, by which the server's
 account of it is found. The limits are smaller than a server's usual ones, so that everything happens within half a
-minute; how they act is the same. The three slow viewers meet three steps of the drop policy: who reads four fifths of
-the stream gets by without the frames that no other frame needs, who reads half skips to key frames from time to time,
-and who reads a fifth lives on key frames and sound. A missing half of 1.6 Mbit/s takes about 3 s to show: it has to
-fill what the kernel hides (128 KiB of unsent bytes) before it fills 256 KiB of queue.
+minute; how they act is the same. The three slow viewers read four fifths, half and a fifth of the stream, and see so
+many of its pictures, the last one a key frame now and then. A missing half of 1.6 Mbit/s takes a second or two to show:
+it has to fill what the kernel hides (128 KiB of unsent bytes).
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ class DemoPlan:
     @property
     def limits(self) -> Limits:
         """The server's limits."""
-        return Limits.parse(self.soft, self.hard)
+        return Limits.parse(self.soft, self.hard, target_delay_ms=None)
 
     def _crowd(self) -> dict[str, tuple[Kind, str, int]]:
         """Return kind, label and number of viewers of each profile of the load tester."""

@@ -84,8 +84,8 @@ def _healthy_row(viewers: list[Watched]) -> tuple[str, str, str, str, str]:
 
 def _row(watched: Watched) -> tuple[str, str, str, str, str]:
     state = "-" if watched.state is None else watched.state.name
-    if watched.state is SendState.READY and watched.dropped_total:
-        state += ", thinned"
+    if watched.picture_share < 1:
+        state += f", {watched.picture_share:.0%}"  # of the pictures
     if watched.cut is not None:
         state = f"{'cut' if watched.was_cut else 'left'} after {format_duration(watched.connected_s)}"
     # The state stands in a column of its own.

@@ -30,6 +30,7 @@ class Watched:
         dropped: messages dropped for it, by class and summed over reasons.
         reasons: messages dropped for it, by reason.
         time_in_states_s: seconds in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT.
+        picture_share: share of the pictures that it was sent of late, 0 to 1.
         why: the server's words for its present state.
         connected_s: how long it has been, or was, connected.
         cut: why the server ended its connection, or how it ended otherwise. None: it is there.
@@ -44,6 +45,7 @@ class Watched:
     dropped: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     time_in_states_s: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    picture_share: float = 1.0
     why: str = "joining"
     connected_s: float = 0.0
     cut: str | None = None
@@ -70,6 +72,7 @@ class Watched:
         self.peak_bytes = max(self.peak_bytes, sender.load.size_bytes)
         self.peak_age_ms = max(self.peak_age_ms, sender.load.age_ms)
         self.time_in_states_s = sender.time_in_states_s
+        self.picture_share = sender.picture_share
         dropped: dict[str, int] = {}
         # What was queued when a connection ended is no loss of a viewer that was served until then.
         reasons = {reason: counts for reason, counts in sender.dropped.items() if reason.name not in _AT_THE_END}
@@ -99,6 +102,7 @@ class Watched:
         return {
             "state": None if self.state is None else self.state.name,
             "reached": self.reached.name,
+            "picture_share": round(self.picture_share, 4),
             "peak_queue_bytes": self.peak_bytes,
             "peak_age_ms": round(self.peak_age_ms),
             "dropped": self.dropped,

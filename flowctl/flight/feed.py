@@ -5,8 +5,8 @@ viewer, for as long as the message waits for this viewer; the octets themselves 
 why the share of recorded connections is small.
 
 What a viewer of the stream's log would know from before it joined is given to the private log at its beginning: the
-bit rate by class, the length of a group of pictures, whether there is video, the largest message. So the ladder and
-the waits for key frames decide as they would have.
+bit rate by class, the length of a group of pictures, whether there is video, the largest message. So what is late, and
+the waits for key frames, are decided as they would have been.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ class Flight:
     """One recorded connection.
 
     Args:
+        format_number: of the format of its rows.
         node: name of the server.
         conn_id: the connection.
         peer_ip: its peer, as the privacy settings let it through.
@@ -56,6 +57,7 @@ class Flight:
         complete: whether it ends with END; if not, it was cut off.
     """
 
+    format_number: int
     node: str
     conn_id: int
     peer_ip: str | None
@@ -190,13 +192,14 @@ def _flight(rows: Sequence[FlightRow], heads: Sequence[Mapping[str, Any]], where
     try:
         begin = detail_of(rows[0].detail)
         number = begin["format"]
-        if number != FLIGHT_FORMAT:
+        if number not in range(1, FLIGHT_FORMAT + 1):
             raise DamagedFlightError(
-                f"{where}: it is of format {number}, this flowctl reads {FLIGHT_FORMAT}",
+                f"{where}: it is of format {number}, this flowctl reads 1 to {FLIGHT_FORMAT}",
                 hint="replay it with the flowctl that recorded it",
             )
         began_at = first.get("ts")
         return Flight(
+            format_number=number,
             node=str(first.get("node") or ""),
             conn_id=int(first.get("conn_id") or 0),
             peer_ip=first.get("peer_ip"),

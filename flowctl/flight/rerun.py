@@ -133,7 +133,9 @@ class _Surroundings:
     def nothing(self, *args: object) -> None:
         """Do nothing: what follows from it was recorded as a call of its own."""
 
-    wrote = request_flush = want_writable = set_deadline = terminate = handler_failed = ledger_grew = nothing
+    wrote = request_flush = want_writable = set_deadline = terminate = handler_failed = ledger_grew = limit_unsent = (
+        nothing
+    )
 
     # -- the fan-out
 

@@ -24,6 +24,7 @@ class TapedHost:
         "_tape",
         "handler_failed",
         "ledger_grew",
+        "limit_unsent",
         "request_flush",
         "set_deadline",
         "terminate",
@@ -43,6 +44,7 @@ class TapedHost:
         self.terminate: Final = host.terminate
         self.handler_failed: Final = host.handler_failed
         self.ledger_grew: Final = host.ledger_grew
+        self.limit_unsent: Final = host.limit_unsent
 
     def now(self) -> float:
         """Return the time of the call in progress, else that of the host in whole microseconds."""

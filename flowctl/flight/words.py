@@ -12,21 +12,22 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from flowctl.counts import Counts
 from flowctl.errors import ConfigError
 from flowctl.flow import Load, MessageClass, SendState
-from flowctl.ladder import LadderSettings, LadderStep
-from flowctl.ledger import LedgerEntry, LedgerKind
+from flowctl.ledger import LedgerEntry, LedgerKind, describe_shares
 from flowctl.limits import AxisLimits, HardPolicy, Limits
-from flowctl.policy import DropPolicy, KeepAll, Thin, Verdict, refused_mask
+from flowctl.policy import DropPolicy, KeepAll, Thin, Verdict, patience_of, refused_mask
 from flowctl.reasons import DropReason
 from flowctl.sender_types import AgeSource, SenderSettings, SenderStatistics
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
+from flowctl.timing import ENDLESS
 
-FLIGHT_FORMAT: Final = 1
-"""Of BEGIN; counted up when rows change their meaning: a reader of another number says so instead of guessing."""
+FLIGHT_FORMAT: Final = 2
+"""Of BEGIN; counted up when rows change their meaning: a reader of a newer number says so instead of guessing."""
 
 MICROSECONDS: Final = 1_000_000
 
@@ -43,15 +44,16 @@ class FlightRow(NamedTuple):
         queued_bytes: for an edge: what waits after it. None for others.
         queued_messages: the same in messages.
         queued_age_ms: for an edge: age of the oldest; for a queued message: for how long it lay in the stream's log.
-        state_from: of an edge or a move.
-        state_to: of an edge or a move.
+        state_from: of an edge.
+        state_to: of an edge.
         cause: of an edge.
         axis: of an edge.
         value: of an edge on its axis; of a return: ms of delay removed; of an episode of drops: its ms.
         limit: of an edge.
         dropped_messages: of an episode of drops.
         dropped_bytes: of an episode of drops.
-        reason: name of the call; lane of a queued message (``log`` or ``own``); close reason.
+        reason: name of the call; lane of a queued message (``log`` or ``own``); close reason; of an episode of drops:
+            what the peer got all the same.
         detail: JSON.
         number: of the row in its flight, from 0 without a gap.
     """
@@ -82,7 +84,7 @@ OUTPUT_KINDS: Final = frozenset(
     for kind in (
         FlightKind.STATE,
         FlightKind.DROPPED,
-        FlightKind.STEP,
+        FlightKind.LATE,
         FlightKind.RETURN,
         FlightKind.CLOSE,
         FlightKind.DRAINED,
@@ -131,6 +133,7 @@ def limits_as_dict(limits: Limits) -> dict[str, Any]:
         **{name: [axis.soft, axis.hard, axis.low] for name, axis in axes.items()},
         "overhead_bytes": limits.overhead_bytes,
         "hard_policy": limits.hard_policy.value,
+        "target_delay_ms": limits.target_delay_ms,
     }
 
 
@@ -152,16 +155,13 @@ def limits_from(values: Mapping[str, Any]) -> Limits:
         age_ms=axis("age_ms", "age (ms)"),
         overhead_bytes=values["overhead_bytes"],
         hard_policy=HardPolicy(values["hard_policy"]),
+        target_delay_ms=values.get("target_delay_ms", 0),  # records of format 1 have none
     )
 
 
 def settings_as_dict(settings: SenderSettings) -> dict[str, Any]:
-    """Return every field of `settings`; the ladder as an object, None where there is none."""
-    values = dataclasses.asdict(settings)
-    values["age_from"] = settings.age_from.value
-    if settings.ladder is not None:
-        values["ladder"]["lowest"] = settings.ladder.lowest.name
-    return values
+    """Return every field of `settings`."""
+    return dataclasses.asdict(settings) | {"age_from": settings.age_from.value}
 
 
 def settings_from(values: Mapping[str, Any]) -> SenderSettings:
@@ -173,10 +173,7 @@ def settings_from(values: Mapping[str, Any]) -> SenderSettings:
     """
     given = dict(values)
     given["age_from"] = AgeSource(given["age_from"])
-    if given["ladder"] is not None:
-        ladder = dict(given["ladder"])
-        ladder["lowest"] = LadderStep[ladder["lowest"]]
-        given["ladder"] = LadderSettings(**ladder)
+    given.pop("ladder", None)  # of format 1
     return SenderSettings(**given)
 
 
@@ -190,14 +187,18 @@ class TablePolicy:
     Args:
         refused: classes refused by state, as bits by `MessageClass`.
         thinned: how the queue is thinned on entering each state.
+        waits: patience by `MessageClass`.
     """
 
     refused: tuple[int, ...]
     thinned: tuple[Thin, ...]
+    waits: tuple[float, ...] = ENDLESS
 
     def __post_init__(self) -> None:
         if len(self.refused) != len(SendState) or len(self.thinned) != len(SendState):
             raise ConfigError(f"the table of a policy has {len(SendState)} states")
+        if len(self.waits) != len(MessageClass):
+            raise ConfigError(f"the table of a policy has {len(MessageClass)} classes")
 
     @classmethod
     def of(cls, policy: DropPolicy | None, failed: Callable[[str, BaseException], None]) -> TablePolicy:
@@ -222,7 +223,12 @@ class TablePolicy:
                 mode = Thin.NOTHING
             refused.append(mask)
             thinned.append(mode)
-        return cls(tuple(refused), tuple(thinned))
+        try:
+            waits = patience_of(asked)
+        except BaseException as error:  # noqa: BLE001 - as above
+            failed("patience", error)
+            waits = ENDLESS
+        return cls(tuple(refused), tuple(thinned), waits)
 
     def decide(self, state: SendState, message_class: MessageClass) -> Verdict:
         """Look it up."""
@@ -232,9 +238,14 @@ class TablePolicy:
         """Look it up."""
         return self.thinned[state]
 
+    def patience(self, message_class: MessageClass) -> float:
+        """Look it up."""
+        return self.waits[message_class]
+
     def as_dict(self) -> dict[str, Any]:
-        """Return the table for a row: masks, and names of `Thin`."""
-        return {"refused": list(self.refused), "thin": [mode.name for mode in self.thinned]}
+        """Return the table for a row: masks, names of `Thin`, and patience, null for one without end."""
+        waits = [item if item < inf else None for item in self.waits]
+        return {"refused": list(self.refused), "thin": [mode.name for mode in self.thinned], "patience": waits}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TablePolicy:
@@ -244,7 +255,12 @@ class TablePolicy:
             ConfigError: it has another number of states.
             KeyError: something is missing or unknown.
         """
-        return cls(tuple(int(mask) for mask in values["refused"]), tuple(Thin[name] for name in values["thin"]))
+        waits = values.get("patience") or [None] * len(MessageClass)  # records of format 1 have none
+        return cls(
+            tuple(int(mask) for mask in values["refused"]),
+            tuple(Thin[name] for name in values["thin"]),
+            tuple(inf if item is None else float(item) for item in waits),
+        )
 
 
 # -- what came out
@@ -294,13 +310,11 @@ def output_row(entry: LedgerEntry, load: Load | None, offset_us: int) -> FlightR
             value=entry.duration_s * 1000,
             dropped_messages=sum(counts.total_messages for counts in entry.dropped.values()),
             dropped_bytes=sum(counts.total_bytes for counts in entry.dropped.values()),
+            reason=describe_shares(entry) or None,
             detail=dump(by_reason(entry.dropped)),
         )
-    if entry.kind is LedgerKind.STEP and entry.move is not None:
-        move = entry.move
-        return FlightRow(
-            offset_us, FlightKind.STEP.value, state_from=move.old.name, state_to=move.new.name, reason=move.why
-        )
+    if entry.kind is LedgerKind.LATE:
+        return FlightRow(offset_us, FlightKind.LATE.value, reason=entry.why)
     if entry.kind is LedgerKind.RETURN:
         # Its words name what caused it, which may come from outside (a memory budget names addresses).
         return FlightRow(offset_us, FlightKind.RETURN.value, value=entry.delay_removed_ms)
@@ -328,9 +342,8 @@ def figures_of(statistics: SenderStatistics) -> dict[str, Any]:
         "key_waits_expired": statistics.key_waits_expired,
         "bytes_sent": statistics.bytes_sent,
         "close_reason": None if statistics.close_reason is None else statistics.close_reason.value,
-        "step": statistics.step.name,
-        "step_changes": statistics.step_changes,
-        "time_in_steps_s": list(statistics.time_in_steps_s),
+        "picture_share": statistics.picture_share,
+        "waited_s": statistics.waited_s,
         "delay_ms": statistics.delay_ms,
         "drain_bytes_per_s": statistics.drain_bytes_per_s,
         "forecast": None if forecast is None else [forecast.seconds, forecast.axis.value],

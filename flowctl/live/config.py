@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from flowctl.errors import ConfigError
 from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields
+from flowctl.limits import parse_target_delay
+from flowctl.policy import LIVE_POLICIES
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.shadow import Candidate
 from flowctl.streamlog import CacheLimits
@@ -25,6 +29,41 @@ class SecondPublisher(enum.Enum):
     REFUSE = "refuse"
     REPLACE = "replace"
     STANDBY = "standby"
+
+
+class Audience(NamedTuple):
+    """What the viewers of some streams are given when they are slow, where it differs from the server's usual.
+
+    Attributes:
+        streams: pattern of ``app/stream``, with ``*`` and ``?``.
+        target_delay_ms: see `flowctl.limits.Limits`; -1: as usual.
+        policy: key of `LIVE_POLICIES`. None: as usual.
+    """
+
+    streams: str
+    target_delay_ms: int | None = -1
+    policy: str | None = None
+
+
+def parse_audiences(text: str) -> tuple[Audience, ...]:
+    """Return the audiences of a text like ``talk/*=800ms audio-first; cams/*=4s``.
+
+    Raises:
+        ConfigError: a part is no pattern with a target delay, a policy, or both.
+    """
+    found = []
+    for part in filter(str.strip, text.split(";")):
+        streams, equals, words = part.partition("=")
+        audience = Audience(streams.strip())
+        for word in words.split():
+            if word in LIVE_POLICIES:
+                audience = audience._replace(policy=word)
+            else:
+                audience = audience._replace(target_delay_ms=parse_target_delay(word, f"audiences, {streams.strip()}"))
+        if not (equals and streams.strip() and words.split()):
+            raise ConfigError(f"audiences: {part.strip()!r} is not app/stream=target delay and policy")
+        found.append(audience)
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +99,7 @@ class LiveConfig:
             slowed down, and cut if it goes on.
         shadow: limits and policy to be compared with the real ones for every viewer that lags; they act on nothing.
             None: there is no comparison.
+        audiences: target delay and policy of the viewers of some streams; the first whose pattern fits counts.
 
     Raises:
         ConfigError: a value is out of range.
@@ -82,6 +122,7 @@ class LiveConfig:
     memory_budget_per_address: bool = False
     work: WorkLimits = field(default_factory=WorkLimits)
     shadow: Candidate | None = None
+    audiences: tuple[Audience, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -97,3 +138,7 @@ class LiveConfig:
         for name in ("streams", "control_bytes_per_s", "messages_per_turn"):
             if not getattr(self, name) >= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 1 or more")
+
+    def audience(self, stream: str) -> Audience | None:
+        """Return the audience of ``app/stream``. None: the usual one."""
+        return next((item for item in self.audiences if fnmatchcase(stream, item.streams)), None)

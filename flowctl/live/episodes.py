@@ -1,7 +1,7 @@
 """One log line where a viewer becomes slow, one where it gets worse, one where it has recovered: never one per packet.
 
-An episode begins with the first edge of the Sender's state, or with a step down its ladder, and ends when the viewer
-has been READY for a while, nothing more is dropped for it, and it is given everything again. A viewer that merely meets
+An episode begins with the first edge of the Sender's state and ends when the viewer has been READY for a while and
+nothing more is dropped for it. A viewer that merely meets
 EAGAIN and recovers, as every viewer does now and then, is logged at debug level only. Drops without an edge are no
 trouble: the viewer has muted a track, or waits for its first key frame.
 """
@@ -15,7 +15,6 @@ import structlog
 
 from flowctl.counts import NO_COUNTS, Counts
 from flowctl.flow import SendState
-from flowctl.ladder import LadderStep, Move
 from flowctl.ledger import LedgerEntry, LedgerKind
 from flowctl.reasons import DropReason
 
@@ -46,13 +45,10 @@ class Episode:
         "_removed_ms",
         "_returns",
         "_seen",
+        "_shares",
         "_since",
-        "_state",
-        "_step",
-        "_steps",
         "_why",
         "_worst",
-        "_worst_step",
         "quiet_at",
     )
 
@@ -64,10 +60,8 @@ class Episode:
         self._seen = NO_COUNTS  # when it was looked at last
         self._since: float | None = None  # None: no episode
         self._worst = SendState.READY
-        self._state = SendState.READY
         self._edges = 0
-        self._step = self._worst_step = LadderStep.FULL
-        self._steps = 0  # changes of step
+        self._shares: dict[str, Any] = {}  # what it was given all the same
         self._returns = 0  # times it was brought back to live
         self._removed_ms = 0.0  # delay that this took away
         self._loud = False  # a line at info level was written for this episode
@@ -87,10 +81,17 @@ class Episode:
             self._take_edge(entry)
         elif entry.kind is LedgerKind.DROPS:
             own = (DropReason.UNFOLLOWED, DropReason.REQUESTED)
+            if DropReason.LATE in (entry.dropped or ()):
+                self._shares = {
+                    "pictures": f"{entry.picture_share:.0%}",
+                    "line_in_use": f"{entry.line_share:.0%}",
+                    "delay_s": round(entry.delay_ms / 1000, 1),
+                }
             if self._since is not None and not all(reason in own for reason in entry.dropped or ()):
                 self._say_slow(entry)
-        elif entry.kind is LedgerKind.STEP and entry.move is not None:
-            self._take_step(entry, entry.move)
+        elif entry.kind is LedgerKind.LATE:
+            self._begin(entry.at)
+            self._say_slow(entry)
         elif entry.kind is LedgerKind.RETURN:
             self._begin(entry.at)
             self._returns += 1
@@ -106,7 +107,6 @@ class Episode:
             return
         self._begin(entry.at)
         self._edges += 1
-        self._state = change.new
         if change.new is SendState.READY:
             self.quiet_at = entry.at + _QUIET_S
         else:
@@ -116,21 +116,12 @@ class Episode:
             if change.new >= SendState.SOFT_LIMIT:
                 self._say_slow(entry)
 
-    def _take_step(self, entry: LedgerEntry, move: Move) -> None:
-        self._begin(entry.at)
-        self._step = move.new
-        self._steps += 1
-        self._worst_step = max(self._worst_step, move.new)
-        if self._state is SendState.READY:
-            self.quiet_at = entry.at + _QUIET_S
-        self._say_slow(entry)
-
     def _begin(self, at: float) -> None:
         if self._since is None:
             self._since = at
             self._worst = SendState.READY
-            self._worst_step = self._step
-            self._edges = self._steps = self._returns = 0
+            self._edges = self._returns = 0
+            self._shares = {}
             self._removed_ms = 0.0
             self._loud = False
             self._dropped_before = self._seen = self._dropped()
@@ -148,7 +139,7 @@ class Episode:
         if self.quiet_at is None or now < self.quiet_at:
             return
         dropped = self._dropped()
-        if dropped != self._seen or self._step is not LadderStep.FULL:  # READY, but not given all there is
+        if dropped != self._seen:  # READY, but not given all there is
             self._seen = dropped
             self.quiet_at = now + _QUIET_S
         else:
@@ -172,10 +163,8 @@ class Episode:
         )
 
     def _more(self) -> dict[str, Any]:
-        """Return what is said of steps and returns to live, where there were any."""
-        more: dict[str, Any] = {}
-        if self._steps:
-            more |= {"worst_step": self._worst_step.name, "step": self._step.name, "step_changes": self._steps}
+        """Return what is said of shares and returns to live, where there were any."""
+        more = dict(self._shares)
         if self._returns:
             more |= {"returns_to_live": self._returns, "delay_removed_s": round(self._removed_ms / 1000, 1)}
         return more

@@ -31,7 +31,6 @@ from flowctl.live.stream import Stream, StreamMember
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import AgeSource
 from flowctl.shadow import NO_SHADOW
-from flowctl.shares import STEP_COUNT
 from flowctl.totals import NO_FLOW, FlowTotals
 
 _ENDED_KEPT: Final = 256
@@ -401,10 +400,10 @@ class Hub:
             figures = [viewer.viewer_statistics() for viewer in pace(viewers)]
             totals = sum((item.totals for item in figures), past[name])
             whole += totals
-            states, steps = [0, 0, 0, 0], [0] * STEP_COUNT
+            states, cut = [0, 0, 0, 0], 0
             for item in figures:
                 states[item.state] += 1
-                steps[item.sender.step] += 1
+                cut += item.sender.picture_share < 1
             publisher = stream.publisher
             streams[name] = StreamStatistics(
                 name=name,
@@ -417,7 +416,7 @@ class Hub:
                 viewers=figures,
                 before_key_count=stream.before_key_count,
                 totals=totals,
-                steps=tuple(steps),
+                cut=cut,
                 held_bytes=found.held_by_stream.get(name, 0),
                 shadow=found.shadow.get(name, NO_SHADOW),
             )
@@ -437,19 +436,19 @@ class Hub:
             published = sum(stream.publisher is not None for stream in self._streams.values())
             viewers = list(self._viewers.values())
         found = self.oversight.statistics()
-        states, steps = [0, 0, 0, 0], [0] * STEP_COUNT
+        states, cut = [0, 0, 0, 0], 0
         worst_ms, dropped, returns = 0.0, 0, 0
         for viewer in Pace().over(viewers):
             brief = brief_of(viewer.connection.sender)
             states[brief.state] += 1
-            steps[brief.step] += 1
+            cut += brief.picture_share < 1
             worst_ms = max(worst_ms, brief.delay_ms)
             dropped += brief.dropped_messages
             returns += brief.returns
         return HubSummary(
             streams=published,
             states=(states[0], states[1], states[2], states[3]),
-            steps=tuple(steps),
+            cut=cut,
             worst_delay_ms=worst_ms,
             dropped_messages=dropped,
             returns=returns,

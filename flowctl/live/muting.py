@@ -31,3 +31,7 @@ class Muted:
     def thin(self, state: SendState) -> Thin:
         """Leave it to the policy."""
         return self.policy.thin(state)
+
+    def patience(self, message_class: MessageClass) -> float:
+        """Leave it to the policy."""
+        return self.policy.patience(message_class)

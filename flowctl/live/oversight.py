@@ -4,8 +4,8 @@ Theory of operation. One timer on the server's first poll group. A *look* asks t
 cursor, and each of those Senders for a `Glance`; who keeps up costs nothing here. A look is done in slices of a few
 milliseconds: in between the thread serves its viewers. The next one begins after it has ended. What is held goes to the
 `MemoryBudget`, whose victims are relieved or closed through their Senders, which do it on their own threads. States and
-steps are counted per stream for the `Signals`. Each lagging viewer has a `Shadow`, where a candidate is set. Where the
-delay is the age axis, all viewers are sampled in turn, each once in two seconds, on their own threads.
+pictures are counted per stream for the `Signals`. Each lagging viewer has a `Shadow`, where a candidate is set. Where
+the delay is the age axis, all viewers are sampled in turn, each once in two seconds, on their own threads.
 
 Threads: looks run on the first poll group; `statistics` may be called from any.
 """
@@ -27,7 +27,6 @@ from flowctl.budget import BudgetAction, BudgetStatistics, Holding, MemoryBudget
 from flowctl.connection import Connection
 from flowctl.counts import Counts, total
 from flowctl.flow import SendState
-from flowctl.ladder import LadderStep
 from flowctl.ledger import LedgerKind
 from flowctl.live.config import LiveConfig
 from flowctl.live.pace import Pace
@@ -37,7 +36,7 @@ from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
 from flowctl.sender_types import AgeSource, SenderStatistics
 from flowctl.shadow import NO_SHADOW, Candidate, Shadow, ShadowReport
-from flowctl.shares import STATE_COUNT, STEP_COUNT, ViewerShares
+from flowctl.shares import STATE_COUNT, ViewerShares
 from flowctl.streamlog import StreamLog
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -57,7 +56,6 @@ _OWN_FAULT: Final = frozenset(
         CloseReason.HARD_LIMIT,
         CloseReason.STUCK,
         CloseReason.SOFT_TOO_LONG,
-        CloseReason.LADDER,
         CloseReason.MEMORY_BUDGET,
     }
 )
@@ -74,7 +72,7 @@ class OversightStatistics:
     Args:
         budget: memory held for slow viewers, and who gave way.
         held_by_stream: bytes of the streams' logs that are held, by stream.
-        shares: states and steps of the viewers of each stream, at the last look.
+        shares: states of the viewers, and the pictures they get, of each stream, at the last look.
         shadow: comparison with the candidate, by stream, viewers that have gone included; under "" that of streams
             that have gone.
         looks: looks so far.
@@ -104,7 +102,7 @@ class _Seen(NamedTuple):
         log: what it follows.
         sender: the viewer.
         state: its state.
-        step: its step of the ladder.
+        picture_share: share of the pictures that it was sent of late.
         delay_ms: how far behind it was at its last sample.
         comparable: whether a shadow may begin: the kernel has enough to do, and it is not joining.
         behind_bytes: of the log, from its place on, overhead and the log's headers included.
@@ -115,7 +113,7 @@ class _Seen(NamedTuple):
     log: StreamLog
     sender: Sender
     state: SendState
-    step: LadderStep
+    picture_share: float
     delay_ms: float
     comparable: bool
     behind_bytes: int
@@ -311,27 +309,29 @@ class Oversight:
     # -- shares
 
     def _count_shares(self, streams: dict[Stream, int], seen: list[_Seen], now: float) -> Generator[None, None, None]:
-        """Count states and steps by stream: who does not lag is READY and on the first step."""
+        """Count states and shares of the pictures by stream: who does not lag is READY and gets all."""
         states = {stream.name: [0] * STATE_COUNT for stream in streams}
-        steps = {stream.name: [0] * STEP_COUNT for stream in streams}
+        cut = {stream.name: [0, 0.0] for stream in streams}  # viewers, and the pictures they miss
         delays: dict[str, float] = {}
         for item in seen:
             name = item.stream.name
             states[name][item.state] += 1
-            steps[name][item.step] += 1
+            cut[name][0] += item.picture_share < 1
+            cut[name][1] += 1 - item.picture_share
             delays[name] = max(delays.get(name, 0.0), item.delay_ms)
             yield
         shares = {}
         for stream, viewers in streams.items():
             name = stream.name
             states[name][SendState.READY] += max(viewers - sum(states[name]), 0)
-            steps[name][LadderStep.FULL] += max(viewers - sum(steps[name]), 0)
+            count = sum(states[name])
             shares[name] = ViewerShares(
                 stream=name,
                 at=now,
-                viewers=sum(states[name]),
+                viewers=count,
                 states=tuple(states[name]),
-                steps=tuple(steps[name]),
+                cut=int(cut[name][0]),
+                picture_share=1 - cut[name][1] / count if count else 1.0,
                 worst_delay_ms=delays.get(name, 0.0),
             )
         with self._lock:
@@ -416,7 +416,7 @@ class Oversight:
                 taken_bytes=glance.bytes_sent,
                 busy=glance.lagging,
                 live=glance.state,
-                per_second=shadowed.log.rates.per_second(now, tail.counts, tail.sizes),
+                gop_s=shadowed.log.gop_duration_s,
             )
         except BaseException as error:  # noqa: BLE001 - as above
             self._candidate_failed(error)
@@ -488,7 +488,7 @@ def _seen(stream: Stream, log: StreamLog, sender: Sender, headers_bytes: int) ->
         log,
         sender,
         glance.state,
-        glance.step,
+        glance.picture_share,
         glance.delay_ms,
         glance.lagging and not glance.joining,
         headers_bytes

@@ -330,7 +330,8 @@ class Round:
         condition = Condition(
             max(self._now - book.since, 0.0) * 1000,
             account.state.name,
-            account.step.name,
+            None,
+            account.picture_share,
             load.size_bytes,
             load.messages,
             load.age_ms,
@@ -381,7 +382,7 @@ class Round:
         condition = Condition(
             max(at - book.since, 0.0) * 1000,
             statistics.state.name,
-            statistics.step.name,
+            picture_share=statistics.picture_share,
             viewer_delay_ms=statistics.delay_ms,
         )
         accepted, sent = statistics.accepted.figures, statistics.sent.figures

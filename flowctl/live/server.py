@@ -18,16 +18,15 @@ from flowctl.bans import Ban, BanList, utc_text
 from flowctl.connection import Connection
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError
 from flowctl.flight.flights import Flights
-from flowctl.ladder import LadderSettings, LadderStep
 from flowctl.limitsfile import LimitsFile
-from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.config import LiveConfig, SecondPublisher, parse_audiences
 from flowctl.live.flights import FLIGHTS_SETTINGS, flight_options, make_flights
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
 from flowctl.live.reload import Reload
 from flowctl.live.session import LiveSession
 from flowctl.live.telemetry import EVENTS_SETTINGS, Recording, events_options
-from flowctl.policy import LivePolicy
+from flowctl.policy import LIVE_POLICIES, DropPolicy
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sender_types import SenderSettings
@@ -52,7 +51,6 @@ _WIRE_SETTINGS: Final[dict[str, int | float]] = {
     if type(field.default) in {int, float}  # the type itself, because True is an int
 }
 """Numeric fields of `WireLimits` with their defaults; settings of the command line under the same names."""
-_LADDER_PREFIX: Final = "ladder_"
 _CACHE_FIELDS: Final = {"cache_bytes": "size_bytes", "cache_messages": "messages", "cache_s": "duration_s"}
 _CACHE_SETTINGS: Final[dict[str, int | float]] = {
     name: getattr(CacheLimits(), field) for name, field in _CACHE_FIELDS.items()
@@ -61,13 +59,6 @@ _WORK_PREFIX: Final = "work_"
 _WORK_SETTINGS: Final[dict[str, int | float]] = {
     f"{_WORK_PREFIX}{field.name}": getattr(WorkLimits(), field.name) for field in dataclasses.fields(WorkLimits)
 }
-_LADDER_SETTINGS: Final[dict[str, int | float]] = {
-    f"{_LADDER_PREFIX}{field.name}": getattr(LadderSettings(), field.name)
-    for field in dataclasses.fields(LadderSettings)
-    if type(field.default) in {int, float}
-}
-_LADDER_LOWEST: Final = f"{_LADDER_PREFIX}lowest"
-_STEP_NAMES: Final = [step.name.lower() for step in LadderStep]
 _MOST_DIGITS: Final = 15
 """As for numbers with units: more are a typing error, and Python refuses to read thousands of them."""
 
@@ -98,8 +89,7 @@ EXTRA_SETTINGS: Final = {
     **EVENTS_SETTINGS,
     **FLIGHTS_SETTINGS,
     **_described("GOP cache of a stream", _CACHE_SETTINGS),
-    **_described("step-down ladder of each viewer", _LADDER_SETTINGS),
-    _LADDER_LOWEST: f"lowest step that a viewer is given: {', '.join(_STEP_NAMES[:-1])} or {_STEP_NAMES[-1]} (default)",
+    "audiences": "app/stream=target delay and policy, for some streams: talk/*=800ms audio-first; cams/*=4s",
     **_described("limit of each RTMP connection", _WIRE_SETTINGS),
     **_described("limit on the work that a peer causes", _WORK_SETTINGS),
 }
@@ -125,7 +115,7 @@ class LiveServer(Server):
         hooks_loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.config = config
-        policy, settings = LivePolicy(), settings_from(options)
+        policy, settings = LIVE_POLICIES[options.policy], settings_from(options)
         super().__init__(
             lambda: self._session(self.hub, config, policy, self.clock()),
             options.host,
@@ -150,7 +140,7 @@ class LiveServer(Server):
         self._served = options
         self.recording: Recording | None = None
         self.flights: Flights | None = None
-        self._session: Callable[[Hub, LiveConfig, LivePolicy, float], LiveSession] = LiveSession
+        self._session: Callable[[Hub, LiveConfig, DropPolicy, float], LiveSession] = LiveSession
         self.reload = Reload(
             self._apply_limits,
             self._apply_bans,
@@ -198,7 +188,7 @@ class LiveServer(Server):
         self._refusals[key] = (last, count + 1)
 
     def _apply_limits(self, file: LimitsFile) -> None:
-        """Take the limits of a file: for new connections and open ones; times and ladder for new ones only.
+        """Take the limits of a file: for new connections and open ones; times for new ones only.
 
         Raises:
             ConfigError: they do not go with the other settings of the server.
@@ -206,12 +196,14 @@ class LiveServer(Server):
         options = with_limits(self._served, file)
         settings, was = settings_from(options), self.limits
         self.set_limits(file.limits, settings)
+        for connection in self.connections():
+            if isinstance(connection.session, LiveSession):
+                connection.session.on_thread(connection.session.set_audience, file.limits)
         now = {
             "limits": str(file.limits),
             "stuck_s": settings.stuck_s,
             "soft_too_long_s": settings.soft_too_long_s,
             "return_after_s": settings.return_after_s,
-            "ladder": options.ladder,
             "objective": file.objective,
         }
         _log.info("limits changed", was=str(was), connections=len(self.connections()), **now)
@@ -325,36 +317,25 @@ def config_from(options: ServeOptions) -> LiveConfig:
     for name in ("players_may_wait", "memory_budget_per_address", "flush_adaptive"):
         if name in extra:
             values[name] = _yes(name, extra[name])
+    if "audiences" in extra:
+        values["audiences"] = parse_audiences(extra["audiences"])
+    _choice("policy", options.policy, list(LIVE_POLICIES))
     values["memory_budget_bytes"] = options.memory_budget_bytes
     if options.shadow_limits is not None:
         settings = settings_from(options)
         values["shadow"] = Candidate(
             limits=options.shadow_limits,
-            policy=LivePolicy(),
+            policy=LIVE_POLICIES[options.policy],
             name="shadow limits",
             stuck_s=settings.stuck_s,
             soft_too_long_s=settings.soft_too_long_s,
-            ladder=settings.ladder,
         )
     return LiveConfig(**values)
 
 
 def settings_from(options: ServeOptions) -> SenderSettings:
-    """Return the settings of each viewer's Sender: those in `options`, with the ladder and the return to live.
-
-    Raises:
-        ConfigError: a setting of the ladder in `options.extra` has a wrong value, or there is to be no ladder.
-    """
-    named = sorted(name for name in options.extra if name.startswith(_LADDER_PREFIX))
-    if named and not options.ladder:
-        raise ConfigError(f"{named[0]} is set, but the ladder is off", hint="leave one of the two out")
-    given = {
-        name.removeprefix(_LADDER_PREFIX): value for name, value in _given(options.extra, _LADDER_SETTINGS).items()
-    }
-    if _LADDER_LOWEST in options.extra:
-        given["lowest"] = LadderStep[_choice(_LADDER_LOWEST, options.extra[_LADDER_LOWEST], _STEP_NAMES).upper()]
-    ladder = dataclasses.replace(options.settings.ladder or LadderSettings(), **given) if options.ladder else None
-    return dataclasses.replace(options.settings, ladder=ladder, return_after_s=options.return_after_s)
+    """Return the settings of each viewer's Sender: those in `options`, with the return to live."""
+    return dataclasses.replace(options.settings, return_after_s=options.return_after_s)
 
 
 def with_limits(options: ServeOptions, file: LimitsFile) -> ServeOptions:
@@ -364,7 +345,6 @@ def with_limits(options: ServeOptions, file: LimitsFile) -> ServeOptions:
         options,
         limits=file.limits,
         return_after_s=times.pop("return_after_s", options.return_after_s),
-        ladder=options.ladder if file.ladder is None else file.ladder,
         settings=dataclasses.replace(options.settings, **times),
     )
 

@@ -8,6 +8,7 @@ line per episode.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +20,7 @@ from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
 from flowctl.fanouts import FollowPlace
 from flowctl.flow import MessageClass, SendState, StateChange
 from flowctl.ledger import LedgerEntry, LedgerKind
+from flowctl.limits import Limits
 from flowctl.live.config import LiveConfig
 from flowctl.live.episodes import Episode
 from flowctl.live.hooks import TOO_SLOW, Kind, LiveRequest, Question
@@ -31,7 +33,7 @@ from flowctl.live.signals import EVENT_NAME, PARAMETER, message_values, publishe
 from flowctl.live.statistics import EndedViewer, ViewerStatistics
 from flowctl.live.stream import MEDIA_TYPES, StartPlace, Stream
 from flowctl.log import redact_text
-from flowctl.policy import DropPolicy
+from flowctl.policy import LIVE_POLICIES, DropPolicy
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.receiver import DONE, InputResult, Verdict
 from flowctl.rtmp import commands
@@ -98,6 +100,7 @@ class LiveSession(Session):
         "_rate",
         "_rtmp",
         "_user",
+        "_usual_target_ms",
         "user_agent",
     )
 
@@ -115,6 +118,7 @@ class LiveSession(Session):
         self._question: _Asked | None = None  # a publish or play that a hook decides
         self._rate: InputRate | None = None  # made for who sends several messages at a time
         self._user: str | None = None  # who logged in
+        self._usual_target_ms: int | None = None  # target delay of its Sender but for the stream that it plays
         self.user_agent = ""
 
     def behaves(self) -> bool:
@@ -621,6 +625,7 @@ class LiveSession(Session):
             self._refused("play refused", name, error)
             return
         playing = self._playing = Playing(event.stream_id, stream, wire, self._figures().baseline(), now)
+        self.set_audience()
         # In this order: what ends the stream after the look stands in the log that the player then follows.
         place = stream.start_place(wire)
         waiting = stream.ended
@@ -678,10 +683,39 @@ class LiveSession(Session):
             return
         playing.audio = playing.audio if audio is None else audio
         playing.video = playing.video if video is None else video
-        policy = self._policy
+        policy = self._policy_of(playing)
         if not (playing.audio and playing.video):
             policy = Muted(policy, audio=playing.audio, video=playing.video)
         self.connection.sender.set_policy(policy)
+
+    def _policy_of(self, playing: Playing) -> DropPolicy:
+        audience = self._config.audience(playing.stream.name)
+        return self._policy if audience is None or audience.policy is None else LIVE_POLICIES[audience.policy]
+
+    def set_audience(self, limits: Limits | None = None) -> None:
+        """Put in force what is set for viewers of the stream that it plays.
+
+        Args:
+            limits: the server's, which have just been changed. None: its Sender has them already.
+        """
+        playing, sender = self._playing, self.connection.sender
+        audience = None if playing is None else self._config.audience(playing.stream.name)
+        usual = limits or sender.limits
+        if audience is not None and audience.target_delay_ms != -1:
+            self._usual_target_ms = usual.target_delay_ms
+            limits = dataclasses.replace(usual, target_delay_ms=audience.target_delay_ms)
+        if limits is not None:
+            sender.set_limits(limits)
+        whole = playing is not None and playing.audio and playing.video  # else the policy is set with what is muted
+        if playing is not None and whole and audience is not None and audience.policy is not None:
+            sender.set_policy(self._policy_of(playing))
+
+    def _leave_audience(self, playing: Playing) -> None:
+        audience, sender = self._config.audience(playing.stream.name), self.connection.sender
+        if audience is not None and audience.target_delay_ms != -1:
+            sender.set_limits(dataclasses.replace(sender.limits, target_delay_ms=self._usual_target_ms))
+        if audience is not None and audience.policy is not None:
+            sender.set_policy(self._policy)
 
     def _end_playing(self, why: str) -> None:
         playing, self._playing = self._playing, None
@@ -692,6 +726,7 @@ class LiveSession(Session):
             connection.place.end()
         if not (playing.audio and playing.video):
             connection.sender.set_policy(self._policy)  # what this play has muted, the next one has not
+        self._leave_audience(playing)
         # Also out of what waits to be sent to it: what it was offered of the stream is settled when it leaves.
         playing.stream.leave(playing.wire)
         self._hub.leave(playing.stream, self, self._figures().settled() - playing.before)

@@ -17,7 +17,6 @@ from typing import Any, Final
 from flowctl._faults import as_exception
 from flowctl._locks import OwnedLock
 from flowctl.flow import SendState
-from flowctl.ladder import LadderStep
 from flowctl.shares import ShareSettings, ShareWatch, ViewerShares
 
 PARAMETER: Final = "viewer_states"
@@ -152,9 +151,7 @@ def message_values(shares: ViewerShares) -> dict[str, Any]:
         "overloaded": round(shares.in_state(SendState.OVERLOADED), 4),
         "softLimit": round(shares.in_state(SendState.SOFT_LIMIT), 4),
         "hardLimit": round(shares.in_state(SendState.HARD_LIMIT), 4),
-        "full": round(shares.on_step(LadderStep.FULL), 4),
-        "noDisposable": round(shares.on_step(LadderStep.NO_DISPOSABLE), 4),
-        "keyFrames": round(shares.on_step(LadderStep.KEY_FRAMES), 4),
-        "audioOnly": round(shares.on_step(LadderStep.AUDIO_ONLY), 4),
+        "cut": round(shares.cut_share, 4),
+        "pictures": round(shares.picture_share, 4),
         "worstDelayMs": float(round(shares.worst_delay_ms)),
     }

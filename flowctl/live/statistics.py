@@ -7,12 +7,10 @@ from typing import Final, NamedTuple
 
 from flowctl.budget import NO_BUDGET, BudgetStatistics
 from flowctl.flow import SendState
-from flowctl.ladder import LadderStep
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sender_types import SenderStatistics
 from flowctl.shadow import NO_SHADOW, ShadowReport
-from flowctl.shares import STEP_COUNT
 from flowctl.totals import NO_FLOW, FlowTotals
 
 
@@ -52,14 +50,14 @@ class ViewerBrief(NamedTuple):
 
     Attributes:
         state: of its Sender.
-        step: of its ladder.
+        picture_share: share of the pictures of the last 20 s that it was sent, 0 to 1.
         delay_ms: how far behind it was at its last sample; 0 for one that keeps up.
         dropped_messages: dropped since it connected.
         returns: times it was brought back to live.
     """
 
     state: SendState = SendState.READY
-    step: LadderStep = LadderStep.FULL
+    picture_share: float = 1.0
     delay_ms: float = 0.0
     dropped_messages: int = 0
     returns: int = 0
@@ -76,7 +74,7 @@ def brief_of(sender: Sender) -> ViewerBrief:
         return _UNTROUBLED  # what was dropped is in the ledger, and so is that it was asked for
     statistics = sender.statistics()
     delay_ms = glance.delay_ms if glance.lagging else 0.0
-    return ViewerBrief(glance.state, glance.step, delay_ms, statistics.dropped_messages, statistics.returns)
+    return ViewerBrief(glance.state, glance.picture_share, delay_ms, statistics.dropped_messages, statistics.returns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +84,7 @@ class HubSummary:
     Args:
         streams: published streams.
         states: number of viewers per state, READY first.
-        steps: number of viewers per step of the ladder (index: `LadderStep`).
+        cut: number of viewers that do not get all of the pictures.
         worst_delay_ms: of the viewers that lag, at their last samples.
         dropped_messages: dropped for the viewers that are there; an episode of drops counts when it is in the ledger.
         returns: times one of them was brought back to live.
@@ -96,7 +94,7 @@ class HubSummary:
 
     streams: int
     states: tuple[int, int, int, int]
-    steps: tuple[int, ...]
+    cut: int
     worst_delay_ms: float
     dropped_messages: int
     returns: int
@@ -142,7 +140,7 @@ class StreamStatistics:
         viewers: each of them.
         before_key_count: frames not passed on because the publisher had not sent a key frame yet.
         totals: what all viewers were sent and spared, those that have gone included.
-        steps: number of viewers per step of the ladder (index: `LadderStep`).
+        cut: number of viewers that do not get all of the pictures.
         held_bytes: what its logs hold, counted once however many viewers wait for it.
         shadow: what the candidate would have done, compared; see `LiveConfig.shadow`.
     """
@@ -157,7 +155,7 @@ class StreamStatistics:
     viewers: list[ViewerStatistics] = field(default_factory=list)
     before_key_count: int = 0
     totals: FlowTotals = NO_FLOW
-    steps: tuple[int, ...] = (0,) * STEP_COUNT
+    cut: int = 0
     held_bytes: int = 0
     shadow: ShadowReport = NO_SHADOW
 

@@ -197,7 +197,6 @@ def _described(options: ServeOptions, settings: SenderSettings, events: EventsOp
         "soft_too_long_s": settings.soft_too_long_s,
         "return_after_s": settings.return_after_s,
         "age_from": settings.age_from.value,
-        "ladder": settings.ladder is not None,
         "flush_interval_s": options.flush_interval_s,
         "groups": options.group_count,
         "memory_budget_bytes": options.memory_budget_bytes,

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flowctl.reasons import SLOW_ENDS, DropReason
+from flowctl.reasons import RECORDED_DROPS, SLOW_ENDS, DropReason
 
 TROUBLE_MS: Final = 1_000.0
 """So long a player plays from what it has; a picture that stands for less is a flicker."""
@@ -36,7 +36,7 @@ TROUBLE_SHARE: Final = 0.01
 """Of the session; a second of each hour and a half, in flickers, is no trouble."""
 NEEDED: Final = ("key", "inter", "audio")
 """Classes whose loss is seen or heard; a disposable frame is made to be dropped."""
-NO_LOSS: Final = (DropReason.CLOSED, DropReason.UNFOLLOWED, DropReason.REQUESTED)
+NO_LOSS: Final = (DropReason.CLOSED.value, DropReason.UNFOLLOWED.value, DropReason.REQUESTED.value)
 """Drops that no slowness has caused: the peer or the application did not want these messages any more."""
 
 BLAMES: Final = ("viewer_link", "server_loop", "publisher_burst", "policy")
@@ -81,8 +81,8 @@ def lost_sql() -> str:
     Of a connection whose close is not there, those of its samples, which do not tell reasons.
     """
     told = " + ".join(
-        f"coalesce(told.dropped.`{reason.value}`.`{name}`, 0L)"
-        for reason in DropReason
+        f"coalesce(told.dropped.`{reason}`.`{name}`, 0L)"
+        for reason in RECORDED_DROPS
         if reason not in NO_LOSS
         for name in NEEDED
     )

@@ -43,7 +43,7 @@ MOST_NODES: Final = 100
 JOIN_WRITES: Final = 12.0
 """What a join costs, in writes: handshake, commands, and the GOP cache in several of them; about 110 us."""
 QUEUE_S: Final = 2.0
-"""Of a stream, so much waits for a slow viewer on average: what the ladder's low mark of age lets stay."""
+"""Of a stream, so much waits for a slow viewer on average: what the low mark of age lets stay."""
 LEAST_WINDOW_VIEWERS: Final = 5
 """A second with fewer viewers says more about the idle server than about them."""
 MOST_BUSY: Final = 0.95

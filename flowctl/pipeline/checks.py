@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.flow import SendState
-from flowctl.ladder import LadderStep
 from flowctl.telemetry.schema import FLIGHT, FLOW_EVENTS, FLOW_SAMPLES, EventName, FlightKind, Kind, Role, Table
 
 OLDEST_US: Final = int(dt.datetime(2020, 1, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
@@ -84,7 +83,8 @@ def _checks(table: Table, words: dict[str, tuple[str, ...]]) -> tuple[Check, ...
 
 _ROLES: Final = tuple(item.value for item in Role)
 _STATES: Final = tuple(item.name for item in SendState)
-_STEPS: Final = tuple(item.name for item in LadderStep)
+_OLD_STEPS: Final = ("FULL", "NO_DISPOSABLE", "KEY_FRAMES", "AUDIO_ONLY", "CLOSE")
+"""Of a step-down ladder, in records of format 1: its moves are in the same columns as edges."""
 
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     "flow_events": _checks(
@@ -92,12 +92,11 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
         {
             "event": tuple(item.value for item in EventName),
             "role": _ROLES,
-            # The same columns hold states of the flow core and steps of the ladder.
-            "state_from": (*_STATES, *_STEPS),
-            "state_to": (*_STATES, *_STEPS),
+            "state_from": (*_STATES, *_OLD_STEPS),
+            "state_to": (*_STATES, *_OLD_STEPS),
         },
     ),
-    "flow_samples": _checks(FLOW_SAMPLES, {"role": _ROLES, "state": _STATES, "step": _STEPS}),
+    "flow_samples": _checks(FLOW_SAMPLES, {"role": _ROLES, "state": _STATES, "step": _OLD_STEPS}),
     "flight": _checks(FLIGHT, {"kind": tuple(item.value for item in FlightKind), "role": _ROLES}),
 }
 """All checks of each table; the first that fails names the reason."""

@@ -99,7 +99,7 @@ def _memory(row: Row) -> Any:
 
 
 def choice_text(row: Row) -> str:
-    """Return a choice as one writes it down: limits, policy, ladder."""
+    """Return a choice as one writes it down: limits, policy, target delay."""
     text = first_of(row, "choice", "limits", "choice_id")
     return words(text, 160)
 

@@ -41,7 +41,6 @@ _SLOW: Final = (
     CloseReason.HARD_LIMIT,
     CloseReason.STUCK,
     CloseReason.SOFT_TOO_LONG,
-    CloseReason.LADDER,
     CloseReason.MEMORY_BUDGET,
 )
 _LEFT: Final = (CloseReason.PEER_CLOSED, CloseReason.PEER_RESET)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as f
 
 from flowctl.pipeline import delays
-from flowctl.reasons import DropReason
+from flowctl.reasons import RECORDED_DROPS
 from flowctl.telemetry.schema import CLASS_NAMES
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ NOTHING_DROPPED: Final = """coalesce(contains(detail, '"dropped": {}') OR contai
 
 
 def _number_sql(column: str) -> str:
-    """Return the number of a state, 0 to 3, in Spark's SQL; null for steps of the ladder and where there is none."""
+    """Return the number of a state, 0 to 3, in Spark's SQL; null for steps (format 1) and where there is none."""
     cases = " ".join(f"WHEN '{state}' THEN {number}" for number, state in enumerate(STATE_WORDS.values()))
     return f"CASE {column} {cases} END"
 
@@ -205,7 +205,7 @@ def sample_sums(samples: DataFrame) -> DataFrame:
     return prepared.groupBy(*KEYS).agg(*columns)
 
 
-_TROUBLE: Final = "(state <> 'READY' OR coalesce(step, 'FULL') <> 'FULL')"
+_TROUBLE: Final = "(state <> 'READY' OR coalesce(picture_share, 1) < 1 OR coalesce(step, 'FULL') <> 'FULL')"
 _OURS: Final = f"(coalesce(strained, false) OR coalesce(thread_busy, 0.0D) >= {BUSY}D)"
 _ACCEPTED: Final = " + ".join(f"accepted_bytes_{name}" for name in CLASS_NAMES)
 
@@ -255,12 +255,12 @@ def _counts_ddl() -> str:
 
 def detail_ddl() -> str:
     """Return the form of `detail` of a close, as `from_json` reads it; see the recorder for what it holds."""
-    reasons = ", ".join(f"`{reason.value}`: {_counts_ddl()}" for reason in DropReason)
+    reasons = ", ".join(f"`{reason}`: {_counts_ddl()}" for reason in RECORDED_DROPS)
     states = "STRUCT<READY: DOUBLE, OVERLOADED: DOUBLE, SOFT_LIMIT: DOUBLE, HARD_LIMIT: DOUBLE>"
     return f"accepted {_counts_ddl()}, dropped STRUCT<{reasons}>, states_ms {states}, agent STRING, connected_s DOUBLE"
 
 
 def dropped_sql(name: str) -> str:
     """Return the messages of class `name` that were dropped, over the parsed ``told``, in Spark's SQL."""
-    whole = " + ".join(f"coalesce(told.dropped.`{reason.value}`.`{name}`, 0L)" for reason in DropReason)
+    whole = " + ".join(f"coalesce(told.dropped.`{reason}`.`{name}`, 0L)" for reason in RECORDED_DROPS)
     return f"CASE WHEN nothing_dropped THEN 0L ELSE {whole} END"

@@ -81,7 +81,9 @@ KINDS: Final = (
             Variant(
                 steps=play(SLOW, 3, CloseReason.HARD_LIMIT, cut=True), connections=2, most_s=900.0, link=0.4, slots=4
             ),
-            Variant(steps=play(SLOW, 2, CloseReason.LADDER, cut=True), connections=3, most_s=300.0, link=0.2, slots=2),
+            Variant(
+                steps=play(SLOW, 2, CloseReason.SOFT_TOO_LONG, cut=True), connections=3, most_s=300.0, link=0.2, slots=2
+            ),
         ),
     ),
     Kind(

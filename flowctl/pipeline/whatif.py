@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
+from flowctl.limits import target_marks
 from flowctl.limitsfile import LimitsFile, render
 from flowctl.pipeline.abuse import AbuseOptions, address_scores
 from flowctl.pipeline.abuse import sums as abuse_sums
@@ -51,7 +52,7 @@ FEW_REFUSED: Final = 20
 
 CHOICES_DDL: Final = (
     "choice_id int, choice string, policy string, soft string, hard string, low string, hard_policy string, "
-    "ladder boolean, soft_too_long_s double, stuck_s double, return_after_s double, in_force boolean, "
+    "target_delay string, soft_too_long_s double, stuck_s double, return_after_s double, in_force boolean, "
     "on_front boolean, recommended boolean, viewers bigint, disconnected bigint, disconnected_share double, "
     "honest_disconnected bigint, honest_disconnected_share double, offered_messages bigint, dropped_messages bigint, "
     "dropped_share double, "
@@ -272,7 +273,7 @@ def _settings(number: int, choice: Choice) -> dict[str, Any]:
         "policy": choice.policy,
         **{name: marks_text(limits, level) for level, name in enumerate(("low", "soft", "hard"))},
         "hard_policy": limits.hard_policy.value,
-        "ladder": choice.ladder,
+        "target_delay": target_marks(limits),
         "soft_too_long_s": float(choice.soft_too_long_s),
         "stuck_s": float(choice.stuck_s),
         "return_after_s": float(choice.return_after_s),
@@ -328,7 +329,6 @@ def limits_text(choice: Choice, pick: Pick, present: Mapping[str, Any], objectiv
         stuck_s=choice.stuck_s,
         soft_too_long_s=choice.soft_too_long_s,
         return_after_s=choice.return_after_s,
-        ladder=choice.ladder,
     )
     head = [
         f"Recommended by flowctl analyze whatif from {who}.",

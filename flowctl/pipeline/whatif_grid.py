@@ -4,8 +4,8 @@ A grid file names values, and every combination is a choice::
 
     soft = ["1MiB,1024,2s", "2MiB,2048,4s"]   # bytes, messages, age, as everywhere
     hard = ["2x", "4MiB,4096,8s"]             # marks, or how many times the soft ones; default "2x"
-    policy = ["live"]                         # live, keep, drop
-    ladder = [true, false]
+    policy = ["live"]                         # live, audio-first, pictures-first, keep, drop
+    target_delay = ["auto", "2s", "off"]
     hard_policy = ["close"]                   # close, hold
     soft_too_long_s = [60]
     stuck_s = [15]
@@ -20,19 +20,24 @@ import itertools
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
 from flowctl.flight.words import limits_from, settings_from
-from flowctl.limits import AxisLimits, HardPolicy, Limits
+from flowctl.limits import AxisLimits, HardPolicy, Limits, parse_target_delay, target_marks
 from flowctl.whatif import MOST_CHOICES, Choice, marks_text
 
-DEFAULT_IN_FORCE: Final = Choice(limits=Limits.parse("2MiB,2048,4s", "4MiB,4096,8s"), return_after_s=0.0)
+DEFAULT_IN_FORCE: Final = Choice(
+    limits=Limits.parse("2MiB,2048,4s", "4MiB,4096,8s", target_delay_ms=None), return_after_s=0.0
+)
 """What ``flowctl serve live`` has without options; taken where the records do not say what was in force."""
 
-_KEYS: Final = ("soft", "hard", "policy", "ladder", "hard_policy", "soft_too_long_s", "stuck_s", "return_after_s")
+_KEYS: Final = ("soft", "hard", "policy", "target_delay", "hard_policy", "soft_too_long_s", "stuck_s", "return_after_s")
 _SCALES: Final = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Of bytes and messages: three octaves down, because memory is what limits cost, and two up."""
+_TARGETS_MS: Final = (None, 800, 1500, 3000, 4000)
+"""Target delays, the one by the stream among them."""
 _AGES: Final = (0.5, 1.0, 2.0)
 """Of the age mark."""
 
@@ -59,25 +64,27 @@ def scaled(limits: Limits, *, load: float = 1.0, age: float = 1.0, hard_times: f
         age_ms=axis(limits.age_ms, age),
         overhead_bytes=limits.overhead_bytes,
         hard_policy=limits.hard_policy,
+        target_delay_ms=limits.target_delay_ms,
     )
 
 
 def default_grid(present: Choice) -> list[Choice]:
     """Return about fifty choices around the one in force, which comes first.
 
-    Sizes and ages with the ladder and without, what a return to live and a longer hard limit bring, and the other two
-    policies, which the live server does not have, for comparison.
+    Sizes and ages with several target delays and with none, what a return to live and a longer hard limit bring, and
+    two policies which the live server does not have, for comparison.
     """
     limits = present.limits
     choices = [present]
-    for load, age, ladder in itertools.product(_SCALES, _AGES, (True, False)):
-        choices.append(_like(present, limits=scaled(limits, load=load, age=age), ladder=ladder))
+    for load, age, target_ms in itertools.product(_SCALES, _AGES, (limits.target_delay_ms, 0)):
+        choices.append(_like(present, limits=replace(scaled(limits, load=load, age=age), target_delay_ms=target_ms)))
+    choices += [_like(present, limits=replace(limits, target_delay_ms=target_ms)) for target_ms in _TARGETS_MS]
     for load in (0.5, 1.0, 2.0):
         choices.append(_like(present, limits=scaled(limits, load=load, hard_times=4)))
         choices.append(_like(present, limits=scaled(limits, load=load), return_after_s=2.0))
         choices.append(_like(present, limits=scaled(limits, load=load), soft_too_long_s=20.0))
     for policy, load in itertools.product(("keep", "drop"), (0.5, 1.0, 2.0)):
-        choices.append(_like(present, limits=scaled(limits, load=load), policy=policy, ladder=False))
+        choices.append(_like(present, limits=scaled(limits, load=load), policy=policy))
     return list(dict.fromkeys(choices))
 
 
@@ -115,6 +122,7 @@ def parse_grid(text: str, where: str, present: Choice) -> list[Choice]:
         given = dict(zip(_KEYS, combination, strict=True))
         try:
             limits = _limits(given.pop("soft"), given.pop("hard"), HardPolicy(given.pop("hard_policy")))
+            limits = replace(limits, target_delay_ms=parse_target_delay(given.pop("target_delay"), "target_delay"))
             choices.append(Choice(limits=limits, **given))
         except (ConfigError, ValueError, TypeError) as error:
             raise ConfigError(f"{where}: {error}", hint=getattr(error, "hint", None)) from error
@@ -126,11 +134,12 @@ def _values(table: Mapping[str, Any], key: str, where: str, present: Choice) -> 
         "soft": marks_text(present.limits, 1).replace(" ", ""),
         "hard": "2x",
         "hard_policy": present.limits.hard_policy.value,
+        "target_delay": target_marks(present.limits),
     }
     if key not in table:
         return [defaults[key] if key in defaults else getattr(present, key)]
     values = table[key] if isinstance(table[key], list) else [table[key]]
-    kind = bool if key == "ladder" else (int, float) if key.endswith("_s") else str
+    kind = (int, float) if key.endswith("_s") else str
     for value in values:
         if not isinstance(value, kind) or (key.endswith("_s") and isinstance(value, bool)):
             raise ConfigError(f"{where}: {key} has the value {value!r}, which is of the wrong type")
@@ -163,11 +172,11 @@ def in_force(detail: str | None) -> Choice | None:
         if "settings" in values:
             settings = settings_from(values["settings"])
             times = {name: getattr(settings, name) for name in ("soft_too_long_s", "stuck_s", "return_after_s")}
-            return Choice(limits=limits, ladder=settings.ladder is not None, **times)
+            return Choice(limits=limits, **times)
         times = {
             name: float(values.get(name, getattr(DEFAULT_IN_FORCE, name)))
             for name in ("soft_too_long_s", "stuck_s", "return_after_s")
         }
-        return Choice(limits=limits, ladder=bool(values.get("ladder", True)), **times)
+        return Choice(limits=limits, **times)
     except (KeyError, TypeError, ValueError, AttributeError, ConfigError):
         return None

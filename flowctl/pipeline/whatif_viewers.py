@@ -47,7 +47,7 @@ DAMAGED: Final = -2
 NO_VIEWER: Final = -3
 """`choice_id` of a connection that never followed a stream, or was there for a moment only: nothing is wrong."""
 WRITES_PER_S: Final = 5
-"""Writes made up per second of a viewer in trouble: a refused one is looked at as often by its ladder."""
+"""Writes made up per second of a viewer in trouble: a refused one is sampled as often."""
 NORMAL_MS: Final = 40.0
 """Delay of a viewer in no trouble, where only samples say so: the flush interval."""
 _SHORT: Final = f"it was there for less than {LEAST_STAY_S:g} s"

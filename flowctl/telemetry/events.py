@@ -25,9 +25,7 @@ from flowctl.telemetry.privacy import Privacy
 from flowctl.telemetry.recorder import Lane, Recorder, Row, WallClock, server_row
 from flowctl.telemetry.schema import FLOW_EVENTS, EventName, Role, conn_id_of
 
-_EXPLAINED: Final = frozenset(
-    {CloseReason.HARD_LIMIT, CloseReason.STUCK, CloseReason.SOFT_TOO_LONG, CloseReason.LADDER}
-)
+_EXPLAINED: Final = frozenset({CloseReason.HARD_LIMIT, CloseReason.STUCK, CloseReason.SOFT_TOO_LONG})
 """Ends whose details are words and figures of ours. Those of others may quote the peer, a stream name or an address."""
 _REFUSALS_PER_S: Final = 20
 """Refused connections of one address that have a record of their own in a second; the others are summed up in one,
@@ -432,12 +430,8 @@ class ConnectionEvents:
             self._edge(change, sight)
         elif kind is LedgerKind.DROPS:
             self._drops(entry, sight)
-        elif kind is LedgerKind.STEP and entry.move is not None:
-            move = entry.move
-            old, new = move.old.name, move.new.name
-            self.put(
-                entry.at, EventName.STEP_CHANGED, state_from=old, state_to=new, reason=entry.why or None, sight=sight
-            )
+        elif kind is LedgerKind.LATE:
+            self.put(entry.at, EventName.PICTURES_LATE, reason=entry.why or None, sight=sight)
         elif kind is LedgerKind.RETURN:
             self.put(entry.at, EventName.RETURNED, value=entry.delay_removed_ms, reason=entry.why or None, sight=sight)
         elif kind is LedgerKind.PAUSE:
@@ -476,6 +470,10 @@ class ConnectionEvents:
         detail: dict[str, Any] = {"dropped": by_reason(dropped)}
         if entry.delay_removed_ms:
             detail["delay_removed_ms"] = round(entry.delay_removed_ms, 1)
+        if DropReason.LATE in dropped:
+            detail["picture_share"] = round(entry.picture_share, 4)
+            detail["line_share"] = round(entry.line_share, 4)
+            detail["delay_ms"] = round(entry.delay_ms, 1)
         self.put(
             entry.at,
             EventName.DROPPED,

@@ -14,7 +14,6 @@ from operator import sub
 from typing import Any, Final, NamedTuple
 
 from flowctl.flow import CLASS_COUNT, SendState
-from flowctl.ladder import LadderStep
 from flowctl.streamlog import Entry, StreamLog
 from flowctl.telemetry.schema import FLOW_SAMPLES
 from flowctl.telemetry.writer import arrow_type
@@ -31,7 +30,6 @@ _SHARED: Final = (_COLUMNS[0], *_COLUMNS[4:])
 _KERNEL: Final = ("rtt_us", "unsent_bytes")
 _RTT: Final = _NAMES.index("rtt_us")
 READY: Final = SendState.READY.name
-FULL: Final = LadderStep.FULL.name
 
 
 class Mark(NamedTuple):
@@ -86,7 +84,8 @@ class Condition(NamedTuple):
 
     interval_ms: float
     state: str = READY
-    step: str = FULL
+    step: None = None  # servers had steps when records were of format 1
+    picture_share: float = 1.0
     queued_bytes: int = 0
     queued_messages: int = 0
     queued_age_ms: float = 0.0

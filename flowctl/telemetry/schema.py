@@ -27,7 +27,7 @@ from typing import Final
 
 from flowctl.flow import MessageClass
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Counted up when a column goes or changes its meaning; new columns at the end do not count."""
 METADATA_PREFIX: Final = "flowctl."
 CONN_NUMBER_BITS: Final = 30
@@ -114,7 +114,8 @@ class EventName(enum.Enum):
     PUBLISH_STARTED = "publish_started"
     PLAY_STARTED = "play_started"
     STATE_CHANGED = "state_changed"  # value, limit of `axis`; to READY, value: ms since it was left; `state_ms`
-    STEP_CHANGED = "step_changed"  # of the ladder; state_from, state_to are names of steps; reason says why
+    PICTURES_LATE = "pictures_late"  # the first picture since the viewer kept up was left out, for it would be late
+    STEP_CHANGED = "step_changed"  # in records of format 1: of a step-down ladder; state_from, state_to: its steps
     DROPPED = "dropped"  # an episode of drops has ended: dropped_*; detail: by reason and class; value: its ms
     RETURNED = "returned"  # brought back to live; value: ms of delay removed
     INPUT_PAUSED = "input_paused"
@@ -172,8 +173,8 @@ FLOW_EVENTS: Final = Table(
         *_IDENTITY,
         *_PEER,
         Column("event", Kind.TEXT, "see `EventName`", nullable=False),
-        Column("state_from", Kind.TEXT, "state (or step) before: READY, OVERLOADED, SOFT_LIMIT, HARD_LIMIT"),
-        Column("state_to", Kind.TEXT, "state (or step) after"),
+        Column("state_from", Kind.TEXT, "state before: READY, OVERLOADED, SOFT_LIMIT, HARD_LIMIT"),
+        Column("state_to", Kind.TEXT, "state after"),
         Column("state_ms", Kind.REAL, "how long state_from had lasted, ms"),
         Column("cause", Kind.TEXT, "input of the flow core that caused it"),
         Column("axis", Kind.TEXT, "axis that decided (bytes, messages, age), or name of the limit that was hit"),
@@ -197,7 +198,8 @@ FLOW_SAMPLES: Final = Table(
         *_PEER,
         Column("interval_ms", Kind.REAL, "length of the interval that ends at ts, ms", nullable=False),
         Column("state", Kind.TEXT, "state at its end", nullable=False),
-        Column("step", Kind.TEXT, "step of the ladder at its end"),
+        Column("step", Kind.TEXT, "in records of format 1: step of a step-down ladder at its end"),
+        Column("picture_share", Kind.REAL, "share of the pictures of the last 20 s that were sent, 0 to 1"),
         *_QUEUE,
         Column("stalled_ms", Kind.REAL, "for how long the kernel has taken nothing while something waits, ms"),
         Column("drain_bytes_per_s", Kind.REAL, "what the peer takes while there is always something; null: unknown"),
@@ -229,7 +231,8 @@ class FlightKind(enum.Enum):
     CALL = "call"  # input: any other call of the Sender that matters; detail: which, with its arguments
     STATE = "state"  # output: an edge
     DROPPED = "dropped"  # output: an episode of drops; detail by reason and class
-    STEP = "step"  # output: a move of the ladder
+    STEP = "step"  # output, in flights of format 1: a move of a step-down ladder
+    LATE = "late"  # output: the first message since the peer kept up was left out for being late
     RETURN = "return"  # output: brought back to live
     CLOSE = "close"  # output: the end
     END = "end"  # detail: final figures, for the comparison; absent where the recording was cut off

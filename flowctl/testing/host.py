@@ -98,6 +98,7 @@ class ManualHost:
         failures: every (where, exception) of the application's handlers.
         ledger_notes: how often the ledger grew.
         foreign: pretend that calls come from another thread.
+        unsent_limit_bytes: what the kernel shall take ahead, as the Sender asked; 0 is as usual.
         unacknowledged: tells what the kernel has taken and the peer has not acknowledged. None: nothing is.
     """
 
@@ -109,6 +110,7 @@ class ManualHost:
         self.failures: list[tuple[str, BaseException]] = []
         self.ledger_notes = 0
         self.foreign = False
+        self.unsent_limit_bytes = 0
         self.unacknowledged: Callable[[], int] | None = None
         self._flush_requested = False
         self._due = inf  # the earliest time for which a tick is on its way
@@ -128,6 +130,10 @@ class ManualHost:
     def kernel_bytes(self) -> int:
         """Return what `unacknowledged` says."""
         return self.unacknowledged() if self.unacknowledged is not None else 0
+
+    def limit_unsent(self, size_bytes: int) -> None:
+        """Take note."""
+        self.unsent_limit_bytes = size_bytes
 
     def strained(self) -> bool:
         """Return what the group says."""

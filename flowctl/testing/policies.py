@@ -24,6 +24,7 @@ def check_drop_policy(policy: DropPolicy) -> None:
     - READY keeps everything and thins nothing: a peer that keeps up never loses a message.
     - HEADER is never refused: without it nothing that follows can be decoded.
     - A worse state never keeps what a better one drops.
+    - Patience is pure, a number above 0 or inf; frames are not waited for longer than those that they need.
     - Where frames are refused, so are the frames that need them: INTER and DISPOSABLE need KEY, DISPOSABLE needs INTER.
 
     Raises:
@@ -59,6 +60,20 @@ def check_drop_policy(policy: DropPolicy) -> None:
                 f"{state.name} drops {needed.name} but keeps {needing.name}, which cannot be decoded without it",
             )
     _check(decisions[SendState.READY, None] is Thin.NOTHING, "READY must not thin the queue")
+    _check_patience(policy)
+
+
+def _check_patience(policy: DropPolicy) -> None:
+    waits = {item: policy.patience(item) for item in _CLASSES}
+    again = {item: policy.patience(item) for item in reversed(_CLASSES)}
+    _check(waits == again, "patience() must be a pure function of its argument")
+    for item in _CLASSES:
+        wait: object = policy.patience(item)
+        number = isinstance(wait, int | float) and not isinstance(wait, bool) and wait > 0
+        _check(number, f"the patience for {item.name} is {wait!r}, it must be above 0")
+    for needed, needing in _NEEDS:
+        kept = policy.patience(needed) >= policy.patience(needing)
+        _check(kept, f"{needing.name} is waited for longer than {needed.name}, which it needs")
 
 
 def _decisions(

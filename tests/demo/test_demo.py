@@ -30,7 +30,7 @@ QUICK = DemoPlan(
     slow_shares=(0.4,),
     stall_after_s=0.5,
     soft="96KiB,1024,1s",
-    hard="2MiB,4096,2s",
+    hard="2MiB,4096,4s",
     stuck_s=1.5,
 )
 LOAD = QUICK.load_plan("rtmp://127.0.0.1/demo/sample")
@@ -264,7 +264,7 @@ def test_table_when_the_terminal_is_80x24_shows_every_kind_of_viewer(monkeypatch
         watched.why = "READY; " + "a long reason that does not fit into any terminal of this world " * 3
         watched.load = Load(size_bytes=900_000, messages=1000, age_ms=12_345.0)
         if watched.plan.kind is Kind.SLOW:
-            watched.dropped = {"disposable": 123, "inter": 45_678}
+            watched.dropped, watched.picture_share = {"disposable": 123, "inter": 45_678}, 0.77
     stream = io.StringIO()
     display = TableDisplay()
     display._console = Console(file=stream, width=80, height=24, force_terminal=False)
@@ -277,7 +277,7 @@ def test_table_when_the_terminal_is_80x24_shows_every_kind_of_viewer(monkeypatch
     assert max(map(len, lines)) <= 80
     text = stream.getvalue()
     assert all(word in text for word in ("20 healthy", "slow 80%", "slow 50%", "slow 20%", "stalled", "hostile"))
-    assert text.count("READY, thinned") == 3
+    assert text.count("READY, 77%") == 3
 
 
 def test_report_when_shown_fits_80_columns():

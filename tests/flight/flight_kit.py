@@ -12,7 +12,6 @@ from flow_kit import CONTROL, OWN, Peer, Published, Viewer, frame
 from flowctl.fanout import Fanout
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity, Tape
-from flowctl.ladder import LadderSettings
 from flowctl.limits import Limits
 from flowctl.policy import LivePolicy
 from flowctl.replay import compare, read_flights, replay
@@ -80,8 +79,8 @@ class RecordedViewer(Viewer):
         return RecordedSender(host, transport, tape=tape, **settings)
 
 
+LIMITS = Limits.parse("3000,40,1s", "12000,200,9s", target_delay_ms=400)
 STEERED = SenderSettings(
-    ladder=LadderSettings(dwell_full_s=0.1, dwell_no_disposable_s=0.2, pressure_s=0.2, up_s=0.5, probe_s=1.0),
     sample_s=0.1,
     return_after_s=0.5,
     stuck_s=0,
@@ -90,13 +89,11 @@ STEERED = SenderSettings(
 
 
 def slow_history(viewer_class=RecordedViewer, *, seconds=12, settings=STEERED, limits=None) -> RecordedViewer:
-    """Return a viewer that was slow in several ways, with edges, drops, steps and returns behind it."""
+    """Return a viewer that was slow in several ways, with edges, drops and returns behind it."""
     group = ManualGroup()
     published = Published(group)
     fanout = Fanout(published.log, group)
-    viewer = viewer_class(
-        group, policy=LivePolicy(), limits=limits or Limits.parse("3000,40,1s", "12000,200,9s"), settings=settings
-    )
+    viewer = viewer_class(group, policy=LivePolicy(), limits=limits or LIMITS, settings=settings)
     viewer.peer.room = 0
     published.script("KIDAIA", 60)
     viewer.follow(fanout)
@@ -129,7 +126,7 @@ def changed(flight, number, **values):
 
 # -- viewers behind links
 
-NO_LADDER = SenderSettings(stuck_s=0, soft_too_long_s=0, return_after_s=0, turn_bytes=4096)
+UNSTEERED = SenderSettings(stuck_s=0, soft_too_long_s=0, return_after_s=0, turn_bytes=4096)
 SECOND_OF_MEDIA = "KIADIAIAIA"
 ROOMS = {
     "cut by age": ("0,0,1s", "0,0,1s", [None] * 4 + [0] * 30),
@@ -154,7 +151,7 @@ class World:
         self.published = Published(self.group)
         self.fanout = Fanout(self.published.log, self.group)
         self.began_s = self.group.now()
-        settings = replace(NO_LADDER, turn_bytes=turn_bytes)
+        settings = replace(UNSTEERED, turn_bytes=turn_bytes)
         limits = Limits.parse(soft, hard)
         self.viewer = RecordedViewer(self.group, Peer(room), policy=LivePolicy(), limits=limits, settings=settings)
         self._number = 0

@@ -70,14 +70,14 @@ class SoloSender(Sender):
 
 
 def test_flight_when_of_a_slow_viewer_replays_identically():
-    """Edges, drops, steps and returns of a viewer that was slow in several ways come out again, through Parquet."""
+    """Edges, drops and what was late, of a viewer that was slow in several ways, come out again, through Parquet."""
     viewer = slow_history()
     viewer.sender.close(CloseReason.KICKED)
     flight, result, comparison = check_flight(viewer.rows)
     assert comparison.complete
     assert comparison.transitions == len(viewer.edges.changes) > 10
     assert comparison.dropped_messages == viewer.sender.statistics().dropped_messages > 100
-    for kind in (FlightKind.STEP, FlightKind.DROPPED, FlightKind.DRAINED):
+    for kind in (FlightKind.LATE, FlightKind.DROPPED, FlightKind.DRAINED):
         assert result.of(kind), kind
     assert result.close.reason == "kicked"
     assert flight.limits == viewer.sender.limits
@@ -311,7 +311,7 @@ def test_flight_when_the_delay_is_the_age_axis_replays_samples():
 
 
 def test_flight_when_the_thread_was_strained_notes_it():
-    """The ladder stands still while our thread has no room; a replay has to be told when that was."""
+    """Nothing is left out while our thread has no room; a replay has to be told when that was."""
     assert "strained" not in calls(slow_history().rows)
     stage = Stage(script="KIA")
     stage.group.is_strained = True
@@ -410,7 +410,7 @@ def test_flight_when_ended_on_demand_is_complete():
     viewer.sender.end_flight()
     _, _, comparison = check_flight(viewer.rows)
     assert comparison.complete
-    assert viewer.sender.state is SendState.READY
+    assert not viewer.sender.closed
 
 
 def test_policy_when_it_fails_is_recorded_as_it_acts():

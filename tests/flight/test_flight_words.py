@@ -26,7 +26,7 @@ def test_limits_when_written_and_read_are_the_same(limit):
 
 @pytest.mark.parametrize("item", [SenderSettings(), *STEERED])
 def test_settings_when_written_and_read_are_the_same(item):
-    """Every field, the ladder included, comes back."""
+    """Every field comes back."""
     assert settings_from(json.loads(json.dumps(settings_as_dict(item)))) == item
 
 

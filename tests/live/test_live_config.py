@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.ladder import LadderSettings, LadderStep
 from flowctl.limits import Limits
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.server import EXTRA_SETTINGS, LiveServer, config_from, read_credentials, settings_from
@@ -76,11 +75,8 @@ def test_extra_when_given_as_text_sets_the_field():
         ({"cache_bytes": "-1"}, "cache_bytes: '-1' is not a number with a unit"),
         ({"cache_messages": "many"}, "cache_messages is 'many', it must be a whole number, 0 or more"),
         ({"trusted": "1"}, "unknown setting 'trusted'"),
-        (
-            {"ladder_lowest": "keys"},
-            "ladder_lowest is 'keys', it must be full, no_disposable, key_frames, audio_only or close",
-        ),
-        ({"ladder_lowest": "4"}, "ladder_lowest is '4'"),
+        ({"audiences": "live/*"}, "audiences: 'live/*' is not app/stream=target delay and policy"),
+        ({"audiences": "live/*=soon"}, "audiences, live/*: 'soon'"),
     ],
 )
 def test_extra_when_wrong_is_refused_by_name(extra, words):
@@ -138,9 +134,8 @@ def test_extra_when_unknown_hints_at_all_that_are_known():
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("ladder_presure_s", "ladder_pressure_s"),
-        ("pressure_s", "ladder_pressure_s"),
-        ("lowest", "ladder_lowest"),
+        ("cache_byte", "cache_bytes"),
+        ("cach_messages", "cache_messages"),
         ("flush_adaptiv", "flush_adaptive"),
     ],
 )
@@ -172,29 +167,30 @@ def test_credentials_when_read_are_by_user_and_never_shown(tmp_path):
         read_credentials(tmp_path / "absent")
 
 
-def test_ladder_when_nothing_is_said_is_on_and_its_times_can_be_set():
-    """The live server steps slow viewers down and brings stalled ones back, unless it is told not to."""
-    settings = settings_from(ServeOptions())
-    assert settings.ladder == LadderSettings()
-    assert settings.return_after_s == 3.0
-    settings = settings_from(ServeOptions(extra={"ladder_probe_s": "10s", "ladder_headroom": "1.5"}))
-    assert settings.ladder == LadderSettings(probe_s=10.0, headroom=1.5)
-    assert settings_from(ServeOptions(ladder=False, return_after_s=0)).ladder is None
+def test_target_delay_when_nothing_is_said_is_by_the_stream():
+    """The live server leaves out what would be late and brings stalled viewers back, unless it is told not to."""
+    assert ServeOptions().limits.target_delay_ms is None
+    assert settings_from(ServeOptions()).return_after_s == 3.0
 
 
-@pytest.mark.parametrize("step", LadderStep)
-def test_ladder_when_its_lowest_step_is_named_goes_no_lower(step):
-    """Each step can be set as the lowest one by its name, and is described as that."""
-    settings = settings_from(ServeOptions(extra={"ladder_lowest": step.name.lower()}))
-    assert settings.ladder == LadderSettings(lowest=step)
-    assert step.name.lower() in EXTRA_SETTINGS["ladder_lowest"]
+def test_policy_when_it_is_unknown_is_refused():
+    """What is left out for slow viewers is one of three ways."""
+    with pytest.raises(ConfigError, match="policy is 'all', it must be all-or-cut, audio-first or pictures-first"):
+        config_from(ServeOptions(policy="all"))
 
 
-@pytest.mark.parametrize(("name", "value"), [("ladder_up_s", "1s"), ("ladder_lowest", "close")])
-def test_ladder_when_it_is_off_takes_no_settings(name, value):
-    """A setting that would be ignored is refused."""
-    with pytest.raises(ConfigError, match=f"{name} is set, but the ladder is off"):
-        settings_from(ServeOptions(ladder=False, extra={name: value}))
+def test_audiences_when_several_fit_are_the_first_that_does():
+    """Target delay and policy per application and stream; what is not said stays as usual."""
+    text = "talk/*=800ms audio-first; cams/door=off; cams/*=4s; x/*=pictures-first"
+    config = config_from(ServeOptions(extra={"audiences": text}))
+    found = {name: config.audience(name) for name in ("talk/a", "cams/door", "cams/b", "x/y", "live/room")}
+    assert [item and (item.target_delay_ms, item.policy) for item in found.values()] == [
+        (800, "audio-first"),
+        (0, None),
+        (4000, None),
+        (-1, "pictures-first"),
+        None,
+    ]
 
 
 def test_shadow_when_its_limits_are_given_is_all_else_like_the_real_policy():
@@ -202,7 +198,7 @@ def test_shadow_when_its_limits_are_given_is_all_else_like_the_real_policy():
     limits = Limits.parse("1MiB,100")
     options = ServeOptions(shadow_limits=limits, settings=SenderSettings(stuck_s=7), memory_budget_bytes=1 << 20)
     config = config_from(options)
-    assert (config.shadow.limits, config.shadow.stuck_s, config.shadow.ladder) == (limits, 7, LadderSettings())
+    assert (config.shadow.limits, config.shadow.stuck_s) == (limits, 7)
     assert config.memory_budget_bytes == 1 << 20
     assert config_from(ServeOptions()).shadow is None
     assert config_from(ServeOptions(extra={"memory_budget_per_address": "yes"})).memory_budget_per_address

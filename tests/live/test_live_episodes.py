@@ -8,7 +8,6 @@ from live_kit import AVC_HEADER, World, audio, config, disposable, inter, key
 
 from flowctl.counts import NO_COUNTS, Counts
 from flowctl.flow import Cause, SendState, StateChange
-from flowctl.ladder import LadderStep, Move
 from flowctl.ledger import LedgerEntry, LedgerKind
 from flowctl.limits import Axis, Limits
 from flowctl.live.episodes import Episode
@@ -44,8 +43,8 @@ class Script:
         entry = LedgerEntry(LedgerKind.STATE, at, "queued: bytes 9000, limit 8192", change=change)
         self.episode.take(entry, closed=closed)
 
-    def step(self, old, new, at) -> None:
-        self.episode.take(LedgerEntry(LedgerKind.STEP, at, f"{old.name} -> {new.name}", move=Move(old, new, "")))
+    def late(self, at) -> None:
+        self.episode.take(LedgerEntry(LedgerKind.LATE, at, "pictures would be late; it takes 160 kB/s"))
 
     def drop(self, count, at, reason=DropReason.THINNED) -> None:
         lost = Counts((0, 0, 0, count, 0, 0, 0), (0, 0, 0, count * 100, 0, 0, 0))
@@ -199,20 +198,23 @@ def test_log_when_a_viewer_is_cut_names_limit_and_value(lines, limits, settings,
     assert world.hub.snapshot().closed[reason] == 1
 
 
-def test_episode_when_the_viewer_steps_down_says_so_and_ends_when_it_has_everything_again(lines):
-    """One line at the step down, one when it is back on the first step, with steps and the delay removed."""
+def test_episode_when_pictures_are_late_says_so_and_ends_with_what_the_viewer_got(lines):
+    """One line when the first picture is left out, one when it keeps up again, with its shares."""
     script = Script()
-    script.step(LadderStep.FULL, LadderStep.KEY_FRAMES, 1.0)
+    script.edge(SendState.OVERLOADED, 1.0)
+    script.late(1.5)
     script.episode.take(LedgerEntry(LedgerKind.RETURN, 2.0, "returned to live", delay_removed_ms=3210.0))
-    script.step(LadderStep.KEY_FRAMES, LadderStep.NO_DISPOSABLE, 10.0)
-    script.episode.check(20.0)  # quiet, but not given everything
-    script.step(LadderStep.NO_DISPOSABLE, LadderStep.FULL, 30.0)
+    script.late(3.0)
+    lost = {DropReason.LATE: Counts((0, 0, 0, 7, 0, 0, 0), (0, 0, 0, 700, 0, 0, 0))}
+    shares = {"picture_share": 0.77, "line_share": 0.98, "delay_ms": 912.0}
+    script.episode.take(LedgerEntry(LedgerKind.DROPS, 30.0, "late", dropped=lost, **shares))
+    script.edge(SendState.READY, 30.0)
     script.episode.check(32.5)
     slow, recovered = lines
-    assert (slow["event"], slow["worst_step"]) == ("viewer slow", "KEY_FRAMES")
+    assert (slow["event"], slow["cause"]) == ("viewer slow", "pictures would be late; it takes 160 kB/s")
     assert recovered["event"] == "viewer recovered"
-    names = ("worst_step", "step", "step_changes", "returns_to_live", "delay_removed_s")
-    assert [recovered[name] for name in names] == ["KEY_FRAMES", "FULL", 3, 1, 3.2]
+    names = ("pictures", "line_in_use", "delay_s", "returns_to_live", "delay_removed_s")
+    assert [recovered[name] for name in names] == ["77%", "98%", 0.9, 1, 3.2]
 
 
 def test_log_when_refused_names_the_limit(lines):

@@ -259,8 +259,8 @@ def test_reload_when_the_server_cannot_take_it_names_the_file(tmp_path):
     """Limits may be valid by themselves and not together with other settings."""
     world = World(tmp_path)
     write(world.limits, GOOD.format(size=1000))
-    world.refuse = "ladder_calm_s is set, but the ladder is off"
-    with pytest.raises(ConfigError, match=rf"{world.limits}: ladder_calm_s is set"):
+    world.refuse = "stuck_s does not go with this"
+    with pytest.raises(ConfigError, match=rf"{world.limits}: stuck_s does not go"):
         world.reload.read_first()
     assert world.reload.status["limits"].state == "invalid"
 
@@ -330,16 +330,10 @@ def test_reload_when_it_runs_takes_a_file_at_once_on_a_signal_and_ends_when_told
 
 def test_with_limits_when_the_file_is_silent_keeps_what_the_server_was_started_with():
     """Only what is said changes; the limits always are."""
-    started = ServeOptions(settings=SenderSettings(stuck_s=7.0), return_after_s=2.0, ladder=False)
+    started = ServeOptions(settings=SenderSettings(stuck_s=7.0), return_after_s=2.0)
     limits = Limits.parse("1MiB,100,1s")
     silent = with_limits(started, LimitsFile(limits=limits))
-    assert (silent.limits, silent.settings, silent.return_after_s, silent.ladder) == (
-        limits,
-        started.settings,
-        2.0,
-        False,
-    )
-    said = LimitsFile(limits=limits, stuck_s=3.0, soft_too_long_s=0.0, return_after_s=1.0, ladder=True)
+    assert (silent.limits, silent.settings, silent.return_after_s) == (limits, started.settings, 2.0)
+    said = LimitsFile(limits=limits, stuck_s=3.0, soft_too_long_s=0.0, return_after_s=1.0)
     settings = settings_from(with_limits(started, said))
     assert (settings.stuck_s, settings.soft_too_long_s, settings.return_after_s) == (3.0, 0.0, 1.0)
-    assert settings.ladder is not None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, disposable, inter, key
 
-from flowctl.live.config import SecondPublisher
+from flowctl.limits import Limits
+from flowctl.live.config import SecondPublisher, parse_audiences
+from flowctl.policy import AudioFirst
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import commands
 from flowctl.rtmp.events import PlayStarted, PublishStarted, StreamEnded
@@ -489,3 +491,21 @@ def test_timer_when_only_media_comes_is_left_until_it_strikes(world, monkeypatch
         publisher.video(1000 + number * 1000, inter())
     assert 0 < len(asked) < messages
     assert publisher.ended is None
+
+
+def test_play_when_the_stream_has_an_audience_of_its_own_has_its_target_delay_and_policy_meanwhile():
+    """Target delay and policy are those of the stream while it is played, and the usual ones after it."""
+    world = World(config(audiences=parse_audiences("talk/*=800ms audio-first; cams/*=off")))
+    world.publisher("talk/room")
+    viewer, other = world.player("talk/room"), world.player("live/room")
+    sender, usual = viewer.connection.sender, other.connection.sender.limits
+    assert sender.limits.target_delay_ms == 800
+    assert isinstance(sender._policy, AudioFirst)
+    assert world.player("cams/door").connection.sender.limits.target_delay_ms == 0
+    viewer.connection.session.set_audience(Limits.parse("3MiB,100"))  # as a server does whose limits file has changed
+    assert (sender.limits.size.soft, sender.limits.target_delay_ms) == (3 * 1024 * 1024, 800)
+    viewer.connection.session.set_audience(usual)
+    viewer.command("deleteStream", None, 1.0, stream_id=0)
+    world.run(0.1)
+    assert sender.limits == usual
+    assert not isinstance(sender._policy, AudioFirst)

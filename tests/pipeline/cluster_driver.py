@@ -37,7 +37,7 @@ def options(master: str, conf: dict[str, str]) -> SessionOptions:
     return SessionOptions(master=master, driver_memory="512m", shuffle_partitions=4, conf={**CONF, **conf})
 
 
-GRID = 'soft = ["256KiB,256,1s", "1MiB,1024,2s"]\nladder = [true, false]\n'
+GRID = 'soft = ["256KiB,256,1s", "1MiB,1024,2s"]\ntarget_delay = ["auto", "off"]\n'
 """Few choices, few viewers and their first minute: what is compared is where it is computed, not how long it takes."""
 
 

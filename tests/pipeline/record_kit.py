@@ -41,7 +41,7 @@ def sample(seconds: float, conn_id: int, **columns) -> dict:
     """Return a sample of a viewer in READY, with nothing accepted, sent or dropped unless `columns` say so."""
     counts = {name: 0 for name in FLOW_SAMPLES.names if name.startswith(("accepted_", "sent_", "dropped_"))}
     who = {"ts": at(seconds), "node": "n1", "seq": next(numbers), "conn_id": conn_id, "role": "play"}
-    state = {"interval_ms": 1000.0, "state": "READY", "step": "FULL", "stalled_ms": 0.0}
+    state = {"interval_ms": 1000.0, "state": "READY", "picture_share": 1.0, "stalled_ms": 0.0}
     return who | state | counts | {"peer_ip": "192.0.2.1", "app": "live", "stream": "s"} | columns
 
 

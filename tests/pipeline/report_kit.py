@@ -89,7 +89,7 @@ def some_whole(**values):
 
 def a_choice(number=0, **values):
     row = {
-        "choice": f"soft=2MiB,2048,4s hard=4MiB,4096,8s policy=live ladder=on number={number}",
+        "choice": f"soft=2MiB,2048,4s hard=4MiB,4096,8s policy=live target=auto number={number}",
         "viewers": 390,
         "disconnected_share": 0.02 + number / 1000,
         "delay_p50_ms": 20.0,

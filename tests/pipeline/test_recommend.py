@@ -128,7 +128,7 @@ def test_grid_when_none_is_given_has_about_fifty_choices_with_the_present_first(
 
 def test_grid_when_read_from_a_file_is_every_combination():
     """Values are combined; what is left out is as it is in force; the hard marks may be a factor."""
-    text = 'soft = ["1MiB,1024,2s", "2MiB,2048"]\nhard = ["3x"]\nladder = [true, false]\nhard_policy = "hold"\n'
+    text = 'soft = ["1MiB,1024,2s", "2MiB,2048"]\nhard = ["3x"]\ntarget_delay = ["auto", "off"]\nhard_policy = "hold"\n'
     choices = parse_grid(text, "g.toml", DEFAULT_IN_FORCE)
     assert len(choices) == 5
     assert {3 * 1024, 3 * 2048} == {choice.limits.messages.hard for choice in choices[1:]}

@@ -16,7 +16,7 @@ def test_job_when_flights_were_recorded_finds_what_was_done(spark, tmp_path):
     from flowctl.pipeline.whatif import WhatifOptions, run
 
     recorded = write_flights(tmp_path / "events")
-    grid = 'soft = ["0,0,20s"]\nhard = ["0,0,60s"]\nladder = [false]\n'
+    grid = 'soft = ["0,0,20s"]\nhard = ["0,0,60s"]\ntarget_delay = "off"\n'
     result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), WhatifOptions(grid=grid, extend_s=0))
     result.check()
     rows = spark.read.parquet(str(tmp_path / "out/whatif_choices")).collect()

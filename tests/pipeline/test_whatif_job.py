@@ -12,13 +12,14 @@ import pyarrow as pa
 from record_kit import event, sample, write, write_samples
 
 from flowctl.errors import ConfigError
+from flowctl.limits import target_marks
 from flowctl.limitsfile import parse_limits_file
 from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid
 from flowctl.pipeline.whatif_viewers import ALL_CHOICES, sample_viewer
 
 pytestmark = pytest.mark.timeout(600)  # a job starts some forty tasks, which take long beside other tests
 
-GRID = 'soft = ["64KiB,0", "2MiB,2048,4s"]\nhard = ["2x"]\nladder = [true, false]\n'
+GRID = 'soft = ["64KiB,0", "2MiB,2048,4s"]\nhard = ["2x"]\ntarget_delay = ["auto", "off"]\n'
 
 
 def second(number, conn_id, *, sent, state="READY", queued=0):
@@ -63,7 +64,7 @@ def test_run_when_viewers_are_slow_writes_choices_and_a_limits_file(spark, tmp_p
     chosen = next(row for row in rows.values() if row["recommended"])
     assert chosen["disconnected"] == min(row["disconnected"] for row in rows.values())
     text = (tmp_path / "out/limits.toml").read_text("utf-8")
-    assert chosen["ladder"] is parse_limits_file(text, "limits.toml").ladder
+    assert chosen["target_delay"] == target_marks(parse_limits_file(text, "limits.toml").limits)
     assert "Against the limits in force" in text
     viewers = spark.read.parquet(f"{out}/whatif_viewers").collect()
     assert {1, 2} == {row["conn_id"] for row in viewers if row["choice_id"] == ALL_CHOICES}
@@ -227,5 +228,5 @@ def test_default_grid_when_evaluated_from_the_present_is_all_readable_by_the_ser
 
     for choice in default_grid(DEFAULT_IN_FORCE):
         if choice.policy == "live":
-            file = LimitsFile(limits=choice.limits, ladder=choice.ladder, stuck_s=choice.stuck_s)
+            file = LimitsFile(limits=choice.limits, stuck_s=choice.stuck_s)
             assert choice.limits == parse_limits_file(render(file), "x").limits

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from recorded_kit import RecordedWorld, audio, config, inter, key, totals
 from telemetry_kit import read
 
-from flowctl.counts import NO_COUNTS, total
+from flowctl.counts import NO_COUNTS, Counts, total
 from flowctl.flow import Cause, MessageClass, SendState, StateChange
 from flowctl.ledger import LedgerEntry, LedgerKind
 from flowctl.limits import Limits
 from flowctl.live import recorded
 from flowctl.live.recorded import CONTROL_LANE
 from flowctl.live.telemetry import Recording
-from flowctl.reasons import CloseReason
+from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp import commands
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl
@@ -133,6 +133,23 @@ def test_viewer_when_slow_has_every_edge_with_cause_and_time(tmp_path):
     dropped = [item for item in told if item["event"] == "dropped"]
     by_class = json.loads(dropped[0]["detail"])["dropped"]
     assert sum(sum(classes.values()) for classes in by_class.values()) == dropped[0]["dropped_messages"]
+
+
+def test_pictures_when_late_are_told_at_once_and_with_their_shares_at_the_end(tmp_path):
+    """One record when the first picture is left out, and the shares of the episode in that of its drops."""
+    world = RecordedWorld(tmp_path)
+    world.publisher()
+    player = world.player()
+    record, sight = player.connection.session.record, Sight(0, 0, 0.0, 0, 0.0)
+    record.ledger_entry(LedgerEntry(LedgerKind.LATE, world.clock(), "pictures would be late"), sight)
+    lost = {DropReason.LATE: Counts((0, 0, 0, 7, 0, 0, 0), (0, 0, 0, 700, 0, 0, 0))}
+    shares = {"picture_share": 0.77, "line_share": 0.98, "delay_ms": 912.0}
+    record.ledger_entry(LedgerEntry(LedgerKind.DROPS, world.clock(), "", dropped=lost, **shares), sight)
+    late, dropped = [item for item in world.told() if item["event"] in ("pictures_late", "dropped")]
+    assert late["reason"] == "pictures would be late"
+    assert dropped["reason"] == "late"
+    detail = json.loads(dropped["detail"])
+    assert {name: detail[name] for name in shares} == shares
 
 
 def test_viewer_when_cut_at_its_hard_limit_says_so(tmp_path):
@@ -374,7 +391,7 @@ def test_samples_when_all_keep_up_share_everything_but_identity(tmp_path):
     assert {(row["sent_messages_inter"], row["sent_messages_key"], row["sent_messages_audio"]) for row in rows} == {
         (4, 1, 5)
     }
-    assert {(row["state"], row["step"], row["stream"]) for row in rows} == {("READY", "FULL", "room")}
+    assert {(row["state"], row["picture_share"], row["stream"]) for row in rows} == {("READY", 1.0, "room")}
     assert len({row["interval_ms"] for row in rows}) == 1
     assert any(seen.round == world.sampler.rounds for seen in world.sampler._squads.values())
 
@@ -428,7 +445,7 @@ def same_accounts(players):
         assert account.sent == statistics.sent.figures
         assert account.dropped == total(statistics.dropped.values()).figures
         assert account.idle == (not statistics.queued.total_messages)
-        for name in ("bytes_sent", "state", "step", "load", "stalled_s", "drain_bytes_per_s", "delay_ms"):
+        for name in ("bytes_sent", "state", "picture_share", "load", "stalled_s", "drain_bytes_per_s", "delay_ms"):
             assert getattr(account, name) == getattr(statistics, name)
 
 

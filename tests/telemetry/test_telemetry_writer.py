@@ -45,7 +45,7 @@ def test_file_when_finished_stands_where_its_first_row_says(tmp_path):
     assert str(path.relative_to(tmp_path)) == f"{folder}/n1-{START_US}-0.parquet"
     metadata = parquet.read_schema(path).metadata
     assert metadata[b"flowctl.table"] == b"flow_events"
-    assert metadata[b"flowctl.format"] == b"1"
+    assert metadata[b"flowctl.format"] == b"2"
     assert metadata[b"flowctl.node"] == b"n1"
     assert len(metadata[b"flowctl.uid"]) == 32
     assert parquet.read_metadata(path).row_group(0).column(0).compression == "ZSTD"

@@ -1,0 +1,95 @@
+"""Whether a message would reach a viewer that lags in time, and what is left out where it would not (pure).
+
+The rule. A viewer has a *target delay*. When its next picture is to be handed to the kernel, its arrival is reckoned:
+how old it is, and what the kernel still holds for the viewer and the picture itself over the rate at which the viewer
+takes. One that arrives within the target delay is handed over. Otherwise the rest of its group of pictures is left out,
+up to the next key frame that arrives in time; the first pictures of a group need nothing that comes after them, so what
+was handed over decodes. There is no state but "until which key frame" (see `flowctl.cursor`), so nothing flaps, nothing
+is probed, and who recovers is served whole with the next key frame.
+
+How long the classes of messages are waited for is the drop policy's (`DropPolicy.patience`), in multiples of the target
+delay. Precedent for judging by arrival and not by what is queued: CoDel (RFC 8289), which judges by time in the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Final
+
+from flowctl.flow import CLASS_COUNT, MessageClass
+
+LEAST_TARGET_S: Final = 1.5
+"""A smaller target without a shorter time between key frames leaves more of the line unused than it saves delay."""
+MOST_TARGET_S: Final = 4.0
+_OF_GROUP: Final = 0.75
+"""Of the time between key frames: with less, a viewer at 85 % is cut so early that its line stands idle."""
+
+AHEAD_S: Final = 0.2
+"""So much of a lagging viewer's rate is given to the kernel ahead: what it holds is decided that much too early."""
+LEAST_AHEAD_BYTES: Final = 3000
+"""Two packets of the usual size (MTU 1500): with less, a line stands idle between two writes."""
+MOST_AHEAD_BYTES: Final = 128 * 1024
+"""The kernel is given no more than usual, see `flowctl.sockets.NOTSENT_LOWAT_BYTES`."""
+
+_KEY: Final = MessageClass.KEY
+_INTER: Final = MessageClass.INTER
+
+
+def target_s(target_delay_ms: int | None, gop_s: float) -> float:
+    """Return the target delay in seconds; 0: there is none.
+
+    Args:
+        target_delay_ms: as set. None: 1.5 s or three quarters of the time between key frames, whichever is more, at
+            most 4 s.
+        gop_s: time between key frames, 0 while it is not known.
+    """
+    if target_delay_ms is not None:
+        return target_delay_ms / 1000
+    return min(max(LEAST_TARGET_S, _OF_GROUP * gop_s), MOST_TARGET_S)
+
+
+def ahead_bytes(rate: float) -> int:
+    """Return how much the kernel is given ahead for a viewer that takes `rate` bytes per second."""
+    return min(max(int(rate * AHEAD_S), LEAST_AHEAD_BYTES), MOST_AHEAD_BYTES)
+
+
+class Timing:
+    """What the rule goes by at one moment, for one viewer.
+
+    Args:
+        now: time in seconds.
+        rate: bytes per second that the viewer takes, more than 0.
+        held_bytes: what was handed over and the viewer has not taken yet.
+        target_s: target delay in seconds, more than 0.
+        patience: by class, see `DropPolicy.patience`.
+    """
+
+    __slots__ = ("_due", "_seconds_per_byte", "held_bytes", "key_firm", "now", "sound_last")
+
+    def __init__(self, now: float, rate: float, held_bytes: int, target_s: float, patience: Sequence[float]) -> None:
+        self.now = now
+        self.held_bytes = held_bytes
+        self._seconds_per_byte = 1 / rate
+        self._due = [item * target_s for item in patience]
+        # A key frame that a newer one could stand in for is waited for no longer than the pictures after it.
+        self._due[_KEY] = min(self._due[_KEY], self._due[_INTER])
+        self.key_firm = patience[_KEY] < inf  # late, it is left out even where no newer one waits
+        self.sound_last = patience[MessageClass.AUDIO] >= patience[_INTER]  # left out only beside pictures
+
+    def late(self, message_class: MessageClass, size_bytes: int, since: float, ahead_bytes: int) -> bool:
+        """Return whether a message would arrive later than it is waited for.
+
+        Args:
+            message_class: its class.
+            size_bytes: its size.
+            since: when it was published, in seconds.
+            ahead_bytes: what goes out before it and is not in `held_bytes`.
+        """
+        due = self._due[message_class]
+        waiting = self.held_bytes + ahead_bytes + size_bytes
+        return due < inf and self.now - since + waiting * self._seconds_per_byte > due
+
+
+ENDLESS: Final = (inf,) * CLASS_COUNT
+"""Patience of a policy that leaves nothing out."""

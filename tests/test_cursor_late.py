@@ -1,0 +1,126 @@
+"""What a cursor leaves out for being late: scripts of messages, ages and rates in, entries out."""
+
+from __future__ import annotations
+
+import pytest
+from cursor_kit import Follower
+
+from flowctl.flow import MessageClass
+from flowctl.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
+from flowctl.reasons import DropReason
+from flowctl.timing import Timing
+
+LATE = DropReason.LATE
+TARGET_S = 1.0
+
+
+def take(follower, *, rate, held=0, policy=None, most=1 << 60):
+    """Take what is handed over at this moment of a viewer that takes `rate` bytes a second, `held` of which wait."""
+    patience = patience_of(policy or LivePolicy())
+    letters = ""
+    while most:
+        timing = Timing(follower.now, rate, held, TARGET_S, patience)
+        items = follower.cursor.peek(min(most, 3), 1 << 60, timing)
+        if not items:
+            break
+        letters += "".join("r" if wire[:1] == b"R" else "CHKIDAX"[item] for item, wire, _ in items)
+        held += sum(len(wire) for _, wire, _ in items)
+        follower.cursor.take(len(items))
+        most -= len(items)
+    return letters
+
+
+def slow(text, *, age_s=0.0, size=100):
+    """Return a follower with `text` queued since `age_s` seconds."""
+    follower = Follower("K")
+    follower.publish(text, size)
+    follower.now += age_s
+    return follower
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "age_s", "given", "late"),
+    [
+        ("IIIAII", 10_000, 0.0, "IIIAII", ""),  # all of it arrives in time
+        ("IIIAII", 500, 0.0, "IIIAI", "I"),  # the fifth message ends at 1 s
+        ("IIAII", 10_000, 1.5, "A", "IIII"),  # too old, whatever the rate
+        ("IIAKI", 10_000, 1.5, "ArrK", "III"),  # no newer key frame: it goes, and what follows is late
+        ("IIKIKI", 10_000, 1.5, "rrrrK", "KIIII"),  # a newer one waits: the older one is left out behind its headers
+        ("DIDI", 250, 0.0, "DI", "DI"),  # disposable ones are late at half of the target, then the rest of the group
+    ],
+)
+def test_pictures_when_they_would_be_late_are_left_out_with_the_rest_of_their_group(text, rate, age_s, given, late):
+    """From the first late picture on nothing of its group is handed over; sound is."""
+    follower = slow(text, age_s=age_s)
+    assert take(follower, rate=rate) == given
+    assert sorted(follower.dropped(LATE)) == sorted(late)
+    assert follower.dropped() == follower.dropped(LATE)
+
+
+def test_disposable_frames_when_late_are_left_out_alone():
+    """They are late at half of the target; the frames between them are not."""
+    follower = slow("IDIDI", age_s=0.6)
+    assert take(follower, rate=10_000) == "III"
+    assert follower.dropped(LATE) == "DD"
+
+
+def test_group_when_it_was_cut_ends_at_the_next_key_frame_with_its_headers():
+    """What is published after the cut is left out too, and the key frame after it begins whole service."""
+    follower = slow("II", age_s=1.5)
+    assert take(follower, rate=10_000) == ""
+    follower.publish("IAI")
+    assert take(follower, rate=10_000) == "A"
+    follower.publish("KII")
+    assert take(follower, rate=10_000) == "rrKII"
+    assert follower.dropped(LATE) == "IIII"
+    assert follower.cursor.plain
+
+
+def test_what_follows_when_something_is_handed_over_is_judged_in_its_own_turn():
+    """A picture that is late behind others is not left out before these are taken: the rate may be another by then."""
+    follower = slow("IIII")
+    timing = Timing(follower.now, 250, 0, TARGET_S, patience_of(LivePolicy()))
+    assert len(follower.cursor.peek(100, 1 << 60, timing)) == 2
+    assert follower.dropped() == ""
+    follower.cursor.take(2)
+    assert take(follower, rate=10_000) == "II"
+
+
+def test_sound_when_late_is_left_out_last_and_the_oldest_first():
+    """With pictures left out already, and twice the target old, it goes too; without any of that it stays."""
+    follower = slow("IAA", age_s=1.5)
+    assert take(follower, rate=10_000) == "AA"
+    follower = slow("IA", age_s=2.5)
+    follower.publish("A")
+    assert take(follower, rate=10_000) == "A"
+    assert follower.dropped(LATE) == "IA"
+    follower = slow("A", age_s=9.0)
+    assert take(follower, rate=10_000) == "A", "no picture could give way to it, and none was left out"
+
+
+@pytest.mark.parametrize(
+    ("policy", "given"), [(AudioFirst(), "ArrA"), (PicturesFirst(), "rrK"), (KeepAll(), "IAKIA")], ids=["a", "p", "all"]
+)
+def test_policies_when_all_is_late_give_up_different_things(policy, given):
+    """Audio first keeps the sound, pictures first the key frame, and keeping all everything."""
+    follower = slow("IAKIA", age_s=5.0)
+    assert take(follower, rate=10_000, policy=policy) == given
+
+
+def test_joiner_is_not_judged_and_headers_and_control_messages_always_go():
+    """Nothing is dropped for a viewer that still takes the cache; what may not be dropped is never late."""
+    follower = slow("CHII", age_s=5.0)
+    assert take(follower, rate=10_000) == "CH"
+    other = slow("II", age_s=5.0)
+    other.cursor.joining_to = other.log.tail
+    assert take(other, rate=10_000) == "II"
+
+
+def test_pictures_when_counted_are_those_up_to_the_place():
+    """Published pictures and those of them that were not sent; of a viewer that wants none there are none."""
+    follower = slow("IDAII", age_s=0.6)
+    take(follower, rate=10_000)
+    assert follower.cursor.pictures() == (4, 1)
+    assert follower.cursor.late == 1
+    follower.cursor.refuse(1 << MessageClass.KEY | 1 << MessageClass.INTER, DropReason.REFUSED, follower.now)
+    assert follower.cursor.pictures() == (0, 0)

@@ -1,0 +1,250 @@
+"""Slow viewers: what they get of their line, of the pictures, and how late, on simulated lines with a manual clock."""
+
+from __future__ import annotations
+
+import itertools
+
+import hypothesis.strategies as st
+import pytest
+from flow_kit import AUDIO, DISPOSABLE, INTER, KEY
+from hypothesis import given, settings
+from slow_kit import LINES, LIVE_LIMITS, RATE, Scene, Steady, stream
+
+from flowctl.flow import SendState
+from flowctl.ledger import LedgerKind
+from flowctl.limits import Limits
+from flowctl.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst
+from flowctl.reasons import DropReason
+from flowctl.sender_types import SenderSettings
+from flowctl.timing import target_s
+
+SECONDS = 100
+# Pictures seen by line, for groups of 1, 2 and 4 s: a simulation of the rule, see docs/concepts.md.
+PICTURES = {
+    "20%": (0.01, 0.01, 0.0),
+    "50%": (0.29, 0.31, 0.28),
+    "80%": (0.75, 0.70, 0.67),
+    "85%": (0.80, 0.77, 0.75),
+    "95%": (0.91, 0.91, 0.89),
+    "jump": (0.61, 0.59, 0.61),
+    "wifi": (0.79, 0.82, 0.78),
+}
+GROUPS = (1.0, 2.0, 4.0)
+
+
+@pytest.mark.parametrize("gop_s", GROUPS)
+@pytest.mark.parametrize("name", LINES)
+def test_viewer_when_its_line_is_too_slow_uses_it_and_sees_what_it_carries(name, gop_s):
+    """At least 95 % of the line (90 % where it changes), 0.9 times the pictures of the simulation, in time."""
+    scene = Scene(LINES[name], flush_s=0.04).run(stream(SECONDS, gop_s), SECONDS)
+    scene.check()
+    figures = scene.figures(10, SECONDS - 10)
+    assert figures["line"] >= (0.9 if name in ("jump", "wifi") else 0.95)
+    assert figures["pictures"] >= 0.9 * PICTURES[name][GROUPS.index(gop_s)]
+    if name in ("50%", "80%", "85%", "95%"):
+        assert figures["p95"] <= target_s(None, gop_s) + 0.5
+        assert figures["freeze"] <= gop_s + 0.5
+        assert figures["sound"] >= 0.99
+        statistics = scene.sender.statistics()
+        assert statistics.state is SendState.OVERLOADED
+        assert statistics.transitions <= 3
+        assert statistics.dropped.keys() <= {DropReason.LATE, DropReason.KEY_WAIT}
+
+
+@pytest.mark.parametrize("share", ["50%", "85%"])
+@pytest.mark.parametrize("lump_bytes", [24_000, 64_000])
+def test_viewer_when_its_line_takes_lumps_is_served_as_well(share, lump_bytes):
+    """A receive window that opens in steps of half a second does not lead the rate astray."""
+    scene = Scene(LINES[share], flush_s=0.04, lump_bytes=lump_bytes).run(stream(60, 2.0), 60)
+    scene.check()
+    figures = scene.figures(10, 52)
+    assert figures["line"] >= 0.95
+    assert figures["pictures"] >= 0.85 * PICTURES[share][1]
+
+
+def test_disposable_frames_when_the_line_is_slow_are_left_out_first():
+    """At 80 % nearly all frames that others need arrive, because a third of the frames are not needed."""
+    scene = Scene(LINES["80%"]).run(stream(60, 2.0, disposable=True), 60)
+    scene.check()
+    classes = scene.published.classes
+    seen = [item for number, item, _ in scene.arrived() if number > 1000]
+    offered = classes[1001:]
+    shares = {item: seen.count(item) / offered.count(item) for item in (INTER, DISPOSABLE)}
+    assert shares[INTER] > 0.9
+    assert shares[DISPOSABLE] < shares[INTER]
+
+
+def test_publisher_that_bursts_leaves_no_viewer_below_its_line():
+    """Half a second of media at once, each half second: a viewer whose line carries it loses nothing, 80 % is used."""
+    lumps = [(int(at * 2) / 2 + 0.5, item, size) for at, item, size in stream(60, 2.0)]
+    fast = Scene(lambda _: 1.3).run(lumps, 60)
+    fast.check()
+    assert fast.figures(5, 56)["pictures"] == 1.0
+    slow = Scene(LINES["80%"]).run(lumps, 60)
+    slow.check()
+    assert slow.figures(5, 56)["line"] >= 0.85
+    times = [at for at, _ in slow.kernel.arrivals if at < 58]
+    assert max(after - before for before, after in itertools.pairwise(times)) < 2.0
+
+
+def test_viewer_when_its_line_recovers_is_served_whole_from_the_next_key_frame_on():
+    """From the first key frame after the rate allows it, nothing is left out any more; then it is READY again."""
+    scene = Scene(lambda now: 0.3 if now < 20 else 1.5)
+    scene.run(stream(40, 2.0), 40)
+    scene.check()
+    seen = {number for number, _, _ in scene.arrived()}
+    since = next(
+        number for number, at in enumerate(scene.published_at) if at > 22 and scene.published.classes[number] is KEY
+    )
+    until = next(number for number, at in enumerate(scene.published_at) if at > 38)
+    assert set(range(since, until)) <= seen
+    assert scene.sender.state is SendState.READY
+    assert scene.viewer.host.unsent_limit_bytes == 0
+
+
+def test_viewer_that_keeps_up_has_nothing_left_out_and_pays_for_nothing():
+    """On a line of 120 % the rule never acts: no mark is set, nothing is dropped, the kernel is not asked."""
+    scene = Scene(lambda _: 1.2)
+    asked = []
+    scene.viewer.host.unacknowledged = lambda: asked.append(1) or 0
+    scene.run(stream(20, 2.0), 22)
+    assert not scene.sender.statistics().dropped
+    assert not asked
+    assert scene.viewer.host.unsent_limit_bytes == 0
+
+
+def test_viewer_that_takes_nothing_is_stalled_and_not_slow():
+    """Nothing is left out by the rule for a peer of which no rate is known; limits and times decide."""
+    scene = Scene(lambda now: 1.0 if now < 5 else 0.0)
+    scene.run(stream(30, 2.0), 30)
+    reason, _ = scene.viewer.host.closed[0]
+    assert reason.value in ("stuck", "hard limit")
+
+
+def test_viewer_that_is_very_slow_is_not_stuck_while_its_kernel_sends_what_it_has():
+    """128 KiB were given ahead before it lagged: until they are sent the kernel takes nothing, and it is no stall."""
+    settings = SenderSettings(stuck_s=3.0, soft_too_long_s=0)
+    limits = Limits.parse("64MiB,0", target_delay_ms=None)
+    scene = Scene(lambda now: 1.2 if now < 10 else 0.15, limits=limits, settings=settings, policy=LivePolicy())
+    scene.run(stream(40, 2.0), 40)
+    assert not scene.viewer.host.closed
+    assert scene.kernel.held_bytes < 128 * 1024
+
+
+def test_audio_first_when_the_line_is_very_slow_loses_no_sound():
+    """Key frames that would hold up the sound are left out; with all or cut they go, and sound waits for them."""
+    scene = Scene(LINES["20%"], policy=AudioFirst()).run(stream(60, 2.0), 60)
+    scene.check()
+    arrived = [entry for entry in scene.arrived() if entry[1] is AUDIO]
+    offered = scene.published.classes.count(AUDIO)
+    assert len(arrived) > 0.97 * offered
+    assert max(at - scene.published_at[number] for number, _, at in arrived if number > 500) < 3.0
+
+
+def test_pictures_first_when_the_line_is_slow_loses_sound_before_pictures():
+    """At 95 % the sound gives way and more pictures come than with all or cut."""
+    found = {}
+    for policy in (None, PicturesFirst()):
+        scene = Scene(LINES["95%"], policy=policy).run(stream(60, 2.0), 60)
+        scene.check()
+        found[policy is None] = scene.figures(10, 52)
+    assert found[False]["pictures"] > found[True]["pictures"]
+    assert found[False]["sound"] < found[True]["sound"]
+
+
+@pytest.mark.parametrize("given", [{"policy": KeepAll()}, {"limits": Limits.parse("0,0")}])
+def test_nothing_is_left_out_when_the_policy_or_the_limits_want_it_so(given):
+    """A policy that waits for everything, or no target delay, and a slow viewer gets all of it, later and later."""
+    scene = Scene(LINES["80%"], **{"limits": Limits(target_delay_ms=None), **given}).run(stream(30, 2.0), 30)
+    scene.check()
+    statistics = scene.sender.statistics()
+    assert DropReason.LATE not in statistics.dropped
+
+
+def test_target_delay_when_it_is_changed_holds_from_the_next_picture_on():
+    """A shorter one makes what arrives younger, without a new connection."""
+    messages = stream(60, 1.0)
+    scene = Scene(LINES["80%"]).run([entry for entry in messages if entry[0] < 30], 30)
+    scene.sender.set_limits(Limits.parse("2MiB,2048,4s", "4MiB,4096,8s", target_delay_ms=800))
+    scene.run([entry for entry in messages if entry[0] >= 30], 60)
+    assert scene.figures(35, 52)["p95"] < 1.0 < scene.figures(10, 28)["p95"]
+
+
+def test_why_and_ledger_when_pictures_are_left_out_tell_shares():
+    """The line says what it takes and gets; the ledger has one entry at the beginning, and the shares at the end."""
+    scene = Scene(lambda now: 0.8 if now < 30 else 1.5)
+    scene.run(stream(30, 2.0), 30)
+    why, statistics = scene.sender.why(), scene.sender.statistics()
+    assert "takes " in why
+    assert "/s of " in why
+    assert f"{statistics.picture_share:.0%} of the pictures" in why
+    assert 0.5 < statistics.picture_share < 0.95
+    scene.run([(at + 30, item, size) for at, item, size in stream(20, 2.0)], 52)
+    entries = scene.sender.ledger()
+    assert [entry.kind for entry in entries].count(LedgerKind.LATE) == 1
+    episode = next(entry for entry in entries if entry.kind is LedgerKind.DROPS)
+    assert episode.dropped is not None
+    assert DropReason.LATE in episode.dropped
+    assert 0.5 < episode.picture_share < 1
+    assert 0.5 < episode.line_share <= 1
+    assert "of the pictures" in episode.why
+    assert scene.sender.state is SendState.READY
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rates=st.lists(st.sampled_from([0.0, 0.1, 0.3, 0.6, 0.9, 1.1, 2.0, 5.0]), min_size=1, max_size=10),
+    gop_s=st.sampled_from([0.5, 1.0, 2.0]),
+    seed=st.integers(0, 1000),
+    disposable=st.booleans(),
+    target_ms=st.sampled_from([None, 300, 1500, 4000]),
+    lump_bytes=st.sampled_from([1, 20_000]),
+)
+def test_what_is_delivered_decodes_whatever_the_rate_does(rates, gop_s, seed, disposable, target_ms, lump_bytes):
+    """Accounts, order and references hold on any line, and nothing is left out of a group before something is late."""
+    limits = Limits(target_delay_ms=target_ms)
+    length = 1.5 * len(rates)
+    scene = Scene(lambda now: rates[min(int(now / 1.5), len(rates) - 1)], limits=limits, lump_bytes=lump_bytes)
+    scene.run(stream(length, gop_s, seed=seed, disposable=disposable), length)
+    scene.check()
+    if min(rates) > 1:
+        assert not scene.sender.statistics().dropped
+    scene.kernel.line = lambda _: 20.0
+    for _ in range(20):
+        scene.run([], scene.now + 0.2)
+    scene.run([(scene.now + at, item, size) for at, item, size in stream(2 * gop_s, gop_s, seed=seed)], scene.now + 5)
+    scene.check()
+    classes = scene.published.classes
+    last_key = max(number for number, item in enumerate(classes) if item is KEY)
+    assert {number for number, _, _ in scene.arrived()} >= set(range(last_key, len(classes)))
+
+
+def test_live_limits_have_the_target_by_the_stream():
+    """The scenes here have what a server has that is given nothing, and their rate is 1.5 Mbit/s."""
+    assert LIVE_LIMITS.target_delay_ms is None
+    assert round(RATE * 8) == 1_500_000
+
+
+def test_viewer_that_lost_pictures_when_the_stream_pauses_is_ready_by_its_own_timer():
+    """Two groups after the last picture that it missed it keeps up again, although nothing is published meanwhile."""
+    scene = Steady(0.5).go(20)
+    scene.share = 5.0
+    scene.run([], scene.now + 1)
+    assert scene.sender.state is SendState.OVERLOADED
+    assert scene.sender.why().startswith("OVERLOADED")
+    scene.run([], scene.now + 5)
+    assert scene.sender.state is SendState.READY
+    assert not scene.viewer.host.closed
+
+
+def test_target_delay_when_it_is_set_for_a_viewer_that_lags_replaces_what_its_state_refuses():
+    """Without one, OVERLOADED refuses frames that nobody needs; with one they are judged by their arrival."""
+    messages = stream(40, 2.0, disposable=True)
+    scene = Scene(LINES["95%"], limits=Limits())
+    scene.run([entry for entry in messages if entry[0] < 20], 20)
+    assert scene.sender.statistics().dropped[DropReason.REFUSED].of(DISPOSABLE) > 0
+    scene.sender.set_limits(Limits(target_delay_ms=None))
+    before = scene.sender.statistics().dropped[DropReason.REFUSED]
+    scene.run([entry for entry in messages if entry[0] >= 20], 40)
+    assert scene.sender.statistics().dropped[DropReason.REFUSED] == before
+    scene.check()

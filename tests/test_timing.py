@@ -1,0 +1,95 @@
+"""Lateness: target delays, what the kernel is given ahead, and which messages would be late."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from flowctl.errors import ConfigError
+from flowctl.flow import MessageClass
+from flowctl.limits import Limits, parse_target_delay, target_marks
+from flowctl.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
+from flowctl.timing import ENDLESS, LEAST_AHEAD_BYTES, MOST_AHEAD_BYTES, Timing, ahead_bytes, target_s
+
+CONTROL, HEADER, KEY, INTER, DISPOSABLE, AUDIO, DATA = MessageClass
+
+
+@pytest.mark.parametrize(
+    ("set_ms", "gop_s", "expected"),
+    [
+        (None, 0.0, 1.5),
+        (None, 1.0, 1.5),
+        (None, 2.0, 1.5),
+        (None, 4.0, 3.0),
+        (None, 10.0, 4.0),
+        (800, 4.0, 0.8),
+        (0, 4.0, 0),
+    ],
+)
+def test_target_is_three_quarters_of_a_group_between_its_bounds_unless_it_is_set(set_ms, gop_s, expected):
+    """By the stream it is 1.5 s to 4 s; one that is set is what it is, and 0 is none."""
+    assert target_s(set_ms, gop_s) == expected
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(100_000, 20_000), (1000, LEAST_AHEAD_BYTES), (1e9, MOST_AHEAD_BYTES)])
+def test_kernel_is_given_200_ms_ahead_between_its_bounds(rate, expected):
+    """Two packets at least, and no more than it is given for everybody."""
+    assert ahead_bytes(rate) == expected
+
+
+def timing(policy=None, *, rate=100_000, held=0, target=1.0):
+    return Timing(10.0, rate, held, target, patience_of(policy or LivePolicy()))
+
+
+def test_message_is_late_when_age_and_what_goes_before_it_exceed_the_target():
+    """Age, held bytes, bytes before it and its own size count, each at the drain rate."""
+    assert not timing(held=40_000).late(INTER, 10_000, 9.6, 9_999)
+    assert timing(held=40_000).late(INTER, 10_000, 9.6, 10_001)
+
+
+def test_disposable_frames_are_late_at_half_of_the_target_and_sound_at_twice():
+    """What nobody needs goes first, what everybody hears goes last."""
+    at = timing(held=60_000)
+    assert at.late(DISPOSABLE, 0, 10.0, 0)
+    assert not at.late(INTER, 0, 10.0, 0)
+    assert timing(held=150_000).late(INTER, 0, 10.0, 0)
+    assert not timing(held=150_000).late(AUDIO, 0, 10.0, 0)
+    assert timing(held=210_000).late(AUDIO, 0, 10.0, 0)
+
+
+@pytest.mark.parametrize("item", [CONTROL, HEADER])
+def test_headers_and_control_messages_are_never_late(item):
+    """They go whatever it takes, under every policy."""
+    for policy in (LivePolicy(), AudioFirst(), PicturesFirst(), KeepAll()):
+        assert not timing(policy, held=10**9).late(item, 10**6, 0.0, 0)
+
+
+def test_policies_when_asked_for_their_order_say_who_gives_way():
+    """All or cut keeps a key frame, audio first gives it up, pictures first gives up sound; keeping all waits."""
+    assert (timing().key_firm, timing().sound_last) == (False, True)
+    assert (timing(AudioFirst()).key_firm, timing(AudioFirst()).sound_last) == (True, True)
+    assert not timing(AudioFirst(), held=10**9).late(AUDIO, 1, 0.0, 0)
+    assert (timing(PicturesFirst()).key_firm, timing(PicturesFirst()).sound_last) == (False, False)
+    assert patience_of(KeepAll()) == ENDLESS == (inf,) * 7
+
+
+@pytest.mark.parametrize(("text", "expected"), [("auto", None), ("off", 0), ("0", 0), ("1500ms", 1500), ("2s", 2000)])
+def test_target_delay_when_written_as_text_is_read(text, expected):
+    """Auto is by the stream, off and 0 are none, anything else is a duration; and it is written back the same."""
+    assert parse_target_delay(text, "x") == expected
+    limits = Limits(target_delay_ms=expected)
+    assert parse_target_delay(target_marks(limits), "x") == expected
+
+
+def test_target_delay_when_it_is_none_of_these_is_refused_with_a_hint():
+    """The error names the field and says how to write one."""
+    with pytest.raises(ConfigError, match="x") as caught:
+        parse_target_delay("soon", "x")
+    assert "auto" in (caught.value.hint or "")
+
+
+def test_target_delay_when_negative_is_refused():
+    """Nothing can arrive before it was published."""
+    with pytest.raises(ConfigError, match="target_delay_ms is -1"):
+        Limits(target_delay_ms=-1)
