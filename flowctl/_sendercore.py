@@ -388,6 +388,7 @@ class SenderCore(SenderState):
             if trouble.drain.sampled_at < now:  # else it was before the write
                 trouble.drain.sample(now, self._bytes_sent_locked() - self._host.kernel_bytes(), waited=False)
             trouble.waited = True
+        self._note_pictures_locked(trouble, now)  # there need be no timer that does
 
     def _held_until_locked(self, trouble: Trouble) -> float:
         """Return until when this peer counts as one that lags although all is taken: pictures were left out lately.
@@ -433,6 +434,8 @@ class SenderCore(SenderState):
             self._leave_locked()
             cohort.remove(self._sender)
             self._cohort = None
+        if self._trouble is not None:
+            self._trouble.forget_pictures()
         self._outbox.unfollow(reason)
 
     # -- times

@@ -291,7 +291,14 @@ class SenderState:
     def _picture_share_locked(self) -> float:
         """Return the share of the pictures of the last 20 s that were sent, 0 to 1."""
         trouble, cursor = self._trouble, self._outbox.cursor
-        return 1.0 if trouble is None or cursor is None else trouble.picture_share(*cursor.pictures())
+        if trouble is None or cursor is None:
+            return 1.0
+        return trouble.picture_share(self._now_locked(), *cursor.pictures())
+
+    def _note_pictures_locked(self, trouble: Trouble, now: float) -> None:
+        cursor = self._outbox.cursor
+        if cursor is not None:
+            trouble.note_pictures(now, *cursor.pictures())
 
     def _oldest_locked(self, now: float) -> float:
         """Return since when the oldest message that is not in flight waits; `now` where none does."""

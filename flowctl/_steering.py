@@ -102,8 +102,7 @@ class Steering(SenderCore):
     def _measure_locked(self, trouble: Trouble, now: float, kernel_bytes: int) -> None:
         queued_bytes = self._queued_bytes_locked(now)
         trouble.sample(now, queued_bytes, self._bytes_sent_locked(), kernel_bytes)
-        if self._outbox.cursor is not None:
-            trouble.note_pictures(now, *self._outbox.cursor.pictures())
+        self._note_pictures_locked(trouble, now)
 
     def _queued_bytes_locked(self, now: float) -> int:
         """Return what waits here for the peer, without the overhead that limits count."""

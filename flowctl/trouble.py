@@ -14,9 +14,10 @@ HEALTHY_MS: Final = 500.0
 """A peer that is less than this behind is not measured any further unless something else is wrong."""
 _SMOOTHING: Final = 0.3
 """Weight of the newest fill rate."""
-_SHARES: Final = 5
-_SHARE_S: Final = 5.0
-"""So many notes, so far apart, are what a share of the pictures is of: 20 s, several groups of pictures."""
+_SHARE_S: Final = 20.0
+"""A share of the pictures is of so long: several groups of pictures."""
+_NOTE_S: Final = 5.0
+"""Between two notes of pictures."""
 
 
 class Trouble:
@@ -107,14 +108,29 @@ class Trouble:
 
     def note_pictures(self, now: float, published: int, lost: int) -> None:
         """Take note of how many pictures were published up to the viewer's place, and how many of them not sent."""
-        if not self._shares or now - self._shares[-1][0] >= _SHARE_S - 0.001:
-            self._shares = [*self._shares[1 - _SHARES :], (now, published, lost)]
+        if not published:  # it wants none for now, and what it does not want is not lost
+            self._shares = []
+        elif not self._shares or now - self._shares[-1][0] >= _NOTE_S - 0.001:
+            self._shares = [*self._recent(now), (now, published, lost)]
 
-    def picture_share(self, published: int, lost: int) -> float:
-        """Return the share of the pictures of the last 20 s that were sent, 0 to 1; arguments as of now."""
-        _, first_published, first_lost = self._shares[0] if self._shares else (0.0, 0, 0)
+    def forget_pictures(self) -> None:
+        """Forget the notes: another log is followed from now on, or none."""
+        self._shares = []
+
+    def picture_share(self, now: float, published: int, lost: int) -> float:
+        """Return the share of the pictures of the last 20 s that were sent, 0 to 1; arguments as of now.
+
+        Notes are taken only of a peer that lags. So with none that young, it has kept up in that time: 1.
+        """
+        recent = self._recent(now)
+        if not recent:
+            return 1.0
+        _, first_published, first_lost = recent[0]
         passed = published - first_published
-        return 1 - (lost - first_lost) / passed if passed > 0 else 1.0
+        return min(max(1 - (lost - first_lost) / passed, 0.0), 1.0) if passed > 0 else 1.0
+
+    def _recent(self, now: float) -> list[tuple[float, int, int]]:
+        return [note for note in self._shares if now - note[0] <= _SHARE_S + 0.001]
 
     @property
     def age_ms(self) -> float:

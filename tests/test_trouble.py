@@ -6,11 +6,12 @@ import gc
 
 import pytest
 from fanout_kit import Stage
-from flow_kit import Peer, check_accounts
+from flow_kit import Peer, Published, check_accounts
 from sender_kit import READY
 from slow_kit import Steady
 
 from flowctl.drain import STALL_S
+from flowctl.fanout import Fanout
 from flowctl.limits import NO_LIMITS
 from flowctl.policy import Thin
 from flowctl.sender_types import AgeSource, SenderSettings
@@ -37,6 +38,48 @@ def test_share_when_another_thread_asks_all_the_time_is_that_of_its_own_rhythm(e
     sampled_from_elsewhere(scene, 20, 3.0, every_s=every_s)
     assert scene.sender.state is READY
     check_accounts(scene.viewer)
+
+
+def told_shares(sender):
+    return sender.statistics().picture_share, sender.account().picture_share, sender.glance().picture_share
+
+
+def test_share_when_a_viewer_was_served_whole_for_20_s_is_one_again():
+    """What was lost before that is not told any more, and once it is slow again the share is of the time since then."""
+    scene = Steady(0.5, flush_s=0.04).go(30)
+    assert all(share < 0.6 for share in told_shares(scene.sender))
+    scene.go(10, 2.0)
+    assert scene.sender.state is READY
+    scene.go(20)
+    assert told_shares(scene.sender) == (1.0, 1.0, 1.0)
+    scene.go(100)
+    assert told_shares(scene.sender) == (1.0, 1.0, 1.0)
+    assert "of the pictures" not in scene.sender.why()
+    scene.go(10, 0.5)
+    assert all(share < 0.6 for share in told_shares(scene.sender))
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [(3.0, 1.0, 1.0), (0.5, 0.1, 0.6)])
+def test_share_when_another_log_is_followed_is_of_that_one(share, least, most):
+    """Pictures of the log from before count neither as published nor as lost."""
+    scene = Steady(0.3, flush_s=0.04).go(60).go(4, 3.0)
+    scene.sender.unfollow()
+    scene.group.run(0.1)
+    scene.published, scene.published_at = Published(scene.group), []
+    scene.fanout = Fanout(scene.published.log, scene.group, flush_interval_s=0.04)
+    for _ in range(30):
+        scene.go(1, share)
+        assert all(0 <= found <= 1 for found in told_shares(scene.sender))
+    assert all(least <= found <= most for found in told_shares(scene.sender))
+
+
+def test_share_when_the_viewer_wanted_no_pictures_is_of_those_since():
+    """Pictures that a viewer did not want are not lost to it."""
+    trouble = Trouble()
+    trouble.note_pictures(0.0, 100, 0)
+    trouble.note_pictures(2.0, 0, 0)
+    trouble.note_pictures(4.0, 220, 120)
+    assert trouble.picture_share(6.0, 280, 150) == 0.5
 
 
 def test_age_when_samples_are_of_one_moment_is_that_of_the_one_before():
