@@ -178,9 +178,10 @@ class Steering(SenderCore):
         trouble, core = self._trouble, self._core
         if trouble is None or not core.would_block or not self._open_locked():
             return None
-        drain = 0.0 if trouble.drain.stalled(now) else trouble.drain.rate
-        if drain is None:
-            return None
+        stalled = trouble.drain.stalled(now)
+        drain = 0.0 if stalled else trouble.drain.rate
+        if drain is None or (not stalled and self._judges_pictures_locked()):
+            return None  # not known; or what its line cannot carry is left out, and its queue does not grow
         load = self._counted_locked(now)
         per_second = self._stream_rates_locked(now)
         if per_second is not None:

@@ -451,7 +451,8 @@ class Sender(Steering):
         """Return when the hard limit will be reached if filling and draining go on as now. Any thread.
 
         Returns:
-            Seconds and axis. None: never, or the rate of the peer is not known yet.
+            Seconds and axis. None: never, as for a viewer for which pictures are left out (`flowctl.timing`) while it
+            takes something; or the rate of the peer is not known yet.
         """
         self._refuse_reentry("forecast")
         with self._lock:

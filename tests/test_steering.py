@@ -24,6 +24,7 @@ from flow_kit import (
 from sender_kit import READY, SOFT_LIMIT, Talker, by_messages
 from slow_kit import RATE, Steady
 
+from flowctl.drain import STALL_S
 from flowctl.errors import ConfigError
 from flowctl.fanout import Fanout
 from flowctl.ledger import LedgerKind
@@ -301,6 +302,19 @@ def test_forecast_when_a_viewer_takes_a_part_is_when_its_queue_reaches_the_hard_
     assert "the hard limit (age_ms) is" in scene.sender.why()
     scene.go(second.seconds + 12)
     assert scene.viewer.host.closed, "what was forecast came about"
+
+
+def test_forecast_when_pictures_are_left_out_is_never_until_the_viewer_stalls():
+    """What a slow line cannot carry is left out and fills nothing; a line that carries nothing has its limit ahead."""
+    scene = Steady(0.5, flush_s=0.04).go(5)
+    for _ in range(20):
+        scene.go(2)
+        assert scene.sender.forecast() is None
+        assert "the hard limit" not in scene.sender.why()
+    assert not scene.viewer.host.closed
+    scene.go(2 * STALL_S, 0.0)
+    assert scene.sender.forecast() is not None
+    assert "the hard limit" in scene.sender.why()
 
 
 def test_forecast_when_a_viewer_keeps_up_is_never():
