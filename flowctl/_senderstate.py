@@ -408,6 +408,8 @@ class SenderState:
         if self._episode is None:
             trouble, cursor = self._trouble, self._outbox.cursor
             removed_ms, waited_s = (0.0, 0.0) if trouble is None else (trouble.delay_removed_ms, trouble.drain.waited_s)
+            if trouble is not None:
+                trouble.delay_max_ms = trouble.delay_ms
             pictures = (0, 0) if cursor is None else cursor.pictures()
             self._episode = Before(now, self._outbox.dropped(), removed_ms, waited_s, pictures)
 
@@ -425,6 +427,7 @@ class SenderState:
         if trouble is not None:
             line = (trouble.drain.waited_s - episode.waited_s) / duration_s if duration_s > 0 else 0.0
             removed_ms = trouble.delay_removed_ms - episode.delay_removed_ms
-            entry = replace(entry, delay_removed_ms=removed_ms, delay_ms=trouble.delay_ms, line_share=min(line, 1.0))
+            longest_ms = trouble.delay_max_ms
+            entry = replace(entry, delay_removed_ms=removed_ms, delay_max_ms=longest_ms, line_share=min(line, 1.0))
         published, missed = (0, 0) if cursor is None else map(sub, cursor.pictures(), episode.pictures)
         self._note_locked(replace(entry, picture_share=1 - missed / published if published > 0 else 1.0))

@@ -52,7 +52,7 @@ class LedgerEntry:
         delay_removed_ms: by how much what waits became younger, for DROPS and RETURN; 0 for the others.
         picture_share: share of the pictures of the episode that were sent, 0 to 1, for DROPS; 1 for the others.
         line_share: share of the episode in which the peer's line was in use, 0 to 1, for DROPS; 0: not measured.
-        delay_ms: how far behind the peer was at the last sample of the episode, for DROPS.
+        delay_max_ms: how far behind the peer was at most, of the samples of the episode, for DROPS.
     """
 
     kind: LedgerKind
@@ -65,7 +65,7 @@ class LedgerEntry:
     delay_removed_ms: float = 0.0
     picture_share: float = 1.0
     line_share: float = 0.0
-    delay_ms: float = 0.0
+    delay_max_ms: float = 0.0
 
 
 class Ledger:
@@ -154,7 +154,7 @@ def _pack(entry: LedgerEntry) -> bytes:
         entry.delay_removed_ms,
         entry.picture_share,
         entry.line_share,
-        entry.delay_ms,
+        entry.delay_max_ms,
     )
     return b"".join((head, *parts, words))
 
@@ -162,7 +162,7 @@ def _pack(entry: LedgerEntry) -> bytes:
 def _unpack(packed: bytes) -> LedgerEntry:
     if packed[0] == _EDGE_MARK:
         return _unpack_edge(packed)
-    kind, reason, count, at, duration_s, removed_ms, pictures, line, delay_ms = _OTHER.unpack_from(packed)
+    kind, reason, count, at, duration_s, removed_ms, pictures, line, delay_max_ms = _OTHER.unpack_from(packed)
     parts = 0 if count == _NONE else count
     words_at = _OTHER.size + parts * _PART.size
     dropped = None if count == _NONE else _unpack_drops(packed[_OTHER.size : words_at])
@@ -177,7 +177,7 @@ def _unpack(packed: bytes) -> LedgerEntry:
         delay_removed_ms=removed_ms,
         picture_share=pictures,
         line_share=line,
-        delay_ms=delay_ms,
+        delay_max_ms=delay_max_ms,
     )
     return entry if why or not dropped else replace(entry, why=describe_episode(entry))
 
@@ -240,7 +240,7 @@ def describe_shares(entry: LedgerEntry) -> str:
     if DropReason.LATE not in (entry.dropped or {}):
         return ""
     line = f", its line in use {entry.line_share:.0%} of the time" if entry.line_share else ""
-    return f"{entry.picture_share:.0%} of the pictures, {entry.delay_ms / 1000:.1f} s behind{line}"
+    return f"{entry.picture_share:.0%} of the pictures, up to {entry.delay_max_ms / 1000:.1f} s behind{line}"
 
 
 def difference(after: dict[DropReason, Counts], before: dict[DropReason, Counts]) -> dict[DropReason, Counts]:

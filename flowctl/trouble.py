@@ -27,6 +27,7 @@ class Trouble:
         delay: how far behind the peer is.
         drain: what it takes.
         delay_ms: the delay at the last sample.
+        delay_max_ms: the largest one since the open episode of drops began.
         waited: whether something has waited for the peer ever since the last sample of the drain rate.
         ahead_bytes: how much the kernel takes ahead, as it was told. 0: as usual.
         allowed_bytes: of that, what it was not given since it last told that it takes more.
@@ -51,6 +52,7 @@ class Trouble:
         "allowed_bytes",
         "cutting",
         "delay",
+        "delay_max_ms",
         "delay_ms",
         "delay_removed_ms",
         "drain",
@@ -65,7 +67,7 @@ class Trouble:
     def __init__(self) -> None:
         self.delay = DelayMeter()
         self.drain = DrainMeter()
-        self.delay_ms = 0.0
+        self.delay_ms = self.delay_max_ms = 0.0
         self.waited = False
         self.ahead_bytes = self.allowed_bytes = 0
         self.cutting = False
@@ -89,6 +91,7 @@ class Trouble:
         if seconds >= LEAST_SAMPLE_S:  # else both would be of the same moment
             self._before_ms = self.delay_ms
         self.delay_ms = self.delay.sample(now, queued_bytes, written_bytes, kernel_bytes)
+        self.delay_max_ms = max(self.delay_max_ms, self.delay_ms)
         self.drain.sample(now, written_bytes - kernel_bytes, waited=self.waited)
         self.sampled_at = now
 

@@ -119,7 +119,7 @@ def any_entry(draw):
         delay_removed_ms=draw(finite),
         picture_share=draw(st.floats(0, 1)),
         line_share=draw(st.floats(0, 1)),
-        delay_ms=draw(finite),
+        delay_max_ms=draw(finite),
     )
 
 

@@ -188,6 +188,8 @@ def test_why_and_ledger_when_pictures_are_left_out_tell_shares():
     assert 0.5 < episode.picture_share < 1
     assert 0.5 < episode.line_share <= 1
     assert "of the pictures" in episode.why
+    assert episode.delay_max_ms >= statistics.delay_ms >= 500
+    assert f"up to {episode.delay_max_ms / 1000:.1f} s behind" in episode.why
     assert scene.sender.state is SendState.READY
 
 

@@ -242,7 +242,9 @@ def _line(row: FlightRow) -> str:
             queue = f"queued {format_size(row.queued_bytes or 0)} in {row.queued_messages} messages"
             return f"{row.state_from} -> {row.state_to}: {row.cause}{why}; {queue}, oldest {row.queued_age_ms:.0f} ms"
         case FlightKind.DROPPED.value:
-            return f"dropped {row.dropped_messages} messages, {format_size(row.dropped_bytes or 0)}: {_reasons(row)}"
+            shares = f"; {row.reason}" if row.reason else ""
+            what = f"{row.dropped_messages} messages, {format_size(row.dropped_bytes or 0)}"
+            return f"dropped {what}: {_reasons(row)}{shares}"
         case FlightKind.LATE.value:
             return row.reason or ""
         case FlightKind.RETURN.value:

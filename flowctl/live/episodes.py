@@ -85,7 +85,7 @@ class Episode:
                 self._shares = {
                     "pictures": f"{entry.picture_share:.0%}",
                     "line_in_use": f"{entry.line_share:.0%}",
-                    "delay_s": round(entry.delay_ms / 1000, 1),
+                    "delay_max_s": round(entry.delay_max_ms / 1000, 1),
                 }
             if self._since is not None and not all(reason in own for reason in entry.dropped or ()):
                 self._say_slow(entry)

@@ -473,7 +473,7 @@ class ConnectionEvents:
         if DropReason.LATE in dropped:
             detail["picture_share"] = round(entry.picture_share, 4)
             detail["line_share"] = round(entry.line_share, 4)
-            detail["delay_ms"] = round(entry.delay_ms, 1)
+            detail["delay_max_ms"] = round(entry.delay_max_ms, 1)
         self.put(
             entry.at,
             EventName.DROPPED,

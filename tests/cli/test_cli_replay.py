@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -45,6 +46,8 @@ def test_replay_when_one_flight_is_named_prints_its_transitions(folder):
     assert "READY -> OVERLOADED: would_block" in output
     assert "limit 3000" in output
     assert "thinned from the queue" in output
+    (dropped,) = [line for line in output.splitlines() if "dropped " in line]
+    assert re.search(r"; \d+% of the pictures, up to \d\.\d s behind", dropped)
     assert "closed: kicked" in output
     assert output.splitlines()[-1].startswith("identical: ")
 

@@ -206,14 +206,14 @@ def test_episode_when_pictures_are_late_says_so_and_ends_with_what_the_viewer_go
     script.episode.take(LedgerEntry(LedgerKind.RETURN, 2.0, "returned to live", delay_removed_ms=3210.0))
     script.late(3.0)
     lost = {DropReason.LATE: Counts((0, 0, 0, 7, 0, 0, 0), (0, 0, 0, 700, 0, 0, 0))}
-    shares = {"picture_share": 0.77, "line_share": 0.98, "delay_ms": 912.0}
+    shares = {"picture_share": 0.77, "line_share": 0.98, "delay_max_ms": 912.0}
     script.episode.take(LedgerEntry(LedgerKind.DROPS, 30.0, "late", dropped=lost, **shares))
     script.edge(SendState.READY, 30.0)
     script.episode.check(32.5)
     slow, recovered = lines
     assert (slow["event"], slow["cause"]) == ("viewer slow", "pictures would be late; it takes 160 kB/s")
     assert recovered["event"] == "viewer recovered"
-    names = ("pictures", "line_in_use", "delay_s", "returns_to_live", "delay_removed_s")
+    names = ("pictures", "line_in_use", "delay_max_s", "returns_to_live", "delay_removed_s")
     assert [recovered[name] for name in names] == ["77%", "98%", 0.9, 1, 3.2]
 
 

@@ -143,7 +143,7 @@ def test_pictures_when_late_are_told_at_once_and_with_their_shares_at_the_end(tm
     record, sight = player.connection.session.record, Sight(0, 0, 0.0, 0, 0.0)
     record.ledger_entry(LedgerEntry(LedgerKind.LATE, world.clock(), "pictures would be late"), sight)
     lost = {DropReason.LATE: Counts((0, 0, 0, 7, 0, 0, 0), (0, 0, 0, 700, 0, 0, 0))}
-    shares = {"picture_share": 0.77, "line_share": 0.98, "delay_ms": 912.0}
+    shares = {"picture_share": 0.77, "line_share": 0.98, "delay_max_ms": 912.0}
     record.ledger_entry(LedgerEntry(LedgerKind.DROPS, world.clock(), "", dropped=lost, **shares), sight)
     late, dropped = [item for item in world.told() if item["event"] in ("pictures_late", "dropped")]
     assert late["reason"] == "pictures would be late"
