@@ -196,7 +196,7 @@ class LiveServer(Server):
         options = with_limits(self._served, file)
         settings, was = settings_from(options), self.limits
         self.set_limits(file.limits, settings)
-        for connection in self.connections():
+        for connection in self.connections() if self.config.audiences else ():
             if isinstance(connection.session, LiveSession):
                 connection.session.on_thread(connection.session.set_audience, file.limits)
         now = {

@@ -704,7 +704,7 @@ class LiveSession(Session):
         if audience is not None and audience.target_delay_ms != -1:
             self._usual_target_ms = usual.target_delay_ms
             limits = dataclasses.replace(usual, target_delay_ms=audience.target_delay_ms)
-        if limits is not None:
+        if limits is not None and limits != sender.limits:
             sender.set_limits(limits)
         whole = playing is not None and playing.audio and playing.video  # else the policy is set with what is muted
         if playing is not None and whole and audience is not None and audience.policy is not None:
