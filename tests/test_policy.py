@@ -235,3 +235,17 @@ def test_check_when_policy_forgets_to_answer_says_so():
 
     with pytest.raises(AssertionError, match="HARD_LIMIT: the answer None is not a Verdict"):
         check_drop_policy(Forgetful())
+
+
+def test_check_when_a_policy_has_no_patience_says_so():
+    """A policy written before there was patience fails in words, as it does for all else."""
+
+    class Old:
+        def decide(self, state, message_class):
+            return Verdict.KEEP
+
+        def thin(self, state):
+            return Thin.NOTHING
+
+    with pytest.raises(AssertionError, match="Old has no patience"):
+        check_drop_policy(Old())

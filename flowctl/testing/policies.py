@@ -64,6 +64,7 @@ def check_drop_policy(policy: DropPolicy) -> None:
 
 
 def _check_patience(policy: DropPolicy) -> None:
+    _check(callable(getattr(policy, "patience", None)), f"{type(policy).__name__} has no patience(message_class)")
     waits = {item: policy.patience(item) for item in _CLASSES}
     again = {item: policy.patience(item) for item in reversed(_CLASSES)}
     _check(waits == again, "patience() must be a pure function of its argument")
