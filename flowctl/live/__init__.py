@@ -1,11 +1,12 @@
 """Live streaming: the hub of streams, publications, publish and play sessions, and the drop policy."""
 
-from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.config import Audience, LiveConfig, SecondPublisher
 from flowctl.live.hooks import LiveFrame, LiveHooks, LiveRequest
 from flowctl.live.server import LiveServer, build_live_server
 from flowctl.live.statistics import EndedViewer, HubStatistics, StreamStatistics, ViewerStatistics
 
 __all__ = [
+    "Audience",
     "EndedViewer",
     "HubStatistics",
     "LiveConfig",

@@ -49,14 +49,19 @@ def parse_audiences(text: str) -> tuple[Audience, ...]:
     """Return the audiences of a text like ``talk/*=800ms audio-first; cams/*=4s``.
 
     Raises:
-        ConfigError: a part is no pattern with a target delay, a policy, or both.
+        ConfigError: a part is no pattern with a target delay, a policy, or both, each once.
     """
     found = []
     for part in filter(str.strip, text.split(";")):
         streams, equals, words = part.partition("=")
         audience = Audience(streams.strip())
         for word in words.split():
-            if word in LIVE_POLICIES:
+            name: str = "policy" if word in LIVE_POLICIES else "target_delay_ms"
+            if getattr(audience, name) != Audience._field_defaults[name]:
+                raise ConfigError(
+                    f"audiences: {part.strip()!r} has {word!r} beside another one, leave one of the two out"
+                )
+            if name == "policy":
                 audience = audience._replace(policy=word)
             else:
                 audience = audience._replace(target_delay_ms=parse_target_delay(word, f"audiences, {streams.strip()}"))
@@ -138,6 +143,13 @@ class LiveConfig:
         for name in ("streams", "control_bytes_per_s", "messages_per_turn"):
             if not getattr(self, name) >= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 1 or more")
+        for streams, target_ms, policy in self.audiences:
+            if target_ms is not None and target_ms < -1:
+                raise ConfigError(f"audiences, {streams}: target_delay_ms is {target_ms}, it must be 0 or more, or -1")
+            if policy is not None and policy not in LIVE_POLICIES:
+                raise ConfigError(
+                    f"audiences, {streams}: policy is {policy!r}, it must be {' or '.join(LIVE_POLICIES)}"
+                )
 
     def audience(self, stream: str) -> Audience | None:
         """Return the audience of ``app/stream``. None: the usual one."""

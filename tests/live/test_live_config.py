@@ -8,7 +8,7 @@ import pytest
 
 from flowctl.errors import ConfigError
 from flowctl.limits import Limits
-from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.config import Audience, LiveConfig, SecondPublisher
 from flowctl.live.server import EXTRA_SETTINGS, LiveServer, config_from, read_credentials, settings_from
 from flowctl.rtmp.limits import WireLimits
 from flowctl.sender_types import SenderSettings
@@ -191,6 +191,20 @@ def test_audiences_when_several_fit_are_the_first_that_does():
         (-1, "pictures-first"),
         None,
     ]
+
+
+@pytest.mark.parametrize("audience", [Audience("x", policy="nope"), Audience("x", -5)])
+def test_audiences_when_written_in_code_are_checked_at_once(audience):
+    """What is wrong is told when the settings are made, not when somebody plays."""
+    with pytest.raises(ConfigError, match="audiences, x: "):
+        LiveConfig(audiences=(audience,))
+
+
+@pytest.mark.parametrize("words", ["800ms 900ms", "auto off", "audio-first pictures-first"])
+def test_audiences_when_one_says_something_twice_are_refused(words):
+    """The last of two does not win silently."""
+    with pytest.raises(ConfigError, match="beside another one"):
+        config_from(ServeOptions(extra={"audiences": f"talk/*={words}"}))
 
 
 def test_shadow_when_its_limits_are_given_is_all_else_like_the_real_policy():
