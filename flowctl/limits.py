@@ -14,6 +14,8 @@ from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
 from flowctl.units import format_duration, format_size, parse_duration, parse_size
 
+_MOST_TARGET_MS: Final = 3_600_000
+"""Longest target delay that is read: whoever writes more for a live stream means off."""
 OFF_MARK: Final = 1 << 62
 """What an axis that is off compares against: no load reaches it, so the hot path needs no branch for "off"."""
 
@@ -176,17 +178,20 @@ def parse_target_delay(text: str, field_name: str) -> int | None:
     """Return the target delay in ms of a text: a duration, ``off`` or ``auto``; None is by the stream.
 
     Raises:
-        ConfigError: it is none of these; names the field.
+        ConfigError: it is none of these, or less than 1 ms or more than an hour; names the field.
     """
     words: dict[str, int | None] = {"auto": None, "off": 0}
     if text.strip() in words:
         return words[text.strip()]
+    hint = "write it like 1500ms or 2s; auto is by the stream, off leaves it out"
     try:
-        return round(parse_duration(text, field_name) * 1000)
+        seconds = parse_duration(text, field_name)
     except ConfigError as error:
-        raise ConfigError(
-            str(error), hint="write it like 1500ms or 2s; auto is by the stream, off leaves it out"
-        ) from error
+        raise ConfigError(str(error), hint=hint) from error
+    if seconds and not 1 <= seconds * 1000 <= _MOST_TARGET_MS:
+        longest = f"{_MOST_TARGET_MS // 3_600_000}h"
+        raise ConfigError(f"{field_name} is {text.strip()!r}, it must be 1ms to {longest}, or 0 (off)", hint=hint)
+    return round(seconds * 1000)
 
 
 NO_LIMITS: Final = Limits()

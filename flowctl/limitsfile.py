@@ -187,6 +187,7 @@ class _Reader:
         overhead = table.get("overhead_bytes", DEFAULT_OVERHEAD_BYTES)
         if type(overhead) is not int or not 0 <= overhead <= _MOST_OVERHEAD:
             raise self._error("limits", "overhead_bytes", overhead, f"a whole number, 0 to {_MOST_OVERHEAD}")
+        target = self._text("limits", table, "target_delay") or "auto"
         try:
             return Limits.parse(
                 marks["soft"],
@@ -194,9 +195,7 @@ class _Reader:
                 marks["low"],
                 overhead_bytes=overhead,
                 hard_policy=HardPolicy(policy),
-                target_delay_ms=parse_target_delay(
-                    self._text("limits", table, "target_delay") or "auto", "target_delay"
-                ),
+                target_delay_ms=parse_target_delay(target, "target_delay"),
             )
         except ConfigError as error:
             # It names the mark; of several lines, that of the mark it begins with.
@@ -230,9 +229,10 @@ class _Reader:
         for name in table:
             if name not in names:
                 which = f"[{section}] has " if section else "there are "
-                raise ConfigError(
-                    f"{self._place(section, name)}: unknown key {name!r}", hint=f"{which}{', '.join(sorted(names))}"
-                )
+                hint = f"{which}{', '.join(sorted(names))}"
+                if not section and name == "ladder":  # written before there was a target delay
+                    hint = "the ladder has gone: leave [ladder] out; see target_delay"
+                raise ConfigError(f"{self._place(section, name)}: unknown key {name!r}", hint=hint)
 
     def _error(self, section: str, key: str, value: Any, allowed: str) -> ConfigError:
         shown = "is missing" if value is None else f"is {_short(value)}"

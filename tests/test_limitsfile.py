@@ -154,6 +154,7 @@ def test_parse_when_something_is_wrong_names_file_place_value_and_what_is_allowe
         parse_limits_file(text, "limits.toml")
     said = str(caught.value)
     assert said.startswith("limits.toml")
+    assert said.count("limits.toml") == 1
     assert place in said
     assert allowed in said
     assert "\n" not in said
@@ -165,6 +166,13 @@ def test_parse_when_a_key_is_unknown_hints_at_those_there_are():
     with pytest.raises(ConfigError) as caught:
         parse_limits_file(SMALL + "sofd = '1,1'\n", "limits.toml")
     assert "hard, hard_policy, low, overhead_bytes, soft" in caught.value.hint
+
+
+def test_parse_when_it_still_has_a_ladder_hints_at_what_came_instead():
+    """A file of an earlier version is told what to leave out."""
+    with pytest.raises(ConfigError) as caught:
+        parse_limits_file(SMALL + "[ladder]\non = true\n", "limits.toml")
+    assert caught.value.hint == "the ladder has gone: leave [ladder] out; see target_delay"
 
 
 def test_render_when_a_value_could_not_be_read_refuses():

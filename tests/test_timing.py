@@ -89,6 +89,13 @@ def test_target_delay_when_it_is_none_of_these_is_refused_with_a_hint():
     assert "auto" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize("text", ["0.4ms", "1000000h"])
+def test_target_delay_when_out_of_range_is_refused_with_the_range(text):
+    """Less than 1 ms would switch it off, and more than an hour is no delay that anybody meant."""
+    with pytest.raises(ConfigError, match="must be 1ms to 1h"):
+        parse_target_delay(text, "x")
+
+
 def test_target_delay_when_negative_is_refused():
     """Nothing can arrive before it was published."""
     with pytest.raises(ConfigError, match="target_delay_ms is -1"):

@@ -218,7 +218,8 @@ def _check_alone(marks: list[str]) -> None:
     from flowctl.errors import ConfigError
 
     if marks:
-        raise ConfigError(f"--{marks[0]} and --limits both set the limits", hint="leave one of the two out")
+        shown = "--" + marks[0].replace("_", "-")
+        raise ConfigError(f"{shown} and --limits both set the limits", hint="leave one of the two out")
 
 
 def _choice(text: str, option: str, choices: list[str]) -> str:

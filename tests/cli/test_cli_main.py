@@ -83,6 +83,7 @@ def test_version_when_asked_for_text(capsys):
         (["serve", "echo", "--memory-budget", "1MiB"], "no streams, it would ignore --memory-budget", "leave it out"),
         (["serve", "--memory-budget", "much"], "--memory-budget", "2MiB"),
         (["serve", "--target-delay", "up"], "--target-delay: 'up'", "auto"),
+        (["serve", "--limits", "x", "--target-delay", "2s"], "--target-delay and --limits both set the limits", ""),
         (["serve", "--policy", "all"], "--policy is 'all', it must be all-or-cut, audio-first or pictures-first", ""),
         (["serve", "--age-axis", "media"], "--age-axis is 'media', it must be queue or delay", ""),
         (["serve", "--return-after", "soon"], "--return-after", "8s"),
