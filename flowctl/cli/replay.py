@@ -120,23 +120,27 @@ def _replay_one(
 ) -> bool:
     """Replay one flight and show it; return whether it diverges."""
     from flowctl.cli.common import print_json
+    from flowctl.flight.words import FLIGHT_FORMAT
     from flowctl.replay import compare, read_flights
     from flowctl.replay import replay as run_again
 
     found = read_flights(rows)
-    result = run_again(found)
-    comparison = compare(found, result)
     other = None if choice is None else _other_choice(found, *choice, of_many=brief)
+    result = comparison = None
+    if other is None or found.format_number == FLIGHT_FORMAT:
+        result = run_again(found)
+        comparison = compare(found, result)
+    verdict = str(comparison or f"not replayed: it is of format {found.format_number}")
     if as_json:
-        print_json(_as_json(found, result, comparison, other))
+        print_json(_as_json(found, result, comparison or verdict, other))
     elif brief:
-        say(f"{found.conn_id}  {summary.peer_ip or '-'}  {summary.role or '-'}  {comparison}")
+        say(f"{found.conn_id}  {summary.peer_ip or '-'}  {summary.role or '-'}  {verdict}")
     else:
-        _show(found, summary, comparison)
+        _show(found, summary, verdict)
     if other is not None and not as_json:
         for name, value in other.items():
             say(f"  {name}: {_plain(value)}")
-    return not comparison.identical
+    return comparison is not None and not comparison.identical
 
 
 # -- another choice
@@ -220,7 +224,7 @@ def _list(there: list[FlightSummary], *, as_json: bool) -> None:
         )
 
 
-def _show(flight: Flight, summary: FlightSummary, comparison: Comparison) -> None:
+def _show(flight: Flight, summary: FlightSummary, verdict: str) -> None:
     where = f"{summary.peer_ip or 'unknown peer'}, {summary.role or 'unknown role'} {summary.stream}".strip()
     say(f"{flight}: {where}, began {summary.began_at or 'unknown'}, {flight.duration_s:.1f} s")
     say(f"limits: {flight.limits}")
@@ -228,7 +232,7 @@ def _show(flight: Flight, summary: FlightSummary, comparison: Comparison) -> Non
         line = _line(row)
         if line:
             say(f"{row.offset_us / 1e6:>13.6f} s  {line}")
-    say(str(comparison))
+    say(verdict)
 
 
 def _line(row: FlightRow) -> str:
@@ -270,22 +274,26 @@ def _reasons(row: FlightRow) -> str:
 
 
 def _as_json(
-    flight: Flight, result: ReplayResult, comparison: Comparison, other: dict[str, Any] | None
+    flight: Flight, result: ReplayResult | None, comparison: Comparison | str, other: dict[str, Any] | None
 ) -> dict[str, Any]:
     import dataclasses
 
     values: dict[str, Any] = {
         "node": flight.node,
         "conn_id": flight.conn_id,
+        "format": flight.format_number,
         "duration_s": flight.duration_s,
         "rows": len(flight.rows),
-        **dataclasses.asdict(comparison),
-        "outputs": [
+    }
+    if isinstance(comparison, str):
+        values["not_replayed"] = comparison
+    elif result is not None:
+        values |= dataclasses.asdict(comparison)
+        values["outputs"] = [
             {name: value for name, value in row._asdict().items() if value is not None and name != "number"}
             for row in result.outputs
-        ],
-        "figures": result.figures,
-    }
+        ]
+        values["figures"] = result.figures
     if other is not None:
         values["other_choice"] = other
     return values

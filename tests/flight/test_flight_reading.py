@@ -104,6 +104,7 @@ def test_flight_when_of_format_1_is_read_but_not_replayed(rows):
     with pytest.raises(DamagedFlightError, match="of format 1, and what a server of then did") as caught:
         replay(flight)
     assert "--limits" in caught.value.hint
+    assert stream_and_link(flight) == stream_and_link(read_flights(rows))
 
 
 def test_flight_when_of_another_format_says_so(rows):
