@@ -61,6 +61,7 @@ from flowctl.whatif_types import (
     bucket_of,
     marks_text,
     on_grid,
+    policy_name,
     quantile_ms,
 )
 
@@ -88,6 +89,7 @@ __all__ = [
     "extended",
     "marks_text",
     "on_grid",
+    "policy_name",
     "quantile_ms",
     "recorded_viewer",
 ]

@@ -11,9 +11,18 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from flowctl.errors import ConfigError
-from flowctl.flow import CLASS_COUNT, MessageClass
+from flowctl.flow import CLASS_COUNT, MessageClass, SendState
 from flowctl.limits import HardPolicy, Limits, target_text
-from flowctl.policy import AudioFirst, DropDroppable, DropPolicy, KeepAll, LivePolicy, PicturesFirst
+from flowctl.policy import (
+    AudioFirst,
+    DropDroppable,
+    DropPolicy,
+    KeepAll,
+    LivePolicy,
+    PicturesFirst,
+    patience_of,
+    refused_mask,
+)
 from flowctl.reasons import CloseReason
 from flowctl.units import format_duration, format_size
 
@@ -45,6 +54,18 @@ POLICIES: Final[dict[str, DropPolicy]] = {
     "drop": DropDroppable(),
 }
 """Drop policies by the name that grids and files have for them."""
+
+
+def policy_name(policy: DropPolicy) -> str:
+    """Return the key of `POLICIES` under which a policy is that decides as `policy` does; ``live`` where none is."""
+    table = _table(policy)
+    return next((name for name, known in POLICIES.items() if _table(known) == table), "live")
+
+
+def _table(policy: DropPolicy) -> tuple[object, ...]:
+    """Return all that `policy` decides."""
+    return *((refused_mask(policy, state), policy.thin(state)) for state in SendState), patience_of(policy)
+
 
 Event = tuple[float, int, int]
 """(seconds since the recording began, `MessageClass` of a message or TAKEN or REFUSED, bytes of it)."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from flowctl.replay import Comparison, ReplayResult
     from flowctl.telemetry.flightfiles import FlightSummary
 
+_POLICIES: Final = ("live", "audio-first", "pictures-first", "keep", "drop")
+"""Keys of `flowctl.whatif.POLICIES`, which is imported only when it is needed."""
 _FEW: Final = 8
 """Fewer flights than this are replayed before anybody wonders: each takes about as long as its rows take to read."""
 
@@ -33,7 +35,7 @@ def replay(
         typer.Option(metavar="B,N[,T][/B,N[,T]]", help="Say what these soft (and hard) limits would have done."),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(metavar="live|keep|drop", help="Say what this drop policy would have done.")
+        str | None, typer.Option(metavar="|".join(_POLICIES), help="Say what this drop policy would have done.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object per flight.")] = False,
 ) -> None:
@@ -153,15 +155,19 @@ def _other_choice(flight: Flight, limits: str | None, policy: str | None, *, of_
         ConfigError: the limits do not parse, there is no such policy, or the flight followed no stream and is the only
             one asked about; of many, such a flight is passed over, and says so.
     """
+    from dataclasses import replace
+
     from flowctl.errors import ConfigError
     from flowctl.flight.viewing import stream_and_link
+    from flowctl.flight.words import FLIGHT_FORMAT
     from flowctl.limits import Limits
-    from flowctl.whatif import Choice, evaluate, recorded_viewer
+    from flowctl.whatif import Choice, evaluate, policy_name, recorded_viewer
 
     soft, slash, hard = (limits or "").partition("/")
-    target_ms = flight.limits.target_delay_ms
+    # In format 1 there is no target delay; it is by the stream then, as is usual.
+    target_ms = flight.limits.target_delay_ms if flight.format_number == FLIGHT_FORMAT else None
     given = None if limits is None else Limits.parse(soft, hard if slash else None, target_delay_ms=target_ms)
-    chosen = given or flight.limits
+    chosen = given or replace(flight.limits, target_delay_ms=target_ms)
     found = stream_and_link(flight)
     if not any(item >= 0 for _, item, _ in found.events):
         if of_many:
@@ -170,7 +176,7 @@ def _other_choice(flight: Flight, limits: str | None, policy: str | None, *, of_
     settings = flight.settings
     choice = Choice(
         limits=chosen,
-        policy=policy or "live",
+        policy=policy or policy_name(flight.policy),
         soft_too_long_s=settings.soft_too_long_s,
         stuck_s=settings.stuck_s,
         return_after_s=settings.return_after_s,

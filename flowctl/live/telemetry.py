@@ -193,6 +193,8 @@ def _described(options: ServeOptions, settings: SenderSettings, events: EventsOp
         "version": version,
         "limits": str(options.limits),
         "marks": limits_as_dict(options.limits),
+        "policy": options.policy,
+        "audiences": options.extra.get("audiences", ""),
         "stuck_s": settings.stuck_s,
         "soft_too_long_s": settings.soft_too_long_s,
         "return_after_s": settings.return_after_s,

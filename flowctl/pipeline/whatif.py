@@ -447,8 +447,8 @@ def _answer(
     }
     outputs = {}
     if count:
-        # Only what the live server can be told: its policy is live.
-        pick = recommend([row for row in rows if row["policy"] == "live"], options.objective)
+        # A limits file cannot say another policy than the one in force, which row 0 has.
+        pick = recommend([row for row in rows if row["policy"] == rows[0]["policy"]], options.objective)
         chosen = rows[pick.row["choice_id"]]
         chosen["recommended"] = True
         who = f"{count} recorded viewers" + (f", a random sample of {share:.2%} of them" if share < 1 else "")

@@ -24,9 +24,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.flight.words import limits_from, settings_from
+from flowctl.flight.words import TablePolicy, limits_from, settings_from
 from flowctl.limits import AxisLimits, HardPolicy, Limits, parse_target_delay, target_marks
-from flowctl.whatif import MOST_CHOICES, Choice, marks_text
+from flowctl.policy import LIVE_POLICIES, DropPolicy, LivePolicy
+from flowctl.whatif import MOST_CHOICES, Choice, marks_text, policy_name
 
 DEFAULT_IN_FORCE: Final = Choice(
     limits=Limits.parse("2MiB,2048,4s", "4MiB,4096,8s", target_delay_ms=None), return_after_s=0.0
@@ -163,20 +164,26 @@ def _limits(soft: str, hard: str, hard_policy: HardPolicy) -> Limits:
 def in_force(detail: str | None) -> Choice | None:
     """Return the choice that the detail of a BEGIN row or of a `server_started` event tells; None: it tells none.
 
+    Records from before there was a target delay say nothing of it; it is by the stream then, as is usual.
+
     Args:
-        detail: JSON text with `limits` and `settings`, or with `marks` and the times by name.
+        detail: JSON text with `limits`, `settings` and `policy` as a table, or with `marks`, the times by name and
+            `policy` by name.
     """
     try:
         values = json.loads(detail or "{}")
-        limits = limits_from(values.get("marks") or values["limits"])
+        limits = limits_from({"target_delay_ms": None} | (values.get("marks") or values["limits"]))
+        policy: DropPolicy | None
         if "settings" in values:
             settings = settings_from(values["settings"])
             times = {name: getattr(settings, name) for name in ("soft_too_long_s", "stuck_s", "return_after_s")}
-            return Choice(limits=limits, **times)
-        times = {
-            name: float(values.get(name, getattr(DEFAULT_IN_FORCE, name)))
-            for name in ("soft_too_long_s", "stuck_s", "return_after_s")
-        }
-        return Choice(limits=limits, **times)
+            policy = TablePolicy.from_dict(values["policy"])
+        else:
+            times = {
+                name: float(values.get(name, getattr(DEFAULT_IN_FORCE, name)))
+                for name in ("soft_too_long_s", "stuck_s", "return_after_s")
+            }
+            policy = LIVE_POLICIES.get(values.get("policy"))
+        return Choice(limits=limits, policy=policy_name(policy or LivePolicy()), **times)
     except (KeyError, TypeError, ValueError, AttributeError, ConfigError):
         return None

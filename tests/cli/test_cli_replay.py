@@ -14,8 +14,12 @@ from cli_kit import run
 sys.path.insert(0, str(Path(__file__).parents[1] / "flight"))
 from flight_kit import Rows, slow_history
 
+from flowctl.cli.replay import _POLICIES
+from flowctl.flight.words import TablePolicy
+from flowctl.policy import AudioFirst
 from flowctl.reasons import CloseReason
 from flowctl.telemetry.schema import FLIGHT
+from flowctl.whatif import POLICIES
 
 CONN_AT = FLIGHT.names.index("conn_id")
 DETAIL_AT = FLIGHT.names.index("detail")
@@ -146,7 +150,7 @@ def test_replay_when_all_are_shown_other_limits_passes_over_who_followed_nothing
 
 
 def test_replay_when_a_flight_is_of_format_1_tries_other_limits_on_it(tmp_path):
-    """It is not done again, and the output says so; the answer to other limits comes all the same, as the error says."""
+    """It is not done again, and the output says so; the answer for other limits comes all the same."""
     viewer = slow_history(seconds=4)
     begin = list(viewer.rows[0])
     detail = json.loads(begin[DETAIL_AT])
@@ -166,6 +170,27 @@ def test_replay_when_a_flight_is_of_format_1_tries_other_limits_on_it(tmp_path):
     found = json.loads(output)
     assert (status, found["not_replayed"], "identical" in found) == (0, "not replayed: it is of format 1", False)
     assert "900" in found["other_choice"]["choice"]
+
+
+def test_replay_when_other_limits_are_tried_keeps_the_policy_in_force(tmp_path):
+    """The policy that the flight began with is the choice's, where no other is named."""
+    rows = slow_history(seconds=2).rows
+    begin = list(rows[0])
+    table = TablePolicy.of(AudioFirst(), pytest.fail).as_dict()
+    begin[DETAIL_AT] = json.dumps({**json.loads(begin[DETAIL_AT]), "policy": table})
+    other = Rows()
+    other.extend([tuple(begin), *rows[1:]])
+    (tmp_path / "flight").mkdir()
+    other.write(tmp_path / "flight" / "a.parquet", uid="a")
+    _, output, _ = run("replay", str(tmp_path), "--limits", "1MiB,900")
+    assert ", audio-first, " in next(line for line in output.splitlines() if line.startswith("  choice: "))
+    _, output, _ = run("replay", str(tmp_path), "--limits", "1MiB,900", "--policy", "keep")
+    assert ", keep, " in next(line for line in output.splitlines() if line.startswith("  choice: "))
+
+
+def test_replay_when_asked_for_help_names_every_policy():
+    """What the help names is what may be given."""
+    assert tuple(POLICIES) == _POLICIES
 
 
 def test_replay_when_used_wrongly_says_how(folder, tmp_path):

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from flight_kit import ROOMS, World, linked
 
 from flowctl.flight.reading import read_flights
+from flowctl.flight.recorded import begin_detail
 from flowctl.flight.viewing import REFUSED, TAKEN, stream_and_link
+from flowctl.flight.words import TablePolicy
 from flowctl.limits import Limits
+from flowctl.live.telemetry import _described
 from flowctl.pipeline.whatif_grid import in_force
 from flowctl.pipeline.whatif_viewers import flight_viewer
+from flowctl.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
 from flowctl.replay import replay
-from flowctl.whatif import Choice, evaluate
+from flowctl.sender_types import SenderSettings
+from flowctl.serving import ServeOptions
+from flowctl.telemetry.options import EventsOptions
+from flowctl.whatif import POLICIES, Choice, evaluate
 
 EXTEND_S = 30.0
 
@@ -133,3 +142,37 @@ def test_choice_when_read_from_a_flight_is_the_one_in_force():
     flight = read_flights(linked("0,0,1s", "0,0,2s", [0]).rows.stored())
     choice = in_force(flight.rows[0].detail)
     assert choice == Choice(limits=Limits.parse("0,0,1s", "0,0,2s"), stuck_s=0, soft_too_long_s=0, return_after_s=0)
+
+
+@pytest.mark.parametrize("policy", [LivePolicy, AudioFirst, PicturesFirst, KeepAll, DropDroppable])
+def test_choice_when_read_from_a_flight_has_the_policy_in_force(policy):
+    """The table of BEGIN is told apart from those of the other policies; one of nobody counts as the usual."""
+    table = TablePolicy.of(policy(), pytest.fail)
+    choice = in_force(begin_detail(0.0, Limits(), SenderSettings(), table, deferred=False))
+    assert type(POLICIES[choice.policy]) is policy
+    own = TablePolicy(table.refused, table.thinned, (7.0,) * len(table.waits))
+    assert in_force(begin_detail(0.0, Limits(), SenderSettings(), own, deferred=False)).policy == "live"
+
+
+@pytest.mark.parametrize("name", LIVE_POLICIES)
+def test_choice_when_read_from_the_start_of_a_server_has_its_policy(name, tmp_path):
+    """The first record of a process names policy and audiences; where it does not, the policy is the usual one."""
+    options = ServeOptions(policy=name, extra={"audiences": "talk/*=audio-first"})
+    detail = _described(options, SenderSettings(), EventsOptions(folder=str(tmp_path), node="n"))
+    assert detail["audiences"] == "talk/*=audio-first"
+    assert POLICIES[in_force(json.dumps(detail)).policy].__class__ is LIVE_POLICIES[name].__class__
+    del detail["policy"]
+    assert in_force(json.dumps(detail)).policy == "live"
+
+
+def test_choice_when_the_record_is_from_before_target_delays_has_the_one_by_the_stream(tmp_path):
+    """Nothing said is not "off": else what is recommended would switch the rule off that serves slow viewers."""
+    begin = json.loads(
+        begin_detail(0.0, Limits(), SenderSettings(), TablePolicy.of(LivePolicy(), pytest.fail), deferred=False)
+    )
+    start = _described(ServeOptions(), SenderSettings(), EventsOptions(folder=str(tmp_path), node="n"))
+    del begin["limits"]["target_delay_ms"], begin["policy"]["patience"], start["marks"]["target_delay_ms"]
+    begin["settings"]["ladder"] = {"dwell_full_s": 1.0}
+    for detail in (begin, start):
+        choice = in_force(json.dumps(detail))
+        assert (choice.limits.target_delay_ms, choice.policy) == (None, "live")

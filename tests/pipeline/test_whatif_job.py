@@ -7,11 +7,13 @@ import pytest
 pytest.importorskip("pyarrow")
 
 import itertools
+import json
 
 import pyarrow as pa
 from record_kit import event, sample, write, write_samples
 
 from flowctl.errors import ConfigError
+from flowctl.flight.words import limits_as_dict
 from flowctl.limits import target_marks
 from flowctl.limitsfile import parse_limits_file
 from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid
@@ -90,6 +92,20 @@ def test_run_when_viewers_attack_or_are_there_for_a_moment_leaves_them_out(spark
     result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), WhatifOptions(grid=GRID))
     summary = result.summary
     assert (summary["viewers"], summary["connections_of_attackers"], summary["connections_not_viewers"]) == (3, 2, 2)
+
+
+def test_run_when_a_policy_is_in_force_recommends_for_that_one(spark, tmp_path):
+    """A limits file cannot say another policy, so what is recommended is a choice with the one that the server has."""
+    from flowctl.pipeline.whatif import WhatifOptions, run
+
+    detail = {"marks": limits_as_dict(DEFAULT_IN_FORCE.limits), "policy": "pictures-first"}
+    write_samples(tmp_path / "events", crowd(6))
+    write(tmp_path / "events", [event(0, 0, "server_started", detail=json.dumps(detail))])
+    grid = GRID + 'policy = ["live", "pictures-first"]\n'
+    run(spark, str(tmp_path / "events"), str(tmp_path / "out"), WhatifOptions(grid=grid))
+    rows = spark.read.parquet(str(tmp_path / "out" / "whatif_choices")).collect()
+    assert {row["policy"] for row in rows} == {"live", "pictures-first"}
+    assert {row["policy"] for row in rows if row["in_force"] or row["recommended"]} == {"pictures-first"}
 
 
 def test_run_when_done_twice_gives_the_same_tables(spark, tmp_path):
