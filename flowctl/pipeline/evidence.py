@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 
 from flowctl.pipeline import addresses
 from flowctl.pipeline.weights import PROOF, Weights
-from flowctl.reasons import CloseReason
+from flowctl.reasons import SLOW_ENDS, CloseReason
 from flowctl.telemetry.schema import EventName, Role
 
 if TYPE_CHECKING:
@@ -37,12 +37,6 @@ EVENTS: Final = (
 """Events that say anything here. The many others, of states, samples and drops, are filtered out as they are read."""
 _BEFORE_HANDSHAKE: Final = ("not-rtmp", "tls-on-plain-port", "rtmpe", "real-ip-prefix")
 """Codes of protocol errors of the handshake."""
-_SLOW: Final = (
-    CloseReason.HARD_LIMIT,
-    CloseReason.STUCK,
-    CloseReason.SOFT_TOO_LONG,
-    CloseReason.MEMORY_BUDGET,
-)
 _LEFT: Final = (CloseReason.PEER_CLOSED, CloseReason.PEER_RESET)
 _MOST_AMOUNT: Final = 1_000_000
 """Refusals that one record may sum up: a number in a text column could be anything."""
@@ -151,7 +145,7 @@ def _kind(weights: Weights) -> Column:
             reason == CloseReason.PROTOCOL_ERROR.value, f.when(_shook_hands(), "protocol_error").otherwise("not_rtmp")
         )
         .when(reason == CloseReason.AUTH_REFUSED.value, "auth_refused")
-        .when(reason.isin([item.value for item in _SLOW]), f.when(_deaf(weights), "deaf_close").otherwise("slow_close"))
+        .when(reason.isin(*SLOW_ENDS), f.when(_deaf(weights), "deaf_close").otherwise("slow_close"))
         .when(reason.isin([item.value for item in _LEFT]), _left(weights))
     )
     limit = f.concat(f.lit("limit_hit."), f.coalesce(f.col("axis"), f.lit("unknown")))

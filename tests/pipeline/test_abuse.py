@@ -51,9 +51,10 @@ def test_abuse_when_a_slow_viewer_is_cut_again_and_again_does_not_ban_it(spark, 
     assert "slow_close" in json.loads(scores["192.0.2.8"]["evidence"])
 
 
-def test_abuse_when_a_viewer_reads_nothing_again_and_again_bans_it(spark, tmp_path):
-    """The same closes of a peer that took nothing are abuse."""
-    rows = [closed("192.0.2.9", "hard limit", NOW_S, trouble_s=20.0, trouble_sent_bytes=0) for _ in range(12)]
+@pytest.mark.parametrize("reason", ["hard limit", "too slow for the lowest step"])
+def test_abuse_when_a_viewer_reads_nothing_again_and_again_bans_it(spark, tmp_path, reason):
+    """The same closes of a peer that took nothing are abuse, also with the reason that records of format 1 have."""
+    rows = [closed("192.0.2.9", reason, NOW_S, trouble_s=20.0, trouble_sent_bytes=0) for _ in range(12)]
     scores, bans, _ = judge(spark, tmp_path, rows)
     assert scores["192.0.2.9"]["score"] == 12.0
     assert bans.match("192.0.2.9", NOW_S)
