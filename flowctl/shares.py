@@ -26,7 +26,7 @@ class ViewerShares:
         at: time in seconds on the server's clock.
         viewers: number of viewers.
         states: of them, by send state (index: `SendState`).
-        cut: of them, those that do not get all of the pictures.
+        missing_pictures: of them, those that do not get all of the pictures.
         picture_share: share of the pictures of the last 20 s that they get, on average, 0..1.
         worst_delay_ms: how far behind the last of them is, at its last sample.
     """
@@ -35,7 +35,7 @@ class ViewerShares:
     at: float
     viewers: int
     states: tuple[int, ...] = (0,) * STATE_COUNT
-    cut: int = 0
+    missing_pictures: int = 0
     picture_share: float = 1.0
     worst_delay_ms: float = 0.0
 
@@ -44,14 +44,14 @@ class ViewerShares:
         return self.states[state] / self.viewers if self.viewers else 0.0
 
     @property
-    def cut_share(self) -> float:
+    def missing_share(self) -> float:
         """Share of the viewers that do not get all of the pictures, 0..1."""
-        return self.cut / self.viewers if self.viewers else 0.0
+        return self.missing_pictures / self.viewers if self.viewers else 0.0
 
     def distance(self, other: ViewerShares) -> float:
         """Return by how much the share that differs most differs, 0..1."""
         pairs = [(self.in_state(item), other.in_state(item)) for item in SendState]
-        pairs += [(self.cut_share, other.cut_share), (self.picture_share, other.picture_share)]
+        pairs += [(self.missing_share, other.missing_share), (self.picture_share, other.picture_share)]
         return max(abs(mine - theirs) for mine, theirs in pairs)
 
 

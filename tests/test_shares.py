@@ -16,7 +16,7 @@ def shares(at, ready, slow=0):
         at=at,
         viewers=viewers,
         states=(ready, 0, slow, 0),
-        cut=slow,
+        missing_pictures=slow,
         picture_share=1 - slow / max(viewers, 1) / 2,
     )
 
@@ -25,8 +25,8 @@ def test_share_when_there_are_no_viewers_is_zero():
     """Without viewers every share is zero; otherwise it is the part of them."""
     assert shares(0, 0).in_state(SendState.READY) == 0.0
     assert shares(0, 3, 1).in_state(SendState.SOFT_LIMIT) == 0.25
-    assert shares(0, 3, 1).cut_share == 0.25
-    assert shares(0, 0).cut_share == 0.0
+    assert shares(0, 3, 1).missing_share == 0.25
+    assert shares(0, 0).missing_share == 0.0
 
 
 def test_watch_when_a_share_goes_back_and_forth_within_the_band_says_nothing():

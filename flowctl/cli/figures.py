@@ -30,7 +30,7 @@ def summary(server: Server) -> dict[str, Any]:
         found = server.hub.summary()
         figures["streams"] = found.streams
         figures["viewers"] = {state.name.lower(): found.states[state] for state in SendState if found.states[state]}
-        figures["cut"] = found.cut
+        figures["missing_pictures"] = found.missing_pictures
         figures["worst_delay_s"] = round(found.worst_delay_ms / 1000, 1)
         figures["dropped"] = found.dropped_messages
         figures["returns"] = found.returns

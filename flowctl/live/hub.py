@@ -400,10 +400,10 @@ class Hub:
             figures = [viewer.viewer_statistics() for viewer in pace(viewers)]
             totals = sum((item.totals for item in figures), past[name])
             whole += totals
-            states, cut = [0, 0, 0, 0], 0
+            states, missing = [0, 0, 0, 0], 0
             for item in figures:
                 states[item.state] += 1
-                cut += item.sender.picture_share < 1
+                missing += item.sender.picture_share < 1
             publisher = stream.publisher
             streams[name] = StreamStatistics(
                 name=name,
@@ -416,7 +416,7 @@ class Hub:
                 viewers=figures,
                 before_key_count=stream.before_key_count,
                 totals=totals,
-                cut=cut,
+                missing_pictures=missing,
                 held_bytes=found.held_by_stream.get(name, 0),
                 shadow=found.shadow.get(name, NO_SHADOW),
             )
@@ -436,19 +436,19 @@ class Hub:
             published = sum(stream.publisher is not None for stream in self._streams.values())
             viewers = list(self._viewers.values())
         found = self.oversight.statistics()
-        states, cut = [0, 0, 0, 0], 0
+        states, missing = [0, 0, 0, 0], 0
         worst_ms, dropped, returns = 0.0, 0, 0
         for viewer in Pace().over(viewers):
             brief = brief_of(viewer.connection.sender)
             states[brief.state] += 1
-            cut += brief.picture_share < 1
+            missing += brief.picture_share < 1
             worst_ms = max(worst_ms, brief.delay_ms)
             dropped += brief.dropped_messages
             returns += brief.returns
         return HubSummary(
             streams=published,
             states=(states[0], states[1], states[2], states[3]),
-            cut=cut,
+            missing_pictures=missing,
             worst_delay_ms=worst_ms,
             dropped_messages=dropped,
             returns=returns,

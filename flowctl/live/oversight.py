@@ -311,13 +311,13 @@ class Oversight:
     def _count_shares(self, streams: dict[Stream, int], seen: list[_Seen], now: float) -> Generator[None, None, None]:
         """Count states and shares of the pictures by stream: who does not lag is READY and gets all."""
         states = {stream.name: [0] * STATE_COUNT for stream in streams}
-        cut = {stream.name: [0, 0.0] for stream in streams}  # viewers, and the pictures they miss
+        missing = {stream.name: [0, 0.0] for stream in streams}  # viewers, and the pictures they miss
         delays: dict[str, float] = {}
         for item in seen:
             name = item.stream.name
             states[name][item.state] += 1
-            cut[name][0] += item.picture_share < 1
-            cut[name][1] += 1 - item.picture_share
+            missing[name][0] += item.picture_share < 1
+            missing[name][1] += 1 - item.picture_share
             delays[name] = max(delays.get(name, 0.0), item.delay_ms)
             yield
         shares = {}
@@ -330,8 +330,8 @@ class Oversight:
                 at=now,
                 viewers=count,
                 states=tuple(states[name]),
-                cut=int(cut[name][0]),
-                picture_share=1 - cut[name][1] / count if count else 1.0,
+                missing_pictures=int(missing[name][0]),
+                picture_share=1 - missing[name][1] / count if count else 1.0,
                 worst_delay_ms=delays.get(name, 0.0),
             )
         with self._lock:

@@ -151,7 +151,7 @@ def message_values(shares: ViewerShares) -> dict[str, Any]:
         "overloaded": round(shares.in_state(SendState.OVERLOADED), 4),
         "softLimit": round(shares.in_state(SendState.SOFT_LIMIT), 4),
         "hardLimit": round(shares.in_state(SendState.HARD_LIMIT), 4),
-        "cut": round(shares.cut_share, 4),
+        "missingPictures": round(shares.missing_share, 4),
         "pictures": round(shares.picture_share, 4),
         "worstDelayMs": float(round(shares.worst_delay_ms)),
     }

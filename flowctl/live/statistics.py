@@ -84,7 +84,7 @@ class HubSummary:
     Args:
         streams: published streams.
         states: number of viewers per state, READY first.
-        cut: number of viewers that do not get all of the pictures.
+        missing_pictures: number of viewers that do not get all of the pictures.
         worst_delay_ms: of the viewers that lag, at their last samples.
         dropped_messages: dropped for the viewers that are there; an episode of drops counts when it is in the ledger.
         returns: times one of them was brought back to live.
@@ -94,7 +94,7 @@ class HubSummary:
 
     streams: int
     states: tuple[int, int, int, int]
-    cut: int
+    missing_pictures: int
     worst_delay_ms: float
     dropped_messages: int
     returns: int
@@ -140,7 +140,7 @@ class StreamStatistics:
         viewers: each of them.
         before_key_count: frames not passed on because the publisher had not sent a key frame yet.
         totals: what all viewers were sent and spared, those that have gone included.
-        cut: number of viewers that do not get all of the pictures.
+        missing_pictures: number of viewers that do not get all of the pictures.
         held_bytes: what its logs hold, counted once however many viewers wait for it.
         shadow: what the candidate would have done, compared; see `LiveConfig.shadow`.
     """
@@ -155,7 +155,7 @@ class StreamStatistics:
     viewers: list[ViewerStatistics] = field(default_factory=list)
     before_key_count: int = 0
     totals: FlowTotals = NO_FLOW
-    cut: int = 0
+    missing_pictures: int = 0
     held_bytes: int = 0
     shadow: ShadowReport = NO_SHADOW
 

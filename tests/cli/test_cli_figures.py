@@ -13,14 +13,15 @@ from flowctl.session import Session
 
 
 def test_figures_when_of_a_live_server_tell_of_slow_viewers_memory_and_shadow():
-    """What was asked for is in the line: steps, delay, returns, memory held, who gave way, what a shadow would do."""
+    """What was asked for is in the line: viewers without all pictures, delay, memory held, who gave way, a shadow."""
     options = ServeOptions(memory_budget_bytes=1 << 30, shadow_limits=Limits.parse("1MiB,100"))
     server = build_live_server(options)
     try:
         figures = summary(server)
     finally:
         server.stop()
-    assert (figures["streams"], figures["viewers"], figures["steps"], figures["returns"]) == (0, {}, {}, 0)
+    assert (figures["streams"], figures["viewers"], figures["missing_pictures"], figures["returns"]) == (0, {}, 0, 0)
+    assert "cut" not in figures  # which is what a connection is that the server has ended
     assert (figures["worst_delay_s"], figures["held"]) == (0.0, "0 B")
     assert figures["gave_way"] == {"thinned": 0, "closed": 0}
     assert figures["shadow"] == {"agrees": "100%", "more_dropped": 0, "would_close": 0, "would_keep": 0}

@@ -374,7 +374,7 @@ def test_summary_when_some_have_lost_frames_agrees_with_the_snapshot():
     summary, snapshot = world.hub.summary(), world.hub.snapshot()
     (stream,) = snapshot.streams.values()
     assert summary.streams == 1
-    assert (summary.states, summary.cut) == (stream.states, stream.cut)
+    assert (summary.states, summary.missing_pictures) == (stream.states, stream.missing_pictures)
     assert summary.states[SendState.READY] == 6
     dropped = [viewer.sender.dropped_messages for viewer in stream.viewers]
     assert summary.dropped_messages == sum(dropped)

@@ -176,7 +176,7 @@ def test_shares_when_a_viewer_lags_count_its_state_and_everybody_else_as_ready()
     look(world)
     shares = world.hub.oversight.statistics().shares
     assert shares["live/room"].states == (2, 1, 0, 0)
-    assert (shares["live/room"].cut, shares["live/room"].picture_share) == (0, 1.0)
+    assert (shares["live/room"].missing_pictures, shares["live/room"].picture_share) == (0, 1.0)
     assert shares["live/absent"].in_state(SendState.READY) == 1.0
 
 

@@ -103,6 +103,7 @@ def test_publisher_when_it_asks_is_told_and_others_are_not(world):
         (1.0, 1.0, 0.0),
         (1.0, 0.0, 1.0),
     ]
+    assert {item["missingPictures"] for item in told(asking)} == {0.0}
     assert told(silent) == []
 
 
