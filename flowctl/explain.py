@@ -74,7 +74,7 @@ def explain(
         joining: the peer is still taking the GOP cache.
         waiting_for_key: frames are refused until the next key frame.
         stalled_s: how long the kernel has taken nothing.
-        remarks: more to say: step, delay, forecast.
+        remarks: more to say: pictures left out, delay, forecast.
         close_reason: why the connection ended. None: it is open.
         details: of the end of the connection.
     """

@@ -19,8 +19,9 @@
     soft_too_long_s = 60
     return_after_s = 2
 
-A key that is not in this list is an error, so that a slip of the pen is not a limit that silently stays as it was. What
-is left out stays as the server was started with. Text in, values out: no file is opened here and no clock is read.
+A key that is not in this list is an error, so that a slip of the pen is not a limit that silently stays as it was. A
+time that is left out stays as the server was started with; of the limits, ``hard`` and ``low`` follow ``soft`` as said
+above, and the others are as shown. Text in, values out: no file is opened here and no clock is read.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class ReplayResult:
     """What came out of a replay.
 
     Args:
-        outputs: edges, episodes of drops, steps, returns and the close, in order, as rows (their `number` is 0).
+        outputs: edges, drops, first late messages, returns and the close, in order, as rows (their `number` is 0).
         statistics: of the Sender at the end.
         figures: the same as END has them.
         calls: calls made.

@@ -75,7 +75,7 @@ class Flight:
 
     @property
     def outputs(self) -> list[FlightRow]:
-        """Rows that came out of the core, in order: edges, episodes of drops, steps, returns, the close."""
+        """Rows that came out of the core, in order: edges, drops, first late messages, returns, the close."""
         return [row for row in self.rows if row.kind in OUTPUT_KINDS]
 
     @property

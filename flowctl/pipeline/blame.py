@@ -4,7 +4,8 @@ A viewer is in trouble if at least one of these is so (`troubled_sql`); everybod
 milliseconds, above all while a group of pictures is taken at the beginning, and that is none:
 
 - it reached SOFT_LIMIT or HARD_LIMIT;
-- it was not READY, below the step FULL or stalled for more than a second and more than 1 % of its time;
+- it was not READY, without some of the pictures (in records of format 1: below the step FULL) or stalled for more than
+  a second and more than 1 % of its time;
 - it left READY, and video frames that others need, or audio, were dropped (not those still queued when it left);
 - the server disconnected it for being slow.
 

@@ -104,9 +104,7 @@ class Table:
 class EventName(enum.Enum):
     """What an event is about: the values of `flow_events.event`."""
 
-    SERVER_STARTED = (
-        "server_started"  # detail: limits, drop policy, audiences, times, version; first record of a process
-    )
+    SERVER_STARTED = "server_started"  # detail: limits, policy, audiences, times, version; first record of a process
     SERVER_STOPPED = "server_stopped"
     CONFIG_CHANGED = "config_changed"  # limits or bans were read again; detail says what, reason says from where
     CONN_OPENED = "conn_opened"
