@@ -8,7 +8,8 @@ was skipped) stands in the *lane*.
 
 A loss that breaks references (a key or inter frame) puts the cursor into *key wait*: inter frames are refused until
 the next key frame of the log, before which the viewer gets the restart messages (metadata, codec configuration). The
-wait ends without a key frame after `KEY_WAIT_S` or two groups of pictures, whichever is longer; that is counted.
+wait ends without a key frame after `KEY_WAIT_S`, a minute after a cut, or two groups of pictures, whichever is longest;
+that is counted.
 
 *Lateness*: of a viewer that lags, what would arrive too late is left out when it comes next (`flowctl.timing`): a
 picture with the rest of its group, which is a key wait.
@@ -28,7 +29,7 @@ from flowctl.flow import MessageClass
 from flowctl.gates import KeyWait, frames_before
 from flowctl.lane import Item
 from flowctl.logqueue import CONTROL, HEADER, LogQueue
-from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
+from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, Room
 from flowctl.reasons import DropReason
 from flowctl.streamlog import Entry, Gop, StreamLog
 from flowctl.timing import Timing
@@ -42,6 +43,9 @@ _INTER_BIT: Final = 1 << _INTER
 _ALL_BUT_KEY: Final = DROPPABLE_MASK & ~_KEY_BIT
 _ALL_BUT_KEY_AND_AUDIO: Final = _ALL_BUT_KEY & ~(1 << _AUDIO)
 
+_CUT_WAIT_S: Final = 60.0
+"""After a cut the next key frame is waited for so long: encoders that nobody has set up make groups of up to 50 s (250
+pictures, the default of x264, of a camera with 5 a second), and what goes out without one cannot be decoded."""
 _PINNED_BYTES: Final = 1024 * 1024
 _PINNED_RATIO: Final = 4
 """A queue that spans this many bytes of log, and as many times its own size, is copied out of the log (`compact`)."""
@@ -144,8 +148,8 @@ class LogCursor(LogQueue):
         """
         self._settle()
         if timing is not None:
-            if self.joining_to is not None or self._stop is not None:
-                timing = None
+            if self.joining_to is not None or self._stop is not None or self.mask & _KEY_BIT:
+                timing = None  # the last: no key frame would end a cut
             elif self._lane is None:
                 self._leave_out(timing)
         items: list[Item] = []
@@ -183,14 +187,14 @@ class LogCursor(LogQueue):
             if not timing.late(item, size, max(entry.enqueued_at, self.joined_at), 0):
                 return
             if item is _INTER:
-                wait = KeyWait(entry, timing.now, lost=True)
+                wait = KeyWait(entry, timing.now, lost=True, least_s=_CUT_WAIT_S)
                 self._wait_from(wait, entry, BROKEN_MASK, DropReason.LATE, timing.now)
             elif item is _KEY:
                 if not (timing.key_firm or entry.gop.next_key is not None):
                     return  # nothing could stand in for it
                 self._pass_by(entry, entry.next)
                 wait = KeyWait.after(entry)
-                wait.lost = True
+                wait.lost, wait.least_s = True, _CUT_WAIT_S
                 self._wait_from(wait, self.place.entry, BROKEN_MASK, DropReason.LATE, timing.now)
             elif item is MessageClass.DISPOSABLE or not timing.sound_last or self._without_pictures:
                 self._pass_by(entry, entry.next)
@@ -315,7 +319,7 @@ class LogCursor(LogQueue):
                 self._drop_up_to(key, DropReason.THINNED)
             self._resume_at(key)
             wait, ended = self._wait, True
-        if wait is None or inter or now - wait.since < max(KEY_WAIT_S, 2 * self.log.gop_duration_s):
+        if wait is None or inter or now - wait.since < max(wait.least_s, 2 * self.log.gop_duration_s):
             return ended
         self._wait = None
         self.key_waits_expired += 1

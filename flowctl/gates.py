@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from flowctl.flow import CLASS_COUNT, MessageClass
-from flowctl.policy import BROKEN_MASK
+from flowctl.policy import BROKEN_MASK, KEY_WAIT_S
 from flowctl.reasons import DropReason
 from flowctl.streamlog import Entry, subtract
 
@@ -146,12 +146,16 @@ class KeyWait:
         since: when the wait began, in seconds.
         mask: classes refused meanwhile, whatever the policy says.
         lost: whether a frame is lost already. Without, the wait is for nothing as long as none is published.
+        least_s: it is not given up before that, in seconds.
     """
 
-    __slots__ = ("_frames", "_gop", "_key", "lost", "mask", "since", "start")
+    __slots__ = ("_frames", "_gop", "_key", "least_s", "lost", "mask", "since", "start")
 
-    def __init__(self, start: Entry, since: float, mask: int = BROKEN_MASK, *, lost: bool) -> None:
+    def __init__(
+        self, start: Entry, since: float, mask: int = BROKEN_MASK, *, lost: bool, least_s: float = KEY_WAIT_S
+    ) -> None:
         self.since = since
+        self.least_s = least_s
         self.mask = mask
         self.lost = lost
         self._move(start)

@@ -6,7 +6,7 @@ import pytest
 from cursor_kit import Follower
 
 from flowctl.flow import MessageClass
-from flowctl.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
+from flowctl.policy import DROPPABLE_MASK, AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
 from flowctl.reasons import DropReason
 from flowctl.timing import Timing
 
@@ -124,3 +124,26 @@ def test_pictures_when_counted_are_those_up_to_the_place():
     assert follower.cursor.late == 1
     follower.cursor.refuse(1 << MessageClass.KEY | 1 << MessageClass.INTER, DropReason.REFUSED, follower.now)
     assert follower.cursor.pictures() == (0, 0)
+
+
+def test_cut_when_the_next_key_frame_is_long_in_coming_is_not_given_up():
+    """What goes out without a key frame cannot be decoded; groups of 17 s are usual for cameras."""
+    follower = slow("II", age_s=1.5)
+    assert take(follower, rate=10_000) == ""
+    follower.publish("II")
+    follower.now += 17.0
+    follower.cursor.poll(follower.now)
+    follower.publish("II")
+    assert take(follower, rate=10_000) == ""
+    follower.publish("KI")
+    assert take(follower, rate=10_000) == "rrKI"
+
+
+@pytest.mark.parametrize("refused", [DROPPABLE_MASK, 1 << MessageClass.KEY | 1 << MessageClass.INTER])
+def test_queue_when_key_frames_are_refused_behind_it_is_not_cut(refused):
+    """No later key frame could end a cut, and one in the queue would go out without its headers."""
+    follower = slow("IIA", age_s=1.5)
+    follower.publish("KIIA")
+    follower.cursor.refuse(refused, DropReason.REFUSED, follower.now)
+    follower.publish("II")
+    assert take(follower, rate=10_000).startswith("IIAKII")
