@@ -226,7 +226,7 @@ def _choice(text: str, option: str, choices: list[str]) -> str:
     from flowctl.errors import ConfigError
 
     if text not in choices:
-        raise ConfigError(f"{option} is {text!r}, it must be {' or '.join(choices)}")
+        raise ConfigError(f"{option} is {text!r}, it must be {', '.join(choices[:-1])} or {choices[-1]}")
     return text
 
 

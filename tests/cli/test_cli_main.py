@@ -40,14 +40,16 @@ def test_help_when_a_command_is_named(command):
 def test_help_of_serve_when_it_states_the_default_limits():
     """The limits named in the help are those that a server has."""
     soft, hard = re.search(r"limits\s+they are (\S+) soft and (\S+) hard", serve.__doc__).groups()
-    assert Limits.parse(soft, hard) == DEFAULT_LIMITS
+    assert Limits.parse(soft, hard, target_delay_ms=None) == DEFAULT_LIMITS
 
 
 @pytest.mark.parametrize("given", [("--hard", "5MiB,5000,9s"), ("--low", "1KiB,1,1s")])
 def test_limits_when_the_soft_one_is_not_given(given):
     """Where only another limit is given, the soft one is the default."""
     marks = {"hard": None, "low": None} | {given[0][2:]: given[1]}
-    assert serve_module._limits(None, **marks) == Limits.parse("2MiB,2048,4s", **marks)
+    assert serve_module._limits(None, **marks, target_delay="800ms") == Limits.parse(
+        "2MiB,2048,4s", **marks, target_delay_ms=800
+    )
 
 
 def test_version_when_asked_for_json():
