@@ -1,9 +1,9 @@
-"""Healthy viewers beside slow ones: do they lose anything, and does their delay rise?
+"""Healthy viewers beside slow ones: do they lose anything, does their delay rise, and what does a slow one cost?
 
 A server in a process of its own, and `flowctl load`'s engine: first the healthy viewers alone, then beside as many slow
-ones (each reads at half of the stream's rate, or stalls, or reads a fifth), several times in turn. Reported are the
-frames that the healthy ones miss, their delay from the publisher's stamp (median and 99th percentile), and its rise.
-``python bench/bench_beside.py``.
+ones, on lines of 20 to 95 % of the stream's rate, several times in turn. Reported are the frames that the healthy ones
+miss, their delay from the publisher's stamp (median and 99th percentile), its rise, and the server's processor time per
+viewer: of the healthy ones alone, and of a slow one as what is used beyond that. ``python bench/bench_beside.py``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from flowctl.loadtest.run import run_load
 from tables import print_rows
 
 _STREAM: Final = "live/beside"
+LINES_PERCENT: Final = (20, 50, 80, 85, 95)
+"""What the lines of the slow viewers carry of the stream's rate; as many viewers on each."""
 
 
 def serve() -> Any:
@@ -35,13 +37,9 @@ def serve() -> Any:
 def measure(healthy: int, slow: int, bit_rate: int, seconds: float) -> RunResult:
     """Load a fresh server with viewers of both kinds."""
     crowd = [f"healthy:{healthy}"]
-    if slow:
-        half = slow // 2
-        fifth = (slow - half) // 2
-        shares = ((bit_rate // 2, half), (bit_rate // 5, fifth))
-        crowd += [f"slow@{rate // 1000}k:{count}" for rate, count in shares if count]
-        stalled = slow - half - fifth
-        crowd += [f"stall:{stalled}"] if stalled else []
+    for number, percent in enumerate(LINES_PERCENT):
+        count = slow * (number + 1) // len(LINES_PERCENT) - slow * number // len(LINES_PERCENT)
+        crowd += [f"slow@{bit_rate * percent // 100_000}k:{count}"] if count else []
     with serve() as server:
         ready = processes.read_json(server)
         plan = LoadPlan(
@@ -76,12 +74,15 @@ def run(
         for count, runs in found.items():
             figures = RunFigures(measure(healthy, count, bit_rate, seconds))
             names = ("failed", "cut", "missing", "broken_restarts", "p50_ms", "p99_ms")
-            values = {name: figures.value(name, "healthy") for name in names}
+            values = {name: figures.value(name, "healthy") for name in names} | {"cpu_us": figures.cpu_us_per_viewer_s}
             runs.append({name: float("nan") if value is None else float(value) for name, value in values.items()})
     alone = statistics.median(item["p99_ms"] for item in found[0])
+    of_healthy = statistics.median(item["cpu_us"] for item in found[0])
     rows = []
     for count, runs in found.items():
         p99 = statistics.median(item["p99_ms"] for item in runs)
+        cost = statistics.median(item["cpu_us"] for item in runs)
+        of_slow = (cost * (healthy + count) - of_healthy * healthy) / count if count else None
         rows.append(
             {
                 "healthy": healthy,
@@ -92,6 +93,9 @@ def run(
                 "p50_ms": round(statistics.median(item["p50_ms"] for item in runs), 1),
                 "p99_ms": round(p99, 1),
                 "p99_rise_ms": round(p99 - alone, 1),
+                "healthy_us_per_s": round(of_healthy),
+                "slow_us_per_s": None if of_slow is None else round(of_slow),
+                "slow_per_healthy": None if of_slow is None else round(of_slow / of_healthy, 2),
             }
         )
     return rows

@@ -82,6 +82,9 @@ def test_beside_when_quick_compares_with_and_without_slow_viewers():
     for row in (alone, beside):
         assert (row["failed"], row["missing"]) == (0, 0)
         assert row["p99_ms"] > 0
+    assert alone["slow_per_healthy"] is None
+    assert alone["healthy_us_per_s"] == beside["healthy_us_per_s"] > 0
+    assert isinstance(beside["slow_us_per_s"], int)
 
 
 @pytest.mark.realtime

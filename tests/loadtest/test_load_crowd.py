@@ -133,7 +133,7 @@ def test_slow_when_it_reads_at_a_rate_takes_no_more_than_that(crowd, name):
     assert median([row.wire_bytes for row in rows]) < median([row.wire_bytes for row in crowd.rows["healthy"]]) * 0.7
     assert all(row.video for row in rows)
     waiting = [crowd.unacknowledged[port_of(row)] for row in rows]
-    assert median(waiting) > 20_000
+    assert 2_000 < median(waiting) < 100_000  # the kernel is given some 200 ms of the rate ahead
 
 
 def test_pause_when_it_reads_again_has_seen_the_delay(crowd):
