@@ -102,7 +102,16 @@ class SenderCore(SenderState):
             self._ask_locked("send_state_changed", None, partial(frontend.send_state_changed, change.new, change))
 
     def _thin_for_locked(self, state: SendState, now: float) -> bool:
-        """Thin the queue as the policy wants it in `state`; return whether it wants anything."""
+        """Thin the queue as the policy wants it in `state`; return whether it wants anything.
+
+        Up to SOFT_LIMIT nothing is thinned while what is late is left out by the picture: the sound in the queue is
+        in time. A peer that has stalled is not judged by that, nor is anybody while our own thread is late.
+        """
+        trouble = self._trouble
+        if trouble is not None and state < SendState.HARD_LIMIT and self._lags_locked():
+            stands = trouble.drain.stalled(now) or self._host.strained()
+            if not stands and self._judges_pictures_locked(self._refused_locked(state)):
+                return False
         mode = self._ask_locked("thin", Thin.NOTHING, partial(self._policy.thin, state))
         if mode is Thin.NOTHING:
             return False
@@ -126,7 +135,7 @@ class SenderCore(SenderState):
         """Put in force what the policy refuses in the present state."""
         held = self._core.state is SendState.HARD_LIMIT
         mask = DROPPABLE_MASK if held else self._refused_locked(self._core.state)
-        if mask & BROKEN_MASK and not held and self._judges_pictures_locked():
+        if mask & BROKEN_MASK and not held and self._judges_pictures_locked(mask):
             mask &= ~BROKEN_MASK | self._refused_locked(SendState.READY)  # what is late is judged by the picture
         if held and self._held is None:
             self._held = self._undroppable_locked()
@@ -305,9 +314,16 @@ class SenderCore(SenderState):
             self._patience = self._ask_locked("patience", ENDLESS, partial(patience_of, self._policy))
         return self._patience
 
-    def _judges_pictures_locked(self) -> bool:
-        """Whether what is late is left out, by the picture, so that the state need not refuse pictures."""
-        return self._lags_locked() and self._patience_locked()[MessageClass.INTER] < inf
+    def _judges_pictures_locked(self, refused: int) -> bool:
+        """Whether what is late is left out, by the picture, so that the state need not refuse pictures.
+
+        Not where key frames are among the classes that are `refused`: none would end a cut, so nothing is cut.
+        """
+        return (
+            not refused >> MessageClass.KEY & 1
+            and self._lags_locked()
+            and self._patience_locked()[MessageClass.INTER] < inf
+        )
 
     def _lags_locked(self) -> bool:
         """Whether this peer lags behind a log that it follows with a target delay, and is judged on that."""

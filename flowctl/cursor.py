@@ -190,7 +190,7 @@ class LogCursor(LogQueue):
                 wait = KeyWait(entry, timing.now, lost=True, least_s=_CUT_WAIT_S)
                 self._wait_from(wait, entry, BROKEN_MASK, DropReason.LATE, timing.now)
             elif item is _KEY:
-                if not (timing.key_firm or entry.gop.next_key is not None):
+                if not (timing.key_firm or entry.gop.next_key is not None or self._delays_sound(entry, timing)):
                     return  # nothing could stand in for it
                 self._pass_by(entry, entry.next)
                 wait = KeyWait.after(entry)
@@ -201,6 +201,14 @@ class LogCursor(LogQueue):
             else:
                 return
             self._settle()
+
+    def _delays_sound(self, key: Entry, timing: Timing) -> bool:
+        """Whether sound is kept longest and a key frame is so late that the sound after it would be left out too."""
+        tail, since = self.log.tail, max(key.enqueued_at, self.joined_at)
+        if not timing.sound_last or self.mask >> _AUDIO & 1 or not timing.late(_AUDIO, len(key.wire), since, 0):
+            return False
+        rates = self.log.rates.per_second(timing.now, tail.counts, tail.sizes)
+        return rates is not None and rates[0][_AUDIO] > 0
 
     def _pass_by(self, entry: Entry, following: Entry) -> None:
         self._tally(DropReason.LATE).add(entry.message_class, len(entry.wire))

@@ -56,8 +56,10 @@ class DropPolicy(Protocol):
         Asked for the messages of a followed log, while the viewer lags and where its limits set a target delay. Where
         INTER has an end, that takes the place of what `decide` says of pictures in OVERLOADED and SOFT_LIMIT. A late
         DISPOSABLE frame is left out alone; a late INTER frame with the rest of its group of pictures. A KEY frame is
-        left out where a newer one waits and INTER would be; with inf it goes whatever it takes where none waits. AUDIO
-        and DATA that are waited for as long as INTER or longer go last: only while pictures are left out.
+        left out where a newer one waits and INTER would be; with inf it goes where none waits, unless sound that goes
+        last would be late behind it. AUDIO and DATA that are waited for as long as INTER or longer go last: only while
+        pictures are left out. Nothing is waited for longer than the hard limits hold, but for inf. Below HARD_LIMIT
+        `thin` is not asked then, unless the peer has stalled.
         """
 
 
@@ -109,9 +111,9 @@ class LivePolicy:
     """The policy for live media, *all or cut*: who keeps up gets all, who lags the first pictures of each group.
 
     A viewer that lags behind a log is served as far as its line carries (see `patience` and `flowctl.timing`). Without
-    a target delay, OVERLOADED refuses frames that no other frame needs, and SOFT_LIMIT takes only key frames and audio
-    until the load is at the low mark. With and without, SOFT_LIMIT skips to a key frame and HARD_LIMIT takes nothing
-    more: the states protect the server.
+    a target delay, OVERLOADED refuses frames that no other frame needs, and SOFT_LIMIT skips to a key frame and takes
+    only key frames and audio until the load is at the low mark; with one, it skips where the viewer has stalled.
+    HARD_LIMIT takes nothing more: the states protect the server.
     """
 
     _REFUSED: Final = {
@@ -136,7 +138,7 @@ class LivePolicy:
         return Thin.TO_KEY_FRAME if state is SendState.SOFT_LIMIT else Thin.NOTHING
 
     def patience(self, message_class: MessageClass) -> float:
-        """Leave out disposable frames first, then the rest of groups, sound last; a key frame goes in any case."""
+        """Leave out disposable frames first, then the rest of groups, key frames that delay sound, and sound last."""
         return self._PATIENCE.get(message_class, inf)
 
 

@@ -147,3 +147,35 @@ def test_queue_when_key_frames_are_refused_behind_it_is_not_cut(refused):
     follower.cursor.refuse(refused, DropReason.REFUSED, follower.now)
     follower.publish("II")
     assert take(follower, rate=10_000).startswith("IIAKII")
+
+
+def with_sound(**options):
+    """Return a follower whose stream has had sound for 4 s, with nothing queued."""
+    follower = Follower("K", **options)
+    for _ in range(5):
+        follower.publish("IA", 100)
+        follower.take()
+        follower.now += 1.0
+    return follower
+
+
+@pytest.mark.parametrize(("rate", "given"), [(100, "rrKA"), (49, "A")])
+def test_key_frame_when_the_sound_behind_it_would_be_late_too_is_left_out_though_none_is_newer(rate, given):
+    """It would arrive after twice the target, and so would the sound that is published after it."""
+    follower = with_sound()
+    follower.publish("K", 100)
+    follower.publish("A", 1)
+    assert take(follower, rate=rate).removeprefix("rr") == given.removeprefix("rr")
+    assert follower.dropped(LATE) == ("" if "K" in given else "K")
+
+
+@pytest.mark.parametrize("quiet", ["no sound", "sound refused", "pictures first"])
+def test_key_frame_when_no_sound_waits_behind_it_goes_whatever_it_takes(quiet):
+    """Without sound, and for who does not want it or gives it up first, a late picture is better than none."""
+    follower = Follower("K") if quiet == "no sound" else with_sound()
+    if quiet == "sound refused":
+        follower.cursor.refuse(1 << MessageClass.AUDIO, DropReason.REFUSED, follower.now)
+    follower.publish("K", 100)
+    policy = PicturesFirst() if quiet == "pictures first" else None
+    assert take(follower, rate=1, policy=policy).endswith("K")
+    assert follower.dropped(LATE) == ""

@@ -13,6 +13,7 @@ from slow_kit import LINES, LIVE_LIMITS, RATE, Scene, Steady, stream
 from flowctl.flow import SendState
 from flowctl.ledger import LedgerKind
 from flowctl.limits import Limits
+from flowctl.live.muting import Muted
 from flowctl.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst
 from flowctl.reasons import DropReason
 from flowctl.sender_types import SenderSettings
@@ -129,6 +130,40 @@ def test_viewer_that_is_very_slow_is_not_stuck_while_its_kernel_sends_what_it_ha
     scene.run(stream(40, 2.0), 40)
     assert not scene.viewer.host.closed
     assert scene.kernel.held_bytes < 128 * 1024
+
+
+@pytest.mark.parametrize("gop_s", GROUPS)
+@pytest.mark.parametrize("share", [0.12, 0.15, 0.2])
+def test_sound_when_the_line_carries_little_more_than_it_is_kept(share, gop_s):
+    """Sound is 8.5 % of the stream: nothing is thinned, no key frame holds it up, and the viewer stays."""
+    scene = Scene(lambda _: share, flush_s=0.04).run(stream(90, gop_s), 90)
+    scene.check()
+    classes, arrived = scene.published.classes, scene.arrived()
+    offered = sum(item is AUDIO and 8 < at < 80 for item, at in zip(classes, scene.published_at, strict=True))
+    heard = sum(item is AUDIO and 8 < scene.published_at[number] < 80 for number, item, _ in arrived)
+    assert heard >= 0.95 * offered
+    assert sum(item is KEY for _, item, _ in arrived) > 2
+    assert not scene.viewer.host.closed
+    assert DropReason.THINNED not in scene.sender.statistics().dropped
+
+
+def test_viewer_that_stalls_at_the_soft_limit_is_thinned_before_it_is_at_the_hard_one():
+    """It had not stalled yet when it got there: what was not thinned then is thinned when it has."""
+    scene = Scene(lambda now: 0.0 if 20 < now < 31 else 0.5, flush_s=0.04).run(stream(45, 2.0), 45)
+    scene.check()
+    assert not scene.viewer.host.closed
+    assert DropReason.THINNED in scene.sender.statistics().dropped
+    assert scene.figures(35, 43)["pictures"] > 0.25
+
+
+@pytest.mark.parametrize("share", [0.04, 0.06])
+def test_viewer_that_wants_no_pictures_when_its_line_is_too_slow_is_thinned(share):
+    """Nothing is left out for being late where no key frame would end it: then the states protect the server."""
+    policy = Muted(LivePolicy(), audio=True, video=False)
+    scene = Scene(lambda now: 1.2 if now < 5 else share, policy=policy, flush_s=0.04).run(stream(60, 2.0), 60)
+    scene.check()
+    assert not scene.viewer.host.closed
+    assert scene.sender.statistics().dropped[DropReason.THINNED].of(AUDIO) > 0
 
 
 def test_audio_first_when_the_line_is_very_slow_loses_no_sound():

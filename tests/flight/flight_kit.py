@@ -102,7 +102,7 @@ def slow_history(viewer_class=RecordedViewer, *, seconds=12, settings=STEERED, l
         group.run(0.25)
         viewer.give((0, 300, 700, 0, 0, 1500)[number // 6 % 6])
     viewer.drain()
-    group.run(1.0)
+    group.run(3.0)
     published.script("KIA", 50)
     group.run(0.2)
     return viewer
