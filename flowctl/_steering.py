@@ -17,7 +17,7 @@ from flowctl.forecast import Forecast, time_to_hard
 from flowctl.ledger import LedgerEntry, LedgerKind
 from flowctl.policy import Thin
 from flowctl.sender_types import AgeSource, Glance
-from flowctl.timing import Timing, ahead_bytes, target_s
+from flowctl.timing import Timing, ahead_bytes, most_wait_s, target_s
 from flowctl.trouble import HEALTHY_MS, Trouble
 from flowctl.units import format_size
 
@@ -67,8 +67,10 @@ class Steering(SenderCore):
         if rate is None or host.strained():
             return None
         held_bytes = max(kernel_bytes, trouble.delay.unread_bytes(written))
-        target = target_s(self._core.limits.target_delay_ms, cursor.log.gop_duration_s)
-        return Timing(now, rate, held_bytes, target, self._patience_locked())
+        limits, rates = self._core.limits, cursor.log.rates
+        target = target_s(limits.target_delay_ms, cursor.log.gop_duration_s)
+        most_s = most_wait_s(limits, rates.bytes_per_s, rates.messages_per_s)
+        return Timing(now, rate, held_bytes, target, self._patience_locked(), most_s)
 
     def _sample_locked(self, now: float, kernel_bytes: int | None = None) -> None:
         """Take a sample of a peer in trouble and do what follows from it."""

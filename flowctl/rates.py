@@ -25,14 +25,15 @@ class ClassRates:
     Attributes:
         due: when the next note is to be made, in seconds.
         bytes_per_s: rate of all classes at the last note; 0 while it is not known.
+        messages_per_s: the same in messages.
     """
 
-    __slots__ = ("_notes", "bytes_per_s", "due")
+    __slots__ = ("_notes", "bytes_per_s", "due", "messages_per_s")
 
     def __init__(self) -> None:
         self._notes: deque[tuple[float, Totals, Totals]] = deque(maxlen=_NOTES)
         self.due = float("-inf")
-        self.bytes_per_s = 0.0
+        self.bytes_per_s = self.messages_per_s = 0.0
 
     @property
     def notes(self) -> tuple[tuple[float, Totals, Totals], ...]:
@@ -42,13 +43,13 @@ class ClassRates:
     def note(self, now: float, counts: Totals, sizes: Totals) -> None:
         """Keep the totals of now; to be called when `due` has come."""
         if self._notes and now - self._notes[-1][0] > _NOTES * NOTE_S:
-            self.bytes_per_s = 0.0
+            self.bytes_per_s = self.messages_per_s = 0.0
             self._notes.clear()  # what was published before a pause says nothing about what comes after it
         self._notes.append((now, counts, sizes))
         self.due = now + NOTE_S
         per_second = self.per_second(now, counts, sizes)
         if per_second is not None:
-            self.bytes_per_s = sum(per_second[1])
+            self.messages_per_s, self.bytes_per_s = map(sum, per_second)
 
     def per_second(self, now: float, counts: Totals, sizes: Totals) -> tuple[list[float], list[float]] | None:
         """Return (messages, bytes) per second by class up to the totals of `now`; None: too short to tell."""

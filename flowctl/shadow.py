@@ -25,13 +25,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from flowctl.counts import NO_COUNTS, Counts
+from flowctl.drain import STALL_S
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
 from flowctl.flow import CLASS_COUNT, FlowCore, Load, MessageClass, SendState, StateChange
 from flowctl.limits import Limits
 from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, Thin, patience_of, refused_mask
 from flowctl.reasons import CloseReason
-from flowctl.timing import target_s
+from flowctl.timing import Timing, most_wait_s, target_s
 
 _RATE_S: Final = 2.0
 """Time constant of the measured rate."""
@@ -163,6 +164,7 @@ class Shadow:
         "_core",
         "_dropped",
         "_dropped_sizes",
+        "_judges",
         "_last",
         "_live_base",
         "_mask",
@@ -190,6 +192,7 @@ class Shadow:
         self._core = FlowCore(candidate.limits, now)
         self._patience = patience_of(candidate.policy)
         self._mask = refused_mask(candidate.policy, SendState.READY)
+        self._judges = False  # what is late is left out
         self._broken = False  # frames were lost: none that needs others gets in before the next key frame
         self._queue: deque[_Chunk] = deque()
         if queued.total_messages:
@@ -228,6 +231,7 @@ class Shadow:
         busy: bool,
         live: SendState,
         gop_s: float = 0.0,
+        per_second: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         """Take what has happened since the last sample.
 
@@ -238,6 +242,7 @@ class Shadow:
             busy: whether the kernel had all that it would take: something was queued in reality all the time.
             live: the real state.
             gop_s: time between key frames of the stream, 0 while it is not known.
+            per_second: bytes and messages that the stream has in a second, 0 while that is not known.
         """
         passed_s = max(now - self._last, 0.0)
         if self._close is not None:
@@ -248,9 +253,12 @@ class Shadow:
         self._agreed_s += passed_s if live is self._core.state else 0.0
         self._last, self._taken = now, taken_bytes
         self._offer(offered, now)
+        limits = self._candidate.limits
+        target = target_s(limits.target_delay_ms, gop_s)
+        self._judges = target > 0 and self._patience[_INTER] < math.inf
         self._settle(self._core.queued(self._load(now), now), now)
-        if self._rate and self._core.would_block:
-            self._leave_out(now, target_s(self._candidate.limits.target_delay_ms, gop_s))
+        if self._rate and self._judges_pictures(self._mask):
+            self._leave_out(Timing(now, self._rate, 0, target, self._patience, most_wait_s(limits, *per_second)))
         took = self._drain(room)
         # What thinning has emptied is not drained: the kernel still holds what it was given, and refuses.
         drained = not self._queue and (room > 0 or not busy or not self._core.would_block)
@@ -334,33 +342,44 @@ class Shadow:
             if core.final:
                 self._close = (now, CloseReason.HARD_LIMIT)
                 return
-            mode = policy.thin(edge.new) if edge.new > edge.old else Thin.NOTHING
+            refused = refused_mask(policy, edge.new)
+            stalled = now - self._progress_at >= STALL_S
+            judged = edge.new < SendState.HARD_LIMIT and not stalled and self._judges_pictures(refused)
+            mode = policy.thin(edge.new) if edge.new > edge.old and not judged else Thin.NOTHING
             if mode is not Thin.NOTHING:
                 self._thin(mode, now)
                 following = core.dropped(self._load(now), now)
         self._mask = refused_mask(policy, core.state)
+        if core.state < SendState.HARD_LIMIT and self._judges_pictures(self._mask):
+            self._mask &= ~BROKEN_MASK | refused_mask(policy, SendState.READY)
 
-    def _leave_out(self, now: float, target_s: float) -> None:
-        """Leave out what would be late of the virtual queue, by the sample, as `flowctl.timing` does by the picture."""
-        if not target_s or self._patience[_INTER] == math.inf:
-            return
-        ahead, cutting = 0.0, False
+    def _judges_pictures(self, refused: int) -> bool:
+        """Whether what is late is left out, so that the state neither thins nor refuses pictures: as a Sender does."""
+        return self._judges and self._core.would_block and not refused >> _KEY & 1
+
+    def _leave_out(self, timing: Timing) -> None:
+        """Leave out what would be late of the virtual queue, by the sample, as a cursor does by the picture."""
+        ahead, cutting = 0, False
         newest = max((index for index, chunk in enumerate(self._queue) if chunk.messages[_KEY] >= 1), default=-1)
+        sound = timing.sound_last and any(chunk.messages[_AUDIO] for chunk in self._queue)
         for index, chunk in enumerate(self._queue):
-            size = chunk.size_bytes
-            arrival_s = now - chunk.at + (ahead + size) / self._rate
-            late = arrival_s > self._patience[_INTER] * target_s
+            size = math.ceil(chunk.size_bytes)
             if chunk.messages[_KEY] >= 1:
-                cutting = late and index < newest
+                firm = not (timing.key_firm or index < newest or (sound and timing.late(_AUDIO, size, chunk.at, ahead)))
+                cutting = not firm and timing.late(_KEY, size, chunk.at, ahead)
                 if cutting:
                     self._drop_of(chunk, _KEY)
-            elif late and chunk.messages[_INTER]:
-                cutting = True
+            elif chunk.messages[_INTER]:
+                cutting = cutting or timing.late(_INTER, size, chunk.at, ahead)
             if cutting:
                 self._drop_of(chunk, _INTER)
-            if cutting or arrival_s > self._patience[_DISPOSABLE] * target_s:
+            if cutting or timing.late(_DISPOSABLE, size, chunk.at, ahead):
                 self._drop_of(chunk, _DISPOSABLE)
-            ahead += chunk.size_bytes
+            if not (timing.sound_last and chunk.messages[_INTER]):
+                size = math.ceil(chunk.size_bytes)
+                if timing.late(_AUDIO, size, chunk.at, ahead):
+                    self._drop_of(chunk, _AUDIO)
+            ahead += math.ceil(chunk.size_bytes)
         self._broken = self._broken or cutting
         self._queue = deque(chunk for chunk in self._queue if sum(chunk.messages))
 

@@ -4,8 +4,11 @@ The rule. A viewer has a *target delay*. When its next picture is to be handed t
 how old it is, and what the kernel still holds for the viewer and the picture itself over the rate at which the viewer
 takes. One that arrives within the target delay is handed over. Otherwise the rest of its group of pictures is left out,
 up to the next key frame that arrives in time; the first pictures of a group need nothing that comes after them, so what
-was handed over decodes. There is no state but "until which key frame" (see `flowctl.cursor`), so nothing flaps, nothing
-is probed, and who recovers is served whole with the next key frame.
+was handed over decodes. A key frame for which no newer one waits is left out where it would make sound late as well;
+else it goes whatever it takes. Nothing is waited for longer than the hard limits hold of the stream.
+
+There is no state but "until which key frame" (see `flowctl.cursor`), so nothing flaps, nothing is probed, and who
+recovers is served whole with the next key frame.
 
 How long the classes of messages are waited for is the drop policy's (`DropPolicy.patience`), in multiples of the target
 delay. Precedent for judging by arrival and not by what is queued: CoDel (RFC 8289), which judges by time in the queue.
@@ -18,12 +21,16 @@ from math import inf
 from typing import Final
 
 from flowctl.flow import CLASS_COUNT, MessageClass
+from flowctl.limits import OFF_MARK, Limits
 
 LEAST_TARGET_S: Final = 1.5
 """A smaller target without a shorter time between key frames leaves more of the line unused than it saves delay."""
 MOST_TARGET_S: Final = 4.0
 _OF_GROUP: Final = 0.75
 """Of the time between key frames: with less, a viewer at 85 % is cut so early that its line stands idle."""
+
+_OF_HARD: Final = 0.8
+"""Of what the hard marks hold: a rate is that of some seconds, and while a picture is on its way more comes."""
 
 AHEAD_S: Final = 0.2
 """So much of a lagging viewer's rate is given to the kernel ahead: what it holds is decided that much too early."""
@@ -49,6 +56,22 @@ def target_s(target_delay_ms: int | None, gop_s: float) -> float:
     return min(max(LEAST_TARGET_S, _OF_GROUP * gop_s), MOST_TARGET_S)
 
 
+def most_wait_s(limits: Limits, bytes_per_s: float, messages_per_s: float) -> float:
+    """Return for how long anything can be waited for, in seconds: what comes meanwhile has to fit the hard limits.
+
+    Args:
+        limits: those of the viewer.
+        bytes_per_s: rate of the stream, 0 while it is not known.
+        messages_per_s: the same in messages.
+    """
+    size, messages, age_ms = (
+        min(axis.hard or OFF_MARK, OFF_MARK) for axis in (limits.size, limits.messages, limits.age_ms)
+    )
+    charged_per_s = bytes_per_s + messages_per_s * limits.overhead_bytes
+    by_size = size / charged_per_s if charged_per_s else inf
+    return _OF_HARD * min(by_size, messages / messages_per_s if messages_per_s else inf, age_ms / 1000)
+
+
 def ahead_bytes(rate: float) -> int:
     """Return how much the kernel is given ahead for a viewer that takes `rate` bytes per second."""
     return min(max(int(rate * AHEAD_S), LEAST_AHEAD_BYTES), MOST_AHEAD_BYTES)
@@ -63,15 +86,18 @@ class Timing:
         held_bytes: what was handed over and the viewer has not taken yet.
         target_s: target delay in seconds, more than 0.
         patience: by class, see `DropPolicy.patience`.
+        most_s: nothing is waited for any longer, in seconds; what is waited for without end still is.
     """
 
     __slots__ = ("_due", "_seconds_per_byte", "held_bytes", "key_firm", "now", "sound_last")
 
-    def __init__(self, now: float, rate: float, held_bytes: int, target_s: float, patience: Sequence[float]) -> None:
+    def __init__(
+        self, now: float, rate: float, held_bytes: int, target_s: float, patience: Sequence[float], most_s: float = inf
+    ) -> None:
         self.now = now
         self.held_bytes = held_bytes
         self._seconds_per_byte = 1 / rate
-        self._due = [item * target_s for item in patience]
+        self._due = [min(item * target_s, most_s) if item < inf else inf for item in patience]
         # A key frame that a newer one could stand in for is waited for no longer than the pictures after it.
         self._due[_KEY] = min(self._due[_KEY], self._due[_INTER])
         self.key_firm = patience[_KEY] < inf  # late, it is left out even where no newer one waits

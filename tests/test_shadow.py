@@ -8,7 +8,7 @@ from flowctl.counts import NO_COUNTS, Counts
 from flowctl.errors import ConfigError
 from flowctl.flow import CLASS_COUNT, MessageClass, SendState
 from flowctl.limits import NO_LIMITS, Limits
-from flowctl.policy import KeepAll, LivePolicy, Thin
+from flowctl.policy import KeepAll, LivePolicy, PicturesFirst, Thin
 from flowctl.reasons import CloseReason
 from flowctl.shadow import NO_SHADOW, Candidate, Shadow
 
@@ -54,6 +54,7 @@ class Run:
                 busy=busy,
                 live=live,
                 gop_s=1.0 / PER_S[MessageClass.KEY],
+                per_second=(RATE, sum(PER_S.values())),
             )
         return self
 
@@ -158,6 +159,26 @@ def test_shadow_when_it_has_a_target_delay_leaves_out_what_would_be_late():
     assert run.shadow.closed is None
     assert after.dropped.of(MessageClass.INTER) - before.dropped.of(MessageClass.INTER) == pytest.approx(800, abs=250)
     assert after.dropped.of(MessageClass.AUDIO) == before.dropped.of(MessageClass.AUDIO)
+
+
+def test_shadow_when_what_is_late_is_left_out_is_not_thinned_and_holds_within_its_limits():
+    """As in a Sender: the soft limit throws no sound away, and nothing is waited for longer than the limits hold."""
+    tight = Limits.parse("40kB,2048,1s", f"{RATE + 70 * 96},4096,9s", target_delay_ms=4000)
+    for limits, share in ((tight, 0.5), (Limits.parse("1MiB,2048,1s", "4MiB,4096,9s", target_delay_ms=1500), 0.2)):
+        run = Run(limits).go(60, share)
+        assert run.shadow.closed is None
+        assert run.report().dropped.of(MessageClass.AUDIO) == 0
+        assert run.report().dropped.of(MessageClass.INTER) > 100
+
+
+def test_shadow_when_a_key_frame_would_delay_the_sound_leaves_it_out():
+    """On a line that carries little more than sound it is kept, but few key frames; with pictures first they go."""
+    limits = Limits.parse("0,0", target_delay_ms=1500)
+    run = Run(limits).go(60, 0.1).report().dropped
+    assert run.of(MessageClass.AUDIO) == 0
+    assert run.of(MessageClass.KEY) > 40
+    patient = Run(limits, PicturesFirst()).go(60, 0.1).report().dropped
+    assert patient.of(MessageClass.KEY) < run.of(MessageClass.KEY)
 
 
 def test_shadow_when_the_real_queue_is_empty_assumes_the_last_rate_and_says_so():

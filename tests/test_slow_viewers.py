@@ -166,6 +166,19 @@ def test_viewer_that_wants_no_pictures_when_its_line_is_too_slow_is_thinned(shar
     assert scene.sender.statistics().dropped[DropReason.THINNED].of(AUDIO) > 0
 
 
+@pytest.mark.parametrize("mbit", [10, 16])
+@pytest.mark.parametrize("share", [0.5, 0.85])
+@pytest.mark.parametrize("gop_s", [2.0, 4.0])
+def test_viewer_of_a_stream_of_a_high_rate_is_served_within_the_limits(mbit, share, gop_s):
+    """What waits within the target delay is more than the hard mark holds: it is waited for less long."""
+    times = mbit / 1.5
+    messages = [(at, item, size if item is AUDIO else int(size * times)) for at, item, size in stream(30, gop_s)]
+    scene = Scene(lambda _: share * times, flush_s=0.04).run(messages, 30)
+    scene.check()
+    assert not scene.viewer.host.closed
+    assert scene.sender.statistics().dropped.keys() <= {DropReason.LATE}
+
+
 def test_audio_first_when_the_line_is_very_slow_loses_no_sound():
     """Key frames that would hold up the sound are left out; with all or cut they go, and sound waits for them."""
     scene = Scene(LINES["20%"], policy=AudioFirst()).run(stream(60, 2.0), 60)

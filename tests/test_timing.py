@@ -8,9 +8,9 @@ import pytest
 
 from flowctl.errors import ConfigError
 from flowctl.flow import MessageClass
-from flowctl.limits import Limits, parse_target_delay, target_marks
+from flowctl.limits import AxisLimits, Limits, parse_target_delay, target_marks
 from flowctl.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
-from flowctl.timing import ENDLESS, LEAST_AHEAD_BYTES, MOST_AHEAD_BYTES, Timing, ahead_bytes, target_s
+from flowctl.timing import ENDLESS, LEAST_AHEAD_BYTES, MOST_AHEAD_BYTES, Timing, ahead_bytes, most_wait_s, target_s
 
 CONTROL, HEADER, KEY, INTER, DISPOSABLE, AUDIO, DATA = MessageClass
 
@@ -63,6 +63,33 @@ def test_headers_and_control_messages_are_never_late(item):
     """They go whatever it takes, under every policy."""
     for policy in (LivePolicy(), AudioFirst(), PicturesFirst(), KeepAll()):
         assert not timing(policy, held=10**9).late(item, 10**6, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "rates", "expected"),
+    [
+        ("0,0", "0,0", (1e6, 100.0), None),
+        ("2MiB,0,4s", "4MiB,0,8s", (0.0, 0.0), 6.4),  # the age alone, while no rate is known
+        ("0,0", "1MB,0", (90_400.0, 100.0), 8.0),  # with 96 bytes a message
+        ("0,0", "0,1000", (1e6, 100.0), 8.0),
+        ("1MiB,100,1s", "0,0,0", (1e6, 100.0), None),  # soft marks end nobody's connection
+    ],
+)
+def test_nothing_is_waited_for_longer_than_the_hard_marks_hold(soft, hard, rates, expected):
+    """Of each mark four fifths: its age, and its bytes and messages over the rate of the stream."""
+    most_s = most_wait_s(Limits.parse(soft, hard), *rates)
+    assert most_s > 1e6 if expected is None else most_s == pytest.approx(expected)
+    huge = Limits(size=AxisLimits(hard=10**400), age_ms=AxisLimits(hard=10**400))
+    assert most_wait_s(huge, *rates) > 1e6
+
+
+def test_bound_when_it_is_below_the_target_holds_for_pictures_and_sound_alike():
+    """A class that is waited for without end still is."""
+    at = Timing(10.0, 100_000, 0, 4.0, patience_of(LivePolicy()), 1.0)
+    for item in (INTER, KEY, AUDIO):
+        assert not at.late(item, 99_000, 10.0, 0)
+        assert at.late(item, 101_000, 10.0, 0)
+    assert not Timing(10.0, 100_000, 0, 4.0, patience_of(AudioFirst()), 1.0).late(AUDIO, 10**9, 10.0, 0)
 
 
 def test_policies_when_asked_for_their_order_say_who_gives_way():

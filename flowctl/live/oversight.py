@@ -408,7 +408,7 @@ class Oversight:
         """Show one shadow what has happened; return whether it goes on."""
         if sender.closed or sender.following is not shadowed.log:
             return False
-        now, glance, tail = self._clock(), sender.glance(), shadowed.log.tail
+        now, glance, tail, rates = self._clock(), sender.glance(), shadowed.log.tail, shadowed.log.rates
         try:
             shadowed.shadow.sample(
                 now,
@@ -417,6 +417,7 @@ class Oversight:
                 busy=glance.lagging,
                 live=glance.state,
                 gop_s=shadowed.log.gop_duration_s,
+                per_second=(rates.bytes_per_s, rates.messages_per_s),
             )
         except BaseException as error:  # noqa: BLE001 - as above
             self._candidate_failed(error)
