@@ -14,8 +14,8 @@ from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
 from flowctl.units import format_duration, format_size, parse_duration, parse_size
 
-_MOST_TARGET_MS: Final = 3_600_000
-"""Longest target delay that is read: whoever writes more for a live stream means off."""
+MOST_TARGET_MS: Final = 3_600_000
+"""Longest target delay: whoever writes more for a live stream means off."""
 OFF_MARK: Final = 1 << 62
 """What an axis that is off compares against: no load reaches it, so the hot path needs no branch for "off"."""
 
@@ -98,7 +98,10 @@ class Limits:
         hard_policy: see `HardPolicy`.
         target_delay_ms: how late a followed log's pictures may reach a peer that lags before they are left out, in ms;
             see `flowctl.timing`. 0: nothing is left out for that. None: 1.5 s or three quarters of the time between
-            key frames, whichever is more, at most 4 s.
+            key frames, whichever is more, at most 4 s. At most an hour.
+
+    Raises:
+        ConfigError: a number is out of range.
     """
 
     size: AxisLimits = field(default_factory=AxisLimits)
@@ -113,6 +116,10 @@ class Limits:
         for name, value in (("overhead_bytes", self.overhead_bytes), ("target_delay_ms", self.target_delay_ms)):
             if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}, it must be 0 or more")
+        if self.target_delay_ms is not None and self.target_delay_ms > MOST_TARGET_MS:
+            raise ConfigError(
+                f"target_delay_ms is more than {MOST_TARGET_MS} (1 h)", hint="0 is off, None is by the stream"
+            )
 
     @classmethod
     def parse(
@@ -188,8 +195,8 @@ def parse_target_delay(text: str, field_name: str) -> int | None:
         seconds = parse_duration(text, field_name)
     except ConfigError as error:
         raise ConfigError(str(error), hint=hint) from error
-    if seconds and not 1 <= seconds * 1000 <= _MOST_TARGET_MS:
-        longest = f"{_MOST_TARGET_MS // 3_600_000}h"
+    if seconds and not 1 <= seconds * 1000 <= MOST_TARGET_MS:
+        longest = f"{MOST_TARGET_MS // 3_600_000}h"
         raise ConfigError(f"{field_name} is {text.strip()!r}, it must be 1ms to {longest}, or 0 (off)", hint=hint)
     return round(seconds * 1000)
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import ClassVar, Final, NamedTuple, Protocol
 
+from flowctl.errors import ConfigError
 from flowctl.flow import MessageClass, SendState
 
 
@@ -191,6 +192,8 @@ class Room(NamedTuple):
 KEY_WAIT_S: Final = 10.0
 """Shortest time after which waiting for a key frame is given up; two groups of pictures, where that is longer."""
 
+_ENDLESS_FROM: Final = 1e9
+"""So many target delays are no end: longer than anything is queued, and the product stays a number."""
 _UNDROPPABLE: Final = (MessageClass.CONTROL, MessageClass.HEADER)
 DROPPABLE_MASK: Final = sum(1 << item for item in MessageClass if item not in _UNDROPPABLE)
 """Bit per class that a log may drop at all."""
@@ -206,5 +209,19 @@ def refused_mask(policy: DropPolicy, state: SendState) -> int:
 
 
 def patience_of(policy: DropPolicy) -> tuple[float, ...]:
-    """Return the patience of `policy` by `MessageClass`; control messages and headers always go."""
-    return tuple(inf if item in _UNDROPPABLE else policy.patience(item) for item in MessageClass)
+    """Return the patience of `policy` by `MessageClass`; control messages and headers always go.
+
+    Raises:
+        ConfigError: an answer is no number above 0.
+    """
+    return tuple(inf if item in _UNDROPPABLE else _patience(policy, item) for item in MessageClass)
+
+
+def _patience(policy: DropPolicy, item: MessageClass) -> float:
+    wait: object = policy.patience(item)
+    if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait > 0:
+        raise ConfigError(
+            f"{type(policy).__name__}.patience({item.name}) is {wait!r:.40}, it must be a number above 0",
+            hint="it is a multiple of the target delay, math.inf for no end",
+        )
+    return float(wait) if wait < _ENDLESS_FROM else inf

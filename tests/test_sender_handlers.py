@@ -16,16 +16,17 @@ from flow_kit import (
     check_edges,
 )
 from sender_kit import OVERLOADED, READY, SOFT_LIMIT, Talker, by_messages
+from slow_kit import Scene, stream
 
-from flowctl.errors import ReentryError
+from flowctl.errors import ConfigError, ReentryError
 from flowctl.fanout import Fanout
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity, Tape
 from flowctl.flight.words import TablePolicy
 from flowctl.ledger import LedgerKind
-from flowctl.limits import NO_LIMITS
-from flowctl.policy import DropDroppable, KeepAll, Thin, Verdict
-from flowctl.reasons import CloseReason
+from flowctl.limits import NO_LIMITS, Limits
+from flowctl.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
+from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
 from flowctl.sender_types import SendOutcome
 from flowctl.testing import ManualGroup, ManualHost
@@ -168,6 +169,22 @@ def test_policy_when_it_raises_is_contained(method, outcome):
     viewer.drain()
     assert viewer.sender.state is READY
     check_accounts(viewer, viewer.offered)
+
+
+@pytest.mark.parametrize("wait", [None, float("nan"), -1.0])
+def test_policy_when_its_patience_is_no_number_costs_the_viewer_nothing(wait):
+    """It is reported once, and then everything is waited for: the connection goes on."""
+
+    class Odd(LivePolicy):
+        def patience(self, message_class):
+            return wait
+
+    scene = Scene(lambda _: 0.5, policy=Odd(), limits=Limits(target_delay_ms=None)).run(stream(10, 1.0), 10)
+    assert not scene.viewer.host.closed
+    ((where, error),) = scene.viewer.host.failures
+    assert where == "patience"
+    assert isinstance(error, ConfigError)
+    assert DropReason.LATE not in scene.sender.statistics().dropped
 
 
 def test_policy_when_it_calls_the_sender_is_refused_like_a_handler():

@@ -127,3 +127,33 @@ def test_target_delay_when_negative_is_refused():
     """Nothing can arrive before it was published."""
     with pytest.raises(ConfigError, match="target_delay_ms is -1"):
         Limits(target_delay_ms=-1)
+
+
+@pytest.mark.parametrize("target_ms", [3_600_001, 10**400])
+def test_target_delay_when_longer_than_an_hour_is_refused(target_ms):
+    """Nobody means it for a live stream, and no number is so large that reckoning with it fails later."""
+    Limits(target_delay_ms=3_600_000)
+    with pytest.raises(ConfigError, match="target_delay_ms is more than 3600000"):
+        Limits(target_delay_ms=target_ms)
+
+
+@pytest.mark.parametrize("wait", [None, float("nan"), -1, 0, "2", True, -inf])
+def test_patience_when_it_is_no_number_above_zero_is_refused_in_words(wait):
+    """The error names policy, class and answer."""
+
+    class Odd(LivePolicy):
+        def patience(self, message_class):
+            return wait
+
+    with pytest.raises(ConfigError, match=r"Odd.patience\(KEY\) is .*, it must be a number above 0"):
+        patience_of(Odd())
+
+
+def test_patience_when_it_is_a_huge_number_has_no_end():
+    """So its product with a target delay is always a number."""
+
+    class Endless(LivePolicy):
+        def patience(self, message_class):
+            return 10**400
+
+    assert patience_of(Endless()) == ENDLESS

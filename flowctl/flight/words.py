@@ -199,6 +199,8 @@ class TablePolicy:
             raise ConfigError(f"the table of a policy has {len(SendState)} states")
         if len(self.waits) != len(MessageClass):
             raise ConfigError(f"the table of a policy has {len(MessageClass)} classes")
+        if not all(wait > 0 for wait in self.waits):
+            raise ConfigError(f"the patience of a policy is {self.waits}, each must be above 0")
 
     @classmethod
     def of(cls, policy: DropPolicy | None, failed: Callable[[str, BaseException], None]) -> TablePolicy:

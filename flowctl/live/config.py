@@ -10,7 +10,7 @@ from typing import NamedTuple
 from flowctl.errors import ConfigError
 from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields
-from flowctl.limits import parse_target_delay
+from flowctl.limits import MOST_TARGET_MS, parse_target_delay
 from flowctl.policy import LIVE_POLICIES
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.shadow import Candidate
@@ -144,8 +144,10 @@ class LiveConfig:
             if not getattr(self, name) >= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 1 or more")
         for streams, target_ms, policy in self.audiences:
-            if target_ms is not None and target_ms < -1:
-                raise ConfigError(f"audiences, {streams}: target_delay_ms is {target_ms}, it must be 0 or more, or -1")
+            if target_ms is not None and not -1 <= target_ms <= MOST_TARGET_MS:
+                raise ConfigError(
+                    f"audiences, {streams}: target_delay_ms must be 0 to {MOST_TARGET_MS}, or -1 (as usual)"
+                )
             if policy is not None and policy not in LIVE_POLICIES:
                 raise ConfigError(
                     f"audiences, {streams}: policy is {policy!r}, it must be {' or '.join(LIVE_POLICIES)}"
