@@ -187,20 +187,22 @@ class LogCursor(LogQueue):
             if not timing.late(item, size, max(entry.enqueued_at, self.joined_at), 0):
                 return
             if item is _INTER:
-                wait = KeyWait(entry, timing.now, lost=True, least_s=_CUT_WAIT_S)
-                self._wait_from(wait, entry, BROKEN_MASK, DropReason.LATE, timing.now)
+                self._cut_from(KeyWait(entry, timing.now, lost=True), entry, timing.now)
             elif item is _KEY:
                 if not (timing.key_firm or entry.gop.next_key is not None or self._delays_sound(entry, timing)):
                     return  # nothing could stand in for it
                 self._pass_by(entry, entry.next)
-                wait = KeyWait.after(entry)
-                wait.lost, wait.least_s = True, _CUT_WAIT_S
-                self._wait_from(wait, self.place.entry, BROKEN_MASK, DropReason.LATE, timing.now)
+                self._cut_from(KeyWait.after(entry), self.place.entry, timing.now)
             elif item is MessageClass.DISPOSABLE or not timing.sound_last or self._without_pictures:
                 self._pass_by(entry, entry.next)
             else:
                 return
             self._settle()
+
+    def _cut_from(self, wait: KeyWait, start: Entry, now: float) -> None:
+        """Leave out the rest of a group of pictures from `start` on, whatever else is refused meanwhile."""
+        wait.lost, wait.least_s, wait.reason = True, _CUT_WAIT_S, DropReason.LATE
+        self._wait_from(wait, start, BROKEN_MASK, DropReason.LATE, now)
 
     def _delays_sound(self, key: Entry, timing: Timing) -> bool:
         """Whether sound is kept longest and a key frame is so late that the sound after it would be left out too."""
@@ -288,14 +290,17 @@ class LogCursor(LogQueue):
         if self.joining_to is not None or self._stop is not None:
             return
         tail, wait = self.log.tail, self._wait
-        if wait is not None:
-            reason = DropReason.KEY_WAIT
-            if not breaks and not wait.broken_at(tail):
-                wait = self._wait = None
-                reason = DropReason.REFUSED
-        elif breaks:
-            wait = self._wait = KeyWait(tail, now, lost=False)
-        self._open(tail, mask | (wait.mask if wait is not None else 0), reason, (), now)
+        if wait is None:
+            if breaks:
+                self._wait = KeyWait(tail, now, lost=False)
+                mask |= self._wait.mask
+            self._open(tail, mask, reason, (), now)
+        elif not breaks and not wait.broken_at(tail):
+            self._wait = None
+            self._open(tail, mask, reason, (), now)
+        else:
+            self._open(tail, wait.mask, wait.reason, (), now)
+            self._refuse_from(tail, mask, reason, now)
 
     def end_joining(self, reason: DropReason, now: float) -> None:
         """Stop treating the load as a joiner's; what the present state refuses is refused from now on."""
@@ -455,9 +460,9 @@ class LogCursor(LogQueue):
             if self._awaited(entry):
                 self._resume_at(entry)
                 continue
-            if not gates.mask >> entry.message_class & 1:
+            if not gates.refusal.mask >> entry.message_class & 1:
                 return
-            self._tally(gates.reason).add(entry.message_class, len(entry.wire))
+            self._tally(gates.refusal.reason_of(entry.message_class)).add(entry.message_class, len(entry.wire))
             place.entry = following
 
     def _awaited(self, entry: Entry) -> bool:

@@ -1,6 +1,6 @@
 """What a viewer of a log is refused: from which message on which classes, and the wait for a key frame (pure).
 
-A refusal is a *gate* in the log: from an entry on, a bit mask of classes and the reason. Gates are what makes the
+A refusal is a *gate* in the log: from an entry on, a bit mask of classes for each reason. Gates are what makes the
 queue of a slow viewer a subtraction: between two gates the refused messages of a class are the difference of the
 entries' totals. Only a viewer that lags has any.
 """
@@ -21,20 +21,56 @@ Refused = tuple[list[int], list[int], DropReason]
 """(messages by class, bytes by class, reason)."""
 
 
+class Refusal:
+    """Classes that are refused, each for the reason that came first: what was reported must not change its name.
+
+    Attributes:
+        mask: the classes, as bits by `MessageClass`.
+        parts: (bits, reason); no class is in two of them.
+    """
+
+    __slots__ = ("mask", "parts")
+
+    def __init__(self, mask: int, reason: DropReason) -> None:
+        self.mask = mask
+        self.parts: tuple[tuple[int, DropReason], ...] = ((mask, reason),) if mask else ()
+
+    def copy(self) -> Refusal:
+        """Return the same, to be changed on its own."""
+        other = Refusal(0, DropReason.REFUSED)
+        other.mask, other.parts = self.mask, self.parts
+        return other
+
+    def add(self, mask: int, reason: DropReason) -> None:
+        """Refuse the classes in `mask` as well; those that are refused already keep their reason."""
+        new = mask & ~self.mask
+        if new:
+            self.mask |= new
+            self.parts = (*self.parts, (new, reason))
+
+    def reason_of(self, item: MessageClass) -> DropReason:
+        """Return why a class that is refused is."""
+        return next(reason for mask, reason in self.parts if mask >> item & 1)
+
+
 class Gate:
-    """From `start` on, messages of the classes in `mask` are refused for `reason`.
+    """From `start` on, messages are refused as `refusal` says.
 
     `restart` holds messages to hand over right before `start`, waiting since `since`.
     """
 
-    __slots__ = ("mask", "reason", "restart", "since", "start")
+    __slots__ = ("refusal", "restart", "since", "start")
 
-    def __init__(self, start: Entry, mask: int, reason: DropReason, restart: tuple[bytes, ...], since: float) -> None:
+    def __init__(self, start: Entry, refusal: Refusal, restart: tuple[bytes, ...], since: float) -> None:
         self.start = start
-        self.mask = mask
-        self.reason = reason
+        self.refusal = refusal
         self.restart = restart
         self.since = since
+
+    @property
+    def mask(self) -> int:
+        """Classes refused, as bits by `MessageClass`."""
+        return self.refusal.mask
 
 
 class Gates:
@@ -44,17 +80,20 @@ class Gates:
     viewer may stay behind one for hours.
 
     Attributes:
-        mask: classes refused at the cursor, as bits by `MessageClass`.
-        reason: why.
+        refusal: what is refused at the cursor.
         ahead: gates that the cursor has not reached, in order.
     """
 
-    __slots__ = ("ahead", "mask", "reason")
+    __slots__ = ("ahead", "refusal")
 
     def __init__(self) -> None:
-        self.mask = 0
-        self.reason = DropReason.REFUSED
+        self.refusal = Refusal(0, DropReason.REFUSED)
         self.ahead: list[Gate] = []
+
+    @property
+    def mask(self) -> int:
+        """Classes refused at the cursor, as bits by `MessageClass`."""
+        return self.refusal.mask
 
     @property
     def open_wide(self) -> bool:
@@ -72,7 +111,7 @@ class Gates:
         if ahead and ahead[-1].start is start:
             restart = ahead.pop().restart + restart
         if restart or self.last_mask != mask:
-            ahead.append(Gate(start, mask, reason, restart, since))
+            ahead.append(Gate(start, Refusal(mask, reason), restart, since))
 
     def tighten(self, start: Entry, at: Entry, extra: int, reason: DropReason, now: float) -> None:
         """From `start` on, which is not behind the cursor's place `at`, refuse `extra` as well."""
@@ -80,21 +119,19 @@ class Gates:
         while index < len(self.ahead) and self.ahead[index].start.sequence < start.sequence:
             index += 1
         if start.sequence <= at.sequence:
-            self.reason = self.reason if self.mask else reason
-            self.mask |= extra
+            self.refusal.add(extra, reason)
         elif index == len(self.ahead) or self.ahead[index].start is not start:
-            mask = self.ahead[index - 1].mask if index else self.mask
-            self.ahead.insert(index, Gate(start, mask, reason, (), now))
-        # What was refused before keeps its reason: what has been reported must not change its name.
+            before = self.ahead[index - 1].refusal if index else self.refusal
+            self.ahead.insert(index, Gate(start, before.copy(), (), now))
         for gate in self.ahead[index:]:
-            gate.mask |= extra
+            gate.refusal.add(extra, reason)
 
     def arrive(self, sequence: int) -> list[Gate]:
         """Put in force the gates up to `sequence`, where the cursor is now; return those with messages to hand over."""
         passed = []
         while self.ahead and self.ahead[0].start.sequence <= sequence:
             gate = self.ahead.pop(0)
-            self.mask, self.reason = gate.mask, gate.reason
+            self.refusal = gate.refusal
             if gate.restart:
                 passed.append(gate)
         return passed
@@ -109,13 +146,13 @@ class Gates:
     def refused(self, first: Entry, last: Entry) -> list[Refused]:
         """Return what is refused from `first`, the cursor's place, up to, not including, `last`."""
         result: list[Refused] = []
-        mask, reason, start = self.mask, self.reason, first
+        refusal, start = self.refusal, first
         for gate in self.ahead:
             if gate.start.sequence >= last.sequence:
                 break
-            _add_refused(result, mask, reason, start, gate.start)
-            mask, reason, start = gate.mask, gate.reason, gate.start
-        _add_refused(result, mask, reason, start, last)
+            _add_refused(result, refusal, start, gate.start)
+            refusal, start = gate.refusal, gate.start
+        _add_refused(result, refusal, start, last)
         return result
 
     def restarts(self) -> list[bytes]:
@@ -123,14 +160,15 @@ class Gates:
         return [wire for gate in self.ahead for wire in gate.restart]
 
 
-def _add_refused(result: list[Refused], mask: int, reason: DropReason, first: Entry, last: Entry) -> None:
-    if not mask or last.sequence <= first.sequence:
+def _add_refused(result: list[Refused], refusal: Refusal, first: Entry, last: Entry) -> None:
+    if last.sequence <= first.sequence:
         return
-    counts, sizes = subtract(last.counts, first.counts), subtract(last.sizes, first.sizes)
-    for item in range(CLASS_COUNT):
-        if not mask >> item & 1:
-            counts[item] = sizes[item] = 0
-    result.append((counts, sizes, reason))
+    for mask, reason in refusal.parts:
+        counts, sizes = subtract(last.counts, first.counts), subtract(last.sizes, first.sizes)
+        for item in range(CLASS_COUNT):
+            if not mask >> item & 1:
+                counts[item] = sizes[item] = 0
+        result.append((counts, sizes, reason))
 
 
 def frames_before(entry: Entry) -> int:
@@ -146,16 +184,18 @@ class KeyWait:
         since: when the wait began, in seconds.
         mask: classes refused meanwhile, whatever the policy says.
         lost: whether a frame is lost already. Without, the wait is for nothing as long as none is published.
+
+    Attributes:
         least_s: it is not given up before that, in seconds.
+        reason: what is refused for it.
     """
 
-    __slots__ = ("_frames", "_gop", "_key", "least_s", "lost", "mask", "since", "start")
+    __slots__ = ("_frames", "_gop", "_key", "least_s", "lost", "mask", "reason", "since", "start")
 
-    def __init__(
-        self, start: Entry, since: float, mask: int = BROKEN_MASK, *, lost: bool, least_s: float = KEY_WAIT_S
-    ) -> None:
+    def __init__(self, start: Entry, since: float, mask: int = BROKEN_MASK, *, lost: bool) -> None:
         self.since = since
-        self.least_s = least_s
+        self.least_s = KEY_WAIT_S
+        self.reason = DropReason.KEY_WAIT
         self.mask = mask
         self.lost = lost
         self._move(start)

@@ -179,3 +179,20 @@ def test_key_frame_when_no_sound_waits_behind_it_goes_whatever_it_takes(quiet):
     policy = PicturesFirst() if quiet == "pictures first" else None
     assert take(follower, rate=1, policy=policy).endswith("K")
     assert follower.dropped(LATE) == ""
+
+
+def test_what_a_cut_takes_is_late_whatever_else_is_refused_meanwhile():
+    """Sound that was switched off is refused, and stays so; pictures are late, also when a state comes in between."""
+    follower = slow("IAI", age_s=1.5)
+    follower.cursor.refuse(1 << MessageClass.AUDIO, DropReason.REFUSED, follower.now)
+    follower.publish("AIA")
+    assert take(follower, rate=10_000) == "A"
+    assert (follower.dropped(LATE), follower.dropped(DropReason.REFUSED)) == ("III", "AA")
+    follower.cursor.refuse(DROPPABLE_MASK, DropReason.HELD, follower.now)
+    follower.publish("XAI")
+    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
+    follower.publish("AIK")
+    assert take(follower, rate=10_000) == "ArrK"
+    assert (follower.dropped(LATE), follower.dropped(DropReason.HELD)) == ("IIIII", "AX")
+    assert follower.dropped() == "IIIIIAAAX"
+    assert follower.cursor.plain

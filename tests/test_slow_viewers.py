@@ -166,6 +166,20 @@ def test_viewer_that_wants_no_pictures_when_its_line_is_too_slow_is_thinned(shar
     assert scene.sender.statistics().dropped[DropReason.THINNED].of(AUDIO) > 0
 
 
+def test_viewer_that_wants_no_sound_when_pictures_are_late_lags_as_any_other():
+    """What is left out for it is late and not refused, so that it stays OVERLOADED: its states do not flap."""
+    policy = Muted(LivePolicy(), audio=False, video=True)
+    scene = Scene(lambda _: 0.5, policy=policy, flush_s=0.04).run(stream(60, 2.0), 60)
+    scene.check()
+    statistics = scene.sender.statistics()
+    assert {reason for reason, lost in statistics.dropped.items() if lost.of(INTER)} == {DropReason.LATE}
+    assert {reason for reason, lost in statistics.dropped.items() if lost.of(AUDIO)} == {DropReason.REFUSED}
+    assert statistics.state is SendState.OVERLOADED
+    assert statistics.transitions <= 3
+    assert statistics.picture_share < 0.6
+    assert [entry.kind for entry in scene.sender.ledger()].count(LedgerKind.LATE) == 1
+
+
 @pytest.mark.parametrize("mbit", [10, 16])
 @pytest.mark.parametrize("share", [0.5, 0.85])
 @pytest.mark.parametrize("gop_s", [2.0, 4.0])
