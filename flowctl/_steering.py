@@ -66,7 +66,7 @@ class Steering(SenderCore):
         self._open_episode_locked(now)
         if rate is None or host.strained():
             return None
-        held_bytes = max(kernel_bytes, trouble.delay.unread_bytes(written))
+        held_bytes = trouble.delay.untaken_bytes(now, written, kernel_bytes)
         limits, rates = self._core.limits, cursor.log.rates
         target = target_s(limits.target_delay_ms, cursor.log.gop_duration_s)
         most_s = most_wait_s(limits, rates.bytes_per_s, rates.messages_per_s)

@@ -36,8 +36,16 @@ STALL_S: Final = 3.0
 
 _ACKNOWLEDGEMENTS: Final = 3
 """So many acknowledgements of the application show that it sends them, and how far apart."""
-_UNREAD_BYTES: Final = 16 * 1024 * 1024
-"""No receive buffer is larger (Linux grows them to 6 MiB): an application that far behind has stopped acknowledging."""
+_UNREAD_BYTES: Final = 6 * 1024 * 1024
+"""Linux grows receive buffers to this size: of what has left our kernel, no more than that can be unread."""
+_BELIEVED_STEPS: Final = 2.0
+"""An application that has not reported for so many of its usual times between two reports has stopped doing so."""
+_BELIEVED_S: Final = 2.0
+"""It has not before so much time has passed: programs that report ten times a second pause, too."""
+_FADING: Final = 0.8
+"""What is left of an unusually long time or large step with each report that follows."""
+_SHORT: Final = 0.02
+"""Of what it has read, an application may count so much less: without the headers of chunks."""
 
 
 class DrainMeter:
@@ -122,41 +130,65 @@ class DrainMeter:
 class DelayMeter:
     """Delay of one peer, from samples of what was written and what is left; pure but for the caller's figures."""
 
-    __slots__ = ("_acknowledged", "_at", "_kernel", "_rate", "_read", "_reads", "_since", "_step", "_stopped_s")
+    __slots__ = (
+        *("_acknowledged", "_at", "_gap_s", "_rate", "_read", "_read_at", "_reads"),
+        *("_short", "_since", "_step", "_stopped_s", "_untaken"),
+    )
 
     def __init__(self) -> None:
         self._at: float | None = None  # time of the last sample that counted
-        self._kernel = 0  # what the kernels held at the last sample
+        self._untaken = 0  # what had not been taken at the last sample
         self._stopped_s = 0.0  # how long the peer had taken nothing then
         self._acknowledged = 0
-        self._rate = 0.0  # bytes per second that the peer takes while there is something to take
+        self._rate = 0.0  # bytes per second that the peer's kernel takes while there is something to take
         self._since: float | None = None  # since when it has taken nothing although there was something
         self._read = 0  # what the peer's application says that it has read
+        self._read_at = 0.0  # when it last said so
         self._reads = 0  # how often it has said so
-        self._step = 0  # largest distance between two such reports
+        self._step = 0.0  # largest distance between two such reports lately, in bytes
+        self._gap_s = 0.0  # longest time between two of them lately
+        self._short = _SHORT  # share of what was written that the application does not count, at most
 
-    def peer_acknowledged(self, total_bytes: int) -> None:
-        """Take note that the peer's application has read `total_bytes` since the connection began."""
+    def peer_acknowledged(self, now: float, total_bytes: int, written_bytes: int) -> None:
+        """Take note that the peer's application has read `total_bytes` since the connection began.
+
+        Args:
+            now: time in seconds.
+            total_bytes: what it says. More than was written means all of it.
+            written_bytes: what the kernel has taken since the connection began.
+        """
+        total_bytes = min(total_bytes, written_bytes)
         step = total_bytes - self._read
-        if step > 0:
-            self._step = max(self._step, step if self._reads else 0)
-            self._read = total_bytes
-            self._reads += 1
+        if step <= 0:
+            return
+        if self._reads:
+            self._step = max(_FADING * self._step, step)
+            self._gap_s = max(_FADING * self._gap_s, now - self._read_at)
+        self._read, self._read_at = total_bytes, now
+        self._reads += 1
+        # One that counts too little is that share behind even when it has read all; none has ever read more.
+        self._short = min(self._short, 1 - total_bytes / written_bytes)
 
     @property
     def told(self) -> bool:
         """Whether the peer's application has ever said what it has read."""
         return self._reads > 0
 
-    def unread_bytes(self, written_bytes: int) -> int:
-        """Return what the peer's application has surely not read of `written_bytes`; 0 where it does not say.
+    def untaken_bytes(self, now: float, written_bytes: int, kernel_bytes: int) -> int:
+        """Return what the peer has surely not taken: what the kernel holds, or its application has not read.
 
-        It reports in steps, so that one step may have been read and not been reported.
+        The application reports in steps, so that one step may have been read and not been reported. Where it has
+        stopped reporting, or never did, what the kernel holds is all that is known.
+
+        Args:
+            now: time in seconds.
+            written_bytes: what the kernel has taken since the connection began.
+            kernel_bytes: what of it the peer's kernel has not acknowledged.
         """
-        if self._reads < _ACKNOWLEDGEMENTS:
-            return 0
-        unread = written_bytes - self._read - self._step
-        return unread if 0 < unread <= _UNREAD_BYTES else 0
+        if self._reads < _ACKNOWLEDGEMENTS or now - self._read_at > max(_BELIEVED_STEPS * self._gap_s, _BELIEVED_S):
+            return kernel_bytes
+        unread = int(written_bytes * (1 - self._short) - self._read - self._step)
+        return unread if kernel_bytes < unread <= kernel_bytes + _UNREAD_BYTES else kernel_bytes
 
     def sample(self, now: float, queued_bytes: int, written_bytes: int, kernel_bytes: int) -> float:
         """Take one sample and return the delay in ms.
@@ -171,10 +203,9 @@ class DelayMeter:
             0 for a peer for which nothing waits. For one that takes nothing, the delay that it had when it stopped
             and the time since.
         """
-        if self._reads:
-            kernel_bytes = max(kernel_bytes, self.unread_bytes(written_bytes))
-        waiting = queued_bytes + kernel_bytes
-        acknowledged = written_bytes - kernel_bytes
+        untaken_bytes = self.untaken_bytes(now, written_bytes, kernel_bytes)
+        waiting = queued_bytes + untaken_bytes
+        acknowledged = written_bytes - kernel_bytes  # reports come in steps and may stop: they tell of no rate
         last = self._at
         if last is None or now - last >= LEAST_SAMPLE_S:
             taken = acknowledged - self._acknowledged
@@ -186,13 +217,13 @@ class DelayMeter:
             elif self._since is None:
                 self._since = last if last is not None else now
             self._at, self._acknowledged = now, acknowledged
-        self._kernel = kernel_bytes
+        self._untaken = untaken_bytes
         self._stopped_s = 0.0 if self._since is None else now - self._since
         return self.with_queue(queued_bytes)
 
     def with_queue(self, queued_bytes: int) -> float:
         """Return the delay in ms that the last sample would have found with `queued_bytes` in our own queue."""
-        waiting = queued_bytes + self._kernel
+        waiting = queued_bytes + self._untaken
         if not waiting:
             return 0.0
         return (waiting / self._rate + self._stopped_s if self._rate else self._stopped_s) * 1000

@@ -437,15 +437,16 @@ class Sender(Steering):
         """Take note that the peer's application says it has read `total_bytes` of all that was sent. Any thread.
 
         It makes the delay true for peers whose kernel takes far more than they read. Reports in steps of any size do;
-        what is used is how far the newest lags behind what was sent, less the largest step. A number that is higher
-        than what was sent means all of it.
+        what is used is how far the newest lags behind what was sent, less the largest step lately, and less the share
+        of up to 2 % that a peer counts too little. Once reports stop, for longer than twice the usual time between two
+        of them, they are believed no more. A number that is higher than what was sent means all of it.
         """
         self._refuse_reentry("peer_acknowledged")
         with self._lock:
             if self._trouble is None and self._aged_by_delay:
                 self._trouble = Trouble()
             if self._trouble is not None:
-                self._trouble.delay.peer_acknowledged(min(total_bytes, self._bytes_sent_locked()))
+                self._trouble.delay.peer_acknowledged(self._host.now(), total_bytes, self._bytes_sent_locked())
 
     def forecast(self) -> Forecast | None:
         """Return when the hard limit will be reached if filling and draining go on as now. Any thread.

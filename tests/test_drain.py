@@ -76,34 +76,97 @@ def test_stalled_when_nothing_is_taken_begins_after_its_time_and_ends_with_the_n
     assert not meter.stalled(30.0)
 
 
+def told(*totals, every_s=1.0, written=None):
+    """Return a meter that was told these totals, one each `every_s` seconds, and the time of the last."""
+    meter = DelayMeter()
+    for number, total in enumerate(totals):
+        meter.peer_acknowledged(number * every_s, total, written or total)
+    return meter, (len(totals) - 1) * every_s
+
+
 def test_acknowledgements_when_an_application_lags_show_what_its_kernel_hides():
     """The peer's kernel has taken everything, its application 40 kB less: that is part of the delay."""
-    meter = DelayMeter()
-    assert meter.unread_bytes(100_000) == 0
-    for total in (10_000, 20_000, 30_000):
-        meter.peer_acknowledged(total)
-    assert meter.unread_bytes(30_000) == 0
-    assert meter.unread_bytes(40_000) == 0, "one step may have been read and not been reported"
-    assert meter.unread_bytes(80_000) == 40_000
-    meter.peer_acknowledged(5_000)
-    assert meter.unread_bytes(80_000) == 40_000, "a report that goes back counts for nothing"
+    assert DelayMeter().untaken_bytes(0.0, 100_000, 0) == 0
+    meter, now = told(10_000, 20_000, 30_000)
+    assert meter.untaken_bytes(now, 30_000, 0) == 0
+    assert meter.untaken_bytes(now, 40_000, 0) == 0, "one step may have been read and not been reported"
+    assert meter.untaken_bytes(now, 80_000, 0) == 40_000
+    assert meter.untaken_bytes(now, 80_000, 50_000) == 50_000, "what the kernel holds counts in any case"
+    meter.peer_acknowledged(now, 5_000, 80_000)
+    assert meter.untaken_bytes(now, 80_000, 0) == 40_000, "a report that goes back counts for nothing"
 
 
-def test_acknowledgements_when_they_stop_are_believed_no_more():
-    """No receive buffer is as large as what a client that stopped acknowledging seems to have in it."""
+@pytest.mark.parametrize("every_s", [0.1, 1.0, 5.0, 30.0])
+def test_acknowledgements_when_they_stop_are_believed_for_twice_their_usual_time(every_s):
+    """Who has not reported for twice as long as usual, and for 2 s, has stopped; the next report counts again."""
+    meter, now = told(10_000, 20_000, 30_000, every_s=every_s)
+    believed_s = max(2 * every_s, 2.0)
+    assert meter.untaken_bytes(now + believed_s - 0.01, 80_000, 1000) == 40_000
+    assert meter.untaken_bytes(now + believed_s + 0.01, 80_000, 1000) == 1000
+    meter.peer_acknowledged(now + 100, 40_000, 80_000)
+    assert meter.untaken_bytes(now + 100, 90_000, 1000) == 40_000
+
+
+def test_acknowledgements_when_a_viewer_reads_slower_and_slower_are_believed():
+    """The same step takes a slow reader longer each time: that is no reason to believe it less."""
+    meter, now, gap_s = DelayMeter(), 0.0, 1.0
+    for total in range(50_000, 1_000_000, 50_000):
+        assert total < 200_000 or meter.untaken_bytes(now, total + 200_000, 0) > 190_000
+        meter.peer_acknowledged(now, total, total + 150_000 if total > 50_000 else total)
+        now, gap_s = now + gap_s, gap_s * 1.5
+
+
+def test_acknowledgements_when_one_comes_late_are_soon_judged_as_before():
+    """A long pause of the reports makes neither their times nor their steps count as long for ever."""
+    meter, now = told(10_000, 20_000, 30_000)
+    now += 60
+    for total in range(800_000, 1_100_000, 10_000):
+        now += 1
+        meter.peer_acknowledged(now, total, total)
+    assert meter.untaken_bytes(now, 1_150_000, 0) == 50_000
+    assert meter.untaken_bytes(now + 3, 1_150_000, 0) == 0
+
+
+def test_acknowledgements_when_more_is_missing_than_a_receive_buffer_holds_are_not_believed():
+    """Receive buffers end at 6 MiB: what is missing beyond that and what our kernel holds, nobody has unread."""
+    most = 6 * 1024 * 1024
+    meter, now = told(10_000, 20_000, 30_000)
+    assert meter.untaken_bytes(now, 40_000 + most, 0) == most
+    assert meter.untaken_bytes(now, 40_001 + most, 0) == 0
+    assert meter.untaken_bytes(now, 40_001 + most, 1) == most + 1
+
+
+@pytest.mark.parametrize("short", [0.0, 0.003, 0.015, 0.02])
+def test_acknowledgements_when_they_leave_out_headers_make_no_delay(short):
+    """An application that counts the payload alone falls behind for ever by its count, and not by what it reads."""
     meter = DelayMeter()
-    for total in (10_000, 20_000, 30_000):
-        meter.peer_acknowledged(total)
-    assert meter.unread_bytes(100_000_000) == 0
+    for second in range(7200):
+        written = 200_000 * (second + 1)
+        meter.peer_acknowledged(float(second), int(written * (1 - short)), written)
+        assert meter.untaken_bytes(float(second), written, 0) == 0
+    assert meter.untaken_bytes(7200.0, written + 1_200_000, 0) == pytest.approx(1_000_000, abs=60_000)
 
 
 def test_delay_when_an_application_reads_slowly_counts_what_it_has_not_read():
     """With nothing queued and nothing in our kernel, an application 2 s behind has a delay of about 2 s."""
     meter = DelayMeter()
     for second in range(30):
-        meter.peer_acknowledged(1000 * second)
+        meter.peer_acknowledged(float(second), 1000 * second, 1000 * second + (0 if second == 1 else 3000))
         delay_ms = meter.sample(float(second), 0, 1000 * second + 3000, 0)
     assert delay_ms == pytest.approx(2000, rel=0.1)
+
+
+@pytest.mark.parametrize("step_s", [1, 7])
+def test_delay_when_the_reports_stop_or_come_in_large_steps_is_by_what_the_kernel_takes(step_s):
+    """Neither a report nor the end of them is taken for a burst that was read: the rate is what the kernel takes."""
+    meter = DelayMeter()
+    for tick in range(240):
+        now, written = tick / 2, 1000 * tick  # bytes, 2000 a second
+        if now < 60 and tick % (2 * step_s) == 0 and written:
+            meter.peer_acknowledged(now, max(written - 20_000, 1), written)
+        delay_ms = meter.sample(now, 4000, written, 1000)
+        assert not 30 < now < 60 or 2490 <= delay_ms <= 12_500
+    assert delay_ms == pytest.approx(2500, rel=0.01)
 
 
 def test_age_when_one_sample_is_high_is_that_of_the_other():

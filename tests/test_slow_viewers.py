@@ -255,6 +255,38 @@ def test_why_and_ledger_when_pictures_are_left_out_tell_shares():
     assert scene.sender.state is SendState.READY
 
 
+def acknowledge(scene, seconds, *, short=0.0, step_bytes=100_000):
+    """Let time pass with a viewer whose application reports each `step_bytes`, and a share `short` too little."""
+    until, reported = scene.now + seconds, 0
+    while scene.now < until:
+        scene.go(0.1)
+        read = int(scene.kernel.carried_bytes * (1 - short))
+        if read - reported >= step_bytes:
+            scene.sender.peer_acknowledged(read)
+            reported = read
+
+
+def test_viewer_when_its_client_stops_acknowledging_is_served_on_by_what_its_kernel_takes():
+    """Reports that have stopped are no sign of a viewer that reads no more: it keeps its line and its pictures."""
+    scene = Steady(0.85, flush_s=0.04)
+    acknowledge(scene, 15)
+    scene.go(45)
+    scene.check()
+    figures = scene.figures(20, 52)
+    assert figures["line"] >= 0.95
+    assert figures["pictures"] >= 0.9 * PICTURES["85%"][1]
+
+
+def test_viewer_when_its_client_counts_no_headers_is_served_on_by_what_its_kernel_takes():
+    """A count that falls behind for ever, because it is of the payload alone, takes nothing of a viewer's line."""
+    scene = Steady(0.85, flush_s=0.04)
+    acknowledge(scene, 120, short=0.02)
+    scene.check()
+    figures = scene.figures(60, 112)
+    assert figures["line"] >= 0.95
+    assert figures["pictures"] >= 0.9 * PICTURES["85%"][1]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     rates=st.lists(st.sampled_from([0.0, 0.1, 0.3, 0.6, 0.9, 1.1, 2.0, 5.0]), min_size=1, max_size=10),

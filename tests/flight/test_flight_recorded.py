@@ -303,7 +303,8 @@ def test_flight_when_the_delay_is_the_age_axis_replays_samples():
         viewer.host.poll_writable()
         viewer.host.foreign = bool(number % 2)
         viewer.sender.sample_delay(None if number % 3 else 500)
-        viewer.sender.peer_acknowledged(number * 20)
+        if number < 16 or number > 30:  # for longer than reports are believed
+            viewer.sender.peer_acknowledged(number * 20)
         viewer.host.foreign = False
     assert viewer.edges.changes
     flight, _, _ = check_flight(viewer.rows)
