@@ -326,7 +326,7 @@ class SenderCore(SenderState):
         )
 
     def _lags_locked(self) -> bool:
-        """Whether this peer lags behind a log that it follows with a target delay, and is judged on that."""
+        """Whether this peer lags behind a log that it follows, and its limits and its policy leave out what is late."""
         cursor = self._outbox.cursor
         return (
             self._core.would_block
@@ -335,6 +335,7 @@ class SenderCore(SenderState):
             and not self._member
             and cursor.joining_to is None
             and not self._closing
+            and self._patience_locked() != ENDLESS
         )
 
     def _wrote_locked(self, written: int, now: float, failure: OSError | None, *, blocked: bool) -> FlushResult:
@@ -550,7 +551,7 @@ class SenderCore(SenderState):
         if trouble is not None and core.would_block and (until := self._held_until_locked(trouble)) > now:
             times.append(until)
         if trouble is not None and (
-            (core.would_block and (settings.steers or core.limits.target_delay_ms != 0))
+            (core.would_block and (settings.steers or self._lags_locked()))
             or (
                 settings.age_from is AgeSource.DELAY
                 and (trouble.delay_ms >= HEALTHY_MS or core.state >= SendState.SOFT_LIMIT)

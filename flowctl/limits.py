@@ -97,8 +97,8 @@ class Limits:
         overhead_bytes: bytes charged per message, 0 or more.
         hard_policy: see `HardPolicy`.
         target_delay_ms: how late a followed log's pictures may reach a peer that lags before they are left out, in ms;
-            see `flowctl.timing`. 0: nothing is left out for that. None: 1.5 s or three quarters of the time between
-            key frames, whichever is more, at most 4 s. At most an hour.
+            see `flowctl.timing`. None: by the stream, 1.5 s or three quarters of the time between key frames,
+            whichever is more, at most 4 s. 0: nothing is left out for that. At most an hour.
 
     Raises:
         ConfigError: a number is out of range.
@@ -109,7 +109,7 @@ class Limits:
     age_ms: AxisLimits = field(default_factory=AxisLimits)
     overhead_bytes: int = DEFAULT_OVERHEAD_BYTES
     hard_policy: HardPolicy = HardPolicy.CLOSE
-    target_delay_ms: int | None = 0
+    target_delay_ms: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -130,7 +130,7 @@ class Limits:
         *,
         overhead_bytes: int = DEFAULT_OVERHEAD_BYTES,
         hard_policy: HardPolicy = HardPolicy.CLOSE,
-        target_delay_ms: int | None = 0,
+        target_delay_ms: int | None = None,
     ) -> Limits:
         """Return the limits written as ``bytes,messages[,age]`` triples.
 
@@ -164,7 +164,7 @@ class Limits:
     def __str__(self) -> str:
         soft = _marks_text(self.size.soft, self.messages.soft, self.age_ms.soft)
         hard = _marks_text(self.size.hard or 0, self.messages.hard or 0, self.age_ms.hard or 0)
-        return f"soft {soft}; hard {hard}" + (f"; {target_text(self)}" if self.target_delay_ms != 0 else "")
+        return f"soft {soft}; hard {hard}" + (f"; {target_text(self)}" if self.target_delay_ms is not None else "")
 
 
 def target_text(limits: Limits) -> str:
@@ -202,7 +202,7 @@ def parse_target_delay(text: str, field_name: str) -> int | None:
 
 
 NO_LIMITS: Final = Limits()
-"""Every axis off."""
+"""Every axis off; the target delay is by the stream."""
 
 
 _MOST_DIGITS: Final = 15

@@ -38,7 +38,7 @@ from flowctl.work import NO_WORK_LIMITS, WorkLimits
 
 _P = ParamSpec("_P")
 
-DEFAULT_LIMITS: Final = Limits.parse("2MiB,2048,4s", "4MiB,4096,8s", target_delay_ms=None)
+DEFAULT_LIMITS: Final = Limits.parse("2MiB,2048,4s", "4MiB,4096,8s")
 """Limits of a server that is given none: at 2.5 Mbit/s about 6 s and 13 s of media, or 4 s and 8 s of age; what
 of a log would reach a slow viewer too late by its policy is left out, by the stream's target delay."""
 

@@ -18,7 +18,7 @@ from flowctl.testing import ManualGroup
 STEP_S = 0.005
 FPS = 30
 RATE = 1_500_000 / 8
-LIVE_LIMITS = Limits.parse("2MiB,2048,4s", "4MiB,4096,8s", target_delay_ms=None)
+LIVE_LIMITS = Limits.parse("2MiB,2048,4s", "4MiB,4096,8s")
 KERNEL_BYTES = 128 * 1024
 SEGMENT_BYTES = 16 * 1024
 Line = Callable[[float], float]

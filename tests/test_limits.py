@@ -206,6 +206,15 @@ def test_limits_when_they_are_off_are_shown_so():
     assert str(Limits.parse("0,0", "1KiB,10")) == "soft off; hard 1.0 KiB, 10 messages, any age"
 
 
+def test_limits_when_no_target_delay_is_given_have_that_of_the_stream():
+    """Whoever says nothing of it is served by the rule for slow viewers; only what is said is shown."""
+    for limits in (Limits(), NO_LIMITS, Limits.parse("2MiB,2048,4s")):
+        assert limits.target_delay_ms is None
+        assert "target" not in str(limits)
+        assert str(dataclasses.replace(limits, target_delay_ms=0)) == f"{limits}; no target delay"
+        assert str(dataclasses.replace(limits, target_delay_ms=1500)) == f"{limits}; target delay 1.5 s"
+
+
 def test_limits_when_overhead_is_negative_are_refused():
     """Overhead cannot be negative: a load would shrink with every message."""
     with pytest.raises(ConfigError, match="overhead_bytes is -1"):

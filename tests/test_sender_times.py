@@ -280,6 +280,28 @@ def test_age_when_a_viewer_keeps_up_asks_for_no_tick():
     assert viewer.numbers()[-1] == 101
 
 
+@pytest.mark.parametrize("follows", [True, False])
+def test_target_delay_when_nothing_can_be_late_asks_for_no_tick(follows):
+    """Who follows no log, or has a policy that waits for everything, is blocked without timers or a limited kernel."""
+    viewer = Talker(Peer(room=100), policy=KeepAll() if follows else LivePolicy(), settings=TIMELESS)
+    published = Published(viewer.group)
+    published.script("K")
+    if follows:
+        viewer.follow(Fanout(published.log, viewer.group, flush_interval_s=0))
+        viewer.group.run(1.0)  # past the looks at a joiner
+    asked = deadlines_of(viewer)
+    for _ in range(50):
+        if follows:
+            published.script("IIIA")
+        else:
+            viewer.say("IIIA")
+        viewer.group.run(0.2)
+        viewer.give(30)
+    assert viewer.sender.state is OVERLOADED
+    assert viewer.sender.limits.target_delay_ms is None
+    assert (asked, viewer.host.unsent_limit_bytes) == ([], 0)
+
+
 def test_age_when_the_queue_stays_empty_asks_for_one_tick_per_mark():
     """A blocked viewer with nothing queued is looked at once in the time of its soft mark, not more often."""
     group, _, viewer = emptied(Limits.parse("0,0,1s", "0,0,2s"))

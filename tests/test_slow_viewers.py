@@ -12,7 +12,7 @@ from slow_kit import LINES, LIVE_LIMITS, RATE, Scene, Steady, stream
 
 from flowctl.flow import SendState
 from flowctl.ledger import LedgerKind
-from flowctl.limits import Limits
+from flowctl.limits import NO_LIMITS, Limits
 from flowctl.live.muting import Muted
 from flowctl.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst
 from flowctl.reasons import DropReason
@@ -214,10 +214,10 @@ def test_pictures_first_when_the_line_is_slow_loses_sound_before_pictures():
     assert found[False]["sound"] < found[True]["sound"]
 
 
-@pytest.mark.parametrize("given", [{"policy": KeepAll()}, {"limits": Limits.parse("0,0")}])
+@pytest.mark.parametrize("given", [{"policy": KeepAll()}, {"limits": Limits(target_delay_ms=0)}])
 def test_nothing_is_left_out_when_the_policy_or_the_limits_want_it_so(given):
     """A policy that waits for everything, or no target delay, and a slow viewer gets all of it, later and later."""
-    scene = Scene(LINES["80%"], **{"limits": Limits(target_delay_ms=None), **given}).run(stream(30, 2.0), 30)
+    scene = Scene(LINES["80%"], **{"limits": Limits(), **given}).run(stream(30, 2.0), 30)
     scene.check()
     statistics = scene.sender.statistics()
     assert DropReason.LATE not in statistics.dropped
@@ -315,6 +315,14 @@ def test_what_is_delivered_decodes_whatever_the_rate_does(rates, gop_s, seed, di
     assert {number for number, _, _ in scene.arrived()} >= set(range(last_key, len(classes)))
 
 
+@pytest.mark.parametrize("limits", [NO_LIMITS, Limits.parse("2MiB,2048,4s")])
+def test_viewer_when_its_limits_say_nothing_of_a_target_delay_is_served_by_that_of_the_stream(limits):
+    """An application that gives marks of its own does not switch the rule off with them."""
+    scene = Scene(LINES["80%"], limits=limits, flush_s=0.04).run(stream(40, 2.0), 40)
+    assert scene.figures(10, 32)["p95"] <= target_s(None, 2.0) + 0.5
+    assert scene.sender.statistics().dropped.keys() == {DropReason.LATE}
+
+
 def test_live_limits_have_the_target_by_the_stream():
     """The scenes here have what a server has that is given nothing, and their rate is 1.5 Mbit/s."""
     assert LIVE_LIMITS.target_delay_ms is None
@@ -336,10 +344,10 @@ def test_viewer_that_lost_pictures_when_the_stream_pauses_is_ready_by_its_own_ti
 def test_target_delay_when_it_is_set_for_a_viewer_that_lags_replaces_what_its_state_refuses():
     """Without one, OVERLOADED refuses frames that nobody needs; with one they are judged by their arrival."""
     messages = stream(40, 2.0, disposable=True)
-    scene = Scene(LINES["95%"], limits=Limits())
+    scene = Scene(LINES["95%"], limits=Limits(target_delay_ms=0))
     scene.run([entry for entry in messages if entry[0] < 20], 20)
     assert scene.sender.statistics().dropped[DropReason.REFUSED].of(DISPOSABLE) > 0
-    scene.sender.set_limits(Limits(target_delay_ms=None))
+    scene.sender.set_limits(Limits())
     before = scene.sender.statistics().dropped[DropReason.REFUSED]
     scene.run([entry for entry in messages if entry[0] >= 20], 40)
     assert scene.sender.statistics().dropped[DropReason.REFUSED] == before

@@ -146,7 +146,7 @@ def test_return_when_there_is_sound_only_keeps_what_fits_the_low_mark():
 def test_return_when_a_slow_viewer_is_too_far_behind_comes_without_a_stall():
     """With a mark on the delay, a viewer that does take something is brought back to live again and again."""
     settings = SenderSettings(stuck_s=0, soft_too_long_s=0, return_delay_s=3.0)
-    scene = Steady(0.4, settings=settings, limits=NO_LIMITS)
+    scene = Steady(0.4, settings=settings, limits=Limits(target_delay_ms=0))
     worst = 0.0
     for _ in range(60):
         scene.go(1)
@@ -289,7 +289,7 @@ def test_acknowledgement_when_it_is_untrue_makes_no_delay(claimed):
 def test_forecast_when_a_viewer_takes_a_part_is_when_its_queue_reaches_the_hard_mark():
     """A viewer that takes 60 % of the stream has its hard limit ahead, nearer each second; why() says how far."""
     settings = SenderSettings(stuck_s=0, soft_too_long_s=0)
-    limits = Limits.parse("0,0", "64MiB,0,60s")
+    limits = Limits.parse("0,0", "64MiB,0,60s", target_delay_ms=0)
     scene = Steady(0.6, settings=settings, limits=limits)
     scene.go(20)
     first = scene.sender.forecast()
@@ -389,7 +389,7 @@ def test_memory_when_a_viewer_recovered_without_a_loss_is_given_back(age_from):
 
 def test_lateness_when_a_viewer_is_closing_is_no_matter():
     """What was accepted before `close_after_flush` is sent as it is: nothing is left out on the way out."""
-    scene = Steady(0.2, limits=Limits.parse("0,0", target_delay_ms=None)).go(3)
+    scene = Steady(0.2, limits=NO_LIMITS).go(3)
     late = scene.sender.statistics().dropped.get(DropReason.LATE)
     scene.sender.close_after_flush()
     scene.go(30)
@@ -479,7 +479,7 @@ def test_thinning_when_control_messages_are_queued_makes_room_for_their_bytes_to
 
 def test_lateness_when_the_thread_itself_is_late_leaves_nothing_out():
     """While the owning thread has no room the peer may seem slow and not be; with room again it is judged."""
-    scene = Steady(0.3, limits=Limits(target_delay_ms=None))
+    scene = Steady(0.3, limits=NO_LIMITS)
     scene.group.is_strained = True
     scene.go(20)
     assert DropReason.LATE not in scene.sender.statistics().dropped

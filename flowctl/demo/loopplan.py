@@ -68,7 +68,7 @@ class LoopPlan:
     def limits(self) -> LimitsFile:
         """The limits of the first run."""
         return LimitsFile(
-            limits=Limits.parse(TIGHT_SOFT, TIGHT_HARD, target_delay_ms=None),
+            limits=Limits.parse(TIGHT_SOFT, TIGHT_HARD),
             objective="none: too tight on purpose, to be found out",
         )
 

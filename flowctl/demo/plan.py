@@ -112,7 +112,7 @@ class DemoPlan:
     @property
     def limits(self) -> Limits:
         """The server's limits."""
-        return Limits.parse(self.soft, self.hard, target_delay_ms=None)
+        return Limits.parse(self.soft, self.hard)
 
     def _crowd(self) -> dict[str, tuple[Kind, str, int]]:
         """Return kind, label and number of viewers of each profile of the load tester."""

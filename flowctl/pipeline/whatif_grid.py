@@ -29,9 +29,7 @@ from flowctl.limits import AxisLimits, HardPolicy, Limits, parse_target_delay, t
 from flowctl.policy import LIVE_POLICIES, DropPolicy, LivePolicy
 from flowctl.whatif import MOST_CHOICES, Choice, marks_text, policy_name
 
-DEFAULT_IN_FORCE: Final = Choice(
-    limits=Limits.parse("2MiB,2048,4s", "4MiB,4096,8s", target_delay_ms=None), return_after_s=0.0
-)
+DEFAULT_IN_FORCE: Final = Choice(limits=Limits.parse("2MiB,2048,4s", "4MiB,4096,8s"), return_after_s=0.0)
 """What ``flowctl serve live`` has without options; taken where the records do not say what was in force."""
 
 _KEYS: Final = ("soft", "hard", "policy", "target_delay", "hard_policy", "soft_too_long_s", "stuck_s", "return_after_s")

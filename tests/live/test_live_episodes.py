@@ -260,8 +260,8 @@ def test_log_when_something_unknown_comes_says_so_once(lines):
 
 
 def test_log_when_a_disposable_frame_is_left_out_says_so_at_the_end(lines):
-    """OVERLOADED refuses frames nobody needs: told once, with the count at the end."""
-    world = World()
+    """Without a target delay OVERLOADED refuses frames nobody needs: told once, with the count at the end."""
+    world = World(limits=Limits(target_delay_ms=0))
     publisher = world.publisher()
     viewer = world.player()
     publisher.video(0, key(b"k"))
