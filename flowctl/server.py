@@ -316,7 +316,11 @@ class Server:
             self._settings = settings
         self._limits = limits
         for connection in self.connections():
-            connection.sender.set_limits(limits)
+            self._put_limits(connection, limits)
+
+    def _put_limits(self, connection: Connection, limits: Limits) -> None:
+        """Put `limits` in force for an open connection."""
+        connection.sender.set_limits(limits)
 
     def set_bans(self, bans: BanList) -> int:
         """Keep out or limit whom `bans` names. Any thread.
@@ -402,7 +406,7 @@ class Server:
         # Who changed them meanwhile may have gone through the connections before this one was among them.
         try:
             if self._limits is not limits:
-                connection.sender.set_limits(self._limits)
+                self._put_limits(connection, self._limits)
             if self.admission.bans is not bans:
                 self._end_if_banned(connection, new=True)
         except BaseException as error:  # noqa: BLE001 - it is being served: its end is what gives its place back

@@ -18,6 +18,7 @@ from flowctl.bans import Ban, BanList, utc_text
 from flowctl.connection import Connection
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError
 from flowctl.flight.flights import Flights
+from flowctl.limits import Limits
 from flowctl.limitsfile import LimitsFile
 from flowctl.live.config import LiveConfig, SecondPublisher, parse_audiences
 from flowctl.live.flights import FLIGHTS_SETTINGS, flight_options, make_flights
@@ -187,6 +188,13 @@ class LiveServer(Server):
             self._refusals.clear()
         self._refusals[key] = (last, count + 1)
 
+    def _put_limits(self, connection: Connection, limits: Limits) -> None:
+        session = connection.session
+        if self.config.audiences and isinstance(session, LiveSession):
+            session.on_thread(session.set_audience, limits)  # with the target delay of the stream that it plays
+        else:
+            super()._put_limits(connection, limits)
+
     def _apply_limits(self, file: LimitsFile) -> None:
         """Take the limits of a file: for new connections and open ones; times for new ones only.
 
@@ -196,9 +204,6 @@ class LiveServer(Server):
         options = with_limits(self._served, file)
         settings, was = settings_from(options), self.limits
         self.set_limits(file.limits, settings)
-        for connection in self.connections() if self.config.audiences else ():
-            if isinstance(connection.session, LiveSession):
-                connection.session.on_thread(connection.session.set_audience, file.limits)
         now = {
             "limits": str(file.limits),
             "stuck_s": settings.stuck_s,

@@ -7,15 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from e2e_kit import connection_to, wait_for_viewers, wait_until
+from e2e_kit import NAME, connection_to, wait_for_viewers, wait_until
 
 from flowctl.bans import Ban, render
+from flowctl.ledger import LedgerKind
 from flowctl.limits import Limits
 from flowctl.limitsfile import LimitsFile
 from flowctl.limitsfile import render as render_limits
+from flowctl.live.config import parse_audiences
 from flowctl.reasons import CloseReason
 
 FAR = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
@@ -71,6 +74,26 @@ def test_limits_when_the_file_changes_are_those_of_open_and_new_connections(live
     assert connection_to(server, new).sender.limits == new_limits
     assert connection_to(server, new).sender._settings.stuck_s == 20.0
     assert connection_to(server, old).sender._settings.stuck_s == 15.0
+
+
+def test_limits_when_the_file_changes_reach_a_viewer_with_a_target_delay_of_its_stream_once(live, clients, tmp_path):
+    """New marks come with that target delay, and never first with that of the file; others have the file's."""
+    path = tmp_path / "limits.toml"
+    path.write_text(limits_text("1MiB,1000,4s"), "utf-8")
+    server = live(limits_file=path, config={"audiences": parse_audiences(f"{NAME}=800ms")})
+    viewer, other = clients.play(server), clients.play(server, name="live/other")
+    wait_for_viewers(server, 1)
+    wait_for_viewers(server, 1, name="live/other")
+    senders = [connection_to(server, item).sender for item in (viewer, other)]
+    wait_until(lambda: senders[0].limits.target_delay_ms == 800, "the target delay of the stream")
+    before = senders[0].limits
+    put(path, limits_text("3MiB,3000,9s"))
+    server.reload.look_now()
+    expected = Limits.parse("3MiB,3000,9s")
+    wait_until(lambda: senders[1].limits == expected, "the new limits of who plays another stream")
+    wait_until(lambda: senders[0].limits == replace(expected, target_delay_ms=800), "those of the viewer")
+    changes = [entry.why for entry in senders[0].ledger() if entry.kind is LedgerKind.LIMITS]
+    assert changes == [str(before), str(senders[0].limits)]
 
 
 def test_limits_when_the_file_is_wrong_stay_and_the_fault_is_told(live, tmp_path):
