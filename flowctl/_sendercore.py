@@ -453,6 +453,7 @@ class SenderCore(SenderState):
             self._cohort = None
         if self._trouble is not None:
             self._trouble.forget_pictures()
+        self._keep_pictures_locked()
         self._outbox.unfollow(reason)
 
     # -- times

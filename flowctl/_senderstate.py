@@ -43,7 +43,7 @@ class Before(NamedTuple):
         dropped: what had been dropped, by reason.
         delay_removed_ms: see `Trouble`.
         waited_s: see `DrainMeter`.
-        pictures: see `LogCursor.pictures`.
+        pictures: see `LogCursor.pictures`; less those of the logs that were followed since and are not any more.
     """
 
     at: float
@@ -413,6 +413,13 @@ class SenderState:
             pictures = (0, 0) if cursor is None else cursor.pictures()
             self._episode = Before(now, self._outbox.dropped(), removed_ms, waited_s, pictures)
 
+    def _keep_pictures_locked(self) -> None:
+        """Let an open episode keep the pictures of a log that is about to be left; the next one counts from 0."""
+        episode, cursor = self._episode, self._outbox.cursor
+        if episode is not None and cursor is not None:
+            (before, missed_before), (published, missed) = episode.pictures, cursor.pictures()
+            self._episode = episode._replace(pictures=(before - published, missed_before - missed))
+
     def _close_episode_locked(self, now: float, *, force: bool = False) -> None:
         """End the episode of drops once everything is accepted again; one entry of the ledger for all of it."""
         episode = self._episode
@@ -429,5 +436,5 @@ class SenderState:
             removed_ms = trouble.delay_removed_ms - episode.delay_removed_ms
             longest_ms = trouble.delay_max_ms
             entry = replace(entry, delay_removed_ms=removed_ms, delay_max_ms=longest_ms, line_share=min(line, 1.0))
-        published, missed = (0, 0) if cursor is None else map(sub, cursor.pictures(), episode.pictures)
+        published, missed = map(sub, (0, 0) if cursor is None else cursor.pictures(), episode.pictures)
         self._note_locked(replace(entry, picture_share=1 - missed / published if published > 0 else 1.0))

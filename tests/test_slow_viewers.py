@@ -6,16 +6,17 @@ import itertools
 
 import hypothesis.strategies as st
 import pytest
-from flow_kit import AUDIO, DISPOSABLE, INTER, KEY
+from flow_kit import AUDIO, DISPOSABLE, INTER, KEY, Published
 from hypothesis import given, settings
 from slow_kit import LINES, LIVE_LIMITS, RATE, Scene, Steady, stream
 
+from flowctl.fanout import Fanout
 from flowctl.flow import SendState
 from flowctl.ledger import LedgerKind
 from flowctl.limits import NO_LIMITS, Limits
 from flowctl.live.muting import Muted
 from flowctl.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst
-from flowctl.reasons import DropReason
+from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import SenderSettings
 from flowctl.timing import target_s
 
@@ -285,6 +286,25 @@ def test_viewer_when_its_client_counts_no_headers_is_served_on_by_what_its_kerne
     figures = scene.figures(60, 112)
     assert figures["line"] >= 0.95
     assert figures["pictures"] >= 0.9 * PICTURES["85%"][1]
+
+
+@pytest.mark.parametrize("end", ["close", "unfollow", "other log"])
+def test_share_of_an_episode_when_it_ends_with_its_log_is_of_that_log(end):
+    """Whoever is closed, stops or changes to another stream while it lags is told with the share it got."""
+    scene = Scene(LINES["50%"]).run(stream(30, 2.0), 30)
+    share = scene.sender.statistics().picture_share
+    if end == "close":
+        scene.sender.close(CloseReason.KICKED, "enough")
+    else:
+        scene.sender.unfollow()
+    if end == "other log":
+        scene.published = Published(scene.group)
+        scene.viewer.follow(Fanout(scene.published.log, scene.group))
+    scene.kernel.line = lambda _: 20.0
+    scene.run([], scene.now + 5)
+    episode = next(entry for entry in scene.sender.ledger() if entry.kind is LedgerKind.DROPS)
+    assert abs(episode.picture_share - share) < 0.1
+    assert f"{episode.picture_share:.0%} of the pictures" in episode.why
 
 
 @settings(max_examples=60, deadline=None)
