@@ -40,7 +40,7 @@ from flowctl.ledger import LedgerEntry, LedgerKind
 from flowctl.limits import OFF_MARK, Limits
 from flowctl.policy import DropPolicy, Thin
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sender_types import CohortLike, Glance, SenderHost, SenderStatistics, SendResult
+from flowctl.sender_types import CohortLike, Glance, SenderHost, SenderSettings, SenderStatistics, SendResult
 from flowctl.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
 from flowctl.trouble import Trouble
 
@@ -292,6 +292,16 @@ class Sender(Steering):
     def limits(self) -> Limits:
         """The limits in force."""
         return self._core.limits
+
+    @property
+    def policy(self) -> DropPolicy:
+        """The policy in force."""
+        return self._policy
+
+    @property
+    def settings(self) -> SenderSettings:
+        """The times and budgets that it was made with."""
+        return self._settings
 
     @property
     def state(self) -> SendState:

@@ -52,6 +52,8 @@ class Candidate:
         name: for statistics and logs.
         stuck_s: it would close a peer whose kernel took nothing for so long. 0: it would not.
         soft_too_long_s: it would close after so long at or above SOFT_LIMIT. 0: it would not.
+        marks_only: whether of all this only the marks of `limits` count. Target delay, hard policy and overhead, the
+            policy and the times are those in force for each viewer.
     """
 
     limits: Limits
@@ -59,12 +61,24 @@ class Candidate:
     name: str = "candidate"
     stuck_s: float = 15.0
     soft_too_long_s: float = 60.0
+    marks_only: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
         for name in ("stuck_s", "soft_too_long_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} of the shadow is {getattr(self, name)}, it must be 0 (off) or more seconds")
+
+    def limits_beside(self, real: Limits) -> Limits:
+        """Return what a viewer is judged by whose limits are `real`."""
+        if not self.marks_only:
+            return self.limits
+        return replace(
+            self.limits,
+            target_delay_ms=real.target_delay_ms,
+            hard_policy=real.hard_policy,
+            overhead_bytes=real.overhead_bytes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +166,9 @@ class Shadow:
         taken_bytes: what the kernel has taken of this viewer's output so far.
         live_changes: edges of the real state so far.
         live_dropped: what was dropped in reality so far.
+
+    Attributes:
+        candidate: as given; of its limits, those that are in force are `limits`.
     """
 
     __slots__ = (
@@ -159,13 +176,13 @@ class Shadow:
         "_assumed_s",
         "_began",
         "_broken",
-        "_candidate",
         "_close",
         "_core",
         "_dropped",
         "_dropped_sizes",
         "_judges",
         "_last",
+        "_limits",
         "_live_base",
         "_mask",
         "_offered",
@@ -174,6 +191,7 @@ class Shadow:
         "_queue",
         "_rate",
         "_taken",
+        "candidate",
     )
 
     def __init__(
@@ -188,7 +206,8 @@ class Shadow:
         live_changes: int,
         live_dropped: Counts,
     ) -> None:
-        self._candidate = candidate
+        self.candidate = candidate
+        self._limits = candidate.limits
         self._core = FlowCore(candidate.limits, now)
         self._patience = patience_of(candidate.policy)
         self._mask = refused_mask(candidate.policy, SendState.READY)
@@ -213,6 +232,11 @@ class Shadow:
         return self._core.state
 
     @property
+    def limits(self) -> Limits:
+        """The limits by which it judges."""
+        return self._limits
+
+    @property
     def closed(self) -> tuple[float, CloseReason] | None:
         """When and why the candidate would have closed the viewer. None: it would not."""
         return self._close
@@ -221,6 +245,12 @@ class Shadow:
     def drained(self) -> bool:
         """Whether nothing would be queued, and nothing is refused any more: there is nothing left to compare."""
         return not (self._queue or self._broken or self._mask & BROKEN_MASK) and self._core.state is SendState.READY
+
+    def set_limits(self, limits: Limits, now: float) -> None:
+        """Judge by `limits` from now on."""
+        if limits != self._limits and self._close is None:
+            self._limits = limits
+            self._settle(self._core.limits_set(limits, self._load(now), now), now)
 
     def sample(
         self,
@@ -253,7 +283,7 @@ class Shadow:
         self._agreed_s += passed_s if live is self._core.state else 0.0
         self._last, self._taken = now, taken_bytes
         self._offer(offered, now)
-        limits = self._candidate.limits
+        limits = self._limits
         target = target_s(limits.target_delay_ms, gop_s)
         self._judges = target > 0 and self._patience[_INTER] < math.inf
         self._settle(self._core.queued(self._load(now), now), now)
@@ -290,7 +320,7 @@ class Shadow:
             return Load()
         size = sum(chunk.size_bytes for chunk in self._queue)
         messages = math.ceil(sum(sum(chunk.messages) for chunk in self._queue))
-        overhead = self._candidate.limits.overhead_bytes
+        overhead = self._limits.overhead_bytes
         return Load(round(size) + messages * overhead, messages, (now - self._queue[0].at) * 1000)
 
     def _offer(self, offered: tuple[Sequence[int], Sequence[int]], now: float) -> None:
@@ -335,7 +365,7 @@ class Shadow:
 
     def _settle(self, change: StateChange | None, now: float) -> None:
         """Apply the candidate's policy to an edge, and go on until none follows."""
-        core, policy = self._core, self._candidate.policy
+        core, policy = self._core, self.candidate.policy
         following = change
         while following is not None:
             edge, following = following, None
@@ -419,7 +449,7 @@ class Shadow:
             self._lose(item, chunk.messages[item], chunk.sizes[item])
 
     def _check_times(self, now: float) -> None:
-        candidate, core = self._candidate, self._core
+        candidate, core = self.candidate, self._core
         if self._close is not None:
             return
         if core.would_block and 0 < candidate.stuck_s <= now - self._progress_at:

@@ -222,3 +222,10 @@ def test_candidate_when_a_time_is_negative_is_refused():
     """An error names the field."""
     with pytest.raises(ConfigError, match="stuck_s of the shadow"):
         Candidate(limits=NO_LIMITS, policy=KeepAll(), stuck_s=-1)
+
+
+def test_shadow_when_it_has_a_target_delay_is_not_refused_frames_that_would_come_in_time():
+    """Like a real viewer, it loses nothing for its state while what it is sent arrives in time."""
+    run = Run(Limits.parse("1MiB,2048,4s", target_delay_ms=4000)).go(10, 0.97)
+    assert run.shadow.state is SendState.OVERLOADED
+    assert run.report().dropped == NO_COUNTS

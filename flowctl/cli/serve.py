@@ -138,7 +138,7 @@ def serve(
         policy=_choice(policy, "--policy", list(LIVE_POLICIES)),
         return_after_s=parse_duration(return_after, "--return-after"),
         memory_budget_bytes=parse_size(memory_budget, "--memory-budget"),
-        shadow_limits=_shadow(shadow_limits, target_delay),
+        shadow_limits=_shadow(shadow_limits),
         admission=(max_connections, per_address, new_per_address),
         trusted_proxies=tuple(part for part in trusted_proxies.split(",") if part.strip()),
         notsent_lowat_bytes=parse_size(notsent_lowat, "--notsent-lowat"),
@@ -230,15 +230,14 @@ def _choice(text: str, option: str, choices: list[str]) -> str:
     return text
 
 
-def _shadow(text: str | None, target_delay: str) -> Limits | None:
-    """Return the limits in ``soft`` or ``soft/hard``, with the target delay that is in force."""
-    from flowctl.limits import Limits, parse_target_delay
+def _shadow(text: str | None) -> Limits | None:
+    """Return the limits in ``soft`` or ``soft/hard``; only their marks count."""
+    from flowctl.limits import Limits
 
     if text is None:
         return None
     soft, slash, hard = text.partition("/")
-    target_ms = parse_target_delay(target_delay, "--target-delay")
-    return Limits.parse(soft, hard if slash else None, target_delay_ms=target_ms)
+    return Limits.parse(soft, hard if slash else None)
 
 
 def _options(

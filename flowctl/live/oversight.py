@@ -12,6 +12,7 @@ Threads: looks run on the first poll group; `statistics` may be called from any.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
@@ -390,7 +391,7 @@ class Oversight:
         tail, statistics = item.log.tail, sender.statistics()
         try:
             shadow = Shadow(
-                candidate,
+                _judged_by(candidate, sender),
                 self._clock(),
                 queued=statistics.queued,
                 age_s=statistics.load.age_ms / 1000,
@@ -409,7 +410,10 @@ class Oversight:
         if sender.closed or sender.following is not shadowed.log:
             return False
         now, glance, tail, rates = self._clock(), sender.glance(), shadowed.log.tail, shadowed.log.rates
+        candidate = self._candidate
         try:
+            if candidate is not None and candidate.marks_only:
+                shadowed.shadow.set_limits(candidate.limits_beside(sender.limits), now)
             shadowed.shadow.sample(
                 now,
                 offered=(tail.counts, tail.sizes),
@@ -516,6 +520,20 @@ def _stream_name(log: object) -> str:
 def _dropped(statistics: SenderStatistics) -> Counts:
     """Return what was dropped for being slow: not what the viewer left itself, or had queued when it was closed."""
     return total(counts for reason, counts in statistics.dropped.items() if reason not in _NOT_DROPS)
+
+
+def _judged_by(candidate: Candidate, sender: Sender) -> Candidate:
+    """Return the candidate for one viewer."""
+    if not candidate.marks_only:
+        return candidate
+    settings = sender.settings
+    return dataclasses.replace(
+        candidate,
+        limits=candidate.limits_beside(sender.limits),
+        policy=sender.policy,
+        stuck_s=settings.stuck_s,
+        soft_too_long_s=settings.soft_too_long_s,
+    )
 
 
 def _compare(sender: Sender, shadow: Shadow) -> ShadowReport:

@@ -334,6 +334,7 @@ def config_from(options: ServeOptions) -> LiveConfig:
             name="shadow limits",
             stuck_s=settings.stuck_s,
             soft_too_long_s=settings.soft_too_long_s,
+            marks_only=True,
         )
     return LiveConfig(**values)
 

@@ -208,11 +208,11 @@ def test_audiences_when_one_says_something_twice_are_refused(words):
 
 
 def test_shadow_when_its_limits_are_given_is_all_else_like_the_real_policy():
-    """The candidate of the command line differs from the real settings in its limits alone."""
+    """The candidate of the command line differs from the real settings in the marks of its limits alone."""
     limits = Limits.parse("1MiB,100")
     options = ServeOptions(shadow_limits=limits, settings=SenderSettings(stuck_s=7), memory_budget_bytes=1 << 20)
     config = config_from(options)
-    assert (config.shadow.limits, config.shadow.stuck_s) == (limits, 7)
+    assert (config.shadow.limits, config.shadow.marks_only) == (limits, True)
     assert config.memory_budget_bytes == 1 << 20
     assert config_from(ServeOptions()).shadow is None
     assert config_from(ServeOptions(extra={"memory_budget_per_address": "yes"})).memory_budget_per_address

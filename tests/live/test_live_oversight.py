@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import structlog
@@ -219,6 +220,27 @@ def test_shadow_when_the_live_limits_close_would_have_kept():
     assert (report.viewers, report.would_have_kept, report.would_have_closed) == (1, 1, 0)
     look(world)
     assert world.hub.snapshot().shadow.would_have_kept == 1  # counted once
+
+
+def test_shadow_when_only_its_marks_count_is_judged_with_what_is_in_force_for_the_viewer():
+    """Target delay, policy and times are the viewer's own, of its audience too, and follow a change of its limits."""
+    candidate = Candidate(limits=Limits.parse("1MiB,2048,4s"), policy=KeepAll(), marks_only=True)
+    world, publisher = shadowed(
+        candidate, limits=Limits.parse("0,0", target_delay_ms=700), sender=SenderSettings(stuck_s=3, soft_too_long_s=0)
+    )
+    viewer = world.player()
+    slow(viewer)
+    broadcast(world, publisher, 30)
+    look(world)
+    (shadowed_viewer,) = world.hub.oversight._shadows.values()
+    shadow, judged = shadowed_viewer.shadow, shadowed_viewer.shadow.candidate
+    assert (judged.policy, judged.stuck_s, judged.soft_too_long_s) == (world.policy, 3, 0)
+    assert shadow.limits == replace(candidate.limits, target_delay_ms=700)
+    for target_ms in (0, None, 2500):
+        viewer.connection.sender.set_limits(Limits.parse("4MiB,0", target_delay_ms=target_ms))
+        world.run()
+        look(world)
+        assert shadow.limits == replace(candidate.limits, target_delay_ms=target_ms)
 
 
 def test_shadow_when_the_viewer_has_caught_up_ends():
