@@ -110,6 +110,10 @@ class RatePace:
         self._fill(now)
         return max(int(self._tokens), 0)
 
+    def carried_bytes(self, now: float) -> float:
+        """Return what the line could carry since reading began."""
+        return self._rate.carried(now - self._began) / 8
+
     def took(self, count: int, now: float) -> None:
         """Take `count` bytes out of the bucket, 0 where there was nothing to read.
 

@@ -55,7 +55,9 @@ class Tally:
     manner: Manner
     cut: int = 0
     failed: int = 0
-    missing: int = 0  # of peers that have ended
+    missing: int = 0  # of peers that have ended, as the next two
+    pictures: int = 0
+    missing_pictures: int = 0
     attacking: int = 0  # attacks in progress
     delays: DelayHistogram = field(default_factory=DelayHistogram)
     alive: dict[Viewer, None] = field(default_factory=dict)  # in the order of their coming
@@ -177,6 +179,8 @@ class Crowd:
         result = viewer.result
         measure = viewer.measure
         tally.missing += measure.missing
+        tally.pictures += measure.video
+        tally.missing_pictures += measure.missing_video
         tally.delays.merge(measure.delays)
         self._ended_bytes += result.wire_bytes
         self._ended_frames += measure.frames
@@ -251,11 +255,16 @@ class Crowd:
         connected: dict[str, int] = {}
         playing: dict[str, int] = {}
         missing: dict[str, int] = {}
+        pictures: dict[str, int] = {}
+        missing_pictures: dict[str, int] = {}
         received, frames = self._ended_bytes, self._ended_frames
         for name, tally in self._tallies.items():
             connected[name] = sum(viewer.connected for viewer in tally.alive) + tally.attacking
             playing[name] = sum(viewer.playing for viewer in tally.alive)
-            missing[name] = tally.missing + sum(viewer.measure.missing for viewer in tally.alive)
+            measures = [viewer.measure for viewer in tally.alive]
+            missing[name] = tally.missing + sum(measure.missing for measure in measures)
+            pictures[name] = tally.pictures + sum(measure.video for measure in measures)
+            missing_pictures[name] = tally.missing_pictures + sum(measure.missing_video for measure in measures)
             received += sum(viewer.result.wire_bytes for viewer in tally.alive)
             frames += sum(viewer.measure.frames for viewer in tally.alive)
         recent = self.recent.as_list()
@@ -265,6 +274,8 @@ class Crowd:
             "connected": connected,
             "playing": playing,
             "missing": missing,
+            "pictures": pictures,
+            "missing_pictures": missing_pictures,
             "cut": {name: tally.cut for name, tally in self._tallies.items()},
             "failed": {name: tally.failed for name, tally in self._tallies.items()},
             "bytes": received - self._last_bytes,

@@ -160,6 +160,26 @@ _ALL: Final = (
     _of_crowd("missing_share", "share", "those, of all that should have come", lambda crowd: crowd.missing_share),
     _of_crowd("missing_video", "count", "missing video frames", lambda crowd: crowd.frames("missing_video")),
     _of_crowd("missing_audio", "count", "missing audio frames", lambda crowd: crowd.frames("missing_audio")),
+    _of_crowd(
+        "picture_share",
+        "share",
+        "share of the pictures that came, up to the last one of each peer",
+        lambda crowd: crowd.picture_share,
+    ),
+    _of_crowd(
+        "line_share",
+        "share",
+        "share of what their lines could carry that came, where the profile sets a rate; a line that is faster than "
+        "the stream is never full",
+        lambda crowd: crowd.line_share,
+    ),
+    _of_crowd("freezes", "count", "times that no new picture came for 0.2 s", lambda crowd: crowd.frames("freezes")),
+    _of_crowd(
+        "longest_freeze_s",
+        "s",
+        "the longest time without a new picture",
+        lambda crowd: crowd.largest("longest_freeze_s"),
+    ),
     _of_crowd("gaps", "count", "times that frames were missing", lambda crowd: crowd.frames("gaps")),
     _of_crowd(
         "broken_restarts",

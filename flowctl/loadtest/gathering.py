@@ -197,7 +197,7 @@ class Gathering:
         sample = Sample(at_s=at_s)
         recent = DelayHistogram()
         for report in reports:
-            for name in ("connected", "playing", "missing", "cut", "failed"):
+            for name in ("connected", "playing", "missing", "pictures", "missing_pictures", "cut", "failed"):
                 into: dict[str, int] = getattr(sample, name)
                 for profile, count in report[name].items():
                     into[profile] = into.get(profile, 0) + count

@@ -4,6 +4,8 @@ Delay comes from the best of three sources. A stamped frame says when it was sen
 stamps were due at its origin plus their timestamp. Otherwise the frame that came soonest, of all viewers of a stream in
 this process, stands for no delay. Frames that were published before the viewer asked to play are the server's cache:
 they are counted, but have no delay. A delay is taken of pictures, and of sound where there are no pictures.
+
+A *freeze* is the time from one picture to the next. The cache comes at once, so it has none.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from flowctl.loadtest.skim import AUDIO, VIDEO, Frame, Skimmed
 _MISSING_MAX: Final = 1_000_000  # as `flowctl.client.gaps`: a publisher that begins again is no loss
 _ORIGIN_MAX_US: Final = 120_000_000
 STALL_S: Final = 1.0
+FREEZE_S: Final = 0.2
+"""So long without a new picture is seen as a standstill; webrtc-stats (W3C) counts from 150 ms above the usual."""
+_FREEZE_US: Final = round(FREEZE_S * 1e6)
 
 STAMP: Final = "stamp"
 ORIGIN: Final = "publisher's clock"
@@ -83,6 +88,8 @@ class ViewerMeasure:
 
     Attributes:
         asked_us: when it asked to play, by the wall clock.
+        freezes: times that no picture came for `FREEZE_S` or longer.
+        longest_freeze_us: the longest time from one picture to the next, microseconds.
         missing: frames missing so far, video and audio.
         frames: of video and audio so far.
     """
@@ -92,6 +99,7 @@ class ViewerMeasure:
         "_clock",
         "_next_audio",
         "_next_video",
+        "_picture_us",
         "_recent",
         "_video_gaps",
         "asked_us",
@@ -99,8 +107,10 @@ class ViewerMeasure:
         "broken_restarts",
         "data",
         "delays",
+        "freezes",
         "gaps",
         "keys",
+        "longest_freeze_us",
         "missing_audio",
         "missing_video",
         "started_on_key",
@@ -114,13 +124,16 @@ class ViewerMeasure:
         self._audio_gaps: GapFinder | None = None
         self._next_video: int | None = None  # number that the next picture should have
         self._next_audio: int | None = None
+        self._picture_us = 0  # when the last picture came; 0: none has
         self.asked_us = 0
         self.audio = 0
         self.broken_restarts = 0
         self.data = 0
         self.delays = DelayHistogram()
+        self.freezes = 0
         self.gaps = 0
         self.keys = 0
+        self.longest_freeze_us = 0
         self.missing_audio = 0
         self.missing_video = 0
         self.started_on_key: bool | None = None
@@ -142,6 +155,7 @@ class ViewerMeasure:
 
     def take(self, items: Iterable[Skimmed], now_us: int) -> None:
         """Count media that came at `now_us`, microseconds of the wall clock."""
+        pictures = self.video
         for timestamp, frame in items:
             kind, key, number, sent_us, data = frame
             if kind == VIDEO:
@@ -170,6 +184,16 @@ class ViewerMeasure:
                 delay_us = self._clock.delay_us(timestamp, self.asked_us, now_us)
             if delay_us is not None:
                 self._delay(delay_us)
+        if self.video != pictures:
+            self.waited_until(now_us)
+            self._picture_us = now_us
+
+    def waited_until(self, now_us: int) -> None:
+        """Note that no picture came from the last one until `now_us`."""
+        if self._picture_us:
+            waited_us = now_us - self._picture_us
+            self.freezes += waited_us >= _FREEZE_US
+            self.longest_freeze_us = max(self.longest_freeze_us, waited_us)
 
     def _delay(self, delay_us: int) -> None:
         bucket = bucket_of(delay_us)
@@ -220,6 +244,8 @@ class ViewerMeasure:
         result.missing_video, result.missing_audio = self.missing_video, self.missing_audio
         result.gaps, result.broken_restarts = self.gaps, self.broken_restarts
         result.started_on_key = self.started_on_key
+        result.freezes = self.freezes
+        result.longest_freeze_s = self.longest_freeze_us / 1e6 if self._picture_us else None
         delays = self.delays
         result.delays = delays.count
         result.delay_p50_ms = delays.percentile_ms(0.50)

@@ -85,6 +85,7 @@ def plots_of(figures: RunFigures) -> list[Plot]:
         _delays_over_time(figures.result),
         _first_frames(figures, lines),
         _cuts(figures, lines),
+        _pictures(figures, lines),
         _missing(figures.result, lines),
         _processor(figures.result),
         _memory(figures.result),
@@ -243,6 +244,46 @@ def _cuts(figures: RunFigures, lines: Sequence[Line]) -> Plot:
         y_text=_count,
     )
     return Plot(chart, ("profile", "cut", "first", "median", "last"), rows)
+
+
+_WINDOW: Final = 5
+"""Seconds of a share: of a group of pictures that is cut, the loss is known when the next one begins."""
+
+
+def _pictures(figures: RunFigures, lines: Sequence[Line]) -> Plot:
+    samples = figures.result.samples
+    series, rows = [], []
+    for line in lines:
+        counts = [
+            tuple(
+                sum(getattr(sample, name).get(profile, 0) for profile in line.profiles)
+                for name in ("pictures", "missing_pictures")
+            )
+            for sample in samples
+        ]
+        points = []
+        for place, (seen, missing) in enumerate(counts):
+            seen_before, missing_before = counts[place - _WINDOW] if place >= _WINDOW else (0, 0)
+            passed = seen - seen_before + missing - missing_before
+            if passed > 0:
+                points.append((samples[place].at_s, (seen - seen_before) / passed * 100))
+        if points:
+            series.append(Series(line.label, thin(points, last), line.colour))
+            whole = sum(counts[-1])
+            ordered = sorted(share for _, share in points)
+            shares = (counts[-1][0] / whole * 100, quantile(ordered, 0.5) or 0.0, ordered[0])
+            rows.append([line.label, *map(_percent, shares)])
+    chart = Chart(
+        name="pictures",
+        title="What share of the pictures did viewers see?",
+        description=". ".join(f"{row[0]}: {row[1]} of the pictures, {row[3]} in the worst {_WINDOW} s" for row in rows),
+        series=series,
+        x_label="seconds of the run",
+        y_label=f"of the pictures of {_WINDOW} s",
+        y_top=100,
+        y_text=_percent,
+    )
+    return Plot(chart, ("profile", "of all", f"median {_WINDOW} s", f"worst {_WINDOW} s"), rows)
 
 
 def _missing(result: RunResult, lines: Sequence[Line]) -> Plot:

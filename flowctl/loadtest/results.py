@@ -76,6 +76,11 @@ class PeerResult:
         delays: frames whose delay was measured.
         stalls: times that nothing came for longer than a second while the peer was reading.
         longest_stall_s: the longest of them.
+        freezes: times that no new picture came for 0.2 s or longer, between the first one and the end.
+        longest_freeze_s: the longest time without a new picture. None: no picture came.
+        line_bytes: octets that the line of its profile could carry from the first frame to the end. None: its profile
+            sets no rate.
+        line_used_bytes: octets that came in that time.
         stopped_reading_s: when it stopped reading for good, since the start of the run; its delays and stalls are of
             the time before. None: it read to its end.
         end: how it ended.
@@ -116,6 +121,10 @@ class PeerResult:
     delays: int = 0
     stalls: int = 0
     longest_stall_s: float = 0.0
+    freezes: int = 0
+    longest_freeze_s: float | None = None
+    line_bytes: int | None = None
+    line_used_bytes: int = 0
     stopped_reading_s: float | None = None
     end: PeerEnd = PeerEnd.RUN_ENDED
     end_details: str = ""
@@ -141,6 +150,8 @@ class Sample:
         received_bytes_per_s: of all viewers, since the sample before.
         frames_per_s: frames received by parsed viewers, since the sample before.
         missing: frames missing so far, by profile.
+        pictures: video frames received so far by parsed viewers, by profile.
+        missing_pictures: video frames missing so far, by profile.
         cut: peers cut by the server so far, by profile.
         failed: peers that could not connect or were refused so far, by profile.
         delay_p50_ms: over the frames since the sample before, of parsed healthy viewers. None: there were none.
@@ -158,6 +169,8 @@ class Sample:
     received_bytes_per_s: float = 0.0
     frames_per_s: float = 0.0
     missing: dict[str, int] = field(default_factory=dict)
+    pictures: dict[str, int] = field(default_factory=dict)
+    missing_pictures: dict[str, int] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
     delay_p50_ms: float | None = None

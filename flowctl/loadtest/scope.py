@@ -182,6 +182,19 @@ class Crowd:
         return missing / (missing + video + audio)
 
     @property
+    def picture_share(self) -> float | None:
+        """Share of the pictures that came, of those up to the last one of each peer."""
+        seen, missing = self.frames("video"), self.frames("missing_video")
+        return None if not seen or missing is None else seen / (seen + missing)
+
+    @property
+    def line_share(self) -> float | None:
+        """Share of what their lines could carry that came; None: no profile of theirs sets a rate."""
+        lines = [(peer.line_used_bytes, peer.line_bytes) for peer in self.peers if peer.line_bytes]
+        could = sum(line_bytes for _, line_bytes in lines)
+        return sum(used for used, _ in lines) / could if could else None
+
+    @property
     def kbit_s(self) -> float | None:
         """Kilobits per second that a peer received while it was connected, on average.
 

@@ -35,13 +35,19 @@ _COUNTS: Final = (
     ("stalls", "stalls"),
     ("kbit/s", "kbit_s"),
 )
-_TIMES: Final = (
+_SEEN: Final = (
     ("profile", None),
+    ("pictures", "picture_share"),
+    ("of line", "line_share"),
+    ("longest freeze", "longest_freeze_s"),
     ("delay p50", "p50_ms"),
     ("p95", "p95_ms"),
     ("p99", "p99_ms"),
+)
+_TIMES: Final = (
+    ("profile", None),
     ("connect p99", "connect_p99_ms"),
-    ("first p50", "first_frame_p50_ms"),
+    ("first frame p50", "first_frame_p50_ms"),
     ("p99", "first_frame_p99_ms"),
 )
 _WIDTH: Final = 80
@@ -191,6 +197,7 @@ def summarize(result: RunResult, verdicts: Sequence[Verdict] = ()) -> dict[str, 
             name: {"kind": kind.value, **as_dict(figures, name), "ends": _ends(figures.crowd(name).peers)}
             for name, kind in figures.kinds.items()
         },
+        "kinds": {kind.value: as_dict(figures, kind.value) for kind in (PeerKind.HEALTHY, PeerKind.SLOW)},
         "viewers": as_dict(figures, "viewers"),
         "run": run_figures(figures),
         "cuts": cut_groups(result.peers),
@@ -235,7 +242,9 @@ def lines(result: RunResult, verdicts: Sequence[Verdict] = ()) -> list[str]:
     interrupted = ", interrupted" if result.interrupted else ", gone wrong" if result.failure else ""
     shown += [f"{result.url}: {format_duration(result.duration_s)}{interrupted}", ""]
     shown += _table(figures, _COUNTS)
-    shown += ["", "milliseconds: delay, to connect, and to the first frame", *_table(figures, _TIMES)]
+    seen = _table(figures, _SEEN, [name for name in figures.kinds if figures.crowd(name).receivers])
+    shown += ["", "what came: pictures, share of the line in use, freezes; delays in ms", *seen]
+    shown += ["", "milliseconds to connect, and to the first frame", *_table(figures, _TIMES)]
     told = [*reading_notes(figures), *_cut_lines(cut_groups(result.peers)), *_hostile_lines(hostile_rows(result))]
     shown += [part for line in (*told, *_server_lines(figures)) for part in fold(line)]
     problem = what_failed(result)
@@ -255,8 +264,11 @@ def fold(line: str) -> list[str]:
     return textwrap.wrap(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _table(figures: RunFigures, columns: Sequence[tuple[str, str | None]]) -> list[str]:
-    return align([head for head, _ in columns], [_row(figures, columns, name) for name in figures.kinds])
+def _table(
+    figures: RunFigures, columns: Sequence[tuple[str, str | None]], names: Iterable[str] | None = None
+) -> list[str]:
+    rows = [_row(figures, columns, name) for name in (figures.kinds if names is None else names)]
+    return align([head for head, _ in columns], rows)
 
 
 def _row(figures: RunFigures, columns: Sequence[tuple[str, str | None]], profile: str) -> list[str]:
@@ -267,7 +279,7 @@ def _row(figures: RunFigures, columns: Sequence[tuple[str, str | None]], profile
     return [cells[head] if name is None else _UNIT.sub("", cell(figures, name, profile)) for head, name in columns]
 
 
-_READ_ONLY: Final = frozenset({"stalls", "p50_ms", "p95_ms", "p99_ms"})
+_READ_ONLY: Final = frozenset({"stalls", "picture_share", "freezes", "longest_freeze_s", "p50_ms", "p95_ms", "p99_ms"})
 """Figures that say nothing of the time in which a peer does not read: it measures nothing then."""
 
 
@@ -290,7 +302,7 @@ def reading_notes(figures: RunFigures) -> list[str]:
             lasted = quantile(sorted(_deaf_s(peer) for peer in deaf), 0.5) or 0.0
             notes.append(
                 f"* {shown}: {len(deaf)} of {len(peers)} not reading since {format_duration(round(since, 1))}, for "
-                f"{format_duration(round(lasted, 1))} (medians); delays and stalls are of the time before"
+                f"{format_duration(round(lasted, 1))} (medians); figures with a star are of the time before"
             )
         blind = sum(peer.cut is None for peer in peers)
         if blind:

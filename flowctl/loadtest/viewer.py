@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from flowctl.client.throttle import SLOW_SEGMENT_BYTES
+from flowctl.client.throttle import SLOW_SEGMENT_BYTES, RatePace
 from flowctl.loadtest.link import HANDSHAKE_BYTES, SCRATCH, Link, Target
 from flowctl.loadtest.measures import STALL_S, ViewerMeasure
 from flowctl.loadtest.paces import UNLIMITED, Pace
@@ -68,8 +68,10 @@ class Viewer(Link):
         "_ack_due",
         "_armed_at",
         "_book",
+        "_concluded",
         "_farewell",
         "_gone",
+        "_line_from",
         "_looking",
         "_manner",
         "_measure",
@@ -110,6 +112,8 @@ class Viewer(Link):
         self._reading = True
         self._farewell = b""
         self._gone = False  # vanished
+        self._concluded = False  # what it measures is complete
+        self._line_from = 0  # octets read when its pace began
         self._looking = False  # did not read, and looks at last whether the server is still there
         self.asked = False  # play was asked for
         self.playing = False  # a frame has come
@@ -276,6 +280,7 @@ class Viewer(Link):
         self._armed_at = now
         if manner.pace is not None:
             self._pace = manner.pace(now)
+            self._line_from = self.result.wire_bytes
         if manner.half_close:
             self.half_close()
             self.result.notes = "sending half closed after the first frame"
@@ -356,6 +361,7 @@ class Viewer(Link):
         Who did not read may have been left by the server without hearing of it: with a full window its FIN waits
         behind what was not read. So such a viewer reads first, and says farewell only if nobody has closed.
         """
+        self._conclude(now)
         if self._gone:
             self.end(end, details, now)  # who is gone says no farewell
         elif self._reading or self.ended:
@@ -373,4 +379,17 @@ class Viewer(Link):
         """Complete the row."""
         if self.playing and self._reading and now - self._armed_at > STALL_S:
             self._note_stall(now - self._armed_at)
+        self._conclude(now)
         self._measure.write_to(self.result)
+
+    def _conclude(self, now: float) -> None:
+        """Measure up to here; what comes from now on is thrown away."""
+        if self._concluded or not self.playing:
+            return
+        self._concluded = True
+        result, pace = self.result, self._pace
+        if result.stopped_reading_s is None:
+            self._measure.waited_until(time.time_ns() // 1000)
+        if isinstance(pace, RatePace):
+            result.line_bytes = round(pace.carried_bytes(now))
+            result.line_used_bytes = result.wire_bytes - self._line_from

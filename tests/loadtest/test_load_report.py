@@ -88,6 +88,7 @@ def test_report_when_read_without_eyes_says_what_is_drawn():
         "delays-over-time",
         "first-frames",
         "cuts",
+        "pictures",
         "missing",
         "processor",
         "memory",
@@ -196,6 +197,33 @@ def test_summary_when_for_machines_is_json():
     }
     whole = json.loads(json.dumps(summary.whole(run), allow_nan=False))
     assert (len(whole["peers"]), len(whole["samples"])) == (53, 30)
+
+
+def test_summary_when_viewers_are_slow_tells_shares():
+    """By profile and by class: pictures seen, share of the line, delay, the longest freeze; unknown is not whole."""
+    slow = {"video": 770, "missing_video": 230, "longest_freeze_s": 1.04, "freezes": 9}
+    slow |= {"line_bytes": 4_000_000, "line_used_bytes": 3_920_000}
+    peers = [viewer(0, "healthy", PeerKind.HEALTHY, longest_freeze_s=0.05), viewer(1, "slow@1M", PeerKind.SLOW, **slow)]
+    run = some_run(peers=peers, delays_ms={"healthy": [1.0], "slow@1M": [900.0]})
+    text = "\n".join(summary.lines(run))
+    came = text.partition("what came:")[2].partition("\n\n")[0]
+    rows = {line.split()[0]: line.split()[1:] for line in came.splitlines() if line.strip()}
+    assert rows["slow@1M"][:4] == ["77.0%", "98.0%", "1.0", "s"]
+    assert rows["healthy"][:4] == ["100.0%", "-", "0.05", "s"]
+    found = json.loads(json.dumps(summary.summarize(run)))
+    assert found["kinds"]["slow"]["picture_share"] == found["profiles"]["slow@1M"]["picture_share"] == 0.77
+    assert (found["kinds"]["slow"]["line_share"], found["kinds"]["slow"]["longest_freeze_s"]) == (0.98, 1.04)
+    assert (found["kinds"]["healthy"]["picture_share"], found["kinds"]["healthy"]["line_share"]) == (1.0, None)
+    words = Page(render(run)).words
+    assert "77.0%" in words
+    assert "98.0%" in words
+
+
+def test_plot_of_pictures_when_viewers_lose_some_draws_their_share():
+    """Of the pictures of 5 s each; who got none has no line, and nobody stands at 100 % for not being measured."""
+    (plot,) = [plot for plot in plots_of(RunFigures(some_run())) if plot.chart.name == "pictures"]
+    assert plot.rows == [["healthy", "100 %", "100 %", "100 %"], ["slow@200k", "62 %", "62 %", "62 %"]]
+    assert {y for series in plot.chart.series for _, y in series.points} == {100.0, 62.5}
 
 
 def test_summary_when_for_people_is_safe_for_a_terminal():
@@ -406,12 +434,14 @@ def test_summary_when_peers_stop_reading_marks_what_they_measured():
     peers.append(viewer(3, "vanish", PeerKind.SLOW, stopped_reading_s=2.0, ended_s=30.0, cut=None))
     run = some_run(peers=peers, delays_ms={"healthy": [1.0], "stall": [5.0], "vanish": [5.0]})
     text = "\n".join(summary.lines(run))
-    rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    came = text.partition("what came:")[2].partition("\n\n")[0]
+    rows = {line.split()[0]: line for line in came.splitlines() if line.strip()}
     assert "*" not in rows["healthy"]
     assert rows["stall"].count("5.0*") == 3
+    assert "100.0%*" in rows["stall"]
     page = render(run)
     for note in (
-        "* stall: 1 of 1 not reading since 12.0 s, for 18.0 s (medians); delays and stalls are of the time before",
+        "* stall: 1 of 1 not reading since 12.0 s, for 18.0 s (medians); figures with a star are of the time before",
         "vanish: 1 of 1 cannot see whether they were cut; only the server can tell",
     ):
         assert note in _unfolded(text.splitlines())

@@ -197,6 +197,20 @@ def test_run_when_everybody_is_about_to_come_back_goes_on(server):
     assert result.failure == ""
 
 
+def test_run_when_a_viewer_is_behind_a_line_tells_what_of_it_was_in_use(server):
+    """Its octets are those of its line and no more; who has no line has no share of one; samples count pictures."""
+    result = run(url_of(server, "live/line"), profiles={"healthy": 1, "slow@400k": 1})
+    rows = {row.profile: row for row in viewers(result)}
+    slow, healthy = rows["slow@400k"], rows["healthy"]
+    assert slow.line_bytes == pytest.approx(50_000 * (slow.ended_s - slow.started_s), rel=0.3)
+    assert 0 < slow.line_used_bytes <= 1.05 * slow.line_bytes + 3000
+    assert healthy.line_bytes is None
+    assert all(row.longest_freeze_s is not None for row in rows.values())
+    assert 0 < result.samples[-1].pictures["healthy"] <= healthy.video
+    assert result.samples[-1].missing_pictures["healthy"] == 0
+    assert RunFigures(result).value("line_share", "healthy") is None
+
+
 def test_run_when_a_viewer_stops_reading_says_since_when(server):
     """Its row says when, on the clock of the run; one that reads to the end has no such moment."""
     result = run(url_of(server, "live/deaf"), profiles={"healthy": 1, "stall@500ms": 1, "never-read": 1})

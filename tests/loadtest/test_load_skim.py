@@ -271,6 +271,22 @@ def test_measure_when_the_wire_is_stamped_says_so_and_fills_the_row():
     assert row.delay_max_ms == 25.0
 
 
+def test_measure_when_no_picture_comes_for_a_while_counts_a_freeze():
+    """From one picture to the next, or to the end; the sound that comes meanwhile is none, and the cache has none."""
+    measure, row = ViewerMeasure(StreamClock(), None), PeerResult(number=0, profile="", kind=PeerKind.SLOW, url="")
+    measure.write_to(row)
+    assert row.longest_freeze_s is None
+    measure.take([video(index, key=not index) for index in range(10)], BASE_US)
+    for index, at_ms in enumerate((199, 800, 833), 10):
+        measure.take([video(index)], BASE_US + at_ms * 1000)
+        measure.take([(0, Frame(AUDIO, False, index, BASE_US, data=False))], BASE_US + at_ms * 1000 + 100)
+    measure.write_to(row)
+    assert (row.freezes, row.longest_freeze_s) == (1, pytest.approx(0.601))
+    measure.waited_until(BASE_US + 2_000_000)
+    measure.write_to(row)
+    assert (row.freezes, row.longest_freeze_s) == (2, pytest.approx(1.167))
+
+
 def test_measure_when_others_watch_shares_the_delays_of_the_second():
     """Delays of healthy viewers are also counted for the sample of the second."""
     recent = DelayHistogram()
