@@ -4,17 +4,22 @@ A healthy viewer must have got every frame from its first on, beginning with a k
 thinned, and must have been able to decode whatever it got. A viewer that stops reading must have been cut by a hard
 limit or as stuck. Of the attacker's two connections, the one that acknowledges without reading must have been cut like
 one that stopped, the one that floods by the limit on control messages, mostly before it is a viewer.
+
+Beside the verdict stands what a healthy viewer and the slow ones saw of the stream, second by second: by what they have
+read themselves, not by the server's account.
 """
 
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from flowctl.demo.plan import BIT_RATE, DemoPlan, Kind
+from flowctl.demo.plan import BIT_RATE, FPS, DemoPlan, Kind
 from flowctl.demo.watch import Watched
 from flowctl.flow import SendState
+from flowctl.loadtest.figures import RunFigures
 from flowctl.loadtest.results import PeerKind, PeerResult, RunResult
 from flowctl.reasons import CloseReason
 from flowctl.units import format_bit_rate, format_duration, format_size
@@ -24,6 +29,9 @@ FLOOD_LIMIT: Final = "control_messages_per_second"
 """What the flooding connection runs into."""
 
 _COLUMNS: Final = 80
+_BARS: Final = " ▁▂▃▄▅▆▇█"
+_MOST_BARS: Final = 26
+"""Of a viewer; a longer demonstration has several seconds to a bar."""
 _ATTACK_CUTS: Final = _STALL_CUTS | {CloseReason.LIMIT_HIT.value}
 
 
@@ -80,6 +88,42 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What a viewer saw, or viewers of one kind, on average; as they measured it.
+
+    Args:
+        label: who.
+        pictures_per_s: pictures that came in each second of the run, of one viewer.
+        picture_share: share of the pictures that came. None: not measured, as all that follows.
+        line_share: share of what the line could carry that came. None also: there is no line.
+        delay_p50_ms: median delay of the pictures.
+        delay_p95_ms: 95th percentile.
+        longest_freeze_s: longest time without a new picture.
+    """
+
+    label: str
+    pictures_per_s: tuple[float, ...]
+    picture_share: float | None = None
+    line_share: float | None = None
+    delay_p50_ms: float | None = None
+    delay_p95_ms: float | None = None
+    longest_freeze_s: float | None = None
+
+    @property
+    def bars(self) -> str:
+        """The pictures of each second as bars; the highest stands for all of them."""
+        counts = self.pictures_per_s
+        per_bar = max(-(-len(counts) // _MOST_BARS), 1)
+        groups = (counts[first : first + per_bar] for first in range(0, len(counts), per_bar))
+        return "".join(_BARS[round(sum(group) / len(group) / FPS * (len(_BARS) - 1))] for group in groups)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        found = {name: value for name, value in asdict(self).items() if name != "label"}
+        return {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The whole demonstration.
 
@@ -89,6 +133,7 @@ class Report:
         limits: the server's limits in words.
         floods_cut: connections that the server cut by the limit on control messages.
         general: what is wrong with the whole, in words.
+        seen: what viewers saw, side by side: a healthy one first.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -96,6 +141,7 @@ class Report:
     limits: str
     floods_cut: int = 1
     general: tuple[str, ...] = ()
+    seen: tuple[Seen, ...] = ()
 
     @property
     def faults(self) -> list[str]:
@@ -117,6 +163,7 @@ class Report:
             "limits": self.limits,
             "published": self.published,
             "floods_cut": self.floods_cut,
+            "seen": {item.label: item.as_dict() for item in self.seen},
             "viewers": viewers,
         }
 
@@ -141,7 +188,7 @@ class Report:
             if outcome.watched.plan.kind is not Kind.HEALTHY or outcome.faults
         ]
         lines.append(f"  flooding    {self.floods_cut} connection cut by {FLOOD_LIMIT}, before it got a frame")
-        lines.append("")
+        lines += ["", *_side_by_side(self.seen), ""] if self.seen else [""]
         if self.passed:
             lines.append("passed: nobody healthy lost anything, and every limit acted")
         else:
@@ -157,7 +204,26 @@ class Report:
 def _wrapped(line: str) -> list[str]:
     """Return a line in the width of a terminal; what goes on is indented under the words of the line."""
     indent = " " * (14 if line.startswith("  ") else 4)
-    return textwrap.wrap(line, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    if len(line) <= _COLUMNS:
+        return [line]
+    return textwrap.wrap(line, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _side_by_side(seen: Sequence[Seen]) -> list[str]:
+    """Return what viewers saw as lines of at most 80 columns."""
+    lines = [
+        "what they saw, as they measured it; a full bar is all pictures of its time",
+        f"{'':<12} {'':<{_MOST_BARS}} pictures  of line  delay p50/p95  freeze",
+    ]
+    for item in seen:
+        delays = [None if delay is None else delay / 1000 for delay in (item.delay_p50_ms, item.delay_p95_ms)]
+        between = "-" if None in delays else f"{delays[0]:.1f} / {delays[1]:.1f} s"
+        freeze = "-" if item.longest_freeze_s is None else f"{item.longest_freeze_s:.1f} s"
+        shares = ["-" if share is None else f"{share:.0%}" for share in (item.picture_share, item.line_share)]
+        lines.append(
+            f"  {item.label:<10} {item.bars:<{_MOST_BARS}} {shares[0]:>8}  {shares[1]:>7}  {between:>13}  {freeze:>6}"
+        )
+    return lines
 
 
 def make_report(plan: DemoPlan, viewers: list[Watched], floods_cut: int, result: RunResult) -> Report:
@@ -181,7 +247,33 @@ def make_report(plan: DemoPlan, viewers: list[Watched], floods_cut: int, result:
         "bytes": sum(peer.wire_bytes for peer in publishers),
     }
     general = () if floods_cut else (f"flooding: it was not cut by {FLOOD_LIMIT}",)
-    return Report(tuple(outcomes), published, str(plan.limits), floods_cut, general)
+    return Report(tuple(outcomes), published, str(plan.limits), floods_cut, general, what_was_seen(plan, result))
+
+
+def what_was_seen(plan: DemoPlan, result: RunResult) -> tuple[Seen, ...]:
+    """Return what healthy and slow viewers saw of the stream, by what they measured."""
+    figures = RunFigures(result)
+    found = []
+    for label, profile in plan.compared.items():
+        per_s: list[float] = []
+        before = 0
+        for sample in result.samples:
+            pictures, playing = sample.pictures.get(profile, 0), sample.playing.get(profile, 0)
+            if playing:  # those who join are given what the server has kept at once
+                per_s.append(min(max(pictures - before, 0) / playing, FPS))
+            before = pictures
+        found.append(
+            Seen(
+                label,
+                tuple(round(count, 1) for count in per_s),
+                figures.value("picture_share", profile),
+                figures.value("line_share", profile),
+                figures.value("p50_ms", profile),
+                figures.value("p95_ms", profile),
+                figures.value("longest_freeze_s", profile),
+            )
+        )
+    return tuple(found)
 
 
 def judge(watched: Watched, peer: PeerResult, stall_after_s: float) -> Outcome:

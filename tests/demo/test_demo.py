@@ -18,7 +18,7 @@ from flowctl.demo.watch import Watch, Watched
 from flowctl.errors import ConfigError
 from flowctl.flow import Load, SendState
 from flowctl.live import EndedViewer, HubStatistics
-from flowctl.loadtest.results import PeerKind, PeerResult, RunResult
+from flowctl.loadtest.results import PeerKind, PeerResult, RunResult, Sample
 from flowctl.log import configure
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
@@ -59,6 +59,12 @@ def test_demo_when_everything_acts(capsys, tmp_path, monkeypatch):
     assert report["viewers"]["stalled"]["server"]["cut"] in {"hard limit", "stuck"}
     assert report["viewers"]["hostile"]["server"]["cut"] in {"hard limit", "stuck"}
     assert report["floods_cut"] >= 1
+    seen = report["seen"]
+    assert list(seen) == ["healthy", "slow 40%"]
+    assert (seen["healthy"]["picture_share"], seen["healthy"]["line_share"]) == (1.0, None)
+    assert seen["slow 40%"]["picture_share"] < 1
+    assert seen["slow 40%"]["line_share"] > 0
+    assert all(0 <= count <= 30 for item in seen.values() for count in item["pictures_per_s"])
     assert "slow 40%" in shown.err
     page = tmp_path / "made" / "demo-report.html"
     assert report["page"] == str(page)
@@ -108,11 +114,11 @@ def test_plan_when_asked_for_viewers():
     counts = {kind: sum(viewer.kind is kind for viewer in viewers) for kind in Kind}
     assert counts == {Kind.HEALTHY: 20, Kind.SLOW: 3, Kind.STALLED: 1, Kind.HOSTILE: 1}
     assert [viewer.profile for viewer in viewers if viewer.kind is Kind.SLOW] == [
-        "slow@1280k",
+        "slow@1360k",
         "slow@800k",
         "slow@320k",
     ]
-    assert [viewer.label for viewer in viewers][20:] == ["slow 80%", "slow 50%", "slow 20%", "stalled", "hostile"]
+    assert [viewer.label for viewer in viewers][20:] == ["slow 85%", "slow 50%", "slow 20%", "stalled", "hostile"]
     assert len({viewer.label for viewer in viewers}) == len({viewer.host for viewer in viewers}) == 25
 
 
@@ -276,8 +282,40 @@ def test_table_when_the_terminal_is_80x24_shows_every_kind_of_viewer(monkeypatch
     assert len(lines) <= 22
     assert max(map(len, lines)) <= 80
     text = stream.getvalue()
-    assert all(word in text for word in ("20 healthy", "slow 80%", "slow 50%", "slow 20%", "stalled", "hostile"))
+    assert all(word in text for word in ("20 healthy", "slow 85%", "slow 50%", "slow 20%", "stalled", "hostile"))
     assert text.count("READY, 77%") == 3
+
+
+@pytest.mark.parametrize("seconds", [1, 6, 26, 600])
+def test_report_when_viewers_were_measured_draws_them_side_by_side(seconds):
+    """Bars of pictures per second, shares of pictures and line, delay and freeze, of what the viewers received."""
+    plan, peers = DemoPlan(), []
+    fields = {"kind": PeerKind.SLOW, "url": "rtmp://h/a/s", "audio": 1, "first_frame_s": 0.1, "delays": 9}
+    peers.append(PeerResult(number=0, profile="healthy", video=900, longest_freeze_s=0.05, **fields))
+    slow = {"video": 770, "missing_video": 230, "longest_freeze_s": 1.04, "line_bytes": 1000, "line_used_bytes": 980}
+    peers.append(PeerResult(number=1, profile="slow@1360k", **slow, **fields))
+    samples = [
+        Sample(
+            at_s=float(second),
+            playing={"healthy": 20, "slow@1360k": 1},
+            pictures={"healthy": 20 * 30 * second, "slow@1360k": 15 * second},
+        )
+        for second in range(1, seconds + 1)
+    ]
+    delays = {"healthy": [10.0], "slow@1360k": [800.0, 1300.0]}
+    result = RunResult(url="rtmp://h/a/s", peers=peers, samples=samples, delays_ms=delays)
+    report = make_report(plan, [], 1, result)
+    lines = report.lines()
+    assert max(map(len, lines)) <= 80
+    healthy, slow_line = (
+        next(line for line in lines if line.startswith(f"  {name} ")) for name in ("healthy", "slow 85%")
+    )
+    bars = min(seconds, 26) if seconds < 600 else 25
+    assert healthy.split() == ["healthy", "█" * bars, "100%", "-", "0.0", "/", "0.0", "s", "0.1", "s"]
+    assert slow_line.split() == ["slow", "85%", "▄" * bars, "77%", "98%", "0.8", "/", "1.3", "s", "1.0", "s"]
+    seen = json.loads(json.dumps(report.as_dict()))["seen"]
+    assert seen["slow 85%"]["pictures_per_s"] == [15.0] * seconds
+    assert seen["slow 50%"]["picture_share"] is None  # nobody measured it
 
 
 def test_report_when_shown_fits_80_columns():
@@ -290,4 +328,4 @@ def test_report_when_shown_fits_80_columns():
         watched.cut, watched.reasons = "hard limit", {"thinned from the queue": 12_345, "refused by policy": 1}
     lines = make_report(plan, watch.viewers, 1, result).lines()
     assert max(map(len, lines)) <= 80
-    assert "slow@1280k" in "\n".join(lines)
+    assert "slow@1360k" in "\n".join(lines)
