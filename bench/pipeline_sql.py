@@ -14,7 +14,7 @@ from typing import Final
 
 from flowctl.pipeline.blame import NEEDED, NO_LOSS, TROUBLE_MS, TROUBLE_SHARE
 from flowctl.pipeline.delays import BUCKETS, PER_OCTAVE
-from flowctl.pipeline.session_parts import RANK_BITS, TELLING
+from flowctl.pipeline.session_parts import RANK_BITS, TELLING, picture_share_sql, pictures_not_missed_sql
 from flowctl.pipeline.sessions import BY_PEER
 from flowctl.reasons import RECORDED_DROPS, SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES
@@ -23,6 +23,9 @@ _STATES: Final = (("READY", "ready"), ("OVERLOADED", "overloaded"), ("SOFT_LIMIT
 _SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 _LOSSES: Final = tuple(reason for reason in RECORDED_DROPS if reason not in NO_LOSS)
 _RANK: Final = "case state_to when 'OVERLOADED' then 1 when 'SOFT_LIMIT' then 2 when 'HARD_LIMIT' then 3 else 0 end"
+
+
+_NOT_MISSED: Final = pictures_not_missed_sql('told.dropped."{reason}".{name}')
 
 
 def _words(names: tuple[str, ...]) -> str:
@@ -70,6 +73,7 @@ def _sums() -> list[str]:
         "count(*) filter (event = 'input_paused') as input_pauses",
         "count(*) filter (event = 'limit_hit') as limit_hits",
         "count(*) filter (event = 'returned') as returns_to_live",
+        "count(*) filter (event = 'pictures_late') as episodes_late",
         "max(viewer_delay_ms) as delay_max_ms",
         f"quantile_disc(viewer_delay_ms, {list(_SHARES.values())}) as quantiles",
     ]
@@ -141,6 +145,7 @@ def _columns() -> list[str]:
             f" as accepted_messages_{name}"
             for name in CLASS_NAMES
         ),
+        f"{_NOT_MISSED} as not_missed",
         *(f"{_quantile(f'quantiles[{number + 1}]')} as delay_{name}_ms" for number, name in enumerate(_SHARES)),
         "delay_max_ms",
         "null::bigint as stall_count, null::double as stall_ms, null::double as stall_ratio",
@@ -149,7 +154,7 @@ def _columns() -> list[str]:
             f"then greatest(0, (epoch_us(play_ts) - epoch_us({began})) / 1e3) end) as startup_ms"
         ),
         "t.role in ('play', 'unknown') and play_ts is null and closed_ts is not null as exit_before_start",
-        "input_pauses, limit_hits, returns_to_live",
+        "input_pauses, limit_hits, returns_to_live, episodes_late, null::double as line_of_stream",
         "['READY', 'OVERLOADED', 'SOFT_LIMIT', 'HARD_LIMIT'][worst + 1] as worst_state",
         "row_count as events_count, null::bigint as samples_count",
         "worst, hard_at_once",
@@ -178,7 +183,7 @@ with sums as (
   where conn_id <> 0 group by node, conn_id
 ), parsed as (select *, from_json(t.detail, '{_shape()}') as told from sums
 ), named as (select {", ".join(_columns())} from parsed)
-select * exclude (worst, hard_at_once, lost_messages),
+select * exclude (worst, hard_at_once, lost_messages, not_missed), {picture_share_sql("not_missed")} as picture_share,
   case when not ({troubled}) then 'none' when hard_at_once > 0 then 'policy' else 'viewer_link' end as blame,
   case when ({troubled}) and hard_at_once = 0 then 1.0 else 0.0 end as blame_share_viewer_link,
   0.0::double as blame_share_server_loop, 0.0::double as blame_share_publisher_burst,

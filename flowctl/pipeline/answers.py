@@ -100,6 +100,10 @@ def slow(data: ReportData) -> str:
         said.append(
             f"Mostly to blame, for {percent(share)} of them: {BLAME_WORDS.get(str(main.get('blame')), 'unknown')}."
         )
+    pictures, line = number(whole.get("troubled_picture_share")), number(whole.get("troubled_line_of_stream"))
+    if pictures is not None:
+        carried = "" if line is None else f"; the line of the median one carried {percent(line)} of the stream"
+        said.append(f"They got {percent(pictures)} of the pictures on average{carried}.")
     said.append(_recovered(whole))
     return " ".join(part for part in said if part)
 

@@ -394,13 +394,18 @@ def _worst(cut: Cut | None) -> str:
     )
 
 
-_FLEET_HEADS: Final = ("viewers", "watched", "not READY", "delay p50", "delay p95", "delay p99", "dropped")
+_FLEET_HEADS: Final = (
+    *("viewers", "watched", "pictures", "below 80 %", "not READY"),
+    *("delay p50", "delay p95", "delay p99", "dropped"),
+)
 
 
 def _fleet_cells(row: Row) -> list[str]:
     return [
         count(row.get("viewers")),
         ms(row.get("viewer_ms")),
+        percent(row.get("picture_share")),
+        percent(row.get("below_80_share")),
         percent(row.get("trouble_share")),
         ms(row.get("delay_p50_ms")),
         ms(row.get("delay_p95_ms")),

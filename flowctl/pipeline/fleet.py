@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MAX_MINUTES: Final = 60 * 24 * 31
 """Over which a session is spread: a month; what lasted longer is cut there."""
 
+PICTURE_MARKS: Final = (95, 80, 50)
+"""Percent of the pictures: how many viewers got less than each is counted."""
 _STATES: Final = (("ready", "READY"), ("overloaded", "OVERLOADED"), ("soft", "SOFT_LIMIT"), ("hard", "HARD_LIMIT"))
 
 _FIGURES: Final[dict[str, str]] = {
@@ -41,6 +43,9 @@ _FIGURES: Final[dict[str, str]] = {
     "accepted_messages": "bigint",
     "dropped_messages": "bigint",
     "drop_ratio": "double",
+    "picture_share": "double",
+    "pictures_known": "bigint",
+    **{f"pictures_below_{mark}": "bigint" for mark in PICTURE_MARKS},
     "sent_bytes": "bigint",
     "joins": "bigint",
     "leaves": "bigint",
@@ -71,7 +76,7 @@ def viewer_minutes(samples: DataFrame) -> DataFrame:
 
     Returns:
         One row per app, stream, node, minute, conn_id and peer_ip: ms of each state (``ms``, ``ready_ms`` ...),
-        accepted, dropped (messages), sent_bytes, delay_ms (mean) and delay_max_ms.
+        accepted, dropped (messages), sent_bytes, delay_ms (mean), delay_max_ms and picture_share (mean).
     """
     accepted = " + ".join(f"accepted_messages_{name}" for name in CLASS_NAMES)
     dropped = " + ".join(f"dropped_messages_{name}" for name in CLASS_NAMES)
@@ -90,8 +95,15 @@ def viewer_minutes(samples: DataFrame) -> DataFrame:
             f.sum("sent_bytes").alias("sent_bytes"),
             (_exact(f.col("viewer_delay_ms")) / f.count("viewer_delay_ms")).alias("delay_ms"),
             f.max("viewer_delay_ms").alias("delay_max_ms"),
+            _mean("picture_share", "interval_ms"),
         )
     )
+
+
+def _mean(name: str, weight: str) -> Column:
+    """Return the mean by weight of a column; null where it is null throughout."""
+    known = f.when(f.col(name).isNotNull(), f.col(weight))
+    return f.try_divide(_exact(f.col(name) * f.col(weight)), _exact(known)).alias(name)
 
 
 def spread_sessions(table: DataFrame) -> DataFrame:
@@ -112,7 +124,7 @@ def spread_sessions(table: DataFrame) -> DataFrame:
         f.greatest(f.col("duration_s") * 1e3, f.lit(1.0)).alias("all_ms"),
         *(f.col(f"time_{name}_ms") for name, _ in _STATES),
         f.expr(accepted).alias("all_accepted"), "dropped_messages", f.col("sent_bytes").alias("all_sent"),
-        f.col("delay_p50_ms").alias("delay_ms"), "delay_max_ms",
+        f.col("delay_p50_ms").alias("delay_ms"), "delay_max_ms", "picture_share",
         f.explode(
             f.expr(
                 "sequence(unix_seconds(opened_at) DIV 60, least(unix_seconds(opened_at) DIV 60 "
@@ -133,6 +145,7 @@ def spread_sessions(table: DataFrame) -> DataFrame:
         (f.col("all_sent") * part).alias("sent_bytes"),
         "delay_ms",
         "delay_max_ms",
+        "picture_share",
     )  # fmt: skip
 
 
@@ -161,6 +174,9 @@ def _sums() -> list[Column]:
         _exact(f.col("dropped")).cast("bigint").alias("dropped_messages"),
         _exact(f.col("sent_bytes")).cast("bigint").alias("sent_bytes"),
         f.max("delay_max_ms").alias("delay_max_ms"),
+        _mean("picture_share", "ms"),
+        f.count("picture_share").alias("pictures_known"),
+        *(f.count_if(f.col("picture_share") < mark / 100).alias(f"pictures_below_{mark}") for mark in PICTURE_MARKS),
         *delays.words("d"),
     ]
 
@@ -180,6 +196,10 @@ def _figures(frame: DataFrame, columns: dict[str, str], source: str) -> DataFram
                 for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
             },
             "drop_ratio": f.expr("CASE WHEN accepted_messages > 0 THEN dropped_messages / accepted_messages END"),
+            **{
+                name: f.coalesce(name, f.lit(0))
+                for name in ("pictures_known", *(f"pictures_below_{mark}" for mark in PICTURE_MARKS))
+            },
             "joins": f.coalesce("joins", f.lit(0)),
             "leaves": f.coalesce("leaves", f.lit(0)),
             "viewers": f.coalesce("viewers", f.lit(0.0)),
@@ -269,6 +289,7 @@ def _viewer_sums() -> list[Column]:
             "delay_ms"
         ),
         f.max("delay_max_ms").alias("delay_max_ms"),
+        _mean("picture_share", "ms"),
     ]
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructField
 
-from flowctl.pipeline.reportdata import LEAST_STAY_S, SHARES, STATES, Cut, Row
+from flowctl.pipeline.reportdata import LEAST_STAY_S, PICTURE_CLASSES, SHARES, STATES, Cut, Row
 from flowctl.reasons import SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
 
@@ -78,7 +78,8 @@ def whole(sessions: DataFrame) -> tuple[Row, datetime | None, datetime | None]:
 
     Returns:
         One row: connections, open, viewers, troubled, worst_<state>, cut_slow, play_ms, trouble_ms, recoveries,
-        recover_mean_ms, returns_to_live, paused, accepted_messages, dropped_messages, dropped_bytes, sent_bytes,
+        troubled_picture_share (mean), troubled_line_of_stream (median), recover_mean_ms, returns_to_live, paused,
+        accepted_messages, dropped_messages, dropped_bytes, sent_bytes,
         stall_count, stall_ratio, startup_p50_ms, startup_p95_ms, exits_before_start, delay_p50_of_p50_ms,
         delay_p95_of_p95_ms; the figures from viewers on are of viewers alone.
     """
@@ -128,6 +129,8 @@ def _viewer_totals(viewers: DataFrame) -> list[Column]:
         _count_if(column(viewers, "close_reason", "string").isin(*SLOW_ENDS)).alias("cut_slow"),
         (_sum(viewers, "duration_s") * 1000).alias("play_ms"),
         f.sum(trouble_ms(viewers)).alias("trouble_ms"),
+        f.avg(f.when(troubled, column(viewers, "picture_share"))).alias("troubled_picture_share"),
+        _quantile(viewers, "line_of_stream", 0.5, troubled).alias("troubled_line_of_stream"),
         _sum(viewers, "recoveries").alias("recoveries"),
         # The mean over recoveries, not over viewers: one that recovers often counts often.
         f.try_divide(
@@ -203,6 +206,15 @@ def drops(sessions: DataFrame) -> list[Row]:
     ]
 
 
+def picture_shares(sessions: DataFrame) -> list[Row]:
+    """Return how the share of the pictures is spread: (least, viewers), from all to none; least None: not known."""
+    viewers = viewers_of(sessions)
+    share = column(viewers, "picture_share")
+    least = f.coalesce(*(f.when(share >= mark, f.lit(mark)) for mark in PICTURE_CLASSES))
+    counted = viewers.where(stayed(viewers)).groupBy(least.alias("least")).agg(f.count("*").alias("viewers"))
+    return rows_of(counted.orderBy(f.desc_nulls_last("least")))
+
+
 def stayed(viewers: DataFrame) -> Column:
     """Return whether a viewer was there for long enough to enter distributions over viewers."""
     return f.coalesce(column(viewers, "duration_s") >= LEAST_STAY_S, f.lit(False))
@@ -223,7 +235,8 @@ def delay_curves(sessions: DataFrame) -> dict[str, Sequence[float | None]]:
 _WORST_COLUMNS: Final = (
     "node", "conn_id", "peer_ip", "app", "stream", "user_agent", "opened_at", "duration_s", "close_reason",
     "closed_by", "worst_state", "blame", "time_overloaded_ms", "time_soft_ms", "time_hard_ms", "dropped_messages",
-    "dropped_bytes", "delay_p99_ms", "stall_ratio", "returns_to_live", "input_pauses",
+    "dropped_bytes", "picture_share", "line_of_stream", "delay_p99_ms", "stall_ratio", "returns_to_live",
+    "input_pauses",
 )  # fmt: skip
 
 

@@ -127,6 +127,13 @@ def streams(frame: DataFrame) -> Cut:
         f.try_divide(f.sum(column(frame, "dropped_messages")), f.sum(column(frame, "accepted_messages"))).alias(
             "drop_share"
         ),
+        f.try_divide(
+            f.sum(column(frame, "picture_share") * weight),
+            f.sum(f.when(column(frame, "picture_share").isNotNull(), weight)),
+        ).alias("picture_share"),
+        f.try_divide(f.sum(column(frame, "pictures_below_80")), f.sum(column(frame, "pictures_known"))).alias(
+            "below_80_share"
+        ),
     )
     same = [summed[name].eqNullSafe(most[name]) for name in ("app", "stream")]
     joined = summed.join(most, [same[0] & same[1]]).drop(most["app"], most["stream"])
@@ -142,6 +149,8 @@ def subnets(frame: DataFrame) -> Cut:
         trouble.alias("trouble_share"),
         *(column(frame, f"delay_{name}_ms").alias(f"delay_{name}_ms") for name, _ in _SHARES),
         column(frame, "drop_ratio").alias("drop_share"),
+        column(frame, "picture_share").alias("picture_share"),
+        f.try_divide(column(frame, "pictures_below_80"), column(frame, "pictures_known")).alias("below_80_share"),
     )
     worst = f.coalesce(f.col("trouble_share") * f.col("viewers"), f.lit(0.0))
     return first_rows(chosen, [worst.desc(), f.desc_nulls_last("viewers"), f.asc("subnet")])

@@ -37,7 +37,7 @@ svg .dot{fill-opacity:.75;stroke:var(--card)}svg .marked{fill-opacity:1;stroke:v
 .legend i.box{width:11px;height:11px;border-radius:2px;border:1px solid var(--edge)}
 pre{background:var(--paper);border:1px solid var(--edge);border-radius:6px;padding:10px 12px;overflow-x:auto;margin:0;
 font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,monospace}
-.worst td:nth-child(8){white-space:normal;min-width:230px}
+.worst td:nth-child(10){white-space:normal;min-width:230px}
 .figures th{white-space:normal;overflow-wrap:anywhere}.figures thead th{white-space:nowrap}.note{font-size:13px}
 """.strip()
 
@@ -213,6 +213,7 @@ def _nodes(data: ReportData) -> str:
 
 def _slow(data: ReportData) -> _Part:
     found = (
+        pictures.picture_shares(data),
         pictures.states_over_time(data),
         pictures.blame_shares(data),
         pictures.drops_by_class(data),
@@ -222,8 +223,8 @@ def _slow(data: ReportData) -> _Part:
 
 
 _WORST_HEADS: Final = (
-    "address", "stream", "there for", "not READY", "worst state", "delay p99", "blame", "what was done about it",
-    "agent", "node", "connection",
+    "address", "stream", "there for", "pictures", "its line", "not READY", "worst state", "delay p99", "blame",
+    "what was done about it", "agent", "node", "connection",
 )  # fmt: skip
 
 
@@ -236,6 +237,8 @@ def _worst(data: ReportData) -> str:
             words(row.get("peer_ip"), 48),
             words("/".join(str(row[name]) for name in ("app", "stream") if row.get(name)), 48),
             seconds(row.get("duration_s")),
+            percent(row.get("picture_share")),
+            percent(row.get("line_of_stream")),
             ms(row.get("trouble_ms")),
             words(row.get("worst_state"), 16),
             ms(row.get("delay_p99_ms")),
@@ -247,7 +250,8 @@ def _worst(data: ReportData) -> str:
         ]
         for row in cut.rows
     ]
-    note = answers.left_out(cut, "viewers in trouble")
+    said = "Pictures: what share of them it was sent. Its line: what it carries, of the rate of the stream."
+    note = " ".join(filter(None, [said, answers.left_out(cut, "viewers in trouble")]))
     return _box("The viewers that were worst off", table(_WORST_HEADS, rows, kind="words worst"), note)
 
 

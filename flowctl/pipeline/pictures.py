@@ -13,7 +13,16 @@ from typing import Final
 
 from flowctl.loadtest.files import foreign
 from flowctl.loadtest.svg import Chart, Series
-from flowctl.pipeline.reportdata import SHARES, STATES, ReportData, Row, number, whole_number
+from flowctl.pipeline.reportdata import (
+    LEAST_STAY_S,
+    PICTURE_CLASSES,
+    SHARES,
+    STATES,
+    ReportData,
+    Row,
+    number,
+    whole_number,
+)
 from flowctl.pipeline.shapes import MOST_BARS, Bar, Bars, Layer, Shape, Stack
 from flowctl.units import format_duration, format_size
 
@@ -163,6 +172,34 @@ def states_over_time(data: ReportData) -> Picture | None:
     legend = [(STATE_WORDS[state], STATE_PAINTS[state]) for state in STATES]
     note = "" if top == 1.0 else f"The axis ends at {percent(top)}; all that is not shown is READY."
     return Picture(shape, legend, ("from (UTC)", "viewers", *(STATE_WORDS[state] for state in STATES)), table, note)
+
+
+def picture_shares(data: ReportData) -> Picture | None:
+    """Return how many viewers got what share of the pictures; None: there are no figures."""
+    found = {number(row.get("least")): whole_number(row.get("viewers")) for row in data.picture_shares}
+    total = sum(found.values())
+    if not total or set(found) == {None}:
+        return None
+    bars = [
+        Bar(label, float(found[least]), f"{count(found[least])} ({percent(found[least] / total)})", paint)
+        for least, label, paint in _PICTURE_BARS
+        if found.get(least)
+    ]
+    said = ". ".join(f"{bar.label}: {bar.text}" for bar in bars)
+    shape = Bars(name="pictures", title="What share of the pictures did viewers get?", description=said, bars=bars)
+    table = [[bar.label, bar.text] for bar in bars]
+    note = f"Of viewers that were there for {LEAST_STAY_S:g} s or longer: what they were sent, of what was published."
+    return Picture(shape, (), ("of the pictures", "viewers"), table, note)
+
+
+_PICTURE_BARS: Final = (
+    (PICTURE_CLASSES[0], "all", "var(--s3)"),
+    (PICTURE_CLASSES[1], "95 % and more", "var(--s4)"),
+    (PICTURE_CLASSES[2], "80 to 95 %", "var(--s4)"),
+    (PICTURE_CLASSES[3], "50 to 80 %", "var(--s2)"),
+    (PICTURE_CLASSES[4], "less than half", "var(--s6)"),
+    (None, "not known", "var(--s7)"),
+)
 
 
 def delay_distribution(data: ReportData) -> Picture | None:

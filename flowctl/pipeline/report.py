@@ -200,6 +200,7 @@ def _take_sessions(source: _Source, data: ReportData) -> ReportData:
             closes=gather.closes(sessions),
             blames=gather.blames(sessions),
             drops=gather.drops(sessions),
+            picture_shares=gather.picture_shares(sessions),
             worst=gather.worst(sessions),
             delay_curves=gather.delay_curves(sessions),
         )

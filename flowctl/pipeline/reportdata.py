@@ -25,6 +25,8 @@ SHARES: Final = tuple(place / 100 for place in range(101))
 
 LEAST_STAY_S: Final = 2.0
 """Viewers who were there for less do not enter distributions over viewers: that is a sample or two, of a join."""
+PICTURE_CLASSES: Final = (1.0, 0.95, 0.8, 0.5, 0.0)
+"""Least shares of the pictures by which viewers are told apart."""
 
 
 class JobState(enum.Enum):
@@ -129,6 +131,8 @@ class ReportData:
         closes: rows (reason, closed_by, connections).
         blames: rows (blame, viewers, share): viewers in trouble by the blame that weighs most for each.
         drops: rows (class, accepted_messages, dropped_messages).
+        picture_shares: rows (least, viewers): viewers by the class of `PICTURE_CLASSES` that their share falls into;
+            least None: not known.
         worst: viewers that were worst off, the worst first.
         delay_curves: name of a quantile of each viewer -> its value at each of `SHARES` of the viewers, ms.
         moments: rows over time: at_s, shares ready, overloaded, soft, hard; viewers, delay_p50_ms, _p95_ms, _p99_ms.
@@ -155,6 +159,7 @@ class ReportData:
     closes: Sequence[Row] = ()
     blames: Sequence[Row] = ()
     drops: Sequence[Row] = ()
+    picture_shares: Sequence[Row] = ()
     worst: Cut | None = None
     delay_curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     moments: Sequence[Row] | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as f
 
 from flowctl.pipeline import delays
-from flowctl.reasons import RECORDED_DROPS
+from flowctl.reasons import RECORDED_DROPS, DropReason
 from flowctl.telemetry.schema import CLASS_NAMES
 
 if TYPE_CHECKING:
@@ -128,7 +128,11 @@ PACKS: Final = (
         "recoveries_timed": "edge AND state_to = 0 AND value IS NOT NULL",
         "recoveries": "state_to = 0",
     },
-    {"input_pauses": "event = 'input_paused'", "returns_to_live": "event = 'returned'"},
+    {
+        "input_pauses": "event = 'input_paused'",
+        "returns_to_live": "event = 'returned'",
+        "episodes_late": "event = 'pictures_late'",
+    },
 )
 """Counts that share a sum, 21 bits each, and what they count; no connection has 2 million edges or pauses."""
 
@@ -198,6 +202,9 @@ def sample_sums(samples: DataFrame) -> DataFrame:
         _count(f"stalled_ms >= {STALL_MS}D AND stalled_ms < {STALL_MS}D + interval_ms", "s_stall_count"),
         *(f.sum(f"accepted_messages_{name}").alias(f"s_accepted_{name}") for name in CLASS_NAMES),
         *(f.sum(f"dropped_messages_{name}").alias(f"s_dropped_{name}") for name in CLASS_NAMES),
+        # Of the moments in which something always waited: what its line carries, and what was published meanwhile.
+        f.expr(f"sum(CASE WHEN {_MEASURED} THEN CAST(drain_bytes_per_s * interval_ms AS BIGINT) END)").alias("s_line"),
+        _if(_MEASURED, f"({accepted})", "sum", "s_line_stream"),
         f.max("viewer_delay_ms").alias("s_delay_max_ms"),
         *delays.words("s"),
     ]
@@ -206,6 +213,7 @@ def sample_sums(samples: DataFrame) -> DataFrame:
 
 
 _TROUBLE: Final = "(state <> 'READY' OR coalesce(picture_share, 1) < 1 OR coalesce(step, 'FULL') <> 'FULL')"
+_MEASURED: Final = f"({_TROUBLE} AND drain_bytes_per_s IS NOT NULL)"
 _OURS: Final = f"(coalesce(strained, false) OR coalesce(thread_busy, 0.0D) >= {BUSY}D)"
 _ACCEPTED: Final = " + ".join(f"accepted_bytes_{name}" for name in CLASS_NAMES)
 
@@ -247,6 +255,33 @@ def leaving_sums(events: DataFrame, samples: DataFrame) -> DataFrame:
 
 LONGEST_MS: Final = 60_000.0
 """Longest interval of a sample: the sampler rests for 30 s at most."""
+
+
+PICTURES: Final = ("key", "inter", "disposable")
+_NOT_MISSED: Final = (DropReason.UNFOLLOWED.value, DropReason.CLOSED.value)
+
+
+def pictures_not_missed_sql(told: str = "told.dropped.`{reason}`.`{name}`") -> str:
+    """Return the pictures that a viewer was not sent and does not miss, in SQL: those queued when it left, or muted.
+
+    Args:
+        told: the count of one reason and class in the parsed close.
+    """
+
+    def of(reason: str) -> str:
+        return " + ".join(f"coalesce({told.format(reason=reason, name=name)}, 0)" for name in PICTURES)
+
+    # Of viewers that want pictures no policy for live media refuses key frames while it accepts anything else.
+    muted = f"coalesce({told.format(reason=DropReason.REFUSED.value, name='key')}, 0) > 0"
+    return f"{' + '.join(map(of, _NOT_MISSED))} + CASE WHEN {muted} THEN {of(DropReason.REFUSED.value)} ELSE 0 END"
+
+
+def picture_share_sql(not_missed: str) -> str:
+    """Return the share of the pictures that was sent, in SQL over the columns of a session; null: not known."""
+    accepted, dropped = (" + ".join(f"{what}_messages_{name}" for name in PICTURES) for what in ("accepted", "dropped"))
+    passed = f"({accepted} - ({not_missed}))"
+    lost = f"({dropped} - ({not_missed}))"
+    return f"CASE WHEN {passed} > 0 THEN greatest(0.0, least(1.0, 1.0 - {lost} / CAST({passed} AS DOUBLE))) END"
 
 
 def _counts_ddl() -> str:

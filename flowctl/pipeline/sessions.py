@@ -9,6 +9,11 @@ What a session cannot know: of a connection that was open before the records beg
 still open, its close and the time since its last change of state (`closed_by` is ``open``, times end with the last
 event). A connection of which only events in the middle are there has no address.
 
+What a viewer got is told in shares: `picture_share` is of the pictures that were published for it, without those that
+were queued when it left or that it had muted; `line_of_stream` is what its line carries, of the rate of the stream,
+over the samples in which it was in trouble and always had something waiting. Both are null where the records do not
+say, which is not 100 %.
+
 Words of quality of experience as in CTA-2066: startup_ms is its video startup time, stall_ratio its rebuffering
 ratio (stalled time over play time), exit_before_start its exits before video start. What is called a stall here is seen
 from the server: the peer takes nothing while something waits. A player that plays from its buffer meanwhile shows none.
@@ -34,6 +39,8 @@ from flowctl.pipeline.session_parts import (
     dropped_sql,
     event_sums,
     leaving_sums,
+    picture_share_sql,
+    pictures_not_missed_sql,
     sample_sums,
     telling_records,
 )
@@ -71,6 +78,9 @@ COLUMNS: Final[dict[str, str]] = {
     "dropped_bytes": "bigint",
     **{f"dropped_messages_{name}": "bigint" for name in CLASS_NAMES},
     **{f"accepted_messages_{name}": "bigint" for name in CLASS_NAMES},
+    "picture_share": "double",
+    "line_of_stream": "double",
+    "episodes_late": "bigint",
     **{f"delay_{name}_ms": "double" for name in ("p50", "p95", "p99", "max")},
     "stall_count": "bigint",
     "stall_ms": "double",
@@ -147,7 +157,7 @@ def finished(sums: DataFrame, telling: DataFrame, sampled: DataFrame | None) -> 
 
 _NO_SAMPLES: Final = {
     **dict.fromkeys(("s_rows", "s_accepted_bytes", "l_accepted_bytes", "s_stall_count"), "bigint"),
-    **dict.fromkeys(("s_dropped_messages", "s_unforced_drops"), "bigint"),
+    **dict.fromkeys(("s_dropped_messages", "s_unforced_drops", "s_line", "s_line_stream"), "bigint"),
     **dict.fromkeys(("s_ms", "s_trouble_ms", "l_ms", "l_ours_ms", "s_stall_ms", "s_delay_max_ms"), "double"),
     **{f"s_accepted_{name}": "bigint" for name in CLASS_NAMES},
     **{f"s_dropped_{name}": "bigint" for name in CLASS_NAMES},
@@ -207,6 +217,8 @@ def _steps(*, sampled: bool) -> list[dict[str, str]]:
         **(delays.totals("s", "s_delay_max_ms IS NOT NULL") if sampled else {}),
     }
     second = {
+        "picture_share": picture_share_sql(f"CASE WHEN nothing_dropped THEN 0 ELSE {pictures_not_missed_sql()} END"),
+        "line_of_stream": "CASE WHEN s_line_stream > 0 THEN s_line / 1e3D / s_line_stream END",
         "stall_ratio": "CASE WHEN duration_s * 1e3D > coalesce(startup_ms, 0D) AND stall_ms IS NOT NULL "
         "THEN least(1D, stall_ms / (duration_s * 1e3D - coalesce(startup_ms, 0D))) END",
         "lost_messages": blame.lost_sql(),

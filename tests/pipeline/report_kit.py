@@ -49,6 +49,8 @@ def worst_viewer(number=0, text=NASTY, **values):
         "dropped_messages": 120,
         "dropped_bytes": 120_000,
         "delay_p99_ms": 8100.0,
+        "picture_share": 0.77,
+        "line_of_stream": 0.85,
         "returns_to_live": 2,
         "input_pauses": 1,
     }
@@ -128,6 +130,8 @@ def fleet_row(**values):
         "delay_p95_ms": 300.0,
         "delay_p99_ms": 900.0,
         "drop_share": 0.004,
+        "picture_share": 0.91,
+        "below_80_share": 0.13,
     }
     return row | values
 
@@ -156,6 +160,11 @@ def some_data(text=NASTY, **values):
             {"blame": text, "viewers": 9, "trouble_ms": 1e5},
         ],
         drops=[{"class": name, "accepted_messages": 1000, "dropped_messages": 100} for name in CLASS_NAMES],
+        picture_shares=[
+            {"least": 1.0, "viewers": 300},
+            {"least": 0.5, "viewers": 60},
+            {"least": None, "viewers": 30},
+        ],
         worst=Cut([worst_viewer(number, text) for number in range(20)], 39),
         delay_curves={name: [float(place) for place in range(101)] for name in ("delay_p50_ms", "delay_p95_ms")},
         moments=[a_moment(place) for place in range(10)],

@@ -49,12 +49,13 @@ def test_fleet_when_sampled_weighs_states_by_time_and_viewers_by_heads(spark, tm
         "accepted_messages_inter": 40,
         "dropped_messages_inter": 10,
         "viewer_delay_ms": 3_000.0,
+        "picture_share": 0.77,
     }
     rows = [
         sample(10 + n, 1, viewer_delay_ms=10.0, accepted_messages_inter=60, sent_bytes=100, **one) for n in range(30)
     ]
     rows += [sample(10 + n, 2, **busy, **two) for n in range(10)]
-    rows += [sample(65, 3, viewer_delay_ms=20.0, accepted_messages_audio=10, **six)]
+    rows += [sample(65, 3, viewer_delay_ms=20.0, accepted_messages_audio=10, picture_share=None, **six)]
     rows += [sample(10, 9, role="publish", peer_ip="192.0.2.9")]
     write_samples(tmp_path, rows)
     result, streams, subnets = tables(spark, tmp_path)
@@ -65,6 +66,10 @@ def test_fleet_when_sampled_weighs_states_by_time_and_viewers_by_heads(spark, tm
     assert first["delay_p50_ms"] == pytest.approx(10.0, rel=delays.LARGEST_RATIO_ERROR)
     assert (first["delay_p99_ms"], first["delay_max_ms"]) == (pytest.approx(3_000.0, rel=0.13), 3_000.0)
     assert (first["accepted_messages"], first["dropped_messages"], first["sent_bytes"]) == (2_200, 100, 3_000)
+    assert first["picture_share"] == pytest.approx((30 + 10 * 0.77) / 40)
+    assert [first[f"pictures_{name}"] for name in ("known", "below_95", "below_80", "below_50")] == [2, 1, 1, 0]
+    unknown = at_minute(streams, 1)
+    assert (unknown["picture_share"], unknown["pictures_known"], unknown["pictures_below_95"]) == (None, 0, 0)
     assert first["drop_ratio"] == pytest.approx(100 / 2_200)
     third = at_minute(streams, 2)
     assert (third["viewers"], third["viewers_seen"], third["leaves"], third["share_ready"]) == (0.0, 0, 1, None)

@@ -60,6 +60,8 @@ def session_row(number, **values):
         "stall_ms": 0.0,
         "startup_ms": 50.0,
         "exit_before_start": False,
+        "picture_share": 1.0,
+        "line_of_stream": None,
         **{f"accepted_messages_{name}": 100 for name in CLASS_NAMES},
         **{f"dropped_messages_{name}": 0 for name in CLASS_NAMES},
     }
@@ -76,6 +78,8 @@ def slow_row(number, **values):
         "recover_mean_ms": 1500.0,
         "dropped_messages": 30,
         "dropped_messages_inter": 30,
+        "picture_share": 0.6 if number % 2 else None,
+        "line_of_stream": 0.55,
         "stall_count": 1,
         "stall_ms": 500.0,
     }
@@ -119,6 +123,8 @@ def test_figures_when_gathered_are_those_of_the_table(spark, tmp_path):
         "stall_count": 26,
         "sent_bytes": 106 * 1000 + 7,
         "startup_p50_ms": 50,
+        "troubled_picture_share": pytest.approx(0.6),
+        "troubled_line_of_stream": 0.55,
     }
     assert wanted == {name: whole[name] for name in wanted}
     assert whole["stall_ratio"] == pytest.approx(26 * 500 / (106 * 100_000))
@@ -131,6 +137,7 @@ def test_figures_when_gathered_are_those_of_the_table(spark, tmp_path):
     assert {name: count for name, count in dropped.items() if count} == {"inter": 26 * 30}
     curve = data.delay_curves["delay_p50_ms"]
     assert (len(curve), curve[0], curve[100]) == (101, 10.0, 115.0)
+    assert [(row["least"], row["viewers"]) for row in data.picture_shares] == [(1.0, 80), (0.5, 13), (None, 13)]
     assert [(row["reason"], row["connections"]) for row in data.closes] == [("peer closed", 106), ("hard limit", 1)]
 
 
@@ -160,6 +167,7 @@ def test_page_when_made_of_tables_has_their_figures(spark, tmp_path):
         "107 connections to 1 node, from 2026-11-21 16:00:00 UTC on, for 3 min 26 s. 106 viewers watched" in page.words
     )
     assert "75.5 % of them kept up all the time; 26 did not, and 1 of those were disconnected" in page.words
+    assert "They got 60.0 % of the pictures on average; the line of the median one carried 55.0 %" in page.words
     assert "Dropped for them: 780 messages, 1.1 % of what was published" in page.words
     assert "script" not in page.tags
 

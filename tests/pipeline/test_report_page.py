@@ -84,12 +84,30 @@ def test_page_when_read_without_eyes_says_what_is_drawn():
     ids = [value for _, name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids))
     labels = [value for tag, name, value in page.attributes if tag == "svg" and name == "aria-labelledby"]
-    assert {"states", "blame", "drops", "ends", "delays", "delays-over-time", "front", "scores", "capacity-curve"} == {
-        label.split()[0].removesuffix("-title") for label in labels
-    }
+    assert {
+        "pictures",
+        "states",
+        "blame",
+        "drops",
+        "ends",
+        "delays",
+        "delays-over-time",
+        "front",
+        "scores",
+        "capacity-curve",
+    } == {label.split()[0].removesuffix("-title") for label in labels}
     assert all(set(label.split()) <= set(ids) for label in labels)
     for said in re.findall(r"<desc[^>]*>(.*?)</desc>", render(some_data())):
         assert re.search(r"\d", said)
+
+
+def test_page_when_viewers_missed_pictures_tells_shares():
+    """How many viewers got what share, of each of the worst its share and its line; what is not known is named so."""
+    words = Page(render(some_data())).words
+    for said in ("300 (76.9 %)", "50 to 80 %", "60 (15.4 %)", "not known", "30 (7.7 %)", "77.0 %", "85.0 %", "91.0 %"):
+        assert said in words
+    unknown = some_data(picture_shares=[{"least": None, "viewers": 390}])
+    assert "What share of the pictures" not in Page(render(unknown)).words
 
 
 def test_page_when_nothing_was_run_says_so_for_each_question():

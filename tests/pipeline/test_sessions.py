@@ -23,6 +23,12 @@ DETAIL = {
 }
 
 
+MUTED_AND_LATE = {
+    "accepted": {"key": 10, "inter": 90},
+    "dropped": {"refused by policy": {"key": 4, "inter": 36}, "late": {"inter": 6}},
+}
+
+
 def edge(seconds, conn_id, old, new, state_ms, **columns):
     return event(
         seconds, conn_id, "state_changed", state_from=old, state_to=new, state_ms=state_ms, **columns, **WATCHES
@@ -78,6 +84,7 @@ def found(spark, tmp_path_factory):
         event(0, 2, "conn_opened", role="unknown", **PEER),
         event(1, 2, "play_started", **WATCHES),
         edge(8, 2, "READY", "SOFT_LIMIT", 8_000.0),
+        event(9, 2, "pictures_late", **WATCHES),
         event(10, 2, "dropped", dropped_messages=4, dropped_bytes=400, **WATCHES),
         event(0, 3, "conn_opened", role="unknown", **PEER),
         event(5, 3, "conn_closed", state_from="READY", state_ms=5_000.0, reason="handshake timeout", role="unknown"),
@@ -95,12 +102,12 @@ def found(spark, tmp_path_factory):
         event(3600, 12, "conn_opened", role="unknown", **PEER),
         event(3600.3, 12, "play_started", value=300.0, **WATCHES),
         event(60, 12, "conn_closed", state_from="READY", state_ms=60_000.0, reason="peer closed", **WATCHES,
-              detail=json.dumps({"connected_s": 60.0})),
+              detail=json.dumps({"connected_s": 60.0} | MUTED_AND_LATE)),
         event(3600, 13, "conn_opened", role="unknown", **PEER),
         event(60, 13, "play_started", **WATCHES),
     ]  # fmt: skip
     write(root, rows)
-    after = {"state": "SOFT_LIMIT", "accepted_bytes_inter": 1_000}
+    after = {"state": "SOFT_LIMIT", "accepted_bytes_inter": 1_000, "drain_bytes_per_s": 850.0}
     busy = {"state": "OVERLOADED", "strained": True, "viewer_delay_ms": 500.0, "accepted_bytes_inter": 1_000}
     write_samples(
         root,
@@ -133,7 +140,7 @@ def test_sessions_when_written_have_the_columns_of_the_contract(found):
     assert dict(frame.dtypes) == COLUMNS
     assert frame.columns == list(COLUMNS)
     assert sorted(sessions) == list(range(1, 14))
-    assert [item.rows_in for item in result.accounts] == [64, 48]
+    assert [item.rows_in for item in result.accounts] == [65, 48]
     assert all(item.rows_out == item.rows_in and item.settled for item in result.accounts)
     assert result.summary["sessions"] == 13
     assert (result.summary["open"], result.summary["without_address"]) == (5, 1)
@@ -160,6 +167,16 @@ def test_session_when_closed_is_named_and_counted_by_its_close(found):
     assert figures(row, "sent_bytes", "dropped_messages", "dropped_bytes", "events_count") == (9_000, 10, 10_000, 16)
     assert figures(row, "accepted_messages_key", "accepted_messages_inter", "accepted_messages_audio") == (5, 95, 0)
     assert figures(row, "dropped_messages_inter", "dropped_messages_audio", "dropped_messages_key") == (9, 1, 0)
+
+
+def test_session_when_pictures_were_left_out_tells_shares(found):
+    """Of the pictures up to its end, without those it had muted; its line by what it took; unknown is not all."""
+    sessions = found[0]
+    assert sessions[1]["picture_share"] == pytest.approx(1 - 6 / 97)
+    assert sessions[12]["picture_share"] == pytest.approx(1 - 6 / 60)
+    assert figures(sessions[5], "picture_share", "line_of_stream") == (None, None)
+    assert sessions[10]["line_of_stream"] == pytest.approx(0.85)
+    assert [sessions[number]["episodes_late"] for number in (1, 2)] == [0, 1]
 
 
 def test_session_when_open_counts_its_last_state_up_to_the_last_event(found):
