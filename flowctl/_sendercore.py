@@ -452,6 +452,7 @@ class SenderCore(SenderState):
             cohort.remove(self._sender)
             self._cohort = None
         if self._trouble is not None:
+            self._trouble.last_share = self._picture_share_locked()
             self._trouble.forget_pictures()
         self._keep_pictures_locked()
         self._outbox.unfollow(reason)

@@ -289,10 +289,10 @@ class SenderState:
         return self._outbox.bytes_sent + (cursor.entry.offset if self._member and cursor is not None else 0)
 
     def _picture_share_locked(self) -> float:
-        """Return the share of the pictures of the last 20 s that were sent, 0 to 1."""
+        """Return the share of the pictures of the last 20 s that were sent, 0 to 1; of who has ended, at its end."""
         trouble, cursor = self._trouble, self._outbox.cursor
         if trouble is None or cursor is None:
-            return 1.0
+            return trouble.last_share if trouble is not None and self._close_reason is not None else 1.0
         return trouble.picture_share(self._now_locked(), *cursor.pictures())
 
     def _note_pictures_locked(self, trouble: Trouble, now: float) -> None:

@@ -225,9 +225,10 @@ class LogCursor(LogQueue):
     def pictures(self) -> tuple[int, int]:
         """Return (pictures that were published up to the place since joining, those of them that were not sent).
 
-        Of a viewer that wants no pictures there are none.
+        Of a viewer that wants no pictures there are none. One that is refused everything, as while a hard limit is
+        held, is no such viewer.
         """
-        if self.mask & _KEY_BIT:
+        if self.mask & _KEY_BIT and self.mask != DROPPABLE_MASK:
             return 0, 0
         counts, base = self.place.entry.counts, self._base_counts
         passed = sum(counts[item] - base[item] for item in _PICTURES)

@@ -37,6 +37,7 @@ class Trouble:
         returns: times old media were skipped.
         delay_removed_ms: what skipping and thinning took off the age of the queue.
         sampled_at: time of the last sample in seconds, whoever took it.
+        last_share: share of the pictures, of the log that was left last; for who asks after the end.
         acted_at: time of the last sample that was acted on, in seconds: its timer counts from here, so that statistics
             of another thread, which only measure, cannot keep the peer from being looked at.
         fill_bytes_per_s: what is added to the queue and kept, for a peer that follows no log.
@@ -57,6 +58,7 @@ class Trouble:
         "delay_removed_ms",
         "drain",
         "fill_bytes_per_s",
+        "last_share",
         "left_out",
         "left_out_at",
         "returns",
@@ -71,6 +73,7 @@ class Trouble:
         self.waited = False
         self.ahead_bytes = self.allowed_bytes = 0
         self.cutting = False
+        self.last_share = 1.0
         self.left_out = 0
         self.left_out_at = float("-inf")
         self.returns = 0

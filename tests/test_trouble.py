@@ -12,8 +12,10 @@ from slow_kit import Steady
 
 from flowctl.drain import STALL_S
 from flowctl.fanout import Fanout
-from flowctl.limits import NO_LIMITS
+from flowctl.flow import SendState
+from flowctl.limits import NO_LIMITS, HardPolicy, Limits
 from flowctl.policy import Thin
+from flowctl.reasons import CloseReason
 from flowctl.sender_types import AgeSource, SenderSettings
 from flowctl.trouble import Trouble
 
@@ -71,6 +73,25 @@ def test_share_when_another_log_is_followed_is_of_that_one(share, least, most):
         scene.go(1, share)
         assert all(0 <= found <= 1 for found in told_shares(scene.sender))
     assert all(least <= found <= most for found in told_shares(scene.sender))
+
+
+def test_share_when_the_viewer_has_gone_is_that_of_its_end():
+    """Statistics of who was closed tell what it got, not that it got everything."""
+    scene = Steady(0.5, flush_s=0.04).go(30)
+    before = told_shares(scene.sender)
+    scene.sender.close(CloseReason.KICKED, "enough")
+    assert told_shares(scene.sender) == before
+    assert before[0] < 0.6
+
+
+def test_share_when_a_hard_limit_is_held_is_of_what_was_published():
+    """Nothing more is taken for such a viewer, and that is not all of the pictures."""
+    limits = Limits.parse("0,0", "100kB,0", hard_policy=HardPolicy.HOLD)
+    scene = Steady(0.3, limits=limits, settings=STEERED).go(10)
+    scene.go(15, 0.0)
+    assert scene.sender.state is SendState.HARD_LIMIT
+    scene.go(2, 0.3)
+    assert all(share < 0.6 for share in told_shares(scene.sender))
 
 
 def test_share_when_the_viewer_wanted_no_pictures_is_of_those_since():

@@ -31,6 +31,8 @@ def summary(server: Server) -> dict[str, Any]:
         figures["streams"] = found.streams
         figures["viewers"] = {state.name.lower(): found.states[state] for state in SendState if found.states[state]}
         figures["missing_pictures"] = found.missing_pictures
+        if found.missing_pictures:
+            figures["least_pictures"] = f"{found.least_picture_share:.0%}"
         figures["worst_delay_s"] = round(found.worst_delay_ms / 1000, 1)
         figures["dropped"] = found.dropped_messages
         figures["returns"] = found.returns

@@ -437,11 +437,12 @@ class Hub:
             viewers = list(self._viewers.values())
         found = self.oversight.statistics()
         states, missing = [0, 0, 0, 0], 0
-        worst_ms, dropped, returns = 0.0, 0, 0
+        least_share, worst_ms, dropped, returns = 1.0, 0.0, 0, 0
         for viewer in Pace().over(viewers):
             brief = brief_of(viewer.connection.sender)
             states[brief.state] += 1
             missing += brief.picture_share < 1
+            least_share = min(least_share, brief.picture_share)
             worst_ms = max(worst_ms, brief.delay_ms)
             dropped += brief.dropped_messages
             returns += brief.returns
@@ -449,6 +450,7 @@ class Hub:
             streams=published,
             states=(states[0], states[1], states[2], states[3]),
             missing_pictures=missing,
+            least_picture_share=least_share,
             worst_delay_ms=worst_ms,
             dropped_messages=dropped,
             returns=returns,

@@ -85,6 +85,7 @@ class HubSummary:
         streams: published streams.
         states: number of viewers per state, READY first.
         missing_pictures: number of viewers that do not get all of the pictures.
+        least_picture_share: the least share of the pictures of the last 20 s that one of them gets, 0 to 1.
         worst_delay_ms: of the viewers that lag, at their last samples.
         dropped_messages: dropped for the viewers that are there; an episode of drops counts when it is in the ledger.
         returns: times one of them was brought back to live.
@@ -95,6 +96,7 @@ class HubSummary:
     streams: int
     states: tuple[int, int, int, int]
     missing_pictures: int
+    least_picture_share: float
     worst_delay_ms: float
     dropped_messages: int
     returns: int

@@ -1,6 +1,6 @@
 """Synthetic samples: one row per connection that plays and interval, in step with its synthetic events.
 
-State and step at the end of an interval are those of the place in time that the events give the connection. Figures by
+The state at the end of an interval is that of the place in time that the events give the connection. Figures by
 class follow the stream's rate and the viewer's link; they are not the sums of `conn_closed` to the last message,
 because those are rounded once and these once per interval.
 """

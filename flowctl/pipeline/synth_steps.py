@@ -31,7 +31,7 @@ class Step:
         head_ms: offset from the connection's begin, ms. None: `place` counts.
         place: share of the connection's time after `HEAD_MS`, 0 to 1. None: `head_ms` counts.
         before: `place` of the edge before it; -1: the state has lasted since the connection was opened. None: no edge.
-        old: state (or step) before.
+        old: state before.
         new: state after.
         cause: input of the flow core.
         axis: axis, or name of a limit.

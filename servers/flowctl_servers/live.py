@@ -1,4 +1,4 @@
-"""The live RTMP server: publish and play, with slow viewers named, thinned at key frames, and cut at their limit."""
+"""The live RTMP server: slow viewers are named, get what their line carries, and are cut at their limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flowctl.serving import ServerProgram
 
 SERVER = ServerProgram(
     name="live",
-    summary="Live RTMP server: publish and play; slow viewers are thinned at key frames, then cut.",
+    summary="Live RTMP server: publish and play; slow viewers get what their line carries, stalled ones are cut.",
     default_port=1935,
     build=build_live_server,
     extra=EXTRA_SETTINGS,
