@@ -296,7 +296,8 @@ class Sender(Steering):
     @property
     def policy(self) -> DropPolicy:
         """The policy in force."""
-        return self._policy
+        with self._lock:
+            return self._policy
 
     @property
     def settings(self) -> SenderSettings:
