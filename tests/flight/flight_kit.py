@@ -152,7 +152,7 @@ class World:
         self.fanout = Fanout(self.published.log, self.group)
         self.began_s = self.group.now()
         settings = replace(UNSTEERED, turn_bytes=turn_bytes)
-        limits = Limits.parse(soft, hard)
+        limits = Limits.parse(soft, hard, target_delay_ms=0)
         self.viewer = RecordedViewer(self.group, Peer(room), policy=LivePolicy(), limits=limits, settings=settings)
         self._number = 0
 

@@ -141,7 +141,8 @@ def test_choice_when_read_from_a_flight_is_the_one_in_force():
     """Limits, policy and times of the recording, so that the comparison above compares anything."""
     flight = read_flights(linked("0,0,1s", "0,0,2s", [0]).rows.stored())
     choice = in_force(flight.rows[0].detail)
-    assert choice == Choice(limits=Limits.parse("0,0,1s", "0,0,2s"), stuck_s=0, soft_too_long_s=0, return_after_s=0)
+    limits = Limits.parse("0,0,1s", "0,0,2s", target_delay_ms=0)
+    assert choice == Choice(limits=limits, stuck_s=0, soft_too_long_s=0, return_after_s=0)
 
 
 @pytest.mark.parametrize("policy", [LivePolicy, AudioFirst, PicturesFirst, KeepAll, DropDroppable])
