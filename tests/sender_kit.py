@@ -43,5 +43,6 @@ class Talker(Viewer):
 
 
 def by_messages(soft, hard=None, low=None, policy=HardPolicy.CLOSE):
-    """Return limits on the number of messages alone."""
-    return Limits(messages=AxisLimits(soft=soft, hard=hard, low=low), hard_policy=policy)
+    """Return limits on the number of messages alone: only the states decide."""
+    marks = AxisLimits(soft=soft, hard=hard, low=low)
+    return Limits(messages=marks, hard_policy=policy, target_delay_ms=0)

@@ -193,7 +193,7 @@ def test_send_from_another_thread_to_a_blocked_viewer_is_still_limited():
 
 @pytest.mark.parametrize(
     "limits",
-    [by_messages(9, 100, low=5), Limits.parse("99,0", "0,0", "55,0", overhead_bytes=0)],
+    [by_messages(9, 100, low=5), Limits.parse("99,0", "0,0", "55,0", overhead_bytes=0, target_delay_ms=0)],
     ids=["messages", "bytes"],
 )
 def test_thinning_when_own_messages_are_queued_too_makes_room_for_both(limits):

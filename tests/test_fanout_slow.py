@@ -7,7 +7,6 @@ import gc
 import sys
 import threading
 from collections import deque
-from dataclasses import replace
 
 import pytest
 from fanout_kit import TIMELESS, Stage
@@ -239,8 +238,7 @@ def test_entries_when_one_viewer_lags_stay_for_it_alone(kept):
 
 def test_entries_when_thinned_are_freed_up_to_the_key_frame(kept):
     """A viewer that is thinned holds the log from its new place on only."""
-    limits = replace(by_messages(40, 1000, 5), target_delay_ms=0)
-    stage = Stage(1, limits=limits, cache=CacheLimits(size_bytes=0), script="A")
+    stage = Stage(1, limits=by_messages(40, 1000, 5), cache=CacheLimits(size_bytes=0), script="A")
     stage.viewers[0].give(0)
     for _ in range(50):
         stage.publish("KIIIA")

@@ -464,7 +464,8 @@ def test_thinning_when_control_messages_are_queued_makes_room_for_their_bytes_to
     """Bytes in the control lane count for the low mark that thinning has to reach."""
     kept = []
     for control in (0, 100):
-        limits = Limits(size=AxisLimits(soft=400 + control, hard=100_000, low=250), overhead_bytes=0)
+        size = AxisLimits(soft=400 + control, hard=100_000, low=250)
+        limits = Limits(size=size, overhead_bytes=0, target_delay_ms=0)
         stage, viewer = staged(TIMELESS, limits)
         viewer.peer.room = 0
         stage.publish("A")

@@ -15,7 +15,7 @@ from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.wire import Message
 from flowctl.sender_types import SenderSettings
 
-TIGHT = Limits.parse("8KiB,0", "32KiB,0")
+TIGHT = Limits.parse("8KiB,0", "32KiB,0", target_delay_ms=0)
 FIELDS = {"stream": "live/a", "peer": "192.0.2.1:1", "connection": 1}
 
 

@@ -18,7 +18,7 @@ from flowctl.rtmp import commands
 from flowctl.sender import Sender
 from flowctl.testing import ManualClock, ManualGroup
 
-TIGHT = Limits.parse("8KiB,0", "32KiB,0")
+TIGHT = Limits.parse("8KiB,0", "32KiB,0", target_delay_ms=0)
 
 
 class Member:
