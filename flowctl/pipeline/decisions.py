@@ -115,7 +115,8 @@ def better_limits(data: ReportData) -> str:
     if chosen is None:
         return f"{plural(data.choices.total, 'choice')} were tried; none meets what was asked for."
     if present is not None and present.get("recommended"):
-        return f"None: of {plural(data.choices.total, 'choice')} the one in force is the best ({choice_text(chosen)})."
+        best = f"None: of {plural(data.choices.total, 'choice')} the one in force is the best ({choice_text(chosen)})."
+        return " ".join(filter(None, [best, _audiences(data.job("whatif").summary)]))
     said = [f"Of {plural(data.choices.total, 'choice')} this one: {choice_text(chosen)}."]
     if present is not None:
         changes = (
@@ -131,8 +132,19 @@ def better_limits(data: ReportData) -> str:
             if number(present.get(name)) is not None and number(chosen.get(name)) is not None
         ]
         said.append(f"Against the one in force: {'; '.join(told)}." if told else "")
-    said.append(_objective(data.job("whatif").summary))
+    said += [_objective(data.job("whatif").summary), _audiences(data.job("whatif").summary)]
     return " ".join(part for part in said if part)
+
+
+def _audiences(summary: Row) -> str:
+    """Return that some viewers had a target delay or policy of their own, which no choice has; "" if none had."""
+    found = summary.get("audiences")
+    if not found:
+        return ""
+    return (
+        f"Audiences had a target delay or policy of their own ({words(found, 200)}): here their viewers were judged "
+        "with those of each choice, and they keep their own under any limits file."
+    )
 
 
 def _objective(summary: Row) -> str:

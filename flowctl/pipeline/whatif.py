@@ -26,6 +26,7 @@ from pyspark.sql import functions as f
 from flowctl.errors import ConfigError
 from flowctl.limits import target_marks
 from flowctl.limitsfile import LimitsFile, render
+from flowctl.loadtest.files import foreign
 from flowctl.pipeline.abuse import AbuseOptions, address_scores
 from flowctl.pipeline.abuse import sums as abuse_sums
 from flowctl.pipeline.accounts import Accounts, JobResult
@@ -33,7 +34,7 @@ from flowctl.pipeline.evidence import evidence, harmful, standing, starts_of
 from flowctl.pipeline.io import has_table, read_optional, read_table, write_quarantine, write_table
 from flowctl.pipeline.place import Place
 from flowctl.pipeline.recommend import BALANCED_WORDS, Pick, costs, mark_front, parse_objective, recommend
-from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid, in_force, parse_grid
+from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, audiences_of, default_grid, in_force, parse_grid
 from flowctl.pipeline.whatif_sample import bounded
 from flowctl.pipeline.whatif_viewers import ALL_CHOICES, DAMAGED, HONEST_SHARE, NO_VIEWER, VIEWERS_DDL, evaluated
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
@@ -49,6 +50,9 @@ MOST_VIEWERS: Final = 2_000
 MOST_MOST: Final = 10_000_000
 FEW_REFUSED: Final = 20
 """From fewer viewers no share is known: one of them more or less is five percent of those it is about."""
+
+_MOST_STARTS: Final = 10_000
+"""Different settings of servers that are looked at for audiences."""
 
 CHOICES_DDL: Final = (
     "choice_id int, choice string, policy string, soft string, hard string, low string, hard_policy string, "
@@ -313,7 +317,17 @@ def _quantiles(histogram: Mapping[int, float]) -> dict[str, float]:
     return {**found, "delay_max_ms": bucket_ms(pairs[-1][0]) if pairs else 0.0}
 
 
-def limits_text(choice: Choice, pick: Pick, present: Mapping[str, Any], objective: str, who: str) -> str:
+def audience_words(audiences: str) -> str:
+    """Return what must be known where servers had audiences with a target delay or policy of their own."""
+    return (
+        f"audiences had a target delay or policy of their own ({foreign(audiences, 200)}); their viewers were judged "
+        "with those of each choice, like all others, and keep their own under any limits file"
+    )
+
+
+def limits_text(
+    choice: Choice, pick: Pick, present: Mapping[str, Any], objective: str, who: str, audiences: str = ""
+) -> str:
     """Return the limits file of the recommended choice, with the reason and what it costs as comments.
 
     Args:
@@ -322,6 +336,7 @@ def limits_text(choice: Choice, pick: Pick, present: Mapping[str, Any], objectiv
         present: row of the choice in force.
         objective: that was asked for.
         who: whom the figures are of, in words.
+        audiences: those of the servers that were recorded. "": there were none.
     """
     file = LimitsFile(
         limits=choice.limits,
@@ -334,6 +349,7 @@ def limits_text(choice: Choice, pick: Pick, present: Mapping[str, Any], objectiv
         f"Recommended by flowctl analyze whatif from {who}.",
         f"Objective: {objective}{BALANCED_WORDS if objective.strip() == 'balanced' else ''}",
         f"Why: {pick.why}.",
+        *([f"Mind: {audience_words(audiences)}."] if audiences else []),
         "Against the limits in force (in force -> recommended):",
         *(f"  {line}" for line in costs(pick.row, present)),
     ]
@@ -380,7 +396,10 @@ def run(spark: SparkSession, events: str, out: str, options: WhatifOptions | Non
     viewers_path = write_table(found.select(*_columns(VIEWERS_DDL)), f"{out}/whatif_viewers")
     table = spark.read.parquet(viewers_path)
     share = min(1.0, options.most / recorded) if options.most and recorded else 1.0
-    result = _answer(spark, out, table, choices, options, share)
+    audiences = _audiences(judging)
+    result = _answer(spark, out, table, choices, options, share, audiences)
+    if audiences:
+        source.accounts.warnings.append(f"whatif: {audience_words(audiences)}")
     result.summary |= {"viewers_recorded": recorded, "sampled_share": share, "connections_not_viewers": others}
     result.summary["connections_of_attackers"] = attacking
     result.outputs["whatif_viewers"] = viewers_path
@@ -416,6 +435,14 @@ def _source(spark: SparkSession, events: str, wanted: str) -> str:
     )
 
 
+def _audiences(happened: DataFrame | None) -> str:
+    """Return the audiences of all servers whose start was recorded."""
+    if happened is None:
+        return ""
+    started = happened.where(f.col("event") == "server_started").select("detail").distinct().limit(_MOST_STARTS)
+    return "; ".join(sorted({found for row in started.collect() if (found := audiences_of(row["detail"]))}))
+
+
 def _in_force(flights: DataFrame | None, happened: DataFrame | None) -> Choice | None:
     """Return the choice in force that the records tell: of the newest flight, else of the newest start of a server."""
     for frame, column, word in ((flights, "kind", "begin"), (happened, "event", "server_started")):
@@ -429,7 +456,13 @@ def _in_force(flights: DataFrame | None, happened: DataFrame | None) -> Choice |
 
 
 def _answer(
-    spark: SparkSession, out: str, table: DataFrame, choices: Sequence[Choice], options: WhatifOptions, share: float
+    spark: SparkSession,
+    out: str,
+    table: DataFrame,
+    choices: Sequence[Choice],
+    options: WhatifOptions,
+    share: float,
+    audiences: str,
 ) -> JobResult:
     """Sum up, recommend, and write ``whatif_choices`` and ``limits.toml``."""
     by_choice = {row["choice_id"]: row.asDict() for row in sums(table).collect()}
@@ -444,6 +477,7 @@ def _answer(
         "senders_called": sum(part["shown"] or 0 for part in by_choice.values()),
         "objective": options.objective,
         "honest_share": HONEST_SHARE,
+        "audiences": audiences,
     }
     outputs = {}
     if count:
@@ -452,7 +486,7 @@ def _answer(
         chosen = rows[pick.row["choice_id"]]
         chosen["recommended"] = True
         who = f"{count} recorded viewers" + (f", a random sample of {share:.2%} of them" if share < 1 else "")
-        text = limits_text(choices[chosen["choice_id"]], pick, rows[0], options.objective, who)
+        text = limits_text(choices[chosen["choice_id"]], pick, rows[0], options.objective, who, audiences)
         place = Place(spark, out)
         place.write_text("limits.toml", text)
         outputs["limits.toml"] = place.path("limits.toml")

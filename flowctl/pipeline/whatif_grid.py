@@ -159,6 +159,15 @@ def _limits(soft: str, hard: str, hard_policy: HardPolicy) -> Limits:
     return scaled(Limits.parse(soft, hard_policy=hard_policy), hard_times=times)
 
 
+def audiences_of(detail: str | None) -> str:
+    """Return the audiences that the detail of a `server_started` event tells, as they were set; "": none."""
+    try:
+        found = json.loads(detail or "{}").get("audiences", "")
+    except (ValueError, AttributeError):
+        return ""
+    return found if isinstance(found, str) else ""
+
+
 def in_force(detail: str | None) -> Choice | None:
     """Return the choice that the detail of a BEGIN row or of a `server_started` event tells; None: it tells none.
 

@@ -222,6 +222,17 @@ def test_page_when_limits_are_recommended_has_them_line_by_line():
     assert "in force" in text
 
 
+@pytest.mark.parametrize("best", [1, 0])
+def test_answers_when_there_were_audiences_say_how_they_were_judged(best):
+    """Whoever has a target delay of its own keeps it: no choice is about it, be one recommended or none."""
+    jobs = {"whatif": JobNote("whatif", JobState.DONE, summary={"audiences": f"talk/*=800ms {NASTY}"})}
+    rows = [a_choice(0, in_force=True, recommended=not best), a_choice(1, in_force=False, recommended=bool(best))]
+    said = decisions.better_limits(some_data(choices=Cut(rows, 2), jobs=jobs))
+    assert "their own (talk/*=800ms" in said
+    assert "judged with those of each choice" in said
+    assert "Audiences" not in decisions.better_limits(some_data(choices=Cut(rows, 2)))
+
+
 def test_answers_when_the_choice_in_force_is_best_says_so():
     """Where nothing better was found the page does not pretend otherwise."""
     rows = [a_choice(0), a_choice(1, recommended=True)]

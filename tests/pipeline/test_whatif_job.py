@@ -98,13 +98,18 @@ def test_run_when_a_policy_is_in_force_recommends_for_that_one(spark, tmp_path):
     """A limits file cannot say another policy, so what is recommended is a choice with the one that the server has."""
     from flowctl.pipeline.whatif import WhatifOptions, run
 
-    detail = {"marks": limits_as_dict(DEFAULT_IN_FORCE.limits), "policy": "pictures-first"}
+    audiences = "talk/*=800ms audio-first"
+    detail = {"marks": limits_as_dict(DEFAULT_IN_FORCE.limits), "policy": "pictures-first", "audiences": audiences}
     write_samples(tmp_path / "events", crowd(6))
     write(tmp_path / "events", [event(0, 0, "server_started", detail=json.dumps(detail))])
     grid = GRID + 'policy = ["live", "pictures-first"]\n'
-    run(spark, str(tmp_path / "events"), str(tmp_path / "out"), WhatifOptions(grid=grid))
+    result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), WhatifOptions(grid=grid))
     rows = spark.read.parquet(str(tmp_path / "out" / "whatif_choices")).collect()
     assert {row["policy"] for row in rows} == {"live", "pictures-first"}
+    # Nor is a choice one of audiences with a target delay of their own, and it is said wherever one is named.
+    assert result.summary["audiences"] == audiences
+    assert any(audiences in warning for warning in result.accounts[0].warnings)
+    assert audiences in (tmp_path / "out" / "limits.toml").read_text("utf-8")
     assert {row["policy"] for row in rows if row["in_force"] or row["recommended"]} == {"pictures-first"}
 
 
