@@ -78,7 +78,8 @@ def _healthy_row(viewers: list[Watched]) -> tuple[str, str, str, str, str]:
     largest = max((watched.load.size_bytes for watched in there), default=0)
     drops = sum(watched.dropped_total for watched in healthy)
     gone = len(healthy) - len(there)
-    why = "keeping up" if not gone else f"{gone} have left"
+    missing = sum(watched.picture_share < 1 for watched in there)
+    why = f"{gone} have left" if gone else f"{missing} miss pictures" if missing else "keeping up"
     return f"{len(healthy)} healthy", states or "-", f"largest {format_size(largest)}", str(drops), why
 
 
@@ -137,7 +138,7 @@ class TableDisplay:
 
 
 class LineDisplay:
-    """One line per change, and a line for the healthy ones from time to time."""
+    """One line per change, and one for the healthy ones and for each that misses pictures from time to time."""
 
     def __init__(self) -> None:
         self._next_at = 0.0
@@ -156,9 +157,14 @@ class LineDisplay:
         """Write what has changed."""
         for watched in changed:
             if watched.plan.kind is not Kind.HEALTHY or watched.dropped_total:
-                label, state, queue, drops, why = _row(watched)
-                self.say(f"{at_s:5.1f} s  {label:<12} {state:<18} queue {queue}; dropped {drops}; {why}")
+                self._line(at_s, _row(watched))
         if at_s >= self._next_at:
             self._next_at = at_s + _LINE_EVERY_S
-            label, state, queue, drops, why = _healthy_row(viewers)
-            self.say(f"{at_s:5.1f} s  {label:<12} {state:<18} queue {queue}; dropped {drops}; {why}")
+            self._line(at_s, _healthy_row(viewers))
+            for watched in viewers:
+                if watched.picture_share < 1 and watched.cut is None and watched not in changed:
+                    self._line(at_s, _row(watched))
+
+    def _line(self, at_s: float, row: tuple[str, str, str, str, str]) -> None:
+        label, state, queue, drops, why = row
+        self.say(f"{at_s:5.1f} s  {label:<12} {state:<18} queue {queue}; dropped {drops}; {why}")

@@ -259,6 +259,24 @@ def test_display_when_viewers_have_changed(display, stream, monkeypatch):
         assert part in text
 
 
+@pytest.mark.parametrize(("display", "stream"), [(TableDisplay, Terminal), (LineDisplay, io.StringIO)])
+def test_display_when_a_viewer_is_served_77_percent_says_so_although_nothing_changes(display, stream, monkeypatch):
+    """Its share stands beside its state, and a healthy one that misses pictures does not keep up."""
+    errors = stream()
+    monkeypatch.setattr(sys, "stderr", errors)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    slow = watched(Kind.SLOW, state=SendState.OVERLOADED, picture_share=0.77)
+    healthy = watched(Kind.HEALTHY, state=SendState.READY, picture_share=0.99)
+    with display() as shown:
+        shown.show(6.0, [healthy, slow], [])
+    text = errors.getvalue()
+    assert "OVERLOADED, 77%" in text
+    assert "1 miss pictures" in text
+    assert "keeping up" not in text
+
+
 def test_table_when_the_terminal_is_80x24_shows_every_kind_of_viewer(monkeypatch):
     """The stalled and the hostile viewer are on the screen, and who misses pictures is not READY and nothing else."""
     from rich.console import Console
