@@ -272,7 +272,9 @@ def _pictures(figures: RunFigures, lines: Sequence[Line]) -> Plot:
             whole = sum(counts[-1])
             ordered = sorted(share for _, share in points)
             shares = (counts[-1][0] / whole * 100, quantile(ordered, 0.5) or 0.0, ordered[0])
-            rows.append([line.label, *map(_percent, shares)])
+            # As in the table of profiles: a star where peers stopped reading, for what they measured before.
+            star = "*" if any(peer.stopped_reading_s is not None for peer in _peers(figures, line)) else ""
+            rows.append([line.label, *(f"{_percent(share)}{star}" for share in shares)])
     chart = Chart(
         name="pictures",
         title="What share of the pictures did viewers see?",

@@ -224,6 +224,10 @@ def test_plot_of_pictures_when_viewers_lose_some_draws_their_share():
     (plot,) = [plot for plot in plots_of(RunFigures(some_run())) if plot.chart.name == "pictures"]
     assert plot.rows == [["healthy", "100 %", "100 %", "100 %"], ["slow@200k", "62 %", "62 %", "62 %"]]
     assert {y for series in plot.chart.series for _, y in series.points} == {100.0, 62.5}
+    run = some_run()
+    next(peer for peer in run.peers if peer.profile == "slow@200k").stopped_reading_s = 20.0
+    (plot,) = [plot for plot in plots_of(RunFigures(run)) if plot.chart.name == "pictures"]
+    assert plot.rows[1] == ["slow@200k", "62 %*", "62 %*", "62 %*"]  # of the time in which it read
 
 
 def test_summary_when_for_people_is_safe_for_a_terminal():
