@@ -1,11 +1,14 @@
-"""The other half of cluster_kit.py: a program that opens a session on a master and runs one task there.
+"""The other half of cluster_kit.py: a program that runs the jobs on a cluster, and on this machine to compare.
 
-``python cluster_driver.py TASK MASTER ARGUMENTS``, with the arguments as a JSON object; the last line of its output is
-a JSON object too. It is no test: it runs in a process of its own, because there is one SparkContext to a process.
+``python cluster_driver.py MASTER ARGUMENTS``, with the arguments as a JSON object; the last line of its output is one
+too. It is no test: it runs in a process of its own, because there is one SparkContext to a process, and that of the
+test session is ``local[2]``. Its sessions come one after the other in one Java, whose start costs more than most of
+what is computed here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -13,13 +16,18 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from cluster_kit import EXECUTOR_MB
 
-from flowctl.pipeline.spark import SessionOptions, session
+from flowctl.pipeline import synth
+from flowctl.pipeline.spark import SessionOptions, SparkError, close_session, mapped_errors, open_session
 from flowctl.pipeline.synth_plan import SynthOptions
 
+JOBS = ("sessions", "fleet", "abuse", "whatif", "capacity")
+SYNTH = SynthOptions(events=24_000, seed=7, days=0.25, samples_s=30.0)
+"""Small, and still several files and tasks: what is compared is the way of adding up, not speed."""
 KILL_AFTER_TASKS = 3
 """Tasks of the stage that have to be finished: their results lie on either worker, and so are lost with one of them."""
 CONF = {
@@ -32,11 +40,6 @@ CONF = {
 }
 
 
-def options(master: str, conf: dict[str, str]) -> SessionOptions:
-    """Return how every task opens its session."""
-    return SessionOptions(master=master, driver_memory="512m", shuffle_partitions=4, conf={**CONF, **conf})
-
-
 GRID = 'soft = ["256KiB,256,1s", "1MiB,1024,2s"]\ntarget_delay = ["auto", "off"]\n'
 """Few choices, few viewers and their first minute: what is compared is where it is computed, not how long it takes."""
 
@@ -47,7 +50,7 @@ def run_job(spark: Any, name: str, events: str, out: str) -> dict[str, Any]:
     chosen = None
     if name == "whatif":
         chosen = module.WhatifOptions(grid=GRID, cut_s=60.0, most=24)
-    elif name == "abuse":  # a time of its own, or the second run would judge older evidence
+    elif name == "abuse":  # a time of its own, or the later run would judge older evidence
         chosen = module.AbuseOptions(now_s=SynthOptions().start_s + 86_400)
     elif name == "capacity":
         chosen = module.CapacityOptions(viewers=20_000)
@@ -56,29 +59,38 @@ def run_job(spark: Any, name: str, events: str, out: str) -> dict[str, Any]:
     return result.as_dict()
 
 
-def synth(master: str, *, out: str, **fields: Any) -> dict[str, Any]:
-    """Make events; `fields` are those of `SynthOptions`."""
-    from flowctl.pipeline.synth import run
-
-    with session(options(master, {})) as spark:
-        return run(spark, "", out, SynthOptions(**fields)).as_dict()
-
-
 GENERATED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "CODEGEN_ONLY"}
 """Queries compiled, as those of much data; the reference on this machine is made without, as those of little are."""
 
 
-def tables(master: str, *, events: str, out: str, jobs: list[str], flights: str) -> dict[str, Any]:
-    """Run jobs one after the other in one session, and what-if over `flights` as well."""
-    with session(options(master, {} if master.startswith("local") else GENERATED)) as spark:
-        done = {name: run_job(spark, name, events, out) for name in jobs}
-        done["flights"] = run_job(spark, "whatif", flights, f"{out}/flights")
-        # Counted at the end: a second executor may come later than the first job begins. The driver is listed too.
-        executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
-        return {"executors": executors, "jobs": done}
+@contextlib.contextmanager
+def context(master: str, python: str, conf: dict[str, str]) -> Iterator[Any]:
+    """Open a session on `master` whose workers run `python`; all sessions share one Java, which outlives this."""
+    os.environ["PYSPARK_PYTHON"] = python
+    session = open_session(
+        SessionOptions(
+            master=master,
+            driver_memory="512m",
+            shuffle_partitions=4,
+            conf={**CONF, "spark.pyspark.python": python, **conf},
+        )
+    )
+    try:
+        yield session
+    finally:
+        session.stop()
 
 
-def kill_worker(master: str, *, events: str, out: str, name: str, group: int) -> dict[str, Any]:
+def tables(spark: Any, events: str, flights: str, out: str) -> dict[str, Any]:
+    """Run all jobs one after the other in one session, and what-if over `flights` as well."""
+    done = {name: run_job(spark, name, events, out) for name in JOBS}
+    done["flights"] = run_job(spark, "whatif", flights, f"{out}/flights")
+    # Counted at the end: a second executor may come later than the first job begins. The driver is listed too.
+    executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
+    return {"executors": executors, "jobs": done}
+
+
+def kill_worker(spark: Any, events: str, out: str, name: str, group: int) -> dict[str, Any]:
     """Run a job, and kill a worker and its executor (process group `group`) once some tasks of a stage are finished."""
     killed: dict[str, Any] = {}
     over = threading.Event()
@@ -93,19 +105,18 @@ def kill_worker(master: str, *, events: str, out: str, name: str, group: int) ->
                     return
             time.sleep(0.005)
 
-    with session(options(master, {})) as spark:
-        watcher = threading.Thread(target=watch, args=(spark.sparkContext.statusTracker(),))
-        watcher.start()
-        try:
-            done = run_job(spark, name, events, out)
-        finally:
-            over.set()
-            watcher.join()
+    watcher = threading.Thread(target=watch, args=(spark.sparkContext.statusTracker(),))
+    watcher.start()
+    try:
+        done = run_job(spark, name, events, out)
+    finally:
+        over.set()
+        watcher.join()
     return {"killed": killed, "jobs": {name: done}}
 
 
-def where(master: str, *, archive: str, python: str) -> dict[str, Any]:
-    """Ship `archive` ("": nothing) and return from where workers that run `python` import flowctl, and what it says."""
+def where(spark: Any) -> dict[str, Any]:
+    """Return from where workers import flowctl, and what it says; or why they cannot."""
     from pyspark.sql import functions
     from pyspark.sql.types import StringType
 
@@ -115,19 +126,48 @@ def where(master: str, *, archive: str, python: str) -> dict[str, Any]:
 
         return f"{flowctl.units.__file__} {Limits.parse('1MiB,1024,2s')}"
 
-    shipped = {"spark.submit.pyFiles": archive} if archive else {}
-    with session(options(master, {**shipped, "spark.pyspark.python": python})) as spark:
-        column = functions.udf(place, StringType())(functions.col("id"))
-        rows = spark.range(0, 8, 1, 4).select(column.alias("place")).distinct().collect()
-        return {"places": sorted(row.place for row in rows)}
+    column = functions.udf(place, StringType())(functions.col("id"))
+    try:
+        with mapped_errors():
+            rows = spark.range(0, 8, 1, 4).select(column.alias("place")).distinct().collect()
+    except SparkError as error:
+        return {"error": str(error)}
+    return {"places": sorted(row.place for row in rows)}
+
+
+def everything(master: str, *, folder: str, flights: str, archive: str, python: str, group: int) -> dict[str, Any]:
+    """Do all that the tests look at, in the order in which one Java and one cluster can.
+
+    Args:
+        master: of the cluster.
+        folder: for events, tables and whatever else is made.
+        flights: folder of flights for what-if.
+        archive: with flowctl, for the workers of the first session.
+        python: of the workers, which has no flowctl.
+        group: process group of the worker that is killed in the end.
+    """
+    events, done = f"{folder}/events", {}
+    # The session that ships code is the first: it is the start of Java that takes it.
+    with context(master, python, {**GENERATED, "spark.submit.pyFiles": archive}) as spark:
+        synth.run(spark, "", events, SYNTH)
+        done["shipped"] = where(spark)
+        done["remote"] = tables(spark, events, flights, f"{folder}/remote")
+    with context("local[2]", sys.executable, {}) as spark:
+        done["local"] = tables(spark, events, flights, f"{folder}/local")
+    with context(master, python, {"spark.submit.pyFiles": "", "spark.files": ""}) as spark:
+        done["not shipped"] = where(spark)
+        done["killed"] = kill_worker(spark, events, f"{folder}/after-kill", "sessions", group)
+    return done
 
 
 def main() -> None:
-    """Run what the command line names and print its answer."""
-    task, master, arguments = sys.argv[1:]
+    """Run with the arguments of the command line, and print the answer."""
+    master, arguments = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    tasks = {"synth": synth, "tables": tables, "kill_worker": kill_worker, "where": where}
-    answer = tasks[task](master, **json.loads(arguments))
+    try:
+        answer = everything(master, **json.loads(arguments))
+    finally:
+        close_session(None)
     sys.stdout.write(json.dumps(answer, default=str) + "\n")
 
 

@@ -169,33 +169,26 @@ def open_cluster(folder: Path, workers: int = 2) -> Iterator[Cluster]:
             daemon.stop()
 
 
-def drive(job: str, master: str, folder: Path, **arguments: Any) -> dict[str, Any]:
-    """Run `job` of cluster_driver.py in a process of its own and return what it says.
-
-    A driver per run, because a process can hold one SparkContext only and that of the test session is ``local[2]``.
+def drive(master: str, folder: Path, **arguments: Any) -> dict[str, Any]:
+    """Run cluster_driver.py in a process of its own and return what it says.
 
     Args:
-        job: name of a function there.
-        master: where its tasks run.
-        folder: for its log.
-        arguments: of that function; ``environ`` is added to its environment.
+        master: of the cluster.
+        folder: for its log, and whatever it makes.
+        arguments: the others of `everything` there.
 
     Raises:
         AssertionError: it failed; with the end of its log.
     """
-    environ = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))},
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        **arguments.pop("environ", {}),
-    }
-    log = folder / f"driver-{job}-{time.monotonic_ns()}.log"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    log = folder / "driver.log"
     with log.open("wb") as output:
         child = subprocess.Popen(
-            [sys.executable, DRIVER, job, master, json.dumps(arguments)],
+            [sys.executable, DRIVER, master, json.dumps({"folder": str(folder), **arguments})],
             stdout=subprocess.PIPE,
             stderr=output,
             cwd=folder,
-            env=environ,
+            env={**kept, "SPARK_LOCAL_IP": "127.0.0.1", "TMPDIR": str(folder)},
             start_new_session=True,
         )
         try:
@@ -205,7 +198,7 @@ def drive(job: str, master: str, folder: Path, **arguments: Any) -> dict[str, An
                 os.killpg(child.pid, signal.SIGKILL)  # its JVM too, if it left one
             child.wait(TERM_S)
     ended = log.read_text("utf-8", errors="replace")[-3000:]
-    assert child.returncode == 0, f"{job} on {master} ended with {child.returncode}:\n{ended}"
+    assert child.returncode == 0, f"the driver ended with {child.returncode}:\n{ended}"
     return json.loads(answer.decode().splitlines()[-1])
 
 

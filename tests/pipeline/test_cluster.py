@@ -24,12 +24,6 @@ from flowctl.errors import ConfigError
 
 pytestmark = [pytest.mark.realtime, pytest.mark.timeout(1800)]
 
-LOCAL = "local[2]"
-JOBS = ["sessions", "fleet", "abuse", "whatif", "capacity"]
-ALL = [*JOBS, "flights"]
-"""And what-if over flights: Senders that run again on the workers."""
-SYNTH = {"events": 24_000, "seed": 7, "days": 0.25, "samples_s": 30.0}
-"""Small, and still several files and tasks: what is compared is the way of adding up, not speed."""
 TABLES = {
     "sessions": ["sessions"],
     "fleet": ["fleet_streams", "fleet_subnets"],
@@ -38,6 +32,7 @@ TABLES = {
     "capacity": ["capacity"],
     "flights": ["whatif_choices", "whatif_viewers"],
 }
+"""By job; the last is what-if over flights: Senders that run again on the workers."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,89 +52,6 @@ def java():
 def folder(tmp_path_factory):
     """A folder for everything of this file."""
     return tmp_path_factory.mktemp("cluster")
-
-
-@pytest.fixture(scope="module")
-def local(folder):
-    """Events of `synth`, and the tables that ``local[2]`` makes of them: (events, answer of the driver)."""
-    events, flights = str(folder / "events"), str(folder / "flights")
-    drive("synth", LOCAL, folder, out=events, **SYNTH)
-    write_flights(Path(flights))
-    return events, drive("tables", LOCAL, folder, events=events, out=str(folder / "local"), jobs=JOBS, flights=flights)
-
-
-@pytest.fixture(scope="module")
-def cluster(folder):
-    """A master and two workers, shared by the tests that leave them whole."""
-    with open_cluster(folder / "cluster") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def remote(folder, local, cluster):
-    """What the cluster makes of the same events."""
-    inputs = {"events": local[0], "flights": str(folder / "flights")}
-    return drive("tables", cluster.url, folder, **inputs, out=str(folder / "remote"), jobs=JOBS)
-
-
-def test_cluster_when_used_has_two_executors(remote):
-    """The jobs ran on the executors of two workers, and not in the driver."""
-    assert remote["executors"] == 2
-
-
-@pytest.mark.parametrize("job", ALL)
-def test_tables_when_made_on_a_cluster_are_those_of_local(job, folder, local, remote):
-    """Every output table of a job is the same, row by row and to the last digit."""
-    for name in TABLES[job]:
-        here = rows_of(local[1]["jobs"][job]["outputs"][name])
-        there = rows_of(remote["jobs"][job]["outputs"][name])
-        assert len(here) > 1, f"{name} is empty, which compares nothing"
-        assert difference(here, there) == ""
-
-
-@pytest.mark.parametrize("job", ALL)
-def test_accounts_when_made_on_a_cluster_are_those_of_local(job, local, remote):
-    """Rows in and out are the same, none is missing, and none of what `synth` makes is put aside."""
-    accounts = remote["jobs"][job]["accounts"]
-    assert accounts == local[1]["jobs"][job]["accounts"]
-    assert all(item["rows_in"] == item["rows_out"] > 0 for item in accounts)
-
-
-@pytest.mark.parametrize("name", ["bans.jsonl", "limits.toml"])
-def test_decisions_when_made_on_a_cluster_are_those_of_local(name, folder, local, remote):
-    """The files that the server takes are the same, but for the moment at which they were made."""
-    here, there = folder / "local" / name, folder / "remote" / name
-    assert without_times(there.read_text("utf-8")) == without_times(here.read_text("utf-8"))
-
-
-def without_times(text: str) -> str:
-    import re
-
-    return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)", "TIME", text)
-
-
-def test_job_when_a_worker_is_killed_ends_with_the_same_table(folder, local):
-    """A worker killed in the middle, with its executor and what it had finished, costs time and nothing else."""
-    with open_cluster(folder / "killed") as cluster:
-        victim = cluster.workers[1]
-        answer = drive(
-            "kill_worker",
-            cluster.url,
-            folder,
-            events=local[0],
-            out=str(folder / "after-kill"),
-            name="sessions",
-            group=victim.process.pid,
-        )
-        assert answer["killed"], "the job was over before there was anything to kill"
-        assert answer["killed"]["finished"] < answer["killed"]["tasks"]
-        assert victim.process.poll() is not None
-        cluster.master.wait_for("Telling app of lost executor")
-    here = rows_of(local[1]["jobs"]["sessions"]["outputs"]["sessions"])
-    assert difference(here, rows_of(answer["jobs"]["sessions"]["outputs"]["sessions"])) == ""
-
-
-# -- shipping the code
 
 
 @pytest.fixture(scope="module")
@@ -166,16 +78,97 @@ def archive_of(place: Path) -> str:
     return str(place)
 
 
-def test_archive_when_shipped_is_what_workers_import(folder, cluster, bare_python):
+@pytest.fixture(scope="module")
+def done(folder, bare_python):
+    """What a driver says that has run everything on a cluster, and for comparison in ``local[2]``.
+
+    Its workers have flowctl only from the archive that is shipped to them. In the end one of them is killed.
+    """
+    write_flights(folder / "flights")
+    with open_cluster(folder / "cluster") as cluster:
+        victim = cluster.workers[1]
+        answer = drive(
+            cluster.url,
+            folder,
+            flights=str(folder / "flights"),
+            archive=archive_of(folder / "flowctl-code.zip"),
+            python=bare_python,
+            group=victim.process.pid,
+        )
+        answer["victim"] = victim.process.poll()
+        cluster.master.wait_for("Telling app of lost executor")
+    return answer
+
+
+@pytest.fixture(scope="module")
+def local(done):
+    """Accounts and tables that ``local[2]`` makes, by job."""
+    return done["local"]["jobs"]
+
+
+@pytest.fixture(scope="module")
+def remote(done):
+    """What the cluster makes of the same records."""
+    return done["remote"]["jobs"]
+
+
+def test_cluster_when_used_has_two_executors(done):
+    """The jobs ran on the executors of two workers, and not in the driver."""
+    assert done["remote"]["executors"] == 2
+
+
+@pytest.mark.parametrize("job", TABLES)
+def test_tables_when_made_on_a_cluster_are_those_of_local(job, local, remote):
+    """Every output table of a job is the same, row by row and to the last digit."""
+    for name in TABLES[job]:
+        here = rows_of(local[job]["outputs"][name])
+        there = rows_of(remote[job]["outputs"][name])
+        assert len(here) > 1, f"{name} is empty, which compares nothing"
+        assert difference(here, there) == ""
+
+
+@pytest.mark.parametrize("job", TABLES)
+def test_accounts_when_made_on_a_cluster_are_those_of_local(job, local, remote):
+    """Rows in and out are the same, none is missing, and none of what `synth` makes is put aside."""
+    accounts = remote[job]["accounts"]
+    assert accounts == local[job]["accounts"]
+    assert all(item["rows_in"] == item["rows_out"] > 0 for item in accounts)
+
+
+@pytest.mark.parametrize("name", ["bans.jsonl", "limits.toml"])
+def test_decisions_when_made_on_a_cluster_are_those_of_local(name, folder, done):
+    """The files that the server takes are the same, but for the moment at which they were made."""
+    here, there = folder / "local" / name, folder / "remote" / name
+    assert without_times(there.read_text("utf-8")) == without_times(here.read_text("utf-8"))
+
+
+def without_times(text: str) -> str:
+    import re
+
+    return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)", "TIME", text)
+
+
+def test_job_when_a_worker_is_killed_ends_with_the_same_table(done, local):
+    """A worker killed in the middle, with its executor and what it had finished, costs time and nothing else."""
+    killed = done["killed"]["killed"]
+    assert killed, "the job was over before there was anything to kill"
+    assert killed["finished"] < killed["tasks"]
+    assert done["victim"] is not None
+    here = rows_of(local["sessions"]["outputs"]["sessions"])
+    assert difference(here, rows_of(done["killed"]["jobs"]["sessions"]["outputs"]["sessions"])) == ""
+
+
+# -- shipping the code
+
+
+def test_archive_when_shipped_is_what_workers_import(done):
     """Workers without flowctl import it from the archive that came with the job, and compute with it."""
-    archive = archive_of(folder / "flowctl-code.zip")
-    answer = drive("where", cluster.url, folder, archive=archive, python=bare_python)
-    assert len(answer["places"]) == 1
-    assert "flowctl-code.zip/flowctl/units.py" in answer["places"][0]
-    assert "1.0 MiB, 1024 messages" in answer["places"][0]
+    places = done["shipped"]["places"]
+    assert len(places) == 1
+    assert "flowctl-code.zip/flowctl/units.py" in places[0]
+    assert "1.0 MiB, 1024 messages" in places[0]
 
 
-def test_archive_when_not_shipped_is_missed(folder, cluster, bare_python):
-    """Without the archive those workers have no flowctl: the test above is about what was shipped."""
-    with pytest.raises(AssertionError, match="No module named 'flowctl'"):
-        drive("where", cluster.url, folder, archive="", python=bare_python)
+def test_archive_when_not_shipped_is_missed(done):
+    """Without the archive those workers have no flowctl: the tests above are about what was shipped."""
+    assert "No module named 'flowctl'" in done["not shipped"]["error"]
