@@ -13,6 +13,7 @@ Checked on the text, class by class, bases in other files included:
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -82,7 +83,8 @@ def marks_in(lines: list[str], mark: re.Pattern[str]) -> Iterator[tuple[str, str
                 yield attribute[1], found[1]
 
 
-def find_guarded() -> dict[str, Guarded]:
+@functools.cache
+def guarded() -> dict[str, Guarded]:
     """Return every class that has marked attributes, its own or inherited."""
     classes: dict[str, Guarded] = {}
     for path in module_files().values():
@@ -103,9 +105,6 @@ def bases_of(item: Guarded, classes: dict[str, Guarded]) -> Iterator[Guarded]:
         if known is not None:
             yield from bases_of(known, classes)
             yield known
-
-
-CLASSES = find_guarded()
 
 
 def locks_taken(node: ast.With) -> set[str]:
@@ -160,7 +159,7 @@ def methods_of(item: Guarded) -> dict[str, ast.FunctionDef]:
 
 def inherited_methods(item: Guarded) -> dict[str, ast.FunctionDef]:
     found: dict[str, ast.FunctionDef] = {}
-    for base in (*bases_of(item, CLASSES), item):
+    for base in (*bases_of(item, guarded()), item):
         found.update(methods_of(base))
     return found
 
@@ -184,7 +183,7 @@ def touches_of(item: Guarded) -> Iterator[tuple[ast.FunctionDef, Touch]]:
 def unlocked_touches() -> dict[tuple[str, str], list[str]]:
     """Return every touch of a marked attribute without its lock, by (class.method, attribute)."""
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for item in CLASSES.values():
+    for item in guarded().values():
         for method, touch in touches_of(item):
             lock = item.attributes.get(touch.name)
             if lock is not None and lock not in touch.locks:
@@ -207,7 +206,7 @@ def test_exceptions_when_listed_are_still_needed():
 def test_locked_methods_when_called_are_called_under_the_lock_or_assert_it():
     """A method named ``x_locked`` is called under the lock, visibly; where it cannot be seen, it asserts it."""
     wrong = []
-    for item in CLASSES.values():
+    for item in guarded().values():
         methods = inherited_methods(item)
         locks = set(item.attributes.values())
         for method, touch in touches_of(item):
@@ -222,10 +221,10 @@ def test_locked_methods_when_called_are_called_under_the_lock_or_assert_it():
 
 def test_marked_attributes_when_set_up_have_their_lock():
     """A class with marked attributes makes the lock they name, itself or in a base."""
-    for item in CLASSES.values():
+    for item in guarded().values():
         made = {
             touch.name
-            for base in (*bases_of(item, CLASSES), item)
+            for base in (*bases_of(item, guarded()), item)
             for _, touch in touches_of(base)
             if touch.name.endswith("lock")
         }
@@ -234,7 +233,7 @@ def test_marked_attributes_when_set_up_have_their_lock():
 
 def test_marks_when_written_are_all_understood():
     """Every comment that says "guarded by _x" marks an attribute of a class: none is overlooked."""
-    seen = sum(len(set(item.attributes) & own_names(item)) for item in CLASSES.values())
+    seen = sum(len(set(item.attributes) & own_names(item)) for item in guarded().values())
     written = sum(bool(MARK.search(line)) for path in module_files().values() for line in text_of(path).splitlines())
     assert written == seen
     assert written > 50
