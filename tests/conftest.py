@@ -18,12 +18,11 @@ import hypothesis
 import pytest
 import uvloop
 from process_kit import adopt_orphans, end_children, use_default_signals
+from run_all import PIPELINE, REALTIME
 
 from flowctl.media.sample import FFMPEG_VARIABLE
 
 HERE = Path(__file__).parent
-REALTIME_FOLDERS = frozenset({"cli", "client", "demo", "e2e", "servers"})
-"""Folders whose tests run servers and clients in real time: they get the machine for themselves (see run_all.py)."""
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -66,9 +65,9 @@ def pytest_collection_modifyitems(config, items):
     factor = config.getoption("--examples-factor")
     for item in items:
         folders = item.path.relative_to(HERE).parts[:-1] if item.path.is_relative_to(HERE) else ()
-        if REALTIME_FOLDERS.intersection(folders):
+        if folders[:1] and folders[0] in REALTIME:
             item.add_marker("realtime")
-        if "pipeline" in folders:
+        if PIPELINE in folders:
             item.add_marker("pipeline")
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("fuzz")

@@ -11,6 +11,7 @@ Arguments go to all runs: ``python tests/run_all.py -k echo``.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,15 +23,35 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
+PIPELINE = "pipeline"
+"""Folder whose tests are on Spark, marked so by conftest.py."""
+REALTIME = ("cli", "client", "demo", "e2e", "servers")
+"""Folders whose tests run servers and clients in real time, marked so by conftest.py."""
+OTHERS = ("flight", "live", "loadtest", "media", "rtmp", "telemetry", "wire")
+LOOSE = "--ignore-glob=tests/test_*.py"
+"""Leaves out the tests that are in no folder."""
+
+
+def without(*folders: str) -> list[str]:
+    """Return the options by which pytest passes over folders that have no test for a run.
+
+    Each process of each run would import them, which takes longer than most tests.
+    """
+    return [f"--ignore=tests/{name}" for name in folders]
+
+
 RUNS = {
     # More than 8 workers spend their time on start-up.
-    "computing": ["-m", "not realtime and not pipeline", "-n", "auto", "--maxprocesses=8"],
+    "computing": [
+        *("-m", "not realtime and not pipeline", "-n", "auto", "--maxprocesses=8"),
+        *without(PIPELINE, *REALTIME),
+    ],
     # One process, so that all of them share one Java, whose start costs more than most of these tests.
-    "pipeline": ["-m", "pipeline and not realtime", "-n", "0"],
+    "pipeline": ["-m", "pipeline and not realtime", "-n", "0", LOOSE, *without(*REALTIME, *OTHERS)],
     # Each of their files has a Java, or a cluster of them.
-    "programs on Spark": ["-m", "pipeline and realtime", "-n", "2", *BY_FILE],
+    "programs on Spark": ["-m", "pipeline and realtime", "-n", "2", *BY_FILE, LOOSE, *without(*OTHERS)],
     # What they assert of time leaves room for the others beside them. Tests of a file share servers.
-    "real time": ["-m", "realtime and not pipeline", "-n", "4", *BY_FILE],
+    "real time": ["-m", "realtime and not pipeline", "-n", "4", *BY_FILE, *without(PIPELINE)],
 }
 STAGES = (("computing", "pipeline", "programs on Spark"), ("real time",))
 """Which runs go on at the same time, and in which order."""
@@ -82,6 +103,14 @@ def command(name: str, folder: Path, added: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "pytest", "-q", *RUNS[name], *own, *added]
 
 
+def environment() -> dict[str, str]:
+    """Return the variables of the runs: Python keeps what it has compiled, also where it is told not to.
+
+    Hundreds of processes import the same modules, and to compile those takes each of them longer than most tests.
+    """
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def run_at_once(commands: dict[str, list[str]], folder: Path) -> dict[str, int]:
     """Run commands side by side; return the exit status of each.
 
@@ -93,11 +122,13 @@ def run_at_once(commands: dict[str, list[str]], folder: Path) -> dict[str, int]:
         for name, words in commands.items():
             if not running:
                 say(f"-- tests: {name}")
-                running[name] = subprocess.Popen(words, cwd=ROOT)
+                running[name] = subprocess.Popen(words, cwd=ROOT, env=environment())
                 continue
             shown[name] = folder / f"{name}.log"
             with shown[name].open("wb") as log:
-                running[name] = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+                running[name] = subprocess.Popen(
+                    words, cwd=ROOT, env=environment(), stdout=log, stderr=subprocess.STDOUT
+                )
         for name, process in running.items():
             if name in shown:
                 say(f"-- tests: {name} (at the same time, shown when it has ended)")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import run_all
@@ -137,3 +139,31 @@ def test_runs_when_put_together_are_all_tests():
             markers = {"realtime": realtime, "pipeline": pipeline}
             assert [eval(text, {}, markers) for text in selections].count(True) == 1
     assert [name for stage in run_all.STAGES for name in stage] == list(run_all.RUNS)
+
+
+def test_runs_when_they_pass_over_folders_miss_no_test():
+    """Whatever marker a file has by its folder or asks for itself, the run that selects it does import it."""
+    here = Path(__file__).parent
+    files = list(here.rglob("test_*.py"))
+    assert len(files) > 200
+    for path in files:
+        folder, *_ = path.relative_to(here).parts
+        by_folder = {"realtime": folder in run_all.REALTIME, "pipeline": folder == run_all.PIPELINE}
+        text = path.read_text("utf-8")
+        choices = [{given, given or f"mark.{name}" in text} for name, given in by_folder.items()]
+        for realtime, pipeline in itertools.product(*choices):
+            markers = {"realtime": realtime, "pipeline": pipeline}
+            [options] = (run for run in run_all.RUNS.values() if eval(run[run.index("-m") + 1], {}, markers))
+            passed_over = run_all.LOOSE if path.parent == here else f"--ignore=tests/{folder}"
+            assert passed_over not in options, path
+
+
+def test_run_when_python_is_told_to_keep_nothing_compiled_keeps_it_all_the_same(tmp_path, monkeypatch):
+    """Each process of the tests would compile what it imports."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    (tmp_path / "module.py").write_text("")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import module"
+    for more in ({}, {"second": [sys.executable, "-c", code]}):
+        assert set(run_all.run_at_once({"first": [sys.executable, "-c", code]} | more, tmp_path).values()) == {0}
+        (compiled,) = (tmp_path / "__pycache__").glob("module.*.pyc")
+        compiled.unlink()
