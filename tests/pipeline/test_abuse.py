@@ -33,33 +33,6 @@ def judge(spark, tmp_path, rows, **given):
     return scores, bans, result
 
 
-def test_abuse_when_a_proof_is_seen_bans_the_address_with_its_evidence(spark, tmp_path):
-    """One limit hit that no sound client makes is enough, and the ban says which it was."""
-    _, bans, _ = judge(spark, tmp_path, hits("192.0.2.7", "chunk_size_min_bytes", 1, NOW_S))
-    [ban] = bans.bans
-    assert (ban.cidr, ban.score, dict(ban.evidence)) == ("192.0.2.7/32", PROOF, {"limit_hit.chunk_size_min_bytes": 1})
-    assert ban.expires.timestamp() == NOW_S + 3600 * PROOF / 10
-
-
-def test_abuse_when_a_slow_viewer_is_cut_again_and_again_does_not_ban_it(spark, tmp_path):
-    """Hard-limit closes of a viewer that drained all the time are counted and weigh nothing."""
-    rows = [
-        closed("192.0.2.8", "hard limit", BEGIN_S + n, trouble_s=20.0, trouble_sent_bytes=900_000) for n in range(200)
-    ]
-    scores, bans, _ = judge(spark, tmp_path, rows)
-    assert (scores["192.0.2.8"]["score"], len(bans)) == (0.0, 0)
-    assert "slow_close" in json.loads(scores["192.0.2.8"]["evidence"])
-
-
-@pytest.mark.parametrize("reason", ["hard limit", "too slow for the lowest step"])
-def test_abuse_when_a_viewer_reads_nothing_again_and_again_bans_it(spark, tmp_path, reason):
-    """The same closes of a peer that took nothing are abuse, also with the reason that records of format 1 have."""
-    rows = [closed("192.0.2.9", reason, NOW_S, trouble_s=20.0, trouble_sent_bytes=0) for _ in range(12)]
-    scores, bans, _ = judge(spark, tmp_path, rows)
-    assert scores["192.0.2.9"]["score"] == 12.0
-    assert bans.match("192.0.2.9", NOW_S)
-
-
 PROOFS = ("amf_depth", "chunk_size_min_bytes", "control_messages_per_second")
 
 
@@ -186,11 +159,51 @@ WORLD = {
 """Planted by hand: who it is -> verdict, address as scored, records."""
 
 
+ODD = [
+    event("192.0.2.53", "conn_closed", NOW_S, reason="peer closed", role="play") | {"detail": "{not json"},
+    event("192.0.2.53", "conn_refused", NOW_S, reason="new_per_address_and_s", detail={"count": 10**18}),
+    event(None, "limit_hit", NOW_S, axis="amf_depth"),
+    event("", "limit_hit", NOW_S, axis="amf_depth"),
+    event("192.0.2.54", "limit_hit", NOW_S),
+]
+OLD_REASON = "too slow for the lowest step"  # records of format 1 have it
+ALLOWED = {"192.0.2.57": "192.0.2.57", "198.51.101.0/24": "198.51.101.15", "192.0.2.64/29": "192.0.2.71"}
+"""A network of the allow list, and who attacks from there."""
+BESIDE = [
+    *hits("192.0.2.50", "chunk_size_min_bytes", 1, NOW_S),
+    *(closed("192.0.2.51", "hard limit", BEGIN_S + n, trouble_s=20.0, trouble_sent_bytes=9**6) for n in range(200)),
+    *(closed("192.0.2.52", "hard limit", NOW_S, trouble_s=20.0, trouble_sent_bytes=0) for _ in range(12)),
+    *(closed("192.0.2.58", OLD_REASON, NOW_S, trouble_s=20.0, trouble_sent_bytes=0) for _ in range(12)),
+    *ODD,
+    *(row for address in ALLOWED.values() for row in hits(address, "amf_depth", 9, NOW_S)),
+    *hits("192.0.2.55", "amf_depth", 9, NOW_S),
+    *hits("192.0.2.56", "amf_depth", 9, NOW_S),
+    *hits("192.0.2.56", "x" * 300, 1, NOW_S),
+    # three subnets with ten of ten that are abusive; in the last one a viewer
+    *(
+        row
+        for subnet in ("198.51.100", "203.0.112", "203.0.113")
+        for n in range(1, 11)
+        for row in hits(f"{subnet}.{n}", "amf_depth", 1, NOW_S)
+    ),
+    closed("203.0.113.77", "peer closed", NOW_S),
+]
+"""Planted for the tests that name these addresses."""
+
+
 @pytest.fixture(scope="module")
 def world(spark, tmp_path_factory):
-    """Judge all of `WORLD` at once: a run takes long, more rows do not."""
-    rows = [row for _, address, make in WORLD.values() for row in make(address)]
-    return judge(spark, tmp_path_factory.mktemp("world"), rows, allow=tuple(parse_networks(["192.0.2.40"], "--allow")))
+    """Judge all of `WORLD` and `BESIDE` at once: a run takes long, more rows do not."""
+    rows = [row for _, address, make in WORLD.values() for row in make(address)] + BESIDE
+    allow = tuple(parse_networks(["192.0.2.40", "203.0.112.200", *ALLOWED], "--allow"))
+    scores, bans, result = judge(spark, tmp_path_factory.mktemp("world"), rows, allow=allow)
+    assert result.accounts[0].rows_out == len(rows)
+    return scores, bans, result
+
+
+def listed(bans, prefix):
+    """Return the networks on the list that begin so."""
+    return [ban.cidr for ban in bans.bans if ban.cidr.startswith(prefix)]
 
 
 @pytest.mark.parametrize("who", WORLD)
@@ -200,10 +213,10 @@ def test_abuse_when_the_truth_is_known_says_it(world, who):
     expected, address, _ = WORLD[who]
     row = scores[address]
     assert (row["verdict"], row["banned"]) == (expected, expected == "ban")
-    listed = {"ban": "ban", "shared": "limit", "limit": "limit"}.get(expected)
-    assert row["action"] == listed
+    action = {"ban": "ban", "shared": "limit", "limit": "limit"}.get(expected)
+    assert row["action"] == action
     cidr = address if address.endswith("/64") else f"{address}/32"
-    assert [ban.action.value for ban in bans.bans if ban.cidr == cidr] == ([] if listed is None else [listed])
+    assert [ban.action.value for ban in bans.bans if ban.cidr == cidr] == ([] if action is None else [action])
 
 
 def test_abuse_when_an_address_is_shared_caps_each_kind_and_says_so(world):
@@ -217,6 +230,29 @@ def test_abuse_when_an_address_is_shared_caps_each_kind_and_says_so(world):
     assert (result.summary["bans"], result.summary["limits"]) == (len(bans) - limits, limits)
 
 
+def test_abuse_when_a_proof_is_seen_bans_the_address_with_its_evidence(world):
+    """One limit hit that no sound client makes is enough, and the ban says which it was."""
+    _, bans, _ = world
+    [ban] = (ban for ban in bans.bans if ban.cidr == "192.0.2.50/32")
+    assert (ban.score, dict(ban.evidence)) == (PROOF, {"limit_hit.chunk_size_min_bytes": 1})
+    assert ban.expires.timestamp() == NOW_S + 3600 * PROOF / 10
+
+
+def test_abuse_when_a_slow_viewer_is_cut_again_and_again_does_not_ban_it(world):
+    """Hard-limit closes of a viewer that drained all the time are counted and weigh nothing."""
+    scores, bans, _ = world
+    assert (scores["192.0.2.51"]["score"], bans.match("192.0.2.51", NOW_S)) == (0.0, None)
+    assert "slow_close" in json.loads(scores["192.0.2.51"]["evidence"])
+
+
+@pytest.mark.parametrize("address", ["192.0.2.52", "192.0.2.58"])
+def test_abuse_when_a_viewer_reads_nothing_again_and_again_bans_it(world, address):
+    """The same closes of a peer that took nothing are abuse, also with the reason that records of format 1 have."""
+    scores, bans, _ = world
+    assert scores[address]["score"] == 12.0
+    assert bans.match(address, NOW_S)
+
+
 def test_abuse_when_no_time_is_told_ages_evidence_to_now_and_judges_private_networks_if_told(spark, tmp_path):
     """What was done a week ago is worth next to nothing, also where no record is newer; and that is said."""
     rows = hits("192.0.2.72", "amf_depth", 3, time.time() - 7 * 86_400) + attack("10.0.0.9", time.time() - 7 * 86_400)
@@ -226,58 +262,65 @@ def test_abuse_when_no_time_is_told_ages_evidence_to_now_and_judges_private_netw
     assert "the records end 168 hours ago" in result.accounts[0].warnings[0]
 
 
-def test_abuse_when_evidence_is_a_half_life_old_counts_it_half(spark, tmp_path):
+@pytest.fixture(scope="module")
+def short(spark, tmp_path_factory):
+    """Judge with a half-life of an hour, for a list of two bans; what is an hour old is of 192.0.2.14 alone."""
+    rows = hits("192.0.2.14", "amf_depth", 1)
+    rows += [row for n in range(1, 7) for row in hits(f"192.0.2.{n}", "amf_depth", n, NOW_S, 0)]
+    options = {"weights": Weights(half_life_s=3600), "most_bans": 2}
+    return judge(spark, tmp_path_factory.mktemp("short"), rows, **options)
+
+
+def test_abuse_when_evidence_is_a_half_life_old_counts_it_half(short):
     """Evidence decays, so that an address is forgiven with time."""
-    weights = Weights(half_life_s=3600)
-    scores, bans, _ = judge(spark, tmp_path, hits("192.0.2.14", "amf_depth", 1), weights=weights)
-    assert (scores["192.0.2.14"]["score"], len(bans)) == (PROOF / 2, 0)
+    scores, _, _ = short
+    assert scores["192.0.2.14"]["score"] == PROOF / 2
+    assert scores["192.0.2.14"]["action"] is None
 
 
-@pytest.mark.parametrize("allowed", ["192.0.2.15", "192.0.2.0/24", "192.0.2.8/29"])
-def test_abuse_when_an_address_is_allowed_never_bans_it(spark, tmp_path, allowed):
-    """Who is on the allow list is scored and not banned, whatever the prefix length."""
-    allow = tuple(parse_networks([allowed], "--allow"))
-    scores, bans, _ = judge(spark, tmp_path, hits("192.0.2.15", "amf_depth", 9), allow=allow)
-    assert (scores["192.0.2.15"]["verdict"], len(bans)) == ("allowed", 0)
-
-
-def test_abuse_when_most_of_a_subnet_is_abusive_bans_it_as_one_if_nobody_honest_is_there(spark, tmp_path):
-    """Ten abusive addresses of ten are one ban of their /24; one viewer among them, and each is banned by itself."""
-    rows = [row for n in range(1, 11) for row in hits(f"198.51.100.{n}", "amf_depth", 1, NOW_S)]
-    rows += [row for n in range(1, 11) for row in hits(f"203.0.113.{n}", "amf_depth", 1, NOW_S)]
-    rows += [closed("203.0.113.77", "peer closed", NOW_S)]
-    scores, bans, result = judge(spark, tmp_path, rows)
-    assert bans.match("198.51.100.77", NOW_S)
-    assert not bans.match("203.0.113.77", NOW_S)
-    assert (len(bans), result.summary["verdicts"]["address_subnet_ban"]) == (11, 10)
-    assert scores["198.51.100.0/24"]["addresses"] == 10
-
-
-def test_abuse_when_a_subnet_holds_an_allowed_address_bans_its_addresses_only(spark, tmp_path):
-    """No network is banned that contains one of the allow list, even one that was not seen."""
-    rows = [row for n in range(1, 11) for row in hits(f"198.51.100.{n}", "amf_depth", 1, NOW_S)]
-    allow = tuple(parse_networks(["198.51.100.200"], "--allow"))
-    _, bans, _ = judge(spark, tmp_path, rows, allow=allow)
-    assert (len(bans), bans.match("198.51.100.200", NOW_S)) == (10, None)
-
-
-def test_abuse_when_there_are_more_than_fit_keeps_the_worst_and_says_so(spark, tmp_path):
+def test_abuse_when_there_are_more_than_fit_keeps_the_worst_and_says_so(short):
     """The ban list is cut at its length, the highest scores first, and the rest is counted."""
-    rows = [row for n in range(1, 7) for row in hits(f"192.0.2.{n}", "amf_depth", n, NOW_S, 0)]
-    _, bans, result = judge(spark, tmp_path, rows, most_bans=2)
+    _, bans, result = short
     assert {ban.cidr for ban in bans.bans} == {"192.0.2.5/32", "192.0.2.6/32"}
     assert result.summary["bans_left_out"] == 4
 
 
-def test_abuse_when_a_record_is_odd_goes_on(spark, tmp_path):
+@pytest.mark.parametrize("allowed", ALLOWED)
+def test_abuse_when_an_address_is_allowed_never_bans_it(world, allowed):
+    """Who is on the allow list is scored and not banned, whatever the prefix length."""
+    scores, bans, _ = world
+    address = ALLOWED[allowed]
+    assert (scores[address]["verdict"], bans.match(address, NOW_S)) == ("allowed", None)
+
+
+def test_abuse_when_most_of_a_subnet_is_abusive_bans_it_as_one_if_nobody_honest_is_there(world):
+    """Ten abusive addresses of ten are one ban of their /24; one viewer among them, and each is banned by itself."""
+    scores, bans, result = world
+    assert bans.match("198.51.100.77", NOW_S)
+    assert not bans.match("203.0.113.77", NOW_S)
+    assert listed(bans, "198.51.100.") == ["198.51.100.0/24"]
+    assert len(listed(bans, "203.0.113.")) == result.summary["verdicts"]["address_subnet_ban"] == 10
+    assert scores["198.51.100.0/24"]["addresses"] == 10
+
+
+def test_abuse_when_a_subnet_holds_an_allowed_address_bans_its_addresses_only(world):
+    """No network is banned that contains one of the allow list, even one that was not seen."""
+    _, bans, _ = world
+    assert (len(listed(bans, "203.0.112.")), bans.match("203.0.112.200", NOW_S)) == (10, None)
+
+
+def test_abuse_when_a_record_is_odd_goes_on(world):
     """Details that are no JSON, absurd counts, and rows without an address change nothing for others."""
-    rows = [event("192.0.2.20", "conn_closed", NOW_S, reason="peer closed", role="play") | {"detail": "{not json"}]
-    rows += [event("192.0.2.20", "conn_refused", NOW_S, reason="new_per_address_and_s", detail={"count": 10**18})]
-    rows += [event(None, "limit_hit", NOW_S, axis="amf_depth"), event("", "limit_hit", NOW_S, axis="amf_depth")]
-    rows += [event("192.0.2.21", "limit_hit", NOW_S)]
-    scores, _, result = judge(spark, tmp_path, rows)
-    assert set(scores) - {"192.0.2.0/24"} == {"192.0.2.20", "192.0.2.21"}
-    assert result.accounts[0].rows_out == len(rows)
+    scores, _, _ = world
+    assert {row["peer_ip"] for row in ODD} & set(scores) == {"192.0.2.53", "192.0.2.54"}
+
+
+def test_abuse_when_no_ban_can_be_made_of_an_address_counts_it_and_bans_the_others(world):
+    """A record with absurd words costs its own ban, not those of all."""
+    scores, bans, result = world
+    assert (scores["192.0.2.56"]["verdict"], bans.match("192.0.2.56", NOW_S)) == ("ban", None)
+    assert bans.match("192.0.2.55", NOW_S)
+    assert result.summary["bans_invalid"] == 1
 
 
 def test_abuse_when_rows_come_in_another_order_scores_the_same(spark, tmp_path):
@@ -327,15 +370,6 @@ def test_abuse_when_text_looks_like_an_address_takes_what_python_takes(spark):
     for text in odd:
         with pytest.raises(ValueError, match=r".*"):
             ipaddress.ip_address(text)
-
-
-def test_abuse_when_no_ban_can_be_made_of_an_address_counts_it_and_bans_the_others(spark, tmp_path):
-    """A record with absurd words costs its own ban, not those of all."""
-    rows = hits("192.0.2.7", "amf_depth", 9, NOW_S) + hits("192.0.2.8", "amf_depth", 9, NOW_S)
-    rows += hits("192.0.2.8", "x" * 300, 1, NOW_S)
-    _, bans, result = judge(spark, tmp_path, rows)
-    assert [ban.cidr for ban in bans.bans] == ["192.0.2.7/32"]
-    assert (result.summary["bans"], result.summary["bans_invalid"]) == (1, 1)
 
 
 @pytest.mark.parametrize("replace", [False, True])
