@@ -1,15 +1,23 @@
-"""Watch on a real stream: the same bans as from the same records at once, restarts, late and bad input, clean ends."""
+"""Watch on a real stream: the same bans as from the same records at once, restarts, late and bad input, clean ends.
+
+What is about processes runs as processes, each with a Java of its own: a watch that is killed, and one that is told to
+end. All else runs in the shared session.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,12 +25,15 @@ import pytest
 from abuse_kit import closed, event, hits, write
 
 from flowctl.bans import BanList
+from flowctl.cli import main
+from flowctl.pipeline.accounts import JobResult
 from flowctl.pipeline.evidence import evidence
+from flowctl.pipeline.watch import run
 from flowctl.pipeline.watch_rules import WatchOptions, behaving, candidates, to_ban, windowed
 from flowctl.pipeline.weights import Weights
 from flowctl.telemetry.schema import METADATA_PREFIX
 
-pytestmark = [pytest.mark.realtime, pytest.mark.timeout(900)]  # programs with a Java of their own
+pytestmark = pytest.mark.timeout(900)
 POINTS, THRESHOLD = Weights().points, Weights().threshold
 PATIENCE_S = 400.0
 """A Java start and a batch take seconds; on a machine that is busy with everything else, minutes."""
@@ -30,11 +41,8 @@ FAST = ("--trigger", "500ms", "--window", "60s", "--watermark", "2min", "--max-f
 
 
 @contextlib.contextmanager
-def watching(spark, events: Path, out: Path, *options: str):
-    """Run ``flowctl analyze watch`` as a process of its own; it is gone at the end, with its Java, however it ended.
-
-    `spark` is asked for by the tests so that they are skipped where it is missing.
-    """
+def watching(events: Path, out: Path, *options: str):
+    """Run ``flowctl analyze watch`` as a process of its own; it is gone at the end, with its Java, however it ended."""
     command = [sys.executable, "-m", "flowctl", "analyze", "watch", str(events), "--out", str(out), *options]
     command += ["--master", "local[2]", "--driver-memory", "512m", "--json"]
     out.mkdir(exist_ok=True)
@@ -54,15 +62,70 @@ def kill(process):
     process.stdout.close()
 
 
-def wait_for(out: Path, process, condition, what):
-    """Wait until `condition` holds."""
+def wait_for(condition: Callable[[], bool], what: str, ended: Callable[[], str | None]):
+    """Wait until `condition` holds; `ended` says what became of the watch, once it is over."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         if condition():
             return
-        assert process.poll() is None, f"it ended: {(out / 'log.txt').read_text()[-2000:]}"
+        said = ended()
+        assert said is None, f"it ended: {said}"
         time.sleep(0.1)
-    raise AssertionError(f"no {what}: {(out / 'log.txt').read_text()[-2000:]}")
+    raise AssertionError(f"no {what}")
+
+
+def end_of(process, out: Path) -> Callable[[], str | None]:
+    """Return what says how a process ended."""
+    return lambda: None if process.poll() is None else (out / "log.txt").read_text()[-2000:]
+
+
+@dataclasses.dataclass
+class Watched:
+    """A watch in the shared session, on a thread.
+
+    Attributes:
+        told: its lines for people.
+        result: of it.
+    """
+
+    told: list[str]
+    stop: threading.Event
+    result: Future[JobResult]
+
+    def ended(self) -> str | None:
+        return str(self.result.exception() or "in order") if self.result.done() else None
+
+    def end(self) -> JobResult:
+        """End it in order."""
+        self.stop.set()
+        return self.result.result(PATIENCE_S)
+
+
+@contextlib.contextmanager
+def watching_here(spark, events: Path, out: Path, options: WatchOptions):
+    """Run a watch in a session of its own on the shared Java; it has ended at the end."""
+    out.mkdir(exist_ok=True)
+    told, stop = [], threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(run, spark.newSession(), str(events), str(out), options, stop=stop, tell=told.append)
+        try:
+            yield Watched(told, stop, job)
+        finally:
+            stop.set()
+
+
+@pytest.fixture
+def analyze_watch(spark, monkeypatch, capsys):
+    """Give a function that runs ``flowctl analyze watch`` with the shared Java: -> exit status, output, errors."""
+    monkeypatch.setattr("flowctl.pipeline.spark.session", lambda _: contextlib.nullcontext(spark.newSession()))
+
+    def command(events: Path, out: Path, *options: str):
+        out.mkdir(exist_ok=True)
+        status = main(["analyze", "watch", str(events), "--out", str(out), "--json", *options])
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
+
+    return command
 
 
 def banned(out: Path) -> set[str]:
@@ -116,15 +179,15 @@ def test_watch_when_killed_in_the_middle_and_restarted_loses_and_repeats_nothing
     begin = time.time() - 150
     for number in range(8):
         write(events, crowd(begin, number), f"node-1-1-{number}", begin)
-    with watching(spark, events, out, *FAST) as process:
-        wait_for(out, process, lambda: len(batches(out)) >= 2, "second batch")
+    with watching(events, out, *FAST) as process:
+        wait_for(lambda: len(batches(out)) >= 2, "second batch", end_of(process, out))
         kill(process)
     done = len(batches(out))
     for number in range(8, 12):
         write(events, crowd(begin, number), f"node-1-1-{number}", begin)
     rows = sum(len(crowd(begin, number)) for number in range(12))
-    with watching(spark, events, out, *FAST) as process:
-        wait_for(out, process, lambda: rows_seen(out) >= rows, "all rows")
+    with watching(events, out, *FAST) as process:
+        wait_for(lambda: rows_seen(out) >= rows, "all rows", end_of(process, out))
         summary = end(process)
     assert len(batches(out)) > done
     assert sum(item["files"] for item in batches(out)) == 12
@@ -146,48 +209,40 @@ def test_watch_when_input_is_late_or_bad_counts_it_and_goes_on(spark, tmp_path):
     events, out = tmp_path / "events", tmp_path / "out"
     now = time.time()
     write(events, hits("192.0.2.1", "amf_depth", 1, now), "node-1-1-1", now)
-    with watching(spark, events, out, *FAST) as process:
-        wait_for(out, process, lambda: "192.0.2.1/32" in banned(out), "first ban")
+    options = WatchOptions(trigger_s=0.5, window_s=60.0, watermark_s=120.0, most_files=2)
+    with watching_here(spark, events, out, options) as watch:
+
+        def wait(condition, what):
+            wait_for(condition, what, watch.ended)
+
+        wait(lambda: "192.0.2.1/32" in banned(out), "first ban")
         late = [*hits("192.0.2.2", "amf_depth", 1, now - 60), *hits("192.0.2.3", "amf_depth", 1, now - 3000)]
         # The watermark moves with a batch and holds from the next one on.
         for number in (2, 3):
             write(events, [event("192.0.2.9", "conn_opened", now)], f"node-1-1-{number}", now)
-            wait_for(out, process, lambda number=number: rows_seen(out) >= number, "row")
+            wait(lambda number=number: rows_seen(out) >= number, "row")
         write(events, late, "node-1-1-4", now)
-        wait_for(out, process, lambda: "192.0.2.2/32" in banned(out), "ban of the late one")
+        wait(lambda: "192.0.2.2/32" in banned(out), "ban of the late one")
         good = write(events, hits("192.0.2.4", "amf_depth", 1, now), "node-1-1-5", now)
-        wait_for(out, process, lambda: "192.0.2.4/32" in banned(out), "ban")
+        wait(lambda: "192.0.2.4/32" in banned(out), "ban")
         (good.parent / ".torn.tmp").write_bytes(good.read_bytes()[:-100])
         (good.parent / ".torn.tmp").rename(good.parent / "torn.parquet")
         write(events, [event("192.0.2.6", "nonsense", now), *hits("192.0.2.7", "amf_depth", 1, now + 999)], "bad", now)
         write(events, hits("192.0.2.5", "amf_depth", 1, now), "node-1-1-6", now)
-        wait_for(out, process, lambda: "192.0.2.5/32" in banned(out), "ban after the damaged file")
-        wait_for(out, process, lambda: rows_seen(out) >= 9, "last row")
-        summary = end(process)
+        wait(lambda: "192.0.2.5/32" in banned(out), "ban after the damaged file")
+        wait(lambda: rows_seen(out) >= 9, "last row")
+        result = watch.end()
     assert banned(out) == {f"192.0.2.{n}/32" for n in (1, 2, 4, 5)}
-    [account] = summary["accounts"]
+    [account] = result.as_dict()["accounts"]
     assert (account["files_in"], account["files_quarantined"]) == (8, 1)
     assert (account["rows_in"], account["rows_quarantined"]) == (9, 2)
     assert account["by_reason"] == {"event: unknown word": 1, "ts: ahead of the watcher's clock": 1}
-    assert summary["summary"]["late"] > 0
-    log = (out / "log.txt").read_text()
-    assert "torn.parquet" in log
-    assert "Traceback" not in log
+    assert result.summary["late"] > 0
+    said = "\n".join(watch.told)
+    assert "torn.parquet" in said
+    assert "Traceback" not in said
     quarantined = spark.read.parquet(str(out / "quarantine" / "flow_events_watch")).collect()
     assert {row["reason"] for row in quarantined} == set(account["by_reason"])
-
-
-def test_watch_when_asked_for_once_ends_by_itself(spark, tmp_path):
-    """--once works off what is there and ends with 0; a second run finds nothing new."""
-    events, out = tmp_path / "events", tmp_path / "out"
-    now = time.time()
-    write(events, hits("192.0.2.1", "amf_depth", 1, now), "node-1-1-1", now)
-    for _ in range(2):
-        with watching(spark, events, out, "--once", "--allow", "198.51.100.0/24") as process:
-            text, _ = process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 0, (out / "log.txt").read_text()[-2000:]
-        assert json.loads(text)["accounts"][0]["rows_in"] == 1
-        assert banned(out) == {"192.0.2.1/32"}
 
 
 def marked(path: Path, **words: str) -> Path:
@@ -199,8 +254,11 @@ def marked(path: Path, **words: str) -> Path:
     return path
 
 
-def test_watch_when_files_are_copied_or_foreign_bans_nobody_for_them(spark, tmp_path):
-    """Evidence counts once however often its file comes, in one batch or later; that of quarantined files never."""
+def test_watch_when_files_are_copied_or_foreign_bans_nobody_for_them(analyze_watch, tmp_path):
+    """Evidence counts once however often its file comes, in one batch or later; that of quarantined files never.
+
+    With --once it works off what is there and ends with 0; where there is nothing new, it finds nothing.
+    """
     events, out = tmp_path / "events", tmp_path / "out"
     now = time.time()
     half = hits("192.0.2.1", "chunk_size_max_bytes", 1, now)
@@ -214,19 +272,23 @@ def test_watch_when_files_are_copied_or_foreign_bans_nobody_for_them(spark, tmp_
     others = '{"cidr": "203.0.113.1/32", "expires": null}\n'
     out.mkdir()
     (out / "bans.jsonl").write_text(others)
-    for run in (1, 2):
-        with watching(spark, events, out, "--once") as process:
-            text, _ = process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 0, (out / "log.txt").read_text()[-2000:]
-        assert banned(out) == {"192.0.2.4/32", "203.0.113.1/32"}
+
+    def look():
+        status, text, errors = analyze_watch(events, out, "--once", "--allow", "198.51.100.0/24")
+        assert (status, "Traceback" in errors) == (0, False), errors
         [account] = json.loads(text)["accounts"]
-        assert account["files_by_reason"] == {"copy": run + 1, "newer format": 1, "of another table": 1}
+        return account
+
+    for copies in (2, 3):
+        account = look()
+        assert banned(out) == {"192.0.2.4/32", "203.0.113.1/32"}
+        assert account["files_by_reason"] == {"copy": copies, "newer format": 1, "of another table": 1}
         assert account["rows_out"] == 2
-        shutil.copy(first, first.with_name(f"later-{run}.parquet"))  # in a batch and a process of its own
+        assert look() == account
+        shutil.copy(first, first.with_name(f"later-{copies}.parquet"))  # in a batch and a run of its own
     # The state is not damaged either: one more piece of the address's own evidence bans it.
     write(events, half[:1], "node-1-1-5", now)
-    with watching(spark, events, out, "--once") as process:
-        process.communicate(timeout=PATIENCE_S)
+    look()
     assert "192.0.2.1/32" in banned(out)
 
 
@@ -239,11 +301,9 @@ def test_watch_when_files_are_copied_or_foreign_bans_nobody_for_them(spark, tmp_
         (["--allow", "everybody"], "--allow"),
     ],
 )
-def test_watch_when_used_wrongly_says_so_in_one_line(spark, tmp_path, options, words):
+def test_watch_when_used_wrongly_says_so_in_one_line(analyze_watch, tmp_path, options, words):
     """Wrong use ends with 2 and an error that names it, without a stack trace."""
     given = ["--window", "0.5"] if options[0] == "--window" else options
     (tmp_path / "events").mkdir()
-    with watching(spark, tmp_path / "events", tmp_path / "out", *given) as process:
-        process.communicate(timeout=PATIENCE_S)
-    log = (tmp_path / "out" / "log.txt").read_text()
-    assert (process.returncode, words in log, "Traceback" in log) == (2, True, False)
+    status, _, errors = analyze_watch(tmp_path / "events", tmp_path / "out", *given)
+    assert (status, words in errors, "Traceback" in errors) == (2, True, False)
