@@ -53,6 +53,9 @@ RUNS = {
     # What they assert of time leaves room for the others beside them. Tests of a file share servers.
     "real time": ["-m", "realtime and not pipeline", "-n", "4", *BY_FILE, *without(PIPELINE)],
 }
+YIELDING = ("computing",)
+"""The runs that take what is left of the cores: short tests in many processes fill any gap, and none of them asserts
+time; those beside them come one after the other, and the last of them would have a core idle."""
 STAGES = (("computing", "pipeline", "programs on Spark"), ("real time",))
 """Which runs go on at the same time, and in which order."""
 AGAIN = ("programs on Spark", "real time")
@@ -100,7 +103,8 @@ def report_of(name: str, folder: Path) -> Path:
 def command(name: str, folder: Path, added: Sequence[str]) -> list[str]:
     """Return the command of the run called `name`; what failed in it is remembered in `folder` alone."""
     own = [f"--junitxml={report_of(name, folder)}", "-o", f"cache_dir={folder / name}"]
-    return [sys.executable, "-m", "pytest", "-q", *RUNS[name], *own, *added]
+    politely = ["nice", "-n", "10"] if name in YIELDING else []
+    return [*politely, sys.executable, "-m", "pytest", "-q", *RUNS[name], *own, *added]
 
 
 def environment() -> dict[str, str]:

@@ -141,6 +141,14 @@ def test_runs_when_put_together_are_all_tests():
     assert [name for stage in run_all.STAGES for name in stage] == list(run_all.RUNS)
 
 
+def test_runs_when_they_yield_to_others_assert_no_time(tmp_path):
+    """A run whose processes get what others leave has no test that lets seconds pass."""
+    for name in run_all.RUNS:
+        yields = run_all.command(name, tmp_path, [])[0] == "nice"
+        assert yields is (name in run_all.YIELDING)
+        assert not yields or "not realtime" in run_all.RUNS[name][1]
+
+
 def test_runs_when_they_pass_over_folders_miss_no_test():
     """Whatever marker a file has by its folder or asks for itself, the run that selects it does import it."""
     here = Path(__file__).parent
