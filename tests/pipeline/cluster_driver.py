@@ -72,7 +72,7 @@ def context(master: str, python: str, conf: dict[str, str]) -> Iterator[Any]:
             master=master,
             driver_memory="512m",
             shuffle_partitions=4,
-            conf={**CONF, "spark.pyspark.python": python, **conf},
+            conf={"spark.pyspark.python": python, **conf},
         )
     )
     try:
@@ -148,13 +148,16 @@ def everything(master: str, *, folder: str, flights: str, archive: str, python: 
     """
     events, done = f"{folder}/events", {}
     # The session that ships code is the first: it is the start of Java that takes it.
-    with context(master, python, {**GENERATED, "spark.submit.pyFiles": archive}) as spark:
+    with context(master, python, {**CONF, "spark.submit.pyFiles": archive}) as spark:
         synth.run(spark, "", events, SYNTH)
         done["shipped"] = where(spark)
+        for name, value in GENERATED.items():
+            spark.conf.set(name, value)
         done["remote"] = tables(spark, events, flights, f"{folder}/remote")
-    with context("local[2]", sys.executable, {}) as spark:
+    # As few tasks as may be: on the cluster sums are put together from more. What the first session set is still set.
+    with context("local[2]", sys.executable, {"spark.sql.files.maxPartitionBytes": "128m"}) as spark:
         done["local"] = tables(spark, events, flights, f"{folder}/local")
-    with context(master, python, {"spark.submit.pyFiles": "", "spark.files": ""}) as spark:
+    with context(master, python, {**CONF, "spark.submit.pyFiles": "", "spark.files": ""}) as spark:
         done["not shipped"] = where(spark)
         done["killed"] = kill_worker(spark, events, f"{folder}/after-kill", "sessions", group)
     return done

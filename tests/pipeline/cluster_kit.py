@@ -24,6 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flowctl.pipeline.classarchive import java_option
+from flowctl.pipeline.java import find_java
+
 HERE = Path(__file__).parent
 DRIVER = HERE / "cluster_driver.py"
 PATIENCE_S = 60.0
@@ -108,12 +111,19 @@ def spark_home() -> Path:
     return Path(pyspark.__file__).parent
 
 
+def java_options() -> str:
+    """Return options for Javas that live for a minute: the class archive if there is one, no threads for garbage."""
+    before = os.environ.get("JDK_JAVA_OPTIONS", "")
+    return f"{before} -XX:+UseSerialGC{java_option(find_java(), before)}"
+
+
 def environment(folder: Path) -> dict[str, str]:
     """Return the variables of master and workers: loopback only, small heaps, nothing written outside of `folder`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_", "PYTHON"))}
     return {
         **kept,
         "SPARK_HOME": str(spark_home()),
+        "JDK_JAVA_OPTIONS": java_options(),  # that the executors inherit
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_PUBLIC_DNS": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder / "local"),
