@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 
 import pytest
 
+from flowctl.cli import main
 from flowctl.errors import ConfigError
 
 
@@ -31,3 +33,16 @@ def spark(tmp_path_factory):
         pytest.skip(f"{error}; {error.hint}")
     yield session
     close_session(session)
+
+
+@pytest.fixture
+def analyze(spark, monkeypatch, capsys):
+    """Give a function that runs ``flowctl analyze`` in this process, on the shared Java: -> status, output, errors."""
+    monkeypatch.setattr("flowctl.pipeline.spark.session", lambda _: contextlib.nullcontext(spark.newSession()))
+
+    def command(*arguments: object):
+        status = main(["analyze", *map(str, arguments)])
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
+
+    return command

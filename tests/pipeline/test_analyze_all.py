@@ -1,41 +1,22 @@
-"""``flowctl analyze all`` and ``report`` as processes: what they print, how they end, and what they leave behind."""
+"""``flowctl analyze all`` and ``report``: what they print, how they end, and what they leave behind.
+
+As a process `all` is run by tests/e2e/test_e2e_loop.py, and `sessions` by test_analyze_cli.py.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from page_kit import Page
 from record_kit import event, sample, write, write_samples
 
-from flowctl.errors import ConfigError
-from flowctl.pipeline.java import find_java
-
-pytestmark = [pytest.mark.realtime, pytest.mark.timeout(900)]  # programs with a Java of their own
-
-
-def flowctl(*arguments, folder):
-    """Run the command line in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "flowctl", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        env={**os.environ, "TMPDIR": str(folder)},
-    )
+pytestmark = pytest.mark.timeout(600)  # Spark on a busy machine takes its time
 
 
 @pytest.fixture
 def records(tmp_path):
-    """Give records of two viewers, of which one was slow and cut, and of one row that is wrong; skip without Java."""
-    try:
-        find_java()
-    except ConfigError as error:
-        pytest.skip(f"{error}; {error.hint}")
+    """Give records of two viewers, of which one was slow and cut, and of one row that is wrong."""
     who = {"role": "play", "app": "live", "stream": "<b>s</b>"}
     rows = []
     for number in (1, 2):
@@ -53,38 +34,39 @@ def records(tmp_path):
     return tmp_path / "events"
 
 
-def test_all_when_run_as_a_command_reports_and_tells_its_accounts(records, tmp_path):
+def test_all_when_run_as_a_command_reports_and_tells_its_accounts(analyze, records, tmp_path):
     """Page, summary and accounts are there, and a later report from the same folder tells the same."""
-    options = ("--out", tmp_path / "out", "--master", "local[2]", "--driver-memory", "512m")
-    skipped = ("--skip", "whatif", "--skip", "capacity")
-    done = flowctl("analyze", "all", records, *options, *skipped, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "flow_events: 1 files, rows in 8 = out 7 + quarantined 1" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
-    assert "Exception" not in done.stderr
+    status, output, errors = analyze(
+        "all", records, "--out", tmp_path / "out", "--skip", "whatif", "--skip", "capacity"
+    )
+    assert status == 0, errors
+    assert "flow_events: 1 files, rows in 8 = out 7 + quarantined 1" in output
+    assert output.splitlines()[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
+    assert "Exception" not in errors
     words = Page((tmp_path / "out/report.html").read_text("utf-8")).words
     assert "2 viewers watched for 12.0 s all together. 50.0 % of them kept up all the time" in words
     assert "1 row and 0 files were set aside" in words
     assert "<b>s</b>" in words
     jobs = json.loads((tmp_path / "out/summary.json").read_text("utf-8"))["jobs"]
     assert [jobs[name]["state"] for name in ("sessions", "fleet", "abuse", "report")] == ["done"] * 4
-    again = flowctl("analyze", "report", records, *options, "--json", folder=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["summary"]["sections"] == ["sessions", "fleet", "abuse"]
+    status, output, errors = analyze("report", records, "--out", tmp_path / "out", "--json")
+    assert status == 0, errors
+    assert json.loads(output)["summary"]["sections"] == ["sessions", "fleet", "abuse"]
 
 
-def test_all_when_there_are_no_records_is_wrong_use(records, tmp_path):
+def test_all_when_there_are_no_records_is_wrong_use(analyze, tmp_path):
     """A folder without records is an error with a hint and status 2, and nothing is written."""
-    done = flowctl("analyze", "all", tmp_path / "nothing", "--out", tmp_path / "out", folder=tmp_path)
-    assert done.returncode == 2
-    assert "nothing does not exist, so there is no flow_events" in done.stderr
-    assert "hint: give the folder that a server wrote with --events" in done.stderr
+    status, _, errors = analyze("all", tmp_path / "nothing", "--out", tmp_path / "out")
+    assert status == 2
+    assert "nothing does not exist, so there is no flow_events" in errors
+    assert "hint: give the folder that a server wrote with --events" in errors
     assert not (tmp_path / "out").exists()
 
 
-def test_all_when_a_job_to_skip_does_not_exist_names_those_that_do(tmp_path):
+def test_all_when_a_job_to_skip_does_not_exist_names_those_that_do(analyze, monkeypatch, tmp_path):
     """A slip of the pen is told before Java is started."""
-    done = flowctl("analyze", "all", "x", "--out", tmp_path / "out", "--skip", "abuze", folder=tmp_path)
-    assert done.returncode == 2
-    assert "--skip abuze: there is no such job" in done.stderr
-    assert "hint: the jobs are sessions, fleet, abuse, whatif, capacity" in done.stderr
+    monkeypatch.setattr("flowctl.pipeline.spark.session", lambda _: pytest.fail("Java is started"))
+    status, _, errors = analyze("all", "x", "--out", tmp_path / "out", "--skip", "abuze")
+    assert status == 2
+    assert "--skip abuze: there is no such job" in errors
+    assert "hint: the jobs are sessions, fleet, abuse, whatif, capacity" in errors
