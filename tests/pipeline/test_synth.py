@@ -16,7 +16,7 @@ from flowctl.pipeline.synth_plan import SynthOptions, plan, steps_by_key
 from flowctl.telemetry.schema import FLOW_EVENTS, FLOW_SAMPLES
 
 pytestmark = pytest.mark.timeout(900)  # starting Java on a machine that does much else takes minutes
-SMALL = SynthOptions(events=20_000, samples_s=300)
+SMALL = SynthOptions(events=12_000, samples_s=300)
 END_S = SMALL.start_s + 86_400
 
 
@@ -34,11 +34,11 @@ def checksum(frame):
 
 def test_synth_when_cut_into_other_tasks_makes_the_same_rows(spark, monkeypatch):
     """Rows depend on the seed alone: with other tasks they are the same, with another seed they are others."""
-    options = SynthOptions(events=5_000)
+    options = SynthOptions(events=2_000)
     first = checksum(synth.events(spark, options, plan(options)))
     monkeypatch.setattr(synth, "VISITS_PER_TASK", 37)
     assert checksum(synth.events(spark, options, plan(options))) == first
-    other = SynthOptions(events=5_000, seed=2)
+    other = SynthOptions(events=2_000, seed=2)
     assert checksum(synth.events(spark, other, plan(other))) != first
 
 
@@ -113,13 +113,6 @@ def test_abuse_when_run_on_synthetic_events_finds_every_abuser_and_nobody_else(s
     assert truth["honest_addresses"] > 100
 
 
-def test_synth_when_nobody_bad_is_wanted_makes_none(spark, tmp_path):
-    """With --abusers 0 there is no abuser, and no truth about one."""
-    out = str(tmp_path)
-    result = synth.run(spark, "", out, SynthOptions(events=2_000, abusers=0.0))
-    assert result.summary["planted_abusers"] == 0
-
-
 def test_synth_when_the_folder_has_records_of_a_server_refuses_whatever_was_asked(spark, tmp_path):
     """Recorded tables are never deleted: not beside nothing, not in a folder that synth has used before."""
     path = write(tmp_path / "events", hits("192.0.2.1", "amf_depth", 1))
@@ -133,14 +126,18 @@ def test_synth_when_the_folder_has_records_of_a_server_refuses_whatever_was_aske
 
 
 def test_synth_when_run_again_replaces_its_own_only_if_asked(spark, tmp_path):
-    """What it made stays without --replace, also where no truth was written; with it all of it is new."""
+    """What it made stays without --replace, also where no truth was written; with it all of it is new.
+
+    With --abusers 0 there is no abuser.
+    """
     first = SynthOptions(events=1_000, truth=False, samples_s=60)
     synth.run(spark, "", str(tmp_path), first)
     with pytest.raises(ConfigError, match="earlier run") as caught:
         synth.run(spark, "", str(tmp_path), first)
     assert "--replace" in caught.value.hint
-    made = synth.run(spark, "", str(tmp_path), SynthOptions(events=2_000, replace=True)).summary["events"]
-    assert read_table(spark, str(tmp_path), "flow_events").accounts.rows_in == made
+    made = synth.run(spark, "", str(tmp_path), SynthOptions(events=2_000, replace=True, abusers=0.0)).summary
+    assert read_table(spark, str(tmp_path), "flow_events").accounts.rows_in == made["events"]
+    assert made["planted_abusers"] == 0
     assert not (tmp_path / "flow_samples").exists()
 
 
