@@ -36,15 +36,21 @@ def _spark_there():
 
 @pytest.mark.timeout(1500)
 @pytest.mark.usefixtures("_spark_there")
-def test_loop_when_closed_cuts_fewer_honest_viewers_and_refuses_abusers(tmp_path, capsys):
+def test_loop_when_closed_cuts_fewer_honest_viewers_and_refuses_abusers(tmp_path, capfd):
     """What is recommended makes the same load go better, in the same process; abusers are banned and nobody else is."""
-    assert run_loop(PLAN, tmp_path, as_json=True) is True, capsys.readouterr().out
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["faults"], shown["same_process"]) == ([], True)
+    (tmp_path / "kept").write_text("not ours", "utf-8")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").write_text("of an earlier run", "utf-8")
+    passed, told = run_loop(PLAN, tmp_path, as_json=True), capfd.readouterr()
+    assert passed is True, told.out
+    assert "Exception" not in told.err  # of the analysis, which is a process of its own
+    shown = json.loads(told.out)
+    assert (shown["passed"], shown["faults"], shown["same_process"]) == (True, [], True)
     before, after = shown["before"], shown["after"]
     assert before["slow_cut"] >= PLAN.slow  # those whose link rests for longer than the first limits allow
     assert after["slow_cut"] * 2 <= before["slow_cut"]
     assert (before["abusers_refused"], after["abusers_refused"]) == (0, after["abusers"])
+    assert after["refusals"] >= after["abusers"] == 4
     assert (after["honest_refused"], after["healthy_cut"]) == (0, 0)
     honest, abusers = addresses(PLAN)
     bans = BanList.parse((tmp_path / "out" / "bans.jsonl").read_text("utf-8"))
@@ -55,7 +61,16 @@ def test_loop_when_closed_cuts_fewer_honest_viewers_and_refuses_abusers(tmp_path
     assert str(limits.limits) == after["limits"] != before["limits"]
     page = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert min(abusers) in page
+    check_folder(tmp_path, shown)
     check_what_if(tmp_path / "out")
+
+
+def check_folder(folder, shown):
+    """What the loop leaves: its comparison, a page of each load, and nothing of an earlier run but what is not its."""
+    assert json.loads((folder / "comparison.json").read_text("utf-8")) == shown
+    assert ((folder / "kept").exists(), (folder / "out" / "old").exists()) == (True, False)
+    assert (folder / "before.html").stat().st_size > 10_000
+    assert (folder / "after.html").stat().st_size > 10_000
 
 
 def check_what_if(out):
