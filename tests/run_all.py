@@ -27,7 +27,12 @@ PIPELINE = "pipeline"
 """Folder whose tests are on Spark, marked so by conftest.py."""
 REALTIME = ("cli", "client", "demo", "e2e", "servers")
 """Folders whose tests run servers and clients in real time, marked so by conftest.py."""
-OTHERS = ("flight", "live", "loadtest", "media", "rtmp", "telemetry", "wire")
+OTHERS = sorted(
+    path.name
+    for path in Path(__file__).parent.iterdir()
+    if path.is_dir() and path.name not in {PIPELINE, *REALTIME, "__pycache__"}
+)
+"""Folders none of whose tests is on Spark."""
 LOOSE = "--ignore-glob=tests/test_*.py"
 """Leaves out the tests that are in no folder."""
 
