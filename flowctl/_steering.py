@@ -100,9 +100,9 @@ class Steering(SenderCore):
         behind_ms, limit_ms = max(trouble.age_ms, self._age_ms_locked(now)), settings.return_delay_s * 1000
         if limit_ms and behind_ms >= limit_ms and self._core.would_block and not trouble.drain.stalled(now):
             self._return_locked(now, f"{behind_ms / 1000:.1f} s behind")
-        stalls = self._core.state is SendState.SOFT_LIMIT and trouble.drain.stalled(now) and self._lags_locked()
-        if stalls and self._thin_for_locked(SendState.SOFT_LIMIT, now):
-            # It was not thinned when it got there, for it took something then.
+        soft = self._core.state is SendState.SOFT_LIMIT and self._judges_pictures_locked(self._mask)
+        if soft and self._thin_for_locked(SendState.SOFT_LIMIT, now):
+            # It has stalled since it got there, or more has come.
             self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
 
     def _measure_locked(self, trouble: Trouble, now: float, kernel_bytes: int) -> None:

@@ -148,8 +148,8 @@ class LogCursor(LogQueue):
         """
         self._settle()
         if timing is not None:
-            if self.joining_to is not None or self._stop is not None or self.mask & _KEY_BIT:
-                timing = None  # the last: no key frame would end a cut
+            if self._last:
+                timing = None
             elif self._lane is None:
                 self._leave_out(timing)
         items: list[Item] = []
@@ -198,6 +198,30 @@ class LogCursor(LogQueue):
             else:
                 return
             self._settle()
+
+    def cut_behind(self, timing: Timing) -> bool:
+        """Leave out the rest of the open group from where it would be late behind all that waits; return whether any.
+
+        Sooner than when it comes next: for a queue that nears its limit while a large message is on its way.
+        """
+        gates, entry, tail = self._gates, self.place.entry, self._tail()
+        if self._last or self._wait is not None or entry.gop is not tail.gop or (gates is not None and gates.ahead):
+            return False
+        ahead = self.copied[0]
+        while entry is not tail and entry.next is not None:
+            item, size = entry.message_class, len(entry.wire)
+            if not self.mask >> item & 1:
+                if item is _INTER and timing.late(item, size, max(entry.enqueued_at, self.joined_at), ahead):
+                    self._cut_from(KeyWait(entry, timing.now, lost=True), entry, timing.now)
+                    return True
+                ahead += size
+            entry = entry.next
+        return False
+
+    @property
+    def _last(self) -> bool:
+        """Whether no key frame would end a cut: then nothing is left out."""
+        return self.joining_to is not None or self._stop is not None or bool(self.mask & _KEY_BIT)
 
     def _cut_from(self, wait: KeyWait, start: Entry, now: float) -> None:
         """Leave out the rest of a group of pictures from `start` on, whatever else is refused meanwhile."""

@@ -252,6 +252,11 @@ class Outbox:
             size, messages = cursor.load() if cursor is not None else (0, 0)
             backlog.thin_to_key_frame(self._room(limits, now, size, messages), now, reason)
 
+    def cut_behind(self, timing: Timing) -> bool:
+        """Leave out what of the followed log would be late behind all that goes before it; return whether any."""
+        timing.held_bytes += self.backlog.size_bytes + (0 if self._inflight is None else len(self._inflight))
+        return self.cursor is not None and self.cursor.cut_behind(timing)
+
     def skip_to_live(self, limits: Limits, now: float) -> bool:
         """Go to the newest key frame of the followed log; return whether there was one ahead."""
         cursor, backlog = self.cursor, self.backlog

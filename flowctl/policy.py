@@ -60,7 +60,7 @@ class DropPolicy(Protocol):
         left out where a newer one waits and INTER would be; with inf it goes where none waits, unless sound that goes
         last would be late behind it. AUDIO and DATA that are waited for as long as INTER or longer go last: only while
         pictures are left out. Nothing is waited for longer than the hard limits hold, but for inf. Below HARD_LIMIT
-        `thin` is not asked then, unless the peer has stalled.
+        `thin` is not asked then, unless the peer has stalled; at SOFT_LIMIT what will be late is left out at once.
         """
 
 

@@ -196,3 +196,29 @@ def test_what_a_cut_takes_is_late_whatever_else_is_refused_meanwhile():
     assert (follower.dropped(LATE), follower.dropped(DropReason.HELD)) == ("IIIII", "AX")
     assert follower.dropped() == "IIIIIAAAX"
     assert follower.cursor.plain
+
+
+def test_queue_when_it_is_cut_behind_what_waits_loses_what_will_be_late_of_the_open_group():
+    """From the first late picture on, up to the next key frame; what comes before it, and sound, stays."""
+    follower = slow("IAIAI")
+    timing = Timing(follower.now, 1000, 750, TARGET_S, patience_of(LivePolicy()))
+    assert follower.cursor.cut_behind(timing)
+    follower.publish("AI")
+    assert (follower.dropped(LATE), follower.queued) == ("III", "IAAA")
+    assert not follower.cursor.cut_behind(timing)
+    follower.publish("KI", 1)
+    assert take(follower, rate=10_000) == "IAAArrKI"
+    assert follower.cursor.plain
+
+
+@pytest.mark.parametrize("why", ["in time", "another group", "pictures refused", "joining"])
+def test_queue_when_nothing_of_the_open_group_can_be_cut_stays(why):
+    """Older groups are judged when they come next; where no key frame would end a cut there is none."""
+    follower = slow("IAKI" if why == "another group" else "IAI")
+    if why == "pictures refused":
+        follower.cursor.refuse(DROPPABLE_MASK, DropReason.REFUSED, follower.now)
+    if why == "joining":
+        follower.cursor.joining_to = follower.log.tail
+    timing = Timing(follower.now, 1000, 0 if why == "in time" else 5000, TARGET_S, patience_of(LivePolicy()))
+    assert not follower.cursor.cut_behind(timing)
+    assert follower.dropped() == ""
