@@ -105,15 +105,20 @@ class SenderCore(SenderState):
         """Thin the queue as the policy wants it in `state`; return whether that was tried.
 
         Up to SOFT_LIMIT the policy is not asked while what is late is left out by the picture: the sound in the queue
-        is in time. At SOFT_LIMIT the queue gives up at once what will be late. A peer that has stalled is not judged by
-        that, nor is anybody while our own thread is late.
+        is in time. At SOFT_LIMIT the queue gives up at once what will be late. A peer that takes nothing is not judged
+        by that, nor is anybody while our own thread is late.
         """
         trouble = self._trouble
         if trouble is not None and state < SendState.HARD_LIMIT and self._lags_locked():
             stands = trouble.drain.stalled(now) or self._host.strained()
             if not stands and self._judges_pictures_locked(self._refused_locked(state)):
-                timing = self._timing_locked(trouble, now) if state is SendState.SOFT_LIMIT else None
-                return timing is not None and self._outbox.cut_behind(timing)
+                if state < SendState.SOFT_LIMIT:
+                    return False
+                timing = self._timing_locked(trouble, now)
+                if timing is not None:
+                    return self._outbox.cut_behind(timing)
+                if trouble.drain.takes(now):
+                    return False  # its rate is known soon, and the next sample asks again
         mode = self._ask_locked("thin", Thin.NOTHING, partial(self._policy.thin, state))
         if mode is Thin.NOTHING:
             return False

@@ -122,6 +122,10 @@ class DrainMeter:
         pause_s = now - self._part_at if self._waits else 0.0
         return self._bytes / (self._seconds + (pause_s if pause_s > _FORGET_S else 0.0))
 
+    def takes(self, now: float) -> bool:
+        """Return whether the peer has taken something within the last 250 ms, by the samples."""
+        return now - self.taken_at <= _FORGET_S
+
     def stalled(self, now: float) -> bool:
         """Return whether the peer has taken nothing for `STALL_S` although something waited."""
         return self._waits and now - self._part_at >= STALL_S

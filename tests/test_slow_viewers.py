@@ -373,3 +373,18 @@ def test_target_delay_when_it_is_set_for_a_viewer_that_lags_replaces_what_its_st
     scene.run([entry for entry in messages if entry[0] >= 20], 40)
     assert scene.sender.statistics().dropped[DropReason.REFUSED] == before
     scene.check()
+
+
+@pytest.mark.parametrize("stall_s", [5, 8, 12])
+def test_viewer_that_kept_up_when_it_stalls_is_thinned_before_the_hard_limit(stall_s):
+    """Of one that takes nothing no rate is known: at SOFT_LIMIT the policy thins its queue, and it may come back."""
+    limits = Limits.parse("200KiB,2048,4s", "400KiB,4096,8s")
+    scene = Steady(1.5, flush_s=0.04, limits=limits).go(10)
+    scene.share = 0.0
+    scene.go(stall_s)
+    assert not scene.sender.closed
+    assert DropReason.THINNED in scene.sender.statistics().dropped
+    scene.share = 1.5
+    scene.go(10)
+    scene.check()
+    assert not scene.sender.closed
