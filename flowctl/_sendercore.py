@@ -306,7 +306,8 @@ class SenderCore(SenderState):
         written, blocked, failure = outbox.write(
             self._transport, settings.turn_messages, budget, with_log=with_log, timing=timing
         )
-        if timing is not None and outbox.cursor is not None and trouble.note_late(now, outbox.cursor.late):
+        # Without a rate too: a cut goes on through sound that a line carries with ease, so that nothing waits.
+        if outbox.cursor is not None and trouble.note_late(now, outbox.cursor.late):
             rate = format_size(int(trouble.drain.rate or 0))
             self._note_locked(LedgerEntry(LedgerKind.LATE, now, f"pictures would be late; it takes {rate}/s"))
         if paced:
@@ -357,7 +358,7 @@ class SenderCore(SenderState):
             return FlushResult.CLOSED
         core, outbox = self._core, self._outbox
         if blocked:
-            if not core.would_block and not written:
+            if not written and not self._waits_locked():
                 self._progress_at = now  # a stall begins with the first write that is refused, not with the last taken
             self._blocked = self._lagging = True
             self._leave_locked()

@@ -310,8 +310,16 @@ class SenderState:
         cursor = self._outbox.cursor
         return cursor is not None and not self._member and cursor.joining_to is not None
 
+    def _waits_locked(self) -> bool:
+        """Whether the kernel owes us progress: something waits, here or with it, that it did not take.
+
+        Not for a viewer that counts as one that lags because pictures were left out lately, and has taken all.
+        """
+        trouble = self._trouble
+        return self._core.would_block and (self._blocked or trouble is None or trouble.waited)
+
     def _progress_locked(self, now: float) -> None:
-        if self._core.would_block:
+        if self._waits_locked():
             self._longest_stall_s = max(self._longest_stall_s, now - self._progress_at)
         self._progress_at = now
 
@@ -323,6 +331,8 @@ class SenderState:
         """
         cursor = self._outbox.cursor
         if self._core.would_block and cursor is not None:
+            if not self._waits_locked():
+                return now
             since = max(self._progress_at, cursor.joined_at)  # a stall from before does not count against a new log
             trouble = self._trouble
             # A kernel that was told to take less ahead may take nothing for as long as it sends what it has.

@@ -192,6 +192,7 @@ class Sender(Steering):
                 if self._close_reason is None:
                     now = self._host.now()
                     self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
+                    self._apply_mask_locked(now)  # without a log there is no lateness: the state decides
                     if not self._blocked and (self._core.would_block or not self._outbox.empty(with_log=False)):
                         self._host.request_flush()  # it may have had a turn of the fan-out to come
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -10,6 +11,7 @@ from flow_kit import AUDIO, DISPOSABLE, INTER, KEY, Published
 from hypothesis import given, settings
 from slow_kit import LINES, LIVE_LIMITS, RATE, Scene, Steady, stream
 
+from flowctl.counts import NO_COUNTS
 from flowctl.fanout import Fanout
 from flowctl.flow import SendState
 from flowctl.ledger import LedgerKind
@@ -360,6 +362,40 @@ def test_viewer_that_lost_pictures_when_the_stream_pauses_is_ready_by_its_own_ti
     scene.run([], scene.now + 5)
     assert scene.sender.state is SendState.READY
     assert not scene.viewer.host.closed
+
+
+@pytest.mark.parametrize("end", ["no target", "no policy", "slow samples"])
+def test_viewer_that_took_all_when_the_stream_pauses_is_not_stuck(end):
+    """For some seconds after a cut it counts as one that lags; nothing waits for it then, so nothing can be stuck."""
+    settings = SenderSettings(stuck_s=3.0, sample_s=10.0 if end == "slow samples" else 0.5)
+    scene = Steady(0.5, gop_s=4.0, settings=settings).go(20.3)
+    scene.go(1.3, 5.0)
+    assert not scene.sender.load().messages
+    assert scene.sender.state is SendState.OVERLOADED
+    if end == "no target":
+        scene.sender.set_limits(replace(LIVE_LIMITS, target_delay_ms=0))
+    elif end == "no policy":
+        scene.sender.set_policy(KeepAll())
+    longest_s = scene.sender.statistics().longest_stall_s
+    scene.run([], scene.now + 9)
+    statistics = scene.sender.statistics()
+    assert not scene.viewer.host.closed
+    assert statistics.state is SendState.READY
+    assert statistics.longest_stall_s == longest_s
+
+
+def test_state_when_a_cut_lasts_long_is_not_that_of_a_viewer_that_keeps_up():
+    """A line that carries the sound with ease is full no more after a cut: pictures are missing all the same."""
+    scene, messages = Scene(LINES["85%"], flush_s=0.04), stream(76, 25.0)
+    seen = []
+    for second in range(1, 76):
+        scene.run([entry for entry in messages if second - 1 <= entry[0] < second], second)
+        statistics = scene.sender.statistics()
+        seen.append((scene.sender.glance().state, statistics.dropped.get(DropReason.LATE, NO_COUNTS).total_messages))
+    scene.check()
+    missed = [state for (_, before), (state, after) in itertools.pairwise(seen) if after > before]
+    assert len(missed) > 20
+    assert SendState.READY not in missed
 
 
 def test_target_delay_when_it_is_set_for_a_viewer_that_lags_replaces_what_its_state_refuses():

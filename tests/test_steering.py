@@ -9,6 +9,7 @@ from fanout_kit import TIMELESS, Stage
 from flow_kit import (
     AUDIO,
     CONTROL,
+    DATA,
     INTER,
     KEY,
     LOG,
@@ -22,7 +23,7 @@ from flow_kit import (
     frame,
 )
 from sender_kit import READY, SOFT_LIMIT, Talker, by_messages
-from slow_kit import RATE, Steady
+from slow_kit import RATE, Scene, Steady, stream
 
 from flowctl.drain import STALL_S
 from flowctl.errors import ConfigError
@@ -32,7 +33,7 @@ from flowctl.limits import NO_LIMITS, Axis, AxisLimits, Limits
 from flowctl.policy import LivePolicy, Thin
 from flowctl.reasons import DropReason
 from flowctl.sender import Sender
-from flowctl.sender_types import AgeSource, SenderSettings
+from flowctl.sender_types import AgeSource, SenderSettings, SendOutcome
 from flowctl.streamlog import CacheLimits, Entry
 from flowctl.testing import ManualGroup
 from flowctl.trouble import Trouble
@@ -487,3 +488,30 @@ def test_lateness_when_the_thread_itself_is_late_leaves_nothing_out():
     scene.group.is_strained = False
     scene.go(20)
     assert scene.sender.statistics().dropped[DropReason.LATE].of(INTER) > 0
+
+
+def test_joiner_when_it_is_brought_to_live_is_judged_by_the_picture_from_then_on():
+    """Its state refused frames that nobody needs while it joined; the return ends that, with no edge of the state."""
+    messages = stream(12, 2.0, disposable=True)
+    scene = Scene(lambda _: 0.3, settings=SenderSettings(return_delay_s=1.0))
+    for _, item, size in messages[:130]:
+        scene.published.publish(item, size)
+    scene.published_at = [0.0] * 130
+    first = messages[130][0]
+    scene.follow().run([(at - first, item, size) for at, item, size in messages[130:]], 9)
+    statistics = scene.sender.statistics()
+    assert statistics.returns > 0
+    assert DropReason.LATE in statistics.dropped
+    assert DropReason.REFUSED not in statistics.dropped
+    scene.check()
+
+
+def test_own_pictures_when_the_log_is_left_at_the_soft_limit_are_refused_by_the_state():
+    """Without a log nothing is judged by its arrival."""
+    scene = Steady(0.3, limits=Limits.parse("100KiB,2048,0", "4MiB,4096,0"), settings=TIMELESS).go(5)
+    scene.go(1, 0.0)
+    for number in range(60):
+        scene.sender.send(frame(OWN, DATA, number, 3000), DATA)
+    scene.sender.unfollow()
+    assert scene.sender.state is SOFT_LIMIT
+    assert scene.sender.send(frame(OWN, INTER, 60, 100), INTER).outcome is SendOutcome.DROPPED
