@@ -156,7 +156,9 @@ class SenderCore(SenderState):
         cursor = self._outbox.cursor
         if cursor is not None:
             self._leave_locked()
+            before = cursor.pictures()
             cursor.refuse(mask, DropReason.HELD if held else DropReason.REFUSED, now)
+            self._pictures_wanted_locked(before, cursor.pictures())
 
     def _look_locked(self, now: float, *, queued: bool = False) -> None:
         """Notice what time and the growth of the log (`queued`) have changed since the last look."""

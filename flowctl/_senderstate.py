@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from operator import sub
+from operator import add, sub
 from threading import get_ident
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
@@ -429,6 +429,16 @@ class SenderState:
         if episode is not None and cursor is not None:
             (before, missed_before), (published, missed) = episode.pictures, cursor.pictures()
             self._episode = episode._replace(pictures=(before - published, missed_before - missed))
+
+    def _pictures_wanted_locked(self, before: tuple[int, int], after: tuple[int, int]) -> None:
+        """Keep out of all shares the step that counts of pictures make where a viewer wants none, or some again."""
+        if before == after:
+            return
+        if self._trouble is not None:
+            self._trouble.forget_pictures()
+        if (episode := self._episode) is not None:
+            published, missed = map(add, episode.pictures, map(sub, after, before))
+            self._episode = episode._replace(pictures=(published, missed))
 
     def _close_episode_locked(self, now: float, *, force: bool = False) -> None:
         """End the episode of drops once everything is accepted again; one entry of the ledger for all of it."""

@@ -435,3 +435,22 @@ def test_viewer_of_a_stream_of_many_bits_when_it_pauses_is_cut_before_the_hard_l
     assert scene.sender.statistics().dropped.keys() == {DropReason.LATE}
     assert scene.figures(8.5, 11)["pictures"] == 1.0
     scene.check()
+
+
+@pytest.mark.parametrize("share", ["85%", "whole"])
+def test_share_of_an_episode_when_video_was_switched_off_meanwhile_is_of_what_was_wanted(share):
+    """Some time of sound alone is no loss of pictures, for one that keeps up as for one that lags."""
+    scene = Scene(LINES["85%"] if share == "85%" else lambda _: 5.0)
+    messages = stream(60, 2.0)
+    scene.run([entry for entry in messages if entry[0] < 20], 20)
+    before = scene.sender.statistics().picture_share
+    scene.sender.set_policy(Muted(LivePolicy(), audio=True, video=False))
+    scene.run([entry for entry in messages if 20 <= entry[0] < 36], 36)
+    scene.sender.set_policy(LivePolicy())
+    for second in range(36, 41):
+        scene.run([entry for entry in messages if second <= entry[0] < second + 1], second + 1)
+        assert scene.sender.statistics().picture_share >= min(before, 0.7)
+    episode = next(entry for entry in scene.sender.ledger() if entry.kind is LedgerKind.DROPS)
+    assert episode.dropped is not None
+    assert DropReason.REFUSED in episode.dropped
+    assert abs(episode.picture_share - before) < 0.1
