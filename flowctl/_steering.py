@@ -155,12 +155,13 @@ class Steering(SenderCore):
             return
         before = self._oldest_locked(now)
         self._open_episode_locked(now)
-        if not self._outbox.skip_to_live(self._core.limits, now):
+        skipped = self._outbox.skip_to_live(self._core.limits, now)
+        self._apply_mask_locked(now)  # a joiner is none any more: from now on it is judged by the picture
+        if not skipped:
             return
         removed_ms = max(self._oldest_locked(now) - before, 0.0) * 1000
         trouble.returns += 1
         trouble.delay_removed_ms += removed_ms
-        self._apply_mask_locked(now)  # a joiner is none any more: from now on it is judged by the picture
         why = f"returned to live: {removed_ms / 1000:.1f} s of delay removed; {cause}"
         self._note_locked(LedgerEntry(LedgerKind.RETURN, now, why, delay_removed_ms=removed_ms))
         self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)

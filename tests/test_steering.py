@@ -506,6 +506,21 @@ def test_joiner_when_it_is_brought_to_live_is_judged_by_the_picture_from_then_on
     scene.check()
 
 
+def test_joiner_when_there_is_no_newer_key_frame_to_be_brought_to_is_judged_by_the_picture_all_the_same():
+    """It is asked to give back memory: it is a joiner no more, whatever that brought."""
+    scene = Scene(lambda _: 0.3)
+    for _, item, size in stream(4, 30.0, disposable=True)[:140]:
+        scene.published.publish(item, size)
+    scene.published_at = [0.0] * 140
+    scene.follow().run([], 0.3)
+    scene.sender.relieve("memory is short")
+    scene.run([(0.3 + at, item, size) for at, item, size in stream(4, 1.0, disposable=True)], 5)
+    dropped = scene.sender.statistics().dropped
+    assert DropReason.LATE in dropped
+    assert DropReason.REFUSED not in dropped
+    scene.check()
+
+
 def test_own_pictures_when_the_log_is_left_at_the_soft_limit_are_refused_by_the_state():
     """Without a log nothing is judged by its arrival."""
     scene = Steady(0.3, limits=Limits.parse("100KiB,2048,0", "4MiB,4096,0"), settings=TIMELESS).go(5)
