@@ -5,17 +5,19 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, Final
 
 from flowctl.errors import ConfigError
 from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
-from flowctl.fieldtypes import check_fields
-from flowctl.limits import MOST_TARGET_MS, parse_target_delay
+from flowctl.fieldtypes import check_fields, check_type
+from flowctl.limits import MOST_TARGET_MS, Limits, parse_target_delay, target_marks
 from flowctl.policy import LIVE_POLICIES
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.shadow import Candidate
 from flowctl.streamlog import CacheLimits
 from flowctl.work import WorkLimits
+
+_POLICY_NAMES: Final = "all-or-cut, audio-first or pictures-first"
 
 
 class SecondPublisher(enum.Enum):
@@ -31,18 +33,42 @@ class SecondPublisher(enum.Enum):
     STANDBY = "standby"
 
 
-class Audience(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Audience:
     """What the viewers of some streams are given when they are slow, where it differs from the server's usual.
 
-    Attributes:
+    Args:
         streams: pattern of ``app/stream``, with ``*`` and ``?``.
         target_delay_ms: see `flowctl.limits.Limits`; -1: as usual.
         policy: key of `LIVE_POLICIES`. None: as usual.
+
+    Raises:
+        ConfigError: a value is out of range.
     """
 
     streams: str
     target_delay_ms: int | None = -1
     policy: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        target_ms, policy = self.target_delay_ms, self.policy
+        if target_ms is not None and not -1 <= target_ms <= MOST_TARGET_MS:
+            raise ConfigError(
+                f"audiences, {self.streams}: target_delay_ms must be 0 to {MOST_TARGET_MS}, or -1 (as usual)"
+            )
+        if policy is not None and policy not in LIVE_POLICIES:
+            raise ConfigError(f"audiences, {self.streams}: policy is {policy!r}, it must be {_POLICY_NAMES}")
+
+    def __str__(self) -> str:
+        """As `parse_audiences` reads it."""
+        words = [] if self.target_delay_ms == -1 else [target_marks(Limits(target_delay_ms=self.target_delay_ms))]
+        return f"{self.streams}={' '.join(words + [self.policy] * (self.policy is not None))}"
+
+
+_AUDIENCE_HINT: Final = (
+    f"write it like talk/*=800ms audio-first; the target delay is auto, off or a duration, the policy {_POLICY_NAMES}"
+)
 
 
 def parse_audiences(text: str) -> tuple[Audience, ...]:
@@ -52,23 +78,29 @@ def parse_audiences(text: str) -> tuple[Audience, ...]:
         ConfigError: a part is no pattern with a target delay, a policy, or both, each once.
     """
     found = []
-    for part in filter(str.strip, text.split(";")):
-        streams, equals, words = part.partition("=")
-        audience = Audience(streams.strip())
+    for part in map(str.strip, filter(str.strip, text.split(";"))):
+        streams, equals, words = map(str.strip, part.partition("="))
+        if not (equals and streams and words):
+            raise ConfigError(f"audiences: {part!r} is not app/stream=target delay and policy", hint=_AUDIENCE_HINT)
+        given: dict[str, Any] = {}
         for word in words.split():
-            name: str = "policy" if word in LIVE_POLICIES else "target_delay_ms"
-            if getattr(audience, name) != Audience._field_defaults[name]:
-                raise ConfigError(
-                    f"audiences: {part.strip()!r} has {word!r} beside another one, leave one of the two out"
-                )
-            if name == "policy":
-                audience = audience._replace(policy=word)
-            else:
-                audience = audience._replace(target_delay_ms=parse_target_delay(word, f"audiences, {streams.strip()}"))
-        if not (equals and streams.strip() and words.split()):
-            raise ConfigError(f"audiences: {part.strip()!r} is not app/stream=target delay and policy")
-        found.append(audience)
+            value = word if word in LIVE_POLICIES else _audience_target_ms(word, streams)
+            name = "policy" if word in LIVE_POLICIES else "target_delay_ms"
+            if name in given:
+                raise ConfigError(f"audiences: {part!r} has {word!r} beside another one, leave one of the two out")
+            given[name] = value
+        found.append(Audience(streams, **given))
     return tuple(found)
+
+
+def _audience_target_ms(word: str, streams: str) -> int | None:
+    try:
+        return parse_target_delay(word, f"audiences, {streams}")
+    except ConfigError as error:
+        if word[:1].isdigit():
+            raise  # a duration was meant
+        said = f"audiences, {streams}: {word!r} is neither a target delay nor a policy"
+        raise ConfigError(said, hint=_AUDIENCE_HINT) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,15 +175,8 @@ class LiveConfig:
         for name in ("streams", "control_bytes_per_s", "messages_per_turn"):
             if not getattr(self, name) >= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 1 or more")
-        for streams, target_ms, policy in self.audiences:
-            if target_ms is not None and not -1 <= target_ms <= MOST_TARGET_MS:
-                raise ConfigError(
-                    f"audiences, {streams}: target_delay_ms must be 0 to {MOST_TARGET_MS}, or -1 (as usual)"
-                )
-            if policy is not None and policy not in LIVE_POLICIES:
-                raise ConfigError(
-                    f"audiences, {streams}: policy is {policy!r}, it must be {' or '.join(LIVE_POLICIES)}"
-                )
+        for item in self.audiences:
+            check_type("LiveConfig.audiences", item, Audience)
 
     def audience(self, stream: str) -> Audience | None:
         """Return the audience of ``app/stream``. None: the usual one."""

@@ -237,7 +237,9 @@ class LiveServer(Server):
         """Start, and say where."""
         if self.recording is not None:  # before anybody can connect
             self.recording.start(
-                dataclasses.replace(self._served, limits=self.limits), self._settings or SenderSettings()
+                dataclasses.replace(self._served, limits=self.limits),
+                self._settings or SenderSettings(),
+                self.config.audiences,
             )
         if self._hooks is not None:
             self._hooks.start()

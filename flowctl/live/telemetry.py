@@ -16,7 +16,7 @@ from flowctl.admission import BANNED
 from flowctl.connection import Connection
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.flight.words import limits_as_dict
-from flowctl.live.config import LiveConfig
+from flowctl.live.config import Audience, LiveConfig
 from flowctl.live.hub import Hub
 from flowctl.live.recorded import RecordedSession
 from flowctl.live.sampler import Sampler
@@ -133,19 +133,21 @@ class Recording:
         """Return the session of a new connection."""
         return RecordedSession(hub, config, policy, now, events=self.events, sampler=self.sampler)
 
-    def start(self, options: ServeOptions, settings: SenderSettings) -> None:
+    def start(self, options: ServeOptions, settings: SenderSettings, audiences: tuple[Audience, ...] = ()) -> None:
         """Begin to record.
 
         Args:
             options: of the server, for the first record.
             settings: of its Senders.
+            audiences: those of its viewers that have a target delay or policy of their own.
 
         Raises:
             ConfigError: the folder cannot be written to.
         """
         self.recorder.start()
         self._began = True
-        self.events.server_started(self._clock(), _described(options, settings, self.recorder.options))
+        detail = _described(options, settings, self.recorder.options)
+        self.events.server_started(self._clock(), detail | {"audiences": "; ".join(map(str, audiences))})
         self.sampler.start()
 
     def refused(self, peer: tuple[str, int], error: LimitExceededError) -> None:
@@ -194,7 +196,6 @@ def _described(options: ServeOptions, settings: SenderSettings, events: EventsOp
         "limits": str(options.limits),
         "marks": limits_as_dict(options.limits),
         "policy": options.policy,
-        "audiences": options.extra.get("audiences", ""),
         "stuck_s": settings.stuck_s,
         "soft_too_long_s": settings.soft_too_long_s,
         "return_after_s": settings.return_after_s,

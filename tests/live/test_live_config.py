@@ -8,7 +8,7 @@ import pytest
 
 from flowctl.errors import ConfigError
 from flowctl.limits import Limits
-from flowctl.live.config import Audience, LiveConfig, SecondPublisher
+from flowctl.live.config import Audience, LiveConfig, SecondPublisher, parse_audiences
 from flowctl.live.server import EXTRA_SETTINGS, LiveServer, config_from, read_credentials, settings_from
 from flowctl.rtmp.limits import WireLimits
 from flowctl.sender_types import SenderSettings
@@ -193,11 +193,47 @@ def test_audiences_when_several_fit_are_the_first_that_does():
     ]
 
 
-@pytest.mark.parametrize("audience", [Audience("x", policy="nope"), Audience("x", -5)])
-def test_audiences_when_written_in_code_are_checked_at_once(audience):
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"policy": "nope"}, "policy is 'nope', it must be all-or-cut, audio-first or pictures-first"),
+        ({"target_delay_ms": -5}, "target_delay_ms must be 0 to 3600000, or -1"),
+        ({"target_delay_ms": "800ms"}, "target_delay_ms is '800ms' "),
+        ({"target_delay_ms": 0.8}, "target_delay_ms is 0.8 "),
+    ],
+)
+def test_audience_when_written_in_code_is_checked_at_once(fields, said):
     """What is wrong is told when the settings are made, not when somebody plays."""
-    with pytest.raises(ConfigError, match="audiences, x: "):
-        LiveConfig(audiences=(audience,))
+    with pytest.raises(ConfigError, match=said):
+        Audience("x", **fields)
+
+
+def test_audiences_when_one_is_a_plain_tuple_are_refused():
+    """What only looks like an audience would break the connection of each viewer."""
+    with pytest.raises(ConfigError, match="it must be Audience"):
+        LiveConfig(audiences=(("talk/*", 800, "audio-first"),))
+
+
+def test_audience_when_written_as_text_reads_as_the_same():
+    """Records say of audiences what a command line would, whoever set them."""
+    found = parse_audiences("talk/*=800ms audio-first; cams/*=off; x/*=pictures-first; y=auto")
+    assert parse_audiences("; ".join(map(str, found))) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("talk/*=800ms audio-fist", "'audio-fist' is neither a target delay nor a policy"),
+        ("talk/*=audio-fist", "'audio-fist' is neither a target delay nor a policy"),
+        ("talk/*=800mss", "unknown unit 'mss' in '800mss'"),
+        ("talk/*", "'talk/\\*' is not app/stream=target delay and policy"),
+    ],
+)
+def test_audiences_when_a_word_is_unknown_say_which(text, said):
+    """A slip in the name of a policy is no second target delay; each error has a hint."""
+    with pytest.raises(ConfigError, match=said) as caught:
+        config_from(ServeOptions(extra={"audiences": text}))
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("words", ["800ms 900ms", "auto off", "audio-first pictures-first"])

@@ -19,7 +19,8 @@ from flowctl.counts import NO_COUNTS, Counts, total
 from flowctl.flow import Cause, MessageClass, SendState, StateChange
 from flowctl.ledger import LedgerEntry, LedgerKind
 from flowctl.limits import Limits
-from flowctl.live import recorded
+from flowctl.live import LiveServer, recorded
+from flowctl.live.config import Audience, LiveConfig
 from flowctl.live.recorded import CONTROL_LANE
 from flowctl.live.telemetry import Recording
 from flowctl.reasons import CloseReason, DropReason
@@ -329,6 +330,17 @@ def test_records_when_not_written_at_the_stop_are_counted_and_said(tmp_path, mon
     else:
         assert left == []
         assert (last["rows"], last["lost"]) == (2, 0)
+
+
+def test_start_when_audiences_were_set_in_code_says_them(tmp_path, monkeypatch):
+    """What-if names who was judged with another target delay than its own, however that was set."""
+    settings = LiveConfig(audiences=(Audience("talk/*", 800, "audio-first"), Audience("cams/*", 0)))
+    server = LiveServer(ServeOptions(port=0, events=tmp_path), settings)
+    said = []
+    monkeypatch.setattr(server.recording.events, "server_started", lambda now, detail: said.append(detail))
+    with server:
+        pass
+    assert said[0]["audiences"] == "talk/*=800ms audio-first; cams/*=off"
 
 
 @pytest.mark.parametrize(("mode", "cidr"), [(Addresses.HASHED, None), (Addresses.TRUNCATED, "203.0.113.0/24")])
