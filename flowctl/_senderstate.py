@@ -298,7 +298,7 @@ class SenderState:
     def _note_pictures_locked(self, trouble: Trouble, now: float) -> None:
         cursor = self._outbox.cursor
         if cursor is not None:
-            trouble.note_pictures(now, *cursor.pictures())
+            trouble.note_pictures(now, *cursor.pictures(), cursor.joined_at)
 
     def _oldest_locked(self, now: float) -> float:
         """Return since when the oldest message that is not in flight waits; `now` where none does."""

@@ -44,10 +44,12 @@ class Trouble:
     """
 
     __slots__ = (
+        "_before",
         "_before_ms",
         "_kept_bytes",
         "_late",
         "_shares",
+        "_unwanted_at",
         "acted_at",
         "ahead_bytes",
         "allowed_bytes",
@@ -84,6 +86,8 @@ class Trouble:
         self._kept_bytes = 0  # what was written or is queued, at the last sample
         self._late = 0  # messages that the followed log has left out, when last looked
         self._shares: list[tuple[float, int, int]] = []  # (time, pictures published, of them not sent), oldest first
+        self._before = (0.0, 0.0, 0)  # (time of the first note after it had kept up, seconds and pictures before it)
+        self._unwanted_at = float("-inf")  # when it last wanted no pictures
 
     def sample(self, now: float, queued_bytes: int, written_bytes: int, kernel_bytes: int) -> None:
         """Take one sample; arguments as of the meters."""
@@ -112,12 +116,22 @@ class Trouble:
         self._late = late
         return first
 
-    def note_pictures(self, now: float, published: int, lost: int) -> None:
-        """Take note of how many pictures were published up to the viewer's place, and how many of them not sent."""
+    def note_pictures(self, now: float, published: int, lost: int, joined_at: float) -> None:
+        """Take note of pictures of the followed log.
+
+        Args:
+            now: time in seconds.
+            published: pictures from joining up to the viewer's place.
+            lost: those of them that were not sent.
+            joined_at: when it began to follow the log, in seconds.
+        """
         if not published:  # it wants none for now, and what it does not want is not lost
-            self._shares = []
+            self._shares, self._unwanted_at = [], now
         elif not self._shares or now - self._shares[-1][0] >= _NOTE_S - 0.001:
-            self._shares = [*self._recent(now), (now, published, lost)]
+            recent = self._recent(now)
+            if not recent:
+                self._before = (now, now - joined_at, published if self._unwanted_at < joined_at else 0)
+            self._shares = [*recent, (now, published, lost)]
 
     def forget_pictures(self) -> None:
         """Forget the notes: another log is followed from now on, or none."""
@@ -126,13 +140,17 @@ class Trouble:
     def picture_share(self, now: float, published: int, lost: int) -> float:
         """Return the share of the pictures of the last 20 s that were sent, 0 to 1; arguments as of now.
 
-        Notes are taken only of a peer that lags. So with none that young, it has kept up in that time: 1.
+        Notes are taken only of a peer that lags. So with none that young, it has kept up in that time: 1. What came
+        before the first note was sent as well, as many pictures a second as on average since joining.
         """
         recent = self._recent(now)
         if not recent:
             return 1.0
-        _, first_published, first_lost = recent[0]
-        passed = published - first_published
+        first_at, first_published, first_lost = recent[0]
+        passed: float = published - first_published
+        began_at, before_s, before = self._before
+        if first_at == began_at and before_s > 0:
+            passed += before * min((_SHARE_S - (now - first_at)) / before_s, 1.0)
         return min(max(1 - (lost - first_lost) / passed, 0.0), 1.0) if passed > 0 else 1.0
 
     def _recent(self, now: float) -> list[tuple[float, int, int]]:

@@ -47,7 +47,7 @@ def told_shares(sender):
 
 
 def test_share_when_a_viewer_was_served_whole_for_20_s_is_one_again():
-    """What was lost before that is not told any more, and once it is slow again the share is of the time since then."""
+    """What was lost before that is not told any more, and once it is slow again it got all until then."""
     scene = Steady(0.5, flush_s=0.04).go(30)
     assert all(share < 0.6 for share in told_shares(scene.sender))
     scene.go(10, 2.0)
@@ -58,6 +58,8 @@ def test_share_when_a_viewer_was_served_whole_for_20_s_is_one_again():
     assert told_shares(scene.sender) == (1.0, 1.0, 1.0)
     assert "of the pictures" not in scene.sender.why()
     scene.go(10, 0.5)
+    assert all(0.6 < share < 0.9 for share in told_shares(scene.sender))
+    scene.go(15, 0.5)
     assert all(share < 0.6 for share in told_shares(scene.sender))
 
 
@@ -97,10 +99,22 @@ def test_share_when_a_hard_limit_is_held_is_of_what_was_published():
 def test_share_when_the_viewer_wanted_no_pictures_is_of_those_since():
     """Pictures that a viewer did not want are not lost to it."""
     trouble = Trouble()
-    trouble.note_pictures(0.0, 100, 0)
-    trouble.note_pictures(2.0, 0, 0)
-    trouble.note_pictures(4.0, 220, 120)
+    trouble.note_pictures(0.0, 100, 0, -5.0)
+    trouble.note_pictures(2.0, 0, 0, -5.0)
+    trouble.note_pictures(4.0, 220, 120, -5.0)
     assert trouble.picture_share(6.0, 280, 150) == 0.5
+
+
+def test_share_when_a_viewer_begins_to_lag_counts_what_it_was_sent_before():
+    """The first group that is cut is not all that the viewer got in 20 s."""
+    trouble = Trouble()
+    trouble.note_pictures(10.0, 300, 0, 0.0)
+    assert trouble.picture_share(11.0, 330, 30) == 1 - 30 / 330
+    for second in (15, 20, 25, 30):
+        trouble.note_pictures(float(second), 30 * second, 15 * (second - 10), 0.0)
+    assert trouble.picture_share(20.0, 600, 150) == 0.75
+    assert trouble.picture_share(30.0, 900, 300) == 0.5
+    assert trouble.picture_share(31.0, 930, 315) == 0.5
 
 
 def test_age_when_samples_are_of_one_moment_is_that_of_the_one_before():
