@@ -47,7 +47,7 @@ MOST_EVENTS: Final = 4_000_000
 """Events of one viewer: ten hours of a stream of 100 messages a second; more is to be cut before."""
 
 POLICIES: Final[dict[str, DropPolicy]] = {
-    "live": LivePolicy(),
+    "all-or-cut": LivePolicy(),
     "audio-first": AudioFirst(),
     "pictures-first": PicturesFirst(),
     "keep": KeepAll(),
@@ -57,9 +57,9 @@ POLICIES: Final[dict[str, DropPolicy]] = {
 
 
 def policy_name(policy: DropPolicy) -> str:
-    """Return the key of `POLICIES` under which a policy is that decides as `policy` does; ``live`` where none is."""
+    """Return the key of `POLICIES` of a policy that decides as `policy` does; ``all-or-cut`` where none is there."""
     table = _table(policy)
-    return next((name for name, known in POLICIES.items() if _table(known) == table), "live")
+    return next((name for name, known in POLICIES.items() if _table(known) == table), "all-or-cut")
 
 
 def _table(policy: DropPolicy) -> tuple[object, ...]:
@@ -87,7 +87,7 @@ class Choice:
     """
 
     limits: Limits
-    policy: str = "live"
+    policy: str = "all-or-cut"
     soft_too_long_s: float = 60.0
     stuck_s: float = 15.0
     return_after_s: float = 5.0

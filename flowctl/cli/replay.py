@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flowctl.replay import Comparison, ReplayResult
     from flowctl.telemetry.flightfiles import FlightSummary
 
-_POLICIES: Final = ("live", "audio-first", "pictures-first", "keep", "drop")
+_POLICIES: Final = ("all-or-cut", "audio-first", "pictures-first", "keep", "drop")
 """Keys of `flowctl.whatif.POLICIES`, which is imported only when it is needed."""
 _FEW: Final = 8
 """Fewer flights than this are replayed before anybody wonders: each takes about as long as its rows take to read."""
@@ -37,14 +37,17 @@ def replay(
     policy: Annotated[
         str | None, typer.Option(metavar="|".join(_POLICIES), help="Say what this drop policy would have done.")
     ] = None,
+    target_delay: Annotated[
+        str | None, typer.Option(metavar="auto|off|T", help="Say what this target delay would have done.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object per flight.")] = False,
 ) -> None:
     """Run a recorded connection again, and print every transition with its cause.
 
     Several flights are listed; name one with --conn, or --all. Exit status: 0 the replay brought what was recorded, 1
-    it diverges or is damaged (with --all the others are replayed all the same), 2 wrong use. With --limits or --policy
-    the same stream and link are shown to another choice: the answer comes from the Sender itself, on a link that is
-    known only from what it took.
+    it diverges or is damaged (with --all the others are replayed all the same), 2 wrong use. With --limits,
+    --policy or --target-delay the same stream and link are shown to another choice, what is not named being as it was
+    in force: the answer comes from the Sender itself, on a link that is known only from what it took.
     """
     from flowctl.errors import ConfigError, DamagedFlightError
     from flowctl.telemetry.flightfiles import Damaged, flight_files, flights_rows, list_flights
@@ -58,17 +61,17 @@ def replay(
     ]
     if not there and not damaged:
         raise ConfigError(f"{flight} holds no such flight", hint=f"flowctl replay {flight} lists what there is")
-    changed = limits is not None or policy is not None
+    choice = _Named(limits, policy, target_delay)
+    changed = choice != _Named()
     if len(there) > 1 and not replay_all:
         if changed or conn is not None:
             raise ConfigError(f"{len(there)} flights are meant", hint="name one with --conn and --node, or --all")
         _list(there, as_json=as_json)
         return
-    choice = (limits, policy) if changed else None
     failed = 0
     for summary, rows in _progress(flights_rows(files, there, damaged), len(there)):
         try:
-            failed += _replay_one(summary, rows, brief=replay_all, choice=choice, as_json=as_json)
+            failed += _replay_one(summary, rows, brief=replay_all, choice=choice if changed else None, as_json=as_json)
         except DamagedFlightError as error:
             if not replay_all:
                 raise
@@ -117,7 +120,7 @@ def _replay_one(
     rows: list[tuple[Any, ...]],
     *,
     brief: bool,
-    choice: tuple[str | None, str | None] | None,
+    choice: _Named | None,
     as_json: bool,
 ) -> bool:
     """Replay one flight and show it; return whether it diverges."""
@@ -127,7 +130,7 @@ def _replay_one(
     from flowctl.replay import replay as run_again
 
     found = read_flights(rows)
-    other = None if choice is None else _other_choice(found, *choice, of_many=brief)
+    other = None if choice is None else _other_choice(found, choice, of_many=brief)
     result = comparison = None
     if other is None or found.format_number == FLIGHT_FORMAT:
         result = run_again(found)
@@ -148,35 +151,46 @@ def _replay_one(
 # -- another choice
 
 
-def _other_choice(flight: Flight, limits: str | None, policy: str | None, *, of_many: bool) -> dict[str, Any]:
-    """Return what other limits, or another policy, would have done with the same stream and link.
+class _Named(NamedTuple):
+    """What another choice names, as on the command line; None: as it was in force."""
+
+    limits: str | None = None
+    policy: str | None = None
+    target_delay: str | None = None
+
+
+def _other_choice(flight: Flight, named: _Named, *, of_many: bool) -> dict[str, Any]:
+    """Return what other limits, another policy or target delay would have done with the same stream and link.
 
     Raises:
-        ConfigError: the limits do not parse, there is no such policy, or the flight followed no stream and is the only
-            one asked about; of many, such a flight is passed over, and says so.
+        ConfigError: the limits or the target delay do not parse, there is no such policy, or the flight followed no
+            stream and is the only one asked about; of many, such a flight is passed over, and says so.
     """
     from dataclasses import replace
 
     from flowctl.errors import ConfigError
-    from flowctl.flight.viewing import stream_and_link
+    from flowctl.flight.viewing import in_force, stream_and_link
     from flowctl.flight.words import FLIGHT_FORMAT
-    from flowctl.limits import Limits
+    from flowctl.limits import Limits, parse_target_delay
     from flowctl.whatif import Choice, evaluate, policy_name, recorded_viewer
 
-    soft, slash, hard = (limits or "").partition("/")
+    soft, slash, hard = (named.limits or "").partition("/")
+    limits, policy = in_force(flight)
     # In format 1 there is no target delay; it is by the stream then, as is usual.
-    target_ms = flight.limits.target_delay_ms if flight.format_number == FLIGHT_FORMAT else None
-    given = None if limits is None else Limits.parse(soft, hard if slash else None, target_delay_ms=target_ms)
-    chosen = given or replace(flight.limits, target_delay_ms=target_ms)
+    target_ms = limits.target_delay_ms if flight.format_number == FLIGHT_FORMAT else None
+    if named.target_delay is not None:
+        target_ms = parse_target_delay(named.target_delay, "--target-delay")
+    given = None if named.limits is None else Limits.parse(soft, hard if slash else None, target_delay_ms=target_ms)
+    chosen = given or replace(limits, target_delay_ms=target_ms)
     found = stream_and_link(flight)
     if not any(item >= 0 for _, item, _ in found.events):
         if of_many:
             return {"choice": None, "why": "it followed no stream"}
-        raise ConfigError(f"{flight} followed no stream", hint="--limits and --policy are for viewers")
+        raise ConfigError(f"{flight} followed no stream", hint="other choices are for viewers")
     settings = flight.settings
     choice = Choice(
         limits=chosen,
-        policy=policy or policy_name(flight.policy),
+        policy=named.policy or policy_name(policy),
         soft_too_long_s=settings.soft_too_long_s,
         stuck_s=settings.stuck_s,
         return_after_s=settings.return_after_s,

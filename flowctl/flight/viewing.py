@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from flowctl.errors import DamagedFlightError
+from flowctl.errors import ConfigError, DamagedFlightError
 from flowctl.flight.reading import Flight
-from flowctl.flight.words import LOG_LANE, FlightRow, detail_of
+from flowctl.flight.words import LOG_LANE, FlightRow, TablePolicy, detail_of, limits_from
 from flowctl.flow import MessageClass
+from flowctl.limits import Limits
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
 
 TAKEN: Final = -1
@@ -68,6 +69,29 @@ def stream_and_link(flight: Flight) -> StreamAndLink:
     reader.settle(turn_is_over=True)
     ended_s = max(ended_us, reader.last_us) / 1e6
     return StreamAndLink(reader.events, reader.given, reader.restart_bytes, ended_s, reason)
+
+
+def in_force(flight: Flight) -> tuple[Limits, TablePolicy]:
+    """Return limits and policy as they were set last while the first log was followed; what came after is not tried.
+
+    The target delay and policy of an audience are put in force when a stream is joined, not when a flight begins.
+
+    Raises:
+        DamagedFlightError: a row says what nobody wrote.
+    """
+    limits, policy, followed = flight.limits, flight.policy, False
+    for row in flight.rows:
+        try:
+            if row.kind == FlightKind.LIMITS_SET.value:
+                limits = limits_from(detail_of(row.detail)["limits"])
+            elif row.kind == FlightKind.CALL.value and row.reason == "set_policy":
+                policy = TablePolicy.from_dict(detail_of(row.detail)["policy"])
+            elif row.reason == "unfollow" and followed:
+                break
+            followed = followed or row.reason == "follow"
+        except (ValueError, TypeError, AttributeError, KeyError, ConfigError) as error:
+            raise DamagedFlightError(f"{flight}: row {row.number} cannot be read: {error!r}") from error
+    return limits, policy
 
 
 class _Reader:

@@ -63,7 +63,7 @@ class Audience:
     def __str__(self) -> str:
         """As `parse_audiences` reads it."""
         words = [] if self.target_delay_ms == -1 else [target_marks(Limits(target_delay_ms=self.target_delay_ms))]
-        return f"{self.streams}={' '.join(words + [self.policy] * (self.policy is not None))}"
+        return f"{self.streams}={' '.join(filter(None, [*words, self.policy]))}"
 
 
 _AUDIENCE_HINT: Final = (

@@ -146,8 +146,7 @@ class Recording:
         """
         self.recorder.start()
         self._began = True
-        detail = _described(options, settings, self.recorder.options)
-        self.events.server_started(self._clock(), detail | {"audiences": "; ".join(map(str, audiences))})
+        self.events.server_started(self._clock(), _described(options, settings, self.recorder.options, audiences))
         self.sampler.start()
 
     def refused(self, peer: tuple[str, int], error: LimitExceededError) -> None:
@@ -186,7 +185,9 @@ class Recording:
         )
 
 
-def _described(options: ServeOptions, settings: SenderSettings, events: EventsOptions) -> dict[str, Any]:
+def _described(
+    options: ServeOptions, settings: SenderSettings, events: EventsOptions, audiences: tuple[Audience, ...]
+) -> dict[str, Any]:
     """Return what the first record of a process says of its settings."""
     version = "unknown"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -196,6 +197,7 @@ def _described(options: ServeOptions, settings: SenderSettings, events: EventsOp
         "limits": str(options.limits),
         "marks": limits_as_dict(options.limits),
         "policy": options.policy,
+        "audiences": "; ".join(map(str, audiences)),
         "stuck_s": settings.stuck_s,
         "soft_too_long_s": settings.soft_too_long_s,
         "return_after_s": settings.return_after_s,

@@ -142,7 +142,7 @@ def recommend(rows: Sequence[Row], objective: str) -> Pick:
     """
     parts = parse_objective(objective)
     if not rows:
-        raise ConfigError("there is no choice to recommend: the live server has the policy live alone")
+        raise ConfigError("there is no choice to recommend: none has the policy in force")
     if not parts:
         return _balanced(rows)
     bounds = [part for part in parts if part.operator]

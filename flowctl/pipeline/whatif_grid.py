@@ -4,7 +4,7 @@ A grid file names values, and every combination is a choice::
 
     soft = ["1MiB,1024,2s", "2MiB,2048,4s"]   # bytes, messages, age, as everywhere
     hard = ["2x", "4MiB,4096,8s"]             # marks, or how many times the soft ones; default "2x"
-    policy = ["live"]                         # live, audio-first, pictures-first, keep, drop
+    policy = ["all-or-cut"]                   # all-or-cut, audio-first, pictures-first, keep, drop
     target_delay = ["auto", "2s", "off"]
     hard_policy = ["close"]                   # close, hold
     soft_too_long_s = [60]

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from flight_kit import Rows, slow_history
 
 from flowctl.cli.replay import _POLICIES
 from flowctl.flight.words import TablePolicy
-from flowctl.policy import AudioFirst
+from flowctl.policy import AudioFirst, LivePolicy
 from flowctl.reasons import CloseReason
 from flowctl.telemetry.schema import FLIGHT
 from flowctl.whatif import POLICIES
@@ -186,6 +187,30 @@ def test_replay_when_other_limits_are_tried_keeps_the_policy_in_force(tmp_path):
     assert ", audio-first, " in next(line for line in output.splitlines() if line.startswith("  choice: "))
     _, output, _ = run("replay", str(tmp_path), "--limits", "1MiB,900", "--policy", "keep")
     assert ", keep, " in next(line for line in output.splitlines() if line.startswith("  choice: "))
+
+
+def test_replay_when_another_target_delay_is_tried_keeps_what_its_audience_had(tmp_path):
+    """An audience's target delay and policy come with the stream and go with it; what is not named is taken of them."""
+    viewer = slow_history(seconds=2)
+    sender, usual = viewer.sender, viewer.sender.limits
+    sender.set_limits(replace(usual, target_delay_ms=500))
+    sender.set_policy(AudioFirst())
+    sender.unfollow()
+    sender.set_limits(usual)
+    sender.set_policy(LivePolicy())
+    (tmp_path / "flight").mkdir()
+    viewer.rows.write(tmp_path / "flight" / "a.parquet", uid="a")
+    for option, value, words in (
+        ("--limits", "1MiB,900", ", audio-first, target delay 500 ms, "),
+        ("--target-delay", "4s", ", audio-first, target delay 4.0 s, "),
+        ("--target-delay", "off", ", audio-first, no target delay, "),
+        ("--policy", "all-or-cut", ", all-or-cut, target delay 500 ms, "),
+    ):
+        status, output, errors = run("replay", str(tmp_path), option, value)
+        assert (status, errors) == (0, "")
+        assert words in next(line for line in output.splitlines() if line.startswith("  choice: "))
+    status, _, errors = run("replay", str(tmp_path), "--target-delay", "fast")
+    assert (status, "hint: write it like 1500ms" in errors) == (2, True)
 
 
 def test_replay_when_asked_for_help_names_every_policy():

@@ -12,6 +12,7 @@ from flowctl.flight.recorded import begin_detail
 from flowctl.flight.viewing import REFUSED, TAKEN, stream_and_link
 from flowctl.flight.words import TablePolicy
 from flowctl.limits import Limits
+from flowctl.live.config import parse_audiences
 from flowctl.live.telemetry import _described
 from flowctl.pipeline.whatif_grid import in_force
 from flowctl.pipeline.whatif_viewers import flight_viewer
@@ -152,18 +153,19 @@ def test_choice_when_read_from_a_flight_has_the_policy_in_force(policy):
     choice = in_force(begin_detail(0.0, Limits(), SenderSettings(), table, deferred=False))
     assert type(POLICIES[choice.policy]) is policy
     own = TablePolicy(table.refused, table.thinned, (7.0,) * len(table.waits))
-    assert in_force(begin_detail(0.0, Limits(), SenderSettings(), own, deferred=False)).policy == "live"
+    assert in_force(begin_detail(0.0, Limits(), SenderSettings(), own, deferred=False)).policy == "all-or-cut"
 
 
 @pytest.mark.parametrize("name", LIVE_POLICIES)
 def test_choice_when_read_from_the_start_of_a_server_has_its_policy(name, tmp_path):
     """The first record of a process names policy and audiences; where it does not, the policy is the usual one."""
-    options = ServeOptions(policy=name, extra={"audiences": "talk/*=audio-first"})
-    detail = _described(options, SenderSettings(), EventsOptions(folder=str(tmp_path), node="n"))
+    audiences = parse_audiences("talk/*=audio-first")
+    options = ServeOptions(policy=name)
+    detail = _described(options, SenderSettings(), EventsOptions(folder=str(tmp_path), node="n"), audiences)
     assert detail["audiences"] == "talk/*=audio-first"
     assert POLICIES[in_force(json.dumps(detail)).policy].__class__ is LIVE_POLICIES[name].__class__
     del detail["policy"]
-    assert in_force(json.dumps(detail)).policy == "live"
+    assert in_force(json.dumps(detail)).policy == "all-or-cut"
 
 
 def test_choice_when_the_record_is_from_before_target_delays_has_the_one_by_the_stream(tmp_path):
@@ -171,9 +173,9 @@ def test_choice_when_the_record_is_from_before_target_delays_has_the_one_by_the_
     begin = json.loads(
         begin_detail(0.0, Limits(), SenderSettings(), TablePolicy.of(LivePolicy(), pytest.fail), deferred=False)
     )
-    start = _described(ServeOptions(), SenderSettings(), EventsOptions(folder=str(tmp_path), node="n"))
+    start = _described(ServeOptions(), SenderSettings(), EventsOptions(folder=str(tmp_path), node="n"), ())
     del begin["limits"]["target_delay_ms"], begin["policy"]["patience"], start["marks"]["target_delay_ms"]
     begin["settings"]["ladder"] = {"dwell_full_s": 1.0}
     for detail in (begin, start):
         choice = in_force(json.dumps(detail))
-        assert (choice.limits.target_delay_ms, choice.policy) == (None, "live")
+        assert (choice.limits.target_delay_ms, choice.policy) == (None, "all-or-cut")

@@ -102,7 +102,7 @@ def test_run_when_a_policy_is_in_force_recommends_for_that_one(spark, tmp_path):
     detail = {"marks": limits_as_dict(DEFAULT_IN_FORCE.limits), "policy": "pictures-first", "audiences": audiences}
     write_samples(tmp_path / "events", crowd(6))
     write(tmp_path / "events", [event(0, 0, "server_started", detail=json.dumps(detail))])
-    grid = GRID + 'policy = ["live", "pictures-first"]\n'
+    grid = GRID + 'policy = ["all-or-cut", "pictures-first"]\n'
     result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), WhatifOptions(grid=grid))
     rows = spark.read.parquet(str(tmp_path / "out" / "whatif_choices")).collect()
     assert {row["policy"] for row in rows} == {"live", "pictures-first"}
@@ -240,6 +240,6 @@ def test_default_grid_when_evaluated_from_the_present_is_all_readable_by_the_ser
     from flowctl.limitsfile import LimitsFile, render
 
     for choice in default_grid(DEFAULT_IN_FORCE):
-        if choice.policy == "live":
+        if choice.policy == "all-or-cut":
             file = LimitsFile(limits=choice.limits, stuck_s=choice.stuck_s)
             assert choice.limits == parse_limits_file(render(file), "x").limits
