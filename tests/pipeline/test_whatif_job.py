@@ -105,7 +105,7 @@ def test_run_when_a_policy_is_in_force_recommends_for_that_one(spark, tmp_path):
     grid = GRID + 'policy = ["all-or-cut", "pictures-first"]\n'
     result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), WhatifOptions(grid=grid))
     rows = spark.read.parquet(str(tmp_path / "out" / "whatif_choices")).collect()
-    assert {row["policy"] for row in rows} == {"live", "pictures-first"}
+    assert {row["policy"] for row in rows} == {"all-or-cut", "pictures-first"}
     # Nor is a choice one of audiences with a target delay of their own, and it is said wherever one is named.
     assert result.summary["audiences"] == audiences
     assert any(audiences in warning for warning in result.accounts[0].warnings)
