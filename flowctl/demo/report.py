@@ -96,7 +96,7 @@ class Seen:
         pictures_per_s: pictures that came in each second of the run, of one viewer.
         picture_share: share of the pictures that came. None: not measured, as all that follows.
         line_share: share of what the line could carry that came. None also: there is no line.
-        delay_p50_ms: median delay of the pictures.
+        delay_p50_ms: median delay of the frames, sound included.
         delay_p95_ms: 95th percentile.
         longest_freeze_s: longest time without a new picture.
     """
