@@ -46,10 +46,11 @@ class Trouble:
     __slots__ = (
         "_before",
         "_before_ms",
+        "_forgotten",
+        "_joined_at",
         "_kept_bytes",
         "_late",
         "_shares",
-        "_unwanted_at",
         "acted_at",
         "ahead_bytes",
         "allowed_bytes",
@@ -87,7 +88,7 @@ class Trouble:
         self._late = 0  # messages that the followed log has left out, when last looked
         self._shares: list[tuple[float, int, int]] = []  # (time, pictures published, of them not sent), oldest first
         self._before = (0.0, 0.0, 0)  # (time of the first note after it had kept up, seconds and pictures before it)
-        self._unwanted_at = float("-inf")  # when it last wanted no pictures
+        self._joined_at, self._forgotten = float("-inf"), False  # of the log; whether pictures of it were not wanted
 
     def sample(self, now: float, queued_bytes: int, written_bytes: int, kernel_bytes: int) -> None:
         """Take one sample; arguments as of the meters."""
@@ -125,17 +126,19 @@ class Trouble:
             lost: those of them that were not sent.
             joined_at: when it began to follow the log, in seconds.
         """
+        if joined_at != self._joined_at:  # another log
+            self._joined_at, self._forgotten = joined_at, False
         if not published:  # it wants none for now, and what it does not want is not lost
-            self._shares, self._unwanted_at = [], now
+            self.forget_pictures()
         elif not self._shares or now - self._shares[-1][0] >= _NOTE_S - 0.001:
             recent = self._recent(now)
             if not recent:
-                self._before = (now, now - joined_at, published if self._unwanted_at < joined_at else 0)
+                self._before = (now, now - joined_at, 0 if self._forgotten else published)
             self._shares = [*recent, (now, published, lost)]
 
     def forget_pictures(self) -> None:
-        """Forget the notes: another log is followed from now on, or none."""
-        self._shares = []
+        """Forget the notes: another log is followed from now on, or none, or what is wanted has changed."""
+        self._shares, self._forgotten = [], True
 
     def picture_share(self, now: float, published: int, lost: int) -> float:
         """Return the share of the pictures of the last 20 s that were sent, 0 to 1; arguments as of now.

@@ -7,6 +7,7 @@ import importlib.metadata
 import re
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,13 +147,19 @@ class Recording:
         """
         self.recorder.start()
         self._began = True
-        self.events.server_started(self._clock(), _described(options, settings, self.recorder.options, audiences))
+        told = tuple(replace(item, streams=self._pattern(item.streams)) for item in audiences)
+        self.events.server_started(self._clock(), _described(options, settings, self.recorder.options, told))
         self.sampler.start()
 
     def refused(self, peer: tuple[str, int], error: LimitExceededError) -> None:
         """Record a connection that was refused. The listener's thread."""
         value, maximum = (0.0, 0.0) if error.limit == BANNED else (error.value, error.maximum)
         self.events.conn_refused(self._clock(), peer, error.limit, value, maximum)
+
+    def _pattern(self, streams: str) -> str:
+        """Return what is stored of a pattern of streams: one that says more than the application may hold a key."""
+        whole = streams == "*" or streams.partition("/")[2] == "*"
+        return streams if whole else "/".join(filter(None, self.events.privacy.stream(streams)))
 
     def stop(self, connections: int, deadline_s: float) -> None:
         """Record the end, and write everything; after the connections have ended.
