@@ -27,7 +27,7 @@ from typing import Final
 
 from flowctl.flow import MessageClass
 from flowctl.gates import KeyWait, frames_before
-from flowctl.lane import Item
+from flowctl.lane import Item, Lane
 from flowctl.logqueue import CONTROL, HEADER, LogQueue
 from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, Room
 from flowctl.reasons import DropReason
@@ -150,7 +150,7 @@ class LogCursor(LogQueue):
         if timing is not None:
             if self._last:
                 timing = None
-            elif self._lane is None:
+            else:
                 self._leave_out(timing)
         items: list[Item] = []
         size = 0
@@ -181,16 +181,23 @@ class LogCursor(LogQueue):
         return items
 
     def _leave_out(self, timing: Timing) -> None:
-        """Leave out what comes next and would be late."""
+        """Leave out what comes next and would be late, a key frame with the restart messages that are for it alone."""
         while (entry := self.place.entry) is not self._tail() and entry.next is not None:
-            item, size = entry.message_class, len(entry.wire)
-            if not timing.late(item, size, max(entry.enqueued_at, self.joined_at), 0):
+            item, size, lane = entry.message_class, len(entry.wire), self._lane
+            if lane is not None and not self._restarts_at(entry, lane):
+                return
+            ahead = 0 if lane is None else lane.size_bytes
+            if not timing.late(item, size, max(entry.enqueued_at, self.joined_at), ahead):
                 return
             if item is _INTER:
                 self._cut_from(KeyWait(entry, timing.now, lost=True), entry, timing.now)
             elif item is _KEY:
-                if not (timing.key_firm or entry.gop.next_key is not None or self._delays_sound(entry, timing)):
+                if not (timing.key_firm or entry.gop.next_key is not None or self._delays_sound(entry, timing, ahead)):
                     return  # nothing could stand in for it
+                if lane is not None:
+                    # Else what comes with every key frame would take the line from those that are in time.
+                    lane.drop_all_but((), self._tally(DropReason.LATE))
+                    self._tidy_lane()
                 self._pass_by(entry, entry.next)
                 self._cut_from(KeyWait.after(entry), self.place.entry, timing.now)
             elif item is MessageClass.DISPOSABLE or not timing.sound_last or self._without_pictures:
@@ -252,10 +259,24 @@ class LogCursor(LogQueue):
         wait.lost, wait.least_s, wait.reason = True, _CUT_WAIT_S, DropReason.LATE
         self._wait_from(wait, start, mask, DropReason.LATE, now)
 
-    def _delays_sound(self, key: Entry, timing: Timing) -> bool:
+    @staticmethod
+    def _restarts_at(entry: Entry, lane: Lane) -> bool:
+        """Whether `entry` is a key frame and nothing stands in the lane but all of its restart messages."""
+        restart = entry.gop.restart
+        return (
+            entry.message_class is _KEY
+            and len(lane) == len(restart)
+            and all(item[1] is wire for item, wire in zip(lane, restart, strict=True))
+        )
+
+    def _delays_sound(self, key: Entry, timing: Timing, ahead_bytes: int) -> bool:
         """Whether sound is kept longest and a key frame is so late that the sound after it would be left out too."""
         tail, since = self.log.tail, max(key.enqueued_at, self.joined_at)
-        if not timing.sound_last or self.mask >> _AUDIO & 1 or not timing.late(_AUDIO, len(key.wire), since, 0):
+        if (
+            not timing.sound_last
+            or self.mask >> _AUDIO & 1
+            or not timing.late(_AUDIO, len(key.wire), since, ahead_bytes)
+        ):
             return False
         rates = self.log.rates.per_second(timing.now, tail.counts, tail.sizes)
         return rates is not None and rates[0][_AUDIO] > 0

@@ -45,7 +45,7 @@ def slow(text, *, age_s=0.0, size=100):
         ("IIIAII", 500, 0.0, "IIIAI", "I"),  # the fifth message ends at 1 s
         ("IIAII", 10_000, 1.5, "A", "IIII"),  # too old, whatever the rate
         ("IIAKI", 10_000, 1.5, "ArrK", "III"),  # no newer key frame: it goes, and what follows is late
-        ("IIKIKI", 10_000, 1.5, "rrrrK", "KIIII"),  # a newer one waits: the older one is left out behind its headers
+        ("IIKIKI", 10_000, 1.5, "rrK", "HHKIIII"),  # a newer one waits: the older one is left out with its headers
         ("DIDI", 250, 0.0, "DI", "DI"),  # disposable ones are late at half of the target, then the rest of the group
     ],
 )
@@ -99,7 +99,7 @@ def test_sound_when_late_is_left_out_last_and_the_oldest_first():
 
 
 @pytest.mark.parametrize(
-    ("policy", "given"), [(AudioFirst(), "ArrA"), (PicturesFirst(), "rrK"), (KeepAll(), "IAKIA")], ids=["a", "p", "all"]
+    ("policy", "given"), [(AudioFirst(), "AA"), (PicturesFirst(), "rrK"), (KeepAll(), "IAKIA")], ids=["a", "p", "all"]
 )
 def test_policies_when_all_is_late_give_up_different_things(policy, given):
     """Audio first keeps the sound, pictures first the key frame, and keeping all everything."""
@@ -167,6 +167,20 @@ def test_key_frame_when_the_sound_behind_it_would_be_late_too_is_left_out_though
     follower.publish("A", 1)
     assert take(follower, rate=rate).removeprefix("rr") == given.removeprefix("rr")
     assert follower.dropped(LATE) == ("" if "K" in given else "K")
+
+
+@pytest.mark.parametrize(("header_bytes", "given", "late"), [(5, "rrKIrrK", "KIII"), (5000, "rrK", "HHHHKKIIII")])
+def test_headers_when_their_key_frame_is_left_out_are_left_out_too(header_bytes, given, late):
+    """They count as part of it: those of late key frames would take the line from the ones that are in time."""
+    follower = slow("I", age_s=1.5)
+    assert take(follower, rate=10_000) == ""
+    restart = (b"R" * header_bytes, b"Rr")
+    for _ in range(3):
+        follower.log.append(b"K" * 4000, MessageClass.KEY, follower.now, restart=restart)
+        follower.log.append(b"I" * 10, MessageClass.INTER, follower.now)
+    assert take(follower, rate=10_000, held=5000) == given
+    assert follower.dropped(LATE) == late
+    assert follower.cursor.load() == (0, 0)
 
 
 @pytest.mark.parametrize("quiet", ["no sound", "sound refused", "pictures first"])

