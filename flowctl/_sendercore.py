@@ -16,7 +16,7 @@ from typing import Final
 
 from flowctl._senderstate import SenderState
 from flowctl.cursor import LogCursor
-from flowctl.flow import EMPTY_LOAD, MessageClass, SendState, StateChange
+from flowctl.flow import EMPTY_LOAD, Load, MessageClass, SendState, StateChange
 from flowctl.ledger import LedgerEntry, LedgerKind, describe_change
 from flowctl.limits import OFF_MARK, Limits
 from flowctl.outbox import write_one
@@ -28,7 +28,7 @@ from flowctl.sender_types import (
     SendResult,
 )
 from flowctl.streamlog import Place
-from flowctl.timing import ENDLESS, MOST_TARGET_S, Timing
+from flowctl.timing import ENDLESS, MOST_TARGET_S, Timing, crowded
 from flowctl.trouble import HEALTHY_MS, Trouble
 from flowctl.units import format_size
 
@@ -177,8 +177,30 @@ class SenderCore(SenderState):
             if not self._open_locked():
                 return
             load = self._counted_locked(now)
-        self._settle_locked(core.queued(load, now) if queued else core.ticked(load, now), now)
+        load = self._uncrowded_locked(load, now)
+        if self._open_locked():
+            self._settle_locked(core.queued(load, now) if queued else core.ticked(load, now), now)
         self._check_held_locked()
+
+    def _uncrowded_locked(self, load: Load, now: float) -> Load:
+        """Thin a queue that nears its hard marks though what is late is left out; return what counts then.
+
+        Without this a burst of the publisher (see `timing.crowded`) would end the connections of its slow viewers.
+        """
+        core, trouble = self._core, self._trouble
+        if (
+            not crowded(core.limits, load)
+            or core.state is SendState.HARD_LIMIT
+            or (trouble is not None and trouble.drain.stalled(now))
+            or not self._judges_pictures_locked(self._refused_locked(SendState.SOFT_LIMIT))
+        ):
+            return load
+        mode = self._ask_locked("thin", Thin.NOTHING, partial(self._policy.thin, SendState.SOFT_LIMIT))
+        if mode is not Thin.NOTHING:
+            self._thin_locked(mode, now, DropReason.THINNED)
+            load = self._counted_locked(now)
+            self._settle_locked(core.dropped(load, now), now)
+        return load
 
     def _queue_locked(
         self, data: bytes, message_class: MessageClass, now: float, *, droppable: bool | None, track: int
@@ -367,7 +389,9 @@ class SenderCore(SenderState):
             if self._trouble is None:
                 self._trouble = Trouble()
             self._began_to_wait_locked(self._trouble, now)
-            self._settle_locked(core.blocked(self._counted_locked(now, refused=True), now), now)
+            load = self._uncrowded_locked(self._counted_locked(now, refused=True), now)
+            if self._open_locked():
+                self._settle_locked(core.blocked(load, now), now)
             return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
         if not outbox.empty(with_log=not self._member):
             self._lagging = True

@@ -32,7 +32,7 @@ from flowctl.flow import CLASS_COUNT, FlowCore, Load, MessageClass, SendState, S
 from flowctl.limits import Limits
 from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, Thin, patience_of, refused_mask
 from flowctl.reasons import CloseReason
-from flowctl.timing import Timing, most_wait_s, target_s
+from flowctl.timing import Timing, crowded, most_wait_s, target_s
 
 _RATE_S: Final = 2.0
 """Time constant of the measured rate."""
@@ -286,6 +286,7 @@ class Shadow:
         limits = self._limits
         target = target_s(limits.target_delay_ms, gop_s)
         self._judges = target > 0 and self._patience[_INTER] < math.inf
+        self._uncrowd(now)
         self._settle(self._core.queued(self._load(now), now), now)
         if self._rate and self._judges_pictures(self._mask):
             self._leave_out(Timing(now, self._rate, 0, target, self._patience, most_wait_s(limits, *per_second)))
@@ -386,6 +387,20 @@ class Shadow:
     def _judges_pictures(self, refused: int) -> bool:
         """Whether what is late is left out, so that the state neither thins nor refuses pictures: as a Sender does."""
         return self._judges and self._core.would_block and not refused >> _KEY & 1
+
+    def _uncrowd(self, now: float) -> None:
+        """Thin a virtual queue that nears its hard marks though what is late is left out, as a Sender does."""
+        core, policy = self._core, self.candidate.policy
+        if (
+            crowded(self._limits, self._load(now))
+            and core.state < SendState.HARD_LIMIT
+            and now - self._progress_at < STALL_S
+            and self._judges_pictures(refused_mask(policy, SendState.SOFT_LIMIT))
+        ):
+            mode = policy.thin(SendState.SOFT_LIMIT)
+            if mode is not Thin.NOTHING:
+                self._thin(mode, now)
+                self._settle(core.dropped(self._load(now), now), now)
 
     def _leave_out(self, timing: Timing) -> None:
         """Leave out what would be late of the virtual queue, by the sample, as a cursor does by the picture."""

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from flowctl.flow import CLASS_COUNT, MessageClass
+from flowctl.flow import CLASS_COUNT, Load, MessageClass
 from flowctl.limits import OFF_MARK, Limits
 
 LEAST_TARGET_S: Final = 1.5
@@ -31,6 +31,8 @@ _OF_GROUP: Final = 0.75
 
 _OF_HARD: Final = 0.8
 """Of what the hard marks hold: a rate is that of some seconds, and while a picture is on its way more comes."""
+_CROWDED: Final = 0.9
+"""Of a hard mark: between what is waited for and the end."""
 
 AHEAD_S: Final = 0.2
 """So much of a lagging viewer's rate is given to the kernel ahead: what it holds is decided that much too early."""
@@ -70,6 +72,17 @@ def most_wait_s(limits: Limits, bytes_per_s: float, messages_per_s: float) -> fl
     charged_per_s = bytes_per_s + messages_per_s * limits.overhead_bytes
     by_size = size / charged_per_s if charged_per_s else inf
     return _OF_HARD * min(by_size, messages / messages_per_s if messages_per_s else inf, age_ms / 1000)
+
+
+def crowded(limits: Limits, load: Load) -> bool:
+    """Return whether `load` nears a hard mark of bytes or messages although what is late is left out.
+
+    What is waited for fits the hard marks at the rates of the stream. So this is a burst: of sound, key frames, or
+    frames that no other needs, too fast for its rate to be known, or so small that none is late.
+    """
+    return load.size_bytes >= _CROWDED * (limits.size.hard or OFF_MARK) or load.messages >= _CROWDED * (
+        limits.messages.hard or OFF_MARK
+    )
 
 
 def ahead_bytes(rate: float) -> int:

@@ -171,6 +171,17 @@ def test_shadow_when_what_is_late_is_left_out_is_not_thinned_and_holds_within_it
         assert run.report().dropped.of(MessageClass.INTER) > 100
 
 
+def test_shadow_when_a_burst_of_sound_nears_the_hard_mark_thins_and_closes_nobody():
+    """As a Sender does: the burst is the publisher's."""
+    run = Run(Limits.parse("2MiB,2048,4s", "4MiB,4096,8s")).go(10, 0.8)
+    for _ in range(8):
+        run.counts[MessageClass.AUDIO] += 1000
+        run.sizes[MessageClass.AUDIO] += 20_000
+        run.go(SAMPLE_S, 0.8)
+    run.go(5, 0.8)
+    assert run.shadow.closed is None
+
+
 def test_shadow_when_a_key_frame_would_delay_the_sound_leaves_it_out():
     """On a line that carries little more than sound it is kept, but few key frames; with pictures first they go."""
     limits = Limits.parse("0,0", target_delay_ms=1500)

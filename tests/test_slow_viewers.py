@@ -98,6 +98,20 @@ def test_publisher_that_bursts_leaves_no_viewer_below_its_line():
     assert max(after - before for before, after in itertools.pairwise(times)) < 2.0
 
 
+@pytest.mark.parametrize("share", ["50%", "85%"])
+@pytest.mark.parametrize(
+    ("item", "count", "size"), [(AUDIO, 4500, 20), (DISPOSABLE, 4500, 20), (KEY, 10, 700_000), (AUDIO, 100, 70_000)]
+)
+def test_publisher_that_bursts_to_the_hard_marks_gets_no_slow_viewer_closed(share, item, count, size):
+    """What is too small to be late, or came too fast for a rate, is thinned before the hard limit is reached."""
+    bursts = [(start + number / count, item, size) for start in (6.0, 14.0) for number in range(count)]
+    scene = Scene(LINES[share]).run(sorted([*stream(20, 2.0), *bursts], key=lambda message: message[0]), 24)
+    scene.check()
+    assert not scene.viewer.host.closed
+    assert DropReason.THINNED in scene.sender.statistics().dropped or item is KEY
+    assert scene.figures(18, 22)["pictures"] > 0.1
+
+
 def test_viewer_when_its_line_recovers_is_served_whole_from_the_next_key_frame_on():
     """From the first key frame after the rate allows it, nothing is left out any more; then it is READY again."""
     scene = Scene(lambda now: 0.3 if now < 20 else 1.5)
