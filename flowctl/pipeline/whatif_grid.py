@@ -163,7 +163,7 @@ def audiences_of(detail: str | None) -> str:
     """Return the audiences that the detail of a `server_started` event tells, as they were set; "": none."""
     try:
         found = json.loads(detail or "{}").get("audiences", "")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ""
     return found if isinstance(found, str) else ""
 
@@ -192,5 +192,5 @@ def in_force(detail: str | None) -> Choice | None:
             }
             policy = LIVE_POLICIES.get(values.get("policy"))
         return Choice(limits=limits, policy=policy_name(policy or LivePolicy()), **times)
-    except (KeyError, TypeError, ValueError, AttributeError, ConfigError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, ConfigError):
         return None

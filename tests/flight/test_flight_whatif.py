@@ -14,7 +14,7 @@ from flowctl.flight.words import TablePolicy
 from flowctl.limits import Limits
 from flowctl.live.config import parse_audiences
 from flowctl.live.telemetry import _described
-from flowctl.pipeline.whatif_grid import in_force
+from flowctl.pipeline.whatif_grid import audiences_of, in_force
 from flowctl.pipeline.whatif_viewers import flight_viewer
 from flowctl.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
 from flowctl.replay import replay
@@ -179,3 +179,10 @@ def test_choice_when_the_record_is_from_before_target_delays_has_the_one_by_the_
     for detail in (begin, start):
         choice = in_force(json.dumps(detail))
         assert (choice.limits.target_delay_ms, choice.policy) == (None, "all-or-cut")
+
+
+@pytest.mark.parametrize("detail", [None, "", "{", "5", "[]", "[" * 100_000, '{"audiences": 5}', '{"marks": [[]]}'])
+def test_settings_in_force_when_a_record_is_damaged_are_not_known(detail):
+    """No such record ends an analysis, however deep it is nested."""
+    assert in_force(detail) is None
+    assert audiences_of(detail) == ""
