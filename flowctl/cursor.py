@@ -200,7 +200,7 @@ class LogCursor(LogQueue):
                     self._tidy_lane()
                 self._pass_by(entry, entry.next)
                 self._cut_from(KeyWait.after(entry), self.place.entry, timing.now)
-            elif item is MessageClass.DISPOSABLE or not timing.sound_last or self._without_pictures:
+            elif item is MessageClass.DISPOSABLE or not timing.sound_last or self._without_pictures(timing.now):
                 self._pass_by(entry, entry.next)
             else:
                 return
@@ -285,11 +285,17 @@ class LogCursor(LogQueue):
         self._tally(DropReason.LATE).add(entry.message_class, len(entry.wire))
         self.place.entry = following
 
-    @property
-    def _without_pictures(self) -> bool:
+    def _without_pictures(self, now: float) -> bool:
         """Whether no picture comes next that could be left out in the place of sound."""
         gates = self._gates
-        return not self.log.has_video or (gates is not None and bool(gates.mask & _INTER_BIT))
+        if not self.log.has_video or (gates is not None and gates.mask & _INTER_BIT):
+            return True
+        # A stream that has had pictures may have none any more: a camera is off, or one picture stands for a radio.
+        tail, entry = self._tail(), self.place.entry
+        if any(tail.counts[item] != entry.counts[item] for item in _PICTURES):
+            return False
+        rates = self.log.rates.per_second(now, tail.counts, tail.sizes)
+        return rates is not None and not any(rates[0][item] for item in _PICTURES)
 
     def pictures(self) -> tuple[int, int]:
         """Return (pictures that were published up to the place since joining, those of them that were not sent).

@@ -98,6 +98,20 @@ def test_publisher_that_bursts_leaves_no_viewer_below_its_line():
     assert max(after - before for before, after in itertools.pairwise(times)) < 2.0
 
 
+@pytest.mark.parametrize("video_s", [0, 10])
+def test_sound_when_the_stream_has_no_pictures_any_more_is_left_out_before_its_viewer_is_closed(video_s):
+    """A radio with one picture, and a talk whose camera is off, are served as a stream without pictures."""
+    sound = [(number / 43, AUDIO, 372) for number in range(43 * 70)]
+    pictures = stream(video_s, 2.0, sound=False) if video_s else [(0.0, KEY, 30_000)]
+    scene = Scene(lambda now: 1.5 if now < video_s + 2 else 12_000 / RATE)
+    scene.run(sorted([*pictures, *sound], key=lambda message: message[0]), 70)
+    scene.check()
+    statistics = scene.sender.statistics()
+    assert not scene.viewer.host.closed
+    assert statistics.dropped.keys() == {DropReason.LATE}
+    assert statistics.load.age_ms < 3500
+
+
 @pytest.mark.parametrize("share", ["50%", "85%"])
 @pytest.mark.parametrize(
     ("item", "count", "size"), [(AUDIO, 4500, 20), (DISPOSABLE, 4500, 20), (KEY, 10, 700_000), (AUDIO, 100, 70_000)]
