@@ -11,6 +11,9 @@ the next key frame of the log, before which the viewer gets the restart messages
 wait ends without a key frame after `KEY_WAIT_S`, a minute after a cut, or two groups of pictures, whichever is longest;
 that is counted.
 
+*Leading pictures* of an open GOP refer to ones from before its key frame. Who goes on at that key frame after a loss
+is not sent them.
+
 *Lateness*: of a viewer that lags, what would arrive too late is left out when it comes next (`flowctl.timing`): a
 picture with the rest of its group, which is a key wait.
 
@@ -64,7 +67,7 @@ class LogCursor(LogQueue):
         wait_for_key: refuse video until the next key frame (a viewer that joins between key frames).
     """
 
-    __slots__ = ("_wait", "joining_to", "key_waits_expired", "mask", "restarts")
+    __slots__ = ("_wait", "_went_on", "joining_to", "key_waits_expired", "mask", "restarts")
 
     def __init__(
         self,
@@ -83,6 +86,8 @@ class LogCursor(LogQueue):
         self.restarts = 0
         self.key_waits_expired = 0
         self._wait: KeyWait | None = None
+        # Sequences of the key frames at which it went on after a loss, until a picture behind their leading ones comes.
+        self._went_on: tuple[int, ...] = ()
         if prefix:
             self._offer_restart(prefix)
             for wire in prefix:
@@ -128,7 +133,13 @@ class LogCursor(LogQueue):
     @property
     def plain(self) -> bool:
         """Whether this viewer takes every message from here on, so that it can be served together with others."""
-        return not self.mask and self._wait is None and self.joining_to is None and self._gates is None
+        return (
+            not self.mask
+            and self._wait is None
+            and self.joining_to is None
+            and self._gates is None
+            and not self._went_on
+        )
 
     @property
     def refuses(self) -> bool:
@@ -147,6 +158,7 @@ class LogCursor(LogQueue):
             timing: what lateness goes by. None: nothing is late.
         """
         self._settle()
+        self._leave_out_leading()
         if timing is not None:
             if self._last:
                 timing = None
@@ -172,6 +184,10 @@ class LogCursor(LogQueue):
             if following is None or self._awaited(entry):
                 break
             if not mask >> entry.message_class & 1:
+                if self._went_on:
+                    if entry.leading and self._spoilt(entry):
+                        break
+                    self._note_picture(entry)
                 since = max(entry.enqueued_at, joined_at)
                 if timing is not None and items and timing.late(entry.message_class, len(entry.wire), since, size):
                     break
@@ -205,6 +221,31 @@ class LogCursor(LogQueue):
             else:
                 return
             self._settle()
+            self._leave_out_leading()
+
+    def _spoilt(self, entry: Entry) -> bool:
+        """Whether what a leading picture refers to may be lost: this viewer went on at the key frame before it."""
+        return entry.gop.key_sequence in self._went_on
+
+    def _leave_out_leading(self) -> None:
+        """Leave out the leading pictures that come next and cannot be decoded."""
+        while self._went_on and self._lane is None:
+            entry, key_sequence = self.place.entry, self._went_on[0]
+            if entry is self._tail() or entry.next is None or entry.gop.key_sequence < key_sequence:
+                return
+            if entry.gop.key_sequence > key_sequence:
+                self._went_on = self._went_on[1:]
+            elif entry.leading:
+                self._pass_by(entry, entry.next, DropReason.KEY_WAIT)
+                self._settle()
+            else:
+                self._note_picture(entry)
+                return
+
+    def _note_picture(self, entry: Entry) -> None:
+        """Take note that `entry` comes, which is not left out: no leading ones come behind other pictures."""
+        if entry.message_class in (_INTER, MessageClass.DISPOSABLE) and self._went_on[-1] <= entry.gop.key_sequence:
+            self._went_on = ()
 
     def cut_behind(self, timing: Timing) -> bool:
         """Leave out what would be late behind all that waits, from the first such picture on; return whether any.
@@ -281,8 +322,8 @@ class LogCursor(LogQueue):
         rates = self.log.rates.per_second(timing.now, tail.counts, tail.sizes)
         return rates is not None and rates[0][_AUDIO] > 0
 
-    def _pass_by(self, entry: Entry, following: Entry) -> None:
-        self._tally(DropReason.LATE).add(entry.message_class, len(entry.wire))
+    def _pass_by(self, entry: Entry, following: Entry, reason: DropReason = DropReason.LATE) -> None:
+        self._tally(reason).add(entry.message_class, len(entry.wire))
         self.place.entry = following
 
     def _without_pictures(self, now: float) -> bool:
@@ -344,8 +385,11 @@ class LogCursor(LogQueue):
         """Move what is queued before `tail` into the lane."""
         self._settle()
         while (entry := self.place.entry) is not tail and entry.next is not None:
-            self._push(entry.message_class, entry.wire, entry.enqueued_at)
-            self.place.entry = entry.next
+            if entry.leading and self._spoilt(entry):
+                self._pass_by(entry, entry.next, DropReason.KEY_WAIT)
+            else:
+                self._push(entry.message_class, entry.wire, entry.enqueued_at)
+                self.place.entry = entry.next
             self._settle()
 
     # -- refusing
@@ -558,6 +602,8 @@ class LogCursor(LogQueue):
         """
         inter = self.mask & _INTER_BIT
         broken = self._wait is None or self._wait.broken_at(key)
+        if broken:
+            self._went_on = (*self._went_on, key.sequence)
         self._wait = KeyWait.after(key) if inter else None
         mask, restart = self.mask | (BROKEN_MASK if inter else 0), key.gop.restart if broken else ()
         for gate in self._gates.cut(key.sequence) if self._gates is not None else ():
@@ -577,6 +623,7 @@ class LogCursor(LogQueue):
             return
         due = self._gates is not None and any(gate.start is key and gate.restart for gate in self._gates.ahead)
         self._drop_up_to(key, reason)
+        self._went_on = (key.sequence,)
         self.restarts += 1
         if not due:
             self._offer_restart(key.gop.restart)

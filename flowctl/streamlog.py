@@ -69,10 +69,15 @@ class Entry:
         message_class: class of the message; meaningless in the tail.
         enqueued_at: time of the append in seconds; 0 in the tail.
         gop: the group that was open when this entry was linked; for a key frame the group that it opens.
+        leading: whether it is a picture that may refer to ones from before its group's key frame (open GOP): who
+            started at that one cannot decode it. No picture behind the leading ones refers to them.
         next: the following entry. None exactly in the tail.
     """
 
-    __slots__ = ("counts", "enqueued_at", "gop", "message_class", "next", "offset", "sequence", "sizes", "wire")
+    __slots__ = (
+        *("counts", "enqueued_at", "gop", "leading", "message_class"),
+        *("next", "offset", "sequence", "sizes", "wire"),
+    )
 
     def __init__(self, sequence: int, offset: int, counts: tuple[int, ...], sizes: tuple[int, ...], gop: Gop) -> None:
         self.sequence = sequence
@@ -83,6 +88,7 @@ class Entry:
         self.message_class = MessageClass.CONTROL
         self.enqueued_at = 0.0
         self.gop = gop
+        self.leading = False
         self.next: Entry | None = None
 
 
@@ -170,6 +176,7 @@ class StreamLog:
         *,
         restart: tuple[Wire, ...] = (),
         droppable: bool | None = None,
+        leading: bool = False,
     ) -> Entry:
         """Add one message at the end; O(1) in the number of viewers.
 
@@ -182,6 +189,7 @@ class StreamLog:
             droppable: whether viewers may be spared it. None: all classes but CONTROL and HEADER. The totals of a log
                 are by class, so what differs from that is filed, and counted, under another: AUDIO and DATA that may
                 not be dropped under CONTROL, which keeps its place in the log, and HEADER that may under DATA.
+            leading: for INTER and DISPOSABLE: see `Entry`.
 
         Returns:
             The entry that holds the message.
@@ -210,6 +218,7 @@ class StreamLog:
         entry.wire = wire
         entry.message_class = message_class
         entry.enqueued_at = now
+        entry.leading = leading
         if message_class is _KEY:
             self._open_gop(entry, headers, now)
         tail = Entry(entry.sequence + 1, entry.offset + size, tuple(counts), tuple(sizes), self.gop)

@@ -30,11 +30,13 @@ class Follower:
         self.restarted = set()  # key frames whose restart messages were handed over
 
     def publish(self, text, size=11):
+        """Publish a message per letter; those in lower case are leading pictures."""
         for letter in text:
-            item, number = CLASS_OF[letter], len(self.classes)
-            self.classes += letter
+            item, number = CLASS_OF[letter.upper()], len(self.classes)
+            self.classes += letter.upper()
             restart = (frame(RESTART, HEADER, number), frame(RESTART, HEADER, number, 20)) if item is KEY else ()
-            self.log.append(frame(LOG, item, number, size), item, self.now, restart=restart)
+            leading = letter.islower()
+            self.log.append(frame(LOG, item, number, size), item, self.now, restart=restart, leading=leading)
         return self.log.tail
 
     def take(self, count=OFF_MARK, budget_bytes=OFF_MARK):

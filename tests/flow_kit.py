@@ -167,10 +167,13 @@ class Viewer:
 
 
 class Published:
-    """A log, and by number what was published on it."""
+    """A log, and by number what was published on it; the first `leads` pictures of a group are leading ones."""
 
-    def __init__(self, group: ManualGroup, **settings) -> None:
+    def __init__(self, group: ManualGroup, *, leads: int = 0, **settings) -> None:
         self.group = group
+        self.leads = leads
+        self.leading: set[int] = set()
+        self._since_key = leads  # pictures
         self.log = StreamLog(**settings)
         self.classes: list[MessageClass] = []
         self.sizes: list[int] = []
@@ -184,7 +187,13 @@ class Published:
         restart = ()
         if message_class is KEY:
             restart = (frame(RESTART, HEADER, number), frame(RESTART, HEADER, number, 20))
-        entry = self.log.append(wire, message_class, self.group.now(), restart=restart)
+            self._since_key = 0
+        elif message_class in FRAMES:
+            if self._since_key < self.leads:
+                self.leading.add(number)
+            self._since_key += 1
+        leading = number in self.leading
+        entry = self.log.append(wire, message_class, self.group.now(), restart=restart, leading=leading)
         assert entry.sequence == number
         return number
 
@@ -251,14 +260,15 @@ def check_stream(viewer: Viewer, published: Published, *, key_wait_expired: bool
 
     Order is that of the log; after the loss of a key or inter frame neither inter nor disposable frames come before
     the restart messages and a key frame (unless the wait for one is known to have expired); after a key frame that
-    ended a loss, nothing that is older than it comes.
+    ended a loss, nothing that is older than it comes, and no leading pictures.
     """
     numbers = viewer.numbers()
     assert numbers == sorted(set(numbers)), "reordered or twice"
     assert not numbers or numbers[0] >= viewer.joined
     classes = published.classes
+    needed = [DISPOSABLE if number in published.leading else item for number, item in enumerate(classes)]
     decodable_to = None  # all frames from the last key frame on were received up to here
-    restart_of = None
+    restart_of = went_on = None
     for origin, message_class, number, _ in viewer.frames:
         if origin == RESTART:
             restart_of = number
@@ -267,7 +277,10 @@ def check_stream(viewer: Viewer, published: Published, *, key_wait_expired: bool
             continue
         assert classes[number] is message_class
         before = viewer.joined - 1 if decodable_to is None else decodable_to
-        gap = lost_between(classes, before, number) and not key_wait_expired
+        gap = lost_between(needed, before, number) and not key_wait_expired
+        assert number not in published.leading or went_on is None, f"frame {number} refers to ones before {went_on}"
+        if message_class in FRAMES:
+            went_on = number if message_class is KEY and gap else None
         if message_class is KEY:
             assert not gap or restart_of == number, f"key frame {number} after a loss has no headers before it"
         elif message_class in (INTER, DISPOSABLE):

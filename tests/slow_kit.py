@@ -122,10 +122,19 @@ class Scene:
     """A stream, a viewer behind a link, and time; see `run`."""
 
     def __init__(
-        self, line: Line, *, limits=LIVE_LIMITS, policy=None, settings=None, flush_s=0.0, lump_bytes=1, make_sender=None
+        self,
+        line: Line,
+        *,
+        limits=LIVE_LIMITS,
+        policy=None,
+        settings=None,
+        flush_s=0.0,
+        lump_bytes=1,
+        make_sender=None,
+        leads=0,
     ) -> None:
         self.group = ManualGroup()
-        self.published = Published(self.group)
+        self.published = Published(self.group, leads=leads)
         self.published_at: list[float] = []
         self.fanout = Fanout(self.published.log, self.group, flush_interval_s=flush_s)
         self.kernel = Kernel(self.group.clock, line, lump_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cursor_kit import Follower
+from cursor_kit import ROOMY, Follower
 
 from flowctl.flow import MessageClass
 from flowctl.policy import DROPPABLE_MASK, AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
@@ -270,3 +270,49 @@ def test_queue_when_nothing_can_be_cut_stays(why):
     timing = Timing(follower.now, 1000, 0 if why == "in time" else 5000, TARGET_S, patience_of(LivePolicy()))
     assert not follower.cursor.cut_behind(timing)
     assert follower.dropped() == ""
+
+
+def test_leading_pictures_when_the_group_before_was_cut_are_left_out():
+    """They may refer to what was lost; sound between them goes, and so do those of a group that follows a whole one."""
+    follower = slow("II", age_s=1.5)
+    assert take(follower, rate=10_000) == ""
+    follower.publish("AKidAdIDIKidI")
+    assert take(follower, rate=10_000) == "ArrKAIDIKIDI"
+    assert follower.dropped(LATE) == "II"
+    assert follower.dropped(DropReason.KEY_WAIT) == "IDD"
+    assert follower.cursor.plain
+
+
+def test_leading_pictures_when_published_one_by_one_are_left_out():
+    """The viewer has taken all before them; until another picture comes it is served alone."""
+    follower = slow("I", age_s=1.5)
+    assert take(follower, rate=10_000) == ""
+    got = ""
+    for letter in "KidAdI":
+        follower.publish(letter)
+        got += take(follower, rate=10_000)
+        assert follower.cursor.plain is (letter == "I")
+    assert got == "rrKAI"
+
+
+@pytest.mark.parametrize("ask", ["thin_to_key_frame", "skip_to_live"])
+def test_leading_pictures_when_the_viewer_is_thinned_to_their_key_frame_are_left_out(ask):
+    """Whatever took the pictures before the key frame."""
+    follower = slow("IIIKidI")
+    room = ROOMY._replace(messages=5)
+    getattr(follower.cursor, ask)(room, follower.now)
+    assert take(follower, rate=10_000) == "rrKI"
+
+
+def test_leading_pictures_when_their_group_was_thinned_too_do_not_come_back():
+    """Of two key frames at which a viewer goes on, each has its own leading pictures left out."""
+    follower = slow("I", age_s=1.5)
+    assert take(follower, rate=10_000) == ""
+    follower.publish("KiI")
+    follower.cursor.poll(follower.now)
+    follower.cursor.refuse(1 << MessageClass.INTER, DropReason.REFUSED, follower.now)
+    follower.publish("II")
+    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
+    follower.publish("KdI")
+    follower.cursor.poll(follower.now)
+    assert take(follower, rate=10_000) == "rrKIrrKI"

@@ -96,9 +96,12 @@ class LogFeed:
             restart = entry.gop.restart if item is _KEY else ()
             # Downwards, so that nothing is younger than it is; whole microseconds, as every time of a flight.
             age_us = tape.now_us - min(floor(entry.enqueued_at * MICROSECONDS), tape.now_us)
-            detail = dump({"restart": [len(part) for part in restart]}) if restart else None
+            more: dict[str, Any] = {"restart": [len(part) for part in restart]} if restart else {}
+            if entry.leading:
+                more["leading"] = True
+            detail = dump(more) if more else None
             tape.queued(CLASS_NAMES[item], len(wire), LOG_LANE, age_us / 1000, detail)
-            private.append(wire, item, (tape.now_us - age_us) / MICROSECONDS, restart=restart)
+            private.append(wire, item, (tape.now_us - age_us) / MICROSECONDS, restart=restart, leading=entry.leading)
             entry = following
         self._next = entry
         restart = entry.gop.restart

@@ -266,7 +266,13 @@ class Rerun:
                 )
         if row.reason == LOG_LANE:
             at_us = self.around.now_us - round((row.queued_age_ms or 0.0) * 1000)
-            self.around.log.append(wire, item, at_us / MICROSECONDS, restart=_wires(values.get("restart", ())))
+            self.around.log.append(
+                wire,
+                item,
+                at_us / MICROSECONDS,
+                restart=_wires(values.get("restart", ())),
+                leading=values.get("leading") is True,
+            )
         else:
             self.sender.send(wire, item, droppable=values.get("droppable"), track=values.get("track", 0))
 

@@ -19,7 +19,7 @@ from flowctl.flow import MessageClass
 from flowctl.live.config import LiveConfig
 from flowctl.live.owner import Owner
 from flowctl.live.wirelog import Headers, WireLog
-from flowctl.rtmp.media import MediaInfo, inspect
+from flowctl.rtmp.media import MediaInfo, inspect, refers_back
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 from flowctl.streamlog import Entry
 from flowctl.totals import NO_FLOW
@@ -92,6 +92,9 @@ class Stream:
         self._key_seen = False  # since this publisher began; guarded by _lock
         self._key_track: int | None = None  # video track at whose key frames viewers start; guarded by _lock
         self._key_at = now  # when its last one came; guarded by _lock
+        # When its last one is shown, in ms, where pictures that are shown before it may refer to ones that came before
+        # it (open GOP); guarded by _lock
+        self._open_from: int | None = None
         self._began_at = now  # when this publisher began; guarded by _lock
         self.media_at = now  # when the publisher that counts began, or sent audio or video last
         self.published_at: float | None = None
@@ -130,7 +133,7 @@ class Stream:
             self.media_at = now
             self._shift = None
             self._key_seen = False
-            self._key_track = None
+            self._key_track = self._open_from = None
             self._began_at = now
             if publisher is None:
                 return
@@ -191,10 +194,11 @@ class Stream:
                 self._tap(self.name, message_class, type_id, timestamp, payload)
             if len(self._wires) > 1:
                 self._drop_unused(key=message_class is MessageClass.KEY)
+            leading = self._leads(info, message_class, timestamp, payload)
             over: LimitExceededError | None = None
             for wire in self._wires.values():
                 try:
-                    wire.append(type_id, timestamp, payload, message_class, now, header_key=header_key)
+                    wire.append(type_id, timestamp, payload, message_class, now, header_key=header_key, leading=leading)
                 except LimitExceededError as error:
                     over = error
             if over is not None:
@@ -214,6 +218,19 @@ class Stream:
             self._key_track, self._key_at = track, now
             return MessageClass.KEY
         return MessageClass.INTER
+
+    def _leads(self, info: MediaInfo, message_class: MessageClass, timestamp: int, payload: bytes) -> bool:
+        """Whether a picture is shown before the key frame of its open group, to whose predecessors it may refer."""
+        self._lock.assert_owned()
+        if message_class is MessageClass.KEY:
+            shown_at = timestamp + (info.composition_ms or 0)
+            self._open_from = shown_at if refers_back(info, payload) else None
+        elif message_class in _FRAMES and self._open_from is not None and info.tracks == (self._key_track,):
+            behind_ms = timestamp + (info.composition_ms or 0) - self._open_from & _CLOCK
+            if behind_ms >= 0x80000000:  # serial arithmetic
+                return True
+            self._open_from = None
+        return False
 
     def _rebase(self, timestamp: int, message_class: MessageClass, now: float) -> int:
         """Return `timestamp` on the stream's own timeline.

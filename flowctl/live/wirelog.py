@@ -133,17 +133,19 @@ class WireLog:
         now: float,
         *,
         header_key: object = None,
+        leading: bool = False,
     ) -> None:
         """Publish one message.
 
-        `header_key` is the place of a header among those that go before each key frame to viewers who start there.
+        `header_key` is the place of a header among those that go before each key frame to viewers who start there;
+        `leading` is said of a picture, see `flowctl.streamlog.Entry`.
 
         Raises:
             LimitExceededError: a header was published, but is not kept, see `Headers.keep`.
         """
         wire = self.serialise(type_id, timestamp, payload)
         restart = self.headers.values if message_class is MessageClass.KEY else ()
-        self.log.append(wire, message_class, now, restart=restart)
+        self.log.append(wire, message_class, now, restart=restart, leading=leading)
         if message_class is MessageClass.HEADER:
             self._keep(header_key, type_id, timestamp, payload, wire)
 
@@ -177,7 +179,13 @@ class WireLog:
                 restart = self.headers.values
                 if entry.gop.restart != other.headers.values:  # a header has come since
                     restart = tuple(self._readdressed(wire) for wire in entry.gop.restart)
-            self.log.append(self._readdressed(entry.wire), entry.message_class, entry.enqueued_at, restart=restart)
+            self.log.append(
+                self._readdressed(entry.wire),
+                entry.message_class,
+                entry.enqueued_at,
+                restart=restart,
+                leading=entry.leading,
+            )
             entry = entry.next
 
     def _readdressed(self, wire: bytes) -> bytes:

@@ -37,8 +37,9 @@ from flowctl.rtmp.media_frames import (
     video_info,
 )
 from flowctl.rtmp.media_types import Body, MediaInfo, Packet
+from flowctl.rtmp.nal import is_open
 
-__all__ = ["Body", "MediaInfo", "Packet", "inspect"]
+__all__ = ["Body", "MediaInfo", "Packet", "inspect", "refers_back"]
 
 # Message type ids, Adobe RTMP 1.0 section 7.1; the same numbers are FLV tag types.
 _TYPE_AUDIO, _TYPE_VIDEO = 8, 9
@@ -89,6 +90,24 @@ def inspect(type_id: int, payload: Body) -> MediaInfo:
     if type_id == _TYPE_AUDIO:
         return _inspect_audio(payload)
     return _inspect_data(payload)
+
+
+def refers_back(info: MediaInfo, payload: Body) -> bool:
+    """Return whether pictures that follow a key frame may refer to ones before it: it begins an open GOP.
+
+    Such pictures are shown before the key frame, so it has a composition time. Of a message with several tracks or a
+    ModEx prefix this says no.
+
+    Args:
+        info: what `inspect` said of the message.
+        payload: its body.
+    """
+    if not info.composition_ms or info.multitrack or len(payload) < 2:
+        return False
+    extended = payload[0] & 0x80
+    if extended and payload[0] & 15 != 1:
+        return False
+    return is_open(info.codec, payload, 8 if extended else 5)
 
 
 def _inspect_video(body: Body) -> MediaInfo:

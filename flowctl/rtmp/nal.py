@@ -39,6 +39,7 @@ _AT_ONCE: Final = {
     _ILLEGAL: MessageClass.INTER,
 }
 _INTER: Final = MessageClass.INTER
+_HEVC_CRA: Final = 21
 _read_length: Final = struct.Struct(">I").unpack_from
 
 
@@ -111,3 +112,27 @@ def survey(body: bytes | memoryview, position: int, end: int, verdicts: bytes) -
         # A length of 0 is an empty NAL unit, as DJI drones send them (bluenviron/mediamtx #928): skipped.
         position += 4 + length
     return _AT_END[seen] if position == end else _INTER
+
+
+def is_open(codec: str, body: bytes | memoryview, position: int) -> bool:
+    """Return whether the key frame that begins at `position` is no IDR picture: a recovery point, or CRA with HEVC.
+
+    Pictures that follow it and are shown before it may then refer to ones before it.
+
+    Args:
+        codec: FourCC as text; of others than H.264 and HEVC nothing is known.
+        body: a whole message body.
+        position: offset of the first length field.
+    """
+    if codec not in ("avc1", "hvc1"):
+        return False
+    for _ in range(MAX_NAL_HEADERS):
+        if position + 4 >= len(body):
+            return False
+        header = body[position + 4]
+        if codec == "avc1" and 1 <= header & 31 <= 5:
+            return header & 31 != 5
+        if codec == "hvc1" and header >> 1 & 63 < 32:
+            return header >> 1 & 63 == _HEVC_CRA
+        position += 4 + _read_length(body, position)[0]
+    return False

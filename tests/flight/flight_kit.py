@@ -88,10 +88,10 @@ STEERED = SenderSettings(
 )
 
 
-def slow_history(viewer_class=RecordedViewer, *, seconds=12, settings=STEERED, limits=None) -> RecordedViewer:
+def slow_history(viewer_class=RecordedViewer, *, seconds=12, settings=STEERED, limits=None, leads=0) -> RecordedViewer:
     """Return a viewer that was slow in several ways, with edges, drops and returns behind it."""
     group = ManualGroup()
-    published = Published(group)
+    published = Published(group, leads=leads)
     fanout = Fanout(published.log, group)
     viewer = viewer_class(group, policy=LivePolicy(), limits=limits or LIMITS, settings=settings)
     viewer.peer.room = 0

@@ -69,9 +69,10 @@ class SoloSender(Sender):
         return False
 
 
-def test_flight_when_of_a_slow_viewer_replays_identically():
+@pytest.mark.parametrize("leads", [0, 2])
+def test_flight_when_of_a_slow_viewer_replays_identically(leads):
     """Edges, drops and what was late, of a viewer that was slow in several ways, come out again, through Parquet."""
-    viewer = slow_history()
+    viewer = slow_history(leads=leads)
     viewer.sender.close(CloseReason.KICKED)
     flight, result, comparison = check_flight(viewer.rows)
     assert comparison.complete

@@ -421,3 +421,54 @@ def test_join_when_a_player_comes_and_goes_on_another_id_rewrites_the_gop_cache_
     assert [wire.msid for wire in stream.wires] == [1, 7]
     stream.drop_caches()
     assert [wire.log.cached for wire in stream.wires] == [None, None]
+
+
+def hevc(frame_type, nal_unit_type, composition_ms, *, track=None):
+    """Return a coded frame of HEVC in Enhanced RTMP: one NAL unit."""
+    body = composition_ms.to_bytes(3, "big") + (3).to_bytes(4, "big") + bytes([nal_unit_type << 1, 1, 0])
+    if track is None:
+        return bytes([0x80 | frame_type << 4 | 1]) + b"hvc1" + body
+    return bytes([0x80 | frame_type << 4 | 6, 0x01]) + b"hvc1" + bytes([track]) + body
+
+
+def leading_of(stream, frames, first=0):
+    """Publish (time, body) and return which of the pictures may refer to ones before their key frame."""
+    entry = stream.join(1).log.tail
+    for at, body in frames:
+        stream.publish(stream.publisher, TYPE_VIDEO, (first + at) & 0xFFFFFFFF, body, at / 1000)
+    found = []
+    while entry.next is not None:
+        found.append(entry.leading)
+        entry = entry.next
+    return found
+
+
+CRA, IDR, TRAIL_R, RASL_N, RASL_R = 21, 19, 1, 8, 9
+
+
+@pytest.mark.parametrize("first", [0, 0xFFFFFFFF - 60])
+def test_pictures_when_shown_before_the_key_frame_of_an_open_group_are_leading(stream, first):
+    """Up to the first one that is shown after it, also where the clock wraps."""
+    stream.take_over(Member(), 0.0)
+    frames = [
+        (0, hevc(1, IDR, 66)),
+        (33, hevc(2, TRAIL_R, 0)),
+        (66, hevc(1, CRA, 99)),
+        (99, hevc(2, RASL_R, 33)),
+        (132, hevc(2, RASL_N, 0)),
+        (165, hevc(2, TRAIL_R, 66)),
+        (198, hevc(2, TRAIL_R, 0)),
+    ]
+    assert leading_of(stream, frames, first) == [False, False, False, True, True, False, False]
+
+
+def test_pictures_when_behind_an_idr_picture_or_of_another_track_are_not_leading(stream):
+    """Whatever their times are: a publisher that gives key frames alone a composition time loses nothing by it."""
+    stream.take_over(Member(), 0.0)
+    frames = [
+        (0, hevc(1, CRA, 99)),
+        (10, hevc(2, TRAIL_R, 0, track=1)),
+        (20, hevc(1, IDR, 99)),
+        (33, hevc(2, TRAIL_R, 0)),
+    ]
+    assert leading_of(stream, frames) == [False] * 4

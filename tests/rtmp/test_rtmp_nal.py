@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.flow import MessageClass
-from flowctl.rtmp.nal import AVC_VERDICTS, HEVC_VERDICTS, MAX_NAL_HEADERS, survey
+from flowctl.rtmp.nal import AVC_VERDICTS, HEVC_VERDICTS, MAX_NAL_HEADERS, is_open, survey
 
 AVC_SLICE, AVC_NON_REFERENCE, AVC_IDR, AVC_SEI, AVC_SPS, AVC_PPS, AVC_DELIMITER = (
     0x41,
@@ -161,3 +161,22 @@ def test_survey_never_says_disposable_when_something_is_referred_to(headers):
     body = b"".join(map(nal, headers))
     if survey_avc(body) == MessageClass.DISPOSABLE:
         assert all(header & 0x60 == 0 for header in headers if header & 31 != 14)
+
+
+@pytest.mark.parametrize(
+    ("codec", "headers", "expected"),
+    [
+        ("avc1", (AVC_DELIMITER, AVC_SPS, AVC_PPS, AVC_IDR), False),
+        ("avc1", (AVC_SEI, AVC_SLICE), True),
+        ("avc1", (AVC_SEI,), False),
+        ("hvc1", (HEVC_VPS, HEVC_SEI, HEVC_IDR), False),
+        ("hvc1", (HEVC_SEI, HEVC_CRA), True),
+        ("av01", (AVC_SLICE,), False),
+        ("avc1", (AVC_SEI,) * MAX_NAL_HEADERS + (AVC_SLICE,), False),
+    ],
+)
+def test_key_frame_when_it_is_no_idr_picture_opens_a_group_that_refers_back(codec, headers, expected):
+    """Recovery points and CRA pictures do; an IDR picture never, and of what is not known it is not said."""
+    body = b"12345" + b"".join(map(nal, headers))
+    assert is_open(codec, body, 5) is expected
+    assert is_open(codec, body[:8], 5) is False
