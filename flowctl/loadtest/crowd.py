@@ -180,7 +180,7 @@ class Crowd:
         measure = viewer.measure
         tally.missing += measure.missing
         tally.pictures += measure.video
-        tally.missing_pictures += measure.missing_video
+        tally.missing_pictures += measure.missing_video + measure.missed_at_end
         tally.delays.merge(measure.delays)
         self._ended_bytes += result.wire_bytes
         self._ended_frames += measure.frames
@@ -264,7 +264,9 @@ class Crowd:
             measures = [viewer.measure for viewer in tally.alive]
             missing[name] = tally.missing + sum(measure.missing for measure in measures)
             pictures[name] = tally.pictures + sum(measure.video for measure in measures)
-            missing_pictures[name] = tally.missing_pictures + sum(measure.missing_video for measure in measures)
+            missing_pictures[name] = tally.missing_pictures + sum(
+                measure.missing_video + measure.missed_at_end for measure in measures
+            )
             received += sum(viewer.result.wire_bytes for viewer in tally.alive)
             frames += sum(viewer.measure.frames for viewer in tally.alive)
         recent = self.recent.as_list()

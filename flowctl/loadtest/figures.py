@@ -163,7 +163,7 @@ _ALL: Final = (
     _of_crowd(
         "picture_share",
         "share",
-        "share of the pictures that came, up to the last one of each peer",
+        "share of the pictures that came, up to the last picture or piece of sound of each peer",
         lambda crowd: crowd.picture_share,
     ),
     _of_crowd(

@@ -5,6 +5,8 @@ stamps were due at its origin plus their timestamp. Otherwise the frame that cam
 this process, stands for no delay. Frames that were published before the viewer asked to play are the server's cache:
 they are counted, but have no delay. A delay is taken of pictures, and of sound where there are no pictures.
 
+Who is left with the sound misses pictures that no later picture tells of: `ViewerMeasure.missed_at_end`.
+
 A *freeze* is the time from one picture to the next. The cache comes at once, so it has none.
 """
 
@@ -97,10 +99,13 @@ class ViewerMeasure:
     __slots__ = (
         "_audio_gaps",
         "_clock",
+        "_first_ms",
         "_next_audio",
         "_next_video",
+        "_picture_ms",
         "_picture_us",
         "_recent",
+        "_sound_ms",
         "_video_gaps",
         "asked_us",
         "audio",
@@ -125,6 +130,9 @@ class ViewerMeasure:
         self._next_video: int | None = None  # number that the next picture should have
         self._next_audio: int | None = None
         self._picture_us = 0  # when the last picture came; 0: none has
+        self._first_ms: int | None = None  # timestamp of the first picture
+        self._picture_ms = 0  # of the last one
+        self._sound_ms: int | None = None  # of the last piece of sound
         self.asked_us = 0
         self.audio = 0
         self.broken_restarts = 0
@@ -155,17 +163,19 @@ class ViewerMeasure:
 
     def take(self, items: Iterable[Skimmed], now_us: int) -> None:
         """Count media that came at `now_us`, microseconds of the wall clock."""
-        pictures = self.video
+        pictures, picture_ms = self.video, 0
         for timestamp, frame in items:
             kind, key, number, sent_us, data = frame
             if kind == VIDEO:
                 self.video += 1
+                picture_ms = timestamp
                 if number is None or number != self._next_video or key:
                     self._picture(timestamp, frame)
                 if number is not None:
                     self._next_video = number + 1
             elif kind == AUDIO:
                 self.audio += 1
+                self._sound_ms = timestamp
                 if number is None or number != self._next_audio:
                     self._sound(timestamp, number)
                 if number is not None:
@@ -186,7 +196,23 @@ class ViewerMeasure:
                 self._delay(delay_us)
         if self.video != pictures:
             self.waited_until(now_us)
-            self._picture_us = now_us
+            self._picture_us, self._picture_ms = now_us, picture_ms
+
+    @property
+    def missed_at_end(self) -> int:
+        """Pictures that sound without pictures stands for, a second or more of it since the last picture; estimated.
+
+        Messages come in the order of the stream, so none of these will come. Of a viewer that is left with the sound,
+        they are missing as much as those between two pictures.
+        """
+        if self._first_ms is None or self._sound_ms is None:
+            return 0
+        behind_ms = signed_difference(self._sound_ms, self._picture_ms)
+        span_ms, steps = signed_difference(self._picture_ms, self._first_ms), self.video + self.missing_video - 1
+        if behind_ms < STALL_S * 1000 or span_ms <= 0:
+            return 0
+        missed = int(behind_ms * steps / span_ms)
+        return missed if missed < _MISSING_MAX else 0
 
     def waited_until(self, now_us: int) -> None:
         """Note that no picture came from the last one until `now_us`."""
@@ -211,6 +237,7 @@ class ViewerMeasure:
         """Take a picture that is not simply the next one: a key frame, one after a gap, one without a number."""
         if self.started_on_key is None:
             self.started_on_key = frame.key
+            self._first_ms = timestamp
         self.keys += frame.key
         number = frame.number
         if number is None:
@@ -242,6 +269,7 @@ class ViewerMeasure:
         """Put the figures into the row of the peer."""
         result.video, result.keys, result.audio, result.data = self.video, self.keys, self.audio, self.data
         result.missing_video, result.missing_audio = self.missing_video, self.missing_audio
+        result.missed_at_end = self.missed_at_end
         result.gaps, result.broken_restarts = self.gaps, self.broken_restarts
         result.started_on_key = self.started_on_key
         result.freezes = self.freezes

@@ -78,6 +78,7 @@ class PeerResult:
         longest_stall_s: the longest of them.
         freezes: times that no new picture came for 0.2 s or longer, between the first one and the end.
         longest_freeze_s: the longest time without a new picture. None: no picture came.
+        missed_at_end: pictures that did not come after the last one, by the sound that did; estimated; 0 below 1 s.
         line_bytes: octets that the line of its profile could carry from the first frame to the end. None: its profile
             sets no rate.
         line_used_bytes: octets that came in that time.
@@ -123,6 +124,7 @@ class PeerResult:
     longest_stall_s: float = 0.0
     freezes: int = 0
     longest_freeze_s: float | None = None
+    missed_at_end: int = 0
     line_bytes: int | None = None
     line_used_bytes: int = 0
     stopped_reading_s: float | None = None
@@ -151,7 +153,7 @@ class Sample:
         frames_per_s: frames received by parsed viewers, since the sample before.
         missing: frames missing so far, by profile.
         pictures: video frames received so far by parsed viewers, by profile.
-        missing_pictures: video frames missing so far, by profile.
+        missing_pictures: video frames missing so far, by profile, those for which only sound came among them.
         cut: peers cut by the server so far, by profile.
         failed: peers that could not connect or were refused so far, by profile.
         delay_p50_ms: over the frames since the sample before, of parsed healthy viewers. None: there were none.

@@ -183,9 +183,9 @@ class Crowd:
 
     @property
     def picture_share(self) -> float | None:
-        """Share of the pictures that came, of those up to the last one of each peer."""
-        seen, missing = self.frames("video"), self.frames("missing_video")
-        return None if not seen or missing is None else seen / (seen + missing)
+        """Share of the pictures that came, of those up to the last picture or piece of sound of each peer."""
+        seen, missing, after = (self.frames(name) for name in ("video", "missing_video", "missed_at_end"))
+        return None if not seen or missing is None or after is None else seen / (seen + missing + after)
 
     @property
     def line_share(self) -> float | None:

@@ -287,6 +287,30 @@ def test_measure_when_no_picture_comes_for_a_while_counts_a_freeze():
     assert (row.freezes, row.longest_freeze_s) == (2, pytest.approx(1.167))
 
 
+def sound(timestamp):
+    return (timestamp, Frame(AUDIO, False, None, BASE_US, data=False))
+
+
+@pytest.mark.parametrize(("sound_ms", "missed"), [(2960, 0), (3900, 0), (8000, 152)])
+def test_measure_when_only_sound_comes_after_a_picture_misses_those_of_its_time(sound_ms, missed):
+    """No later picture tells of them, and a viewer left with the sound does not see all pictures; a second is none."""
+    measure = taken([video(index, key=not index) for index in range(91)])
+    row = PeerResult(number=0, profile="", kind=PeerKind.SLOW, url="")
+    assert measure.missed_at_end == 0
+    measure.take([sound(at) for at in range(2970, sound_ms, 20)], BASE_US)
+    measure.write_to(row)
+    assert (row.missed_at_end, row.missing_video) == (missed, 0)
+    measure.take([video(sound_ms // 33, key=True)], BASE_US)
+    measure.write_to(row)
+    assert (row.missed_at_end, row.missing_video) == (0, max(sound_ms // 33 - 91, 0))
+
+
+def test_measure_when_another_publisher_has_other_times_misses_nothing():
+    """A leap of its clock is no time without pictures."""
+    measure = taken([video(0, key=True), video(1), sound(2_000_000_000)])
+    assert measure.missed_at_end == 0
+
+
 def test_measure_when_others_watch_shares_the_delays_of_the_second():
     """Delays of healthy viewers are also counted for the sample of the second."""
     recent = DelayHistogram()
