@@ -60,6 +60,17 @@ def test_seed_when_from_another_id_changes_nothing_but_the_id(timestamp):
     assert (entry.enqueued_at, entry.next.enqueued_at) == (5.0, 5.04)
 
 
+def test_seed_when_pictures_are_leading_says_so_too():
+    """Who goes on at their key frame is spared them on any message stream id."""
+    usual, other = make(), make(msid=2)
+    usual.append(TYPE_VIDEO, 0, key(b"k"), MessageClass.KEY, 5.0)
+    usual.append(TYPE_VIDEO, 40, inter(b"i"), MessageClass.INTER, 5.04, leading=True)
+    usual.append(TYPE_VIDEO, 80, inter(b"i"), MessageClass.INTER, 5.08)
+    other.seed(usual)
+    entry = other.log.cached
+    assert [entry.leading, entry.next.leading, entry.next.next.leading] == [False, True, False]
+
+
 def test_seed_when_there_is_no_cache_leaves_the_log_empty():
     """Without a key frame there is nothing a viewer could start with."""
     usual, other = make(), make(msid=2)
