@@ -185,7 +185,7 @@ class LogCursor(LogQueue):
                 break
             if not mask >> entry.message_class & 1:
                 if self._went_on:
-                    if entry.leading and self._spoilt(entry):
+                    if self._spoilt(entry):
                         break
                     self._note_picture(entry)
                 since = max(entry.enqueued_at, joined_at)
@@ -224,8 +224,9 @@ class LogCursor(LogQueue):
             self._leave_out_leading()
 
     def _spoilt(self, entry: Entry) -> bool:
-        """Whether what a leading picture refers to may be lost: this viewer went on at the key frame before it."""
-        return entry.gop.key_sequence in self._went_on
+        """Whether `entry` is a leading picture, and this viewer went on at the key frame before it."""
+        key_sequence = entry.gop.key_sequence
+        return entry.leading and entry.sequence > key_sequence and key_sequence in self._went_on
 
     def _leave_out_leading(self) -> None:
         """Leave out the leading pictures that come next and cannot be decoded."""
@@ -235,7 +236,7 @@ class LogCursor(LogQueue):
                 return
             if entry.gop.key_sequence > key_sequence:
                 self._went_on = self._went_on[1:]
-            elif entry.leading:
+            elif self._spoilt(entry):
                 self._pass_by(entry, entry.next, DropReason.KEY_WAIT)
                 self._settle()
             else:
@@ -385,7 +386,7 @@ class LogCursor(LogQueue):
         """Move what is queued before `tail` into the lane."""
         self._settle()
         while (entry := self.place.entry) is not tail and entry.next is not None:
-            if entry.leading and self._spoilt(entry):
+            if self._spoilt(entry):
                 self._pass_by(entry, entry.next, DropReason.KEY_WAIT)
             else:
                 self._push(entry.message_class, entry.wire, entry.enqueued_at)
@@ -456,7 +457,7 @@ class LogCursor(LogQueue):
             return ended
         self._wait = None
         self.key_waits_expired += 1
-        self._open(self.log.tail, self.mask, DropReason.REFUSED, self.log.gop.restart, now)
+        self._open(self.log.tail, self.mask, DropReason.REFUSED, self.log.headers, now)
         return True
 
     @property
@@ -602,7 +603,7 @@ class LogCursor(LogQueue):
         """
         inter = self.mask & _INTER_BIT
         broken = self._wait is None or self._wait.broken_at(key)
-        if broken:
+        if broken and key.leading:
             self._went_on = (*self._went_on, key.sequence)
         self._wait = KeyWait.after(key) if inter else None
         mask, restart = self.mask | (BROKEN_MASK if inter else 0), key.gop.restart if broken else ()
@@ -623,7 +624,7 @@ class LogCursor(LogQueue):
             return
         due = self._gates is not None and any(gate.start is key and gate.restart for gate in self._gates.ahead)
         self._drop_up_to(key, reason)
-        self._went_on = (key.sequence,)
+        self._went_on = (key.sequence,) if key.leading else ()
         self.restarts += 1
         if not due:
             self._offer_restart(key.gop.restart)

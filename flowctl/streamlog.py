@@ -70,7 +70,8 @@ class Entry:
         enqueued_at: time of the append in seconds; 0 in the tail.
         gop: the group that was open when this entry was linked; for a key frame the group that it opens.
         leading: whether it is a picture that may refer to ones from before its group's key frame (open GOP): who
-            started at that one cannot decode it. No picture behind the leading ones refers to them.
+            started at that one cannot decode it. No picture behind the leading ones refers to them. Of a key frame:
+            whether such pictures may follow.
         next: the following entry. None exactly in the tail.
     """
 
@@ -150,6 +151,7 @@ class StreamLog:
         "gop",
         "gop_duration_s",
         "has_video",
+        "headers",
         "largest_bytes",
         "name",
         "rates",
@@ -162,6 +164,7 @@ class StreamLog:
         self.gop = Gop(-1, (), 0.0)
         self.tail = Entry(0, 0, _ZEROS, _ZEROS, self.gop)
         self.has_video = False
+        self.headers: tuple[bytes, ...] = ()  # the newest, for who goes on in the middle of a group
         self.largest_bytes = 0  # largest message seen: a soft limit below twice of it cannot work
         self.rates = ClassRates()  # what a second of it holds, by class
         self.gop_duration_s = 0.0  # length of the last complete group
@@ -189,7 +192,7 @@ class StreamLog:
             droppable: whether viewers may be spared it. None: all classes but CONTROL and HEADER. The totals of a log
                 are by class, so what differs from that is filed, and counted, under another: AUDIO and DATA that may
                 not be dropped under CONTROL, which keeps its place in the log, and HEADER that may under DATA.
-            leading: for INTER and DISPOSABLE: see `Entry`.
+            leading: of a picture, see `Entry`.
 
         Returns:
             The entry that holds the message.
@@ -240,6 +243,7 @@ class StreamLog:
         entry.gop = gop
         previous.next_key = entry
         self.gop = gop
+        self.headers = restart
         self._cached = entry
 
     def _bound_cache(self, cached: Entry, tail: Entry, now: float) -> None:

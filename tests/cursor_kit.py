@@ -30,7 +30,7 @@ class Follower:
         self.restarted = set()  # key frames whose restart messages were handed over
 
     def publish(self, text, size=11):
-        """Publish a message per letter; those in lower case are leading pictures."""
+        """Publish a message per letter; in lower case leading pictures and their key frames."""
         for letter in text:
             item, number = CLASS_OF[letter.upper()], len(self.classes)
             self.classes += letter.upper()

@@ -192,7 +192,7 @@ class Published:
             if self._since_key < self.leads:
                 self.leading.add(number)
             self._since_key += 1
-        leading = number in self.leading
+        leading = number in self.leading or bool(self.leads and message_class is KEY)
         entry = self.log.append(wire, message_class, self.group.now(), restart=restart, leading=leading)
         assert entry.sequence == number
         return number

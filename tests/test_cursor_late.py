@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cursor_kit import ROOMY, Follower
+from flow_kit import HEADER, RESTART, frame
 
 from flowctl.flow import MessageClass
 from flowctl.policy import DROPPABLE_MASK, AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
@@ -272,11 +273,22 @@ def test_queue_when_nothing_can_be_cut_stays(why):
     assert follower.dropped() == ""
 
 
+def test_headers_when_a_key_frame_was_waited_for_in_vain_are_the_newest():
+    """Not those of the last key frame, which others have taken the place of since."""
+    follower = slow("I", age_s=1.5)
+    assert take(follower, rate=10_000) == ""
+    follower.log.headers = (frame(RESTART, HEADER, 9),)
+    follower.now += 100.0
+    follower.publish("I")
+    assert follower.cursor.poll(follower.now)
+    assert [bytes(wire) for _, wire, _ in follower.cursor.peek(9, 1 << 60)] == [frame(RESTART, HEADER, 9)]
+
+
 def test_leading_pictures_when_the_group_before_was_cut_are_left_out():
     """They may refer to what was lost; sound between them goes, and so do those of a group that follows a whole one."""
     follower = slow("II", age_s=1.5)
     assert take(follower, rate=10_000) == ""
-    follower.publish("AKidAdIDIKidI")
+    follower.publish("AkidAdIDIkidI")
     assert take(follower, rate=10_000) == "ArrKAIDIKIDI"
     assert follower.dropped(LATE) == "II"
     assert follower.dropped(DropReason.KEY_WAIT) == "IDD"
@@ -288,7 +300,7 @@ def test_leading_pictures_when_published_one_by_one_are_left_out():
     follower = slow("I", age_s=1.5)
     assert take(follower, rate=10_000) == ""
     got = ""
-    for letter in "KidAdI":
+    for letter in "kidAdI":
         follower.publish(letter)
         got += take(follower, rate=10_000)
         assert follower.cursor.plain is (letter == "I")
@@ -298,7 +310,7 @@ def test_leading_pictures_when_published_one_by_one_are_left_out():
 @pytest.mark.parametrize("ask", ["thin_to_key_frame", "skip_to_live"])
 def test_leading_pictures_when_the_viewer_is_thinned_to_their_key_frame_are_left_out(ask):
     """Whatever took the pictures before the key frame."""
-    follower = slow("IIIKidI")
+    follower = slow("IIIkidI")
     room = ROOMY._replace(messages=5)
     getattr(follower.cursor, ask)(room, follower.now)
     assert take(follower, rate=10_000) == "rrKI"
@@ -308,11 +320,11 @@ def test_leading_pictures_when_their_group_was_thinned_too_do_not_come_back():
     """Of two key frames at which a viewer goes on, each has its own leading pictures left out."""
     follower = slow("I", age_s=1.5)
     assert take(follower, rate=10_000) == ""
-    follower.publish("KiI")
+    follower.publish("kiI")
     follower.cursor.poll(follower.now)
     follower.cursor.refuse(1 << MessageClass.INTER, DropReason.REFUSED, follower.now)
     follower.publish("II")
     follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("KdI")
+    follower.publish("kdI")
     follower.cursor.poll(follower.now)
     assert take(follower, rate=10_000) == "rrKIrrKI"

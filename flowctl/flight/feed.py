@@ -104,11 +104,11 @@ class LogFeed:
             private.append(wire, item, (tape.now_us - age_us) / MICROSECONDS, restart=restart, leading=entry.leading)
             entry = following
         self._next = entry
-        restart = entry.gop.restart
-        if private.gop.restart is not restart and private.gop.restart != restart:
-            # A stream without key frames gets new headers, or the viewer joined in the middle of a group.
-            tape.call("restart", {"restart": [len(part) for part in restart]})
-            private.gop.restart = restart
+        headers = self.log.headers
+        if private.headers is not headers and private.headers != headers:
+            # New headers came in the middle of a group, or the viewer joined there.
+            tape.call("restart", {"restart": [len(part) for part in headers]})
+            private.headers = headers
 
     def to_stream(self, offset: int, sequence: int) -> tuple[int, int]:
         """Return a place of the private log, as (offset, sequence), as one of the stream's log."""

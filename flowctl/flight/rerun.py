@@ -282,8 +282,8 @@ class Rerun:
         self.first = log.tail
 
     def new_restart(self, values: dict[str, Any]) -> None:
-        """Let the open group have other headers."""
-        self.around.log.gop.restart = _wires(values["restart"])
+        """Let the log have other headers."""
+        self.around.log.headers = _wires(values["restart"])
 
     def follow(self, values: dict[str, Any]) -> None:
         """Follow the log from its beginning."""

@@ -220,12 +220,16 @@ class Stream:
         return MessageClass.INTER
 
     def _leads(self, info: MediaInfo, message_class: MessageClass, timestamp: int, payload: bytes) -> bool:
-        """Whether a picture is shown before the key frame of its open group, to whose predecessors it may refer."""
+        """Whether a picture is a leading one, which is shown before the key frame of its open group.
+
+        Of a key frame: whether such pictures may follow.
+        """
         self._lock.assert_owned()
         if message_class is MessageClass.KEY:
             shown_at = timestamp + (info.composition_ms or 0)
             self._open_from = shown_at if refers_back(info, payload) else None
-        elif message_class in _FRAMES and self._open_from is not None and info.tracks == (self._key_track,):
+            return self._open_from is not None
+        if message_class in _FRAMES and self._open_from is not None and info.tracks == (self._key_track,):
             behind_ms = timestamp + (info.composition_ms or 0) - self._open_from & _CLOCK
             if behind_ms >= 0x80000000:  # serial arithmetic
                 return True

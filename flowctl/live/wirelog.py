@@ -156,13 +156,13 @@ class WireLog:
         try:
             self.headers.keep(key, len(payload), wire)
         finally:
-            # A stream that refreshes without key frames: who has waited for one in vain gets the headers all the same.
-            if self.log.gop.key_sequence < 0:
-                self.log.gop.restart = self.headers.values
+            # Who has waited for a key frame in vain gets the headers all the same, and none that is out of date.
+            self.log.headers = self.headers.values
 
     def forget_headers(self) -> None:
         """Keep the headers no longer: their publisher has gone."""
         self.headers = Headers()
+        self.log.headers = ()
 
     def seed(self, other: WireLog) -> None:
         """Begin with headers and GOP cache of the same stream's log for another message stream id, rewritten for it.
@@ -171,7 +171,6 @@ class WireLog:
         """
         for key, size, wire in other.headers.items():
             self.headers.keep(key, size, self._readdressed(wire))
-        self.log.gop.restart = self.headers.values  # as in `_keep`
         entry = other.log.cached
         while entry is not None and entry.next is not None:
             restart: tuple[bytes, ...] = ()
@@ -187,6 +186,7 @@ class WireLog:
                 leading=entry.leading,
             )
             entry = entry.next
+        self.log.headers = self.headers.values  # as in `_keep`
 
     def _readdressed(self, wire: bytes) -> bytes:
         return wire[:_MSID_AT] + self.msid.to_bytes(4, "little") + wire[_MSID_AT + 4 :]

@@ -459,7 +459,7 @@ def test_pictures_when_shown_before_the_key_frame_of_an_open_group_are_leading(s
         (165, hevc(2, TRAIL_R, 66)),
         (198, hevc(2, TRAIL_R, 0)),
     ]
-    assert leading_of(stream, frames, first) == [False, False, False, True, True, False, False]
+    assert leading_of(stream, frames, first) == [False, False, True, True, True, False, False]
 
 
 def test_pictures_when_behind_an_idr_picture_or_of_another_track_are_not_leading(stream):
@@ -471,4 +471,4 @@ def test_pictures_when_behind_an_idr_picture_or_of_another_track_are_not_leading
         (20, hevc(1, IDR, 99)),
         (33, hevc(2, TRAIL_R, 0)),
     ]
-    assert leading_of(stream, frames) == [False] * 4
+    assert leading_of(stream, frames) == [True, False, False, False]

@@ -60,6 +60,20 @@ def test_seed_when_from_another_id_changes_nothing_but_the_id(timestamp):
     assert (entry.enqueued_at, entry.next.enqueued_at) == (5.0, 5.04)
 
 
+def test_headers_when_one_comes_in_the_middle_of_a_group_are_the_newest_for_who_goes_on_there():
+    """Who starts at the key frame before it still gets those of then; after the publisher there are none."""
+    wire = make()
+    header(wire, TYPE_DATA_AMF0, b"\x02\x00\x01m", 0)
+    wire.append(TYPE_VIDEO, 0, key(b"k"), MessageClass.KEY, 5.0)
+    header(wire, TYPE_DATA_AMF0, b"\x02\x00\x01n", 0)
+    assert [bytes(message.payload) for message in decode(*wire.log.headers)] == [b"\x02\x00\x01n"]
+    assert [bytes(message.payload) for message in decode(*wire.log.cached.gop.restart)] == [b"\x02\x00\x01m"]
+    wire.append(TYPE_VIDEO, 40, key(b"l"), MessageClass.KEY, 5.5)
+    assert wire.log.headers == wire.log.cached.gop.restart
+    wire.forget_headers()
+    assert wire.log.headers == ()
+
+
 def test_seed_when_pictures_are_leading_says_so_too():
     """Who goes on at their key frame is spared them on any message stream id."""
     usual, other = make(), make(msid=2)
