@@ -264,10 +264,6 @@ class LogCursor(LogQueue):
             return False
         if first.sequence < newest.sequence:
             self._cut_from(KeyWait(newest, timing.now, lost=True), first, timing.now, BROKEN_MASK | _KEY_BIT)
-            for gate in self._gates.ahead if self._gates is not None else ():
-                if first.sequence <= gate.start.sequence < newest.sequence:  # at a key frame that goes
-                    self._lose(gate.restart, DropReason.LATE)
-                    gate.restart = ()
             self._resume_at(newest)
             first = self._first_late(timing, newest, tail)
         if first is not None:

