@@ -249,53 +249,33 @@ class LogCursor(LogQueue):
             self._went_on = ()
 
     def cut_behind(self, timing: Timing) -> bool:
-        """Leave out what would be late behind all that waits, from the first such picture on; return whether any.
+        """Leave out the rest of the open group from where it would be late behind all that waits; return whether any.
 
-        Up to the newest key frame, if it lies behind that picture, and of its group as well. Sooner than when it comes
-        next: for a queue that nears its limit while a large message is on its way, or the viewer takes nothing.
+        Sooner than when it comes next: for a queue that nears its limit while a large message is on its way.
         """
-        if self._last or self._wait is not None:
+        gates, entry, tail = self._gates, self.place.entry, self._tail()
+        if self._last or self._wait is not None or entry.gop is not tail.gop or (gates is not None and gates.ahead):
             return False
-        tail, newest = self._tail(), self.place.entry
-        while (key := newest.gop.next_key) is not None and key.sequence < tail.sequence:
-            newest = key
-        first = self._first_late(timing, newest, tail)
-        if first is None:
-            return False
-        if first.sequence < newest.sequence:
-            self._cut_from(KeyWait(newest, timing.now, lost=True), first, timing.now, BROKEN_MASK | _KEY_BIT)
-            self._resume_at(newest)
-            first = self._first_late(timing, newest, tail)
-        if first is not None:
-            self._cut_from(KeyWait(first, timing.now, lost=True), first, timing.now)
-        return True
-
-    def _first_late(self, timing: Timing, newest: Entry, tail: Entry) -> Entry | None:
-        """Return the first picture of the queue that would be late behind what goes before it; `newest` never is."""
-        gates, entry, ahead_bytes = self._gates, self.place.entry, self.copied[0]
-        mask, ahead = (gates.mask, iter(gates.ahead)) if gates is not None else (0, iter(()))
-        gate = next(ahead, None)
+        ahead = self.copied[0]
         while entry is not tail and entry.next is not None:
-            if gate is not None and entry is gate.start:
-                mask, gate = gate.mask, next(ahead, None)
             item, size = entry.message_class, len(entry.wire)
-            if not mask >> item & 1:
-                cuts = item is _INTER or (item is _KEY and entry.sequence < newest.sequence)
-                if cuts and timing.late(item, size, max(entry.enqueued_at, self.joined_at), ahead_bytes):
-                    return entry
-                ahead_bytes += size
+            if not self.mask >> item & 1:
+                if item is _INTER and timing.late(item, size, max(entry.enqueued_at, self.joined_at), ahead):
+                    self._cut_from(KeyWait(entry, timing.now, lost=True), entry, timing.now)
+                    return True
+                ahead += size
             entry = entry.next
-        return None
+        return False
 
     @property
     def _last(self) -> bool:
         """Whether no key frame would end a cut: then nothing is left out."""
         return self.joining_to is not None or self._stop is not None or bool(self.mask & _KEY_BIT)
 
-    def _cut_from(self, wait: KeyWait, start: Entry, now: float, mask: int = BROKEN_MASK) -> None:
-        """Leave out pictures from `start` on, as `mask` says, whatever else is refused meanwhile."""
+    def _cut_from(self, wait: KeyWait, start: Entry, now: float) -> None:
+        """Leave out the rest of a group of pictures from `start` on, whatever else is refused meanwhile."""
         wait.lost, wait.least_s, wait.reason = True, _CUT_WAIT_S, DropReason.LATE
-        self._wait_from(wait, start, mask, DropReason.LATE, now)
+        self._wait_from(wait, start, BROKEN_MASK, DropReason.LATE, now)
 
     @staticmethod
     def _restarts_at(entry: Entry, lane: Lane) -> bool:

@@ -464,13 +464,12 @@ def test_viewer_that_kept_up_when_it_stalls_is_thinned_before_the_hard_limit(sta
     assert not scene.sender.closed
 
 
-def test_viewer_of_a_stream_of_many_bits_when_it_pauses_is_cut_before_the_hard_limit():
-    """What will be late goes at SOFT_LIMIT, though several groups of pictures wait; then all is as before."""
+def test_viewer_of_a_stream_of_many_bits_when_it_pauses_is_not_closed():
+    """What fills the queue goes before it reaches the hard marks, though several groups wait; then all is as before."""
     factor = 13  # 20 Mbit/s: 4 MiB are 1.7 s
     messages = [(at, item, size * factor) for at, item, size in stream(12, 0.5)]
     scene = Scene(lambda now: 0.0 if 5 <= now < 7 else 1.3 * factor, flush_s=0.04).run(messages, 12)
     assert not scene.viewer.host.closed
-    assert scene.sender.statistics().dropped.keys() == {DropReason.LATE}
     assert scene.figures(8.5, 11)["pictures"] == 1.0
     scene.check()
 
