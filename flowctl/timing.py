@@ -78,11 +78,11 @@ def crowded(limits: Limits, load: Load) -> bool:
     """Return whether `load` nears a hard mark of bytes or messages although what is late is left out.
 
     What is waited for fits the hard marks at the rates of the stream. So this is a burst: of sound, key frames, or
-    frames that no other needs, too fast for its rate to be known, or so small that none is late.
+    frames that no other needs, too fast for its rate to be known, or so small that none is late. An axis without a
+    soft mark is one on which nothing is to be thinned.
     """
-    return load.size_bytes >= _CROWDED * (limits.size.hard or OFF_MARK) or load.messages >= _CROWDED * (
-        limits.messages.hard or OFF_MARK
-    )
+    pairs = ((load.size_bytes, limits.size), (load.messages, limits.messages))
+    return any(axis.soft and value >= _CROWDED * (axis.hard or OFF_MARK) for value, axis in pairs)
 
 
 def ahead_bytes(rate: float) -> int:

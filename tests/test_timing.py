@@ -7,10 +7,19 @@ from math import inf
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.flow import MessageClass
+from flowctl.flow import Load, MessageClass
 from flowctl.limits import AxisLimits, Limits, parse_target_delay, target_marks
 from flowctl.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
-from flowctl.timing import ENDLESS, LEAST_AHEAD_BYTES, MOST_AHEAD_BYTES, Timing, ahead_bytes, most_wait_s, target_s
+from flowctl.timing import (
+    ENDLESS,
+    LEAST_AHEAD_BYTES,
+    MOST_AHEAD_BYTES,
+    Timing,
+    ahead_bytes,
+    crowded,
+    most_wait_s,
+    target_s,
+)
 
 CONTROL, HEADER, KEY, INTER, DISPOSABLE, AUDIO, DATA = MessageClass
 
@@ -157,3 +166,18 @@ def test_patience_when_it_is_a_huge_number_has_no_end():
             return 10**400
 
     assert patience_of(Endless()) == ENDLESS
+
+
+@pytest.mark.parametrize(
+    ("hard", "load", "expected"),
+    [
+        ("4MiB,4096,8s", Load(3_600_000, 100, 7999.0), False),  # what is waited for, and age is no burst
+        ("4MiB,4096,8s", Load(3_800_000, 100, 0.0), True),
+        ("4MiB,4096,8s", Load(0, 3687, 0.0), True),
+        ("0,0", Load(1 << 40, 1 << 20, 0.0), False),  # no hard mark, no end
+    ],
+)
+def test_queue_is_crowded_from_nine_tenths_of_a_hard_mark_on_where_there_is_a_soft_one(hard, load, expected):
+    """Bytes and messages alone: what waits for long is what the rule itself judges."""
+    assert crowded(Limits.parse("2MiB,2048,4s", hard), load) is expected
+    assert not crowded(Limits.parse("0,0", hard), load)
