@@ -52,13 +52,15 @@ class Audience:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.streams:
+            raise ConfigError("audiences: '' is no pattern of app/stream")
         target_ms, policy = self.target_delay_ms, self.policy
         if target_ms is not None and not -1 <= target_ms <= MOST_TARGET_MS:
             raise ConfigError(
-                f"audiences, {self.streams}: target_delay_ms must be 0 to {MOST_TARGET_MS}, or -1 (as usual)"
+                f"audiences, {self.streams!r:.60}: target_delay_ms must be 0 to {MOST_TARGET_MS}, or -1 (as usual)"
             )
         if policy is not None and policy not in LIVE_POLICIES:
-            raise ConfigError(f"audiences, {self.streams}: policy is {policy!r}, it must be {_POLICY_NAMES}")
+            raise ConfigError(f"audiences, {self.streams!r:.60}: policy is {policy!r:.40}, it must be {_POLICY_NAMES}")
 
     def __str__(self) -> str:
         """As `parse_audiences` reads it."""
@@ -81,13 +83,17 @@ def parse_audiences(text: str) -> tuple[Audience, ...]:
     for part in map(str.strip, filter(str.strip, text.split(";"))):
         streams, equals, words = map(str.strip, part.partition("="))
         if not (equals and streams and words):
-            raise ConfigError(f"audiences: {part!r} is not app/stream=target delay and policy", hint=_AUDIENCE_HINT)
+            raise ConfigError(
+                f"audiences: {part!r:.100} is not app/stream=target delay and policy", hint=_AUDIENCE_HINT
+            )
         given: dict[str, Any] = {}
         for word in words.split():
             value = word if word in LIVE_POLICIES else _audience_target_ms(word, streams)
             name = "policy" if word in LIVE_POLICIES else "target_delay_ms"
             if name in given:
-                raise ConfigError(f"audiences: {part!r} has {word!r} beside another one, leave one of the two out")
+                raise ConfigError(
+                    f"audiences: {part!r:.100} has {word!r:.60} beside another one, leave one of the two out"
+                )
             given[name] = value
         found.append(Audience(streams, **given))
     return tuple(found)
@@ -95,11 +101,11 @@ def parse_audiences(text: str) -> tuple[Audience, ...]:
 
 def _audience_target_ms(word: str, streams: str) -> int | None:
     try:
-        return parse_target_delay(word, f"audiences, {streams}")
+        return parse_target_delay(word, f"audiences, {streams!r:.60}")
     except ConfigError as error:
         if word[:1].isdigit():
             raise  # a duration was meant
-        said = f"audiences, {streams}: {word!r} is neither a target delay nor a policy"
+        said = f"audiences, {streams!r:.60}: {word!r:.60} is neither a target delay nor a policy"
         raise ConfigError(said, hint=_AUDIENCE_HINT) from error
 
 

@@ -76,7 +76,7 @@ def test_extra_when_given_as_text_sets_the_field():
         ({"cache_messages": "many"}, "cache_messages is 'many', it must be a whole number, 0 or more"),
         ({"trusted": "1"}, "unknown setting 'trusted'"),
         ({"audiences": "live/*"}, "audiences: 'live/*' is not app/stream=target delay and policy"),
-        ({"audiences": "live/*=soon"}, "audiences, live/*: 'soon'"),
+        ({"audiences": "live/*=soon"}, "audiences, 'live/*': 'soon'"),
     ],
 )
 def test_extra_when_wrong_is_refused_by_name(extra, words):
@@ -200,12 +200,15 @@ def test_audiences_when_several_fit_are_the_first_that_does():
         ({"target_delay_ms": -5}, "target_delay_ms must be 0 to 3600000, or -1"),
         ({"target_delay_ms": "800ms"}, "target_delay_ms is '800ms' "),
         ({"target_delay_ms": 0.8}, "target_delay_ms is 0.8 "),
+        ({"target_delay_ms": True}, "target_delay_ms is True "),
+        ({"streams": ""}, "'' is no pattern"),
+        ({"streams": 5}, "streams is 5 "),
     ],
 )
 def test_audience_when_written_in_code_is_checked_at_once(fields, said):
     """What is wrong is told when the settings are made, not when somebody plays."""
     with pytest.raises(ConfigError, match=said):
-        Audience("x", **fields)
+        Audience(**{"streams": "x"} | fields)
 
 
 def test_audiences_when_one_is_a_plain_tuple_are_refused():
