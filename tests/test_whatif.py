@@ -39,8 +39,8 @@ SMALL = [
     )
     for soft, hard in (("3000,8", None), ("9000,20,2s", None), ("40000,90", "50000,100"), ("0,0,1s", "0,0,1500ms"))
     for policy, target_ms, slow, hold in (
-        ("live", 500, 4, HardPolicy.CLOSE),
-        ("live", 0, 60, HardPolicy.HOLD),
+        ("all-or-cut", 500, 4, HardPolicy.CLOSE),
+        ("all-or-cut", 0, 60, HardPolicy.HOLD),
         ("keep", 0, 60, HardPolicy.CLOSE),
         ("drop", 0, 3, HardPolicy.CLOSE),
     )

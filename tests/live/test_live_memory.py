@@ -124,7 +124,7 @@ def test_memory_when_a_viewer_recovers_is_small_again(world):
         viewer.wire.room = None
     world.run(1.0)
     frames(publisher, 30, since=60)
-    world.run(6.0)  # pictures were left out: it lags for two groups more
+    world.run(8.0)  # pictures were left out: it lags for two groups more
     assert {viewer.state for viewer in viewers} == {SendState.READY}
     assert size_of(own(viewers[0], viewers[1:])) < HEALTHY_BYTES + 3_000
 
