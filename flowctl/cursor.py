@@ -200,9 +200,7 @@ class LogCursor(LogQueue):
         """Leave out what comes next and would be late, a key frame with the restart messages that are for it alone."""
         while (entry := self.place.entry) is not self._tail() and entry.next is not None:
             item, size, lane = entry.message_class, len(entry.wire), self._lane
-            if lane is not None and not self._restarts_at(entry, lane):
-                return
-            ahead = 0 if lane is None else lane.size_bytes
+            ahead = self.copied[0]
             if not timing.late(item, size, max(entry.enqueued_at, self.joined_at), ahead):
                 return
             if item is _INTER:
@@ -210,7 +208,7 @@ class LogCursor(LogQueue):
             elif item is _KEY:
                 if not (timing.key_firm or entry.gop.next_key is not None or self._delays_sound(entry, timing, ahead)):
                     return  # nothing could stand in for it
-                if lane is not None:
+                if lane is not None and self._restarts_at(entry, lane):
                     # Else what comes with every key frame would take the line from those that are in time.
                     lane.drop_all_but((), self._tally(DropReason.LATE))
                     self._tidy_lane()

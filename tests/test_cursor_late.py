@@ -294,3 +294,14 @@ def test_leading_pictures_when_their_group_was_thinned_too_do_not_come_back():
     follower.publish("kdI")
     follower.cursor.poll(follower.now)
     assert take(follower, rate=10_000) == "rrKIrrKI"
+
+
+def test_what_follows_headers_that_wait_is_judged_behind_them():
+    """A large message on its way holds up the headers of a key frame, and what comes after it is late all the same."""
+    follower = slow("IIKI", age_s=1.5)
+    assert take(follower, rate=10_000, most=1) == "r"
+    follower.publish("IAIKIA")
+    follower.cursor.peek(1, 1, Timing(follower.now, 1000, 5000, TARGET_S, patience_of(LivePolicy())))
+    assert follower.dropped(LATE).count("K") == 1
+    assert follower.cursor.entry.message_class in (MessageClass.AUDIO, MessageClass.KEY)
+    assert take(follower, rate=1e9).replace("A", "").endswith("rrKI")
