@@ -244,10 +244,15 @@ def describe_shares(entry: LedgerEntry) -> str:
 
 
 def difference(after: dict[DropReason, Counts], before: dict[DropReason, Counts]) -> dict[DropReason, Counts]:
-    """Return what was dropped between two accounts, by reason, without the reasons that stayed as they were."""
+    """Return what was dropped between two accounts, by reason, without the reasons that stayed as they were.
+
+    What stands behind a key frame that is waited for counts as refused until its viewer looks: less than before is 0.
+    """
     result = {}
     for reason, counts in after.items():
         delta = counts - before[reason] if reason in before else counts
+        if min(delta.messages) < 0:
+            delta = Counts(*(tuple(max(item, 0) for item in items) for items in (delta.messages, delta.sizes_bytes)))
         if delta.total_messages:
             result[reason] = delta
     return result

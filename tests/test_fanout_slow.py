@@ -32,7 +32,7 @@ from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, by_messages
 from flowctl.fanout import Fanout
 from flowctl.ledger import LedgerKind
 from flowctl.limits import AxisLimits, HardPolicy, Limits
-from flowctl.policy import LivePolicy
+from flowctl.policy import LivePolicy, Thin, Verdict
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.streamlog import CacheLimits, Entry
 from flowctl.testing import ManualGroup
@@ -342,3 +342,25 @@ def test_publishing_and_flushing_on_two_threads_keeps_every_stream_whole(fine_sw
         check_accounts(viewer)
         check_edges(viewer)
         check_stream(viewer, published)
+
+
+class KeyFramesOnly(LivePolicy):
+    def decide(self, state, message_class):
+        return Verdict.DROP if message_class is INTER else super().decide(state, message_class)
+
+
+def test_episode_when_a_key_frame_ends_a_refusal_that_nobody_has_noticed_has_no_negative_counts():
+    """Frames behind a key frame count as refused until their viewer is looked at: then they are queued, and served."""
+    group = ManualGroup()
+    published = Published(group)
+    viewer = Viewer(group, policy=KeyFramesOnly(), limits=Limits(target_delay_ms=0), settings=TIMELESS)
+    viewer.follow(Fanout(published.log, group, adaptive=False))
+    group.run(0.01)
+    published.script("I")
+    viewer.sender.set_policy(LivePolicy())
+    published.script("AIKIAK")
+    viewer.sender.thin(Thin.NOTHING)
+    group.run(0.1)
+    assert not viewer.host.closed
+    assert viewer.sender.statistics().dropped[DropReason.REFUSED].of(INTER) == 2
+    assert viewer.numbers()[-2:] == [5, 6]
