@@ -19,12 +19,12 @@ The link is known only from what the kernel took, so this is what is assumed (`L
 - Writes come when the recorded viewer wrote. Where that one was blocked for longer than a flush interval, a choice that
   was not is offered a write when a message comes.
 
-The choice that was recorded therefore meets the answers that were recorded, and does what was done. Limits that were
-changed while the viewer was connected, and an age taken from the delay and
-not from the queue are no part of a choice. After a viewer had been closed nothing was recorded: `extended` goes on with
-the last seconds of stream and link, and says from when on. That tells whether another choice would have closed the
-viewer, and the memory for it; delay, key frames and all else are of the recorded time, and `Outcome.assumed_s` says how
-much was assumed beside it.
+The choice that was recorded therefore meets the answers that were recorded, and does what was done, but for
+pictures that were late by what the kernel held. Limits that were changed while the viewer was connected, and an age
+taken from the delay and not from the queue are no part of a choice. After a viewer had been closed nothing was
+recorded: `extended` goes on with the last seconds of stream and link, and says from when on. That tells whether
+another choice would have closed the viewer, and the memory for it; delay, key frames and all else are of the recorded
+time, and `Outcome.assumed_s` says how much was assumed beside it.
 
 Delay is the age of the oldest queued message when a write comes, weighted by the time since the write before: what a
 viewer sees who plays at once. It is a *stall* while that is above the player's buffer.
