@@ -22,7 +22,7 @@ import structlog
 
 import processes
 from flowctl.admission import AdmissionLimits
-from flowctl.flow import SendState
+from flowctl.flow.state import SendState
 from flowctl.live import LiveServer, build_live_server
 from flowctl.live.statistics import ViewerStatistics
 from flowctl.serving import ServeOptions

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from bench_sender import GROUP, LIMITS, MESSAGE, NullTransport
 from flowctl.fanout import Fanout
-from flowctl.flow import MessageClass
-from flowctl.policy import LivePolicy
+from flowctl.flow.policy import LivePolicy
+from flowctl.flow.state import MessageClass
 from flowctl.sender import Sender
 from flowctl.streamlog import StreamLog
 from flowctl.testing import ManualGroup, ManualHost

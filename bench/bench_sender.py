@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any, Final
 
 from flowctl.fanout import Fanout
-from flowctl.flow import MessageClass
-from flowctl.limits import Limits
-from flowctl.policy import LivePolicy
+from flowctl.flow.limits import Limits
+from flowctl.flow.policy import LivePolicy
+from flowctl.flow.state import MessageClass
 from flowctl.sender import Sender
 from flowctl.streamlog import StreamLog
 from flowctl.testing import ManualGroup, ManualHost

@@ -31,7 +31,7 @@ import charts
 import processes
 from compare import rivals
 from flowctl.client.source import FlvFile
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_VIDEO
 from flowctl.media.sample import SampleRecipe, ensure_sample, find_ffmpeg
 from flowctl.rtmp.media import inspect

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid
 from flowctl.whatif import REFUSED, TAKEN, Choice, Event, RecordedViewer, Work, evaluate, on_grid
 from tables import table

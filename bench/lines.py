@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from flowctl.client.throttle import SLOW_SEGMENT_BYTES, Constant, Rate, RatePace, receive_buffer
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.flv import FlvWriter
 from flowctl.loadtest.paces import Trace
 from flowctl.rtmp.client_session import ClientSession

@@ -22,11 +22,11 @@ from typing import Any, Final
 
 import flowctl.live.server as live_module
 from flowctl.admission import AdmissionLimits
-from flowctl.limits import NO_LIMITS
+from flowctl.flow.limits import NO_LIMITS
+from flowctl.flow.policy import KeepAll
 from flowctl.live import build_live_server
 from flowctl.live.server import LiveServer
 from flowctl.log import configure
-from flowctl.policy import KeepAll
 from flowctl.sender_types import SenderSettings
 from flowctl.serving import ServeOptions
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.admission import AdmissionLimits
     from flowctl.bans import Ban, BanAction, BanList
     from flowctl.connection import Connection
-    from flowctl.counts import Counts
     from flowctl.deferred import DeferredProcessor, DeferredStatistics, Job, Registration
     from flowctl.errors import (
         BrokenError,
@@ -35,11 +34,21 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     )
     from flowctl.fanout import Fanout, FanoutStatistics
     from flowctl.fanouts import Fanouts, FollowPlace
-    from flowctl.flow import Cause, Load, MessageClass, SendState, StateChange
-    from flowctl.forecast import Forecast
-    from flowctl.ledger import LedgerEntry, LedgerKind
-    from flowctl.limits import NO_LIMITS, Axis, AxisLimits, HardPolicy, Limits
-    from flowctl.policy import AudioFirst, DropDroppable, DropPolicy, KeepAll, LivePolicy, PicturesFirst, Thin, Verdict
+    from flowctl.flow.counts import Counts
+    from flowctl.flow.forecast import Forecast
+    from flowctl.flow.ledger import LedgerEntry, LedgerKind
+    from flowctl.flow.limits import NO_LIMITS, Axis, AxisLimits, HardPolicy, Limits
+    from flowctl.flow.policy import (
+        AudioFirst,
+        DropDroppable,
+        DropPolicy,
+        KeepAll,
+        LivePolicy,
+        PicturesFirst,
+        Thin,
+        Verdict,
+    )
+    from flowctl.flow.state import Cause, Load, MessageClass, SendState, StateChange
     from flowctl.pollgroup import GroupState, Pollable, PollGroup, PollGroupStatistics
     from flowctl.pollgroups import Move, PollGroups
     from flowctl.reasons import CloseReason, DropReason
@@ -157,7 +166,7 @@ _HOMES: Final = {
     "flowctl.admission": ("AdmissionLimits",),
     "flowctl.bans": ("Ban", "BanAction", "BanList"),
     "flowctl.connection": ("Connection",),
-    "flowctl.counts": ("Counts",),
+    "flowctl.flow.counts": ("Counts",),
     "flowctl.deferred": (
         "DeferredProcessor",
         "DeferredStatistics",
@@ -185,14 +194,14 @@ _HOMES: Final = {
         "Fanouts",
         "FollowPlace",
     ),
-    "flowctl.flow": (
+    "flowctl.flow.state": (
         "Cause",
         "Load",
         "MessageClass",
         "SendState",
         "StateChange",
     ),
-    "flowctl.forecast": ("Forecast",),
+    "flowctl.flow.forecast": ("Forecast",),
     "flowctl.shadow": (
         "Candidate",
         "ShadowReport",
@@ -201,18 +210,18 @@ _HOMES: Final = {
         "ShareSettings",
         "ViewerShares",
     ),
-    "flowctl.ledger": (
+    "flowctl.flow.ledger": (
         "LedgerEntry",
         "LedgerKind",
     ),
-    "flowctl.limits": (
+    "flowctl.flow.limits": (
         "Axis",
         "AxisLimits",
         "HardPolicy",
         "Limits",
         "NO_LIMITS",
     ),
-    "flowctl.policy": (
+    "flowctl.flow.policy": (
         "AudioFirst",
         "DropDroppable",
         "DropPolicy",

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 from flowctl._faults import as_exception, log_error, report
 from flowctl._locks import HANDLERS, OwnedLock
-from flowctl.counts import Counts
 from flowctl.errors import ReentryError
-from flowctl.flow import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
-from flowctl.ledger import Ledger, LedgerEntry, LedgerKind, difference
-from flowctl.limits import NO_LIMITS, Limits
+from flowctl.flow.counts import Counts
+from flowctl.flow.ledger import Ledger, LedgerEntry, LedgerKind, difference
+from flowctl.flow.limits import NO_LIMITS, Limits
+from flowctl.flow.policy import DropPolicy, KeepAll, refused_mask
+from flowctl.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
+from flowctl.flow.trouble import Trouble
 from flowctl.outbox import Outbox
-from flowctl.policy import DropPolicy, KeepAll, refused_mask
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import Account, AgeSource, CohortLike, Frontend, SenderHost, SenderSettings, Transport
 from flowctl.streamlog import Entry
-from flowctl.trouble import Trouble
 
 if TYPE_CHECKING:
     from flowctl.sender import Sender

@@ -4,7 +4,7 @@ A *sample* (delay and drain rate) is taken about twice a second of a peer that w
 its own timer, and of healthy ones by whoever sweeps over them (`Sender.sample_delay`). With each write to a viewer that
 lags, what the kernel holds is asked for too: that and the drain rate tell what would reach it too late and is left out,
 and how much the kernel is given ahead. A peer that stalled is brought back to live when the kernel takes something
-again. See `flowctl.timing`, `flowctl.drain` and `flowctl.forecast` for the rules.
+again. See `flowctl.flow.timing`, `flowctl.flow.drain` and `flowctl.flow.forecast` for the rules.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 from typing import TypedDict
 
 from flowctl._sendercore import SenderCore
-from flowctl.flow import CLASS_COUNT, SendState
-from flowctl.forecast import Forecast, time_to_hard
-from flowctl.ledger import LedgerEntry, LedgerKind
-from flowctl.policy import Thin
+from flowctl.flow.forecast import Forecast, time_to_hard
+from flowctl.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.flow.policy import Thin
+from flowctl.flow.state import CLASS_COUNT, SendState
+from flowctl.flow.timing import Timing, ahead_bytes, most_wait_s, target_s
+from flowctl.flow.trouble import HEALTHY_MS, Trouble
 from flowctl.sender_types import AgeSource, Glance
-from flowctl.timing import Timing, ahead_bytes, most_wait_s, target_s
-from flowctl.trouble import HEALTHY_MS, Trouble
 from flowctl.units import format_size
 
 

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from math import ceil, inf
 from typing import Final, NoReturn
 
-from flowctl.flow import CLASS_COUNT, MessageClass
-from flowctl.limits import OFF_MARK
+from flowctl.flow.limits import OFF_MARK
+from flowctl.flow.state import CLASS_COUNT, MessageClass
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
 from flowctl.sender_types import SenderSettings

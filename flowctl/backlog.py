@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from flowctl.counts import Counts, Tally, total
-from flowctl.flow import MessageClass
+from flowctl.flow.counts import Counts, Tally, total
+from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
+from flowctl.flow.state import MessageClass
 from flowctl.lane import Item
-from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
 from flowctl.reasons import DropReason
 
 _KEY: Final = MessageClass.KEY

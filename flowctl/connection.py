@@ -41,10 +41,10 @@ from flowctl.deferred import Registration
 from flowctl.delay import round_trip_us, unacknowledged_bytes
 from flowctl.errors import ClosedError, ReentryError
 from flowctl.fanouts import FollowPlace
-from flowctl.flow import SendState, StateChange
-from flowctl.ledger import LedgerKind
-from flowctl.limits import NO_LIMITS, Limits
-from flowctl.policy import DropPolicy
+from flowctl.flow.ledger import LedgerKind
+from flowctl.flow.limits import NO_LIMITS, Limits
+from flowctl.flow.policy import DropPolicy
+from flowctl.flow.state import SendState, StateChange
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.receiver import ALL, BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, Receiver, Verdict
@@ -764,7 +764,7 @@ class Connection:
     def delay_ms(self) -> float:
         """Return how far behind the peer is: our queue and the kernel's over the rate at which it takes. Any thread.
 
-        The rate comes from earlier samples, a fifth of a second apart or more; see `flowctl.drain`.
+        The rate comes from earlier samples, a fifth of a second apart or more; see `flowctl.flow.drain`.
         """
         return self.sender.sample_delay(unacknowledged_bytes(self._sock))
 

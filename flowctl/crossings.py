@@ -6,7 +6,7 @@ import heapq
 import itertools
 from typing import Final, Generic, TypeVar
 
-from flowctl.limits import OFF_MARK
+from flowctl.flow.limits import OFF_MARK
 
 _T = TypeVar("_T")
 

@@ -14,7 +14,7 @@ that is counted.
 *Leading pictures* of an open GOP refer to ones from before its key frame. Who goes on at that key frame after a loss
 is not sent them.
 
-*Lateness*: of a viewer that lags, what would arrive too late is left out when it comes next (`flowctl.timing`): a
+*Lateness*: of a viewer that lags, what would arrive too late is left out when it comes next (`flowctl.flow.timing`): a
 picture with the rest of its group, which is a key wait.
 
 *Joining*: a new viewer is given the GOP cache at once. What it was given so does not count against its limits while
@@ -28,14 +28,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from flowctl.flow import MessageClass
+from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room
+from flowctl.flow.state import MessageClass
+from flowctl.flow.timing import Timing
 from flowctl.gates import KeyWait, frames_before
 from flowctl.lane import Item, Lane
 from flowctl.logqueue import CONTROL, HEADER, LogQueue
-from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, Room
 from flowctl.reasons import DropReason
 from flowctl.streamlog import Entry, Gop, StreamLog
-from flowctl.timing import Timing
 
 _KEY: Final = MessageClass.KEY
 _INTER: Final = MessageClass.INTER

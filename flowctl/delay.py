@@ -1,7 +1,7 @@
 """What the kernel holds of a socket's output: the part of a peer's delay that our own queue does not show.
 
 That is what it was given and the peer has not acknowledged (SIOCOUTQ; man 7 tcp). What lies unread in the peer's own
-receive buffer is acknowledged and cannot be seen from here; see `flowctl.drain` for what becomes of the figure.
+receive buffer is acknowledged and cannot be seen from here; see `flowctl.flow.drain` for what becomes of the figure.
 """
 
 from __future__ import annotations

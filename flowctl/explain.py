@@ -6,9 +6,9 @@ import enum
 from collections.abc import Sequence
 from typing import Final
 
-from flowctl.flow import Cause, FlowCore, Load, SendState
-from flowctl.ledger import describe_change
-from flowctl.limits import OFF_MARK
+from flowctl.flow.ledger import describe_change
+from flowctl.flow.limits import OFF_MARK
+from flowctl.flow.state import Cause, FlowCore, Load, SendState
 from flowctl.reasons import CloseReason
 from flowctl.units import format_duration, format_size
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from flowctl.flow import CLASS_COUNT, MessageClass
-from flowctl.policy import BROKEN_MASK, KEY_WAIT_S
+from flowctl.flow.policy import BROKEN_MASK, KEY_WAIT_S
+from flowctl.flow.state import CLASS_COUNT, MessageClass
 from flowctl.reasons import DropReason
 from flowctl.streamlog import Entry, subtract
 

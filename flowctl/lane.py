@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from flowctl.counts import Tally
-from flowctl.flow import MessageClass
+from flowctl.flow.counts import Tally
+from flowctl.flow.state import MessageClass
 
 Item = tuple[MessageClass, bytes, float]
 """(class, wire, waiting since in seconds), as every `peek` of a queue returns it."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from operator import add, sub
 from typing import Final
 
-from flowctl.counts import NO_FIGURES, Counts, Figures, Tally
-from flowctl.flow import CLASS_COUNT, MessageClass
+from flowctl.flow.counts import NO_FIGURES, Counts, Figures, Tally
+from flowctl.flow.state import CLASS_COUNT, MessageClass
 from flowctl.gates import Gates
 from flowctl.lane import Lane
 from flowctl.reasons import DropReason

@@ -12,14 +12,14 @@ from operator import add
 from typing import Final
 
 from flowctl.backlog import Backlog
-from flowctl.counts import NO_COUNTS, NO_FIGURES, Counts, Figures
 from flowctl.cursor import LogCursor
-from flowctl.flow import Load, MessageClass
-from flowctl.limits import Limits
-from flowctl.policy import Room, Thin
+from flowctl.flow.counts import NO_COUNTS, NO_FIGURES, Counts, Figures
+from flowctl.flow.limits import Limits
+from flowctl.flow.policy import Room, Thin
+from flowctl.flow.state import Load, MessageClass
+from flowctl.flow.timing import Timing
 from flowctl.reasons import DropReason
 from flowctl.sender_types import Transport
-from flowctl.timing import Timing
 
 _NO_CLASS_COUNTS: Final = [0] * len(MessageClass)
 _TLS_WOULD_BLOCK: Final = frozenset({"SSLWantReadError", "SSLWantWriteError"})

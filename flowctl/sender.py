@@ -30,19 +30,19 @@ from flowctl._locks import HANDLERS
 from flowctl._sendercore import CLOSED, FlushResult
 from flowctl._senderstate import NoHost
 from flowctl._steering import Steering
-from flowctl.counts import total
 from flowctl.cursor import LogCursor
 from flowctl.errors import LocalProtocolError
 from flowctl.explain import explain
-from flowctl.flow import Load, MessageClass, SendState
-from flowctl.forecast import Forecast
-from flowctl.ledger import LedgerEntry, LedgerKind
-from flowctl.limits import OFF_MARK, Limits
-from flowctl.policy import DropPolicy, Thin
+from flowctl.flow.counts import total
+from flowctl.flow.forecast import Forecast
+from flowctl.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.flow.limits import OFF_MARK, Limits
+from flowctl.flow.policy import DropPolicy, Thin
+from flowctl.flow.state import Load, MessageClass, SendState
+from flowctl.flow.trouble import Trouble
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import CohortLike, Glance, SenderHost, SenderSettings, SenderStatistics, SendResult
 from flowctl.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
-from flowctl.trouble import Trouble
 
 __all__ = ["FlushResult", "Sender"]
 
@@ -464,8 +464,8 @@ class Sender(Steering):
         """Return when the hard limit will be reached if filling and draining go on as now. Any thread.
 
         Returns:
-            Seconds and axis. None: never, as for a viewer for which pictures are left out (`flowctl.timing`) while it
-            takes something; or the rate of the peer is not known yet.
+            Seconds and axis. None: never, as for a viewer for which pictures are left out (`flowctl.flow.timing`)
+            while it takes something; or the rate of the peer is not known yet.
         """
         self._refuse_reentry("forecast")
         with self._lock:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from flowctl.counts import NO_COUNTS, Counts, Figures
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
-from flowctl.flow import EMPTY_LOAD, Load, SendState, StateChange
-from flowctl.forecast import Forecast
+from flowctl.flow.counts import NO_COUNTS, Counts, Figures
+from flowctl.flow.forecast import Forecast
+from flowctl.flow.state import EMPTY_LOAD, Load, SendState, StateChange
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.streamlog import Entry, StreamLog
 

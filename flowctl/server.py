@@ -23,8 +23,8 @@ from flowctl.connection import Connection
 from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.fieldtypes import check_type
-from flowctl.limits import Limits
-from flowctl.policy import DropPolicy
+from flowctl.flow.limits import Limits
+from flowctl.flow.policy import DropPolicy
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.pollgroups import MAX_GROUPS, PollGroups
 from flowctl.proxyheader import TrustedProxies

@@ -13,7 +13,7 @@ from pathlib import Path
 from flowctl.admission import AdmissionLimits
 from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
 from flowctl.pollgroup import LoopFactory
 from flowctl.sender_types import SenderSettings
 from flowctl.server import DEFAULT_LIMITS, Server
@@ -34,13 +34,13 @@ class ServeOptions:
         socket_options: set on each socket.
         group_count: number of poll groups (threads).
         flush_interval_s: longest time between two flushes of a stream while there is something to send.
-        policy: what a program with streams leaves out for a slow viewer, a key of `flowctl.policy.LIVE_POLICIES`.
+        policy: what a program with streams leaves out for a slow viewer, a key of `flowctl.flow.policy.LIVE_POLICIES`.
         return_after_s: when a viewer's kernel takes something again after so long, a program with streams skips what
             became old meanwhile. 0: it sends everything.
         memory_budget_bytes: what may wait for all slow viewers of this server together. 0: there is no limit.
         shadow_limits: limits to be compared with the real ones, which they do not change. None: there are none.
         limits_file: file of limits that a program with streams reads at its start, instead of `limits`, and again
-            whenever it changes; see `flowctl.limitsfile`. None: there is none.
+            whenever it changes; see `flowctl.flow.limitsfile`. None: there is none.
         bans_file: the same of a ban list, which need not be there yet; see `flowctl.bans`. None: there is none.
         events: folder for records of what happens, of a program with streams; see `flowctl.telemetry.schema`. None:
             nothing is recorded.

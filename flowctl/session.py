@@ -6,8 +6,8 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from flowctl.errors import LimitExceededError
-from flowctl.flow import MessageClass, SendState, StateChange
-from flowctl.ledger import LedgerEntry
+from flowctl.flow.ledger import LedgerEntry
+from flowctl.flow.state import MessageClass, SendState, StateChange
 from flowctl.reasons import CloseReason
 from flowctl.receiver import InputResult
 from flowctl.sender_types import SendResult

@@ -24,15 +24,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from flowctl.counts import NO_COUNTS, Counts
-from flowctl.drain import STALL_S
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
-from flowctl.flow import CLASS_COUNT, FlowCore, Load, MessageClass, SendState, StateChange
-from flowctl.limits import Limits
-from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, Thin, patience_of, refused_mask
+from flowctl.flow.counts import NO_COUNTS, Counts
+from flowctl.flow.drain import STALL_S
+from flowctl.flow.limits import Limits
+from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, Thin, patience_of, refused_mask
+from flowctl.flow.state import CLASS_COUNT, FlowCore, Load, MessageClass, SendState, StateChange
+from flowctl.flow.timing import Timing, crowded, most_wait_s, target_s
 from flowctl.reasons import CloseReason
-from flowctl.timing import Timing, crowded, most_wait_s, target_s
 
 _RATE_S: Final = 2.0
 """Time constant of the measured rate."""

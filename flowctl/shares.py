@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.flow import SendState
+from flowctl.flow.state import SendState
 
 STATE_COUNT: Final = len(SendState)
 

@@ -25,8 +25,8 @@ from typing import Final, Protocol, cast
 
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.fieldtypes import check_fields
-from flowctl.flow import CLASS_COUNT, MessageClass
-from flowctl.rates import ClassRates
+from flowctl.flow.rates import ClassRates
+from flowctl.flow.state import CLASS_COUNT, MessageClass
 
 Wire = bytes | bytearray | memoryview
 """A message as the application hands it over."""

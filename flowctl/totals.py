@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from flowctl.counts import NO_COUNTS, Counts, shared, total
+from flowctl.flow.counts import NO_COUNTS, Counts, shared, total
 from flowctl.reasons import DropReason
 from flowctl.receiver import ReceiverStatistics
 from flowctl.sender_types import SenderStatistics

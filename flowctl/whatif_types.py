@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from flowctl.errors import ConfigError
-from flowctl.flow import CLASS_COUNT, MessageClass, SendState
-from flowctl.limits import HardPolicy, Limits, target_text
-from flowctl.policy import (
+from flowctl.flow.limits import HardPolicy, Limits, target_text
+from flowctl.flow.policy import (
     AudioFirst,
     DropDroppable,
     DropPolicy,
@@ -23,6 +22,7 @@ from flowctl.policy import (
     patience_of,
     refused_mask,
 )
+from flowctl.flow.state import CLASS_COUNT, MessageClass, SendState
 from flowctl.reasons import CloseReason
 from flowctl.units import format_duration, format_size
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from flow_kit import CLASS_OF, HEADER, KEY, LOG, RESTART, frame, parse
 
-from flowctl.counts import total
 from flowctl.cursor import LogCursor
-from flowctl.flow import MessageClass
-from flowctl.limits import OFF_MARK
-from flowctl.policy import Room
+from flowctl.flow.counts import total
+from flowctl.flow.limits import OFF_MARK
+from flowctl.flow.policy import Room
+from flowctl.flow.state import MessageClass
 from flowctl.streamlog import StreamLog
 
 ROOMY = Room(OFF_MARK, OFF_MARK, -float(OFF_MARK), 0)

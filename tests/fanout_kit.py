@@ -12,8 +12,8 @@ from flow_kit import (
 )
 
 from flowctl.fanout import Fanout
-from flowctl.limits import NO_LIMITS
-from flowctl.policy import LivePolicy
+from flowctl.flow.limits import NO_LIMITS
+from flowctl.flow.policy import LivePolicy
 from flowctl.sender_types import SenderSettings
 from flowctl.testing import ManualGroup
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 from collections import Counter
 
-from flowctl.counts import total
 from flowctl.fanout import Fanout
-from flowctl.flow import MessageClass
+from flowctl.flow.counts import total
+from flowctl.flow.state import MessageClass
 from flowctl.reasons import DropReason
 from flowctl.sender import Sender
 from flowctl.streamlog import StreamLog

@@ -23,8 +23,9 @@ from hostile_defences import DEFENCES, default_of
 
 from flowctl import pollgroup
 from flowctl.admission import AdmissionLimits
-from flowctl.flow import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
-from flowctl.limits import AxisLimits, HardPolicy, Limits
+from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.flow.policy import LivePolicy
+from flowctl.flow.state import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import EXTRA_SETTINGS
 from flowctl.live.telemetry import EVENTS_SETTINGS
@@ -33,7 +34,6 @@ from flowctl.loadtest.figures import FIGURES
 from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE
 from flowctl.loadtest.parquet import column_types
 from flowctl.loadtest.results import PeerResult
-from flowctl.policy import LivePolicy
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.amf_limits import AmfLimits
 from flowctl.rtmp.client_states import CLIENT_TABLE

@@ -6,8 +6,8 @@ from collections import Counter
 
 from flow_kit import CLASS_OF, HEAD_BYTES, OWN, Viewer, frame
 
-from flowctl.flow import SendState
-from flowctl.limits import AxisLimits, HardPolicy, Limits
+from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.flow.state import SendState
 from flowctl.sender_types import SenderSettings, SendOutcome
 from flowctl.testing import ManualGroup
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from flow_kit import AUDIO, DISPOSABLE, FRAMES, INTER, KEY, Published, Viewer, check_accounts, check_edges, check_stream
 
 from flowctl.fanout import Fanout
-from flowctl.limits import Limits
-from flowctl.policy import LivePolicy
+from flowctl.flow.limits import Limits
+from flowctl.flow.policy import LivePolicy
 from flowctl.sender_types import SenderSettings
 from flowctl.testing import ManualGroup
 

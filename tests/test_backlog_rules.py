@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.backlog import Backlog
-from flowctl.counts import total
-from flowctl.flow import MessageClass
-from flowctl.limits import OFF_MARK
-from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
+from flowctl.flow.counts import total
+from flowctl.flow.limits import OFF_MARK
+from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
+from flowctl.flow.state import MessageClass
 from flowctl.reasons import DropReason
 
 LETTERS = "CHKIDAX"

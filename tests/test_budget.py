@@ -21,7 +21,7 @@ from flowctl.budget import (
     span_bytes,
 )
 from flowctl.errors import ConfigError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.streamlog import StreamLog
 
 
@@ -66,7 +66,7 @@ def test_held_when_a_log_is_measured_is_what_its_entries_take():
 RSS = """
 import resource
 from flowctl.budget import span_bytes
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.streamlog import StreamLog
 
 def rss():

@@ -12,9 +12,9 @@ from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_
 
 from flowctl.connection import INPUT_BYTES_PER_VIEWER_S
 from flowctl.errors import InternalError, ReentryError, RemoteProtocolError
-from flowctl.flow import MessageClass, SendState
-from flowctl.ledger import LedgerKind
-from flowctl.limits import Limits
+from flowctl.flow.ledger import LedgerKind
+from flowctl.flow.limits import Limits
+from flowctl.flow.state import MessageClass, SendState
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import SenderSettings, SendOutcome
 from flowctl.sockets import SocketOptions

@@ -9,8 +9,8 @@ import pytest
 from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_until
 
 from flowctl.errors import ClosedError, LimitExceededError, RemoteProtocolError
-from flowctl.flow import SendState
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
+from flowctl.flow.state import SendState
 from flowctl.reasons import CloseReason
 from flowctl.session import Session
 from flowctl.sockets import SocketOptions

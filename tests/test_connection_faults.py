@@ -10,8 +10,8 @@ import threading
 import pytest
 from connection_kit import WAIT_S, Noting, failures, groups, link, wait_until
 
-from flowctl.flow import SendState
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
+from flowctl.flow.state import SendState
 from flowctl.reasons import CloseReason
 from flowctl.session import Session
 from flowctl.sockets import SocketOptions

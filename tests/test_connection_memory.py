@@ -14,7 +14,7 @@ from flowctl.connection import Connection
 from flowctl.fanouts import Fanouts, FollowPlace
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity, Tape
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sender_types import SendOutcome

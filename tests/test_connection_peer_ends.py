@@ -14,7 +14,7 @@ from flowctl import _lingering
 from flowctl import connection as connection_module
 from flowctl._lingering import LINGER_BYTES
 from flowctl.errors import ClosedError, RemoteProtocolError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.reasons import CloseReason
 from flowctl.server import Server
 from flowctl.sockets import SocketOptions

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.crossings import Crossings
-from flowctl.limits import OFF_MARK
+from flowctl.flow.limits import OFF_MARK
 
 
 class Unordered:

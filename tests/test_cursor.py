@@ -6,11 +6,11 @@ import pytest
 from cursor_kit import ROOMY, Follower
 from flow_kit import HEADER, INTER, KEY, RESTART, frame
 
-from flowctl.counts import total
 from flowctl.cursor import LogCursor
-from flowctl.flow import MessageClass
-from flowctl.limits import OFF_MARK
-from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
+from flowctl.flow.counts import total
+from flowctl.flow.limits import OFF_MARK
+from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
+from flowctl.flow.state import MessageClass
 from flowctl.reasons import DropReason
 from flowctl.streamlog import StreamLog
 

@@ -6,10 +6,10 @@ import pytest
 from cursor_kit import ROOMY, Follower
 from flow_kit import HEADER, RESTART, frame
 
-from flowctl.flow import MessageClass
-from flowctl.policy import DROPPABLE_MASK, AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
+from flowctl.flow.policy import DROPPABLE_MASK, AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
+from flowctl.flow.state import MessageClass
+from flowctl.flow.timing import Timing
 from flowctl.reasons import DropReason
-from flowctl.timing import Timing
 
 LATE = DropReason.LATE
 TARGET_S = 1.0

@@ -6,8 +6,8 @@ import pytest
 from cursor_kit import ROOMY, Follower
 from flow_kit import AUDIO, DISPOSABLE, INTER, KEY
 
-from flowctl.limits import OFF_MARK
-from flowctl.policy import Room
+from flowctl.flow.limits import OFF_MARK
+from flowctl.flow.policy import Room
 from flowctl.reasons import DropReason
 
 NO_DISPOSABLE = 1 << DISPOSABLE

@@ -11,12 +11,12 @@ from flow_kit import AUDIO, CLASS_OF, CONTROL, HEADER, KEY, RESTART, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.counts import total
 from flowctl.cursor import LogCursor
-from flowctl.flow import MessageClass
+from flowctl.flow.counts import total
+from flowctl.flow.limits import OFF_MARK
+from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room, refused_mask
+from flowctl.flow.state import MessageClass
 from flowctl.lane import Lane
-from flowctl.limits import OFF_MARK
-from flowctl.policy import BROKEN_MASK, DROPPABLE_MASK, Room, refused_mask
 from flowctl.reasons import DropReason
 from flowctl.streamlog import StreamLog
 
@@ -480,7 +480,7 @@ def test_masks_when_used_here_leave_control_and_headers_alone():
 
     class DropsAll:
         def decide(self, state, message_class):
-            from flowctl.policy import Verdict
+            from flowctl.flow.policy import Verdict
 
             return Verdict.DROP
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from flowctl.delay import unacknowledged_bytes
-from flowctl.drain import DelayMeter
+from flowctl.flow.drain import DelayMeter
 
 
 def test_sample_when_nothing_waits_is_zero():

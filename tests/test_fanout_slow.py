@@ -30,9 +30,9 @@ from flow_kit import (
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, by_messages
 
 from flowctl.fanout import Fanout
-from flowctl.ledger import LedgerKind
-from flowctl.limits import AxisLimits, HardPolicy, Limits
-from flowctl.policy import LivePolicy, Thin, Verdict
+from flowctl.flow.ledger import LedgerKind
+from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.flow.policy import LivePolicy, Thin, Verdict
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.streamlog import CacheLimits, Entry
 from flowctl.testing import ManualGroup

@@ -10,8 +10,8 @@ from flow_kit import HEAD_BYTES, Peer, Published
 from sender_kit import OVERLOADED, SOFT_LIMIT, by_messages
 
 from flowctl.fanout import Fanout
-from flowctl.limits import NO_LIMITS
-from flowctl.policy import KeepAll
+from flowctl.flow.limits import NO_LIMITS
+from flowctl.flow.policy import KeepAll
 from flowctl.sender_types import SenderSettings
 from flowctl.streamlog import Entry
 from flowctl.testing import ManualGroup

@@ -8,9 +8,9 @@ import pytest
 
 from flowctl.admission import AdmissionLimits
 from flowctl.errors import ConfigError
-from flowctl.limits import AxisLimits, Limits
+from flowctl.flow.limits import AxisLimits, Limits
+from flowctl.flow.policy import LivePolicy
 from flowctl.live.config import LiveConfig
-from flowctl.policy import LivePolicy
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sender_types import SenderSettings

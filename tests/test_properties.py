@@ -26,9 +26,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from flowctl.fanout import Fanout
-from flowctl.flow import SendState
-from flowctl.limits import AxisLimits, HardPolicy, Limits
-from flowctl.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
+from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
+from flowctl.flow.state import SendState
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import AgeSource, SenderSettings, SendOutcome
 from flowctl.testing import ManualGroup

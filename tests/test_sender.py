@@ -25,10 +25,10 @@ from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talk
 
 from flowctl.errors import LocalProtocolError
 from flowctl.fanout import Fanout
-from flowctl.flow import Axis, Cause
-from flowctl.ledger import LedgerKind
-from flowctl.limits import NO_LIMITS, HardPolicy
-from flowctl.policy import DropDroppable, LivePolicy, Thin
+from flowctl.flow.ledger import LedgerKind
+from flowctl.flow.limits import NO_LIMITS, HardPolicy
+from flowctl.flow.policy import DropDroppable, LivePolicy, Thin
+from flowctl.flow.state import Axis, Cause
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
 from flowctl.sender_types import SenderSettings, SendOutcome

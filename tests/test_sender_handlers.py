@@ -23,9 +23,9 @@ from flowctl.fanout import Fanout
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity, Tape
 from flowctl.flight.words import TablePolicy
-from flowctl.ledger import LedgerKind
-from flowctl.limits import NO_LIMITS, Limits
-from flowctl.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
+from flowctl.flow.ledger import LedgerKind
+from flowctl.flow.limits import NO_LIMITS, Limits
+from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
 from flowctl.sender_types import SendOutcome

@@ -13,8 +13,8 @@ from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talk
 
 from flowctl.errors import LocalProtocolError
 from flowctl.fanout import Fanout
-from flowctl.limits import NO_LIMITS, HardPolicy, Limits
-from flowctl.policy import DropDroppable, KeepAll, LivePolicy, Thin
+from flowctl.flow.limits import NO_LIMITS, HardPolicy, Limits
+from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult
 from flowctl.sender_types import SenderSettings, SendOutcome

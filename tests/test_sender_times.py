@@ -14,10 +14,10 @@ from flow_kit import (
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talker, by_messages
 
 from flowctl.fanout import Fanout
-from flowctl.flow import Axis, Cause
-from flowctl.ledger import LedgerKind
-from flowctl.limits import AxisLimits, Limits
-from flowctl.policy import DropDroppable, KeepAll, LivePolicy, Thin
+from flowctl.flow.ledger import LedgerKind
+from flowctl.flow.limits import AxisLimits, Limits
+from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin
+from flowctl.flow.state import Axis, Cause
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import SenderSettings, SendOutcome
 from flowctl.testing import ManualGroup

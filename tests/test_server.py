@@ -18,8 +18,8 @@ from flowctl import server as server_module
 from flowctl.admission import Admission, AdmissionLimits
 from flowctl.bans import LIMITED_BURST, Ban, BanAction, BanList
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
-from flowctl.flow import MessageClass
-from flowctl.limits import NO_LIMITS
+from flowctl.flow.limits import NO_LIMITS
+from flowctl.flow.state import MessageClass
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import SenderSettings
 from flowctl.server import Server

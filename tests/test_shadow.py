@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.counts import NO_COUNTS, Counts
 from flowctl.errors import ConfigError
-from flowctl.flow import CLASS_COUNT, MessageClass, SendState
-from flowctl.limits import NO_LIMITS, Limits
-from flowctl.policy import KeepAll, LivePolicy, PicturesFirst, Thin
+from flowctl.flow.counts import NO_COUNTS, Counts
+from flowctl.flow.limits import NO_LIMITS, Limits
+from flowctl.flow.policy import KeepAll, LivePolicy, PicturesFirst, Thin
+from flowctl.flow.state import CLASS_COUNT, MessageClass, SendState
 from flowctl.reasons import CloseReason
 from flowctl.shadow import NO_SHADOW, Candidate, Shadow
 

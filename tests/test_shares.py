@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.flow import SendState
+from flowctl.flow.state import SendState
 from flowctl.shares import ShareSettings, ShareWatch, ViewerShares
 
 

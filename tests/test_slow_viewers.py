@@ -12,16 +12,16 @@ from flow_kit import AUDIO, DISPOSABLE, INTER, KEY, Published
 from hypothesis import given, settings
 from slow_kit import LINES, LIVE_LIMITS, RATE, Scene, Steady, stream
 
-from flowctl.counts import NO_COUNTS
 from flowctl.fanout import Fanout
-from flowctl.flow import SendState
-from flowctl.ledger import LedgerKind
-from flowctl.limits import NO_LIMITS, Limits
+from flowctl.flow.counts import NO_COUNTS
+from flowctl.flow.ledger import LedgerKind
+from flowctl.flow.limits import NO_LIMITS, Limits
+from flowctl.flow.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst
+from flowctl.flow.state import SendState
+from flowctl.flow.timing import target_s
 from flowctl.live.muting import Muted
-from flowctl.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import SenderSettings
-from flowctl.timing import target_s
 
 SECONDS = 100
 # Pictures seen by line, for groups of 1, 2 and 4 s: a simulation of the rule, see docs/concepts.md.

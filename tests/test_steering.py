@@ -25,18 +25,18 @@ from flow_kit import (
 from sender_kit import READY, SOFT_LIMIT, Talker, by_messages
 from slow_kit import RATE, Scene, Steady, stream
 
-from flowctl.drain import STALL_S
 from flowctl.errors import ConfigError
 from flowctl.fanout import Fanout
-from flowctl.ledger import LedgerKind
-from flowctl.limits import NO_LIMITS, Axis, AxisLimits, Limits
-from flowctl.policy import LivePolicy, Thin
+from flowctl.flow.drain import STALL_S
+from flowctl.flow.ledger import LedgerKind
+from flowctl.flow.limits import NO_LIMITS, Axis, AxisLimits, Limits
+from flowctl.flow.policy import LivePolicy, Thin
+from flowctl.flow.trouble import Trouble
 from flowctl.reasons import DropReason
 from flowctl.sender import Sender
 from flowctl.sender_types import AgeSource, SenderSettings, SendOutcome
 from flowctl.streamlog import CacheLimits, Entry
 from flowctl.testing import ManualGroup
-from flowctl.trouble import Trouble
 
 RETURNING = SenderSettings(stuck_s=0, soft_too_long_s=0, return_after_s=2.0)
 BY_DELAY = SenderSettings(stuck_s=0, soft_too_long_s=0, age_from=AgeSource.DELAY)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.flow import CLASS_COUNT, MessageClass
+from flowctl.flow.state import CLASS_COUNT, MessageClass
 from flowctl.streamlog import CacheLimits, Place, StreamLog, subtract
 
 CONTROL, HEADER, KEY, INTER, DISPOSABLE, AUDIO, DATA = MessageClass

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import LocalProtocolError
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
 from flowctl.reasons import CloseReason
 from flowctl.sender import FlushResult, Sender
 from flowctl.sender_types import SenderSettings, SendOutcome

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.counts import NO_COUNTS, Counts, total
-from flowctl.flow import CLASS_COUNT
+from flowctl.flow.counts import NO_COUNTS, Counts, total
+from flowctl.flow.state import CLASS_COUNT
 from flowctl.reasons import DropReason
 from flowctl.totals import NO_FLOW, FlowTotals
 

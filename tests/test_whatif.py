@@ -9,10 +9,10 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from slow_kit import LIVE_LIMITS, Steady
 
-from flowctl.counts import NO_COUNTS
 from flowctl.errors import ConfigError
-from flowctl.flow import MessageClass
-from flowctl.limits import HardPolicy, Limits
+from flowctl.flow.counts import NO_COUNTS
+from flowctl.flow.limits import HardPolicy, Limits
+from flowctl.flow.state import MessageClass
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import SenderSettings
 from flowctl.whatif import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowctl.flow import SendState
+from flowctl.flow.state import SendState
 from flowctl.live import LiveServer
 from flowctl.live.telemetry import Recording
 from flowctl.server import Server

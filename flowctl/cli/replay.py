@@ -171,7 +171,7 @@ def _other_choice(flight: Flight, named: _Named, *, of_many: bool) -> dict[str, 
     from flowctl.errors import ConfigError
     from flowctl.flight.viewing import in_force, stream_and_link
     from flowctl.flight.words import FLIGHT_FORMAT
-    from flowctl.limits import Limits, parse_target_delay
+    from flowctl.flow.limits import Limits, parse_target_delay
     from flowctl.whatif import Choice, evaluate, policy_name, recorded_viewer
 
     soft, slash, hard = (named.limits or "").partition("/")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flowctl._signals import EndSignals
-    from flowctl.limits import Limits
+    from flowctl.flow.limits import Limits
     from flowctl.sender_types import SenderSettings
     from flowctl.server import Server
     from flowctl.serving import ServeOptions, ServerProgram
@@ -115,7 +115,7 @@ def serve(
     from flowctl.cli.common import given, optional_duration, set_up_log
     from flowctl.cli.servers import check_extra, load_server
     from flowctl.flight.flights import parse_share
-    from flowctl.policy import LIVE_POLICIES
+    from flowctl.flow.policy import LIVE_POLICIES
     from flowctl.units import parse_duration, parse_size
 
     ended = context.with_resource(EndSignals())  # first of all: no signal is to kill a server that begins
@@ -187,7 +187,7 @@ def _limits(soft: str | None, hard: str | None, low: str | None, target_delay: s
     from dataclasses import replace
 
     from flowctl.errors import ConfigError
-    from flowctl.limits import Limits, parse_target_delay
+    from flowctl.flow.limits import Limits, parse_target_delay
     from flowctl.server import DEFAULT_LIMITS
 
     target_ms = parse_target_delay(target_delay, "--target-delay")
@@ -232,7 +232,7 @@ def _choice(text: str, option: str, choices: list[str]) -> str:
 
 def _shadow(text: str | None) -> Limits | None:
     """Return the limits in ``soft`` or ``soft/hard``; only their marks count."""
-    from flowctl.limits import Limits
+    from flowctl.flow.limits import Limits
 
     if text is None:
         return None

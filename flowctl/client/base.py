@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.errors import InternalError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.client_session import ClientSession
 from flowctl.rtmp.events import ClientEvent, ReconnectRequested, Rejected, StatusReceived, StreamEnded

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_SCRIPT, FlvTag
 from flowctl.rtmp.media import inspect
 from flowctl.rtmp.wire import CLOCK_MASK

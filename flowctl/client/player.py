@@ -26,8 +26,8 @@ from flowctl.client.gaps import GapFinder
 from flowctl.client.pace import MediaClock
 from flowctl.client.player_types import HEALTHY, PlayerStatistics, PlayProfile
 from flowctl.client.throttle import Constant, RatePace
-from flowctl.counts import Tally
-from flowctl.flow import MessageClass
+from flowctl.flow.counts import Tally
+from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_SCRIPT, FlvWriter
 from flowctl.media.stamp import read_stamp
 from flowctl.reasons import CloseReason

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.client.throttle import MAX_RATE, MIN_RATE, read_size, receive_buffer
-from flowctl.counts import NO_COUNTS, Counts
 from flowctl.errors import ConfigError
+from flowctl.flow.counts import NO_COUNTS, Counts
 from flowctl.receiver import DEFAULT_CAPACITY_BYTES
 
 MAX_PINGS_PER_S: Final = 100_000

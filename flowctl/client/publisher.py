@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from flowctl.client.base import DEFAULT_CONFIG, RtmpClient
 from flowctl.client.pace import TimedTag, Timeline
-from flowctl.counts import NO_COUNTS, Counts, Tally
 from flowctl.deferred import Job
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.flow import MessageClass, SendState, StateChange
+from flowctl.flow.counts import NO_COUNTS, Counts, Tally
+from flowctl.flow.state import MessageClass, SendState, StateChange
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO, FlvTag
 from flowctl.media.stamp import MAX_SEQUENCE, has_slot, stamp
 from flowctl.rtmp import amf0

@@ -23,8 +23,8 @@ from flowctl.demo.loopplan import LoopPlan
 from flowctl.demo.loopreport import Comparison, Side, addresses, side_of
 from flowctl.demo.loopserver import EVENTS_ROTATE_S, LoopServer
 from flowctl.errors import FlowctlError
-from flowctl.limitsfile import parse_limits_file
-from flowctl.limitsfile import render as render_limits
+from flowctl.flow.limitsfile import parse_limits_file
+from flowctl.flow.limitsfile import render as render_limits
 from flowctl.loadtest.failon import parse_condition
 from flowctl.loadtest.figures import RunFigures
 from flowctl.loadtest.files import write_text

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.limits import Limits
-from flowctl.limitsfile import LimitsFile
+from flowctl.flow.limits import Limits
+from flowctl.flow.limitsfile import LimitsFile
 from flowctl.loadtest.plan import LoadPlan
 
 BIT_RATE: Final = 2_000_000

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
 from flowctl.loadtest.crowd import source_address
 from flowctl.loadtest.plan import LoadPlan
 

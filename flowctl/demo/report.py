@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from flowctl.demo.plan import BIT_RATE, FPS, DemoPlan, Kind
 from flowctl.demo.watch import Watched
-from flowctl.flow import SendState
+from flowctl.flow.state import SendState
 from flowctl.loadtest.figures import RunFigures
 from flowctl.loadtest.results import PeerKind, PeerResult, RunResult
 from flowctl.reasons import CloseReason

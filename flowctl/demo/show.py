@@ -16,7 +16,7 @@ from rich.table import Table
 
 from flowctl.demo.plan import Kind
 from flowctl.demo.watch import Watched
-from flowctl.flow import SendState
+from flowctl.flow.state import SendState
 from flowctl.log import use_colours
 from flowctl.output import say
 from flowctl.printable import printable

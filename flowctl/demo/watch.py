@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowctl.demo.plan import ViewerPlan
-from flowctl.flow import EMPTY_LOAD, Load, SendState
+from flowctl.flow.state import EMPTY_LOAD, Load, SendState
 from flowctl.live import EndedViewer, HubStatistics, ViewerStatistics
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import SenderStatistics

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from flowctl.flight.tape import Tape
 from flowctl.flight.words import LOG_LANE, MICROSECONDS, dump
-from flowctl.flow import MessageClass
-from flowctl.limits import OFF_MARK
+from flowctl.flow.limits import OFF_MARK
+from flowctl.flow.state import MessageClass
 from flowctl.sender import Sender
 from flowctl.sender_types import CohortLike
 from flowctl.streamlog import CacheLimits, Entry, StreamLog, subtract

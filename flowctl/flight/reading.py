@@ -22,7 +22,7 @@ from flowctl.flight.words import (
     limits_from,
     settings_from,
 )
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
 from flowctl.sender_types import SenderSettings
 from flowctl.telemetry.schema import FLIGHT, FlightKind
 

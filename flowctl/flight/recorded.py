@@ -33,11 +33,11 @@ from flowctl.flight.words import (
     output_row,
     settings_as_dict,
 )
-from flowctl.flow import Load, MessageClass
-from flowctl.forecast import Forecast
-from flowctl.ledger import LedgerEntry, LedgerKind
-from flowctl.limits import NO_LIMITS, Limits
-from flowctl.policy import DropPolicy, Thin
+from flowctl.flow.forecast import Forecast
+from flowctl.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.flow.limits import NO_LIMITS, Limits
+from flowctl.flow.policy import DropPolicy, Thin
+from flowctl.flow.state import Load, MessageClass
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sender_types import (

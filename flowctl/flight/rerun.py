@@ -26,9 +26,9 @@ from flowctl.flight.words import (
     limits_from,
     output_row,
 )
-from flowctl.flow import Load, MessageClass
-from flowctl.ledger import LedgerEntry
-from flowctl.policy import Thin
+from flowctl.flow.ledger import LedgerEntry
+from flowctl.flow.policy import Thin
+from flowctl.flow.state import Load, MessageClass
 from flowctl.reasons import CloseReason
 from flowctl.streamlog import Entry, StreamLog
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from flowctl.errors import ConfigError, DamagedFlightError
 from flowctl.flight.reading import Flight
 from flowctl.flight.words import LOG_LANE, FlightRow, TablePolicy, detail_of, limits_from
-from flowctl.flow import MessageClass
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
+from flowctl.flow.state import MessageClass
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
 
 TAKEN: Final = -1

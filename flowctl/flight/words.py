@@ -3,8 +3,8 @@
 Kinds are those of `FlightKind`; what a row of each kind holds is in docs/flight.md. No text from outside is kept: no
 payload, no stream name in a detail, no words of an error. What stands in ``detail`` is JSON with the keys below.
 
-Source: the settings are those of `flowctl.limits`, `flowctl.sender_types` and `flowctl.policy`, field by field, so
-that a reader needs nothing else to build the same Sender.
+Source: the settings are those of `flowctl.flow.limits`, `flowctl.sender_types` and `flowctl.flow.policy`, field by
+field, so that a reader needs nothing else to build the same Sender.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from flowctl.counts import Counts
 from flowctl.errors import ConfigError
-from flowctl.flow import Load, MessageClass, SendState
-from flowctl.ledger import LedgerEntry, LedgerKind, describe_shares
-from flowctl.limits import AxisLimits, HardPolicy, Limits
-from flowctl.policy import DropPolicy, KeepAll, Thin, Verdict, patience_of, refused_mask
+from flowctl.flow.counts import Counts
+from flowctl.flow.ledger import LedgerEntry, LedgerKind, describe_shares
+from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.flow.policy import DropPolicy, KeepAll, Thin, Verdict, patience_of, refused_mask
+from flowctl.flow.state import Load, MessageClass, SendState
+from flowctl.flow.timing import ENDLESS
 from flowctl.reasons import DropReason
 from flowctl.sender_types import AgeSource, SenderSettings, SenderStatistics
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
-from flowctl.timing import ENDLESS
 
 FLIGHT_FORMAT: Final = 2
 """Of BEGIN; counted up when rows change their meaning: a reader of a newer number says so instead of guessing."""

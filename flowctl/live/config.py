@@ -10,8 +10,8 @@ from typing import Any, Final
 from flowctl.errors import ConfigError
 from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields, check_type
-from flowctl.limits import MOST_TARGET_MS, Limits, parse_target_delay, target_marks
-from flowctl.policy import LIVE_POLICIES
+from flowctl.flow.limits import MOST_TARGET_MS, Limits, parse_target_delay, target_marks
+from flowctl.flow.policy import LIVE_POLICIES
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.shadow import Candidate
 from flowctl.streamlog import CacheLimits
@@ -39,7 +39,7 @@ class Audience:
 
     Args:
         streams: pattern of ``app/stream``, with ``*`` and ``?``.
-        target_delay_ms: see `flowctl.limits.Limits`; -1: as usual.
+        target_delay_ms: see `flowctl.flow.limits.Limits`; -1: as usual.
         policy: key of `LIVE_POLICIES`. None: as usual.
 
     Raises:

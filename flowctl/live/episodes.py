@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import structlog
 
-from flowctl.counts import NO_COUNTS, Counts
-from flowctl.flow import SendState
-from flowctl.ledger import LedgerEntry, LedgerKind
+from flowctl.flow.counts import NO_COUNTS, Counts
+from flowctl.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.flow.state import SendState
 from flowctl.reasons import DropReason
 
 _QUIET_S: Final = 2.0

@@ -30,7 +30,7 @@ from flowctl._loopthread import LoopThread
 from flowctl.addresses import address_key
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.fieldtypes import check_type
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.rtmp.url import Query, RtmpUrl
 
 UNDECIDED: Final = "The server could not decide whether to allow this."

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flowctl.flow import MessageClass, SendState
-from flowctl.policy import DropPolicy, Thin, Verdict
+from flowctl.flow.policy import DropPolicy, Thin, Verdict
+from flowctl.flow.state import MessageClass, SendState
 
 _VIDEO = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
 

@@ -26,9 +26,9 @@ from flowctl._locks import OwnedLock
 from flowctl.addresses import address_key
 from flowctl.budget import BudgetAction, BudgetStatistics, Holding, MemoryBudget, Victim, span_bytes
 from flowctl.connection import Connection
-from flowctl.counts import Counts, total
-from flowctl.flow import SendState
-from flowctl.ledger import LedgerKind
+from flowctl.flow.counts import Counts, total
+from flowctl.flow.ledger import LedgerKind
+from flowctl.flow.state import SendState
 from flowctl.live.config import LiveConfig
 from flowctl.live.pace import Pace
 from flowctl.live.signals import Signals

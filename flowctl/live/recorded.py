@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from flowctl.errors import LimitExceededError
-from flowctl.flow import SendState
-from flowctl.ledger import LedgerEntry, LedgerKind
+from flowctl.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.flow.policy import DropPolicy
+from flowctl.flow.state import SendState
 from flowctl.live.config import LiveConfig
 from flowctl.live.flights import name_flight
 from flowctl.live.hub import Hub
@@ -18,7 +19,6 @@ from flowctl.live.roles import Playing
 from flowctl.live.sampler import Sampler
 from flowctl.live.session import LiveSession
 from flowctl.log import redact_text
-from flowctl.policy import DropPolicy
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import events as rtmp_events
 from flowctl.rtmp.server_states import StreamState

@@ -20,10 +20,10 @@ from typing import Final
 import structlog
 
 from flowctl import bans as bans_format
-from flowctl import limitsfile
 from flowctl.bans import BanList
 from flowctl.errors import ConfigError
-from flowctl.limitsfile import LimitsFile, parse_limits_file
+from flowctl.flow import limitsfile
+from flowctl.flow.limitsfile import LimitsFile, parse_limits_file
 from flowctl.live.watchfile import FileStatus, WatchedFile
 
 _log: Final = structlog.get_logger("flowctl.live")

@@ -33,7 +33,7 @@ import structlog
 from flowctl.cohort import Squad
 from flowctl.connection import Connection
 from flowctl.fanout import Fanout
-from flowctl.flow import SendState
+from flowctl.flow.state import SendState
 from flowctl.live.hub import Hub
 from flowctl.live.pace import Allowance, Pace
 from flowctl.live.sampleround import Books, Round, Seen

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.cohort import Squad
 from flowctl.connection import Connection
-from flowctl.counts import total
 from flowctl.fanout import Fanout
-from flowctl.flow import SendState
+from flowctl.flow.counts import total
+from flowctl.flow.state import SendState
 from flowctl.sender import Sender
 from flowctl.sender_types import SenderStatistics
 from flowctl.telemetry.events import ConnectionEvents, Sight

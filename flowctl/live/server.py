@@ -18,8 +18,9 @@ from flowctl.bans import Ban, BanList, utc_text
 from flowctl.connection import Connection
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError
 from flowctl.flight.flights import Flights
-from flowctl.limits import Limits
-from flowctl.limitsfile import LimitsFile
+from flowctl.flow.limits import Limits
+from flowctl.flow.limitsfile import LimitsFile
+from flowctl.flow.policy import LIVE_POLICIES, DropPolicy
 from flowctl.live.config import LiveConfig, SecondPublisher, parse_audiences
 from flowctl.live.flights import FLIGHTS_SETTINGS, flight_options, make_flights
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
@@ -27,7 +28,6 @@ from flowctl.live.hub import Hub
 from flowctl.live.reload import Reload
 from flowctl.live.session import LiveSession
 from flowctl.live.telemetry import EVENTS_SETTINGS, Recording, events_options
-from flowctl.policy import LIVE_POLICIES, DropPolicy
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sender_types import SenderSettings

@@ -15,12 +15,13 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from flowctl.addresses import address_key
-from flowctl.counts import NO_COUNTS, Counts, total
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
 from flowctl.fanouts import FollowPlace
-from flowctl.flow import MessageClass, SendState, StateChange
-from flowctl.ledger import LedgerEntry, LedgerKind
-from flowctl.limits import Limits
+from flowctl.flow.counts import NO_COUNTS, Counts, total
+from flowctl.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.flow.limits import Limits
+from flowctl.flow.policy import LIVE_POLICIES, DropPolicy
+from flowctl.flow.state import MessageClass, SendState, StateChange
 from flowctl.live.config import LiveConfig
 from flowctl.live.episodes import Episode
 from flowctl.live.hooks import TOO_SLOW, Kind, LiveRequest, Question
@@ -33,7 +34,6 @@ from flowctl.live.signals import EVENT_NAME, PARAMETER, message_values, publishe
 from flowctl.live.statistics import EndedViewer, ViewerStatistics
 from flowctl.live.stream import MEDIA_TYPES, StartPlace, Stream
 from flowctl.log import redact_text
-from flowctl.policy import LIVE_POLICIES, DropPolicy
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.receiver import DONE, InputResult, Verdict
 from flowctl.rtmp import commands

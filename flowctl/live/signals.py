@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from flowctl._faults import as_exception
 from flowctl._locks import OwnedLock
-from flowctl.flow import SendState
+from flowctl.flow.state import SendState
 from flowctl.shares import ShareSettings, ShareWatch, ViewerShares
 
 PARAMETER: Final = "viewer_states"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from flowctl.budget import NO_BUDGET, BudgetStatistics
-from flowctl.flow import SendState
+from flowctl.flow.state import SendState
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sender_types import SenderStatistics

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from flowctl._locks import OwnedLock
 from flowctl.errors import LimitExceededError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.live.config import LiveConfig
 from flowctl.live.owner import Owner
 from flowctl.live.wirelog import Headers, WireLog

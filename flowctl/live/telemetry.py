@@ -17,11 +17,11 @@ from flowctl.admission import BANNED
 from flowctl.connection import Connection
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.flight.words import limits_as_dict
+from flowctl.flow.policy import DropPolicy
 from flowctl.live.config import Audience, LiveConfig
 from flowctl.live.hub import Hub
 from flowctl.live.recorded import RecordedSession
 from flowctl.live.sampler import Sampler
-from flowctl.policy import DropPolicy
 from flowctl.sender_types import SenderSettings
 from flowctl.serving import ServeOptions
 from flowctl.telemetry.events import Events

@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 
 from flowctl.errors import LimitExceededError
 from flowctl.fanouts import Fanouts
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.rtmp import commands
 from flowctl.rtmp.chunk import serialise
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from flowctl.client.pace import TimedTag, Timeline
 from flowctl.errors import FlowctlError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO, FlvTag
 from flowctl.loadtest.link import Link, Target
 from flowctl.loadtest.reactor import Reactor

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.media.stamp import read_stamp
 from flowctl.rtmp.chunk import ChunkReader
 from flowctl.rtmp.chunk_stream import ChunkStream

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.flow import SendState
+from flowctl.flow.state import SendState
 from flowctl.telemetry.schema import FLIGHT, FLOW_EVENTS, FLOW_SAMPLES, EventName, FlightKind, Kind, Role, Table
 
 OLDEST_US: Final = int(dt.datetime(2020, 1, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000

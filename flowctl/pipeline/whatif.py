@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.limits import target_marks
-from flowctl.limitsfile import LimitsFile, render
+from flowctl.flow.limits import target_marks
+from flowctl.flow.limitsfile import LimitsFile, render
 from flowctl.loadtest.files import foreign
 from flowctl.pipeline.abuse import AbuseOptions, address_scores
 from flowctl.pipeline.abuse import sums as abuse_sums

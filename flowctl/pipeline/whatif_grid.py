@@ -25,8 +25,8 @@ from typing import Any, Final
 
 from flowctl.errors import ConfigError
 from flowctl.flight.words import TablePolicy, limits_from, settings_from
-from flowctl.limits import AxisLimits, HardPolicy, Limits, parse_target_delay, target_marks
-from flowctl.policy import LIVE_POLICIES, DropPolicy, LivePolicy
+from flowctl.flow.limits import AxisLimits, HardPolicy, Limits, parse_target_delay, target_marks
+from flowctl.flow.policy import LIVE_POLICIES, DropPolicy, LivePolicy
 from flowctl.whatif import MOST_CHOICES, Choice, marks_text, policy_name
 
 DEFAULT_IN_FORCE: Final = Choice(limits=Limits.parse("2MiB,2048,4s", "4MiB,4096,8s"), return_after_s=0.0)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import FlowctlError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.pipeline.reportdata import LEAST_STAY_S
 from flowctl.reasons import SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES

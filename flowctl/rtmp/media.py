@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.rtmp.media_enhanced import (
     AUDIO_MALFORMED,
     VIDEO_COMMAND,

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.rtmp.media_frames import Verdict, audio_info, classify_audio, classify_video, codec_name, video_info
 from flowctl.rtmp.media_types import Body, Kind, MediaInfo
 

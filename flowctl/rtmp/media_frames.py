@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Final, TypeAlias
 
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.rtmp.media_types import Body, MediaInfo, Packet
 from flowctl.rtmp.nal import AVC_VERDICTS, HEVC_VERDICTS, survey
 from flowctl.rtmp.unmarked import is_key_frame

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 
 Body: TypeAlias = bytes | memoryview
 Kind: TypeAlias = Literal["audio", "video", "data"]

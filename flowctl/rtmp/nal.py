@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 
 MAX_NAL_HEADERS: Final = 32
 """NAL units looked at in one message. Hardware encoders cut a picture into 4 to 16 slices, x264's Blu-ray setting into

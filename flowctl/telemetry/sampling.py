@@ -13,7 +13,7 @@ from array import array
 from operator import sub
 from typing import Any, Final, NamedTuple
 
-from flowctl.flow import CLASS_COUNT, SendState
+from flowctl.flow.state import CLASS_COUNT, SendState
 from flowctl.streamlog import Entry, StreamLog
 from flowctl.telemetry.schema import FLOW_SAMPLES
 from flowctl.telemetry.writer import arrow_type

@@ -25,7 +25,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 
 FORMAT: Final = 2
 """Counted up when a column goes or changes its meaning; new columns at the end do not count."""

@@ -19,8 +19,8 @@ from typing import ClassVar, Final, TypeVarTuple, Unpack, cast
 from flowctl._processor import DeferredProcessor
 from flowctl.connection import Connection
 from flowctl.deadlines import Deadlines
-from flowctl.limits import NO_LIMITS, Limits
-from flowctl.policy import DropPolicy
+from flowctl.flow.limits import NO_LIMITS, Limits
+from flowctl.flow.policy import DropPolicy
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import SenderSettings

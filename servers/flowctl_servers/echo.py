@@ -7,8 +7,8 @@ before has become older than its hard limit (or is stuck for too long); nobody e
 from __future__ import annotations
 
 from flowctl.errors import LimitExceededError
-from flowctl.flow import SendState
-from flowctl.policy import DropDroppable
+from flowctl.flow.policy import DropDroppable
+from flowctl.flow.state import SendState
 from flowctl.server import Server
 from flowctl.serving import ServeOptions, ServerProgram
 from flowctl.session import Session

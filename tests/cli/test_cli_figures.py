@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowctl.cli.figures import summary
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
 from flowctl.live import build_live_server
 from flowctl.server import Server
 from flowctl.serving import ServeOptions

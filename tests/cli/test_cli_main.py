@@ -15,7 +15,7 @@ from flowctl.cli import app, errors, main
 from flowctl.cli import serve as serve_module
 from flowctl.cli.serve import serve
 from flowctl.errors import BrokenError, ConfigError, FlowctlError
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
 from flowctl.server import DEFAULT_LIMITS
 
 COMMANDS = ("serve", "publish", "play", "load", "demo", "version")

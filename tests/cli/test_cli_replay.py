@@ -17,7 +17,7 @@ from flight_kit import Rows, slow_history
 
 from flowctl.cli.replay import _POLICIES
 from flowctl.flight.words import TablePolicy
-from flowctl.policy import AudioFirst, LivePolicy
+from flowctl.flow.policy import AudioFirst, LivePolicy
 from flowctl.reasons import CloseReason
 from flowctl.telemetry.schema import FLIGHT
 from flowctl.whatif import POLICIES

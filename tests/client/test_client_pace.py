@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flowctl.client.pace import MediaClock, Timeline, signed_difference
 from flowctl.errors import ConfigError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO, FlvTag
 from flowctl.media.synthetic import SyntheticSource
 

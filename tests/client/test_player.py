@@ -10,9 +10,9 @@ from client_kit import address, client_group, live_server, small_source, start_p
 from flowctl.client.connect import parse_address, start_client
 from flowctl.client.player import HEALTHY, PlayProfile, RtmpPlayer
 from flowctl.client.publisher import RtmpPublisher
-from flowctl.flow import MessageClass, SendState
+from flowctl.flow.limits import Limits
+from flowctl.flow.state import MessageClass, SendState
 from flowctl.flv import FlvReader, FlvWriter
-from flowctl.limits import Limits
 from flowctl.media.stamp import has_slot, stamp
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.events import PlayStarted

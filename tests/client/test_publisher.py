@@ -13,7 +13,7 @@ from flowctl.client.publisher import MAX_QUEUED_BYTES, RtmpPublisher
 from flowctl.client.runner import ClientRun
 from flowctl.client.source import FlvFile, Tracks, check_has_media
 from flowctl.errors import BrokenError, ConfigError, FlowctlError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.flv import FlvWriter
 from flowctl.media.stamp import read_stamp
 from flowctl.reasons import CloseReason

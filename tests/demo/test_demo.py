@@ -16,7 +16,7 @@ from flowctl.demo.report import Report, judge, make_report
 from flowctl.demo.show import LineDisplay, TableDisplay
 from flowctl.demo.watch import Watch, Watched
 from flowctl.errors import ConfigError
-from flowctl.flow import Load, SendState
+from flowctl.flow.state import Load, SendState
 from flowctl.live import EndedViewer, HubStatistics
 from flowctl.loadtest.results import PeerKind, PeerResult, RunResult, Sample
 from flowctl.log import configure

@@ -15,7 +15,7 @@ from flowctl.admission import AdmissionLimits
 from flowctl.client.connect import parse_address, start_client
 from flowctl.client.player import HEALTHY, RtmpPlayer
 from flowctl.client.publisher import RtmpPublisher
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from e2e_kit import connection_to, viewer_of, wait_for_end, wait_for_viewers, wait_until
 
 from flowctl.client.player import PlayProfile
-from flowctl.flow import MessageClass
+from flowctl.flow.limits import Limits
+from flowctl.flow.state import MessageClass
 from flowctl.flv import FlvReader, FlvWriter
-from flowctl.limits import Limits
 from flowctl.reasons import DropReason
 from flowctl.sender_types import SenderSettings
 from flowctl.sockets import SocketOptions

@@ -15,7 +15,7 @@ import sys
 from e2e_kit import connection_to, wait_for_end, wait_for_viewers, wait_until
 
 from flowctl.client.player import PlayProfile
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.replay import compare, read_flight, replay
 from flowctl.sender_types import SenderSettings

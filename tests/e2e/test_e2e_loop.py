@@ -12,7 +12,7 @@ from flowctl.demo.loop import run_loop
 from flowctl.demo.loopplan import LoopPlan
 from flowctl.demo.loopreport import addresses
 from flowctl.errors import FlowctlError
-from flowctl.limitsfile import parse_limits_file
+from flowctl.flow.limitsfile import parse_limits_file
 from flowctl.reasons import CloseReason
 
 pytestmark = pytest.mark.pipeline  # a program with a Java of its own

@@ -19,7 +19,7 @@ from e2e_kit import (
 from e2e_programs import watch
 
 from flowctl.client.player import PlayProfile
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.live.config import SecondPublisher
 from flowctl.media.synthetic import SyntheticSource

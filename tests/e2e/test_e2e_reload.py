@@ -14,10 +14,10 @@ import pytest
 from e2e_kit import NAME, connection_to, wait_for_viewers, wait_until
 
 from flowctl.bans import Ban, render
-from flowctl.ledger import LedgerKind
-from flowctl.limits import Limits
-from flowctl.limitsfile import LimitsFile
-from flowctl.limitsfile import render as render_limits
+from flowctl.flow.ledger import LedgerKind
+from flowctl.flow.limits import Limits
+from flowctl.flow.limitsfile import LimitsFile
+from flowctl.flow.limitsfile import render as render_limits
 from flowctl.live.config import parse_audiences
 from flowctl.reasons import CloseReason
 

@@ -23,9 +23,9 @@ from e2e_programs import watch, write_flv
 from e2e_raw import RawPlayer
 
 from flowctl.client.player import PlayProfile
-from flowctl.flow import MessageClass, SendState
+from flowctl.flow.limits import Limits
+from flowctl.flow.state import MessageClass, SendState
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader, FlvWriter
-from flowctl.limits import Limits
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl

@@ -8,7 +8,7 @@ import av
 import pytest
 from e2e_kit import PATIENCE_S, address_of, wait_for_end, wait_for_keys
 
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader
 from flowctl.rtmp.media import inspect
 

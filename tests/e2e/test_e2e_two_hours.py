@@ -27,7 +27,7 @@ from e2e_kit import (
 
 from flowctl.client.base import RtmpClient
 from flowctl.client.connect import parse_address, start_client
-from flowctl.flow import MessageClass, SendState
+from flowctl.flow.state import MessageClass, SendState
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO
 from flowctl.media.stamp import read_stamp
 from flowctl.media.synthetic import SyntheticSource

@@ -12,8 +12,8 @@ from flow_kit import CONTROL, OWN, Peer, Published, Viewer, frame
 from flowctl.fanout import Fanout
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity, Tape
-from flowctl.limits import Limits
-from flowctl.policy import LivePolicy
+from flowctl.flow.limits import Limits
+from flowctl.flow.policy import LivePolicy
 from flowctl.replay import compare, read_flights, replay
 from flowctl.sender_types import SenderSettings
 from flowctl.telemetry.schema import ARROW_TYPES, FLIGHT

@@ -15,10 +15,10 @@ from flowctl.fanout import Fanout
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity, Tape
 from flowctl.flight.words import FlightRow
-from flowctl.flow import SendState
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
+from flowctl.flow.policy import KeepAll, LivePolicy, Thin
+from flowctl.flow.state import SendState
 from flowctl.live.muting import Muted
-from flowctl.policy import KeepAll, LivePolicy, Thin
 from flowctl.reasons import CloseReason
 from flowctl.replay import compare, read_flights, replay
 from flowctl.sender import Sender

@@ -11,12 +11,12 @@ from flowctl.flight.reading import read_flights
 from flowctl.flight.recorded import begin_detail
 from flowctl.flight.viewing import REFUSED, TAKEN, stream_and_link
 from flowctl.flight.words import TablePolicy
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
+from flowctl.flow.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
 from flowctl.live.config import parse_audiences
 from flowctl.live.telemetry import _described
 from flowctl.pipeline.whatif_grid import audiences_of, in_force
 from flowctl.pipeline.whatif_viewers import flight_viewer
-from flowctl.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
 from flowctl.replay import replay
 from flowctl.sender_types import SenderSettings
 from flowctl.serving import ServeOptions

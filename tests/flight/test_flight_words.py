@@ -10,9 +10,9 @@ from test_properties import POLICIES, STEERED, limits
 
 from flowctl.errors import ConfigError
 from flowctl.flight.words import TablePolicy, limits_as_dict, limits_from, settings_as_dict, settings_from
-from flowctl.flow import MessageClass, SendState
+from flowctl.flow.policy import KeepAll, LivePolicy, Thin, refused_mask
+from flowctl.flow.state import MessageClass, SendState
 from flowctl.live.muting import Muted
-from flowctl.policy import KeepAll, LivePolicy, Thin, refused_mask
 from flowctl.sender_types import SenderSettings
 from flowctl.testing import check_drop_policy
 

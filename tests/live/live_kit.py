@@ -10,11 +10,11 @@ from __future__ import annotations
 import errno
 
 from flowctl.connection import Connection
-from flowctl.limits import NO_LIMITS
+from flowctl.flow.limits import NO_LIMITS
+from flowctl.flow.policy import LivePolicy
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession
-from flowctl.policy import LivePolicy
 from flowctl.rtmp import commands
 from flowctl.rtmp import events as rtmp_events
 from flowctl.rtmp.client_session import ClientSession

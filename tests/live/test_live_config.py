@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
 from flowctl.live.config import Audience, LiveConfig, SecondPublisher, parse_audiences
 from flowctl.live.server import EXTRA_SETTINGS, LiveServer, config_from, read_credentials, settings_from
 from flowctl.rtmp.limits import WireLimits

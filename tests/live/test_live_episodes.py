@@ -6,10 +6,10 @@ import pytest
 import structlog
 from live_kit import AVC_HEADER, World, audio, config, disposable, inter, key
 
-from flowctl.counts import NO_COUNTS, Counts
-from flowctl.flow import Cause, SendState, StateChange
-from flowctl.ledger import LedgerEntry, LedgerKind
-from flowctl.limits import Axis, Limits
+from flowctl.flow.counts import NO_COUNTS, Counts
+from flowctl.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.flow.limits import Axis, Limits
+from flowctl.flow.state import Cause, SendState, StateChange
 from flowctl.live.episodes import Episode
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.wire import Message

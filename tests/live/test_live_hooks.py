@@ -10,7 +10,7 @@ import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, STEP_S, World, audio, inter, key
 
 from flowctl.errors import ConfigError, LimitExceededError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.live.hooks import TOO_SLOW, UNDECIDED, HookRunner, LiveFrame, LiveHooks, LiveRequest, Question
 from flowctl.live.server import build_live_server
 from flowctl.rtmp import commands

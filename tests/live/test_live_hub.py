@@ -8,8 +8,8 @@ import pytest
 from live_kit import World, audio, config, inter, key
 
 from flowctl.errors import BusyError, LimitExceededError
-from flowctl.flow import MessageClass, SendState
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
+from flowctl.flow.state import MessageClass, SendState
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hub import Hub
 from flowctl.live.owner import Owner

@@ -8,7 +8,7 @@ import pytest
 import structlog
 from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, inter, key
 
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import commands
 from flowctl.rtmp.events import PublishStarted, StatusReceived, StreamEnded

@@ -12,9 +12,9 @@ from live_kit import World, audio, inter, key
 
 from flowctl.cohort import Squad
 from flowctl.fanout import Fanout
-from flowctl.flow import SendState
-from flowctl.ledger import LEDGER_ENTRIES
-from flowctl.limits import Limits
+from flowctl.flow.ledger import LEDGER_ENTRIES
+from flowctl.flow.limits import Limits
+from flowctl.flow.state import SendState
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.flow import MessageClass, SendState
+from flowctl.flow.policy import KeepAll, LivePolicy, Thin, Verdict
+from flowctl.flow.state import MessageClass, SendState
 from flowctl.live.muting import Muted
-from flowctl.policy import KeepAll, LivePolicy, Thin, Verdict
 
 VIDEO = {MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE}
 CLASSES = [item for item in MessageClass if item is not MessageClass.CONTROL]

@@ -9,11 +9,11 @@ import pytest
 import structlog
 from live_kit import World, audio, config, inter, key
 
-from flowctl.flow import MessageClass, SendState
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
+from flowctl.flow.policy import KeepAll, LivePolicy
+from flowctl.flow.state import MessageClass, SendState
 from flowctl.live.config import SecondPublisher
 from flowctl.live.oversight import Oversight
-from flowctl.policy import KeepAll, LivePolicy
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.messages import Acknowledgement, encode_control
 from flowctl.sender import Sender

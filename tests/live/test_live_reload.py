@@ -11,8 +11,8 @@ import structlog
 from flowctl._signals import EndSignals
 from flowctl.bans import BanList
 from flowctl.errors import ConfigError
-from flowctl.limits import Limits
-from flowctl.limitsfile import LimitsFile
+from flowctl.flow.limits import Limits
+from flowctl.flow.limitsfile import LimitsFile
 from flowctl.live.reload import Reload
 from flowctl.live.server import settings_from, with_limits
 from flowctl.live.watchfile import WatchedFile

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, disposable, inter, key
 
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
+from flowctl.flow.policy import AudioFirst
 from flowctl.live.config import SecondPublisher, parse_audiences
-from flowctl.policy import AudioFirst
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import commands
 from flowctl.rtmp.events import PlayStarted, PublishStarted, StreamEnded

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, inter, key
 
 from flowctl.errors import LimitExceededError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.live.config import LiveConfig
 from flowctl.live.stream import MOST_WIRES, Stream
 from flowctl.live.wirelog import WireLog

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from live_kit import AVC_HEADER, inter, key
 
 from flowctl.errors import LimitExceededError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.live import wirelog
 from flowctl.live.wirelog import HEADER_BYTES, HEADERS, HEADERS_BYTES, Headers, WireLog
 from flowctl.rtmp.chunk import ChunkReader, serialise

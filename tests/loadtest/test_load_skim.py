@@ -8,7 +8,7 @@ import random
 import pytest
 
 from flowctl.client.gaps import GapFinder
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.loadtest.histogram import DelayHistogram
 from flowctl.loadtest.measures import FASTEST, ORIGIN, STAMP, StreamClock, ViewerMeasure

@@ -11,7 +11,7 @@ import av
 import pytest
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.flv import FlvReader, FlvWriter
 from flowctl.media import sample as sample_module
 from flowctl.media.sample import SampleRecipe, ensure_sample, find_ffmpeg, read_label

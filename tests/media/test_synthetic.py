@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.flv import FlvWriter
 from flowctl.media.bits import BitWriter, escape
 from flowctl.media.stamp import MAX_SEQUENCE, MAX_TIME_US, has_slot

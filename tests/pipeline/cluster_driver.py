@@ -122,7 +122,7 @@ def where(spark: Any) -> dict[str, Any]:
 
     def place(_: int) -> str:
         import flowctl.units
-        from flowctl.limits import Limits
+        from flowctl.flow.limits import Limits
 
         return f"{flowctl.units.__file__} {Limits.parse('1MiB,1024,2s')}"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
-from flowctl.limits import HardPolicy
+from flowctl.flow.limits import HardPolicy
 from flowctl.pipeline.recommend import HONEST_TOLERANCE, mark_front, parse_objective, recommend
 from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid, parse_grid, scaled
 

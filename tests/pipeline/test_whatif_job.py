@@ -14,8 +14,8 @@ from record_kit import event, sample, write, write_samples
 
 from flowctl.errors import ConfigError
 from flowctl.flight.words import limits_as_dict
-from flowctl.limits import target_marks
-from flowctl.limitsfile import parse_limits_file
+from flowctl.flow.limits import target_marks
+from flowctl.flow.limitsfile import parse_limits_file
 from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid
 from flowctl.pipeline.whatif_viewers import ALL_CHOICES, sample_viewer
 
@@ -237,7 +237,7 @@ def test_capacity_when_the_folder_has_no_samples_says_so(spark, tmp_path):
 
 def test_default_grid_when_evaluated_from_the_present_is_all_readable_by_the_server():
     """Every choice with the server's own policy can be written as a limits file and read back."""
-    from flowctl.limitsfile import LimitsFile, render
+    from flowctl.flow.limitsfile import LimitsFile, render
 
     for choice in default_grid(DEFAULT_IN_FORCE):
         if choice.policy == "all-or-cut":

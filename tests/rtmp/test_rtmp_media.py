@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.rtmp import amf0
 from flowctl.rtmp.media import inspect
 from flowctl.rtmp.media_enhanced import MAX_MODIFIERS, MAX_TRACKS

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from flowctl.limits import Limits
+from flowctl.flow.limits import Limits
 from flowctl.reasons import CloseReason
 from flowctl.serving import ServeOptions
 from flowctl.sockets import SocketOptions

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from recorded_kit import RecordedWorld, audio, config, inter, key, totals
 from telemetry_kit import read
 
-from flowctl.counts import NO_COUNTS, Counts, total
-from flowctl.flow import Cause, MessageClass, SendState, StateChange
-from flowctl.ledger import LedgerEntry, LedgerKind
-from flowctl.limits import Limits
+from flowctl.flow.counts import NO_COUNTS, Counts, total
+from flowctl.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.flow.limits import Limits
+from flowctl.flow.state import Cause, MessageClass, SendState, StateChange
 from flowctl.live import LiveServer, recorded
 from flowctl.live.config import Audience, LiveConfig
 from flowctl.live.recorded import CONTROL_LANE

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.flow import MessageClass
+from flowctl.flow.state import MessageClass
 from flowctl.rtmp.chunk import ChunkReader
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.media import inspect

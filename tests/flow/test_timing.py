@@ -7,10 +7,10 @@ from math import inf
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.flow import Load, MessageClass
-from flowctl.limits import AxisLimits, Limits, parse_target_delay, target_marks
-from flowctl.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
-from flowctl.timing import (
+from flowctl.flow.limits import AxisLimits, Limits, parse_target_delay, target_marks
+from flowctl.flow.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
+from flowctl.flow.state import Load, MessageClass
+from flowctl.flow.timing import (
     ENDLESS,
     LEAST_AHEAD_BYTES,
     MOST_AHEAD_BYTES,

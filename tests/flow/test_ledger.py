@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.counts import NO_COUNTS, Counts, Tally, total
-from flowctl.flow import Cause, MessageClass, SendState, StateChange
-from flowctl.ledger import (
+from flowctl.flow.counts import NO_COUNTS, Counts, Tally, total
+from flowctl.flow.ledger import (
     LEDGER_ENTRIES,
     LEDGER_WORDS_BYTES,
     Ledger,
@@ -18,7 +17,8 @@ from flowctl.ledger import (
     describe_drops,
     difference,
 )
-from flowctl.limits import OFF_MARK, Axis
+from flowctl.flow.limits import OFF_MARK, Axis
+from flowctl.flow.state import Cause, MessageClass, SendState, StateChange
 from flowctl.reasons import CloseReason, DropReason
 
 

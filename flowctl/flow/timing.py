@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from flowctl.flow import CLASS_COUNT, Load, MessageClass
-from flowctl.limits import OFF_MARK, Limits
+from flowctl.flow.limits import OFF_MARK, Limits
+from flowctl.flow.state import CLASS_COUNT, Load, MessageClass
 
 LEAST_TARGET_S: Final = 1.5
 """A smaller target without a shorter time between key frames leaves more of the line unused than it saves delay."""

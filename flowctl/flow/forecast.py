@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flowctl.flow import Load
-from flowctl.limits import OFF_MARK, Axis, Limits
+from flowctl.flow.limits import OFF_MARK, Axis, Limits
+from flowctl.flow.state import Load
 
 
 class Forecast(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.flow import Load
-from flowctl.forecast import time_to_hard
-from flowctl.limits import NO_LIMITS, Axis, AxisLimits, Limits
-from flowctl.rates import ClassRates
+from flowctl.flow.forecast import time_to_hard
+from flowctl.flow.limits import NO_LIMITS, Axis, AxisLimits, Limits
+from flowctl.flow.rates import ClassRates
+from flowctl.flow.state import Load
 
 LIMITS = Limits(
     size=AxisLimits(soft=1000, hard=10_000),

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
-from flowctl.limits import AxisLimits, HardPolicy, Limits
-from flowctl.limitsfile import MOST_BYTES, LimitsFile, parse_limits_file, render
+from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.flow.limitsfile import MOST_BYTES, LimitsFile, parse_limits_file, render
 
 SMALL = 'version = 1\n[limits]\nsoft = "2MiB,2048,4s"\n'
 FULL = """
@@ -183,7 +183,7 @@ def test_render_when_a_value_could_not_be_read_refuses():
 
 def test_documents_when_they_show_a_limits_file_show_a_valid_one():
     """Who copies the example from the how-to has a file that works."""
-    text = (Path(__file__).parent.parent / "docs" / "how-to.md").read_text("utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text("utf-8")
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     files = [parse_limits_file(example, "docs/how-to.md") for example in examples if "[limits]" in example]
     assert len(files) == 1

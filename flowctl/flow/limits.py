@@ -97,7 +97,7 @@ class Limits:
         overhead_bytes: bytes charged per message, 0 or more.
         hard_policy: see `HardPolicy`.
         target_delay_ms: how late a followed log's pictures may reach a peer that lags before they are left out, in ms;
-            see `flowctl.timing`. None: by the stream, 1.5 s or three quarters of the time between key frames,
+            see `flowctl.flow.timing`. None: by the stream, 1.5 s or three quarters of the time between key frames,
             whichever is more, at most 4 s. 0: nothing is left out for that. At most an hour.
 
     Raises:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Final
 
-from flowctl.counts import Counts
-from flowctl.flow import CLASS_COUNT, Cause, SendState, StateChange
-from flowctl.limits import Axis
+from flowctl.flow.counts import Counts
+from flowctl.flow.limits import Axis
+from flowctl.flow.state import CLASS_COUNT, Cause, SendState, StateChange
 from flowctl.reasons import CloseReason, DropReason
 
 LEDGER_ENTRIES: Final = 16

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.limits import DEFAULT_OVERHEAD_BYTES, HardPolicy, Limits, parse_target_delay, target_marks
+from flowctl.flow.limits import DEFAULT_OVERHEAD_BYTES, HardPolicy, Limits, parse_target_delay, target_marks
 
 VERSION: Final = 1
 """Counted up when a key changes its meaning; a server refuses what it does not know, rather than guess."""

@@ -1,14 +1,14 @@
 """What a Sender keeps about a peer that does not keep up; made at its first EAGAIN, so that healthy peers cost nothing.
 
 The two meters are fed with one sample at a time: about twice a second, and of a viewer that is served by the rule of
-`flowctl.timing` with each write. What the samples lead to is decided in `flowctl._steering`.
+`flowctl.flow.timing` with each write. What the samples lead to is decided in `flowctl._steering`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from flowctl.drain import LEAST_SAMPLE_S, DelayMeter, DrainMeter
+from flowctl.flow.drain import LEAST_SAMPLE_S, DelayMeter, DrainMeter
 
 HEALTHY_MS: Final = 500.0
 """A peer that is less than this behind is not measured any further unless something else is wrong."""

@@ -2,7 +2,8 @@
 
 A policy decides by state and message class alone: `decide` says what happens to a message that is offered, `thin`
 what is done to the queue when a state is entered, and `patience` how long a lagging viewer of a log waits for a class
-of messages before it is left out (`flowctl.timing`). That it is a pure function is what makes it cheap (the decisions
+of messages before it is left out (`flowctl.flow.timing`). That it is a pure function is what makes it cheap (the
+decisions
 of a state are worked out once and become a bit mask), what lets one viewer of a shared log be thinned without walking
 the log, and what lets recorded sessions be judged again under another policy. `flowctl.testing.check_drop_policy`
 tests one's own.
@@ -16,7 +17,7 @@ from math import inf
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from flowctl.errors import ConfigError
-from flowctl.flow import MessageClass, SendState
+from flowctl.flow.state import MessageClass, SendState
 
 
 class Verdict(enum.Enum):
@@ -111,7 +112,8 @@ class DropDroppable:
 class LivePolicy:
     """The policy for live media, *all or cut*: who keeps up gets all, who lags the first pictures of each group.
 
-    A viewer that lags behind a log is served as far as its line carries (see `patience` and `flowctl.timing`). Without
+    A viewer that lags behind a log is served as far as its line carries (see `patience` and `flowctl.flow.timing`).
+    Without
     a target delay, OVERLOADED refuses frames that no other frame needs, and SOFT_LIMIT skips to a key frame and takes
     only key frames and audio until the load is at the low mark; with one, it skips where the viewer has stalled.
     HARD_LIMIT takes nothing more: the states protect the server.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.drain import STALL_S, DelayMeter, DrainMeter
-from flowctl.trouble import Trouble
+from flowctl.flow.drain import STALL_S, DelayMeter, DrainMeter
+from flowctl.flow.trouble import Trouble
 
 
 def feed(meter, began, seconds, rate, *, waited=True, total=0, every_s=0.1):

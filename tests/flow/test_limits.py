@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
-from flowctl.limits import DEFAULT_OVERHEAD_BYTES, NO_LIMITS, OFF_MARK, AxisLimits, HardPolicy, Limits
+from flowctl.flow.limits import DEFAULT_OVERHEAD_BYTES, NO_LIMITS, OFF_MARK, AxisLimits, HardPolicy, Limits
 
 
 @st.composite

@@ -11,10 +11,10 @@ from flow_kit import CONTROL, DATA, INTER, KEY, OWN, Peer, check_accounts, frame
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, Talker, by_messages
 
 from flowctl.cursor import LogCursor
-from flowctl.flow import MessageClass
-from flowctl.ledger import LedgerKind
-from flowctl.limits import HardPolicy, Limits
-from flowctl.policy import BROKEN_MASK, DropDroppable, KeepAll, LivePolicy, Room, Verdict
+from flowctl.flow.ledger import LedgerKind
+from flowctl.flow.limits import HardPolicy, Limits
+from flowctl.flow.policy import BROKEN_MASK, DropDroppable, KeepAll, LivePolicy, Room, Verdict
+from flowctl.flow.state import MessageClass
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult
 from flowctl.sender_types import SenderSettings, SendOutcome

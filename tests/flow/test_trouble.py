@@ -10,14 +10,14 @@ from flow_kit import Peer, Published, check_accounts
 from sender_kit import READY
 from slow_kit import Steady
 
-from flowctl.drain import STALL_S
 from flowctl.fanout import Fanout
-from flowctl.flow import SendState
-from flowctl.limits import NO_LIMITS, HardPolicy, Limits
-from flowctl.policy import Thin
+from flowctl.flow.drain import STALL_S
+from flowctl.flow.limits import NO_LIMITS, HardPolicy, Limits
+from flowctl.flow.policy import Thin
+from flowctl.flow.state import SendState
+from flowctl.flow.trouble import Trouble
 from flowctl.reasons import CloseReason
 from flowctl.sender_types import AgeSource, SenderSettings
-from flowctl.trouble import Trouble
 
 STEERED = SenderSettings(stuck_s=0, soft_too_long_s=0)
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from operator import add, sub
 from typing import Final
 
-from flowctl.flow import CLASS_COUNT, MessageClass
+from flowctl.flow.state import CLASS_COUNT, MessageClass
 
 
 @dataclass(frozen=True, slots=True)

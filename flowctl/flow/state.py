@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from flowctl.limits import OFF_MARK, Axis, HardPolicy, Limits
+from flowctl.flow.limits import OFF_MARK, Axis, HardPolicy, Limits
 
 
 class MessageClass(enum.IntEnum):

@@ -1,0 +1,1 @@
+"""May this peer be sent more? The rules of one peer, pure: state, limits, drop policy, lateness, meters, ledger."""
