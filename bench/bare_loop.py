@@ -13,7 +13,7 @@ import time
 
 from flowctl.live.wirelog import WireLog
 from flowctl.media.synthetic import SyntheticSource
-from flowctl.streamlog import CacheLimits
+from flowctl.outgoing.streamlog import CacheLimits
 
 
 def slices(bit_rate: int, interval_s: float, seconds: float) -> list[bytes]:

@@ -21,8 +21,8 @@ from bench_sender import GROUP, LIMITS, MESSAGE, NullTransport
 from flowctl.fanout import Fanout
 from flowctl.flow.policy import LivePolicy
 from flowctl.flow.state import MessageClass
+from flowctl.outgoing.streamlog import StreamLog
 from flowctl.sender import Sender
-from flowctl.streamlog import StreamLog
 from flowctl.testing import ManualGroup, ManualHost
 from tables import table
 

@@ -21,8 +21,8 @@ from flowctl.fanout import Fanout
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LivePolicy
 from flowctl.flow.state import MessageClass
+from flowctl.outgoing.streamlog import StreamLog
 from flowctl.sender import Sender
-from flowctl.streamlog import StreamLog
 from flowctl.testing import ManualGroup, ManualHost
 
 MESSAGE: Final = bytes(1200)

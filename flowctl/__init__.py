@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
         Verdict,
     )
     from flowctl.flow.state import Cause, Load, MessageClass, SendState, StateChange
+    from flowctl.outgoing.streamlog import CacheLimits, Entry, Gop, StreamLog
     from flowctl.pollgroup import GroupState, Pollable, PollGroup, PollGroupStatistics
     from flowctl.pollgroups import Move, PollGroups
     from flowctl.reasons import CloseReason, DropReason
@@ -70,7 +71,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.shadow import Candidate, ShadowReport
     from flowctl.shares import ShareSettings, ViewerShares
     from flowctl.sockets import SocketOptions
-    from flowctl.streamlog import CacheLimits, Entry, Gop, StreamLog
     from flowctl.totals import FlowTotals
     from flowctl.work import WorkLimits
 
@@ -276,7 +276,7 @@ _HOMES: Final = {
     ),
     "flowctl.session": ("Session",),
     "flowctl.sockets": ("SocketOptions",),
-    "flowctl.streamlog": (
+    "flowctl.outgoing.streamlog": (
         "CacheLimits",
         "Entry",
         "Gop",

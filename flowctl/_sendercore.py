@@ -15,21 +15,21 @@ from operator import sub
 from typing import Final
 
 from flowctl._senderstate import SenderState
-from flowctl.cursor import LogCursor
 from flowctl.flow.ledger import LedgerEntry, LedgerKind, describe_change
 from flowctl.flow.limits import OFF_MARK, Limits
 from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, Thin, patience_of
 from flowctl.flow.state import EMPTY_LOAD, Load, MessageClass, SendState, StateChange
 from flowctl.flow.timing import ENDLESS, MOST_TARGET_S, Timing, crowded
 from flowctl.flow.trouble import HEALTHY_MS, Trouble
-from flowctl.outbox import write_one
+from flowctl.outgoing.cursor import LogCursor
+from flowctl.outgoing.outbox import write_one
+from flowctl.outgoing.streamlog import Place
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import (
     AgeSource,
     SendOutcome,
     SendResult,
 )
-from flowctl.streamlog import Place
 from flowctl.units import format_size
 
 

@@ -22,10 +22,10 @@ from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import DropPolicy, KeepAll, refused_mask
 from flowctl.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
 from flowctl.flow.trouble import Trouble
-from flowctl.outbox import Outbox
+from flowctl.outgoing.outbox import Outbox
+from flowctl.outgoing.streamlog import Entry
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import Account, AgeSource, CohortLike, Frontend, SenderHost, SenderSettings, Transport
-from flowctl.streamlog import Entry
 
 if TYPE_CHECKING:
     from flowctl.sender import Sender

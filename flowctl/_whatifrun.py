@@ -24,10 +24,10 @@ from typing import Final, NoReturn
 
 from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.state import CLASS_COUNT, MessageClass
+from flowctl.outgoing.streamlog import Entry, Place, StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
 from flowctl.sender_types import SenderSettings
-from flowctl.streamlog import Entry, Place, StreamLog
 from flowctl.whatif_types import (
     GRID_S,
     LEAST_KERNEL_BYTES,

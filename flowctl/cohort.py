@@ -15,10 +15,10 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from flowctl.outbox import would_block
+from flowctl.outgoing.outbox import would_block
+from flowctl.outgoing.streamlog import Entry, Place
 from flowctl.piece import FILE_BYTES, Piece, socket_behind
 from flowctl.sender import Sender
-from flowctl.streamlog import Entry, Place
 
 SQUAD_SIZE: Final = 64
 """Members of a squad, at most: 0.6 ms of usual flushes, 5 ms of key frames of 500 kB. What a squad costs itself, about

@@ -30,10 +30,10 @@ from flowctl._faults import as_exception
 from flowctl.cohort import SQUAD_SIZE, Cohort, Slow, Squad
 from flowctl.crossings import Crossings
 from flowctl.errors import ClosedError, ConfigError
+from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.pacing import Pacing, RoundMeter
 from flowctl.piece import FILE_VIEWERS, Piece, gather
 from flowctl.sender import FlushResult, Sender
-from flowctl.streamlog import Entry, StreamLog
 
 DEFAULT_FLUSH_INTERVAL_S: Final = 0.040
 """Two and a half frames at 60 fps: the delay nobody sees, at a third of the cost of writing each message.

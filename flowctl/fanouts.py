@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from flowctl._locks import OwnedLock
 from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S, Fanout
+from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.pollgroup import PollGroup
-from flowctl.streamlog import Entry, StreamLog
 
 if TYPE_CHECKING:
     from flowctl.connection import Connection

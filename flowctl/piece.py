@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import BuiltinMethodType
 from typing import Any, Final
 
-from flowctl.streamlog import Entry
+from flowctl.outgoing.streamlog import Entry
 
 FILE_BYTES: Final = 24 * 1024
 """Least size for which `sendfile` is used. Below, filling the pipe inside of it costs more than copying."""

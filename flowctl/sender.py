@@ -30,7 +30,6 @@ from flowctl._locks import HANDLERS
 from flowctl._sendercore import CLOSED, FlushResult
 from flowctl._senderstate import NoHost
 from flowctl._steering import Steering
-from flowctl.cursor import LogCursor
 from flowctl.errors import LocalProtocolError
 from flowctl.explain import explain
 from flowctl.flow.counts import total
@@ -40,9 +39,10 @@ from flowctl.flow.limits import OFF_MARK, Limits
 from flowctl.flow.policy import DropPolicy, Thin
 from flowctl.flow.state import Load, MessageClass, SendState
 from flowctl.flow.trouble import Trouble
+from flowctl.outgoing.cursor import LogCursor
+from flowctl.outgoing.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender_types import CohortLike, Glance, SenderHost, SenderSettings, SenderStatistics, SendResult
-from flowctl.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
 
 __all__ = ["FlushResult", "Sender"]
 

@@ -12,8 +12,8 @@ from flowctl.fieldtypes import check_fields
 from flowctl.flow.counts import NO_COUNTS, Counts, Figures
 from flowctl.flow.forecast import Forecast
 from flowctl.flow.state import EMPTY_LOAD, Load, SendState, StateChange
+from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.streamlog import Entry, StreamLog
 
 if TYPE_CHECKING:
     from flowctl.sender import Sender

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from flowctl.errors import LimitExceededError
 from flowctl.flow.ledger import LedgerEntry
 from flowctl.flow.state import MessageClass, SendState, StateChange
+from flowctl.outgoing.streamlog import Wire
 from flowctl.reasons import CloseReason
 from flowctl.receiver import InputResult
 from flowctl.sender_types import SendResult
-from flowctl.streamlog import Wire
 
 if TYPE_CHECKING:
     from flowctl.connection import Connection

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from flow_kit import CLASS_OF, HEADER, KEY, LOG, RESTART, frame, parse
 
-from flowctl.cursor import LogCursor
 from flowctl.flow.counts import total
 from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.policy import Room
 from flowctl.flow.state import MessageClass
-from flowctl.streamlog import StreamLog
+from flowctl.outgoing.cursor import LogCursor
+from flowctl.outgoing.streamlog import StreamLog
 
 ROOMY = Room(OFF_MARK, OFF_MARK, -float(OFF_MARK), 0)
 LETTERS = "CHKIDAX"

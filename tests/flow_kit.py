@@ -12,9 +12,9 @@ from collections import Counter
 from flowctl.fanout import Fanout
 from flowctl.flow.counts import total
 from flowctl.flow.state import MessageClass
+from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import DropReason
 from flowctl.sender import Sender
-from flowctl.streamlog import StreamLog
 from flowctl.testing import ManualGroup, ManualHost
 
 CONTROL, HEADER, KEY, INTER, DISPOSABLE, AUDIO, DATA = MessageClass

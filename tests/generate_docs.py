@@ -34,6 +34,7 @@ from flowctl.loadtest.figures import FIGURES
 from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE
 from flowctl.loadtest.parquet import column_types
 from flowctl.loadtest.results import PeerResult
+from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.amf_limits import AmfLimits
 from flowctl.rtmp.client_states import CLIENT_TABLE
@@ -45,7 +46,6 @@ from flowctl.server import DEFAULT_LIMITS
 from flowctl.shadow import Candidate
 from flowctl.shares import ShareSettings
 from flowctl.sockets import SocketOptions
-from flowctl.streamlog import CacheLimits
 from flowctl.telemetry.schema import ARROW_TYPES, TABLES, EventName
 from flowctl.units import format_duration
 from flowctl.work import WorkLimits

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from flowctl.admission import AdmissionLimits
 from flowctl.live.config import LiveConfig
 from flowctl.loadtest.hostile.base import Outcome
+from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.amf_limits import AmfLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sender_types import SenderSettings
-from flowctl.streamlog import CacheLimits
 
 CUT, REFUSED, CONTAINED = Outcome.CUT, Outcome.REFUSED, Outcome.CONTAINED
 OWNERS = (WireLimits, AmfLimits, ServerSessionConfig, AdmissionLimits, LiveConfig, SenderSettings, CacheLimits)

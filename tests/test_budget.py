@@ -22,7 +22,7 @@ from flowctl.budget import (
 )
 from flowctl.errors import ConfigError
 from flowctl.flow.state import MessageClass
-from flowctl.streamlog import StreamLog
+from flowctl.outgoing.streamlog import StreamLog
 
 
 def viewer(key, behind, *, log="a", own=0, address="10.0.0.1"):
@@ -67,7 +67,7 @@ RSS = """
 import resource
 from flowctl.budget import span_bytes
 from flowctl.flow.state import MessageClass
-from flowctl.streamlog import StreamLog
+from flowctl.outgoing.streamlog import StreamLog
 
 def rss():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")) * 1024

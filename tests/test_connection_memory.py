@@ -15,11 +15,11 @@ from flowctl.fanouts import Fanouts, FollowPlace
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity, Tape
 from flowctl.flow.state import MessageClass
+from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sender_types import SendOutcome
 from flowctl.session import Session
-from flowctl.streamlog import StreamLog
 from flowctl.testing import ManualHost, ScriptedTransport
 
 __all__ = ["failures", "groups", "link"]  # fixtures

@@ -21,8 +21,8 @@ from sender_kit import OVERLOADED, READY, SOFT_LIMIT, by_messages
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
 from flowctl.fanout import Fanout
 from flowctl.flow.limits import AxisLimits, Limits
+from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.streamlog import CacheLimits
 from flowctl.testing import ManualGroup
 
 # -- the cohort

@@ -33,8 +33,8 @@ from flowctl.fanout import Fanout
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.flow.policy import LivePolicy, Thin, Verdict
+from flowctl.outgoing.streamlog import CacheLimits, Entry
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.streamlog import CacheLimits, Entry
 from flowctl.testing import ManualGroup
 
 # -- slow viewers

@@ -12,8 +12,8 @@ from sender_kit import OVERLOADED, SOFT_LIMIT, by_messages
 from flowctl.fanout import Fanout
 from flowctl.flow.limits import NO_LIMITS
 from flowctl.flow.policy import KeepAll
+from flowctl.outgoing.streamlog import Entry
 from flowctl.sender_types import SenderSettings
-from flowctl.streamlog import Entry
 from flowctl.testing import ManualGroup
 
 EACH = {"squad_size": 2, "turn_s": 0}

@@ -9,7 +9,7 @@ from test_connection import ask
 from flowctl.errors import LocalProtocolError
 from flowctl.fanouts import Fanouts, FollowPlace
 from flowctl.flow.state import MessageClass
-from flowctl.streamlog import StreamLog
+from flowctl.outgoing.streamlog import StreamLog
 
 __all__ = ["failures", "groups", "link"]  # fixtures
 

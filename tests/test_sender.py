@@ -29,10 +29,10 @@ from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import NO_LIMITS, HardPolicy
 from flowctl.flow.policy import DropDroppable, LivePolicy, Thin
 from flowctl.flow.state import Axis, Cause
+from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
 from flowctl.sender_types import SenderSettings, SendOutcome
-from flowctl.streamlog import StreamLog
 from flowctl.testing import ManualGroup, ManualHost, ScriptedTransport, ThrottledPeer, would_block
 
 # -- modes and writing

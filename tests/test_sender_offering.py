@@ -15,10 +15,10 @@ from flowctl.errors import LocalProtocolError
 from flowctl.fanout import Fanout
 from flowctl.flow.limits import NO_LIMITS, HardPolicy, Limits
 from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin
+from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult
 from flowctl.sender_types import SenderSettings, SendOutcome
-from flowctl.streamlog import StreamLog
 from flowctl.testing import ManualGroup
 
 POLICIES = (KeepAll(), LivePolicy(), DropDroppable())

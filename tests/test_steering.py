@@ -32,10 +32,10 @@ from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import NO_LIMITS, Axis, AxisLimits, Limits
 from flowctl.flow.policy import LivePolicy, Thin
 from flowctl.flow.trouble import Trouble
+from flowctl.outgoing.streamlog import CacheLimits, Entry
 from flowctl.reasons import DropReason
 from flowctl.sender import Sender
 from flowctl.sender_types import AgeSource, SenderSettings, SendOutcome
-from flowctl.streamlog import CacheLimits, Entry
 from flowctl.testing import ManualGroup
 
 RETURNING = SenderSettings(stuck_s=0, soft_too_long_s=0, return_after_s=2.0)

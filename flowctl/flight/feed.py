@@ -20,9 +20,9 @@ from flowctl.flight.tape import Tape
 from flowctl.flight.words import LOG_LANE, MICROSECONDS, dump
 from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.state import MessageClass
+from flowctl.outgoing.streamlog import CacheLimits, Entry, StreamLog, subtract
 from flowctl.sender import Sender
 from flowctl.sender_types import CohortLike
-from flowctl.streamlog import CacheLimits, Entry, StreamLog, subtract
 from flowctl.telemetry.schema import CLASS_NAMES
 
 _NO_CACHE: Final = CacheLimits(size_bytes=0)

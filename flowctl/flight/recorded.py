@@ -38,6 +38,7 @@ from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import DropPolicy, Thin
 from flowctl.flow.state import Load, MessageClass
+from flowctl.outgoing.streamlog import Entry, StreamLog, Wire, owned_bytes
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sender_types import (
@@ -50,7 +51,6 @@ from flowctl.sender_types import (
     SendResult,
     Transport,
 )
-from flowctl.streamlog import Entry, StreamLog, Wire, owned_bytes
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
 
 END_CLOSED: Final = "closed"

@@ -29,8 +29,8 @@ from flowctl.flight.words import (
 from flowctl.flow.ledger import LedgerEntry
 from flowctl.flow.policy import Thin
 from flowctl.flow.state import Load, MessageClass
+from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.reasons import CloseReason
-from flowctl.streamlog import Entry, StreamLog
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
 
 _CLASSES: Final = {name: item for item, name in zip(MessageClass, CLASS_NAMES, strict=True)}

@@ -16,7 +16,7 @@ from math import ceil
 from typing import Final
 
 from flowctl.flight.words import MICROSECONDS, FlightRow, dump
-from flowctl.outbox import would_block
+from flowctl.outgoing.outbox import would_block
 from flowctl.telemetry.schema import FlightKind
 
 MOST_ROWS: Final = 2_000_000

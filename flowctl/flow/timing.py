@@ -7,8 +7,8 @@ up to the next key frame that arrives in time; the first pictures of a group nee
 was handed over decodes. A key frame for which no newer one waits is left out where it would make sound late as well;
 else it goes whatever it takes. Nothing is waited for longer than the hard limits hold of the stream.
 
-There is no state but "until which key frame" (see `flowctl.cursor`), so nothing flaps, nothing is probed, and who
-recovers is served whole with the next key frame.
+There is no state but "until which key frame" (see `flowctl.outgoing.cursor`), so nothing flaps, nothing is probed,
+and who recovers is served whole with the next key frame.
 
 How long the classes of messages are waited for is the drop policy's (`DropPolicy.patience`), in multiples of the target
 delay. Precedent for judging by arrival and not by what is queued: CoDel (RFC 8289), which judges by time in the queue.

@@ -33,12 +33,12 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.pace import Pace
 from flowctl.live.signals import Signals
 from flowctl.live.stream import Stream
+from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
 from flowctl.sender_types import AgeSource, SenderStatistics
 from flowctl.shadow import NO_SHADOW, Candidate, Shadow, ShadowReport
 from flowctl.shares import STATE_COUNT, ViewerShares
-from flowctl.streamlog import StreamLog
 
 _log: Final = structlog.get_logger("flowctl.live")
 

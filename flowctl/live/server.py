@@ -28,13 +28,13 @@ from flowctl.live.hub import Hub
 from flowctl.live.reload import Reload
 from flowctl.live.session import LiveSession
 from flowctl.live.telemetry import EVENTS_SETTINGS, Recording, events_options
+from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sender_types import SenderSettings
 from flowctl.server import Server
 from flowctl.serving import ServeOptions, settings_hint
 from flowctl.shadow import Candidate
-from flowctl.streamlog import CacheLimits
 from flowctl.telemetry.privacy import check_private
 from flowctl.units import format_duration, format_size, parse_duration, parse_size
 from flowctl.work import WorkLimits

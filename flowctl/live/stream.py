@@ -19,9 +19,9 @@ from flowctl.flow.state import MessageClass
 from flowctl.live.config import LiveConfig
 from flowctl.live.owner import Owner
 from flowctl.live.wirelog import Headers, WireLog
+from flowctl.outgoing.streamlog import Entry
 from flowctl.rtmp.media import MediaInfo, inspect, refers_back
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
-from flowctl.streamlog import Entry
 from flowctl.totals import NO_FLOW
 
 _CLOCK: Final = 0xFFFFFFFF

@@ -13,10 +13,10 @@ from typing import Final, Generic, TypeVar
 from flowctl.errors import LimitExceededError
 from flowctl.fanouts import Fanouts
 from flowctl.flow.state import MessageClass
+from flowctl.outgoing.streamlog import CacheLimits, StreamLog
 from flowctl.rtmp import commands
 from flowctl.rtmp.chunk import serialise
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
-from flowctl.streamlog import CacheLimits, StreamLog
 
 _CSID: Final = {TYPE_AUDIO: 4, TYPE_VIDEO: 6}
 _DATA_CSID: Final = 7
@@ -138,7 +138,7 @@ class WireLog:
         """Publish one message.
 
         `header_key` is the place of a header among those that go before each key frame to viewers who start there;
-        `leading` is said of a picture, see `flowctl.streamlog.Entry`.
+        `leading` is said of a picture, see `flowctl.outgoing.streamlog.Entry`.
 
         Raises:
             LimitExceededError: a header was published, but is not kept, see `Headers.keep`.

@@ -14,7 +14,7 @@ from operator import sub
 from typing import Any, Final, NamedTuple
 
 from flowctl.flow.state import CLASS_COUNT, SendState
-from flowctl.streamlog import Entry, StreamLog
+from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.telemetry.schema import FLOW_SAMPLES
 from flowctl.telemetry.writer import arrow_type
 

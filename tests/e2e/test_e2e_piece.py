@@ -12,7 +12,7 @@ import pytest
 from flow_kit import Published
 
 from flowctl.cohort import Squad
-from flowctl.outbox import write_one
+from flowctl.outgoing.outbox import write_one
 from flowctl.piece import Piece
 from flowctl.testing import ManualGroup
 

@@ -31,8 +31,8 @@ from flowctl.flow.state import MessageClass, SendState
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO
 from flowctl.media.stamp import read_stamp
 from flowctl.media.synthetic import SyntheticSource
+from flowctl.outgoing.streamlog import Entry
 from flowctl.rtmp.events import PublishStarted
-from flowctl.streamlog import Entry
 
 TWO_HOURS_S = 7200.0
 WINDOW = 600

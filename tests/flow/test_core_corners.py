@@ -10,15 +10,15 @@ from fanout_kit import Stage
 from flow_kit import CONTROL, DATA, INTER, KEY, OWN, Peer, check_accounts, frame
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, Talker, by_messages
 
-from flowctl.cursor import LogCursor
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import HardPolicy, Limits
 from flowctl.flow.policy import BROKEN_MASK, DropDroppable, KeepAll, LivePolicy, Room, Verdict
 from flowctl.flow.state import MessageClass
+from flowctl.outgoing.cursor import LogCursor
+from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult
 from flowctl.sender_types import SenderSettings, SendOutcome
-from flowctl.streamlog import StreamLog
 
 # --- who keeps up pays for nothing -------------------------------------------------------------------------------
 

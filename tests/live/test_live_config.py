@@ -10,10 +10,10 @@ from flowctl.errors import ConfigError
 from flowctl.flow.limits import Limits
 from flowctl.live.config import Audience, LiveConfig, SecondPublisher, parse_audiences
 from flowctl.live.server import EXTRA_SETTINGS, LiveServer, config_from, read_credentials, settings_from
+from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.sender_types import SenderSettings
 from flowctl.serving import ServeOptions
-from flowctl.streamlog import CacheLimits
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession
 from flowctl.live.stream import Stream
 from flowctl.live.wirelog import WireLog
+from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.sender_types import SenderSettings
-from flowctl.streamlog import Entry, StreamLog
 from flowctl.testing.driving import HandGroup, MemoryWire
 
 LOG = logging.getLogger("memory")

@@ -8,12 +8,12 @@ from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, disposable, i
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import AudioFirst
 from flowctl.live.config import SecondPublisher, parse_audiences
+from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import commands
 from flowctl.rtmp.events import PlayStarted, PublishStarted, StreamEnded
 from flowctl.rtmp.server_session import ServerSession
 from flowctl.rtmp.wire import TYPE_AUDIO, Message
-from flowctl.streamlog import CacheLimits
 
 
 def reason(peer):

@@ -11,14 +11,14 @@ from flow_kit import AUDIO, CLASS_OF, CONTROL, HEADER, KEY, RESTART, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.cursor import LogCursor
 from flowctl.flow.counts import total
 from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room, refused_mask
 from flowctl.flow.state import MessageClass
-from flowctl.lane import Lane
+from flowctl.outgoing.cursor import LogCursor
+from flowctl.outgoing.lane import Lane
+from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import DropReason
-from flowctl.streamlog import StreamLog
 
 VIDEO_MASK = 1 << KEY | BROKEN_MASK
 

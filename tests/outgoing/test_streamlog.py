@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.flow.state import CLASS_COUNT, MessageClass
-from flowctl.streamlog import CacheLimits, Place, StreamLog, subtract
+from flowctl.outgoing.streamlog import CacheLimits, Place, StreamLog, subtract
 
 CONTROL, HEADER, KEY, INTER, DISPOSABLE, AUDIO, DATA = MessageClass
 NO_CACHE = CacheLimits(size_bytes=0)

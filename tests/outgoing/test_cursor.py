@@ -6,13 +6,13 @@ import pytest
 from cursor_kit import ROOMY, Follower
 from flow_kit import HEADER, INTER, KEY, RESTART, frame
 
-from flowctl.cursor import LogCursor
 from flowctl.flow.counts import total
 from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
 from flowctl.flow.state import MessageClass
+from flowctl.outgoing.cursor import LogCursor
+from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import DropReason
-from flowctl.streamlog import StreamLog
 
 VIDEO_MASK = 1 << KEY | BROKEN_MASK
 

@@ -1,7 +1,8 @@
 """A viewer's place in a stream log: what is queued for it, what it is spared, and where it starts again (pure).
 
 Theory of operation. The cursor stands at the entry to be handed over next. What lies between it and the log's tail is
-the viewer's queue, less what its policy refuses. Refusals are kept as a few *gates* (see `flowctl.gates`), so the
+the viewer's queue, less what its policy refuses. Refusals are kept as a few *gates* (see `flowctl.outgoing.gates`),
+so the
 queue by class is a subtraction of totals per gate, whatever its length; entries are looked at one by one only when
 they are handed over. What goes out before the entry at the cursor (restart messages, control messages of a part that
 was skipped) stands in the *lane*.
@@ -31,11 +32,11 @@ from typing import Final
 from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room
 from flowctl.flow.state import MessageClass
 from flowctl.flow.timing import Timing
-from flowctl.gates import KeyWait, frames_before
-from flowctl.lane import Item, Lane
-from flowctl.logqueue import CONTROL, HEADER, LogQueue
+from flowctl.outgoing.gates import KeyWait, frames_before
+from flowctl.outgoing.lane import Item, Lane
+from flowctl.outgoing.logqueue import CONTROL, HEADER, LogQueue
+from flowctl.outgoing.streamlog import Entry, Gop, StreamLog
 from flowctl.reasons import DropReason
-from flowctl.streamlog import Entry, Gop, StreamLog
 
 _KEY: Final = MessageClass.KEY
 _INTER: Final = MessageClass.INTER

@@ -16,7 +16,7 @@ from typing import Final
 from flowctl.flow.counts import Counts, Tally, total
 from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
 from flowctl.flow.state import MessageClass
-from flowctl.lane import Item
+from flowctl.outgoing.lane import Item
 from flowctl.reasons import DropReason
 
 _KEY: Final = MessageClass.KEY

@@ -7,11 +7,11 @@ from flow_kit import AUDIO, CLASS_OF, CONTROL, DATA, DISPOSABLE, HEADER, INTER, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.backlog import Backlog
 from flowctl.flow.counts import total
 from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
 from flowctl.flow.state import MessageClass
+from flowctl.outgoing.backlog import Backlog
 from flowctl.reasons import DropReason
 
 LETTERS = "CHKIDAX"

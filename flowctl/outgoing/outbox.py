@@ -11,13 +11,13 @@ from itertools import islice
 from operator import add
 from typing import Final
 
-from flowctl.backlog import Backlog
-from flowctl.cursor import LogCursor
 from flowctl.flow.counts import NO_COUNTS, NO_FIGURES, Counts, Figures
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import Room, Thin
 from flowctl.flow.state import Load, MessageClass
 from flowctl.flow.timing import Timing
+from flowctl.outgoing.backlog import Backlog
+from flowctl.outgoing.cursor import LogCursor
 from flowctl.reasons import DropReason
 from flowctl.sender_types import Transport
 

@@ -1,9 +1,10 @@
 """The queue that a viewer of a stream log has without owning one: a place in the log, gates, and a lane (pure).
 
-What lies between the place and the log's tail is queued, less what the *gates* refuse (see `flowctl.gates`). What goes
+What lies between the place and the log's tail is queued, less what the *gates* refuse (see
+`flowctl.outgoing.gates`). What goes
 out before the entry at the place (restart messages, control messages of a part that was skipped) stands in the *lane*.
 Lengths and accounts by class are subtractions of totals, one per gate. What is decided about the queue, and when, is
-in `flowctl.cursor`.
+in `flowctl.outgoing.cursor`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Final
 
 from flowctl.flow.counts import NO_FIGURES, Counts, Figures, Tally
 from flowctl.flow.state import CLASS_COUNT, MessageClass
-from flowctl.gates import Gates
-from flowctl.lane import Lane
+from flowctl.outgoing.gates import Gates
+from flowctl.outgoing.lane import Lane
+from flowctl.outgoing.streamlog import Entry, Place, StreamLog, subtract
 from flowctl.reasons import DropReason
-from flowctl.streamlog import Entry, Place, StreamLog, subtract
 
 CONTROL: Final = MessageClass.CONTROL
 HEADER: Final = MessageClass.HEADER

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from flow_kit import AUDIO, CLASS_OF, CONTROL, DATA, HEADER, INTER, KEY
 
-from flowctl.backlog import MOST_TRACKS, Backlog
 from flowctl.flow.counts import total
 from flowctl.flow.policy import KEY_WAIT_S, Room
 from flowctl.flow.state import MessageClass
+from flowctl.outgoing.backlog import MOST_TRACKS, Backlog
 from flowctl.reasons import DropReason
 
 NO_ROOM = Room(0, 0, 0.0, 0)

@@ -11,8 +11,8 @@ from typing import Final
 
 from flowctl.flow.policy import BROKEN_MASK, KEY_WAIT_S
 from flowctl.flow.state import CLASS_COUNT, MessageClass
+from flowctl.outgoing.streamlog import Entry, subtract
 from flowctl.reasons import DropReason
-from flowctl.streamlog import Entry, subtract
 
 _KEY: Final = MessageClass.KEY
 _INTER: Final = MessageClass.INTER
