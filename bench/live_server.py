@@ -27,7 +27,7 @@ from flowctl.flow.policy import KeepAll
 from flowctl.live import build_live_server
 from flowctl.live.server import LiveServer
 from flowctl.log import configure
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.serving import ServeOptions
 
 _AT_ONCE: Final = 10

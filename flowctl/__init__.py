@@ -56,7 +56,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.receiver import InputResult, Receiver, ReceiverStatistics
     from flowctl.receiver import Verdict as InputVerdict
     from flowctl.sender import FlushResult, Sender
-    from flowctl.sender_types import (
+    from flowctl.sending.types import (
         AgeSource,
         Frontend,
         SenderSettings,
@@ -255,7 +255,7 @@ _HOMES: Final = {
         "FlushResult",
         "Sender",
     ),
-    "flowctl.sender_types": (
+    "flowctl.sending.types": (
         "AgeSource",
         "Frontend",
         "SendOutcome",

@@ -27,7 +27,7 @@ from flowctl.flow.state import CLASS_COUNT, MessageClass
 from flowctl.outgoing.streamlog import Entry, Place, StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.whatif_types import (
     GRID_S,
     LEAST_KERNEL_BYTES,

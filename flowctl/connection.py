@@ -49,7 +49,7 @@ from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.receiver import ALL, BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, Receiver, Verdict
 from flowctl.sender import Sender
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.session import Session
 from flowctl.sockets import SocketOptions, close_socket, end_output, limit_unsent, peer_name
 from flowctl.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits

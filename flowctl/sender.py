@@ -27,11 +27,7 @@ from functools import partial
 from threading import get_ident
 
 from flowctl._locks import HANDLERS
-from flowctl._sendercore import CLOSED, FlushResult
-from flowctl._senderstate import NoHost
-from flowctl._steering import Steering
 from flowctl.errors import LocalProtocolError
-from flowctl.explain import explain
 from flowctl.flow.counts import total
 from flowctl.flow.forecast import Forecast
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
@@ -42,7 +38,11 @@ from flowctl.flow.trouble import Trouble
 from flowctl.outgoing.cursor import LogCursor
 from flowctl.outgoing.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sender_types import CohortLike, Glance, SenderHost, SenderSettings, SenderStatistics, SendResult
+from flowctl.sending.core import CLOSED, FlushResult
+from flowctl.sending.explain import explain
+from flowctl.sending.state import NoHost
+from flowctl.sending.steering import Steering
+from flowctl.sending.types import CohortLike, Glance, SenderHost, SenderSettings, SenderStatistics, SendResult
 
 __all__ = ["FlushResult", "Sender"]
 

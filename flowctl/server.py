@@ -30,7 +30,7 @@ from flowctl.pollgroups import MAX_GROUPS, PollGroups
 from flowctl.proxyheader import TrustedProxies
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.session import Session
 from flowctl.sockets import SocketOptions, close_socket
 from flowctl.totals import NO_FLOW, FlowTotals, totals_of

@@ -15,7 +15,7 @@ from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields
 from flowctl.flow.limits import Limits
 from flowctl.pollgroup import LoopFactory
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.server import DEFAULT_LIMITS, Server
 from flowctl.sockets import SocketOptions
 

@@ -11,7 +11,7 @@ from flowctl.flow.state import MessageClass, SendState, StateChange
 from flowctl.outgoing.streamlog import Wire
 from flowctl.reasons import CloseReason
 from flowctl.receiver import InputResult
-from flowctl.sender_types import SendResult
+from flowctl.sending.types import SendResult
 
 if TYPE_CHECKING:
     from flowctl.connection import Connection

@@ -41,7 +41,7 @@ from flowctl.rtmp.client_states import CLIENT_TABLE
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.server_states import CONNECTION_TABLE, STREAM_TABLE, ConnectionInput
 from flowctl.rtmp.session_config import ControlConfig, ServerSessionConfig
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.server import DEFAULT_LIMITS
 from flowctl.shadow import Candidate
 from flowctl.shares import ShareSettings

@@ -15,7 +15,7 @@ from flowctl.reasons import CloseReason
 from flowctl.rtmp.amf_limits import AmfLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 
 CUT, REFUSED, CONTAINED = Outcome.CUT, Outcome.REFUSED, Outcome.CONTAINED
 OWNERS = (WireLimits, AmfLimits, ServerSessionConfig, AdmissionLimits, LiveConfig, SenderSettings, CacheLimits)

@@ -16,7 +16,7 @@ from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import MessageClass, SendState
 from flowctl.reasons import CloseReason
-from flowctl.sender_types import SenderSettings, SendOutcome
+from flowctl.sending.types import SenderSettings, SendOutcome
 from flowctl.sockets import SocketOptions
 from flowctl.testing import ManualClock
 

@@ -18,7 +18,7 @@ from flowctl.flow.state import MessageClass
 from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
-from flowctl.sender_types import SendOutcome
+from flowctl.sending.types import SendOutcome
 from flowctl.session import Session
 from flowctl.testing import ManualHost, ScriptedTransport
 

@@ -13,7 +13,7 @@ from flowctl.flow.policy import LivePolicy
 from flowctl.live.config import LiveConfig
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.server import Server
 from flowctl.serving import ServeOptions
 from flowctl.session import Session

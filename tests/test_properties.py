@@ -30,7 +30,7 @@ from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
 from flowctl.flow.state import SendState
 from flowctl.reasons import CloseReason
-from flowctl.sender_types import AgeSource, SenderSettings, SendOutcome
+from flowctl.sending.types import AgeSource, SenderSettings, SendOutcome
 from flowctl.testing import ManualGroup
 
 

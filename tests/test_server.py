@@ -21,7 +21,7 @@ from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalPr
 from flowctl.flow.limits import NO_LIMITS
 from flowctl.flow.state import MessageClass
 from flowctl.reasons import CloseReason
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.server import Server
 from flowctl.sockets import SocketOptions
 

@@ -14,7 +14,7 @@ from flowctl.flow.counts import NO_COUNTS
 from flowctl.flow.limits import HardPolicy, Limits
 from flowctl.flow.state import MessageClass
 from flowctl.reasons import CloseReason
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.whatif import (
     GRID_S,
     REFUSED,

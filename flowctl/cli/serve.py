@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from flowctl._signals import EndSignals
     from flowctl.flow.limits import Limits
-    from flowctl.sender_types import SenderSettings
+    from flowctl.sending.types import SenderSettings
     from flowctl.server import Server
     from flowctl.serving import ServeOptions, ServerProgram
 
@@ -151,7 +151,7 @@ def serve(
 
 
 def _settings(stuck: str, soft_too_long: str, age_axis: str) -> SenderSettings:
-    from flowctl.sender_types import AgeSource, SenderSettings
+    from flowctl.sending.types import AgeSource, SenderSettings
     from flowctl.units import parse_duration
 
     return SenderSettings(

@@ -27,7 +27,7 @@ from flowctl.loadtest.report import render
 from flowctl.loadtest.results import RunResult, Sample
 from flowctl.loadtest.run import run_load
 from flowctl.output import say
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.serving import ServeOptions
 
 _LOOK_S: Final = 0.2

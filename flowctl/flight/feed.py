@@ -22,7 +22,7 @@ from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.state import MessageClass
 from flowctl.outgoing.streamlog import CacheLimits, Entry, StreamLog, subtract
 from flowctl.sender import Sender
-from flowctl.sender_types import CohortLike
+from flowctl.sending.types import CohortLike
 from flowctl.telemetry.schema import CLASS_NAMES
 
 _NO_CACHE: Final = CacheLimits(size_bytes=0)

@@ -20,7 +20,7 @@ from flowctl.errors import ConfigError
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import MOST_ROWS, MOST_S, FlightSink, Identity, Tape
 from flowctl.sender import Sender
-from flowctl.sender_types import SenderHost, Transport
+from flowctl.sending.types import SenderHost, Transport
 
 _log: Final = structlog.get_logger("flowctl.flight")
 

@@ -17,7 +17,6 @@ from math import ceil
 from types import TracebackType
 from typing import Any, Final
 
-from flowctl._sendercore import FlushResult
 from flowctl.flight.feed import LogFeed, PrivateCohort
 from flowctl.flight.surroundings import TapedHost, TapedTransport
 from flowctl.flight.tape import Tape, error_as_dict
@@ -41,7 +40,8 @@ from flowctl.flow.state import Load, MessageClass
 from flowctl.outgoing.streamlog import Entry, StreamLog, Wire, owned_bytes
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
-from flowctl.sender_types import (
+from flowctl.sending.core import FlushResult
+from flowctl.sending.types import (
     CohortLike,
     Frontend,
     Glance,

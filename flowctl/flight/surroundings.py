@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from flowctl.flight.tape import Tape
-from flowctl.sender_types import SenderHost, Transport
+from flowctl.sending.types import SenderHost, Transport
 
 
 class TapedHost:

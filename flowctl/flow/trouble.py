@@ -1,7 +1,7 @@
 """What a Sender keeps about a peer that does not keep up; made at its first EAGAIN, so that healthy peers cost nothing.
 
 The two meters are fed with one sample at a time: about twice a second, and of a viewer that is served by the rule of
-`flowctl.flow.timing` with each write. What the samples lead to is decided in `flowctl._steering`.
+`flowctl.flow.timing` with each write. What the samples lead to is decided in `flowctl.sending.steering`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from flowctl.live.statistics import (
 )
 from flowctl.live.stream import Stream, StreamMember
 from flowctl.reasons import CloseReason
-from flowctl.sender_types import AgeSource
+from flowctl.sending.types import AgeSource
 from flowctl.shadow import NO_SHADOW
 from flowctl.totals import NO_FLOW, FlowTotals
 

@@ -36,7 +36,7 @@ from flowctl.live.stream import Stream
 from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
-from flowctl.sender_types import AgeSource, SenderStatistics
+from flowctl.sending.types import AgeSource, SenderStatistics
 from flowctl.shadow import NO_SHADOW, Candidate, Shadow, ShadowReport
 from flowctl.shares import STATE_COUNT, ViewerShares
 

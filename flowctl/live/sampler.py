@@ -37,7 +37,7 @@ from flowctl.flow.state import SendState
 from flowctl.live.hub import Hub
 from flowctl.live.pace import Allowance, Pace
 from flowctl.live.sampleround import Books, Round, Seen
-from flowctl.sender_types import SenderStatistics
+from flowctl.sending.types import SenderStatistics
 from flowctl.telemetry.events import ConnectionEvents
 from flowctl.telemetry.recorder import Recorder
 from flowctl.telemetry.schema import FLOW_SAMPLES

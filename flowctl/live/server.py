@@ -31,7 +31,7 @@ from flowctl.live.telemetry import EVENTS_SETTINGS, Recording, events_options
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.server import Server
 from flowctl.serving import ServeOptions, settings_hint
 from flowctl.shadow import Candidate

@@ -9,7 +9,7 @@ from flowctl.budget import NO_BUDGET, BudgetStatistics
 from flowctl.flow.state import SendState
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
-from flowctl.sender_types import SenderStatistics
+from flowctl.sending.types import SenderStatistics
 from flowctl.shadow import NO_SHADOW, ShadowReport
 from flowctl.totals import NO_FLOW, FlowTotals
 

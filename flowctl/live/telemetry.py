@@ -22,7 +22,7 @@ from flowctl.live.config import Audience, LiveConfig
 from flowctl.live.hub import Hub
 from flowctl.live.recorded import RecordedSession
 from flowctl.live.sampler import Sampler
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.serving import ServeOptions
 from flowctl.telemetry.events import Events
 from flowctl.telemetry.options import Addresses, EventsOptions, Streams

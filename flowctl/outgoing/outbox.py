@@ -19,7 +19,7 @@ from flowctl.flow.timing import Timing
 from flowctl.outgoing.backlog import Backlog
 from flowctl.outgoing.cursor import LogCursor
 from flowctl.reasons import DropReason
-from flowctl.sender_types import Transport
+from flowctl.sending.types import Transport
 
 _NO_CLASS_COUNTS: Final = [0] * len(MessageClass)
 _TLS_WOULD_BLOCK: Final = frozenset({"SSLWantReadError", "SSLWantWriteError"})

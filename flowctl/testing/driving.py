@@ -23,7 +23,7 @@ from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import DropPolicy
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.session import Session
 from flowctl.testing.clock import ManualClock
 from flowctl.testing.host import ManualGroup

@@ -20,7 +20,7 @@ from flowctl.live.server import LiveServer
 from flowctl.log import configure
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.serving import ServeOptions
 from flowctl.sockets import SocketOptions
 

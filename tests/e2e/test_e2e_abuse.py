@@ -19,7 +19,7 @@ from flowctl.client.player import PlayProfile
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 
 SOURCE = SyntheticSource(video_bit_rate=500_000, key_interval_s=0.5)
 BYSTANDER = "live/bystander"

@@ -9,7 +9,7 @@ from flowctl.flow.limits import Limits
 from flowctl.flow.state import MessageClass
 from flowctl.flv import FlvReader, FlvWriter
 from flowctl.reasons import DropReason
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.sockets import SocketOptions
 
 SLOW = 200_000

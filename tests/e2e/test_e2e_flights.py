@@ -18,7 +18,7 @@ from flowctl.client.player import PlayProfile
 from flowctl.flow.limits import Limits
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.replay import compare, read_flight, replay
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.sockets import SocketOptions
 from flowctl.telemetry.flightfiles import flight_files, list_flights
 

@@ -29,7 +29,7 @@ from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader, FlvWriter
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.sockets import SocketOptions
 
 HEALTHY_VIEWERS = 20

@@ -22,7 +22,7 @@ from flowctl.live.muting import Muted
 from flowctl.reasons import CloseReason
 from flowctl.replay import compare, read_flights, replay
 from flowctl.sender import Sender
-from flowctl.sender_types import AgeSource, SenderSettings
+from flowctl.sending.types import AgeSource, SenderSettings
 from flowctl.telemetry.schema import FLIGHT, FlightKind
 from flowctl.testing import ManualGroup, ScriptedTransport, would_block
 

@@ -18,7 +18,7 @@ from flowctl.live.telemetry import _described
 from flowctl.pipeline.whatif_grid import audiences_of, in_force
 from flowctl.pipeline.whatif_viewers import flight_viewer
 from flowctl.replay import replay
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.serving import ServeOptions
 from flowctl.telemetry.options import EventsOptions
 from flowctl.whatif import POLICIES, Choice, evaluate

@@ -18,7 +18,7 @@ from flowctl.outgoing.cursor import LogCursor
 from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult
-from flowctl.sender_types import SenderSettings, SendOutcome
+from flowctl.sending.types import SenderSettings, SendOutcome
 
 # --- who keeps up pays for nothing -------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from flowctl.flow.policy import Thin
 from flowctl.flow.state import SendState
 from flowctl.flow.trouble import Trouble
 from flowctl.reasons import CloseReason
-from flowctl.sender_types import AgeSource, SenderSettings
+from flowctl.sending.types import AgeSource, SenderSettings
 
 STEERED = SenderSettings(stuck_s=0, soft_too_long_s=0)
 

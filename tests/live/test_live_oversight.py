@@ -17,7 +17,7 @@ from flowctl.live.oversight import Oversight
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.messages import Acknowledgement, encode_control
 from flowctl.sender import Sender
-from flowctl.sender_types import AgeSource, SenderSettings
+from flowctl.sending.types import AgeSource, SenderSettings
 from flowctl.shadow import Candidate
 
 FRAME = 4000

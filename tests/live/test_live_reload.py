@@ -16,7 +16,7 @@ from flowctl.flow.limitsfile import LimitsFile
 from flowctl.live.reload import Reload
 from flowctl.live.server import settings_from, with_limits
 from flowctl.live.watchfile import WatchedFile
-from flowctl.sender_types import SenderSettings
+from flowctl.sending.types import SenderSettings
 from flowctl.serving import ServeOptions
 
 GOOD = 'version = 1\n[limits]\nsoft = "{size},100,4s"\n'

@@ -35,7 +35,7 @@ from flowctl.flow.trouble import Trouble
 from flowctl.outgoing.streamlog import CacheLimits, Entry
 from flowctl.reasons import DropReason
 from flowctl.sender import Sender
-from flowctl.sender_types import AgeSource, SenderSettings, SendOutcome
+from flowctl.sending.types import AgeSource, SenderSettings, SendOutcome
 from flowctl.testing import ManualGroup
 
 RETURNING = SenderSettings(stuck_s=0, soft_too_long_s=0, return_after_s=2.0)

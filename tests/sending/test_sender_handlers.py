@@ -28,7 +28,7 @@ from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
-from flowctl.sender_types import SendOutcome
+from flowctl.sending.types import SendOutcome
 from flowctl.testing import ManualGroup, ManualHost
 
 

@@ -14,7 +14,6 @@ from math import inf
 from operator import sub
 from typing import Final
 
-from flowctl._senderstate import SenderState
 from flowctl.flow.ledger import LedgerEntry, LedgerKind, describe_change
 from flowctl.flow.limits import OFF_MARK, Limits
 from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, Thin, patience_of
@@ -25,7 +24,8 @@ from flowctl.outgoing.cursor import LogCursor
 from flowctl.outgoing.outbox import write_one
 from flowctl.outgoing.streamlog import Place
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sender_types import (
+from flowctl.sending.state import SenderState
+from flowctl.sending.types import (
     AgeSource,
     SendOutcome,
     SendResult,
@@ -92,7 +92,8 @@ class SenderCore(SenderState):
         return self._close_reason is None
 
     def _timing_locked(self, trouble: Trouble, now: float) -> Timing | None:
-        """Return by what of the followed log is late for a peer that lags; None: nothing is (`flowctl._steering`)."""
+        """Return by what of the followed log is late for a peer that lags; None: nothing is
+        (`flowctl.sending.steering`)."""
         raise NotImplementedError
 
     def _announce_locked(self, change: StateChange) -> None:

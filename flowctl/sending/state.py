@@ -1,6 +1,6 @@
 """What a Sender holds, and what follows from it without changing anything but the ledger; under the lock.
 
-The rules are in `flowctl._sendercore`, the public methods in `flowctl.sender`. Every method whose name ends in
+The rules are in `flowctl.sending.core`, the public methods in `flowctl.sender`. Every method whose name ends in
 ``_locked`` needs the lock.
 """
 
@@ -25,7 +25,7 @@ from flowctl.flow.trouble import Trouble
 from flowctl.outgoing.outbox import Outbox
 from flowctl.outgoing.streamlog import Entry
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sender_types import Account, AgeSource, CohortLike, Frontend, SenderHost, SenderSettings, Transport
+from flowctl.sending.types import Account, AgeSource, CohortLike, Frontend, SenderHost, SenderSettings, Transport
 
 if TYPE_CHECKING:
     from flowctl.sender import Sender

@@ -19,7 +19,7 @@ from flowctl.flow.limits import AxisLimits, Limits
 from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin
 from flowctl.flow.state import Axis, Cause
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sender_types import SenderSettings, SendOutcome
+from flowctl.sending.types import SenderSettings, SendOutcome
 from flowctl.testing import ManualGroup
 
 HASTY = SenderSettings(stuck_s=10, soft_too_long_s=20, close_deadline_s=5)

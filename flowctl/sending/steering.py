@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from flowctl._sendercore import SenderCore
 from flowctl.flow.forecast import Forecast, time_to_hard
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.policy import Thin
 from flowctl.flow.state import CLASS_COUNT, SendState
 from flowctl.flow.timing import Timing, ahead_bytes, most_wait_s, target_s
 from flowctl.flow.trouble import HEALTHY_MS, Trouble
-from flowctl.sender_types import AgeSource, Glance
+from flowctl.sending.core import SenderCore
+from flowctl.sending.types import AgeSource, Glance
 from flowctl.units import format_size
 
 

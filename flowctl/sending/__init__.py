@@ -1,0 +1,1 @@
+"""The inside of a Sender (`flowctl.sender`), under its lock."""
