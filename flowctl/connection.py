@@ -35,7 +35,6 @@ from flowctl._faults import as_exception, log_error, report
 from flowctl._jobs import Purpose
 from flowctl._lingering import Lingering
 from flowctl._locks import OwnedLock
-from flowctl._sessioncalls import Coroutines, as_result, handler_reason, reason_for
 from flowctl.addresses import address_key
 from flowctl.deferred import Registration
 from flowctl.delay import round_trip_us, unacknowledged_bytes
@@ -48,6 +47,7 @@ from flowctl.flow.state import SendState, StateChange
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.receiver import ALL, BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, Receiver, Verdict
+from flowctl.receiving.sessioncalls import Coroutines, as_result, handler_reason, reason_for
 from flowctl.sender import Sender
 from flowctl.sending.types import SenderSettings
 from flowctl.session import Session

@@ -25,8 +25,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from flowctl._holds import MAX_HOLDERS, MAX_REASONS, InputHolds, InputMode
-from flowctl._input import (
+from flowctl._jobs import Purpose
+from flowctl._locks import OwnedLock
+from flowctl.errors import FlowctlError, InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.receiving.holds import MAX_HOLDERS, MAX_REASONS, InputHolds, InputMode
+from flowctl.receiving.input import (
     ALL,
     BLOCK,
     DONE,
@@ -37,9 +40,6 @@ from flowctl._input import (
     ReceiverStatistics,
     Verdict,
 )
-from flowctl._jobs import Purpose
-from flowctl._locks import OwnedLock
-from flowctl.errors import FlowctlError, InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

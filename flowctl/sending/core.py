@@ -93,7 +93,8 @@ class SenderCore(SenderState):
 
     def _timing_locked(self, trouble: Trouble, now: float) -> Timing | None:
         """Return by what of the followed log is late for a peer that lags; None: nothing is
-        (`flowctl.sending.steering`)."""
+        (`flowctl.sending.steering`).
+        """
         raise NotImplementedError
 
     def _announce_locked(self, change: StateChange) -> None:

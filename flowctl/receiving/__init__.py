@@ -1,0 +1,1 @@
+"""The inside of a Receiver (`flowctl.receiver`), and how a connection calls its session."""
