@@ -49,6 +49,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
         Verdict,
     )
     from flowctl.flow.state import Cause, Load, MessageClass, SendState, StateChange
+    from flowctl.loop.sockets import SocketOptions
+    from flowctl.loop.work import WorkLimits
     from flowctl.outgoing.streamlog import CacheLimits, Entry, Gop, StreamLog
     from flowctl.pollgroup import GroupState, Pollable, PollGroup, PollGroupStatistics
     from flowctl.pollgroups import Move, PollGroups
@@ -70,9 +72,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.session import Session
     from flowctl.shadow import Candidate, ShadowReport
     from flowctl.shares import ShareSettings, ViewerShares
-    from flowctl.sockets import SocketOptions
     from flowctl.totals import FlowTotals
-    from flowctl.work import WorkLimits
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -275,7 +275,7 @@ _HOMES: Final = {
         "ServerProgram",
     ),
     "flowctl.session": ("Session",),
-    "flowctl.sockets": ("SocketOptions",),
+    "flowctl.loop.sockets": ("SocketOptions",),
     "flowctl.outgoing.streamlog": (
         "CacheLimits",
         "Entry",
@@ -283,7 +283,7 @@ _HOMES: Final = {
         "StreamLog",
     ),
     "flowctl.totals": ("FlowTotals",),
-    "flowctl.work": ("WorkLimits",),
+    "flowctl.loop.work": ("WorkLimits",),
 }
 """Module of every public name."""
 _RENAMED: Final = {"InputVerdict": "Verdict"}

@@ -9,7 +9,7 @@ which moves along, and never a call posted to a group.
 How it ends: whoever finds a reason calls `terminate`; the first reason counts. A job on the owning thread then closes
 Sender and Receiver and calls the session's `closed` exactly once. The socket is reset where the peer does not read, or
 the kernel would keep its buffers for minutes; otherwise it lingers, until the peer has ended too
-(`flowctl._lingering`), and that long the connection stays on its group.
+(`flowctl.loop.lingering`), and that long the connection stays on its group.
 
 A peer may leave while nothing of it is read. A reset ends the connection at once. The end of its stream is what the
 session decides upon when it has taken all that came before; but where somebody holds input, it is taken as a sign that
@@ -31,19 +31,21 @@ from functools import partial
 from threading import get_ident
 from typing import Any, Final
 
-from flowctl._faults import as_exception, log_error, report
-from flowctl._jobs import Purpose
-from flowctl._lingering import Lingering
-from flowctl._locks import OwnedLock
 from flowctl.addresses import address_key
 from flowctl.deferred import Registration
-from flowctl.delay import round_trip_us, unacknowledged_bytes
 from flowctl.errors import ClosedError, ReentryError
 from flowctl.fanouts import FollowPlace
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import DropPolicy
 from flowctl.flow.state import SendState, StateChange
+from flowctl.loop.delay import round_trip_us, unacknowledged_bytes
+from flowctl.loop.faults import as_exception, log_error, report
+from flowctl.loop.jobs import Purpose
+from flowctl.loop.lingering import Lingering
+from flowctl.loop.locks import OwnedLock
+from flowctl.loop.sockets import SocketOptions, close_socket, end_output, limit_unsent, peer_name
+from flowctl.loop.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.receiver import ALL, BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, Receiver, Verdict
@@ -51,8 +53,6 @@ from flowctl.receiving.sessioncalls import Coroutines, as_result, handler_reason
 from flowctl.sender import Sender
 from flowctl.sending.types import SenderSettings
 from flowctl.session import Session
-from flowctl.sockets import SocketOptions, close_socket, end_output, limit_unsent, peer_name
-from flowctl.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits
 
 _numbers = itertools.count(1)
 _NEVER: Final = float("inf")

@@ -23,11 +23,11 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from flowctl._faults import ErrorHook, log_error
-from flowctl._jobs import Job, Purpose
-from flowctl._locks import OwnedLock
-from flowctl._processor import DeferredProcessor, DeferredStatistics
 from flowctl.errors import ClosedError, LocalProtocolError
+from flowctl.loop.faults import ErrorHook, log_error
+from flowctl.loop.jobs import Job, Purpose
+from flowctl.loop.locks import OwnedLock
+from flowctl.loop.processor import DeferredProcessor, DeferredStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable

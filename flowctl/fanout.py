@@ -26,10 +26,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from flowctl._faults import as_exception
 from flowctl.cohort import SQUAD_SIZE, Cohort, Slow, Squad
 from flowctl.crossings import Crossings
 from flowctl.errors import ClosedError, ConfigError
+from flowctl.loop.faults import as_exception
 from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.pacing import Pacing, RoundMeter
 from flowctl.piece import FILE_VIEWERS, Piece, gather

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowctl._locks import OwnedLock
 from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S, Fanout
+from flowctl.loop.locks import OwnedLock
 from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.pollgroup import PollGroup
 

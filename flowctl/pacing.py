@@ -7,7 +7,7 @@ busy with other things, and never above the ceiling that was configured.
 
 So that it does not swing: costs are smoothed, the interval moves on a ladder of seven steps, goes up at once but down
 by one step only after `_CALM_S` in which a shorter one would have been right with room to spare. The busy fraction,
-which the rounds themselves raise, is an average over seconds (`flowctl._loadmeter`).
+which the rounds themselves raise, is an average over seconds (`flowctl.loop.loadmeter`).
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
-from flowctl._faults import ErrorHook, log_error
-from flowctl._loopcore import LoopCore
-from flowctl._loopthread import LoopThread, default_loop_factory
-from flowctl._placement import Placement, Pollable, PollGroupStatistics, is_movable, load_of
 from flowctl.errors import ClosedError, LocalProtocolError
-from flowctl.work import WorkBook
+from flowctl.loop.core import LoopCore
+from flowctl.loop.faults import ErrorHook, log_error
+from flowctl.loop.placement import Placement, Pollable, PollGroupStatistics, is_movable, load_of
+from flowctl.loop.thread import LoopThread, default_loop_factory
+from flowctl.loop.work import WorkBook
 
 if TYPE_CHECKING:
     from flowctl.deferred import Registration

@@ -25,9 +25,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from flowctl._jobs import Purpose
-from flowctl._locks import OwnedLock
 from flowctl.errors import FlowctlError, InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.loop.jobs import Purpose
+from flowctl.loop.locks import OwnedLock
 from flowctl.receiving.holds import MAX_HOLDERS, MAX_REASONS, InputHolds, InputMode
 from flowctl.receiving.input import (
     ALL,

@@ -26,7 +26,6 @@ from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 
-from flowctl._locks import HANDLERS
 from flowctl.errors import LocalProtocolError
 from flowctl.flow.counts import total
 from flowctl.flow.forecast import Forecast
@@ -35,6 +34,7 @@ from flowctl.flow.limits import OFF_MARK, Limits
 from flowctl.flow.policy import DropPolicy, Thin
 from flowctl.flow.state import Load, MessageClass, SendState
 from flowctl.flow.trouble import Trouble
+from flowctl.loop.locks import HANDLERS
 from flowctl.outgoing.cursor import LogCursor
 from flowctl.outgoing.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
 from flowctl.reasons import CloseReason, DropReason

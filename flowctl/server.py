@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, ParamSpec, Self
 
-from flowctl._locks import OwnedLock
 from flowctl._proxied import Proxied
 from flowctl._signals import EndSignals
 from flowctl.admission import Admission, AdmissionLimits, describe_ban
@@ -25,6 +24,9 @@ from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalPr
 from flowctl.fieldtypes import check_type
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import DropPolicy
+from flowctl.loop.locks import OwnedLock
+from flowctl.loop.sockets import SocketOptions, close_socket
+from flowctl.loop.work import NO_WORK_LIMITS, WorkLimits
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.pollgroups import MAX_GROUPS, PollGroups
 from flowctl.proxyheader import TrustedProxies
@@ -32,9 +34,7 @@ from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sending.types import SenderSettings
 from flowctl.session import Session
-from flowctl.sockets import SocketOptions, close_socket
 from flowctl.totals import NO_FLOW, FlowTotals, totals_of
-from flowctl.work import NO_WORK_LIMITS, WorkLimits
 
 _P = ParamSpec("_P")
 

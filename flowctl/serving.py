@@ -14,10 +14,10 @@ from flowctl.admission import AdmissionLimits
 from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields
 from flowctl.flow.limits import Limits
+from flowctl.loop.sockets import SocketOptions
 from flowctl.pollgroup import LoopFactory
 from flowctl.sending.types import SenderSettings
 from flowctl.server import DEFAULT_LIMITS, Server
-from flowctl.sockets import SocketOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

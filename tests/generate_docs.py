@@ -34,6 +34,8 @@ from flowctl.loadtest.figures import FIGURES
 from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE
 from flowctl.loadtest.parquet import column_types
 from flowctl.loadtest.results import PeerResult
+from flowctl.loop.sockets import SocketOptions
+from flowctl.loop.work import WorkLimits
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.amf_limits import AmfLimits
@@ -45,10 +47,8 @@ from flowctl.sending.types import SenderSettings
 from flowctl.server import DEFAULT_LIMITS
 from flowctl.shadow import Candidate
 from flowctl.shares import ShareSettings
-from flowctl.sockets import SocketOptions
 from flowctl.telemetry.schema import ARROW_TYPES, TABLES, EventName
 from flowctl.units import format_duration
-from flowctl.work import WorkLimits
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]

@@ -15,9 +15,9 @@ from flowctl.errors import InternalError, ReentryError, RemoteProtocolError
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import MessageClass, SendState
+from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
 from flowctl.sending.types import SenderSettings, SendOutcome
-from flowctl.sockets import SocketOptions
 from flowctl.testing import ManualClock
 
 __all__ = ["failures", "groups", "link"]  # fixtures

@@ -11,9 +11,9 @@ from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_
 from flowctl.errors import ClosedError, LimitExceededError, RemoteProtocolError
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import SendState
+from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
 from flowctl.session import Session
-from flowctl.sockets import SocketOptions
 
 __all__ = ["failures", "groups", "link"]  # fixtures
 

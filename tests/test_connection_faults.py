@@ -12,9 +12,9 @@ from connection_kit import WAIT_S, Noting, failures, groups, link, wait_until
 
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import SendState
+from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
 from flowctl.session import Session
-from flowctl.sockets import SocketOptions
 
 __all__ = ["failures", "groups", "link"]  # fixtures
 

@@ -10,14 +10,14 @@ import threading
 import pytest
 from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_until
 
-from flowctl import _lingering
 from flowctl import connection as connection_module
-from flowctl._lingering import LINGER_BYTES
 from flowctl.errors import ClosedError, RemoteProtocolError
 from flowctl.flow.state import MessageClass
+from flowctl.loop import lingering as _lingering
+from flowctl.loop.lingering import LINGER_BYTES
+from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
 from flowctl.server import Server
-from flowctl.sockets import SocketOptions
 
 __all__ = ["failures", "groups", "link"]  # fixtures
 

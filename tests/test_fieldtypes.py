@@ -11,15 +11,15 @@ from flowctl.errors import ConfigError
 from flowctl.flow.limits import AxisLimits, Limits
 from flowctl.flow.policy import LivePolicy
 from flowctl.live.config import LiveConfig
+from flowctl.loop.sockets import SocketOptions
+from flowctl.loop.work import WorkLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sending.types import SenderSettings
 from flowctl.server import Server
 from flowctl.serving import ServeOptions
 from flowctl.session import Session
-from flowctl.sockets import SocketOptions
 from flowctl.telemetry.options import EventsOptions
-from flowctl.work import WorkLimits
 
 
 @pytest.mark.parametrize(

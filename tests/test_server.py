@@ -20,10 +20,10 @@ from flowctl.bans import LIMITED_BURST, Ban, BanAction, BanList
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.flow.limits import NO_LIMITS
 from flowctl.flow.state import MessageClass
+from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
 from flowctl.sending.types import SenderSettings
 from flowctl.server import Server
-from flowctl.sockets import SocketOptions
 
 SMALL = SocketOptions(send_buffer_bytes=4096)
 FREE = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)

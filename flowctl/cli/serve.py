@@ -262,8 +262,8 @@ def _options(
 ) -> ServeOptions:
     from flowctl.admission import AdmissionLimits
     from flowctl.errors import ConfigError
+    from flowctl.loop.sockets import SocketOptions
     from flowctl.serving import ServeOptions
-    from flowctl.sockets import SocketOptions
 
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port is {port}, it must be 0 (any) to 65535")

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import structlog
 
-from flowctl._locks import OwnedLock
 from flowctl.errors import ConfigError
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import MOST_ROWS, MOST_S, FlightSink, Identity, Tape
+from flowctl.loop.locks import OwnedLock
 from flowctl.sender import Sender
 from flowctl.sending.types import SenderHost, Transport
 

@@ -39,7 +39,7 @@ AHEAD_S: Final = 0.2
 LEAST_AHEAD_BYTES: Final = 3000
 """Two packets of the usual size (MTU 1500): with less, a line stands idle between two writes."""
 MOST_AHEAD_BYTES: Final = 128 * 1024
-"""The kernel is given no more than usual, see `flowctl.sockets.NOTSENT_LOWAT_BYTES`."""
+"""The kernel is given no more than usual, see `flowctl.loop.sockets.NOTSENT_LOWAT_BYTES`."""
 
 _KEY: Final = MessageClass.KEY
 _INTER: Final = MessageClass.INTER

@@ -24,13 +24,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from flowctl._faults import ErrorHook, report
-from flowctl._locks import OwnedLock
-from flowctl._loopthread import LoopThread
 from flowctl.addresses import address_key
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.fieldtypes import check_type
 from flowctl.flow.state import MessageClass
+from flowctl.loop.faults import ErrorHook, report
+from flowctl.loop.locks import OwnedLock
+from flowctl.loop.thread import LoopThread
 from flowctl.rtmp.url import Query, RtmpUrl
 
 UNDECIDED: Final = "The server could not decide whether to allow this."

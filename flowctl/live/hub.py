@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
-from flowctl._locks import OwnedLock
 from flowctl.addresses import address_key
 from flowctl.connection import Connection
 from flowctl.errors import BusyError, LimitExceededError
@@ -28,6 +27,7 @@ from flowctl.live.statistics import (
     brief_of,
 )
 from flowctl.live.stream import Stream, StreamMember
+from flowctl.loop.locks import OwnedLock
 from flowctl.reasons import CloseReason
 from flowctl.sending.types import AgeSource
 from flowctl.shadow import NO_SHADOW

@@ -21,8 +21,6 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from flowctl._faults import as_exception
-from flowctl._locks import OwnedLock
 from flowctl.addresses import address_key
 from flowctl.budget import BudgetAction, BudgetStatistics, Holding, MemoryBudget, Victim, span_bytes
 from flowctl.connection import Connection
@@ -33,6 +31,8 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.pace import Pace
 from flowctl.live.signals import Signals
 from flowctl.live.stream import Stream
+from flowctl.loop.faults import as_exception
+from flowctl.loop.locks import OwnedLock
 from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender

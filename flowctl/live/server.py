@@ -28,6 +28,7 @@ from flowctl.live.hub import Hub
 from flowctl.live.reload import Reload
 from flowctl.live.session import LiveSession
 from flowctl.live.telemetry import EVENTS_SETTINGS, Recording, events_options
+from flowctl.loop.work import WorkLimits
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
@@ -37,7 +38,6 @@ from flowctl.serving import ServeOptions, settings_hint
 from flowctl.shadow import Candidate
 from flowctl.telemetry.privacy import check_private
 from flowctl.units import format_duration, format_size, parse_duration, parse_size
-from flowctl.work import WorkLimits
 
 _log: Final = structlog.get_logger("flowctl.live")
 _REFUSAL_LOG_S: Final = 10.0

@@ -14,9 +14,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from flowctl._faults import as_exception
-from flowctl._locks import OwnedLock
 from flowctl.flow.state import SendState
+from flowctl.loop.faults import as_exception
+from flowctl.loop.locks import OwnedLock
 from flowctl.shares import ShareSettings, ShareWatch, ViewerShares
 
 PARAMETER: Final = "viewer_states"

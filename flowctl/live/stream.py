@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from flowctl._locks import OwnedLock
 from flowctl.errors import LimitExceededError
 from flowctl.flow.state import MessageClass
 from flowctl.live.config import LiveConfig
 from flowctl.live.owner import Owner
 from flowctl.live.wirelog import Headers, WireLog
+from flowctl.loop.locks import OwnedLock
 from flowctl.outgoing.streamlog import Entry
 from flowctl.rtmp.media import MediaInfo, inspect, refers_back
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flowctl.deadlines import Deadlines
+    from flowctl.loop.deadlines import Deadlines
 
 #: `InputResult.consumed_bytes` for "everything that was offered".
 ALL: Final = -1

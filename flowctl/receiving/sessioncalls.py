@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-from flowctl._faults import as_exception
 from flowctl.errors import BrokenError, FlowctlError, InternalError, LimitExceededError, RemoteProtocolError
+from flowctl.loop.faults import as_exception
 from flowctl.reasons import CloseReason
 from flowctl.receiver import ALL, DONE, InputResult, Verdict
 

@@ -13,8 +13,6 @@ from operator import add, sub
 from threading import get_ident
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
-from flowctl._faults import as_exception, log_error, report
-from flowctl._locks import HANDLERS, OwnedLock
 from flowctl.errors import ReentryError
 from flowctl.flow.counts import Counts
 from flowctl.flow.ledger import Ledger, LedgerEntry, LedgerKind, difference
@@ -22,6 +20,8 @@ from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import DropPolicy, KeepAll, refused_mask
 from flowctl.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
 from flowctl.flow.trouble import Trouble
+from flowctl.loop.faults import as_exception, log_error, report
+from flowctl.loop.locks import HANDLERS, OwnedLock
 from flowctl.outgoing.outbox import Outbox
 from flowctl.outgoing.streamlog import Entry
 from flowctl.reasons import CloseReason, DropReason

@@ -15,11 +15,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from flowctl._locks import OwnedLock
 from flowctl.addresses import address_key
 from flowctl.flow.counts import Counts, total
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.state import MessageClass, SendState, StateChange
+from flowctl.loop.locks import OwnedLock
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.telemetry.privacy import Privacy
 from flowctl.telemetry.recorder import Lane, Recorder, Row, WallClock, server_row

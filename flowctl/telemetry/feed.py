@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from flowctl._locks import OwnedLock
+from flowctl.loop.locks import OwnedLock
 from flowctl.telemetry.schema import FLOW_EVENTS, EventName
 
 _NAMES: Final = tuple(name for name in FLOW_EVENTS.names if name not in {"node", "seq"})

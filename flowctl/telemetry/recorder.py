@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from flowctl._locks import OwnedLock
+from flowctl.loop.locks import OwnedLock
 from flowctl.telemetry.feed import Feed
 from flowctl.telemetry.options import EventsOptions
 from flowctl.telemetry.schema import FLIGHT, FLOW_EVENTS, TABLES, EventName, Table

@@ -16,18 +16,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
 from typing import ClassVar, Final, TypeVarTuple, Unpack, cast
 
-from flowctl._processor import DeferredProcessor
 from flowctl.connection import Connection
-from flowctl.deadlines import Deadlines
 from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import DropPolicy
+from flowctl.loop.deadlines import Deadlines
+from flowctl.loop.processor import DeferredProcessor
+from flowctl.loop.work import WorkBook
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.sending.types import SenderSettings
 from flowctl.session import Session
 from flowctl.testing.clock import ManualClock
 from flowctl.testing.host import ManualGroup
-from flowctl.work import WorkBook
 
 _Ts = TypeVarTuple("_Ts")
 _MOST_TURNS: Final = 5000

@@ -13,13 +13,13 @@ from flowctl.client.publisher import RtmpPublisher
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import MessageClass, SendState
 from flowctl.flv import FlvReader, FlvWriter
+from flowctl.loop.sockets import SocketOptions
 from flowctl.media.stamp import has_slot, stamp
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.events import PlayStarted
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.wire import TYPE_VIDEO, Message
 from flowctl.sending.types import SenderSettings
-from flowctl.sockets import SocketOptions
 
 QUICK_LIMITS = Limits.parse("64KiB,10000,600ms", "8MiB,10000,1500ms")
 """Limits that act within two seconds on a stream of 430 kbit/s."""

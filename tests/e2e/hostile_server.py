@@ -18,11 +18,11 @@ from traceback import format_exception
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.server import LiveServer
 from flowctl.log import configure
+from flowctl.loop.sockets import SocketOptions
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sending.types import SenderSettings
 from flowctl.serving import ServeOptions
-from flowctl.sockets import SocketOptions
 
 TIMES = {
     "handshake_time_s": 1.5,

@@ -16,10 +16,10 @@ from e2e_kit import connection_to, wait_for_end, wait_for_viewers, wait_until
 
 from flowctl.client.player import PlayProfile
 from flowctl.flow.limits import Limits
+from flowctl.loop.sockets import SocketOptions
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.replay import compare, read_flight, replay
 from flowctl.sending.types import SenderSettings
-from flowctl.sockets import SocketOptions
 from flowctl.telemetry.flightfiles import flight_files, list_flights
 
 SOURCE = SyntheticSource(video_bit_rate=2_000_000, key_interval_s=1.0)

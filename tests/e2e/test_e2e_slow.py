@@ -26,11 +26,11 @@ from flowctl.client.player import PlayProfile
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import MessageClass, SendState
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader, FlvWriter
+from flowctl.loop.sockets import SocketOptions
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl
 from flowctl.sending.types import SenderSettings
-from flowctl.sockets import SocketOptions
 
 HEALTHY_VIEWERS = 20
 EARLY = SocketOptions(notsent_lowat_bytes=32 * 1024)

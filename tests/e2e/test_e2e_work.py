@@ -12,7 +12,7 @@ import pytest
 from hostile_kit import Arena
 
 from flowctl.loadtest.hostile.work_attacks import PROFILES
-from flowctl.work import MEMORY_S, WorkLimits
+from flowctl.loop.work import MEMORY_S, WorkLimits
 
 MIB = 1 << 20
 MOST_DELAY_MS = 250.0

@@ -7,11 +7,11 @@ import structlog
 from live_kit import World, audio, config, key
 
 from flowctl.live.stream import Stream
+from flowctl.loop.work import PER_CONNECTION, WorkLimits
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import commands
 from flowctl.rtmp.aggregate import split_aggregate
 from flowctl.rtmp.wire import TYPE_AGGREGATE, TYPE_AUDIO, Message
-from flowctl.work import PER_CONNECTION, WorkLimits
 
 
 def aggregate(bodies, stream_id=1):

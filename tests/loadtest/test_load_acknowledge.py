@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from flowctl.delay import unacknowledged_bytes
 from flowctl.loadtest.link import HANDSHAKE_BYTES, Target
 from flowctl.loadtest.measures import StreamClock, ViewerMeasure
 from flowctl.loadtest.profiles import parse_profile
@@ -18,6 +17,7 @@ from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult
 from flowctl.loadtest.skim import FrameBook
 from flowctl.loadtest.slow import manner_of
 from flowctl.loadtest.viewer import Viewer
+from flowctl.loop.delay import unacknowledged_bytes
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.rtmp.chunk_writer import serialise
 from flowctl.rtmp.events import Acknowledged, ConnectRequested, PlayRequested

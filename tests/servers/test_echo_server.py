@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from flowctl.flow.limits import Limits
+from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
 from flowctl.serving import ServeOptions
-from flowctl.sockets import SocketOptions
 from flowctl_servers.echo import LINE_BYTES, SERVER
 
 WAIT_S = 20

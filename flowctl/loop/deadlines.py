@@ -18,8 +18,8 @@ from math import inf, isfinite
 from threading import get_ident
 from typing import TYPE_CHECKING, Final, Protocol
 
-from flowctl._faults import ErrorHook, log_error, report
 from flowctl.errors import LocalProtocolError
+from flowctl.loop.faults import ErrorHook, log_error, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,13 +12,13 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from flowctl._faults import report
 from flowctl.errors import InternalError
+from flowctl.loop.faults import report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowctl._faults import ErrorHook
+    from flowctl.loop.faults import ErrorHook
 
 #: A new thread reaches the first turn of its loop within milliseconds; this long means that the machine is stuck.
 _START_LIMIT_S: Final = 10.0

@@ -37,14 +37,14 @@ import select
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from flowctl._loadmeter import LoadMeter
 from flowctl.errors import ClosedError, InternalError
+from flowctl.loop.loadmeter import LoadMeter
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from flowctl._faults import ErrorHook
+    from flowctl.loop.faults import ErrorHook
 
 #: Descriptors served before the loop gets its turn; the kernel goes on with the others next time.
 MOST_PER_TURN: Final = 256

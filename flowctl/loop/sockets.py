@@ -72,7 +72,7 @@ _LEFT_UNREAD_BYTES: Final = 256 * 1024
 def close_socket(sock: socket.socket, *, abortive: bool) -> None:
     """Close `sock`; `abortive` resets the connection, so that the kernel frees what it still holds for the peer.
 
-    An orderly close does what `end_output` does first. Where the peer may send more, see `flowctl._lingering`.
+    An orderly close does what `end_output` does first. Where the peer may send more, see `flowctl.loop.lingering`.
     """
     if abortive:
         with contextlib.suppress(OSError):

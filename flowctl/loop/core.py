@@ -15,20 +15,20 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl._faults import report
-from flowctl._loadmeter import LoadMeter
-from flowctl._locks import OwnedLock
-from flowctl._processor import MAX_JOBS_PER_ROUND, DeferredProcessor
-from flowctl._watches import FdWatches
-from flowctl.deadlines import Deadlines
 from flowctl.errors import ClosedError, InternalError, LocalProtocolError
+from flowctl.loop.deadlines import Deadlines
+from flowctl.loop.faults import report
+from flowctl.loop.loadmeter import LoadMeter
+from flowctl.loop.locks import OwnedLock
+from flowctl.loop.processor import MAX_JOBS_PER_ROUND, DeferredProcessor
+from flowctl.loop.watches import FdWatches
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from flowctl._faults import ErrorHook
-    from flowctl._watches import HasFileno
+    from flowctl.loop.faults import ErrorHook
+    from flowctl.loop.watches import HasFileno
 
 ROUND_S: Final = 0.008
 """How long a round of jobs may go on before descriptors and timers get their turn: jobs are of some 60 us, but one that
@@ -41,7 +41,7 @@ class LoopCore:
     Args:
         name: of the group, for reports.
         clock: monotonic seconds.
-        on_error: told of every exception of a handler; see `flowctl._faults`.
+        on_error: told of every exception of a handler; see `flowctl.loop.faults`.
     """
 
     __slots__ = (

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.sockets import NOTSENT_LOWAT_BYTES, SocketOptions, close_socket, peer_name
+from flowctl.loop.sockets import NOTSENT_LOWAT_BYTES, SocketOptions, close_socket, peer_name
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from flowctl._faults import ErrorHook, log_error, report
-from flowctl._jobs import Job, JobList
-from flowctl._locks import OwnedLock
 from flowctl.errors import LocalProtocolError
+from flowctl.loop.faults import ErrorHook, log_error, report
+from flowctl.loop.jobs import Job, JobList
+from flowctl.loop.locks import OwnedLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

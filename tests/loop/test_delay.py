@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from flowctl.delay import unacknowledged_bytes
 from flowctl.flow.drain import DelayMeter
+from flowctl.loop.delay import unacknowledged_bytes
 
 
 def test_sample_when_nothing_waits_is_zero():

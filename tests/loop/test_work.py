@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flowctl.addresses import address_key
 from flowctl.errors import ConfigError
-from flowctl.work import (
+from flowctl.loop.work import (
     ADDRESS_TURN_S,
     MEMORY_S,
     NO_WORK_LIMITS,

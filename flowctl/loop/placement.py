@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Final, Protocol
 
-from flowctl._faults import report
+from flowctl.loop.faults import report
 
 if TYPE_CHECKING:
-    from flowctl._faults import ErrorHook
-    from flowctl._processor import DeferredStatistics
     from flowctl.deferred import Registration
+    from flowctl.loop.faults import ErrorHook
+    from flowctl.loop.processor import DeferredStatistics
     from flowctl.pollgroup import PollGroup
 
 #: Load of a pollable that does not say, or says nonsense: one connection.

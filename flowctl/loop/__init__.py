@@ -1,0 +1,1 @@
+"""One thread: its loop, deferred jobs, deadlines, watched descriptors, sockets, locks and accounts of work."""
