@@ -18,7 +18,7 @@ from types import CodeType
 from typing import Any, Final
 
 from bench_sender import GROUP, LIMITS, MESSAGE, NullTransport
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.policy import LivePolicy
 from flowctl.flow.state import MessageClass
 from flowctl.outgoing.streamlog import StreamLog

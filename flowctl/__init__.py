@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
         ReentryError,
         RemoteProtocolError,
     )
-    from flowctl.fanout import Fanout, FanoutStatistics
-    from flowctl.fanouts import Fanouts, FollowPlace
+    from flowctl.fanout.fanout import Fanout, FanoutStatistics
+    from flowctl.fanout.following import Fanouts, FollowPlace
     from flowctl.flow.counts import Counts
     from flowctl.flow.forecast import Forecast
     from flowctl.flow.ledger import LedgerEntry, LedgerKind
@@ -186,11 +186,11 @@ _HOMES: Final = {
         "ReentryError",
         "RemoteProtocolError",
     ),
-    "flowctl.fanout": (
+    "flowctl.fanout.fanout": (
         "Fanout",
         "FanoutStatistics",
     ),
-    "flowctl.fanouts": (
+    "flowctl.fanout.following": (
         "Fanouts",
         "FollowPlace",
     ),

@@ -4,7 +4,7 @@ Theory of operation. Each message is appended to one `StreamLog`, once; each cho
 fifty viewers of one stream. What costs is calling Senders, so they are called only where something can happen:
 
 - Choices that have taken everything and refuse nothing are *members*: they stand at one `Place`, and a write that is
-  taken whole moves all of them with one assignment, as a cohort of the fan-out is (`flowctl.fanout`).
+  taken whole moves all of them with one assignment, as a cohort of the fan-out is (`flowctl.fanout.fanout`).
 - The first refusal makes all of them leave. From then on a choice is served by itself, when the link has room for it;
   it becomes a member again when it and the recorded viewer have drained.
 - Between writes a refused choice is looked at where the log has grown to where its next limit can be crossed

@@ -34,7 +34,7 @@ from typing import Any, Final
 from flowctl.addresses import address_key
 from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, ReentryError
-from flowctl.fanouts import FollowPlace
+from flowctl.fanout.following import FollowPlace
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import DropPolicy
@@ -176,7 +176,7 @@ class Connection:
         self.session: Session = session  # that of nobody, once it is over: the session holds its connection
         self.group: PollGroup | None = None  # where it lives; None on the way between two groups
         self._home: PollGroup | None = None  # where it lived last, to report to
-        self.place: FollowPlace | None = None  # where it follows a log; kept by flowctl.fanouts
+        self.place: FollowPlace | None = None  # where it follows a log; kept by flowctl.fanout.following
         self.opened_at: Final = clock()
         self.work: Final = WorkAccount(work_limits, self.opened_at)
         self.registration: Final = Registration(self._lock)

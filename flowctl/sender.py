@@ -9,7 +9,7 @@ Deferred mode: `send` queues and asks the owning thread for a flush. Immediate m
 nothing is queued. Both share everything else. What was queued since the last write says nothing about the peer, so it
 is *offered* before a mark is judged on it: at the soft mark `send` itself writes, in either mode, on any thread, and
 only what EAGAIN leaves counts. A viewer that follows a log and keeps up is a member of a *cohort*: the
-fan-out writes the log to all members without touching their Senders (see `flowctl.fanout`). A member that meets
+fan-out writes the log to all members without touching their Senders (see `flowctl.fanout.fanout`). A member that meets
 EAGAIN, or reaches a limit, leaves the cohort and is served from its own cursor until it has caught up.
 
 Threads: `flush`, `writable`, `tick`, `log_grew`, `follow`, `unfollow` and the methods for the fan-out belong to the

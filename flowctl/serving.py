@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flowctl.admission import AdmissionLimits
-from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
+from flowctl.fanout.fanout import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields
 from flowctl.flow.limits import Limits
 from flowctl.loop.sockets import SocketOptions

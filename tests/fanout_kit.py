@@ -11,7 +11,7 @@ from flow_kit import (
     check_stream,
 )
 
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.limits import NO_LIMITS
 from flowctl.flow.policy import LivePolicy
 from flowctl.sending.types import SenderSettings

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.counts import total
 from flowctl.flow.state import MessageClass
 from flowctl.outgoing.streamlog import StreamLog

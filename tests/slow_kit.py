@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from flow_kit import AUDIO, DISPOSABLE, FRAMES, INTER, KEY, Published, Viewer, check_accounts, check_edges, check_stream
 
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LivePolicy
 from flowctl.sending.types import SenderSettings

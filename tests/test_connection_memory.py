@@ -11,7 +11,7 @@ import pytest
 from connection_kit import WAIT_S, failures, groups, link, wait_until
 
 from flowctl.connection import Connection
-from flowctl.fanouts import Fanouts, FollowPlace
+from flowctl.fanout.following import Fanouts, FollowPlace
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity, Tape
 from flowctl.flow.state import MessageClass

@@ -25,7 +25,7 @@ from flow_kit import (
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
 from flowctl.flow.state import SendState

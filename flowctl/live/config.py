@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S
+from flowctl.fanout.fanout import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields, check_type
 from flowctl.flow.limits import MOST_TARGET_MS, Limits, parse_target_delay, target_marks
 from flowctl.flow.policy import LIVE_POLICIES

@@ -30,9 +30,9 @@ from typing import Final
 
 import structlog
 
-from flowctl.cohort import Squad
 from flowctl.connection import Connection
-from flowctl.fanout import Fanout
+from flowctl.fanout.cohort import Squad
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.state import SendState
 from flowctl.live.hub import Hub
 from flowctl.live.pace import Allowance, Pace

@@ -10,9 +10,9 @@ from functools import lru_cache
 from operator import add, attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.cohort import Squad
 from flowctl.connection import Connection
-from flowctl.fanout import Fanout
+from flowctl.fanout.cohort import Squad
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.counts import total
 from flowctl.flow.state import SendState
 from flowctl.sender import Sender

@@ -16,7 +16,7 @@ import structlog
 
 from flowctl.addresses import address_key
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
-from flowctl.fanouts import FollowPlace
+from flowctl.fanout.following import FollowPlace
 from flowctl.flow.counts import NO_COUNTS, Counts, total
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Limits

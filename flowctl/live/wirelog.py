@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final, Generic, TypeVar
 
 from flowctl.errors import LimitExceededError
-from flowctl.fanouts import Fanouts
+from flowctl.fanout.following import Fanouts
 from flowctl.flow.state import MessageClass
 from flowctl.outgoing.streamlog import CacheLimits, StreamLog
 from flowctl.rtmp import commands

@@ -68,7 +68,7 @@ class Transport(Protocol):
 
 
 class CohortLike(Protocol):
-    """What a Sender needs of the fan-out that writes a log to viewers who keep up (see `flowctl.fanout`)."""
+    """What a Sender needs of the fan-out that writes a log to viewers who keep up (see `flowctl.fanout.fanout`)."""
 
     @property
     def log(self) -> StreamLog:

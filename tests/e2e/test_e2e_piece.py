@@ -11,9 +11,9 @@ import threading
 import pytest
 from flow_kit import Published
 
-from flowctl.cohort import Squad
+from flowctl.fanout.cohort import Squad
+from flowctl.fanout.piece import Piece
 from flowctl.outgoing.outbox import write_one
-from flowctl.piece import Piece
 from flowctl.testing import ManualGroup
 
 SIZE = 200_000

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from flow_kit import CONTROL, OWN, Peer, Published, Viewer, frame
 
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity, Tape
 from flowctl.flow.limits import Limits

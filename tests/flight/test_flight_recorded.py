@@ -11,7 +11,7 @@ from flight_kit import STEERED, RecordedViewer, Rows, check_flight, slow_history
 from flow_kit import AUDIO, CONTROL, KEY, Viewer, check_accounts, check_edges, check_stream, frame
 
 from flowctl.errors import LocalProtocolError, ReentryError
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity, Tape
 from flowctl.flight.words import FlightRow

@@ -10,7 +10,7 @@ from flow_kit import Peer, Published, check_accounts
 from sender_kit import READY
 from slow_kit import Steady
 
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.drain import STALL_S
 from flowctl.flow.limits import NO_LIMITS, HardPolicy, Limits
 from flowctl.flow.policy import Thin

@@ -10,8 +10,8 @@ import types
 import pytest
 from live_kit import World, audio, inter, key
 
-from flowctl.cohort import Squad
-from flowctl.fanout import Fanout
+from flowctl.fanout.cohort import Squad
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.ledger import LEDGER_ENTRIES
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import SendState

@@ -24,7 +24,7 @@ from flow_kit import (
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talker, by_messages
 
 from flowctl.errors import LocalProtocolError
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import NO_LIMITS, HardPolicy
 from flowctl.flow.policy import DropDroppable, LivePolicy, Thin

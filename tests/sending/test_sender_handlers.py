@@ -19,7 +19,7 @@ from sender_kit import OVERLOADED, READY, SOFT_LIMIT, Talker, by_messages
 from slow_kit import Scene, stream
 
 from flowctl.errors import ConfigError, ReentryError
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity, Tape
 from flowctl.flight.words import TablePolicy

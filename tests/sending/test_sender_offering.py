@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talker, by_messages
 
 from flowctl.errors import LocalProtocolError
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.limits import NO_LIMITS, HardPolicy, Limits
 from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin
 from flowctl.outgoing.streamlog import StreamLog

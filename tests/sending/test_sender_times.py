@@ -13,7 +13,7 @@ from flow_kit import (
 )
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talker, by_messages
 
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import AxisLimits, Limits
 from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin

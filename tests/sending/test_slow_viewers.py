@@ -12,7 +12,7 @@ from flow_kit import AUDIO, DISPOSABLE, INTER, KEY, Published
 from hypothesis import given, settings
 from slow_kit import LINES, LIVE_LIMITS, RATE, Scene, Steady, stream
 
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.counts import NO_COUNTS
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import NO_LIMITS, Limits

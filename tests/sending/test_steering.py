@@ -26,7 +26,7 @@ from sender_kit import READY, SOFT_LIMIT, Talker, by_messages
 from slow_kit import RATE, Scene, Steady, stream
 
 from flowctl.errors import ConfigError
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.drain import STALL_S
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import NO_LIMITS, Axis, AxisLimits, Limits

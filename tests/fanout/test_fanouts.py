@@ -7,7 +7,7 @@ from connection_kit import Noting, failures, groups, link, wait_until
 from test_connection import ask
 
 from flowctl.errors import LocalProtocolError
-from flowctl.fanouts import Fanouts, FollowPlace
+from flowctl.fanout.following import Fanouts, FollowPlace
 from flowctl.flow.state import MessageClass
 from flowctl.outgoing.streamlog import StreamLog
 

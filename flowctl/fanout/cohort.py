@@ -15,9 +15,9 @@ import os
 from collections.abc import Callable
 from typing import Final
 
+from flowctl.fanout.piece import FILE_BYTES, Piece, socket_behind
 from flowctl.outgoing.outbox import would_block
 from flowctl.outgoing.streamlog import Entry, Place
-from flowctl.piece import FILE_BYTES, Piece, socket_behind
 from flowctl.sender import Sender
 
 SQUAD_SIZE: Final = 64

@@ -1,6 +1,7 @@
 """Fan-out: writes a stream log to the viewers of one poll group, one system call per viewer and flush.
 
-Theory of operation. Viewers that keep up form the *cohort* (see `flowctl.cohort`): squads of viewers who share a place
+Theory of operation. Viewers that keep up form the *cohort* (see `flowctl.fanout.cohort`): squads of viewers who
+share a place
 of the log. A *round* brings all squads to the log's tail: the bytes from their place to there are joined once, and
 written to one member after the other. Nothing else is done per viewer: no lock, no queue, no counter (what a member
 was sent is the distance its place moved, see `Sender.statistics`).
@@ -13,7 +14,8 @@ None of this keeps the thread for long. Rounds, viewers served alone, and looks 
 milliseconds, between which the loop sees to everything else: input, other streams, and whoever has been waiting.
 
 A round begins at most every flush interval, and at once after a pause: the first message after a quiet interval does
-not wait. The interval follows what rounds cost, up to a ceiling (see `flowctl.pacing`). What has not been offered to
+not wait. The interval follows what rounds cost, up to a ceiling (see `flowctl.fanout.pacing`). What has not been
+offered to
 the kernel yet does not count against a viewer's limits, so members have none to cross. Those who lag are looked at
 when the log has grown to where their next limit can be crossed, and after each key frame: who is far from any limit
 costs nothing there either.
@@ -26,13 +28,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from flowctl.cohort import SQUAD_SIZE, Cohort, Slow, Squad
-from flowctl.crossings import Crossings
 from flowctl.errors import ClosedError, ConfigError
+from flowctl.fanout.cohort import SQUAD_SIZE, Cohort, Slow, Squad
+from flowctl.fanout.crossings import Crossings
+from flowctl.fanout.pacing import Pacing, RoundMeter
+from flowctl.fanout.piece import FILE_VIEWERS, Piece, gather
 from flowctl.loop.faults import as_exception
 from flowctl.outgoing.streamlog import Entry, StreamLog
-from flowctl.pacing import Pacing, RoundMeter
-from flowctl.piece import FILE_VIEWERS, Piece, gather
 from flowctl.sender import FlushResult, Sender
 
 DEFAULT_FLUSH_INTERVAL_S: Final = 0.040

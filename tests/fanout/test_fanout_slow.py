@@ -29,7 +29,7 @@ from flow_kit import (
 )
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, by_messages
 
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.flow.policy import LivePolicy, Thin, Verdict

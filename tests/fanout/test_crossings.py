@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.crossings import Crossings
+from flowctl.fanout.crossings import Crossings
 from flowctl.flow.limits import OFF_MARK
 
 

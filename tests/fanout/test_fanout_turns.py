@@ -9,7 +9,7 @@ from fanout_kit import Stage
 from flow_kit import HEAD_BYTES, Peer, Published
 from sender_kit import OVERLOADED, SOFT_LIMIT, by_messages
 
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.limits import NO_LIMITS
 from flowctl.flow.policy import KeepAll
 from flowctl.outgoing.streamlog import Entry

@@ -19,7 +19,7 @@ from flow_kit import (
 from sender_kit import OVERLOADED, READY, SOFT_LIMIT, by_messages
 
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
-from flowctl.fanout import Fanout
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.limits import AxisLimits, Limits
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.reasons import CloseReason, DropReason
@@ -296,7 +296,7 @@ def test_member_when_tls_wants_to_wait_leaves_as_at_eagain(error):
 @pytest.mark.parametrize("as_file", [False, True])
 def test_member_when_its_transport_raises_anything_ends_alone(as_file, monkeypatch):
     """An error that is no OSError ends the member it came from; nobody else misses a byte or gets one twice."""
-    monkeypatch.setattr("flowctl.fanout.FILE_VIEWERS", 1 if as_file else 1000)
+    monkeypatch.setattr("flowctl.fanout.fanout.FILE_VIEWERS", 1 if as_file else 1000)
     stage = Stage(3)
 
     def fail(data):

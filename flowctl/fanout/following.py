@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowctl.fanout import DEFAULT_FLUSH_INTERVAL_S, Fanout
+from flowctl.fanout.fanout import DEFAULT_FLUSH_INTERVAL_S, Fanout
 from flowctl.loop.locks import OwnedLock
 from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.pollgroup import PollGroup

@@ -1,0 +1,1 @@
+"""One stream log to many peers."""
