@@ -21,12 +21,12 @@ from typing import Any, Final
 import structlog
 
 import processes
-from flowctl.admission import AdmissionLimits
 from flowctl.flow.state import SendState
 from flowctl.live import LiveServer, build_live_server
 from flowctl.live.statistics import ViewerStatistics
 from flowctl.loop.sockets import SocketOptions
-from flowctl.serving import ServeOptions
+from flowctl.server.admission import AdmissionLimits
+from flowctl.server.program import ServeOptions
 
 HERE: Final = Path(__file__).resolve().parent
 VALUES: Final = (16 * 1024, 32 * 1024, 64 * 1024, 128 * 1024, 256 * 1024, 512 * 1024, 0)

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import flowctl.live.server as live_module
-from flowctl.admission import AdmissionLimits
 from flowctl.flow.limits import NO_LIMITS
 from flowctl.flow.policy import KeepAll
 from flowctl.live import build_live_server
 from flowctl.live.server import LiveServer
 from flowctl.log import configure
 from flowctl.sending.types import SenderSettings
-from flowctl.serving import ServeOptions
+from flowctl.server.admission import AdmissionLimits
+from flowctl.server.program import ServeOptions
 
 _AT_ONCE: Final = 10
 _PAUSE_S: Final = 0.001

@@ -15,8 +15,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal to the table below
-    from flowctl.admission import AdmissionLimits
-    from flowctl.bans import Ban, BanAction, BanList
     from flowctl.connection import Connection
     from flowctl.deferred import DeferredProcessor, DeferredStatistics, Job, Registration
     from flowctl.errors import (
@@ -67,12 +65,14 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
         SendResult,
         Transport,
     )
-    from flowctl.server import DEFAULT_LIMITS, Server, ServerStatistics, serve
-    from flowctl.serving import ServeOptions, ServerProgram
+    from flowctl.server.admission import AdmissionLimits
+    from flowctl.server.bans import Ban, BanAction, BanList
+    from flowctl.server.program import ServeOptions, ServerProgram
+    from flowctl.server.server import DEFAULT_LIMITS, Server, ServerStatistics, serve
+    from flowctl.server.totals import FlowTotals
     from flowctl.session import Session
     from flowctl.shadow import Candidate, ShadowReport
     from flowctl.shares import ShareSettings, ViewerShares
-    from flowctl.totals import FlowTotals
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -163,8 +163,8 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "flowctl.admission": ("AdmissionLimits",),
-    "flowctl.bans": ("Ban", "BanAction", "BanList"),
+    "flowctl.server.admission": ("AdmissionLimits",),
+    "flowctl.server.bans": ("Ban", "BanAction", "BanList"),
     "flowctl.connection": ("Connection",),
     "flowctl.flow.counts": ("Counts",),
     "flowctl.deferred": (
@@ -264,13 +264,13 @@ _HOMES: Final = {
         "SenderStatistics",
         "Transport",
     ),
-    "flowctl.server": (
+    "flowctl.server.server": (
         "DEFAULT_LIMITS",
         "Server",
         "ServerStatistics",
         "serve",
     ),
-    "flowctl.serving": (
+    "flowctl.server.program": (
         "ServeOptions",
         "ServerProgram",
     ),
@@ -282,7 +282,7 @@ _HOMES: Final = {
         "Gop",
         "StreamLog",
     ),
-    "flowctl.totals": ("FlowTotals",),
+    "flowctl.server.totals": ("FlowTotals",),
     "flowctl.loop.work": ("WorkLimits",),
 }
 """Module of every public name."""

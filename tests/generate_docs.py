@@ -22,7 +22,6 @@ from pathlib import Path
 from hostile_defences import DEFENCES, default_of
 
 from flowctl import pollgroup
-from flowctl.admission import AdmissionLimits
 from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.flow.policy import LivePolicy
 from flowctl.flow.state import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
@@ -44,7 +43,8 @@ from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.server_states import CONNECTION_TABLE, STREAM_TABLE, ConnectionInput
 from flowctl.rtmp.session_config import ControlConfig, ServerSessionConfig
 from flowctl.sending.types import SenderSettings
-from flowctl.server import DEFAULT_LIMITS
+from flowctl.server.admission import AdmissionLimits
+from flowctl.server.server import DEFAULT_LIMITS
 from flowctl.shadow import Candidate
 from flowctl.shares import ShareSettings
 from flowctl.telemetry.schema import ARROW_TYPES, TABLES, EventName

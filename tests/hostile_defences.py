@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flowctl.admission import AdmissionLimits
 from flowctl.live.config import LiveConfig
 from flowctl.loadtest.hostile.base import Outcome
 from flowctl.outgoing.streamlog import CacheLimits
@@ -16,6 +15,7 @@ from flowctl.rtmp.amf_limits import AmfLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sending.types import SenderSettings
+from flowctl.server.admission import AdmissionLimits
 
 CUT, REFUSED, CONTAINED = Outcome.CUT, Outcome.REFUSED, Outcome.CONTAINED
 OWNERS = (WireLimits, AmfLimits, ServerSessionConfig, AdmissionLimits, LiveConfig, SenderSettings, CacheLimits)

@@ -17,7 +17,7 @@ from flowctl.loop import lingering as _lingering
 from flowctl.loop.lingering import LINGER_BYTES
 from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
-from flowctl.server import Server
+from flowctl.server.server import Server
 
 __all__ = ["failures", "groups", "link"]  # fixtures
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from flowctl.admission import AdmissionLimits
 from flowctl.errors import ConfigError
 from flowctl.flow.limits import AxisLimits, Limits
 from flowctl.flow.policy import LivePolicy
@@ -16,8 +15,9 @@ from flowctl.loop.work import WorkLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sending.types import SenderSettings
-from flowctl.server import Server
-from flowctl.serving import ServeOptions
+from flowctl.server.admission import AdmissionLimits
+from flowctl.server.program import ServeOptions
+from flowctl.server.server import Server
 from flowctl.session import Session
 from flowctl.telemetry.options import EventsOptions
 

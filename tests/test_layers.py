@@ -219,4 +219,11 @@ def test_cli_when_only_its_help_is_wanted_loads_no_server():
     assert wrong == []
     assert len(reached) > 5
     loaded = loaded_by("import flowctl.cli")
-    assert set() == loaded & {"flowctl.server", "flowctl.live", "flowctl.client", "uvloop", "structlog", "asyncio"}
+    assert set() == loaded & {
+        "flowctl.server.server",
+        "flowctl.live",
+        "flowctl.client",
+        "uvloop",
+        "structlog",
+        "asyncio",
+    }

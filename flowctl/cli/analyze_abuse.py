@@ -64,9 +64,9 @@ def command(
     if events is None or out is None:
         missing = "EVENTS is" if events is None else "--out is"
         raise ConfigError(f"{missing} missing", hint="flowctl analyze abuse EVENTS --out DIR")
-    from flowctl.bans import parse_utc
     from flowctl.cli.analyze_common import run_job, session_options
     from flowctl.pipeline.spark import check_available
+    from flowctl.server.bans import parse_utc
 
     check_available()
     from flowctl.pipeline.abuse import AbuseOptions, run

@@ -39,11 +39,11 @@ def command(
     """
     import time
 
-    from flowctl.bans import parse_utc
     from flowctl.cli.analyze_common import run_job, session_options
     from flowctl.cli.common import optional_duration
     from flowctl.pipeline.spark import check_available
     from flowctl.pipeline.synth_plan import SynthOptions
+    from flowctl.server.bans import parse_utc
 
     # Evidence ages: what ended long ago would be worth nothing to a job that judges as of now.
     begin_s = int(time.time() // 3600 * 3600 - days * 86400)

@@ -7,7 +7,7 @@ from typing import Any
 from flowctl.flow.state import SendState
 from flowctl.live import LiveServer
 from flowctl.live.telemetry import Recording
-from flowctl.server import Server
+from flowctl.server.server import Server
 from flowctl.shadow import ShadowReport
 from flowctl.units import format_size
 

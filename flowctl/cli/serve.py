@@ -10,11 +10,11 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowctl._signals import EndSignals
     from flowctl.flow.limits import Limits
     from flowctl.sending.types import SenderSettings
-    from flowctl.server import Server
-    from flowctl.serving import ServeOptions, ServerProgram
+    from flowctl.server.program import ServeOptions, ServerProgram
+    from flowctl.server.server import Server
+    from flowctl.server.signals import EndSignals
 
 
 _OF_STREAMS = (
@@ -111,11 +111,11 @@ def serve(
     limits they are 2MiB,2048,4s soft and 4MiB,4096,8s hard. Files of limits and bans are looked at each second, and at
     once on SIGHUP; one that is not valid changes nothing. SIGUSR1 and SIGUSR2 log a line of figures.
     """
-    from flowctl._signals import EndSignals
     from flowctl.cli.common import given, optional_duration, set_up_log
     from flowctl.cli.servers import check_extra, load_server
     from flowctl.flight.flights import parse_share
     from flowctl.flow.policy import LIVE_POLICIES
+    from flowctl.server.signals import EndSignals
     from flowctl.units import parse_duration, parse_size
 
     ended = context.with_resource(EndSignals())  # first of all: no signal is to kill a server that begins
@@ -188,7 +188,7 @@ def _limits(soft: str | None, hard: str | None, low: str | None, target_delay: s
 
     from flowctl.errors import ConfigError
     from flowctl.flow.limits import Limits, parse_target_delay
-    from flowctl.server import DEFAULT_LIMITS
+    from flowctl.server.server import DEFAULT_LIMITS
 
     target_ms = parse_target_delay(target_delay, "--target-delay")
     if soft is not None:
@@ -260,10 +260,10 @@ def _options(
     flights: float,
     extra: dict[str, str],
 ) -> ServeOptions:
-    from flowctl.admission import AdmissionLimits
     from flowctl.errors import ConfigError
     from flowctl.loop.sockets import SocketOptions
-    from flowctl.serving import ServeOptions
+    from flowctl.server.admission import AdmissionLimits
+    from flowctl.server.program import ServeOptions
 
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port is {port}, it must be 0 (any) to 65535")

@@ -7,7 +7,7 @@ import importlib.metadata
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.serving import ServerProgram, settings_hint
+from flowctl.server.program import ServerProgram, settings_hint
 
 GROUP: Final = "flowctl.servers"
 
@@ -36,7 +36,7 @@ def load_server(name: str) -> ServerProgram:
     except Exception as error:
         raise ConfigError(f"server {name!r} cannot be loaded from {point.value}: {error}") from error
     if not isinstance(program, ServerProgram):
-        raise ConfigError(f"{point.value} is a {type(program).__name__}, not a flowctl.serving.ServerProgram")
+        raise ConfigError(f"{point.value} is a {type(program).__name__}, not a flowctl.server.program.ServerProgram")
     return program
 
 

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Final
 
-from flowctl.admission import AdmissionLimits
 from flowctl.demo.plan import DemoPlan, cache_directory
 from flowctl.demo.report import FLOOD_LIMIT, Report, make_report
 from flowctl.demo.show import Display, choose_display
@@ -28,7 +27,8 @@ from flowctl.loadtest.results import RunResult, Sample
 from flowctl.loadtest.run import run_load
 from flowctl.output import say
 from flowctl.sending.types import SenderSettings
-from flowctl.serving import ServeOptions
+from flowctl.server.admission import AdmissionLimits
+from flowctl.server.program import ServeOptions
 
 _LOOK_S: Final = 0.2
 _STREAM: Final = "demo/sample"

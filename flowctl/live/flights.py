@@ -10,7 +10,7 @@ from flowctl.flight.flights import FlightOptions, Flights, parse_networks
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity
 from flowctl.sender import Sender
-from flowctl.serving import ServeOptions
+from flowctl.server.program import ServeOptions
 from flowctl.telemetry.events import Events
 from flowctl.telemetry.schema import FLIGHT
 from flowctl.units import parse_duration

@@ -30,8 +30,8 @@ from flowctl.live.stream import Stream, StreamMember
 from flowctl.loop.locks import OwnedLock
 from flowctl.reasons import CloseReason
 from flowctl.sending.types import AgeSource
+from flowctl.server.totals import NO_FLOW, FlowTotals
 from flowctl.shadow import NO_SHADOW
-from flowctl.totals import NO_FLOW, FlowTotals
 
 _ENDED_KEPT: Final = 256
 _SILENT_S: Final = 1.0

@@ -19,12 +19,12 @@ from typing import Final
 
 import structlog
 
-from flowctl import bans as bans_format
-from flowctl.bans import BanList
 from flowctl.errors import ConfigError
 from flowctl.flow import limitsfile
 from flowctl.flow.limitsfile import LimitsFile, parse_limits_file
 from flowctl.live.watchfile import FileStatus, WatchedFile
+from flowctl.server import bans as bans_format
+from flowctl.server.bans import BanList
 
 _log: Final = structlog.get_logger("flowctl.live")
 _POLL_S: Final = 1.0

@@ -6,7 +6,7 @@ from flowctl.live.hooks import LiveRequest
 from flowctl.live.signals import Subscription
 from flowctl.live.stream import Stream
 from flowctl.live.wirelog import WireLog
-from flowctl.totals import FlowTotals
+from flowctl.server.totals import FlowTotals
 
 
 class Publishing:

@@ -14,7 +14,6 @@ from typing import Any, Final
 import structlog
 
 from flowctl.addresses import address_key
-from flowctl.bans import Ban, BanList, utc_text
 from flowctl.connection import Connection
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError
 from flowctl.flight.flights import Flights
@@ -33,8 +32,9 @@ from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sending.types import SenderSettings
-from flowctl.server import Server
-from flowctl.serving import ServeOptions, settings_hint
+from flowctl.server.bans import Ban, BanList, utc_text
+from flowctl.server.program import ServeOptions, settings_hint
+from flowctl.server.server import Server
 from flowctl.shadow import Candidate
 from flowctl.telemetry.privacy import check_private
 from flowctl.units import format_duration, format_size, parse_duration, parse_size

@@ -42,9 +42,9 @@ from flowctl.rtmp.messages import Acknowledgement
 from flowctl.rtmp.server_session import ServerSession
 from flowctl.rtmp.server_states import StreamState
 from flowctl.rtmp.wire import Message
+from flowctl.server.totals import NO_FLOW, FlowTotals, totals_of
 from flowctl.session import Session
 from flowctl.shares import ViewerShares
-from flowctl.totals import NO_FLOW, FlowTotals, totals_of
 
 _log: Final = structlog.get_logger("flowctl.live")
 _FLOW: Final = "flow control"

@@ -10,8 +10,8 @@ from flowctl.flow.state import SendState
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sending.types import SenderStatistics
+from flowctl.server.totals import NO_FLOW, FlowTotals
 from flowctl.shadow import NO_SHADOW, ShadowReport
-from flowctl.totals import NO_FLOW, FlowTotals
 
 
 @dataclass(frozen=True, slots=True)

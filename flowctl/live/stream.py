@@ -22,7 +22,7 @@ from flowctl.loop.locks import OwnedLock
 from flowctl.outgoing.streamlog import Entry
 from flowctl.rtmp.media import MediaInfo, inspect, refers_back
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
-from flowctl.totals import NO_FLOW
+from flowctl.server.totals import NO_FLOW
 
 _CLOCK: Final = 0xFFFFFFFF
 _FRAMES: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import structlog
 
-from flowctl.admission import BANNED
 from flowctl.connection import Connection
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.flight.words import limits_as_dict
@@ -23,7 +22,8 @@ from flowctl.live.hub import Hub
 from flowctl.live.recorded import RecordedSession
 from flowctl.live.sampler import Sampler
 from flowctl.sending.types import SenderSettings
-from flowctl.serving import ServeOptions
+from flowctl.server.admission import BANNED
+from flowctl.server.program import ServeOptions
 from flowctl.telemetry.events import Events
 from flowctl.telemetry.options import Addresses, EventsOptions, Streams
 from flowctl.telemetry.privacy import Privacy, read_key

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.bans import MOST_BANS, Ban, BanAction, merge_bans, render
 from flowctl.errors import ConfigError
 from flowctl.pipeline import addresses, io
 from flowctl.pipeline.accounts import JobResult
@@ -37,6 +36,7 @@ from flowctl.pipeline.banfile import BANS_FILE, locked, read_bans
 from flowctl.pipeline.evidence import evidence, halved, harmful, points, proves, standing, starts_of
 from flowctl.pipeline.place import Place
 from flowctl.pipeline.weights import Weights
+from flowctl.server.bans import MOST_BANS, Ban, BanAction, merge_bans, render
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

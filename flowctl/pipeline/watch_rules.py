@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.bans import MOST_BANS
 from flowctl.errors import ConfigError
 from flowctl.pipeline import addresses
 from flowctl.pipeline.abuse import ACTIONS, is_shared, verdict
@@ -16,6 +15,7 @@ from flowctl.pipeline.checks import any_of
 from flowctl.pipeline.evidence import evidence, halved, points, standing, starts_of
 from flowctl.pipeline.watch_input import row_checks
 from flowctl.pipeline.weights import PROOF, Weights
+from flowctl.server.bans import MOST_BANS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

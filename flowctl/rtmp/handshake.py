@@ -44,7 +44,7 @@ _TLS_ALERT: Final = 0x15
 _FIRST_PRINTABLE: Final = 32
 
 _REAL_IP: Final = 0xF3
-"""A prefix in which go-oryx says whom it speaks for; `flowctl.proxyheader` reads it where it may stand."""
+"""A prefix in which go-oryx says whom it speaks for; `flowctl.server.proxyheader` reads it where it may stand."""
 
 _SERVER_VERSION: Final = bytes((4, 5, 0, 1))
 _CLIENT_VERSION: Final = bytes((9, 0, 124, 2))

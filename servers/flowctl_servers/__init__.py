@@ -1,1 +1,1 @@
-"""Ready-made servers built on flowctl: composition roots, each a `flowctl.serving.ServerProgram`."""
+"""Ready-made servers built on flowctl: composition roots, each a `flowctl.server.program.ServerProgram`."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from flowctl.errors import LimitExceededError
 from flowctl.flow.policy import DropDroppable
 from flowctl.flow.state import SendState
-from flowctl.server import Server
-from flowctl.serving import ServeOptions, ServerProgram
+from flowctl.server.program import ServeOptions, ServerProgram
+from flowctl.server.server import Server
 from flowctl.session import Session
 
 LINE_BYTES = 8 * 1024

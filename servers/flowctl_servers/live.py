@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flowctl.live import build_live_server
 from flowctl.live.server import EXTRA_SETTINGS
-from flowctl.serving import ServerProgram
+from flowctl.server.program import ServerProgram
 
 SERVER = ServerProgram(
     name="live",

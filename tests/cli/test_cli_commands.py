@@ -187,6 +187,6 @@ def test_serve_when_a_package_adds_a_server(tmp_path):
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 0
     assert ready["server"] == "other"
-    for name, said in (("wrong", "not a flowctl.serving.ServerProgram"), ("absent", "cannot be loaded")):
+    for name, said in (("wrong", "not a flowctl.server.program.ServerProgram"), ("absent", "cannot be loaded")):
         status, _, errors = run("serve", name, **path)
         assert (status, said in errors) == (2, True)

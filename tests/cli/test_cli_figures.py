@@ -7,8 +7,8 @@ import pytest
 from flowctl.cli.figures import summary
 from flowctl.flow.limits import Limits
 from flowctl.live import build_live_server
-from flowctl.server import Server
-from flowctl.serving import ServeOptions
+from flowctl.server.program import ServeOptions
+from flowctl.server.server import Server
 from flowctl.session import Session
 
 

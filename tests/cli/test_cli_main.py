@@ -16,7 +16,7 @@ from flowctl.cli import serve as serve_module
 from flowctl.cli.serve import serve
 from flowctl.errors import BrokenError, ConfigError, FlowctlError
 from flowctl.flow.limits import Limits
-from flowctl.server import DEFAULT_LIMITS
+from flowctl.server.server import DEFAULT_LIMITS
 
 COMMANDS = ("serve", "publish", "play", "load", "demo", "version")
 
@@ -179,7 +179,15 @@ def test_errors_when_they_hold_an_address(capsys):
 
 def test_imports_when_only_help_is_wanted():
     """The help needs none of what a server or client needs, so that it is there at once."""
-    heavy = ("structlog", "uvloop", "rich.live", "flowctl.connection", "flowctl.server", "flowctl.rtmp", "flowctl.live")
+    heavy = (
+        "structlog",
+        "uvloop",
+        "rich.live",
+        "flowctl.connection",
+        "flowctl.server.server",
+        "flowctl.rtmp",
+        "flowctl.live",
+    )
     program = f"import sys, flowctl.cli; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -14,8 +14,8 @@ from flowctl.rtmp.events import ConnectRefused, ConnectRequested, PlayRequested,
 from flowctl.rtmp.server_session import ServerSession
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.rtmp.wire import Message
-from flowctl.server import Server
-from flowctl.serving import ServeOptions
+from flowctl.server.program import ServeOptions
+from flowctl.server.server import Server
 from flowctl.session import Session
 
 PATIENCE_S = 20.0

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from traceback import format_exception
 
-from flowctl.admission import AdmissionLimits
 from flowctl.client.connect import parse_address, start_client
 from flowctl.client.player import HEALTHY, RtmpPlayer
 from flowctl.client.publisher import RtmpPublisher
@@ -23,7 +22,8 @@ from flowctl.pollgroup import PollGroup
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.media import inspect
 from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.serving import ServeOptions
+from flowctl.server.admission import AdmissionLimits
+from flowctl.server.program import ServeOptions
 
 PATIENCE_S = 20.0
 NAME = "live/stream"

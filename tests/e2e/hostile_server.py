@@ -22,7 +22,7 @@ from flowctl.loop.sockets import SocketOptions
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sending.types import SenderSettings
-from flowctl.serving import ServeOptions
+from flowctl.server.program import ServeOptions
 
 TIMES = {
     "handshake_time_s": 1.5,

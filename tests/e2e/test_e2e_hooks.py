@@ -11,7 +11,7 @@ from e2e_programs import watch, write_flv
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import LiveHooks
 from flowctl.live.server import LiveServer
-from flowctl.serving import ServeOptions
+from flowctl.server.program import ServeOptions
 
 WORDS = "The stream key is wrong."
 

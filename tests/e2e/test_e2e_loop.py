@@ -7,13 +7,13 @@ import statistics
 
 import pytest
 
-from flowctl.bans import BanList
 from flowctl.demo.loop import run_loop
 from flowctl.demo.loopplan import LoopPlan
 from flowctl.demo.loopreport import addresses
 from flowctl.errors import FlowctlError
 from flowctl.flow.limitsfile import parse_limits_file
 from flowctl.reasons import CloseReason
+from flowctl.server.bans import BanList
 
 pytestmark = pytest.mark.pipeline  # a program with a Java of its own
 

@@ -11,7 +11,7 @@ from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity
 from flowctl.live.flights import flight_options
 from flowctl.reasons import CloseReason
-from flowctl.serving import ServeOptions
+from flowctl.server.program import ServeOptions
 from flowctl.testing import ManualHost, ScriptedTransport
 
 

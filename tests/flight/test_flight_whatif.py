@@ -19,7 +19,7 @@ from flowctl.pipeline.whatif_grid import audiences_of, in_force
 from flowctl.pipeline.whatif_viewers import flight_viewer
 from flowctl.replay import replay
 from flowctl.sending.types import SenderSettings
-from flowctl.serving import ServeOptions
+from flowctl.server.program import ServeOptions
 from flowctl.telemetry.options import EventsOptions
 from flowctl.whatif import POLICIES, Choice, evaluate
 

@@ -13,7 +13,7 @@ from flowctl.live.server import EXTRA_SETTINGS, LiveServer, config_from, read_cr
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.sending.types import SenderSettings
-from flowctl.serving import ServeOptions
+from flowctl.server.program import ServeOptions
 
 
 @pytest.mark.parametrize(

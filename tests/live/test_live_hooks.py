@@ -17,7 +17,7 @@ from flowctl.rtmp import commands
 from flowctl.rtmp.events import PlayStarted, PublishStarted, Rejected
 from flowctl.rtmp.url import parse_url
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
-from flowctl.serving import ServeOptions
+from flowctl.server.program import ServeOptions
 
 WAIT_S = 10.0
 

@@ -8,8 +8,6 @@ import signal
 import pytest
 import structlog
 
-from flowctl._signals import EndSignals
-from flowctl.bans import BanList
 from flowctl.errors import ConfigError
 from flowctl.flow.limits import Limits
 from flowctl.flow.limitsfile import LimitsFile
@@ -17,7 +15,9 @@ from flowctl.live.reload import Reload
 from flowctl.live.server import settings_from, with_limits
 from flowctl.live.watchfile import WatchedFile
 from flowctl.sending.types import SenderSettings
-from flowctl.serving import ServeOptions
+from flowctl.server.bans import BanList
+from flowctl.server.program import ServeOptions
+from flowctl.server.signals import EndSignals
 
 GOOD = 'version = 1\n[limits]\nsoft = "{size},100,4s"\n'
 BAN = '{{"cidr": "127.0.0.{number}", "expires": null}}\n'

@@ -9,10 +9,10 @@ import subprocess
 import time
 from pathlib import Path
 
-from flowctl.admission import AdmissionLimits
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
-from flowctl.serving import ServeOptions
+from flowctl.server.admission import AdmissionLimits
+from flowctl.server.program import ServeOptions
 
 NGINX = Path("/usr/sbin/nginx")
 NGINX_RTMP = Path("/usr/lib/nginx/modules/ngx_rtmp_module.so")

@@ -10,12 +10,12 @@ import pytest
 from abuse_kit import BEGIN_S, at, closed, event, hits, write
 from pyspark.sql import functions as f
 
-from flowctl.bans import Ban, BanAction, BanList, render
 from flowctl.errors import ConfigError
 from flowctl.pipeline import addresses
 from flowctl.pipeline.abuse import AbuseOptions, run
 from flowctl.pipeline.addresses import parse_networks
 from flowctl.pipeline.weights import PROOF, Weights
+from flowctl.server.bans import Ban, BanAction, BanList, render
 
 pytestmark = pytest.mark.timeout(900)  # starting Java on a machine that does much else takes minutes
 NOW_S = BEGIN_S + 3600

@@ -7,10 +7,10 @@ import ipaddress
 import pytest
 from abuse_kit import at
 
-from flowctl.bans import Ban, BanList, render
 from flowctl.errors import ConfigError
 from flowctl.pipeline import watch_state
 from flowctl.pipeline.watch_state import KEPT_BATCHES, BatchRecord, WatchState, merge
+from flowctl.server.bans import Ban, BanList, render
 
 NOW_S = 1_790_000_000
 

@@ -10,7 +10,7 @@ import pytest
 from flowctl.flow.limits import Limits
 from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
-from flowctl.serving import ServeOptions
+from flowctl.server.program import ServeOptions
 from flowctl_servers.echo import LINE_BYTES, SERVER
 
 WAIT_S = 20

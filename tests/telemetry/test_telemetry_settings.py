@@ -14,7 +14,7 @@ from flowctl.live import build_live_server
 from flowctl.live.recorded import RecordedSession
 from flowctl.live.session import LiveSession
 from flowctl.live.telemetry import EVENTS_SETTINGS, events_options, usual_node
-from flowctl.serving import ServeOptions
+from flowctl.server.program import ServeOptions
 from flowctl.telemetry.options import Addresses, Streams
 
 
@@ -93,7 +93,7 @@ def test_server_when_nothing_is_recorded_loads_no_arrow():
     """Neither the records' modules nor a live server without them load pyarrow, pandas or numpy."""
     code = (
         "import sys, flowctl.telemetry.recorder, flowctl.telemetry.sampling, flowctl.live\n"
-        "from flowctl.serving import ServeOptions\n"
+        "from flowctl.server.program import ServeOptions\n"
         "flowctl.live.build_live_server(ServeOptions()).stop()\n"
         "print({'pyarrow', 'pandas', 'numpy'} & set(sys.modules))"
     )

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl import admission as admission_module
-from flowctl.admission import Admission, AdmissionLimits, descriptor_limit
-from flowctl.bans import LIMITED_BURST, LIMITED_NEW_PER_S, Ban, BanAction, BanList
 from flowctl.errors import ConfigError, LimitExceededError
-from flowctl.proxyheader import TrustedProxies
+from flowctl.server import admission as admission_module
+from flowctl.server.admission import Admission, AdmissionLimits, descriptor_limit
+from flowctl.server.bans import LIMITED_BURST, LIMITED_NEW_PER_S, Ban, BanAction, BanList
+from flowctl.server.proxyheader import TrustedProxies
 
 OPEN = {"connections_per_address": 0, "new_per_address_and_s": 0.0}
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flowctl.admission import AdmissionLimits
 from flowctl.fanout.fanout import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields
 from flowctl.flow.limits import Limits
 from flowctl.loop.sockets import SocketOptions
 from flowctl.pollgroup import LoopFactory
 from flowctl.sending.types import SenderSettings
-from flowctl.server import DEFAULT_LIMITS, Server
+from flowctl.server.admission import AdmissionLimits
+from flowctl.server.server import DEFAULT_LIMITS, Server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class ServeOptions:
         shadow_limits: limits to be compared with the real ones, which they do not change. None: there are none.
         limits_file: file of limits that a program with streams reads at its start, instead of `limits`, and again
             whenever it changes; see `flowctl.flow.limitsfile`. None: there is none.
-        bans_file: the same of a ban list, which need not be there yet; see `flowctl.bans`. None: there is none.
+        bans_file: the same of a ban list, which need not be there yet; see `flowctl.server.bans`. None: there is none.
         events: folder for records of what happens, of a program with streams; see `flowctl.telemetry.schema`. None:
             nothing is recorded.
         flights: share of the connections, 0 to 1, that are recorded so that they can be replayed; needs `events`.

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.addresses import address_key
-from flowctl.bans import LIMITED_BURST, LIMITED_NEW_PER_S, NO_BANS, Ban, BanAction, BanList, utc_text
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.fieldtypes import check_fields
 from flowctl.loop.locks import OwnedLock
+from flowctl.server.bans import LIMITED_BURST, LIMITED_NEW_PER_S, NO_BANS, Ban, BanAction, BanList, utc_text
 
 _RESERVED_DESCRIPTORS: Final = 64
 """Descriptors kept for everything that is not a connection: loops, logs, files."""

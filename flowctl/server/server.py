@@ -14,10 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, ParamSpec, Self
 
-from flowctl._proxied import Proxied
-from flowctl._signals import EndSignals
-from flowctl.admission import Admission, AdmissionLimits, describe_ban
-from flowctl.bans import Ban, BanAction, BanList
 from flowctl.connection import Connection
 from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
@@ -29,12 +25,16 @@ from flowctl.loop.sockets import SocketOptions, close_socket
 from flowctl.loop.work import NO_WORK_LIMITS, WorkLimits
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.pollgroups import MAX_GROUPS, PollGroups
-from flowctl.proxyheader import TrustedProxies
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sending.types import SenderSettings
+from flowctl.server.admission import Admission, AdmissionLimits, describe_ban
+from flowctl.server.bans import Ban, BanAction, BanList
+from flowctl.server.proxied import Proxied
+from flowctl.server.proxyheader import TrustedProxies
+from flowctl.server.signals import EndSignals
+from flowctl.server.totals import NO_FLOW, FlowTotals, totals_of
 from flowctl.session import Session
-from flowctl.totals import NO_FLOW, FlowTotals, totals_of
 
 _P = ParamSpec("_P")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from flowctl.flow.counts import NO_COUNTS, Counts, total
 from flowctl.flow.state import CLASS_COUNT
 from flowctl.reasons import DropReason
-from flowctl.totals import NO_FLOW, FlowTotals
+from flowctl.server.totals import NO_FLOW, FlowTotals
 
 counts = st.lists(st.integers(0, 9), min_size=CLASS_COUNT, max_size=CLASS_COUNT).map(
     lambda numbers: Counts(tuple(numbers), tuple(number * 7 for number in numbers))

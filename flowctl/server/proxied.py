@@ -15,7 +15,7 @@ from typing import Any, Final
 from flowctl.errors import LimitExceededError
 from flowctl.loop.sockets import close_socket
 from flowctl.pollgroup import PollGroup
-from flowctl.proxyheader import HEADER_TIME_S, HeaderReader, ProxyHeaderError
+from flowctl.server.proxyheader import HEADER_TIME_S, HeaderReader, ProxyHeaderError
 
 MOST_WAITING: Final = 1024
 """Connections whose header has not come: proxies send it at once, so these are an attack or a broken network."""

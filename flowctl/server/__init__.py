@@ -1,0 +1,1 @@
+"""A server: accepts, admits, places and ends connections."""
