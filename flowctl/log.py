@@ -10,7 +10,8 @@ are replaced, addresses in any text lose their credentials and secret query valu
 The same step cuts what is long and writes control characters as text, so that nobody can act on the terminal of who
 reads, or forge a line. It takes time in proportion to the text.
 
-Lines are written on a thread of their own, and those about one address are limited in number: see `flowctl.logwriter`.
+Lines are written on a thread of their own, and those about one address are limited in number: see
+`flowctl.text.logwriter`.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from flowctl.addresses import address_key
 from flowctl.errors import ConfigError
-from flowctl.logwriter import LineLimiter, LineWriter
 from flowctl.printable import printable
 from flowctl.rtmp.url import REDACTED, redact_query, redact_url
+from flowctl.text.logwriter import LineLimiter, LineWriter
 
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 

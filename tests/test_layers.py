@@ -88,7 +88,14 @@ IMPURE = frozenset(IMPURE_NAMES.split())
 """What a pure module does without: input and output, threads, logs, and the clock, which is an argument there."""
 
 CLI_MAY_LOAD = (
-    *("flowctl.cli", "flowctl.errors", "flowctl.units", "flowctl.flow.limits", "flowctl.output", "flowctl.printable"),
+    *(
+        "flowctl.cli",
+        "flowctl.errors",
+        "flowctl.units",
+        "flowctl.flow.limits",
+        "flowctl.text.output",
+        "flowctl.printable",
+    ),
     *("typer", "click"),
 )
 """What `flowctl --help` may cost, beside the standard library; everything else is imported inside the commands."""

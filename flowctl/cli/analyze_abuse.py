@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Master, Memory
-from flowctl.output import say
+from flowctl.text.output import say
 
 if TYPE_CHECKING:
     from flowctl.pipeline.weights import Weights

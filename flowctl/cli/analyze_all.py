@@ -8,7 +8,7 @@ import typer
 
 from flowctl.cli.analyze_abuse import Allow, JudgePrivate, MaxBans, ReplaceBans, Threshold, WeightsFile
 from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory, Out
-from flowctl.output import say
+from flowctl.text.output import say
 
 if TYPE_CHECKING:
     from flowctl.pipeline.everything import AllOptions, AllResult

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.output import say
+from flowctl.text.output import say
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

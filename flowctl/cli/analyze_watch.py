@@ -13,7 +13,7 @@ import typer
 
 from flowctl.cli.analyze_abuse import Allow, JudgePrivate, MaxBans, ReplaceBans, Threshold, WeightsFile
 from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory
-from flowctl.output import say
+from flowctl.text.output import say
 
 
 def command(

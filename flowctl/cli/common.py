@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from flowctl.output import say
+from flowctl.text.output import say
 
 
 @dataclass(slots=True)

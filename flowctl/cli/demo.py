@@ -45,7 +45,7 @@ def demo(
     from flowctl.demo import DemoPlan, run_demo
     from flowctl.demo.plan import DEFAULT_HARD, DEFAULT_SOFT
     from flowctl.errors import ConfigError, FlowctlError
-    from flowctl.loadtest.files import check_target
+    from flowctl.text.files import check_target
     from flowctl.units import parse_duration
 
     if pipeline:

@@ -14,7 +14,7 @@ from typing import Final
 import typer
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.output import drop, failure, lost, say
+from flowctl.text.output import drop, failure, lost, say
 
 OK: Final = 0
 FAILED: Final = 1

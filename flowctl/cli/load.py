@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.output import say
+from flowctl.text.output import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -230,10 +230,10 @@ def _load(
 
     from flowctl.cli.errors import FAILED, INTERRUPTED, TERMINATED
     from flowctl.loadtest.figures import RunFigures
-    from flowctl.loadtest.files import check_target
     from flowctl.loadtest.run import run_load
     from flowctl.loadtest.summary import what_failed
     from flowctl.loadtest.table import choose_display
+    from flowctl.text.files import check_target
 
     for option, path in files.items():
         if path is not None:
@@ -273,8 +273,8 @@ def _write(result: RunResult, verdicts: list[Verdict], files: dict[str, Path | N
     """
     import json
 
-    from flowctl.loadtest.files import write_text
     from flowctl.loadtest.summary import whole
+    from flowctl.text.files import write_text
 
     if (path := files["--json-file"]) is not None:
         write_text(path, json.dumps(whole(result, verdicts), ensure_ascii=False) + "\n")

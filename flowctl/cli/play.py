@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from flowctl.output import failure, say
+from flowctl.text.output import failure, say
 
 if TYPE_CHECKING:
     from flowctl.client.player import PlayProfile, RtmpPlayer

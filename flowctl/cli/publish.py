@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flowctl.output import say
+from flowctl.text.output import say
 
 if TYPE_CHECKING:
     from flowctl.client.publisher import RtmpPublisher

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from flowctl.output import say
+from flowctl.text.output import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

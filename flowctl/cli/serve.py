@@ -166,7 +166,7 @@ def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
     import textwrap
 
     from flowctl.cli.common import print_json
-    from flowctl.output import say
+    from flowctl.text.output import say
 
     if as_json:
         print_json({name: program.extra[name] for name in sorted(program.extra)})

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flowctl.output import say
+from flowctl.text.output import say
 
 
 def version(

@@ -27,11 +27,11 @@ from flowctl.flow.limitsfile import parse_limits_file
 from flowctl.flow.limitsfile import render as render_limits
 from flowctl.loadtest.failon import parse_condition
 from flowctl.loadtest.figures import RunFigures
-from flowctl.loadtest.files import write_text
 from flowctl.loadtest.report import render
 from flowctl.loadtest.results import RunResult, Sample
 from flowctl.loadtest.run import run_load
-from flowctl.output import say as output_say
+from flowctl.text.files import write_text
+from flowctl.text.output import say as output_say
 
 ANALYZE_S: Final = 1200.0
 """Longest analysis: it takes one or two minutes on two free cores; a Java that hangs is not waited for."""

@@ -21,14 +21,14 @@ from flowctl.errors import FlowctlError
 from flowctl.live import LiveServer, build_live_server
 from flowctl.loadtest.failon import parse_condition
 from flowctl.loadtest.figures import RunFigures
-from flowctl.loadtest.files import write_text
 from flowctl.loadtest.report import render
 from flowctl.loadtest.results import RunResult, Sample
 from flowctl.loadtest.run import run_load
-from flowctl.output import say
 from flowctl.sending.types import SenderSettings
 from flowctl.server.admission import AdmissionLimits
 from flowctl.server.program import ServeOptions
+from flowctl.text.files import write_text
+from flowctl.text.output import say
 
 _LOOK_S: Final = 0.2
 _STREAM: Final = "demo/sample"

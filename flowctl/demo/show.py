@@ -18,8 +18,8 @@ from flowctl.demo.plan import Kind
 from flowctl.demo.watch import Watched
 from flowctl.flow.state import SendState
 from flowctl.log import use_colours
-from flowctl.output import say
 from flowctl.printable import printable
+from flowctl.text.output import say
 from flowctl.units import format_duration, format_size
 
 _COLOURS: Final = {

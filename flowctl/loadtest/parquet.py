@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import ConfigError, InternalError
-from flowctl.loadtest.files import replacing
 from flowctl.loadtest.results import PeerResult, RunResult
+from flowctl.text.files import replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa

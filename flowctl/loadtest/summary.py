@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from flowctl.loadtest.failon import Verdict
 from flowctl.loadtest.figures import FIGURES, RunFigures, as_dict, format_value, run_figures
-from flowctl.loadtest.files import foreign
 from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult, RunResult
 from flowctl.loadtest.scope import quantile
+from flowctl.text.files import foreign
 from flowctl.units import format_duration
 
 _MOST_GROUPS: Final = 50

@@ -16,10 +16,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from flowctl.loadtest.files import foreign
 from flowctl.loadtest.results import Sample
 from flowctl.log import use_colours
-from flowctl.output import say
+from flowctl.text.files import foreign
+from flowctl.text.output import say
 from flowctl.units import format_bit_rate, format_duration, format_size
 
 _MOST_ROWS: Final = 30

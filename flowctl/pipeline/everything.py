@@ -18,7 +18,6 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.loadtest.files import foreign
 from flowctl.pipeline import report
 from flowctl.pipeline.accounts import JobResult
 from flowctl.pipeline.banfile import BANS_FILE, locked, read_bans
@@ -26,6 +25,7 @@ from flowctl.pipeline.place import Place
 from flowctl.pipeline.reportdata import JobNote, JobState
 from flowctl.pipeline.spark import mapped_errors
 from flowctl.server.bans import merge_bans, render
+from flowctl.text.files import foreign
 
 Runner = Callable[[SparkSession, str, str, Any], JobResult]
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from flowctl.loadtest.files import foreign
 from flowctl.loadtest.svg import Chart, Series
 from flowctl.pipeline.reportdata import (
     LEAST_STAY_S,
@@ -24,6 +23,7 @@ from flowctl.pipeline.reportdata import (
     whole_number,
 )
 from flowctl.pipeline.shapes import MOST_BARS, Bar, Bars, Layer, Shape, Stack
+from flowctl.text.files import foreign
 from flowctl.units import format_duration, format_size
 
 STATE_PAINTS: Final = {

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.loadtest.files import write_text
+from flowctl.text.files import write_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from flowctl.output import say
+from flowctl.text.output import say
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,10 +17,10 @@ import sys
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.output import say
 from flowctl.pipeline.classarchive import archive_path, make_archive
 from flowctl.pipeline.java import PACKAGE, find_java
 from flowctl.pipeline.spark import check_available
+from flowctl.text.output import say
 
 _APT: Final = ("apt-get", "-q", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20")
 _UPDATE_TIMEOUT_S: Final = 120

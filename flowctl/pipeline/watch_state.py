@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.loadtest.files import write_text
 from flowctl.pipeline.addresses import Network
 from flowctl.pipeline.banfile import BANS_FILE, locked, read_local
 from flowctl.server.bans import MOST_BANS, Ban, BanAction, BanList, lasts_longer, merge_bans, render
+from flowctl.text.files import write_text
 
 FOLDER: Final = "watch"
 KEPT_BATCHES: Final = 100

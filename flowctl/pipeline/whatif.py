@@ -26,7 +26,6 @@ from pyspark.sql import functions as f
 from flowctl.errors import ConfigError
 from flowctl.flow.limits import target_marks
 from flowctl.flow.limitsfile import LimitsFile, render
-from flowctl.loadtest.files import foreign
 from flowctl.pipeline.abuse import AbuseOptions, address_scores
 from flowctl.pipeline.abuse import sums as abuse_sums
 from flowctl.pipeline.accounts import Accounts, JobResult
@@ -38,6 +37,7 @@ from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, audiences_of, default
 from flowctl.pipeline.whatif_sample import bounded
 from flowctl.pipeline.whatif_viewers import ALL_CHOICES, DAMAGED, HONEST_SHARE, NO_VIEWER, VIEWERS_DDL, evaluated
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
+from flowctl.text.files import foreign
 from flowctl.whatif import EXTEND_S, PLAYER_BUFFER_S, Choice, bucket_ms, marks_text, quantile_ms
 
 if TYPE_CHECKING:

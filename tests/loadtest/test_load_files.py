@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.loadtest.files import check_target, write_text
+from flowctl.text.files import check_target, write_text
 
 
 def test_result_when_the_name_is_a_pipe(tmp_path):

@@ -19,13 +19,13 @@ from flowctl.loadtest import parquet as parquet_module
 from flowctl.loadtest import style, summary
 from flowctl.loadtest.failon import parse_condition
 from flowctl.loadtest.figures import RunFigures
-from flowctl.loadtest.files import check_target, foreign, replacing, write_text
 from flowctl.loadtest.plots import plots_of
 from flowctl.loadtest.report import render
 from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult, Sample
 from flowctl.loadtest.svg import Chart, Series, draw, highest, linear_ticks, log_ticks, thin
 from flowctl.loadtest.table import LineDisplay, TableDisplay
 from flowctl.printable import printable
+from flowctl.text.files import check_target, foreign, replacing, write_text
 
 CONDITIONS = ["healthy.missing>0", "p99_ms>200", "stall.missing_share>50%"]
 

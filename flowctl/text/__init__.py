@@ -1,0 +1,1 @@
+"""Text that leaves the process: to a terminal, a log, a file of results."""
