@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flowctl.loadtest.svg import Chart, Series
+from flowctl.charts.shapes import MOST_BARS, Bar, Bars, Dot, Dots
+from flowctl.charts.svg import Chart, Series
 from flowctl.pipeline.answers import left_out, missing, plural
 from flowctl.pipeline.pictures import Picture, count, ms, percent, seconds, size, words
 from flowctl.pipeline.reportdata import Cut, ReportData, Row, number
-from flowctl.pipeline.shapes import MOST_BARS, Bar, Bars, Dot, Dots
 
 _PRESENT: Final = "in force"
 _RECOMMENDED: Final = "recommended"

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from flowctl.loadtest.svg import Chart, Series
+from flowctl.charts.shapes import MOST_BARS, Bar, Bars, Layer, Shape, Stack
+from flowctl.charts.svg import Chart, Series
 from flowctl.pipeline.reportdata import (
     LEAST_STAY_S,
     PICTURE_CLASSES,
@@ -22,7 +23,6 @@ from flowctl.pipeline.reportdata import (
     number,
     whole_number,
 )
-from flowctl.pipeline.shapes import MOST_BARS, Bar, Bars, Layer, Shape, Stack
 from flowctl.text.files import foreign
 from flowctl.units import format_duration, format_size
 

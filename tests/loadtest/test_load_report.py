@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from page_kit import Page
 from result_kit import NASTY, some_run, some_samples, viewer
 
+from flowctl.charts import style
+from flowctl.charts.svg import Chart, Series, draw, highest, linear_ticks, log_ticks, thin
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.loadtest import parquet as parquet_module
-from flowctl.loadtest import style, summary
+from flowctl.loadtest import summary
 from flowctl.loadtest.failon import parse_condition
 from flowctl.loadtest.figures import RunFigures
 from flowctl.loadtest.plots import plots_of
 from flowctl.loadtest.report import render
 from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult, Sample
-from flowctl.loadtest.svg import Chart, Series, draw, highest, linear_ticks, log_ticks, thin
 from flowctl.loadtest.table import LineDisplay, TableDisplay
 from flowctl.printable import printable
 from flowctl.text.files import check_target, foreign, replacing, write_text
@@ -498,7 +499,7 @@ def test_display_when_the_run_goes_on_shows_it(kind, stream, monkeypatch):
 
 def test_ticks_when_they_would_look_alike_have_more_digits():
     """No two marks of an axis have one label; where labels differ they stay as they were."""
-    from flowctl.loadtest.svg import linear_ticks, tick_texts
+    from flowctl.charts.svg import linear_ticks, tick_texts
 
     assert tick_texts(linear_ticks(2.2), lambda value: f"{value:.0f}") == ["0.0", "0.5", "1.0", "1.5", "2.0", "2.5"]
     assert tick_texts(linear_ticks(2000), lambda value: f"{value:,.0f}") == ["0", "500", "1,000", "1,500", "2,000"]

@@ -21,7 +21,7 @@ from report_kit import (
     worst_viewer,
 )
 
-from flowctl.loadtest.style import STYLE
+from flowctl.charts.style import STYLE
 from flowctl.pipeline import answers, decisions, pictures
 from flowctl.pipeline.page import MORE_STYLE, render
 from flowctl.pipeline.reportdata import Cut, JobNote, JobState, number

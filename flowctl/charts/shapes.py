@@ -1,6 +1,6 @@
 """Stacked areas, bars and dots as SVG text: what a page about many viewers needs beside the lines of `svg` (pure).
 
-They share paper, colours and manners with `flowctl.loadtest.svg`: colours are CSS variables of the page, a pointer
+They share paper, colours and manners with `flowctl.charts.svg`: colours are CSS variables of the page, a pointer
 finds its figures in the ``<title>`` of invisible rectangles, and a reader without eyes in the title and description.
 Every text is escaped here, since names of streams, agents and reasons come from peers.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.loadtest.svg import linear_ticks, log_ticks, plain
+from flowctl.charts.svg import linear_ticks, log_ticks, plain
 
 WIDTH: Final = 640
 HEIGHT: Final = 264

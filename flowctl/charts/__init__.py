@@ -1,0 +1,1 @@
+"""Charts and pages that stand alone: SVG and style sheets, for load tester and pipeline."""
