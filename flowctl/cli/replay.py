@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from flowctl.errors import DamagedFlightError
     from flowctl.flight.reading import Flight
+    from flowctl.flight.replay import Comparison, ReplayResult
     from flowctl.flight.words import FlightRow
-    from flowctl.replay import Comparison, ReplayResult
     from flowctl.telemetry.flightfiles import FlightSummary
 
 _POLICIES: Final = ("all-or-cut", "audio-first", "pictures-first", "keep", "drop")
@@ -125,9 +125,9 @@ def _replay_one(
 ) -> bool:
     """Replay one flight and show it; return whether it diverges."""
     from flowctl.cli.common import print_json
+    from flowctl.flight.replay import compare, read_flights
+    from flowctl.flight.replay import replay as run_again
     from flowctl.flight.words import FLIGHT_FORMAT
-    from flowctl.replay import compare, read_flights
-    from flowctl.replay import replay as run_again
 
     found = read_flights(rows)
     other = None if choice is None else _other_choice(found, choice, of_many=brief)

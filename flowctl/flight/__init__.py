@@ -3,8 +3,8 @@
 Theory of operation. A `RecordedSender` is a Sender whose every entrance notes the call on a `Tape` first: what was
 called, with which arguments, at which microsecond. During the call time stands still at that microsecond, and what the
 Sender asks of its surroundings (what the kernel takes, what it holds, whether the thread was strained) is noted as it
-is answered. `flowctl.replay` makes the same calls of another Sender and gives the same answers. The rules in between
-are the real ones, so states, drops, returns and the end come out again, or the code has changed.
+is answered. `flowctl.flight.replay` makes the same calls of another Sender and gives the same answers. The rules in
+between are the real ones, so states, drops, returns and the end come out again, or the code has changed.
 
 A viewer's stream log is written by another thread, and a Sender reads its end at several moments of one call: which
 of them saw which message cannot be recorded. So a recorded viewer has a log of its own, which is filled from the real

@@ -1,7 +1,7 @@
 """The calls of a flight, made of another Sender, in surroundings that answer what was recorded (pure).
 
-See `flowctl.replay`, which drives it. Whatever the Sender asks that was not asked then is a divergence: the code, or
-the row, is another.
+See `flowctl.flight.replay`, which drives it. Whatever the Sender asks that was not asked then is a divergence: the
+code, or the row, is another.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ import sys
 from e2e_kit import connection_to, wait_for_end, wait_for_viewers, wait_until
 
 from flowctl.client.player import PlayProfile
+from flowctl.flight.replay import compare, read_flight, replay
 from flowctl.flow.limits import Limits
 from flowctl.loop.sockets import SocketOptions
 from flowctl.media.synthetic import SyntheticSource
-from flowctl.replay import compare, read_flight, replay
 from flowctl.sending.types import SenderSettings
 from flowctl.telemetry.flightfiles import flight_files, list_flights
 

@@ -11,10 +11,10 @@ from flow_kit import CONTROL, OWN, Peer, Published, Viewer, frame
 
 from flowctl.fanout.fanout import Fanout
 from flowctl.flight.recorded import RecordedSender
+from flowctl.flight.replay import compare, read_flights, replay
 from flowctl.flight.tape import Identity, Tape
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LivePolicy
-from flowctl.replay import compare, read_flights, replay
 from flowctl.sending.types import SenderSettings
 from flowctl.telemetry.schema import ARROW_TYPES, FLIGHT
 from flowctl.testing import ManualGroup

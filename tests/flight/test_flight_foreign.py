@@ -8,8 +8,8 @@ from flight_kit import slow_history
 from flowctl.errors import DamagedFlightError
 from flowctl.flight import rerun
 from flowctl.flight.reading import read_flights
+from flowctl.flight.replay import compare, replay
 from flowctl.reasons import CloseReason
-from flowctl.replay import compare, replay
 from flowctl.telemetry import flightfiles
 from flowctl.telemetry.schema import FLIGHT
 

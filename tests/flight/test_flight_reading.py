@@ -12,11 +12,11 @@ from flight_kit import NODE, Rows, changed, slow_history
 
 from flowctl.errors import ConfigError, DamagedFlightError
 from flowctl.flight.reading import read_flights
+from flowctl.flight.replay import compare, read_flight, replay
 from flowctl.flight.tape import Identity, Tape
 from flowctl.flight.viewing import REFUSED, TAKEN, stream_and_link
 from flowctl.flow.state import MessageClass
 from flowctl.reasons import CloseReason
-from flowctl.replay import compare, read_flight, replay
 from flowctl.telemetry.flightfiles import flight_files, flight_rows, list_flights
 from flowctl.telemetry.schema import FLIGHT
 

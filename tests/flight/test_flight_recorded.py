@@ -13,6 +13,7 @@ from flow_kit import AUDIO, CONTROL, KEY, Viewer, check_accounts, check_edges, c
 from flowctl.errors import LocalProtocolError, ReentryError
 from flowctl.fanout.fanout import Fanout
 from flowctl.flight.recorded import RecordedSender
+from flowctl.flight.replay import compare, read_flights, replay
 from flowctl.flight.tape import Identity, Tape
 from flowctl.flight.words import FlightRow
 from flowctl.flow.limits import Limits
@@ -20,7 +21,6 @@ from flowctl.flow.policy import KeepAll, LivePolicy, Thin
 from flowctl.flow.state import SendState
 from flowctl.live.muting import Muted
 from flowctl.reasons import CloseReason
-from flowctl.replay import compare, read_flights, replay
 from flowctl.sender import Sender
 from flowctl.sending.types import AgeSource, SenderSettings
 from flowctl.telemetry.schema import FLIGHT, FlightKind

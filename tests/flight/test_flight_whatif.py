@@ -9,6 +9,7 @@ from flight_kit import ROOMS, World, linked
 
 from flowctl.flight.reading import read_flights
 from flowctl.flight.recorded import begin_detail
+from flowctl.flight.replay import replay
 from flowctl.flight.viewing import REFUSED, TAKEN, stream_and_link
 from flowctl.flight.words import TablePolicy
 from flowctl.flow.limits import Limits
@@ -17,7 +18,6 @@ from flowctl.live.config import parse_audiences
 from flowctl.live.telemetry import _described
 from flowctl.pipeline.whatif_grid import audiences_of, in_force
 from flowctl.pipeline.whatif_viewers import flight_viewer
-from flowctl.replay import replay
 from flowctl.sending.types import SenderSettings
 from flowctl.server.program import ServeOptions
 from flowctl.telemetry.options import EventsOptions
