@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flowctl.telemetry.flightfiles import FlightSummary
 
 _POLICIES: Final = ("all-or-cut", "audio-first", "pictures-first", "keep", "drop")
-"""Keys of `flowctl.whatif.POLICIES`, which is imported only when it is needed."""
+"""Keys of `flowctl.flight.whatif.engine.POLICIES`, which is imported only when it is needed."""
 _FEW: Final = 8
 """Fewer flights than this are replayed before anybody wonders: each takes about as long as its rows take to read."""
 
@@ -170,9 +170,9 @@ def _other_choice(flight: Flight, named: _Named, *, of_many: bool) -> dict[str, 
 
     from flowctl.errors import ConfigError
     from flowctl.flight.viewing import in_force, stream_and_link
+    from flowctl.flight.whatif.engine import Choice, evaluate, policy_name, recorded_viewer
     from flowctl.flight.words import FLIGHT_FORMAT
     from flowctl.flow.limits import Limits, parse_target_delay
-    from flowctl.whatif import Choice, evaluate, policy_name, recorded_viewer
 
     soft, slash, hard = (named.limits or "").partition("/")
     limits, policy = in_force(flight)

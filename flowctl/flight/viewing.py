@@ -1,4 +1,4 @@
-"""What a flight says of stream and link alone, for trying other limits on it (`flowctl.whatif`) (pure).
+"""What a flight says of stream and link alone, for trying other limits on it (`flowctl.flight.whatif.engine`) (pure).
 
 Of the calls only two things remain: messages as they came, and writes with what the kernel took of them. A message has
 the time at which it was published: who is blocked sees it only when something makes its Sender look, which may be a
@@ -18,7 +18,7 @@ from flowctl.flow.state import MessageClass
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
 
 TAKEN: Final = -1
-"""A write of which the kernel took everything; as in `flowctl.whatif`."""
+"""A write of which the kernel took everything; as in `flowctl.flight.whatif.engine`."""
 REFUSED: Final = -2
 """A write that met EAGAIN; what was taken before it counts; likewise."""
 

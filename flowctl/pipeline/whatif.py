@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
+from flowctl.flight.whatif.engine import EXTEND_S, PLAYER_BUFFER_S, Choice, bucket_ms, marks_text, quantile_ms
 from flowctl.flow.limits import target_marks
 from flowctl.flow.limitsfile import LimitsFile, render
 from flowctl.pipeline.abuse import AbuseOptions, address_scores
@@ -38,7 +39,6 @@ from flowctl.pipeline.whatif_sample import bounded
 from flowctl.pipeline.whatif_viewers import ALL_CHOICES, DAMAGED, HONEST_SHARE, NO_VIEWER, VIEWERS_DDL, evaluated
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
 from flowctl.text.files import foreign
-from flowctl.whatif import EXTEND_S, PLAYER_BUFFER_S, Choice, bucket_ms, marks_text, quantile_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

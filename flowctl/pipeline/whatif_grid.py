@@ -24,10 +24,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
+from flowctl.flight.whatif.engine import MOST_CHOICES, Choice, marks_text, policy_name
 from flowctl.flight.words import TablePolicy, limits_from, settings_from
 from flowctl.flow.limits import AxisLimits, HardPolicy, Limits, parse_target_delay, target_marks
 from flowctl.flow.policy import LIVE_POLICIES, DropPolicy, LivePolicy
-from flowctl.whatif import MOST_CHOICES, Choice, marks_text, policy_name
 
 DEFAULT_IN_FORCE: Final = Choice(limits=Limits.parse("2MiB,2048,4s", "4MiB,4096,8s"), return_after_s=0.0)
 """What ``flowctl serve live`` has without options; taken where the records do not say what was in force."""

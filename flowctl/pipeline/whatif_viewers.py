@@ -1,8 +1,8 @@
 """From rows of one connection to what every choice would have done for it: the part that runs on Spark's workers.
 
 A worker is handed one connection at a time as an Arrow table, builds a `RecordedViewer`, runs all choices over it with
-`flowctl.whatif.evaluate`, and gives back one row per choice. All sums are whole numbers, so that adding them up in any
-order, on any cluster, gives the same.
+`flowctl.flight.whatif.engine.evaluate`, and gives back one row per choice. All sums are whole numbers, so that
+adding them up in any order, on any cluster, gives the same.
 
 Of a flight, stream and link are those of `flowctl.flight.viewing`. Of samples, which say once a second what happened in
 it, they are made up: messages are spread evenly over the interval, class by class; while the viewer was READY all was
@@ -17,11 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import FlowctlError
-from flowctl.flow.state import MessageClass
-from flowctl.pipeline.reportdata import LEAST_STAY_S
-from flowctl.reasons import SLOW_ENDS
-from flowctl.telemetry.schema import CLASS_NAMES
-from flowctl.whatif import (
+from flowctl.flight.whatif.engine import (
     MOST_EVENTS,
     REFUSED,
     TAKEN,
@@ -36,6 +32,10 @@ from flowctl.whatif import (
     on_grid,
     recorded_viewer,
 )
+from flowctl.flow.state import MessageClass
+from flowctl.pipeline.reportdata import LEAST_STAY_S
+from flowctl.reasons import SLOW_ENDS
+from flowctl.telemetry.schema import CLASS_NAMES
 
 if TYPE_CHECKING:
     import pyarrow as pa

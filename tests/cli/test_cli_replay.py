@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "flight"))
 from flight_kit import Rows, slow_history
 
 from flowctl.cli.replay import _POLICIES
+from flowctl.flight.whatif.engine import POLICIES
 from flowctl.flight.words import TablePolicy
 from flowctl.flow.policy import AudioFirst, LivePolicy
 from flowctl.reasons import CloseReason
 from flowctl.telemetry.schema import FLIGHT
-from flowctl.whatif import POLICIES
 
 CONN_AT = FLIGHT.names.index("conn_id")
 DETAIL_AT = FLIGHT.names.index("detail")

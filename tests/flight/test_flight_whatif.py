@@ -11,6 +11,7 @@ from flowctl.flight.reading import read_flights
 from flowctl.flight.recorded import begin_detail
 from flowctl.flight.replay import replay
 from flowctl.flight.viewing import REFUSED, TAKEN, stream_and_link
+from flowctl.flight.whatif.engine import POLICIES, Choice, evaluate
 from flowctl.flight.words import TablePolicy
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
@@ -21,7 +22,6 @@ from flowctl.pipeline.whatif_viewers import flight_viewer
 from flowctl.sending.types import SenderSettings
 from flowctl.server.program import ServeOptions
 from flowctl.telemetry.options import EventsOptions
-from flowctl.whatif import POLICIES, Choice, evaluate
 
 EXTEND_S = 30.0
 

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from slow_kit import LIVE_LIMITS, Steady
 
 from flowctl.errors import ConfigError
-from flowctl.flow.counts import NO_COUNTS
-from flowctl.flow.limits import HardPolicy, Limits
-from flowctl.flow.state import MessageClass
-from flowctl.reasons import CloseReason
-from flowctl.sending.types import SenderSettings
-from flowctl.whatif import (
+from flowctl.flight.whatif.engine import (
     GRID_S,
     REFUSED,
     TAKEN,
@@ -29,6 +24,11 @@ from flowctl.whatif import (
     on_grid,
     quantile_ms,
 )
+from flowctl.flow.counts import NO_COUNTS
+from flowctl.flow.limits import HardPolicy, Limits
+from flowctl.flow.state import MessageClass
+from flowctl.reasons import CloseReason
+from flowctl.sending.types import SenderSettings
 
 KEY, INTER, DISPOSABLE, AUDIO = (int(item) for item in list(MessageClass)[2:6])
 SMALL = [

@@ -8,10 +8,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "flight"))
 from flight_kit import ROOMS, Rows, linked
 
+from flowctl.flight.whatif.engine import evaluate
 from flowctl.pipeline.whatif_grid import in_force
 from flowctl.pipeline.whatif_viewers import flight_viewer
 from flowctl.telemetry.schema import FLIGHT
-from flowctl.whatif import evaluate
 
 LIMITS = ("6000,0,2s", "9000,0,3s")
 AT = {name: FLIGHT.names.index(name) for name in ("node", "conn_id", "role")}

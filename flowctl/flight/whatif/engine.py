@@ -4,7 +4,7 @@ A *recorded viewer* is a list of what happened to it in order: messages that wer
 with what the kernel took and whether it met EAGAIN. A *choice* is a set of limits with a target delay, a drop policy,
 and times. `evaluate` runs all choices over one viewer at once and returns an `Outcome` for each. Every choice has a
 real `Sender` with a real `LogCursor`, policy and ledger; only the socket, the clock and the fan-out are stood in for
-(`flowctl._whatifrun`), so the answer is what the server would do, not a model of it.
+(`flowctl.flight.whatif.run`), so the answer is what the server would do, not a model of it.
 
 The link is known only from what the kernel took, so this is what is assumed (`LinkModel` does the arithmetic):
 
@@ -36,10 +36,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Final
 
-from flowctl._whatifrun import Run, untroubled
 from flowctl.errors import ConfigError
-from flowctl.reasons import SLOW_ENDS
-from flowctl.whatif_types import (
+from flowctl.flight.whatif.run import Run, untroubled
+from flowctl.flight.whatif.types import (
     BUCKETS,
     EXTEND_S,
     GRID_S,
@@ -64,6 +63,7 @@ from flowctl.whatif_types import (
     policy_name,
     quantile_ms,
 )
+from flowctl.reasons import SLOW_ENDS
 
 __all__ = [
     "BUCKETS",

@@ -1,6 +1,6 @@
 """What a what-if takes and gives: choices, recorded viewers, outcomes, and delay in buckets (pure).
 
-See `flowctl.whatif` for what they mean together.
+See `flowctl.flight.whatif.engine` for what they mean together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Inside of the what-if engine: one recorded viewer, many choices, one stream log (pure). See `flowctl.whatif`.
+"""Inside of the what-if engine: one recorded viewer, many choices, one stream log (pure). See
+`flowctl.flight.whatif.engine`.
 
 Theory of operation. Each message is appended to one `StreamLog`, once; each choice has a `Sender` that follows it, like
 fifty viewers of one stream. What costs is calling Senders, so they are called only where something can happen:
@@ -22,13 +23,7 @@ from collections.abc import Sequence
 from math import ceil, inf
 from typing import Final, NoReturn
 
-from flowctl.flow.limits import OFF_MARK
-from flowctl.flow.state import CLASS_COUNT, MessageClass
-from flowctl.outgoing.streamlog import Entry, Place, StreamLog
-from flowctl.reasons import CloseReason, DropReason
-from flowctl.sender import FlushResult, Sender
-from flowctl.sending.types import SenderSettings
-from flowctl.whatif_types import (
+from flowctl.flight.whatif.types import (
     GRID_S,
     LEAST_KERNEL_BYTES,
     NO_MESSAGES,
@@ -42,6 +37,12 @@ from flowctl.whatif_types import (
     Work,
     bucket_of,
 )
+from flowctl.flow.limits import OFF_MARK
+from flowctl.flow.state import CLASS_COUNT, MessageClass
+from flowctl.outgoing.streamlog import Entry, Place, StreamLog
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.sender import FlushResult, Sender
+from flowctl.sending.types import SenderSettings
 
 _FLUSH_S: Final = 0.04
 """Flush interval of the live server: how often who is not blocked is offered a write between recorded ones."""
@@ -85,7 +86,8 @@ class Gauge:
 
 
 class LinkModel:
-    """How much a write may take, from what the recorded writes took. See `flowctl.whatif` for what is assumed.
+    """How much a write may take, from what the recorded writes took. See `flowctl.flight.whatif.engine` for what is
+    assumed.
 
     Args:
         kernel_bytes: size of the kernel's buffer.
@@ -255,7 +257,8 @@ _EAGAIN: Final = BlockingIOError(errno.EAGAIN, "the link has no room")
 
 
 class Run:
-    """All choices over one viewer; the fan-out of their Senders (`CohortLike`). Arguments as of `flowctl.whatif`."""
+    """All choices over one viewer; the fan-out of their Senders (`CohortLike`). Arguments as of
+    `flowctl.flight.whatif.engine`."""
 
     def __init__(
         self, viewer: RecordedViewer, choices: Sequence[Choice], *, player_buffer_s: float, work: Work, together: bool

@@ -1,0 +1,1 @@
+"""What other limits would have done for a recorded viewer."""
