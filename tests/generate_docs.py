@@ -37,7 +37,7 @@ from flowctl.loop.sockets import SocketOptions
 from flowctl.loop.work import WorkLimits
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.rtmp.amf_limits import AmfLimits
+from flowctl.rtmp.amf.limits import AmfLimits
 from flowctl.rtmp.client_states import CLIENT_TABLE
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.server_states import CONNECTION_TABLE, STREAM_TABLE, ConnectionInput

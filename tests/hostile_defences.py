@@ -11,7 +11,7 @@ from flowctl.live.config import LiveConfig
 from flowctl.loadtest.hostile.base import Outcome
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.amf_limits import AmfLimits
+from flowctl.rtmp.amf.limits import AmfLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sending.types import SenderSettings

@@ -19,8 +19,8 @@ from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO, FlvTag
 from flowctl.media.stamp import AUDIO_SLOT, VIDEO_SLOT, read_stamp, stamp
 from flowctl.media.tiny_aac import FRAME_SAMPLES, MAX_FRAME_BYTES, SILENCE, audio_specific_config, padding
 from flowctl.media.tiny_h264 import TinyH264, filler
-from flowctl.rtmp import amf0
-from flowctl.rtmp.values import AmfValue, EcmaArray
+from flowctl.rtmp.amf import amf0
+from flowctl.rtmp.amf.values import AmfValue, EcmaArray
 
 __all__ = ["SyntheticSource", "read_stamp", "stamp"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flowctl.rtmp import amf0
+from flowctl.rtmp.amf import amf0
+from flowctl.rtmp.amf.values import EcmaArray
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import DEFAULT_APP, RtmpUrl
-from flowctl.rtmp.values import EcmaArray
 
 _AUDIO_FOURCCS: Final = frozenset({"Opus", "fLaC", "ac-3", "ec-3", "mp4a", ".mp3"})
 _CAN_ALL: Final = 7.0

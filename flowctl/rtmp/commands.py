@@ -16,13 +16,13 @@ from functools import lru_cache
 from typing import Any, Final
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.rtmp import amf0
-from flowctl.rtmp.amf0_walk import walk
-from flowctl.rtmp.amf_limits import DEFAULT_LIMITS, MAX_DEPTH
+from flowctl.rtmp.amf import amf0
+from flowctl.rtmp.amf.amf0_walk import walk
+from flowctl.rtmp.amf.limits import DEFAULT_LIMITS, MAX_DEPTH
+from flowctl.rtmp.amf.values import simplify
 from flowctl.rtmp.chunk import serialise
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.messages import EVENT_STREAM_BEGIN, EVENT_STREAM_EOF, UserControl, amf0_body, encode_control
-from flowctl.rtmp.values import simplify
 from flowctl.rtmp.wire import (
     TYPE_COMMAND_AMF0,
     TYPE_DATA_AMF0,

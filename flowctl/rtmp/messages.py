@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp import amf0
 from flowctl.rtmp.aggregate import split_aggregate
-from flowctl.rtmp.amf_limits import AmfLimits
+from flowctl.rtmp.amf import amf0
+from flowctl.rtmp.amf.limits import AmfLimits
+from flowctl.rtmp.amf.values import AmfValue, simplify
 from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.values import AmfValue, simplify
 from flowctl.rtmp.wire import (
     CONTROL_CSID,
     TYPE_ABORT,
@@ -206,7 +206,7 @@ class Command:
         transaction_id: number of the call; 0 when none is stated or it is no finite number.
         object: the command object, mostly a `dict` or None.
         arguments: what follows it.
-        amf3: whether it is of type 17; its values are plain then, see `flowctl.rtmp.values.simplify`.
+        amf3: whether it is of type 17; its values are plain then, see `flowctl.rtmp.amf.values.simplify`.
     """
 
     name: str
@@ -222,7 +222,7 @@ class Data:
 
     Attributes:
         values: what was sent.
-        amf3: whether it is of type 15; its values are plain then, see `flowctl.rtmp.values.simplify`.
+        amf3: whether it is of type 15; its values are plain then, see `flowctl.rtmp.amf.values.simplify`.
     """
 
     values: tuple[AmfValue, ...]
@@ -244,7 +244,7 @@ def decode_message(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> De
 
     Raises:
         RemoteProtocolError: ``"control-body"`` (too short), ``"command-name"`` (the first value is no string), or a
-            code of `flowctl.rtmp.amf0.decode`.
+            code of `flowctl.rtmp.amf.amf0.decode`.
         LimitExceededError: an AMF limit.
     """
     type_id = message.type_id

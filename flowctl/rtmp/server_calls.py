@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp import commands
+from flowctl.rtmp.amf.values import UNDEFINED
 from flowctl.rtmp.events import ServerEvent, StreamClosed
 from flowctl.rtmp.messages import Command
 from flowctl.rtmp.server_core import PLAYING_STATES, MessageStream, ServerCore
 from flowctl.rtmp.server_states import StreamInput, StreamState
 from flowctl.rtmp.url import RtmpUrl
-from flowctl.rtmp.values import UNDEFINED
 
 
 class Call(NamedTuple):

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp import commands
 from flowctl.rtmp.adobe_auth import split_answer
+from flowctl.rtmp.amf.values import UNDEFINED
 from flowctl.rtmp.events import (
     ConnectRefused,
     ConnectRequested,
@@ -31,7 +32,6 @@ from flowctl.rtmp.server_calls import Call
 from flowctl.rtmp.server_play_commands import PlayCommands
 from flowctl.rtmp.server_states import ConnectionInput, ConnectionState, StreamInput, StreamState
 from flowctl.rtmp.url import RtmpUrl, from_connect, unquote
-from flowctl.rtmp.values import UNDEFINED
 
 _KINDS: Final[dict[str, PublishKind]] = {
     "live": "live",

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from flowctl.rtmp import commands
+from flowctl.rtmp.amf.values import UNDEFINED
 from flowctl.rtmp.events import (
     PauseRequested,
     PlayRequested,
@@ -24,7 +25,6 @@ from flowctl.rtmp.messages import EVENT_STREAM_BEGIN, EVENT_STREAM_EOF
 from flowctl.rtmp.server_calls import Call, ServerCalls
 from flowctl.rtmp.server_core import PLAYING_STATES, MessageStream
 from flowctl.rtmp.server_states import StreamInput
-from flowctl.rtmp.values import UNDEFINED
 
 
 class PlayCommands(ServerCalls):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from flowctl.rtmp import amf0, commands
+from flowctl.rtmp import commands
+from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.messages import (
     EVENT_STREAM_BEGIN,
     EVENT_STREAM_DRY,
@@ -236,7 +237,7 @@ class ServerReplies(ServerCore):
 
         Args:
             stream_id: message stream id.
-            values: its name and what follows, see `flowctl.rtmp.amf0`.
+            values: its name and what follows, see `flowctl.rtmp.amf.amf0`.
         """
         stream = self._find_stream(stream_id)
         self._send(Message(commands.STREAM_CSID, 0, TYPE_DATA_AMF0, stream.stream_id, amf0.encode(*values)))

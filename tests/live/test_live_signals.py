@@ -6,7 +6,7 @@ import pytest
 from live_kit import World, inter, key
 
 from flowctl.live.signals import EVENT_NAME, publisher_settings
-from flowctl.rtmp import amf0
+from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.wire import TYPE_DATA_AMF0
 from flowctl.shares import ShareSettings
 

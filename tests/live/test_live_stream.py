@@ -15,7 +15,7 @@ from flowctl.flow.state import MessageClass
 from flowctl.live.config import LiveConfig
 from flowctl.live.stream import MOST_WIRES, Stream
 from flowctl.live.wirelog import WireLog
-from flowctl.rtmp.amf0 import encode
+from flowctl.rtmp.amf.amf0 import encode
 from flowctl.rtmp.chunk import ChunkReader
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.messages import SetChunkSize, encode_control

@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from rtmp_chunk_peer import ChunkPeer, header0, interleave, pieces, random_messages, set_chunk_size
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.rtmp import amf0, messages
+from flowctl.rtmp import messages
+from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.chunk import ChunkReader, ChunkWriter, Message, serialise
 from flowctl.rtmp.handshake import ClientHandshake, ServerHandshake
 from flowctl.rtmp.limits import WireLimits

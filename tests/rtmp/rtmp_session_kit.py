@@ -8,6 +8,7 @@ places.
 import random
 
 from flowctl.rtmp import commands
+from flowctl.rtmp.amf.values import simplify
 from flowctl.rtmp.chunk import ChunkReader, ChunkWriter
 from flowctl.rtmp.client_session import ClientSession
 from flowctl.rtmp.events import ConnectRequested, PlayRequested, PublishRequested
@@ -16,7 +17,6 @@ from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.messages import Command, decode_message
 from flowctl.rtmp.server_session import ServerSession
 from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
-from flowctl.rtmp.values import simplify
 
 TC_URL = "rtmp://example.com/live"
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp import amf0
-from flowctl.rtmp.amf_limits import AmfLimits
-from flowctl.rtmp.values import (
+from flowctl.rtmp.amf import amf0
+from flowctl.rtmp.amf.limits import AmfLimits
+from flowctl.rtmp.amf.values import (
     UNDEFINED,
     UNSUPPORTED,
     AvmPlus,

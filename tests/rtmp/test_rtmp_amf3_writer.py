@@ -5,9 +5,9 @@ import enum
 import pytest
 
 from flowctl.errors import LocalProtocolError
-from flowctl.rtmp import amf0, amf3, amf3_writer
-from flowctl.rtmp.amf_limits import AmfLimits
-from flowctl.rtmp.values import (
+from flowctl.rtmp.amf import amf0, amf3, amf3_writer
+from flowctl.rtmp.amf.limits import AmfLimits
+from flowctl.rtmp.amf.values import (
     UNDEFINED,
     UNSUPPORTED,
     Amf3Array,

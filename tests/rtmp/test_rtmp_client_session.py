@@ -4,7 +4,9 @@ import pytest
 from rtmp_session_kit import SPLITS, ScriptedServer
 
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp import amf0, commands
+from flowctl.rtmp import commands
+from flowctl.rtmp.amf import amf0
+from flowctl.rtmp.amf.values import EcmaArray
 from flowctl.rtmp.chunk import ChunkReader, Message
 from flowctl.rtmp.client_states import ClientState
 from flowctl.rtmp.events import (
@@ -35,7 +37,6 @@ from flowctl.rtmp.messages import (
     encode_control,
 )
 from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.rtmp.values import EcmaArray
 
 URL = "rtmp://example.com/live/room?token=t"
 PUBLISH_START, PLAY_START = "NetStream.Publish.Start", "NetStream.Play.Start"

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp import amf0, messages
-from flowctl.rtmp.amf_limits import AmfLimits
+from flowctl.rtmp import messages
+from flowctl.rtmp.amf import amf0
+from flowctl.rtmp.amf.limits import AmfLimits
+from flowctl.rtmp.amf.values import UNDEFINED, AvmPlus, EcmaArray
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.messages import (
     Abort,
@@ -27,7 +29,6 @@ from flowctl.rtmp.messages import (
     encode_data,
     split_aggregate,
 )
-from flowctl.rtmp.values import UNDEFINED, AvmPlus, EcmaArray
 from flowctl.rtmp.wire import Message
 
 U32 = st.integers(0, 2**32 - 1)

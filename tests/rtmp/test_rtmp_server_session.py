@@ -5,6 +5,7 @@ from rtmp_session_kit import SPLITS, ScriptedClient
 
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
 from flowctl.rtmp import commands
+from flowctl.rtmp.amf.values import UNDEFINED
 from flowctl.rtmp.chunk import ChunkReader, Message
 from flowctl.rtmp.events import (
     ConnectRequested,
@@ -34,7 +35,6 @@ from flowctl.rtmp.messages import (
 )
 from flowctl.rtmp.server_states import ConnectionState, StreamState
 from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.rtmp.values import UNDEFINED
 
 AUDIO, VIDEO, DATA = 8, 9, 18
 

@@ -4,7 +4,8 @@ import pytest
 from rtmp_session_kit import SPLITS, ScriptedClient
 
 from flowctl.errors import LimitExceededError
-from flowctl.rtmp import amf0, commands
+from flowctl.rtmp import commands
+from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.events import PlayRequested, StreamClosed
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.server_session import STEP_MESSAGES

@@ -17,11 +17,11 @@ import pytest
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp import messages
+from flowctl.rtmp.amf.values import UNDEFINED, EcmaArray
 from flowctl.rtmp.chunk import ChunkReader, Message, serialise
 from flowctl.rtmp.handshake import ServerHandshake
 from flowctl.rtmp.handshake_digest import CLIENT_KEY, find_digest
 from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.values import UNDEFINED, EcmaArray
 from flowctl.rtmp.wire import basic_header
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"

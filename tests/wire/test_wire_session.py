@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.rtmp import amf0
+from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.chunk import Message
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rtmp"))

@@ -258,7 +258,8 @@ _EAGAIN: Final = BlockingIOError(errno.EAGAIN, "the link has no room")
 
 class Run:
     """All choices over one viewer; the fan-out of their Senders (`CohortLike`). Arguments as of
-    `flowctl.flight.whatif.engine`."""
+    `flowctl.flight.whatif.engine`.
+    """
 
     def __init__(
         self, viewer: RecordedViewer, choices: Sequence[Choice], *, player_buffer_s: float, work: Work, together: bool

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from flowctl.loadtest.hostile.base import Attack, Form, HostileProfile, Run
 from flowctl.loadtest.hostile.octets import CONNECT, cut, u29
-from flowctl.rtmp import amf0
-from flowctl.rtmp.values import UNDEFINED, Xml
+from flowctl.rtmp.amf import amf0
+from flowctl.rtmp.amf.values import UNDEFINED, Xml
 from flowctl.rtmp.wire import TYPE_COMMAND_AMF0, TYPE_COMMAND_AMF3, TYPE_DATA_AMF0, Message
 
 _LEVELS: Final = 100_000

@@ -7,7 +7,8 @@ from typing import Final
 from flowctl.loadtest.hostile.base import ANY, Attack, Form, HostileProfile, Run
 from flowctl.loadtest.hostile.octets import CONNECT, cut, header, set_chunk_size
 from flowctl.loadtest.hostile.peer import UnreachableError
-from flowctl.rtmp import amf0, commands
+from flowctl.rtmp import commands
+from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.chunk import ChunkWriter
 from flowctl.rtmp.wire import (
     CSID_MAX,

@@ -20,7 +20,8 @@ from typing import Any, Final, Literal
 from flowctl.client.base import peer_gone
 from flowctl.errors import RemoteProtocolError
 from flowctl.loadtest.ownfault import TesterFailedError, own_fault
-from flowctl.rtmp import amf0, commands
+from flowctl.rtmp import commands
+from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.chunk import ChunkReader, ChunkWriter
 from flowctl.rtmp.handshake import ClientHandshake
 from flowctl.rtmp.limits import WireLimits

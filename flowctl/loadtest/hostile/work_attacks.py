@@ -15,7 +15,8 @@ from typing import Final
 from flowctl.loadtest.hostile.base import Attack, Form, HostileProfile, Run
 from flowctl.loadtest.hostile.octets import VIDEO_CONFIG, cut, header, picture, u29
 from flowctl.loadtest.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
-from flowctl.rtmp import amf0, commands
+from flowctl.rtmp import commands
+from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.wire import (
     TYPE_AGGREGATE,
     TYPE_AUDIO,

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 from flowctl.errors import LocalProtocolError
-from flowctl.rtmp.amf_limits import MAX_DEPTH, MAX_ENCODED_NODES
-from flowctl.rtmp.values import (
+from flowctl.rtmp.amf.limits import MAX_DEPTH, MAX_ENCODED_NODES
+from flowctl.rtmp.amf.values import (
     Amf3Array,
     Amf3Object,
     AmfValue,

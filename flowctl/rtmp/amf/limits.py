@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 
 from flowctl.errors import ConfigError, LimitExceededError, RemoteProtocolError
 from flowctl.fieldtypes import check_fields
-from flowctl.rtmp.values import AmfValue
+from flowctl.rtmp.amf.values import AmfValue
 
 MAX_DEPTH: Final = 128
 """Deepest nesting that may be configured, and that the encoders write. The codecs recurse with at most four frames a

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Final, NoReturn, TypeAlias
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.rtmp.amf_limits import Meter, Table, truncated
-from flowctl.rtmp.values import (
+from flowctl.rtmp.amf.limits import Meter, Table, truncated
+from flowctl.rtmp.amf.values import (
     UNDEFINED,
     Amf3Array,
     Amf3Object,

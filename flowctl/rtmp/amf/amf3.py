@@ -35,10 +35,10 @@ from __future__ import annotations
 import struct
 
 from flowctl.errors import LocalProtocolError
-from flowctl.rtmp.amf3_reader import Amf3Reader, read_u29
-from flowctl.rtmp.amf3_writer import encode, encode_u29
-from flowctl.rtmp.amf_limits import DEFAULT_LIMITS, AmfLimits, Meter, as_bytes, truncated
-from flowctl.rtmp.values import AmfValue
+from flowctl.rtmp.amf.amf3_reader import Amf3Reader, read_u29
+from flowctl.rtmp.amf.amf3_writer import encode, encode_u29
+from flowctl.rtmp.amf.limits import DEFAULT_LIMITS, AmfLimits, Meter, as_bytes, truncated
+from flowctl.rtmp.amf.values import AmfValue
 
 __all__ = ["decode", "decode_one", "decode_u29", "encode", "encode_u29"]
 
@@ -51,7 +51,7 @@ def decode(data: bytes | bytearray | memoryview, limits: AmfLimits = DEFAULT_LIM
         limits: what the whole sequence may cost.
 
     Returns:
-        The values in order; see `flowctl.rtmp.values` for the types. Values of one message that refer to one object
+        The values in order; see `flowctl.rtmp.amf.values` for the types. Values of one message that refer to one object
         hold the same Python object.
 
     Raises:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 from flowctl.errors import LocalProtocolError
-from flowctl.rtmp.amf3_writer import Amf3Writer
-from flowctl.rtmp.amf_limits import MAX_DEPTH, MAX_ENCODED_NODES, MAX_NAME_BYTES
-from flowctl.rtmp.values import (
+from flowctl.rtmp.amf.amf3_writer import Amf3Writer
+from flowctl.rtmp.amf.limits import MAX_DEPTH, MAX_ENCODED_NODES, MAX_NAME_BYTES
+from flowctl.rtmp.amf.values import (
     UNDEFINED,
     Amf3Array,
     Amf3Object,

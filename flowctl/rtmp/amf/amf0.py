@@ -32,10 +32,20 @@ from collections.abc import Callable
 from typing import Final, NoReturn, TypeAlias
 
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp.amf0_writer import encode
-from flowctl.rtmp.amf3_reader import Amf3Reader
-from flowctl.rtmp.amf_limits import DEFAULT_LIMITS, AmfLimits, Meter, Table, as_bytes, truncated
-from flowctl.rtmp.values import UNDEFINED, UNSUPPORTED, AmfValue, AvmPlus, Date, EcmaArray, TypedObject, Undefined, Xml
+from flowctl.rtmp.amf.amf0_writer import encode
+from flowctl.rtmp.amf.amf3_reader import Amf3Reader
+from flowctl.rtmp.amf.limits import DEFAULT_LIMITS, AmfLimits, Meter, Table, as_bytes, truncated
+from flowctl.rtmp.amf.values import (
+    UNDEFINED,
+    UNSUPPORTED,
+    AmfValue,
+    AvmPlus,
+    Date,
+    EcmaArray,
+    TypedObject,
+    Undefined,
+    Xml,
+)
 
 __all__ = ["decode", "decode_one", "encode"]
 
@@ -58,7 +68,7 @@ def decode(data: bytes | bytearray | memoryview, limits: AmfLimits = DEFAULT_LIM
         limits: what the whole sequence may cost.
 
     Returns:
-        The values in order; see `flowctl.rtmp.values` for the types. Values of one message that refer to one object
+        The values in order; see `flowctl.rtmp.amf.values` for the types. Values of one message that refer to one object
         hold the same Python object.
 
     Raises:

@@ -10,7 +10,7 @@ import struct
 from typing import Final
 
 from flowctl.errors import LimitExceededError
-from flowctl.rtmp.amf_limits import AmfLimits, truncated
+from flowctl.rtmp.amf.limits import AmfLimits, truncated
 
 # Octets behind the marker of values that have a fixed size: number, boolean, null, undefined, date, unsupported.
 _SIZES: Final = {0x00: 8, 0x01: 1, 0x05: 0, 0x06: 0, 0x0B: 10, 0x0D: 0}
