@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from flowctl.rtmp.chunk import ChunkReader, ChunkWriter, Message, serialise
+from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter, Message, serialise
 
 CHUNK_SIZES: Final = (128, 4096, 60000)
 PIECE_BYTES: Final = 64 * 1024

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from flowctl.flow.state import MessageClass
 from flowctl.media.stamp import read_stamp
-from flowctl.rtmp.chunk import ChunkReader
-from flowctl.rtmp.chunk_stream import ChunkStream
+from flowctl.rtmp.chunk.chunk import ChunkReader
+from flowctl.rtmp.chunk.stream import ChunkStream
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.media import inspect
 from flowctl.rtmp.wire import (

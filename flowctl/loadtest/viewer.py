@@ -24,7 +24,7 @@ from flowctl.loadtest.results import PeerEnd, PeerResult
 from flowctl.loadtest.skim import OTHER, FrameBook, Skimmer
 from flowctl.loadtest.slow import Manner, drop_everything, prepare_socket
 from flowctl.rtmp import commands
-from flowctl.rtmp.chunk_writer import serialise
+from flowctl.rtmp.chunk.writer import serialise
 from flowctl.rtmp.client_session import ClientSession
 from flowctl.rtmp.messages import (
     EVENT_PING_REQUEST,

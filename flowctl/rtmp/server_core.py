@@ -13,7 +13,7 @@ from typing import Final
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.printable import printable
 from flowctl.rtmp import commands
-from flowctl.rtmp.chunk import serialise
+from flowctl.rtmp.chunk.chunk import serialise
 from flowctl.rtmp.handshake import ServerHandshake
 from flowctl.rtmp.messages import SetChunkSize, UserControl, encode_control
 from flowctl.rtmp.protocol_control import ProtocolControl

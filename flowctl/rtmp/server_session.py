@@ -30,7 +30,7 @@ from typing import Final
 
 from flowctl.errors import InternalError, LimitExceededError, RemoteProtocolError
 from flowctl.rtmp import commands
-from flowctl.rtmp.chunk import ChunkReader
+from flowctl.rtmp.chunk.chunk import ChunkReader
 from flowctl.rtmp.events import HandshakeDone, MetadataReceived, ServerEvent
 from flowctl.rtmp.messages import Command, decode_message, split_aggregate
 from flowctl.rtmp.server_calls import Call

@@ -58,7 +58,7 @@ class ControlConfig:
     """Chunk size we send with, 128..2^31-1 (gortmplib 65536, SRS 60000)."""
 
     type3_after_type0: Literal["delta", "zero"] = "delta"
-    """How the peer's clock is read where implementations disagree, see `flowctl.rtmp.chunk_reader.ChunkReader`."""
+    """How the peer's clock is read where implementations disagree, see `flowctl.rtmp.chunk.reader.ChunkReader`."""
 
     extended_delta: Literal["delta", "absolute"] = "delta"
     """The same for extended timestamps in type 1 and 2 chunks."""

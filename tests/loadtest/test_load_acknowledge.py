@@ -19,7 +19,7 @@ from flowctl.loadtest.slow import manner_of
 from flowctl.loadtest.viewer import Viewer
 from flowctl.loop.delay import unacknowledged_bytes
 from flowctl.media.synthetic import SyntheticSource
-from flowctl.rtmp.chunk_writer import serialise
+from flowctl.rtmp.chunk.writer import serialise
 from flowctl.rtmp.events import Acknowledged, ConnectRequested, PlayRequested
 from flowctl.rtmp.server_session import ServerSession
 from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig

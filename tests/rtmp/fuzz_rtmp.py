@@ -31,7 +31,7 @@ from rtmp_chunk_peer import ChunkPeer, header0, interleave, pieces, random_messa
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp import messages
 from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.chunk import ChunkReader, ChunkWriter, Message, serialise
+from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter, Message, serialise
 from flowctl.rtmp.handshake import ClientHandshake, ServerHandshake
 from flowctl.rtmp.limits import WireLimits
 

@@ -9,7 +9,7 @@ import random
 
 from flowctl.rtmp import commands
 from flowctl.rtmp.amf.values import simplify
-from flowctl.rtmp.chunk import ChunkReader, ChunkWriter
+from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter
 from flowctl.rtmp.client_session import ClientSession
 from flowctl.rtmp.events import ConnectRequested, PlayRequested, PublishRequested
 from flowctl.rtmp.handshake import ClientHandshake, ServerHandshake

@@ -20,7 +20,7 @@ from rtmp_chunk_peer import (
 )
 
 from flowctl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp.chunk import ChunkReader, Message, serialise
+from flowctl.rtmp.chunk.chunk import ChunkReader, Message, serialise
 from flowctl.rtmp.limits import WireLimits
 
 

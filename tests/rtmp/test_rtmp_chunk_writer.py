@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rtmp_chunk_peer import header0, pieces, random_messages
 
 from flowctl.errors import LocalProtocolError
-from flowctl.rtmp.chunk import ChunkReader, ChunkWriter, Message, serialise
+from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter, Message, serialise
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.wire import basic_header
 

@@ -8,7 +8,7 @@ from rtmp_session_kit import SPLITS, ScriptedClient, single
 
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.rtmp import commands
-from flowctl.rtmp.chunk import ChunkReader, Message
+from flowctl.rtmp.chunk.chunk import ChunkReader, Message
 from flowctl.rtmp.events import (
     Acknowledged,
     BufferLength,

@@ -6,7 +6,7 @@ from rtmp_session_kit import SPLITS, ScriptedClient
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
 from flowctl.rtmp import commands
 from flowctl.rtmp.amf.values import UNDEFINED
-from flowctl.rtmp.chunk import ChunkReader, Message
+from flowctl.rtmp.chunk.chunk import ChunkReader, Message
 from flowctl.rtmp.events import (
     ConnectRequested,
     HandshakeDone,

@@ -7,7 +7,7 @@ from rtmp_session_kit import ScriptedClient
 
 from flowctl.errors import LimitExceededError
 from flowctl.rtmp import commands
-from flowctl.rtmp.chunk import Message
+from flowctl.rtmp.chunk.chunk import Message
 from flowctl.rtmp.events import PublishRequested
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig

@@ -8,7 +8,7 @@ import pytest
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.chunk import Message
+from flowctl.rtmp.chunk.chunk import Message
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rtmp"))
 from rtmp_session_kit import SPLITS, ScriptedClient

@@ -21,7 +21,7 @@ import struct
 from typing import Final, Literal
 
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp.chunk_stream import NO_BODY, ChunkStream
+from flowctl.rtmp.chunk.stream import NO_BODY, ChunkStream
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.wire import (
     CLOCK_MASK,

@@ -17,7 +17,7 @@ plays has three chunk streams, and commands that come whole need no buffer."""
 
 
 class ChunkStream:
-    """The reading state of one chunk stream; written by `flowctl.rtmp.chunk_reader.ChunkReader` only.
+    """The reading state of one chunk stream; written by `flowctl.rtmp.chunk.reader.ChunkReader` only.
 
     Args:
         csid: its number.

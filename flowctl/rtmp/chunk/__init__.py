@@ -1,0 +1,1 @@
+"""The chunk stream: messages cut into chunks and put together again."""
