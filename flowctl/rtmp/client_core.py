@@ -13,7 +13,7 @@ from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtoco
 from flowctl.rtmp import client_commands, commands
 from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter
 from flowctl.rtmp.client_states import ClientInput, ClientState, next_client_state
-from flowctl.rtmp.handshake import ClientHandshake
+from flowctl.rtmp.handshake.handshake import ClientHandshake
 from flowctl.rtmp.messages import EVENT_SET_BUFFER_LENGTH, UserControl, encode_control
 from flowctl.rtmp.protocol_control import ProtocolControl
 from flowctl.rtmp.session_config import ClientSessionConfig

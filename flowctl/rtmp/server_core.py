@@ -14,7 +14,7 @@ from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtoco
 from flowctl.printable import printable
 from flowctl.rtmp import commands
 from flowctl.rtmp.chunk.chunk import serialise
-from flowctl.rtmp.handshake import ServerHandshake
+from flowctl.rtmp.handshake.handshake import ServerHandshake
 from flowctl.rtmp.messages import SetChunkSize, UserControl, encode_control
 from flowctl.rtmp.protocol_control import ProtocolControl
 from flowctl.rtmp.server_states import (

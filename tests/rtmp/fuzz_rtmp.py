@@ -32,7 +32,7 @@ from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp import messages
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter, Message, serialise
-from flowctl.rtmp.handshake import ClientHandshake, ServerHandshake
+from flowctl.rtmp.handshake.handshake import ClientHandshake, ServerHandshake
 from flowctl.rtmp.limits import WireLimits
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"

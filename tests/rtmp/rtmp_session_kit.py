@@ -12,7 +12,7 @@ from flowctl.rtmp.amf.values import simplify
 from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter
 from flowctl.rtmp.client_session import ClientSession
 from flowctl.rtmp.events import ConnectRequested, PlayRequested, PublishRequested
-from flowctl.rtmp.handshake import ClientHandshake, ServerHandshake
+from flowctl.rtmp.handshake.handshake import ClientHandshake, ServerHandshake
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.messages import Command, decode_message
 from flowctl.rtmp.server_session import ServerSession

@@ -19,8 +19,8 @@ from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp import messages
 from flowctl.rtmp.amf.values import UNDEFINED, EcmaArray
 from flowctl.rtmp.chunk.chunk import ChunkReader, Message, serialise
-from flowctl.rtmp.handshake import ServerHandshake
-from flowctl.rtmp.handshake_digest import CLIENT_KEY, find_digest
+from flowctl.rtmp.handshake.digest import CLIENT_KEY, find_digest
+from flowctl.rtmp.handshake.handshake import ServerHandshake
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.wire import basic_header
 

@@ -23,7 +23,7 @@ from flowctl.loadtest.ownfault import TesterFailedError, own_fault
 from flowctl.rtmp import commands
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter
-from flowctl.rtmp.handshake import ClientHandshake
+from flowctl.rtmp.handshake.handshake import ClientHandshake
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.messages import Command, decode_message
 from flowctl.rtmp.wire import (

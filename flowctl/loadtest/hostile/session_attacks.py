@@ -10,7 +10,7 @@ from flowctl.loadtest.hostile.octets import picture
 from flowctl.loadtest.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
 from flowctl.rtmp import commands
 from flowctl.rtmp.adobe_auth import client_parameters
-from flowctl.rtmp.handshake import ClientHandshake
+from flowctl.rtmp.handshake.handshake import ClientHandshake
 from flowctl.rtmp.wire import TYPE_VIDEO, Message
 
 _BURST: Final = 2000

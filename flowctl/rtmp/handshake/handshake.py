@@ -22,7 +22,7 @@ import secrets
 from typing import Final, Literal
 
 from flowctl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp.handshake_digest import (
+from flowctl.rtmp.handshake.digest import (
     CLIENT_KEY,
     DIGEST_BYTES,
     PACKET_BYTES,

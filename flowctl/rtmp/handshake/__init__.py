@@ -1,0 +1,1 @@
+"""The handshake, simple and with digests."""
