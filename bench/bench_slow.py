@@ -34,7 +34,7 @@ from flowctl.client.source import FlvFile
 from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_VIDEO
 from flowctl.media.sample import SampleRecipe, ensure_sample, find_ffmpeg
-from flowctl.rtmp.media import inspect
+from flowctl.rtmp.media.media import inspect
 from lines import PICTURE_CLASSES, Order, Plan, as_json
 from tables import print_rows, table
 

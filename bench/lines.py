@@ -25,7 +25,7 @@ from flowctl.flv import FlvWriter
 from flowctl.loadtest.paces import Trace
 from flowctl.rtmp.client_session import ClientSession
 from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.media import inspect
+from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
 

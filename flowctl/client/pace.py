@@ -15,7 +15,7 @@ from typing import Final
 from flowctl.errors import ConfigError
 from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_SCRIPT, FlvTag
-from flowctl.rtmp.media import inspect
+from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.wire import CLOCK_MASK
 
 _HALF: Final = 1 << 31

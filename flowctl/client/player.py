@@ -33,7 +33,7 @@ from flowctl.media.stamp import read_stamp
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.client_session import ClientSession
 from flowctl.rtmp.events import ClientEvent, PlayStarted, StreamEnded
-from flowctl.rtmp.media import inspect
+from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl

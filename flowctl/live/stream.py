@@ -20,7 +20,7 @@ from flowctl.live.owner import Owner
 from flowctl.live.wirelog import Headers, WireLog
 from flowctl.loop.locks import OwnedLock
 from flowctl.outgoing.streamlog import Entry
-from flowctl.rtmp.media import MediaInfo, inspect, refers_back
+from flowctl.rtmp.media.media import MediaInfo, inspect, refers_back
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 from flowctl.server.totals import NO_FLOW
 

@@ -54,7 +54,7 @@ class Headers(Generic[_T]):
         """Keep a header instead of the one with the same `key`, which is out of date in any case.
 
         Args:
-            key: its place, see `flowctl.rtmp.media.MediaInfo.sticky_key`.
+            key: its place, see `flowctl.rtmp.media.media.MediaInfo.sticky_key`.
             size_bytes: octets of its payload.
             value: what is kept of it.
 

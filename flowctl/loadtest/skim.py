@@ -17,7 +17,7 @@ from flowctl.media.stamp import read_stamp
 from flowctl.rtmp.chunk.chunk import ChunkReader
 from flowctl.rtmp.chunk.stream import ChunkStream
 from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.media import inspect
+from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.wire import (
     CLOCK_MASK,
     EXTENDED,

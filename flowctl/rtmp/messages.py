@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp.aggregate import split_aggregate
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.amf.limits import AmfLimits
 from flowctl.rtmp.amf.values import AmfValue, simplify
 from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.media.aggregate import split_aggregate
 from flowctl.rtmp.wire import (
     CONTROL_CSID,
     TYPE_ABORT,

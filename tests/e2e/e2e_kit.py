@@ -20,7 +20,7 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
 from flowctl.pollgroup import PollGroup
 from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.media import inspect
+from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.server.admission import AdmissionLimits
 from flowctl.server.program import ServeOptions

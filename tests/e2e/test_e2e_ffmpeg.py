@@ -22,7 +22,7 @@ from flowctl.client.player import PlayProfile
 from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.media.synthetic import SyntheticSource
-from flowctl.rtmp.media import inspect
+from flowctl.rtmp.media.media import inspect
 
 CASES = {
     "h264_aac": ("plain", ()),

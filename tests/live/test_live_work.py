@@ -10,7 +10,7 @@ from flowctl.live.stream import Stream
 from flowctl.loop.work import PER_CONNECTION, WorkLimits
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import commands
-from flowctl.rtmp.aggregate import split_aggregate
+from flowctl.rtmp.media.aggregate import split_aggregate
 from flowctl.rtmp.wire import TYPE_AGGREGATE, TYPE_AUDIO, Message
 
 

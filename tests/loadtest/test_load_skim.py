@@ -18,7 +18,7 @@ from flowctl.media.stamp import has_slot, read_stamp, stamp
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter, Message
 from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.media import inspect
+from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
 
 LIMITS = WireLimits()

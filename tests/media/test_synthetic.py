@@ -18,7 +18,7 @@ from flowctl.media.stamp import MAX_SEQUENCE, MAX_TIME_US, has_slot
 from flowctl.media.synthetic import SyntheticSource, read_stamp, stamp
 from flowctl.media.tiny_aac import padding
 from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.media import inspect
+from flowctl.rtmp.media.media import inspect
 
 AUDIO, VIDEO, SCRIPT = 8, 9, 18
 

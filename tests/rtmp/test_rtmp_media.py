@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from flowctl.flow.state import MessageClass
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.amf.values import EcmaArray
-from flowctl.rtmp.media import inspect
-from flowctl.rtmp.media_enhanced import MAX_MODIFIERS, MAX_TRACKS
+from flowctl.rtmp.media.enhanced import MAX_MODIFIERS, MAX_TRACKS
+from flowctl.rtmp.media.media import inspect
 
 AUDIO, VIDEO, DATA_AMF3, DATA = 8, 9, 15, 18
 

@@ -11,7 +11,7 @@ from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.amf.values import UNDEFINED, AvmPlus, Date, EcmaArray, TypedObject
 from flowctl.rtmp.chunk.chunk import Message
 from flowctl.rtmp.events import ConnectRequested, Ignored, MetadataReceived, PublishRequested, StreamClosed
-from flowctl.rtmp.media import inspect
+from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.messages import Command, SetChunkSize, decode_message, encode_command, encode_control
 from flowctl.rtmp.server_states import StreamState
 

@@ -11,7 +11,7 @@ from flowctl.errors import RemoteProtocolError
 from flowctl.flow.state import MessageClass
 from flowctl.rtmp.chunk.chunk import ChunkReader
 from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.media import inspect
+from flowctl.rtmp.media.media import inspect
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
 FILES = ("rtmp_vectors.json", "rtmp_vectors_more.json", "rtmp_fuzz_seeds.json")

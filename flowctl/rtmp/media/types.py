@@ -1,4 +1,4 @@
-"""The answer of `flowctl.rtmp.media.inspect`: what one audio, video or data message is."""
+"""The answer of `flowctl.rtmp.media.media.inspect`: what one audio, video or data message is."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ import struct
 from typing import Final
 
 from flowctl.flow.state import MessageClass
-from flowctl.rtmp.media_enhanced import (
+from flowctl.rtmp.media.enhanced import (
     AUDIO_MALFORMED,
     VIDEO_COMMAND,
     VIDEO_MALFORMED,
     inspect_enhanced_audio,
     inspect_enhanced_video,
 )
-from flowctl.rtmp.media_frames import (
+from flowctl.rtmp.media.frames import (
     audio_info,
     classify_audio,
     classify_config,
@@ -36,8 +36,8 @@ from flowctl.rtmp.media_frames import (
     read_composition_ms,
     video_info,
 )
-from flowctl.rtmp.media_types import Body, MediaInfo, Packet
-from flowctl.rtmp.nal import is_open
+from flowctl.rtmp.media.nal import is_open
+from flowctl.rtmp.media.types import Body, MediaInfo, Packet
 
 __all__ = ["Body", "MediaInfo", "Packet", "inspect", "refers_back"]
 

@@ -2,7 +2,7 @@
 
 Why: Enhanced RTMP has a frame type in front of every frame, but bluenviron/gortmplib, and so every stream forwarded by
 MediaMTX, leaves it 0 (reserved) for FourCC codecs. Believing it would mean a stream without a single key frame, which
-nobody could join. H.264 and HEVC are covered by `flowctl.rtmp.nal`; this file is for the rest.
+nobody could join. H.264 and HEVC are covered by `flowctl.rtmp.media.nal`; this file is for the rest.
 
 Every doubt is answered with False: the frame is then an ordinary one.
 """

@@ -2,7 +2,7 @@
 
 How it works: the first octet says that the header is an extended one and which packet type follows. A packet type of
 ModEx announces a prefix and, behind it, the next packet type; Multitrack announces a list of tracks that share packet
-type and frame type. What remains is one range of octets per track, judged by `flowctl.rtmp.media_frames`.
+type and frame type. What remains is one range of octets per track, judged by `flowctl.rtmp.media.frames`.
 
 Every length is the peer's, so each is compared with the body before it is used, and lists are cut at a fixed count.
 
@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from flowctl.flow.state import MessageClass
-from flowctl.rtmp.media_frames import Verdict, audio_info, classify_audio, classify_video, codec_name, video_info
-from flowctl.rtmp.media_types import Body, Kind, MediaInfo
+from flowctl.rtmp.media.frames import Verdict, audio_info, classify_audio, classify_video, codec_name, video_info
+from flowctl.rtmp.media.types import Body, Kind, MediaInfo
 
 MAX_TRACKS: Final = 32
 """Tracks looked at in one multitrack message; with more it is malformed. OBS has 10 video and 6 audio tracks."""

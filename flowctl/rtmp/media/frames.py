@@ -2,8 +2,8 @@
 
 How it works: the layouts of classic FLV and of Enhanced RTMP differ in front of this point and agree behind it: a
 codec, a packet type, for video a frame type, and a range of octets. Those four give the message class. The frame type
-is the publisher's word; H.264 and HEVC pictures are also looked at (see `flowctl.rtmp.nal`), because encoders do not
-mark non-reference pictures as disposable and a drop policy wants to know them.
+is the publisher's word; H.264 and HEVC pictures are also looked at (see `flowctl.rtmp.media.nal`), because encoders
+do not mark non-reference pictures as disposable and a drop policy wants to know them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import functools
 from typing import Final, TypeAlias
 
 from flowctl.flow.state import MessageClass
-from flowctl.rtmp.media_types import Body, MediaInfo, Packet
-from flowctl.rtmp.nal import AVC_VERDICTS, HEVC_VERDICTS, survey
-from flowctl.rtmp.unmarked import is_key_frame
+from flowctl.rtmp.media.nal import AVC_VERDICTS, HEVC_VERDICTS, survey
+from flowctl.rtmp.media.types import Body, MediaInfo, Packet
+from flowctl.rtmp.media.unmarked import is_key_frame
 
 # Bound once: looking up an attribute of an Enum class costs as much as the rest of the quick path together.
 _HEADER, _KEY, _INTER = MessageClass.HEADER, MessageClass.KEY, MessageClass.INTER

@@ -1,0 +1,1 @@
+"""What audio and video messages hold, as far as a server has to know."""
