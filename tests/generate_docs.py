@@ -40,7 +40,7 @@ from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.amf.limits import AmfLimits
 from flowctl.rtmp.client_states import CLIENT_TABLE
 from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.server_states import CONNECTION_TABLE, STREAM_TABLE, ConnectionInput
+from flowctl.rtmp.server.states import CONNECTION_TABLE, STREAM_TABLE, ConnectionInput
 from flowctl.rtmp.session_config import ControlConfig, ServerSessionConfig
 from flowctl.sending.types import SenderSettings
 from flowctl.server.admission import AdmissionLimits

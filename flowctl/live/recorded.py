@@ -21,7 +21,7 @@ from flowctl.live.session import LiveSession
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import events as rtmp_events
-from flowctl.rtmp.server_states import StreamState
+from flowctl.rtmp.server.states import StreamState
 from flowctl.rtmp.url import DEFAULT_APP
 from flowctl.telemetry.events import ConnectionEvents, Events, Sight
 from flowctl.telemetry.schema import EventName, Role

@@ -39,8 +39,8 @@ from flowctl.receiver import DONE, InputResult, Verdict
 from flowctl.rtmp import commands
 from flowctl.rtmp import events as rtmp_events
 from flowctl.rtmp.messages import Acknowledgement
-from flowctl.rtmp.server_session import ServerSession
-from flowctl.rtmp.server_states import StreamState
+from flowctl.rtmp.server.session import ServerSession
+from flowctl.rtmp.server.states import StreamState
 from flowctl.rtmp.wire import Message
 from flowctl.server.totals import NO_FLOW, FlowTotals, totals_of
 from flowctl.session import Session

@@ -11,7 +11,7 @@ from flowctl.live import build_live_server
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.pollgroup import PollGroup
 from flowctl.rtmp.events import ConnectRefused, ConnectRequested, PlayRequested, PublishRequested
-from flowctl.rtmp.server_session import ServerSession
+from flowctl.rtmp.server.session import ServerSession
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.rtmp.wire import Message
 from flowctl.server.program import ServeOptions

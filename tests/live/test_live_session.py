@@ -12,7 +12,7 @@ from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import commands
 from flowctl.rtmp.events import PlayStarted, PublishStarted, StreamEnded
-from flowctl.rtmp.server_session import ServerSession
+from flowctl.rtmp.server.session import ServerSession
 from flowctl.rtmp.wire import TYPE_AUDIO, Message
 
 

@@ -21,7 +21,7 @@ from flowctl.loop.delay import unacknowledged_bytes
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.rtmp.chunk.writer import serialise
 from flowctl.rtmp.events import Acknowledged, ConnectRequested, PlayRequested
-from flowctl.rtmp.server_session import ServerSession
+from flowctl.rtmp.server.session import ServerSession
 from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
 from flowctl.rtmp.url import parse_url
 

@@ -17,7 +17,7 @@ from flowctl.loadtest.hostile.types import FormVerdict, Verdict
 from flowctl.loadtest.results import PeerEnd
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.media.media import inspect
-from flowctl.rtmp.server_session import ServerSession
+from flowctl.rtmp.server.session import ServerSession
 from flowctl.rtmp.session_config import ServerSessionConfig
 
 pytestmark = pytest.mark.realtime

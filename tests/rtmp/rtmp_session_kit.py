@@ -15,7 +15,7 @@ from flowctl.rtmp.events import ConnectRequested, PlayRequested, PublishRequeste
 from flowctl.rtmp.handshake.handshake import ClientHandshake, ServerHandshake
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.messages import Command, decode_message
-from flowctl.rtmp.server_session import ServerSession
+from flowctl.rtmp.server.session import ServerSession
 from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
 
 TC_URL = "rtmp://example.com/live"

@@ -33,7 +33,7 @@ from flowctl.rtmp.messages import (
     decode_message,
     encode_control,
 )
-from flowctl.rtmp.server_states import ConnectionState, StreamState
+from flowctl.rtmp.server.states import ConnectionState, StreamState
 from flowctl.rtmp.session_config import ServerSessionConfig
 
 AUDIO, VIDEO, DATA = 8, 9, 18

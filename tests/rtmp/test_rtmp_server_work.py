@@ -8,7 +8,7 @@ from flowctl.rtmp import commands
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.events import PlayRequested, StreamClosed
 from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.server_session import STEP_MESSAGES
+from flowctl.rtmp.server.session import STEP_MESSAGES
 from flowctl.rtmp.wire import TYPE_AGGREGATE, TYPE_AUDIO, TYPE_COMMAND_AMF0, TYPE_DATA_AMF3, Message
 
 

@@ -27,8 +27,8 @@ from flowctl.rtmp.events import (
     StreamEnded,
 )
 from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.server_session import ServerSession
-from flowctl.rtmp.server_states import ConnectionState, StreamState
+from flowctl.rtmp.server.session import ServerSession
+from flowctl.rtmp.server.states import ConnectionState, StreamState
 from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
 
 AUDIO, VIDEO = 8, 9

@@ -13,7 +13,7 @@ from flowctl.rtmp.chunk.chunk import Message
 from flowctl.rtmp.events import ConnectRequested, Ignored, MetadataReceived, PublishRequested, StreamClosed
 from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.messages import Command, SetChunkSize, decode_message, encode_command, encode_control
-from flowctl.rtmp.server_states import StreamState
+from flowctl.rtmp.server.states import StreamState
 
 AUDIO, VIDEO, DATA_AMF3, COMMAND_AMF3, DATA = 8, 9, 15, 17, 18
 

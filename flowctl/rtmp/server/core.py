@@ -17,7 +17,7 @@ from flowctl.rtmp.chunk.chunk import serialise
 from flowctl.rtmp.handshake.handshake import ServerHandshake
 from flowctl.rtmp.messages import SetChunkSize, UserControl, encode_control
 from flowctl.rtmp.protocol_control import ProtocolControl
-from flowctl.rtmp.server_states import (
+from flowctl.rtmp.server.states import (
     ConnectionInput,
     ConnectionState,
     StreamInput,

@@ -22,9 +22,9 @@ from flowctl.rtmp.events import (
     StreamClosed,
 )
 from flowctl.rtmp.messages import EVENT_STREAM_BEGIN, EVENT_STREAM_EOF
-from flowctl.rtmp.server_calls import Call, ServerCalls
-from flowctl.rtmp.server_core import PLAYING_STATES, MessageStream
-from flowctl.rtmp.server_states import StreamInput
+from flowctl.rtmp.server.calls import Call, ServerCalls
+from flowctl.rtmp.server.core import PLAYING_STATES, MessageStream
+from flowctl.rtmp.server.states import StreamInput
 
 
 class PlayCommands(ServerCalls):

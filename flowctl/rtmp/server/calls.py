@@ -12,8 +12,8 @@ from flowctl.rtmp import commands
 from flowctl.rtmp.amf.values import UNDEFINED
 from flowctl.rtmp.events import ServerEvent, StreamClosed
 from flowctl.rtmp.messages import Command
-from flowctl.rtmp.server_core import PLAYING_STATES, MessageStream, ServerCore
-from flowctl.rtmp.server_states import StreamInput, StreamState
+from flowctl.rtmp.server.core import PLAYING_STATES, MessageStream, ServerCore
+from flowctl.rtmp.server.states import StreamInput, StreamState
 from flowctl.rtmp.url import RtmpUrl
 
 

@@ -33,11 +33,11 @@ from flowctl.rtmp import commands
 from flowctl.rtmp.chunk.chunk import ChunkReader
 from flowctl.rtmp.events import HandshakeDone, MetadataReceived, ServerEvent
 from flowctl.rtmp.messages import Command, decode_message, split_aggregate
-from flowctl.rtmp.server_calls import Call
-from flowctl.rtmp.server_commands import ARGUED, ServerCommands
-from flowctl.rtmp.server_core import held_size_bytes
-from flowctl.rtmp.server_replies import ServerReplies
-from flowctl.rtmp.server_states import ConnectionInput, ConnectionState, StreamInput, StreamState
+from flowctl.rtmp.server.calls import Call
+from flowctl.rtmp.server.commands import ARGUED, ServerCommands
+from flowctl.rtmp.server.core import held_size_bytes
+from flowctl.rtmp.server.replies import ServerReplies
+from flowctl.rtmp.server.states import ConnectionInput, ConnectionState, StreamInput, StreamState
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.rtmp.url import RtmpUrl
 from flowctl.rtmp.wire import (

@@ -18,8 +18,8 @@ from flowctl.rtmp.messages import (
     PeerBandwidth,
     encode_control,
 )
-from flowctl.rtmp.server_core import PLAYER_STATES, MessageStream, ServerCore, words
-from flowctl.rtmp.server_states import ConnectionInput, StreamInput, StreamState
+from flowctl.rtmp.server.core import PLAYER_STATES, MessageStream, ServerCore, words
+from flowctl.rtmp.server.states import ConnectionInput, StreamInput, StreamState
 from flowctl.rtmp.wire import TYPE_DATA_AMF0, Message
 
 

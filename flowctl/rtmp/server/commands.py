@@ -28,9 +28,9 @@ from flowctl.rtmp.events import (
     PublishRequested,
     StreamClosed,
 )
-from flowctl.rtmp.server_calls import Call
-from flowctl.rtmp.server_play_commands import PlayCommands
-from flowctl.rtmp.server_states import ConnectionInput, ConnectionState, StreamInput, StreamState
+from flowctl.rtmp.server.calls import Call
+from flowctl.rtmp.server.play_commands import PlayCommands
+from flowctl.rtmp.server.states import ConnectionInput, ConnectionState, StreamInput, StreamState
 from flowctl.rtmp.url import RtmpUrl, from_connect, unquote
 
 _KINDS: Final[dict[str, PublishKind]] = {
