@@ -17,7 +17,7 @@ from typing import Any
 
 from flowctl.media.stamp import read_stamp
 from flowctl.rtmp.chunk.chunk import ChunkReader, Message
-from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ClientSessionConfig
 

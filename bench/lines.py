@@ -23,7 +23,7 @@ from flowctl.client.throttle import SLOW_SEGMENT_BYTES, Constant, Rate, RatePace
 from flowctl.flow.state import MessageClass
 from flowctl.flv import FlvWriter
 from flowctl.loadtest.paces import Trace
-from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.session_config import ClientSessionConfig

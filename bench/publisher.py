@@ -8,7 +8,7 @@ import time
 
 from flowctl.media.stamp import has_slot, stamp
 from flowctl.media.synthetic import SyntheticSource
-from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import PublishStarted
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO

@@ -38,7 +38,7 @@ from flowctl.loop.work import WorkLimits
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.amf.limits import AmfLimits
-from flowctl.rtmp.client_states import CLIENT_TABLE
+from flowctl.rtmp.client.states import CLIENT_TABLE
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.server.states import CONNECTION_TABLE, STREAM_TABLE, ConnectionInput
 from flowctl.rtmp.session_config import ControlConfig, ServerSessionConfig

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from flowctl.media.stamp import read_stamp
 from flowctl.rtmp.chunk.chunk import Message
-from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.wire import TYPE_VIDEO
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from flowctl.errors import InternalError
 from flowctl.flow.state import MessageClass
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import ClientEvent, ReconnectRequested, Rejected, StatusReceived, StreamEnded
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl

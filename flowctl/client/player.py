@@ -31,7 +31,7 @@ from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_SCRIPT, FlvWriter
 from flowctl.media.stamp import read_stamp
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import ClientEvent, PlayStarted, StreamEnded
 from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control

@@ -25,7 +25,7 @@ from flowctl.flow.state import MessageClass, SendState, StateChange
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO, FlvTag
 from flowctl.media.stamp import MAX_SEQUENCE, has_slot, stamp
 from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import ClientEvent, PublishStarted, StreamEnded
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl

@@ -20,7 +20,7 @@ from flowctl.errors import RemoteProtocolError
 from flowctl.loadtest.ownfault import OWN_FAULTS
 from flowctl.loadtest.reactor import READ, WRITE, Reactor
 from flowctl.loadtest.results import PeerEnd, PeerResult
-from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import ClientEvent, HandshakeDone, ReconnectRequested, Rejected, StatusReceived, StreamEnded
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl

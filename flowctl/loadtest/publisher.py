@@ -22,7 +22,7 @@ from flowctl.loadtest.reactor import Reactor
 from flowctl.loadtest.results import PeerEnd, PeerResult
 from flowctl.media.stamp import MAX_SEQUENCE, has_slot, stamp
 from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import ClientEvent, PublishStarted, StreamEnded
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl

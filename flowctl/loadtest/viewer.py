@@ -25,7 +25,7 @@ from flowctl.loadtest.skim import OTHER, FrameBook, Skimmer
 from flowctl.loadtest.slow import Manner, drop_everything, prepare_socket
 from flowctl.rtmp import commands
 from flowctl.rtmp.chunk.writer import serialise
-from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.messages import (
     EVENT_PING_REQUEST,
     EVENT_PING_RESPONSE,

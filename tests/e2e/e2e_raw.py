@@ -9,7 +9,7 @@ from e2e_kit import NAME, PATIENCE_S, address_of
 
 from flowctl.client.connect import connect_socket, parse_address
 from flowctl.rtmp import commands
-from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import PlayStarted, Pong, StatusReceived
 from flowctl.rtmp.messages import encode_control
 from flowctl.rtmp.session_config import ClientSessionConfig

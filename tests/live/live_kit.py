@@ -17,7 +17,7 @@ from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession
 from flowctl.rtmp import commands
 from flowctl.rtmp import events as rtmp_events
-from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
 from flowctl.rtmp.wire import Message

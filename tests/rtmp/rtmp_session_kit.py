@@ -10,7 +10,7 @@ import random
 from flowctl.rtmp import commands
 from flowctl.rtmp.amf.values import simplify
 from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter
-from flowctl.rtmp.client_session import ClientSession
+from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import ConnectRequested, PlayRequested, PublishRequested
 from flowctl.rtmp.handshake.handshake import ClientHandshake, ServerHandshake
 from flowctl.rtmp.limits import WireLimits

@@ -8,7 +8,7 @@ from flowctl.rtmp import commands
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.amf.values import EcmaArray
 from flowctl.rtmp.chunk.chunk import ChunkReader, Message
-from flowctl.rtmp.client_states import ClientState
+from flowctl.rtmp.client.states import ClientState
 from flowctl.rtmp.events import (
     Acknowledged,
     Connected,

@@ -11,7 +11,7 @@ from rtmp_session_kit import SPLITS, Pair, ScriptedClient
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp import commands
 from flowctl.rtmp.chunk.chunk import ChunkWriter, Message, serialise
-from flowctl.rtmp.client_states import ClientState
+from flowctl.rtmp.client.states import ClientState
 from flowctl.rtmp.events import (
     ConnectRequested,
     HandshakeDone,

@@ -3,7 +3,7 @@
 import pytest
 
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp.client_states import CLIENT_TABLE, ClientInput, ClientState, next_client_state
+from flowctl.rtmp.client.states import CLIENT_TABLE, ClientInput, ClientState, next_client_state
 from flowctl.rtmp.server.states import (
     CONNECTION_TABLE,
     STREAM_TABLE,

@@ -10,9 +10,10 @@ import random
 from typing import Any, Final, Literal
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp import client_commands, commands
+from flowctl.rtmp import commands
 from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter
-from flowctl.rtmp.client_states import ClientInput, ClientState, next_client_state
+from flowctl.rtmp.client import commands as client_commands
+from flowctl.rtmp.client.states import ClientInput, ClientState, next_client_state
 from flowctl.rtmp.handshake.handshake import ClientHandshake
 from flowctl.rtmp.messages import EVENT_SET_BUFFER_LENGTH, UserControl, encode_control
 from flowctl.rtmp.protocol_control import ProtocolControl

@@ -21,9 +21,9 @@ import dataclasses
 from typing import Any, Final, Literal
 
 from flowctl.errors import InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp import client_commands
-from flowctl.rtmp.client_replies import ClientReplies
-from flowctl.rtmp.client_states import ClientInput, ClientState
+from flowctl.rtmp.client import commands as client_commands
+from flowctl.rtmp.client.replies import ClientReplies
+from flowctl.rtmp.client.states import ClientInput, ClientState
 from flowctl.rtmp.events import ClientEvent, HandshakeDone, PublishKind, ReconnectRequested
 from flowctl.rtmp.messages import Acknowledgement, encode_control
 from flowctl.rtmp.url import RtmpUrl, from_connect, parse_url

@@ -11,8 +11,8 @@ from typing import Any, Final
 from flowctl.errors import InternalError
 from flowctl.rtmp import commands
 from flowctl.rtmp.adobe_auth import client_parameters
-from flowctl.rtmp.client_core import ClientCore
-from flowctl.rtmp.client_states import ClientInput, ClientState
+from flowctl.rtmp.client.core import ClientCore
+from flowctl.rtmp.client.states import ClientInput, ClientState
 from flowctl.rtmp.events import (
     ClientEvent,
     Connected,
