@@ -15,9 +15,9 @@ from flowctl.connection import Connection
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hooks import HookRunner
-from flowctl.live.oversight import Oversight
+from flowctl.live.oversight.oversight import Oversight
+from flowctl.live.oversight.pace import Pace
 from flowctl.live.owner import Owner
-from flowctl.live.pace import Pace
 from flowctl.live.statistics import (
     EndedViewer,
     HubStatistics,

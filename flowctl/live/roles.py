@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flowctl.live.hooks import LiveRequest
-from flowctl.live.signals import Subscription
+from flowctl.live.oversight.signals import Subscription
 from flowctl.live.stream import Stream
 from flowctl.live.wirelog import WireLog
 from flowctl.server.totals import FlowTotals

@@ -15,8 +15,8 @@ Asking a viewer costs ten times as much as sharing a record. Where a thousand ar
 often (`interval_ms` tells): what records take is bound to a share of what the process uses (`Allowance`), for recording
 may not take from an overloaded server what it needs.
 
-Threads: a round runs on the sampler's own thread and rests after each fraction of a millisecond (`flowctl.live.pace`),
-so that no poll group waits for the interpreter. `ended` may be called from any.
+Threads: a round runs on the sampler's own thread and rests after each fraction of a millisecond
+(`flowctl.live.oversight.pace`), so that no poll group waits for the interpreter. `ended` may be called from any.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flowctl.fanout.cohort import Squad
 from flowctl.fanout.fanout import Fanout
 from flowctl.flow.state import SendState
 from flowctl.live.hub import Hub
-from flowctl.live.pace import Allowance, Pace
+from flowctl.live.oversight.pace import Allowance, Pace
 from flowctl.live.sampleround import Books, Round, Seen
 from flowctl.sending.types import SenderStatistics
 from flowctl.telemetry.events import ConnectionEvents

@@ -23,14 +23,14 @@ from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LIVE_POLICIES, DropPolicy
 from flowctl.flow.state import MessageClass, SendState, StateChange
 from flowctl.live.config import LiveConfig
-from flowctl.live.episodes import Episode
 from flowctl.live.hooks import TOO_SLOW, Kind, LiveRequest, Question
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate
 from flowctl.live.muting import Muted
+from flowctl.live.oversight.episodes import Episode
+from flowctl.live.oversight.signals import EVENT_NAME, PARAMETER, message_values, publisher_settings
 from flowctl.live.owner import Owner
 from flowctl.live.roles import Playing, Publishing
-from flowctl.live.signals import EVENT_NAME, PARAMETER, message_values, publisher_settings
 from flowctl.live.statistics import EndedViewer, ViewerStatistics
 from flowctl.live.stream import MEDIA_TYPES, StartPlace, Stream
 from flowctl.log import redact_text

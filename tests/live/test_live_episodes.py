@@ -10,7 +10,7 @@ from flowctl.flow.counts import NO_COUNTS, Counts
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Axis, Limits
 from flowctl.flow.state import Cause, SendState, StateChange
-from flowctl.live.episodes import Episode
+from flowctl.live.oversight.episodes import Episode
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.wire import Message
 from flowctl.sending.types import SenderSettings

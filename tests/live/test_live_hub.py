@@ -400,8 +400,8 @@ def test_figures_when_asked_for_by_a_thread_of_its_own_rest_in_between(figures, 
     """A thread that gathers figures lets the loops go on every few viewers; the thread of a loop does not rest."""
     world, _ = lossy()
     rests, passed = [], iter(range(1000))
-    monkeypatch.setattr("flowctl.live.pace.time.sleep", rests.append)
-    monkeypatch.setattr("flowctl.live.pace.time.perf_counter", lambda: next(passed) * 0.0002)
+    monkeypatch.setattr("flowctl.live.oversight.pace.time.sleep", rests.append)
+    monkeypatch.setattr("flowctl.live.oversight.pace.time.perf_counter", lambda: next(passed) * 0.0002)
     figures(world.hub)
     assert len(rests) == 3  # 7 viewers, two at a time
     assert set(rests) == {0.001}

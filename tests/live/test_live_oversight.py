@@ -13,7 +13,7 @@ from flowctl.flow.limits import Limits
 from flowctl.flow.policy import KeepAll, LivePolicy
 from flowctl.flow.state import MessageClass, SendState
 from flowctl.live.config import SecondPublisher
-from flowctl.live.oversight import Oversight
+from flowctl.live.oversight.oversight import Oversight
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.messages import Acknowledgement, encode_control
 from flowctl.sender import Sender

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowctl.live import sampler
-from flowctl.live.pace import Allowance
+from flowctl.live.oversight.pace import Allowance
 
 
 def test_sampler_when_it_keeps_within_its_share_is_within_the_target():

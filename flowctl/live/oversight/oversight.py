@@ -28,8 +28,8 @@ from flowctl.flow.counts import Counts, total
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.state import SendState
 from flowctl.live.config import LiveConfig
-from flowctl.live.pace import Pace
-from flowctl.live.signals import Signals
+from flowctl.live.oversight.pace import Pace
+from flowctl.live.oversight.signals import Signals
 from flowctl.live.stream import Stream
 from flowctl.loop.faults import as_exception
 from flowctl.loop.locks import OwnedLock

@@ -1,0 +1,1 @@
+"""What a live server does about many viewers at once: memory, shadow policies, signals, episodes."""
