@@ -47,6 +47,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
         Verdict,
     )
     from flowctl.flow.state import Cause, Load, MessageClass, SendState, StateChange
+    from flowctl.judging.shadow import Candidate, ShadowReport
+    from flowctl.judging.shares import ShareSettings, ViewerShares
     from flowctl.loop.sockets import SocketOptions
     from flowctl.loop.work import WorkLimits
     from flowctl.outgoing.streamlog import CacheLimits, Entry, Gop, StreamLog
@@ -71,8 +73,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.server.server import DEFAULT_LIMITS, Server, ServerStatistics, serve
     from flowctl.server.totals import FlowTotals
     from flowctl.session import Session
-    from flowctl.shadow import Candidate, ShadowReport
-    from flowctl.shares import ShareSettings, ViewerShares
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -202,11 +202,11 @@ _HOMES: Final = {
         "StateChange",
     ),
     "flowctl.flow.forecast": ("Forecast",),
-    "flowctl.shadow": (
+    "flowctl.judging.shadow": (
         "Candidate",
         "ShadowReport",
     ),
-    "flowctl.shares": (
+    "flowctl.judging.shares": (
         "ShareSettings",
         "ViewerShares",
     ),

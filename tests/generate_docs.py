@@ -25,6 +25,8 @@ from flowctl import pollgroup
 from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.flow.policy import LivePolicy
 from flowctl.flow.state import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
+from flowctl.judging.shadow import Candidate
+from flowctl.judging.shares import ShareSettings
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import EXTRA_SETTINGS
 from flowctl.live.telemetry import EVENTS_SETTINGS
@@ -45,8 +47,6 @@ from flowctl.rtmp.session_config import ControlConfig, ServerSessionConfig
 from flowctl.sending.types import SenderSettings
 from flowctl.server.admission import AdmissionLimits
 from flowctl.server.server import DEFAULT_LIMITS
-from flowctl.shadow import Candidate
-from flowctl.shares import ShareSettings
 from flowctl.telemetry.schema import ARROW_TYPES, TABLES, EventName
 from flowctl.units import format_duration
 

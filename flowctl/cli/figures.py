@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from flowctl.flow.state import SendState
+from flowctl.judging.shadow import ShadowReport
 from flowctl.live import LiveServer
 from flowctl.live.telemetry import Recording
 from flowctl.server.server import Server
-from flowctl.shadow import ShadowReport
 from flowctl.units import format_size
 
 

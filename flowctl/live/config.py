@@ -12,10 +12,10 @@ from flowctl.fanout.fanout import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields, check_type
 from flowctl.flow.limits import MOST_TARGET_MS, Limits, parse_target_delay, target_marks
 from flowctl.flow.policy import LIVE_POLICIES
+from flowctl.judging.shadow import Candidate
 from flowctl.loop.work import WorkLimits
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.shadow import Candidate
 
 _POLICY_NAMES: Final = "all-or-cut, audio-first or pictures-first"
 

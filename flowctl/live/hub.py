@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from flowctl.addresses import address_key
 from flowctl.connection import Connection
 from flowctl.errors import BusyError, LimitExceededError
+from flowctl.judging.shadow import NO_SHADOW
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hooks import HookRunner
 from flowctl.live.oversight.oversight import Oversight
@@ -31,7 +32,6 @@ from flowctl.loop.locks import OwnedLock
 from flowctl.reasons import CloseReason
 from flowctl.sending.types import AgeSource
 from flowctl.server.totals import NO_FLOW, FlowTotals
-from flowctl.shadow import NO_SHADOW
 
 _ENDED_KEPT: Final = 256
 _SILENT_S: Final = 1.0

@@ -20,6 +20,7 @@ from flowctl.flight.flights import Flights
 from flowctl.flow.limits import Limits
 from flowctl.flow.limitsfile import LimitsFile
 from flowctl.flow.policy import LIVE_POLICIES, DropPolicy
+from flowctl.judging.shadow import Candidate
 from flowctl.live.config import LiveConfig, SecondPublisher, parse_audiences
 from flowctl.live.flights import FLIGHTS_SETTINGS, flight_options, make_flights
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
@@ -35,7 +36,6 @@ from flowctl.sending.types import SenderSettings
 from flowctl.server.bans import Ban, BanList, utc_text
 from flowctl.server.program import ServeOptions, settings_hint
 from flowctl.server.server import Server
-from flowctl.shadow import Candidate
 from flowctl.telemetry.privacy import check_private
 from flowctl.units import format_duration, format_size, parse_duration, parse_size
 

@@ -22,6 +22,7 @@ from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LIVE_POLICIES, DropPolicy
 from flowctl.flow.state import MessageClass, SendState, StateChange
+from flowctl.judging.shares import ViewerShares
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import TOO_SLOW, Kind, LiveRequest, Question
 from flowctl.live.hub import Hub
@@ -44,7 +45,6 @@ from flowctl.rtmp.server.states import StreamState
 from flowctl.rtmp.wire import Message
 from flowctl.server.totals import NO_FLOW, FlowTotals, totals_of
 from flowctl.session import Session
-from flowctl.shares import ViewerShares
 
 _log: Final = structlog.get_logger("flowctl.live")
 _FLOW: Final = "flow control"

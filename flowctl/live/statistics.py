@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from flowctl.budget import NO_BUDGET, BudgetStatistics
 from flowctl.flow.state import SendState
+from flowctl.judging.budget import NO_BUDGET, BudgetStatistics
+from flowctl.judging.shadow import NO_SHADOW, ShadowReport
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sending.types import SenderStatistics
 from flowctl.server.totals import NO_FLOW, FlowTotals
-from flowctl.shadow import NO_SHADOW, ShadowReport
 
 
 @dataclass(frozen=True, slots=True)

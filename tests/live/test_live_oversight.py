@@ -12,13 +12,13 @@ from live_kit import World, audio, config, inter, key
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import KeepAll, LivePolicy
 from flowctl.flow.state import MessageClass, SendState
+from flowctl.judging.shadow import Candidate
 from flowctl.live.config import SecondPublisher
 from flowctl.live.oversight.oversight import Oversight
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.messages import Acknowledgement, encode_control
 from flowctl.sender import Sender
 from flowctl.sending.types import AgeSource, SenderSettings
-from flowctl.shadow import Candidate
 
 FRAME = 4000
 

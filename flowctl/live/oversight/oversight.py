@@ -22,11 +22,13 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from flowctl.addresses import address_key
-from flowctl.budget import BudgetAction, BudgetStatistics, Holding, MemoryBudget, Victim, span_bytes
 from flowctl.connection import Connection
 from flowctl.flow.counts import Counts, total
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.state import SendState
+from flowctl.judging.budget import BudgetAction, BudgetStatistics, Holding, MemoryBudget, Victim, span_bytes
+from flowctl.judging.shadow import NO_SHADOW, Candidate, Shadow, ShadowReport
+from flowctl.judging.shares import STATE_COUNT, ViewerShares
 from flowctl.live.config import LiveConfig
 from flowctl.live.oversight.pace import Pace
 from flowctl.live.oversight.signals import Signals
@@ -37,8 +39,6 @@ from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
 from flowctl.sending.types import AgeSource, SenderStatistics
-from flowctl.shadow import NO_SHADOW, Candidate, Shadow, ShadowReport
-from flowctl.shares import STATE_COUNT, ViewerShares
 
 _log: Final = structlog.get_logger("flowctl.live")
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from flowctl.flow.state import SendState
+from flowctl.judging.shares import ShareSettings, ShareWatch, ViewerShares
 from flowctl.loop.faults import as_exception
 from flowctl.loop.locks import OwnedLock
-from flowctl.shares import ShareSettings, ShareWatch, ViewerShares
 
 PARAMETER: Final = "viewer_states"
 """Parameter of a publisher's stream name; its value is the least time between two messages in seconds."""

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowctl.budget import (
+from flowctl.errors import ConfigError
+from flowctl.flow.state import MessageClass
+from flowctl.judging.budget import (
     ENTRY_OVERHEAD_BYTES,
     BudgetAction,
     Holding,
@@ -20,8 +22,6 @@ from flowctl.budget import (
     held_by,
     span_bytes,
 )
-from flowctl.errors import ConfigError
-from flowctl.flow.state import MessageClass
 from flowctl.outgoing.streamlog import StreamLog
 
 
@@ -65,7 +65,7 @@ def test_held_when_a_log_is_measured_is_what_its_entries_take():
 
 RSS = """
 import resource
-from flowctl.budget import span_bytes
+from flowctl.judging.budget import span_bytes
 from flowctl.flow.state import MessageClass
 from flowctl.outgoing.streamlog import StreamLog
 

@@ -9,8 +9,8 @@ from flowctl.flow.counts import NO_COUNTS, Counts
 from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import KeepAll, LivePolicy, PicturesFirst, Thin
 from flowctl.flow.state import CLASS_COUNT, MessageClass, SendState
+from flowctl.judging.shadow import NO_SHADOW, Candidate, Shadow
 from flowctl.reasons import CloseReason
-from flowctl.shadow import NO_SHADOW, Candidate, Shadow
 
 SAMPLE_S = 0.25
 SIZES = {MessageClass.KEY: 20_000, MessageClass.INTER: 4_000, MessageClass.DISPOSABLE: 2_000, MessageClass.AUDIO: 200}

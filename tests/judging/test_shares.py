@@ -6,7 +6,7 @@ import pytest
 
 from flowctl.errors import ConfigError
 from flowctl.flow.state import SendState
-from flowctl.shares import ShareSettings, ShareWatch, ViewerShares
+from flowctl.judging.shares import ShareSettings, ShareWatch, ViewerShares
 
 
 def shares(at, ready, slow=0):

@@ -1,0 +1,1 @@
+"""What follows from how many peers fare (pure): memory budget, shadow policies, shares."""
