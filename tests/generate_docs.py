@@ -28,8 +28,8 @@ from flowctl.flow.state import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageCla
 from flowctl.judging.shadow import Candidate
 from flowctl.judging.shares import ShareSettings
 from flowctl.live.config import LiveConfig
+from flowctl.live.records.telemetry import EVENTS_SETTINGS
 from flowctl.live.server import EXTRA_SETTINGS
-from flowctl.live.telemetry import EVENTS_SETTINGS
 from flowctl.loadtest import catalogue
 from flowctl.loadtest.figures import FIGURES
 from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE

@@ -22,12 +22,12 @@ from flowctl.flow.limitsfile import LimitsFile
 from flowctl.flow.policy import LIVE_POLICIES, DropPolicy
 from flowctl.judging.shadow import Candidate
 from flowctl.live.config import LiveConfig, SecondPublisher, parse_audiences
-from flowctl.live.flights import FLIGHTS_SETTINGS, flight_options, make_flights
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
+from flowctl.live.records.flights import FLIGHTS_SETTINGS, flight_options, make_flights
+from flowctl.live.records.telemetry import EVENTS_SETTINGS, Recording, events_options
 from flowctl.live.reload import Reload
 from flowctl.live.session import LiveSession
-from flowctl.live.telemetry import EVENTS_SETTINGS, Recording, events_options
 from flowctl.loop.work import WorkLimits
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.rtmp.limits import WireLimits

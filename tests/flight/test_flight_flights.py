@@ -9,7 +9,7 @@ from flowctl.errors import ConfigError
 from flowctl.flight.flights import FlightOptions, Flights, parse_networks, parse_share
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity
-from flowctl.live.flights import flight_options
+from flowctl.live.records.flights import flight_options
 from flowctl.reasons import CloseReason
 from flowctl.server.program import ServeOptions
 from flowctl.testing import ManualHost, ScriptedTransport

@@ -16,7 +16,7 @@ from flowctl.flight.words import TablePolicy
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
 from flowctl.live.config import parse_audiences
-from flowctl.live.telemetry import _described
+from flowctl.live.records.telemetry import _described
 from flowctl.pipeline.whatif_grid import audiences_of, in_force
 from flowctl.pipeline.whatif_viewers import flight_viewer
 from flowctl.sending.types import SenderSettings

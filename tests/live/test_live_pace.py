@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowctl.live import sampler
 from flowctl.live.oversight.pace import Allowance
+from flowctl.live.records import sampler
 
 
 def test_sampler_when_it_keeps_within_its_share_is_within_the_target():

@@ -6,8 +6,8 @@ import functools
 import sys
 from pathlib import Path
 
-from flowctl.live.recorded import RecordedSession
-from flowctl.live.sampler import Sampler
+from flowctl.live.records.recorded import RecordedSession
+from flowctl.live.records.sampler import Sampler
 from flowctl.telemetry.events import Events
 from flowctl.telemetry.privacy import Privacy
 from flowctl.telemetry.schema import CLASS_NAMES, FLOW_EVENTS, FLOW_SAMPLES

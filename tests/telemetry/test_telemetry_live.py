@@ -19,10 +19,11 @@ from flowctl.flow.counts import NO_COUNTS, Counts, total
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import Cause, MessageClass, SendState, StateChange
-from flowctl.live import LiveServer, recorded
+from flowctl.live import LiveServer
 from flowctl.live.config import Audience, LiveConfig
-from flowctl.live.recorded import CONTROL_LANE
-from flowctl.live.telemetry import Recording
+from flowctl.live.records import recorded
+from flowctl.live.records.recorded import CONTROL_LANE
+from flowctl.live.records.telemetry import Recording
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp import commands
 from flowctl.rtmp.session_config import ClientSessionConfig

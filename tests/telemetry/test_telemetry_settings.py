@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from flowctl.cli.app import app
 from flowctl.errors import ConfigError
 from flowctl.live import build_live_server
-from flowctl.live.recorded import RecordedSession
+from flowctl.live.records.recorded import RecordedSession
+from flowctl.live.records.telemetry import EVENTS_SETTINGS, events_options, usual_node
 from flowctl.live.session import LiveSession
-from flowctl.live.telemetry import EVENTS_SETTINGS, events_options, usual_node
 from flowctl.server.program import ServeOptions
 from flowctl.telemetry.options import Addresses, Streams
 

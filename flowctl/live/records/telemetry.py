@@ -19,8 +19,8 @@ from flowctl.flight.words import limits_as_dict
 from flowctl.flow.policy import DropPolicy
 from flowctl.live.config import Audience, LiveConfig
 from flowctl.live.hub import Hub
-from flowctl.live.recorded import RecordedSession
-from flowctl.live.sampler import Sampler
+from flowctl.live.records.recorded import RecordedSession
+from flowctl.live.records.sampler import Sampler
 from flowctl.sending.types import SenderSettings
 from flowctl.server.admission import BANNED
 from flowctl.server.program import ServeOptions

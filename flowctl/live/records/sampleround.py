@@ -1,6 +1,6 @@
 """One round of samples: which connections share a record's figures, and which have to be asked for their own.
 
-See `flowctl.live.sampler` for how it works; here are the books that a sampler keeps from round to round.
+See `flowctl.live.records.sampler` for how it works; here are the books that a sampler keeps from round to round.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from flowctl.telemetry.sampling import (
 )
 
 if TYPE_CHECKING:
-    from flowctl.live.recorded import RecordedSession
+    from flowctl.live.records.recorded import RecordedSession
 
 KERNEL_ROUNDS: Final = 60
 """A viewer that keeps up is asked about by two system calls once in so many rounds."""

@@ -13,10 +13,10 @@ from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.policy import DropPolicy
 from flowctl.flow.state import SendState
 from flowctl.live.config import LiveConfig
-from flowctl.live.flights import name_flight
 from flowctl.live.hub import Hub
+from flowctl.live.records.flights import name_flight
+from flowctl.live.records.sampler import Sampler
 from flowctl.live.roles import Playing
-from flowctl.live.sampler import Sampler
 from flowctl.live.session import LiveSession
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason

@@ -1,0 +1,1 @@
+"""What a live server records: events, samples, flights."""
