@@ -26,7 +26,7 @@ from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
 from flowctl.live.records.flights import FLIGHTS_SETTINGS, flight_options, make_flights
 from flowctl.live.records.telemetry import EVENTS_SETTINGS, Recording, events_options
-from flowctl.live.reload import Reload
+from flowctl.live.reload.reload import Reload
 from flowctl.live.session import LiveSession
 from flowctl.loop.work import WorkLimits
 from flowctl.outgoing.streamlog import CacheLimits

@@ -11,9 +11,9 @@ import structlog
 from flowctl.errors import ConfigError
 from flowctl.flow.limits import Limits
 from flowctl.flow.limitsfile import LimitsFile
-from flowctl.live.reload import Reload
+from flowctl.live.reload.reload import Reload
+from flowctl.live.reload.watchfile import WatchedFile
 from flowctl.live.server import settings_from, with_limits
-from flowctl.live.watchfile import WatchedFile
 from flowctl.sending.types import SenderSettings
 from flowctl.server.bans import BanList
 from flowctl.server.program import ServeOptions

@@ -22,7 +22,7 @@ import structlog
 from flowctl.errors import ConfigError
 from flowctl.flow import limitsfile
 from flowctl.flow.limitsfile import LimitsFile, parse_limits_file
-from flowctl.live.watchfile import FileStatus, WatchedFile
+from flowctl.live.reload.watchfile import FileStatus, WatchedFile
 from flowctl.server import bans as bans_format
 from flowctl.server.bans import BanList
 

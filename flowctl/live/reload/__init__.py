@@ -1,0 +1,1 @@
+"""Limits and bans that a running server takes from files."""
