@@ -22,7 +22,7 @@ from typing import IO, Any, Final
 from flowctl.client.throttle import SLOW_SEGMENT_BYTES, Constant, Rate, RatePace, receive_buffer
 from flowctl.flow.state import MessageClass
 from flowctl.flv import FlvWriter
-from flowctl.loadtest.paces import Trace
+from flowctl.loadtest.peers.paces import Trace
 from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.media.media import inspect

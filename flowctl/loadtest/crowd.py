@@ -18,15 +18,15 @@ from typing import Any, Final
 
 from flowctl.errors import FlowctlError
 from flowctl.loadtest.histogram import DelayHistogram
-from flowctl.loadtest.link import Target
-from flowctl.loadtest.measures import StreamClock, ViewerMeasure
+from flowctl.loadtest.peers.link import Target
+from flowctl.loadtest.peers.measures import StreamClock, ViewerMeasure
+from flowctl.loadtest.peers.reactor import Reactor
+from flowctl.loadtest.peers.skim import FrameBook
+from flowctl.loadtest.peers.slow import Manner, manner_of
+from flowctl.loadtest.peers.viewer import Viewer
 from flowctl.loadtest.plan import PeerOrder
 from flowctl.loadtest.profiles import parse_profile
-from flowctl.loadtest.reactor import Reactor
 from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult
-from flowctl.loadtest.skim import FrameBook
-from flowctl.loadtest.slow import Manner, manner_of
-from flowctl.loadtest.viewer import Viewer
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl
 

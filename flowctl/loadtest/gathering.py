@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flowctl.loadtest.histogram import DelayHistogram
-from flowctl.loadtest.measures import FASTEST, ORIGIN
+from flowctl.loadtest.peers.measures import FASTEST, ORIGIN
 from flowctl.loadtest.plan import LoadPlan, PeerOrder
 from flowctl.loadtest.procfs import ProcessFigures, figures_of
 from flowctl.loadtest.profiles import parse_profile

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from flowctl.client.connect import parse_address
 from flowctl.errors import BrokenError, ConfigError
-from flowctl.loadtest.link import Target
+from flowctl.loadtest.peers.link import Target
 from flowctl.rtmp.url import RtmpUrl
 
 SPARE_DESCRIPTORS: Final = 64

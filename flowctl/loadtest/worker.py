@@ -27,11 +27,11 @@ from typing import Any, Final
 from flowctl.client.source import FlvFile
 from flowctl.errors import FlowctlError
 from flowctl.loadtest.crowd import Crowd, CrowdSettings
-from flowctl.loadtest.link import Target
-from flowctl.loadtest.measures import StreamClock
+from flowctl.loadtest.peers.link import Target
+from flowctl.loadtest.peers.measures import StreamClock
+from flowctl.loadtest.peers.publisher import Publisher
+from flowctl.loadtest.peers.reactor import Reactor
 from flowctl.loadtest.plan import PeerOrder
-from flowctl.loadtest.publisher import Publisher
-from flowctl.loadtest.reactor import Reactor
 from flowctl.loadtest.results import PUBLISHER, PeerEnd, PeerKind, PeerResult
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.rtmp.session_config import ClientSessionConfig

@@ -10,13 +10,13 @@ import time
 
 import pytest
 
-from flowctl.loadtest.link import HANDSHAKE_BYTES, Target
-from flowctl.loadtest.measures import StreamClock, ViewerMeasure
+from flowctl.loadtest.peers.link import HANDSHAKE_BYTES, Target
+from flowctl.loadtest.peers.measures import StreamClock, ViewerMeasure
+from flowctl.loadtest.peers.skim import FrameBook
+from flowctl.loadtest.peers.slow import manner_of
+from flowctl.loadtest.peers.viewer import Viewer
 from flowctl.loadtest.profiles import parse_profile
 from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult
-from flowctl.loadtest.skim import FrameBook
-from flowctl.loadtest.slow import manner_of
-from flowctl.loadtest.viewer import Viewer
 from flowctl.loop.delay import unacknowledged_bytes
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.rtmp.chunk.writer import serialise

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.client.throttle import Constant, RatePace
-from flowctl.loadtest.paces import UNLIMITED, RhythmPace, Sawtooth, StallPace, Trace, parse_trace
+from flowctl.loadtest.peers.paces import UNLIMITED, RhythmPace, Sawtooth, StallPace, Trace, parse_trace
 
 PACKET = 1400
 

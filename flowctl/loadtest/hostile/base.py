@@ -26,7 +26,7 @@ from flowctl.errors import RemoteProtocolError
 from flowctl.loadtest.hostile import bystanders
 from flowctl.loadtest.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
 from flowctl.loadtest.hostile.types import WATCH_S, AttackContext, FormVerdict, Outcome, Verdict
-from flowctl.loadtest.ownfault import TesterFailedError
+from flowctl.loadtest.peers.ownfault import TesterFailedError
 from flowctl.loadtest.results import PeerEnd
 
 __all__ = [

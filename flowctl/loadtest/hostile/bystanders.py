@@ -9,7 +9,7 @@ from typing import Final
 from flowctl.errors import RemoteProtocolError
 from flowctl.loadtest.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
 from flowctl.loadtest.hostile.types import AttackContext
-from flowctl.loadtest.ownfault import TesterFailedError
+from flowctl.loadtest.peers.ownfault import TesterFailedError
 
 PROBE_S: Final = 5.0
 """How long a newcomer tries to get in after an attack: servers refuse an address that has just come too often."""

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 
 from flowctl.client.base import peer_gone
 from flowctl.errors import RemoteProtocolError
-from flowctl.loadtest.ownfault import TesterFailedError, own_fault
+from flowctl.loadtest.peers.ownfault import TesterFailedError, own_fault
 from flowctl.rtmp import commands
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.client.throttle import SLOW_SEGMENT_BYTES, Constant, RatePace, receive_buffer
-from flowctl.loadtest.paces import Pace, RhythmPace, Sawtooth, StallPace
+from flowctl.loadtest.peers.paces import Pace, RhythmPace, Sawtooth, StallPace
 from flowctl.loadtest.profiles import DEFAULT_ACK_RATE, Choice
 
 DEFAULT_AFTER_S: Final = 2.0

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from flowctl.client.throttle import SLOW_SEGMENT_BYTES, RatePace
-from flowctl.loadtest.link import HANDSHAKE_BYTES, SCRATCH, Link, Target
-from flowctl.loadtest.measures import STALL_S, ViewerMeasure
-from flowctl.loadtest.paces import UNLIMITED, Pace
-from flowctl.loadtest.reactor import HANGUP, READ, Reactor
+from flowctl.loadtest.peers.link import HANDSHAKE_BYTES, SCRATCH, Link, Target
+from flowctl.loadtest.peers.measures import STALL_S, ViewerMeasure
+from flowctl.loadtest.peers.paces import UNLIMITED, Pace
+from flowctl.loadtest.peers.reactor import HANGUP, READ, Reactor
+from flowctl.loadtest.peers.skim import OTHER, FrameBook, Skimmer
+from flowctl.loadtest.peers.slow import Manner, drop_everything, prepare_socket
 from flowctl.loadtest.results import PeerEnd, PeerResult
-from flowctl.loadtest.skim import OTHER, FrameBook, Skimmer
-from flowctl.loadtest.slow import Manner, drop_everything, prepare_socket
 from flowctl.rtmp import commands
 from flowctl.rtmp.chunk.writer import serialise
 from flowctl.rtmp.client.session import ClientSession

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.loadtest.ownfault import OWN_FAULTS
-from flowctl.loadtest.reactor import READ, WRITE, Reactor
+from flowctl.loadtest.peers.ownfault import OWN_FAULTS
+from flowctl.loadtest.peers.reactor import READ, WRITE, Reactor
 from flowctl.loadtest.results import PeerEnd, PeerResult
 from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import ClientEvent, HandshakeDone, ReconnectRequested, Rejected, StatusReceived, StreamEnded

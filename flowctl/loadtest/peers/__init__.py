@@ -1,0 +1,1 @@
+"""The viewers and publishers of a load run."""
