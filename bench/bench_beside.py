@@ -15,10 +15,10 @@ import sys
 from typing import Any, Final
 
 import processes
-from flowctl.loadtest.figures import RunFigures
 from flowctl.loadtest.plan import LoadPlan
 from flowctl.loadtest.profiles import parse_crowd
-from flowctl.loadtest.results import RunResult
+from flowctl.loadtest.results.figures import RunFigures
+from flowctl.loadtest.results.result import RunResult
 from flowctl.loadtest.run import run_load
 from tables import print_rows
 

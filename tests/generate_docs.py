@@ -31,10 +31,10 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.records.telemetry import EVENTS_SETTINGS
 from flowctl.live.server import EXTRA_SETTINGS
 from flowctl.loadtest import catalogue
-from flowctl.loadtest.figures import FIGURES
 from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE
-from flowctl.loadtest.parquet import column_types
-from flowctl.loadtest.results import PeerResult
+from flowctl.loadtest.results.figures import FIGURES
+from flowctl.loadtest.results.parquet import column_types
+from flowctl.loadtest.results.result import PeerResult
 from flowctl.loop.sockets import SocketOptions
 from flowctl.loop.work import WorkLimits
 from flowctl.outgoing.streamlog import CacheLimits

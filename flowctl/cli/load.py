@@ -12,9 +12,9 @@ from flowctl.text.output import say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowctl.loadtest.failon import Condition, Verdict
     from flowctl.loadtest.plan import LoadPlan
-    from flowctl.loadtest.results import RunResult
+    from flowctl.loadtest.results.failon import Condition, Verdict
+    from flowctl.loadtest.results.result import RunResult
 
 _VIEWERS_PER_S = 200
 """Default ramp: so many join each second. A server's listen queue of 128, a common default, holds more than half."""
@@ -206,9 +206,9 @@ def _conditions(texts: Sequence[str], plan: LoadPlan) -> list[Condition]:
     Raises:
         ConfigError: one of them is none, or is about peers that do not take part.
     """
-    from flowctl.loadtest.failon import parse_conditions
     from flowctl.loadtest.profiles import parse_profile
-    from flowctl.loadtest.results import PUBLISHER, PeerKind
+    from flowctl.loadtest.results.failon import parse_conditions
+    from flowctl.loadtest.results.result import PUBLISHER, PeerKind
 
     kinds = {name: parse_profile(name).profile.kind for name in plan.profiles}
     if plan.publishers:
@@ -229,17 +229,17 @@ def _load(
     import signal
 
     from flowctl.cli.errors import FAILED, INTERRUPTED, TERMINATED
-    from flowctl.loadtest.figures import RunFigures
+    from flowctl.loadtest.results.figures import RunFigures
+    from flowctl.loadtest.results.summary import what_failed
+    from flowctl.loadtest.results.table import choose_display
     from flowctl.loadtest.run import run_load
-    from flowctl.loadtest.summary import what_failed
-    from flowctl.loadtest.table import choose_display
     from flowctl.text.files import check_target
 
     for option, path in files.items():
         if path is not None:
             check_target(path, option)
     if files["--parquet"] is not None:
-        from flowctl.loadtest.parquet import check_available
+        from flowctl.loadtest.results.parquet import check_available
 
         check_available()
     with choose_display(plan.url, plan.profiles, plan.ramp_s + plan.duration_s, table=table) as display:
@@ -257,7 +257,7 @@ def _load(
 def _show(result: RunResult, verdicts: list[Verdict], *, as_json: bool) -> None:
     """Write the summary to standard output."""
     from flowctl.cli.common import print_json
-    from flowctl.loadtest import summary
+    from flowctl.loadtest.results import summary
 
     if as_json:
         print_json(summary.summarize(result, verdicts))
@@ -273,17 +273,17 @@ def _write(result: RunResult, verdicts: list[Verdict], files: dict[str, Path | N
     """
     import json
 
-    from flowctl.loadtest.summary import whole
+    from flowctl.loadtest.results.summary import whole
     from flowctl.text.files import write_text
 
     if (path := files["--json-file"]) is not None:
         write_text(path, json.dumps(whole(result, verdicts), ensure_ascii=False) + "\n")
     if (path := files["--parquet"]) is not None:
-        from flowctl.loadtest.parquet import write_parquet
+        from flowctl.loadtest.results.parquet import write_parquet
 
         write_parquet(path, result)
     if (path := files["--report"]) is not None:
-        from flowctl.loadtest.report import render
+        from flowctl.loadtest.results.report import render
 
         write_text(path, render(result, verdicts))
     for path in files.values():

@@ -25,10 +25,10 @@ from flowctl.demo.loopserver import EVENTS_ROTATE_S, LoopServer
 from flowctl.errors import FlowctlError
 from flowctl.flow.limitsfile import parse_limits_file
 from flowctl.flow.limitsfile import render as render_limits
-from flowctl.loadtest.failon import parse_condition
-from flowctl.loadtest.figures import RunFigures
-from flowctl.loadtest.report import render
-from flowctl.loadtest.results import RunResult, Sample
+from flowctl.loadtest.results.failon import parse_condition
+from flowctl.loadtest.results.figures import RunFigures
+from flowctl.loadtest.results.report import render
+from flowctl.loadtest.results.result import RunResult, Sample
 from flowctl.loadtest.run import run_load
 from flowctl.text.files import write_text
 from flowctl.text.output import say as output_say

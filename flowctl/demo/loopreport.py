@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from flowctl.demo.loopplan import LoopPlan
 from flowctl.loadtest.crowd import source_address
-from flowctl.loadtest.figures import RunFigures
 from flowctl.loadtest.plan import LoadPlan
 from flowctl.loadtest.profiles import parse_profile
-from flowctl.loadtest.results import PeerKind, RunResult
+from flowctl.loadtest.results.figures import RunFigures
+from flowctl.loadtest.results.result import PeerKind, RunResult
 
 _LEAST_FEWER: Final = 2.0
 """Cuts of honest slow viewers have to be fewer by this factor: one less may be chance, half of them is not."""

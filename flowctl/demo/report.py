@@ -19,8 +19,8 @@ from typing import Any, Final
 from flowctl.demo.plan import BIT_RATE, FPS, DemoPlan, Kind
 from flowctl.demo.watch import Watched
 from flowctl.flow.state import SendState
-from flowctl.loadtest.figures import RunFigures
-from flowctl.loadtest.results import PeerKind, PeerResult, RunResult
+from flowctl.loadtest.results.figures import RunFigures
+from flowctl.loadtest.results.result import PeerKind, PeerResult, RunResult
 from flowctl.reasons import CloseReason
 from flowctl.units import format_bit_rate, format_duration, format_size
 

@@ -19,10 +19,10 @@ from flowctl.demo.show import Display, choose_display
 from flowctl.demo.watch import Watch
 from flowctl.errors import FlowctlError
 from flowctl.live import LiveServer, build_live_server
-from flowctl.loadtest.failon import parse_condition
-from flowctl.loadtest.figures import RunFigures
-from flowctl.loadtest.report import render
-from flowctl.loadtest.results import RunResult, Sample
+from flowctl.loadtest.results.failon import parse_condition
+from flowctl.loadtest.results.figures import RunFigures
+from flowctl.loadtest.results.report import render
+from flowctl.loadtest.results.result import RunResult, Sample
 from flowctl.loadtest.run import run_load
 from flowctl.sending.types import SenderSettings
 from flowctl.server.admission import AdmissionLimits

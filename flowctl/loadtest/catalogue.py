@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from flowctl.loadtest.profiles import Profile, profiles
-from flowctl.loadtest.results import PeerKind
+from flowctl.loadtest.results.result import PeerKind
 
 _TITLES: Final = {
     PeerKind.HEALTHY: "Healthy viewers",

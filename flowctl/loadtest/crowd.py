@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, Final
 
 from flowctl.errors import FlowctlError
-from flowctl.loadtest.histogram import DelayHistogram
 from flowctl.loadtest.peers.link import Target
 from flowctl.loadtest.peers.measures import StreamClock, ViewerMeasure
 from flowctl.loadtest.peers.reactor import Reactor
@@ -26,7 +25,8 @@ from flowctl.loadtest.peers.slow import Manner, manner_of
 from flowctl.loadtest.peers.viewer import Viewer
 from flowctl.loadtest.plan import PeerOrder
 from flowctl.loadtest.profiles import parse_profile
-from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult
+from flowctl.loadtest.results.histogram import DelayHistogram
+from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl
 

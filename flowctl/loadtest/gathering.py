@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from flowctl.loadtest.histogram import DelayHistogram
 from flowctl.loadtest.peers.measures import FASTEST, ORIGIN
 from flowctl.loadtest.plan import LoadPlan, PeerOrder
 from flowctl.loadtest.procfs import ProcessFigures, figures_of
 from flowctl.loadtest.profiles import parse_profile
-from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult, RunResult, Sample
+from flowctl.loadtest.results.histogram import DelayHistogram
+from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult, RunResult, Sample
 from flowctl.loadtest.worker import Orders
 
 DELAYS_KEPT: Final = 10_000

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from flowctl.errors import ConfigError
 from flowctl.loadtest.profiles import HEALTHY, MAX_SECONDS, parse_profile
-from flowctl.loadtest.results import PeerKind
+from flowctl.loadtest.results.result import PeerKind
 
 MAX_PEERS: Final = 20_000
 MAX_PUBLISHERS: Final = 1000

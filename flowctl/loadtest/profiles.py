@@ -19,7 +19,7 @@ from typing import Final
 from flowctl.client.throttle import MAX_RATE, MIN_RATE
 from flowctl.errors import ConfigError
 from flowctl.loadtest.peers.paces import Trace, parse_trace
-from flowctl.loadtest.results import PeerKind
+from flowctl.loadtest.results.result import PeerKind
 from flowctl.units import parse_bit_rate, parse_duration, parse_size
 
 MAX_SECONDS: Final = 86_400.0

@@ -27,7 +27,7 @@ from flowctl.loadtest.gathering import Gathering
 from flowctl.loadtest.plan import LoadPlan, PeerOrder
 from flowctl.loadtest.process import Said, WorkerProcess
 from flowctl.loadtest.procfs import check_process
-from flowctl.loadtest.results import RunResult, Sample
+from flowctl.loadtest.results.result import RunResult, Sample
 from flowctl.loadtest.target import can_spread, check_descriptors, resolve
 from flowctl.loadtest.worker import ATTACK_PATIENCE_S, Orders
 from flowctl.rtmp.url import RtmpUrl

@@ -32,7 +32,7 @@ from flowctl.loadtest.peers.measures import StreamClock
 from flowctl.loadtest.peers.publisher import Publisher
 from flowctl.loadtest.peers.reactor import Reactor
 from flowctl.loadtest.plan import PeerOrder
-from flowctl.loadtest.results import PUBLISHER, PeerEnd, PeerKind, PeerResult
+from flowctl.loadtest.results.result import PUBLISHER, PeerEnd, PeerKind, PeerResult
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl, parse_url

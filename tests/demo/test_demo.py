@@ -18,7 +18,7 @@ from flowctl.demo.watch import Watch, Watched
 from flowctl.errors import ConfigError
 from flowctl.flow.state import Load, SendState
 from flowctl.live import EndedViewer, HubStatistics
-from flowctl.loadtest.results import PeerKind, PeerResult, RunResult, Sample
+from flowctl.loadtest.results.result import PeerKind, PeerResult, RunResult, Sample
 from flowctl.log import configure
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender

@@ -11,7 +11,7 @@ from flowctl.demo.loop import run_loop
 from flowctl.demo.loopplan import LoopPlan
 from flowctl.demo.loopreport import Comparison, Side, addresses, side_of
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.loadtest.results import PeerKind, PeerResult, RunResult
+from flowctl.loadtest.results.result import PeerKind, PeerResult, RunResult
 
 QUICK = LoopPlan(duration_s=10.0, healthy=3, slow=2)
 SIDE = Side(

@@ -9,7 +9,7 @@ import pytest
 from load_kit import open_server, unacknowledged, url_of
 
 from flowctl.loadtest.plan import LoadPlan
-from flowctl.loadtest.results import PeerEnd, PeerKind
+from flowctl.loadtest.results.result import PeerEnd, PeerKind
 from flowctl.loadtest.run import run_load
 from flowctl.reasons import CloseReason
 

@@ -14,7 +14,7 @@ from flowctl.loadtest.hostile.base import ANY, ENDED, STAYS, AttackContext, Form
 from flowctl.loadtest.hostile.octets import MARK_AT, picture
 from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE, hostile_profile
 from flowctl.loadtest.hostile.types import FormVerdict, Verdict
-from flowctl.loadtest.results import PeerEnd
+from flowctl.loadtest.results.result import PeerEnd
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.server.session import ServerSession

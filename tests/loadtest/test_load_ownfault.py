@@ -11,11 +11,11 @@ import time
 import pytest
 from result_kit import some_run, viewer
 
-from flowctl.loadtest import summary
 from flowctl.loadtest.hostile.base import STAYS, AttackContext, Form, HostileProfile, Outcome
 from flowctl.loadtest.peers.link import Link, Target
 from flowctl.loadtest.peers.reactor import Reactor
-from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult
+from flowctl.loadtest.results import summary
+from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import parse_url
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flowctl.errors import ConfigError
 from flowctl.loadtest.peers.slow import manner_of
 from flowctl.loadtest.profiles import SLOW_PROFILES, parse_crowd, parse_profile, profiles
-from flowctl.loadtest.results import PeerKind
+from flowctl.loadtest.results.result import PeerKind
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,14 @@ from result_kit import NASTY, some_run, some_samples, viewer
 from flowctl.charts import style
 from flowctl.charts.svg import Chart, Series, draw, highest, linear_ticks, log_ticks, thin
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.loadtest import parquet as parquet_module
-from flowctl.loadtest import summary
-from flowctl.loadtest.failon import parse_condition
-from flowctl.loadtest.figures import RunFigures
-from flowctl.loadtest.plots import plots_of
-from flowctl.loadtest.report import render
-from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult, Sample
-from flowctl.loadtest.table import LineDisplay, TableDisplay
+from flowctl.loadtest.results import parquet as parquet_module
+from flowctl.loadtest.results import summary
+from flowctl.loadtest.results.failon import parse_condition
+from flowctl.loadtest.results.figures import RunFigures
+from flowctl.loadtest.results.plots import plots_of
+from flowctl.loadtest.results.report import render
+from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult, Sample
+from flowctl.loadtest.results.table import LineDisplay, TableDisplay
 from flowctl.printable import printable
 from flowctl.text.files import check_target, foreign, replacing, write_text
 

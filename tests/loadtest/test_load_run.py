@@ -12,13 +12,13 @@ from load_kit import NGINX, NGINX_RTMP, free_port, open_nginx, open_server, url_
 
 from flowctl.errors import BrokenError
 from flowctl.flv import FlvWriter
-from flowctl.loadtest.failon import parse_condition
-from flowctl.loadtest.figures import RunFigures
 from flowctl.loadtest.plan import LoadPlan
 from flowctl.loadtest.procfs import _children, figures_of
-from flowctl.loadtest.results import PeerEnd, PeerKind
+from flowctl.loadtest.results.failon import parse_condition
+from flowctl.loadtest.results.figures import RunFigures
+from flowctl.loadtest.results.result import PeerEnd, PeerKind
+from flowctl.loadtest.results.summary import what_failed
 from flowctl.loadtest.run import run_load
-from flowctl.loadtest.summary import what_failed
 from flowctl.media.synthetic import SyntheticSource
 
 pytestmark = pytest.mark.realtime

@@ -10,10 +10,10 @@ import pytest
 from flowctl.client.gaps import GapFinder
 from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
-from flowctl.loadtest.histogram import DelayHistogram
 from flowctl.loadtest.peers.measures import FASTEST, ORIGIN, STAMP, StreamClock, ViewerMeasure
 from flowctl.loadtest.peers.skim import AUDIO, OTHER, VIDEO, Frame, FrameBook, Skimmer
-from flowctl.loadtest.results import PeerKind, PeerResult
+from flowctl.loadtest.results.histogram import DelayHistogram
+from flowctl.loadtest.results.result import PeerKind, PeerResult
 from flowctl.media.stamp import has_slot, read_stamp, stamp
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter, Message

@@ -27,7 +27,7 @@ from flowctl.loadtest.hostile import bystanders
 from flowctl.loadtest.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
 from flowctl.loadtest.hostile.types import WATCH_S, AttackContext, FormVerdict, Outcome, Verdict
 from flowctl.loadtest.peers.ownfault import TesterFailedError
-from flowctl.loadtest.results import PeerEnd
+from flowctl.loadtest.results.result import PeerEnd
 
 __all__ = [
     "ANY",

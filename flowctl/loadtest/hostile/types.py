@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from flowctl.loadtest.results import PeerEnd
+from flowctl.loadtest.results.result import PeerEnd
 
 WATCH_S: Final = 3.0
 """As long as a server on a busy machine may need to act on what it has."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 from flowctl.errors import RemoteProtocolError
 from flowctl.loadtest.peers.ownfault import OWN_FAULTS
 from flowctl.loadtest.peers.reactor import READ, WRITE, Reactor
-from flowctl.loadtest.results import PeerEnd, PeerResult
+from flowctl.loadtest.results.result import PeerEnd, PeerResult
 from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import ClientEvent, HandshakeDone, ReconnectRequested, Rejected, StatusReceived, StreamEnded
 from flowctl.rtmp.session_config import ClientSessionConfig

@@ -17,9 +17,9 @@ from typing import Final
 
 from flowctl.client.gaps import GapFinder
 from flowctl.client.pace import signed_difference
-from flowctl.loadtest.histogram import DelayHistogram, bucket_of
 from flowctl.loadtest.peers.skim import AUDIO, VIDEO, Frame, Skimmed
-from flowctl.loadtest.results import PeerResult
+from flowctl.loadtest.results.histogram import DelayHistogram, bucket_of
+from flowctl.loadtest.results.result import PeerResult
 
 _MISSING_MAX: Final = 1_000_000  # as `flowctl.client.gaps`: a publisher that begins again is no loss
 _ORIGIN_MAX_US: Final = 120_000_000

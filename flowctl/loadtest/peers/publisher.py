@@ -19,7 +19,7 @@ from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO, FlvTag
 from flowctl.loadtest.peers.link import Link, Target
 from flowctl.loadtest.peers.reactor import Reactor
-from flowctl.loadtest.results import PeerEnd, PeerResult
+from flowctl.loadtest.results.result import PeerEnd, PeerResult
 from flowctl.media.stamp import MAX_SEQUENCE, has_slot, stamp
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.client.session import ClientSession

@@ -22,7 +22,7 @@ from flowctl.loadtest.peers.paces import UNLIMITED, Pace
 from flowctl.loadtest.peers.reactor import HANGUP, READ, Reactor
 from flowctl.loadtest.peers.skim import OTHER, FrameBook, Skimmer
 from flowctl.loadtest.peers.slow import Manner, drop_everything, prepare_socket
-from flowctl.loadtest.results import PeerEnd, PeerResult
+from flowctl.loadtest.results.result import PeerEnd, PeerResult
 from flowctl.rtmp import commands
 from flowctl.rtmp.chunk.writer import serialise
 from flowctl.rtmp.client.session import ClientSession

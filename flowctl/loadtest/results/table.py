@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from flowctl.loadtest.results import Sample
+from flowctl.loadtest.results.result import Sample
 from flowctl.log import use_colours
 from flowctl.text.files import foreign
 from flowctl.text.output import say

@@ -12,11 +12,19 @@ from typing import Any, Final
 
 from flowctl.charts.style import STYLE
 from flowctl.charts.svg import colour, draw
-from flowctl.loadtest.failon import Verdict
-from flowctl.loadtest.figures import FIGURES, RunFigures, format_value
-from flowctl.loadtest.plots import Plot, plots_of
-from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult, RunResult
-from flowctl.loadtest.summary import cell, cut_groups, end_words, hostile_ends, hostile_rows, reading_notes, what_failed
+from flowctl.loadtest.results.failon import Verdict
+from flowctl.loadtest.results.figures import FIGURES, RunFigures, format_value
+from flowctl.loadtest.results.plots import Plot, plots_of
+from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult, RunResult
+from flowctl.loadtest.results.summary import (
+    cell,
+    cut_groups,
+    end_words,
+    hostile_ends,
+    hostile_rows,
+    reading_notes,
+    what_failed,
+)
 from flowctl.text.files import foreign
 from flowctl.units import format_duration
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.charts.svg import Chart, Point, Series, highest, last, plain, thin
-from flowctl.loadtest.figures import RunFigures, format_value
-from flowctl.loadtest.results import PeerKind, PeerResult, RunResult, Sample
-from flowctl.loadtest.scope import quantile, weighted_quantiles
+from flowctl.loadtest.results.figures import RunFigures, format_value
+from flowctl.loadtest.results.result import PeerKind, PeerResult, RunResult, Sample
+from flowctl.loadtest.results.scope import quantile, weighted_quantiles
 from flowctl.text.files import foreign
 
 _MOST_LINES: Final = 6

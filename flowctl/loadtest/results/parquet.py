@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import ConfigError, InternalError
-from flowctl.loadtest.results import PeerResult, RunResult
+from flowctl.loadtest.results.result import PeerResult, RunResult
 from flowctl.text.files import replacing
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """Conditions that make a load run fail: ``--fail-on 'p99_ms>200'``, ``--fail-on 'healthy.missing>0'`` (pure).
 
 Grammar: ``[scope.]figure OP number[unit]``, with OP one of ``> >= < <= == !=``. Figures are those of
-`flowctl.loadtest.figures`, scopes those of `flowctl.loadtest.scope`. A wrong condition is refused before the run. A
+`flowctl.loadtest.results.figures`, scopes those of `flowctl.loadtest.results.scope`. A wrong condition is refused
+before the run. A
 figure that was not measured fails its condition: a check that nobody could make must not look like one that was passed.
 """
 
@@ -15,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.loadtest.figures import FIGURES, Figure, RunFigures, format_value
-from flowctl.loadtest.results import PeerKind
-from flowctl.loadtest.scope import SCOPES, in_scope
+from flowctl.loadtest.results.figures import FIGURES, Figure, RunFigures, format_value
+from flowctl.loadtest.results.result import PeerKind
+from flowctl.loadtest.results.scope import SCOPES, in_scope
 
 MAX_CONDITIONS: Final = 100
 """More than anybody reads; a bound on what a run works out at its end."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Final
 
-from flowctl.loadtest.results import PeerKind, PeerResult, RunResult
+from flowctl.loadtest.results.result import PeerKind, PeerResult, RunResult
 
 VIEWERS: Final = frozenset({PeerKind.HEALTHY, PeerKind.SLOW})
 """Kinds of peers that play as one should, however slowly."""

@@ -4,7 +4,7 @@ One table serves the conditions of ``--fail-on``, the summary, the JSON and the 
 everywhere. A figure that was not measured is None, never 0: a percentile of no frames, the memory of a server whose
 process was not named, the missing frames of peers that were never sent any.
 
-A figure is about the viewers, healthy and slow, unless a scope is named: see `flowctl.loadtest.scope`.
+A figure is about the viewers, healthy and slow, unless a scope is named: see `flowctl.loadtest.results.scope`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.errors import InternalError
-from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult, RunResult
-from flowctl.loadtest.scope import BOTH, VIEWERS, Crowd, in_scope
+from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult, RunResult
+from flowctl.loadtest.results.scope import BOTH, VIEWERS, Crowd, in_scope
 
 _FAILED: Final = frozenset({PeerEnd.NOT_CONNECTED, PeerEnd.REFUSED})
 

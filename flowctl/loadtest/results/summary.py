@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from flowctl.loadtest.failon import Verdict
-from flowctl.loadtest.figures import FIGURES, RunFigures, as_dict, format_value, run_figures
-from flowctl.loadtest.results import PeerEnd, PeerKind, PeerResult, RunResult
-from flowctl.loadtest.scope import quantile
+from flowctl.loadtest.results.failon import Verdict
+from flowctl.loadtest.results.figures import FIGURES, RunFigures, as_dict, format_value, run_figures
+from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult, RunResult
+from flowctl.loadtest.results.scope import quantile
 from flowctl.text.files import foreign
 from flowctl.units import format_duration
 

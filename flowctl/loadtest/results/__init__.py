@@ -1,0 +1,1 @@
+"""What a load run found, and how it is shown."""
