@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from flowctl.pipeline.blame import NEEDED, NO_LOSS, TROUBLE_MS, TROUBLE_SHARE
-from flowctl.pipeline.delays import BUCKETS, PER_OCTAVE
 from flowctl.pipeline.session_parts import RANK_BITS, TELLING, picture_share_sql, pictures_not_missed_sql
 from flowctl.pipeline.sessions import BY_PEER
+from flowctl.pipeline.tables.delays import BUCKETS, PER_OCTAVE
 from flowctl.reasons import RECORDED_DROPS, SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES
 

@@ -70,7 +70,7 @@ def command(
 
     check_available()
     from flowctl.pipeline.abuse import AbuseOptions, run
-    from flowctl.pipeline.addresses import parse_networks
+    from flowctl.pipeline.tables.addresses import parse_networks
 
     options = AbuseOptions(
         weights=chosen,

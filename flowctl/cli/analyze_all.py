@@ -55,8 +55,8 @@ def command(
     check_available()
     check_apart(events, out)
     from flowctl.pipeline import everything
-    from flowctl.pipeline.io import require_table
     from flowctl.pipeline.progress import Progress
+    from flowctl.pipeline.tables.io import require_table
 
     options = _options(skip or [], objective, weights, allow, judge_private, threshold, max_bans, replace_bans)
     count = len(options.steps) - len(options.skip) + 1
@@ -99,8 +99,8 @@ def _options(skip: list[str], objective: str, *abuse: Any) -> AllOptions:
     from flowctl.cli.analyze_abuse import read_weights
     from flowctl.errors import ConfigError
     from flowctl.pipeline.abuse import AbuseOptions
-    from flowctl.pipeline.addresses import parse_networks
     from flowctl.pipeline.everything import STEPS, AllOptions
+    from flowctl.pipeline.tables.addresses import parse_networks
     from flowctl.pipeline.whatif import WhatifOptions
 
     names = [step.name for step in STEPS]
@@ -143,6 +143,6 @@ def lines(result: AllResult) -> list[str]:
 
 def account_line(values: Any) -> str:
     """Return the accounts of a table as one line for people."""
-    from flowctl.pipeline.accounts import Accounts
+    from flowctl.pipeline.tables.accounts import Accounts
 
     return Accounts(**values).line()

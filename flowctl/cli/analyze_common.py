@@ -13,9 +13,9 @@ from flowctl.text.output import say
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from flowctl.pipeline.accounts import JobResult
     from flowctl.pipeline.progress import Progress
     from flowctl.pipeline.spark import SessionOptions
+    from flowctl.pipeline.tables.accounts import JobResult
 
 Events = Annotated[str, typer.Argument(metavar="EVENTS", help="Folder that a server wrote with --events.")]
 Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the results; tables in it are replaced.")]
@@ -65,7 +65,7 @@ def check_apart(events: str, out: str) -> None:
         ConfigError: they are the same, or `out` is in a table's folder.
     """
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.place import local_path
+    from flowctl.pipeline.tables.place import local_path
     from flowctl.telemetry.schema import TABLES
 
     there, wanted = (

@@ -50,7 +50,7 @@ def command(
 
     check_available()
     check_apart(events, str(out))
-    from flowctl.pipeline.addresses import parse_networks
+    from flowctl.pipeline.tables.addresses import parse_networks
     from flowctl.pipeline.watch import run
     from flowctl.pipeline.watch_rules import WatchOptions
 

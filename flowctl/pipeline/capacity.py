@@ -27,9 +27,9 @@ from pyspark.sql import functions as f
 
 from flowctl.capacitymodel import MOST_REACH, Measurement, NodeModel
 from flowctl.errors import ConfigError
-from flowctl.pipeline.accounts import JobResult
 from flowctl.pipeline.capacity_answer import basis_of, summary_of
-from flowctl.pipeline.io import read_optional, write_quarantine, write_table
+from flowctl.pipeline.tables.accounts import JobResult
+from flowctl.pipeline.tables.io import read_optional, write_quarantine, write_table
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
 
 if TYPE_CHECKING:

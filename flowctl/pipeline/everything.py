@@ -19,11 +19,11 @@ from pyspark.sql import SparkSession
 
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.pipeline import report
-from flowctl.pipeline.accounts import JobResult
-from flowctl.pipeline.banfile import BANS_FILE, locked, read_bans
-from flowctl.pipeline.place import Place
 from flowctl.pipeline.reportdata import JobNote, JobState
 from flowctl.pipeline.spark import mapped_errors
+from flowctl.pipeline.tables.accounts import JobResult
+from flowctl.pipeline.tables.banfile import BANS_FILE, locked, read_bans
+from flowctl.pipeline.tables.place import Place
 from flowctl.server.bans import merge_bans, render
 from flowctl.text.files import foreign
 

@@ -9,7 +9,7 @@ Standing is the other side (`standing`): connections that play or publish and we
 which have no last record. It needs all rows of a connection, so `watch` looks it up for the few addresses that it is
 about to ban.
 
-An address is a `flowctl.pipeline.addresses.unit`: of IPv6 it is the /64.
+An address is a `flowctl.pipeline.tables.addresses.unit`: of IPv6 it is the /64.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.pipeline import addresses
+from flowctl.pipeline.tables import addresses
 from flowctl.pipeline.weights import PROOF, Weights
 from flowctl.reasons import SLOW_ENDS, CloseReason
 from flowctl.telemetry.schema import EventName, Role

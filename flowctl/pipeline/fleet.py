@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.pipeline import delays
-from flowctl.pipeline.accounts import JobResult
-from flowctl.pipeline.addresses import digits, subnet
-from flowctl.pipeline.io import read_optional, read_table, write_quarantine, write_table
 from flowctl.pipeline.sessions import sessions
 from flowctl.pipeline.spark import partitions_for
+from flowctl.pipeline.tables import delays
+from flowctl.pipeline.tables.accounts import JobResult
+from flowctl.pipeline.tables.addresses import digits, subnet
+from flowctl.pipeline.tables.io import read_optional, read_table, write_quarantine, write_table
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
 
 if TYPE_CHECKING:

@@ -16,12 +16,13 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline import gather, gather_jobs, io
-from flowctl.pipeline.accounts import JobResult
+from flowctl.pipeline import gather, gather_jobs
 from flowctl.pipeline.page import render
-from flowctl.pipeline.place import Place
 from flowctl.pipeline.reportdata import JobNote, JobState, ReportData
 from flowctl.pipeline.spark import one_line
+from flowctl.pipeline.tables import io
+from flowctl.pipeline.tables.accounts import JobResult
+from flowctl.pipeline.tables.place import Place
 from flowctl.text.files import foreign
 
 REPORT_FILE: Final = "report.html"

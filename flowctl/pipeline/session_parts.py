@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.pipeline import delays
+from flowctl.pipeline.tables import delays
 from flowctl.reasons import RECORDED_DROPS, DropReason
 from flowctl.telemetry.schema import CLASS_NAMES
 

@@ -27,10 +27,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline import blame, delays
-from flowctl.pipeline.accounts import JobResult
-from flowctl.pipeline.io import Input, read_optional, read_table, write_quarantine, write_table
-from flowctl.pipeline.overlaps import TWICE, TWICE_HINT
+from flowctl.pipeline import blame
 from flowctl.pipeline.session_parts import (
     KEYS,
     NOTHING_DROPPED,
@@ -45,6 +42,10 @@ from flowctl.pipeline.session_parts import (
     telling_records,
 )
 from flowctl.pipeline.spark import partitions_for
+from flowctl.pipeline.tables import delays
+from flowctl.pipeline.tables.accounts import JobResult
+from flowctl.pipeline.tables.io import Input, read_optional, read_table, write_quarantine, write_table
+from flowctl.pipeline.tables.overlaps import TWICE, TWICE_HINT
 from flowctl.telemetry.schema import CLASS_NAMES
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline import addresses
-from flowctl.pipeline.accounts import JobResult
-from flowctl.pipeline.place import Place
 from flowctl.pipeline.spark import generate_code
 from flowctl.pipeline.synth_kinds import FIRST_ABUSER, FIRST_SLOW, KINDS
 from flowctl.pipeline.synth_plan import Cast, SynthOptions, plan, steps_by_key
 from flowctl.pipeline.synth_steps import HEAD_MS, SLOTS
+from flowctl.pipeline.tables import addresses
+from flowctl.pipeline.tables.accounts import JobResult
+from flowctl.pipeline.tables.place import Place
 from flowctl.telemetry.schema import CONN_NUMBER_BITS, FLOW_EVENTS, SPARK_TYPES, TABLES
 
 if TYPE_CHECKING:

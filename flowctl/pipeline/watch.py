@@ -28,9 +28,9 @@ from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.pipeline.abuse import bans_from
-from flowctl.pipeline.accounts import Accounts, JobResult
-from flowctl.pipeline.banfile import BANS_FILE
-from flowctl.pipeline.place import Place
+from flowctl.pipeline.tables.accounts import Accounts, JobResult
+from flowctl.pipeline.tables.banfile import BANS_FILE
+from flowctl.pipeline.tables.place import Place
 from flowctl.pipeline.watch_input import files_of, forget, judge_files, look_at_rows, offsets_of, take_back, taken_back
 from flowctl.pipeline.watch_rules import (
     LOOK_BACK_S,
@@ -298,7 +298,7 @@ def run(
         ConfigError: there are no events, or `out` cannot be used.
         FlowctlError: the stream failed.
     """
-    from flowctl.pipeline.io import has_table
+    from flowctl.pipeline.tables.io import has_table
 
     options = options or WatchOptions()
     stop = stop or threading.Event()

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.pipeline.checks import CHECKS, Check, reason_of
-from flowctl.pipeline.footers import facts_of
-from flowctl.pipeline.place import Place, local_path
-from flowctl.pipeline.preflight import COPY
+from flowctl.pipeline.tables.checks import CHECKS, Check, reason_of
+from flowctl.pipeline.tables.footers import facts_of
+from flowctl.pipeline.tables.place import Place, local_path
+from flowctl.pipeline.tables.preflight import COPY
 from flowctl.pipeline.watch_state import BatchRecord
 from flowctl.telemetry.schema import FLOW_EVENTS
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline import addresses
 from flowctl.pipeline.abuse import ACTIONS, is_shared, verdict
-from flowctl.pipeline.addresses import Network
-from flowctl.pipeline.checks import any_of
 from flowctl.pipeline.evidence import evidence, halved, points, standing, starts_of
+from flowctl.pipeline.tables import addresses
+from flowctl.pipeline.tables.addresses import Network
+from flowctl.pipeline.tables.checks import any_of
 from flowctl.pipeline.watch_input import row_checks
 from flowctl.pipeline.weights import PROOF, Weights
 from flowctl.server.bans import MOST_BANS

@@ -10,7 +10,8 @@ Bans that have expired are left out of the list. Files of batches whose bans hav
 ``OUT/watch/totals.json``, oldest first, so that the folder does not grow without bound: with batches of 5 s and bans
 of a day it holds 17,000 small files at most.
 
-The list is not the watch's alone: what others have put on it (see `flowctl.pipeline.banfile`) is kept until it expires.
+The list is not the watch's alone: what others have put on it (see `flowctl.pipeline.tables.banfile`) is kept until
+it expires.
 What in the file is not of a batch, or lasts longer than the batches say, is of others; so a restart knows it too.
 """
 
@@ -23,8 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.addresses import Network
-from flowctl.pipeline.banfile import BANS_FILE, locked, read_local
+from flowctl.pipeline.tables.addresses import Network
+from flowctl.pipeline.tables.banfile import BANS_FILE, locked, read_local
 from flowctl.server.bans import MOST_BANS, Ban, BanAction, BanList, lasts_longer, merge_bans, render
 from flowctl.text.files import write_text
 

@@ -29,11 +29,11 @@ from flowctl.flow.limits import target_marks
 from flowctl.flow.limitsfile import LimitsFile, render
 from flowctl.pipeline.abuse import AbuseOptions, address_scores
 from flowctl.pipeline.abuse import sums as abuse_sums
-from flowctl.pipeline.accounts import Accounts, JobResult
 from flowctl.pipeline.evidence import evidence, harmful, standing, starts_of
-from flowctl.pipeline.io import has_table, read_optional, read_table, write_quarantine, write_table
-from flowctl.pipeline.place import Place
 from flowctl.pipeline.recommend import BALANCED_WORDS, Pick, costs, mark_front, parse_objective, recommend
+from flowctl.pipeline.tables.accounts import Accounts, JobResult
+from flowctl.pipeline.tables.io import has_table, read_optional, read_table, write_quarantine, write_table
+from flowctl.pipeline.tables.place import Place
 from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, audiences_of, default_grid, in_force, parse_grid
 from flowctl.pipeline.whatif_sample import bounded
 from flowctl.pipeline.whatif_viewers import ALL_CHOICES, DAMAGED, HONEST_SHARE, NO_VIEWER, VIEWERS_DDL, evaluated

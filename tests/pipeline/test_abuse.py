@@ -11,9 +11,9 @@ from abuse_kit import BEGIN_S, at, closed, event, hits, write
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline import addresses
 from flowctl.pipeline.abuse import AbuseOptions, run
-from flowctl.pipeline.addresses import parse_networks
+from flowctl.pipeline.tables import addresses
+from flowctl.pipeline.tables.addresses import parse_networks
 from flowctl.pipeline.weights import PROOF, Weights
 from flowctl.server.bans import Ban, BanAction, BanList, render
 

@@ -12,8 +12,6 @@ from py4j.protocol import Py4JError
 
 from flowctl.cli.analyze_common import session_options, text
 from flowctl.errors import ConfigError, InternalError
-from flowctl.pipeline.accounts import Accounts, JobResult
-from flowctl.pipeline.preflight import judge
 from flowctl.pipeline.spark import (
     GENERATED_FROM_BYTES,
     SessionOptions,
@@ -22,6 +20,8 @@ from flowctl.pipeline.spark import (
     one_line,
     settings_of,
 )
+from flowctl.pipeline.tables.accounts import Accounts, JobResult
+from flowctl.pipeline.tables.preflight import judge
 
 FACTS = st.lists(
     st.tuples(

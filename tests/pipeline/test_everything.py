@@ -12,10 +12,10 @@ import pytest
 
 from flowctl.errors import ConfigError, InternalError
 from flowctl.pipeline import everything, report
-from flowctl.pipeline.accounts import Accounts, JobResult
 from flowctl.pipeline.everything import STEPS, AllOptions, Step
-from flowctl.pipeline.place import Place
 from flowctl.pipeline.reportdata import JobState
+from flowctl.pipeline.tables.accounts import Accounts, JobResult
+from flowctl.pipeline.tables.place import Place
 
 pytestmark = pytest.mark.timeout(600)  # Spark on a busy machine takes its time; a hang is still found
 

@@ -11,8 +11,8 @@ import pytest
 from record_kit import NOON, at, event, folder, numbers, schema_of, write
 
 from flowctl.errors import ConfigError, InternalError
-from flowctl.pipeline import io
-from flowctl.pipeline.io import read_table, write_quarantine
+from flowctl.pipeline.tables import io
+from flowctl.pipeline.tables.io import read_table, write_quarantine
 from flowctl.telemetry.schema import FLOW_EVENTS, FORMAT
 
 NOW_US = int(NOON.timestamp() * 1e6) + 3_600_000_000
@@ -285,7 +285,7 @@ def test_quarantine_when_written_has_files_and_rows(spark, tmp_path):
 
 def test_read_when_there_are_many_small_files_reads_all_and_warns(spark, tmp_path, monkeypatch):
     """Hundreds of tiny files are read, counted, and told of."""
-    from flowctl.pipeline import preflight
+    from flowctl.pipeline.tables import preflight
 
     first = write(tmp_path, good(2), "first", metadata={})
     for number in range(300):
@@ -300,7 +300,7 @@ def test_read_when_there_are_many_small_files_reads_all_and_warns(spark, tmp_pat
 
 def test_read_when_hopelessly_many_files_are_bad_refuses(spark, tmp_path, monkeypatch):
     """A folder with more bad files than can be named is an error, not an endless plan."""
-    from flowctl.pipeline import preflight
+    from flowctl.pipeline.tables import preflight
 
     write(tmp_path, good(2))
     for number in range(3):

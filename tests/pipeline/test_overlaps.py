@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from record_kit import NOON, event, sample, write, write_samples
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline import io, overlaps
-from flowctl.pipeline.checks import MOST_COUNT, any_of, open_checks
-from flowctl.pipeline.footers import facts_of
-from flowctl.pipeline.io import read_optional, read_table, write_quarantine
-from flowctl.pipeline.preflight import judge
+from flowctl.pipeline.tables import io, overlaps
+from flowctl.pipeline.tables.checks import MOST_COUNT, any_of, open_checks
+from flowctl.pipeline.tables.footers import facts_of
+from flowctl.pipeline.tables.io import read_optional, read_table, write_quarantine
+from flowctl.pipeline.tables.preflight import judge
 from flowctl.telemetry.schema import FLOW_SAMPLES
 
 NOW_US = int(NOON.timestamp() * 1e6) + 3_600_000_000

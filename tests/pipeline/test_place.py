@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.place import MOST_TEXT_BYTES, Place, local_path
+from flowctl.pipeline.tables.place import MOST_TEXT_BYTES, Place, local_path
 
 
 def made(place, name, text="new"):

@@ -15,8 +15,8 @@ from report_kit import NASTY
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline import gather, gather_jobs, report
-from flowctl.pipeline.place import Place
 from flowctl.pipeline.reportdata import JobNote, JobState
+from flowctl.pipeline.tables.place import Place
 from flowctl.telemetry.schema import CLASS_NAMES
 
 T0 = datetime(2026, 11, 21, 16, tzinfo=UTC)

@@ -10,9 +10,9 @@ from flowctl.errors import ConfigError
 from flowctl.pipeline import synth
 from flowctl.pipeline.abuse import AbuseOptions
 from flowctl.pipeline.abuse import run as run_abuse
-from flowctl.pipeline.io import read_table
 from flowctl.pipeline.synth_kinds import FIRST_ABUSER, KINDS
 from flowctl.pipeline.synth_plan import SynthOptions, plan, steps_by_key
+from flowctl.pipeline.tables.io import read_table
 from flowctl.telemetry.schema import FLOW_EVENTS, FLOW_SAMPLES
 
 pytestmark = pytest.mark.timeout(900)  # starting Java on a machine that does much else takes minutes

@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 import pytest
 from abuse_kit import closed, event, hits, write
 
-from flowctl.pipeline.accounts import JobResult
 from flowctl.pipeline.evidence import evidence
+from flowctl.pipeline.tables.accounts import JobResult
 from flowctl.pipeline.watch import run
 from flowctl.pipeline.watch_rules import WatchOptions, behaving, candidates, to_ban, windowed
 from flowctl.pipeline.weights import Weights

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.place import local_path
+from flowctl.pipeline.tables.place import local_path
 from flowctl.server.bans import MOST_BYTES, Ban, BanList
 
 if TYPE_CHECKING:
-    from flowctl.pipeline.place import Place
+    from flowctl.pipeline.tables.place import Place
 
 BANS_FILE: Final = "bans.jsonl"
 _HINT: Final = "mend or move the file, or begin a new list with --replace-bans"

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.accounts import Accounts
-from flowctl.pipeline.checks import Check, any_of, open_checks, reason_of
-from flowctl.pipeline.footers import FACTS_DDL, facts_of, s3_options
-from flowctl.pipeline.overlaps import check_distinct, overlapping, spelt
-from flowctl.pipeline.place import Place, is_staging
-from flowctl.pipeline.preflight import COPY, COPY_DETAIL, Preflight, judge
 from flowctl.pipeline.spark import generate_code, one_line
+from flowctl.pipeline.tables.accounts import Accounts
+from flowctl.pipeline.tables.checks import Check, any_of, open_checks, reason_of
+from flowctl.pipeline.tables.footers import FACTS_DDL, facts_of, s3_options
+from flowctl.pipeline.tables.overlaps import check_distinct, overlapping, spelt
+from flowctl.pipeline.tables.place import Place, is_staging
+from flowctl.pipeline.tables.preflight import COPY, COPY_DETAIL, Preflight, judge
 from flowctl.telemetry.schema import TABLES, Table
 
 if TYPE_CHECKING:

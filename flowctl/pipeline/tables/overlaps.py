@@ -19,7 +19,7 @@ from flowctl.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from flowctl.pipeline.footers import Span
+    from flowctl.pipeline.tables.footers import Span
 
 TWICE: Final = "some records are there twice (same node and seq, in files that are no copies of each other)"
 TWICE_HINT: Final = "were files joined or rewritten beside the old ones? Take one of the two away"

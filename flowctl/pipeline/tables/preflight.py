@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.accounts import Accounts
-from flowctl.pipeline.footers import Facts, Span
-from flowctl.pipeline.overlaps import overlapping
+from flowctl.pipeline.tables.accounts import Accounts
+from flowctl.pipeline.tables.footers import Facts, Span
+from flowctl.pipeline.tables.overlaps import overlapping
 
 MAX_BAD_FILES: Final = 20_000
 """Files put aside are named one by one in the plan of the read; a folder with more of them is not one of records."""

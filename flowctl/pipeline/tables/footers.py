@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urlparse
 
-from flowctl.pipeline.checks import CHECKS, MAX_AHEAD_S, MOST_COUNT, OLDEST_US, Check
+from flowctl.pipeline.tables.checks import CHECKS, MAX_AHEAD_S, MOST_COUNT, OLDEST_US, Check
 from flowctl.telemetry.schema import FORMAT, METADATA_PREFIX, TABLES, Kind, Table
 
 TAIL_BYTES: Final = 1 << 16

@@ -1,0 +1,1 @@
+"""Tables: read, checked, put aside, accounted for, written."""
