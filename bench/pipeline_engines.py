@@ -145,7 +145,7 @@ def synth(events: str, _: str, *, count: int, seed: int, heap: str, conf: dict[s
 
 def abuse(events: str, out: str, *, truth: str, heap: str, conf: dict[str, str]) -> dict[str, Any]:
     """Judge the addresses and say how many of the planted ones were found."""
-    from flowctl.pipeline.abuse import AbuseOptions, run
+    from flowctl.pipeline.jobs.abuse import AbuseOptions, run
     from flowctl.pipeline.synth_plan import SynthOptions
 
     made = SynthOptions()  # evidence ages to now, and this is when the data end

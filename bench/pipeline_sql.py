@@ -12,9 +12,9 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
-from flowctl.pipeline.blame import NEEDED, NO_LOSS, TROUBLE_MS, TROUBLE_SHARE
-from flowctl.pipeline.session_parts import RANK_BITS, TELLING, picture_share_sql, pictures_not_missed_sql
-from flowctl.pipeline.sessions import BY_PEER
+from flowctl.pipeline.jobs.blame import NEEDED, NO_LOSS, TROUBLE_MS, TROUBLE_SHARE
+from flowctl.pipeline.jobs.session_parts import RANK_BITS, TELLING, picture_share_sql, pictures_not_missed_sql
+from flowctl.pipeline.jobs.sessions import BY_PEER
 from flowctl.pipeline.tables.delays import BUCKETS, PER_OCTAVE
 from flowctl.reasons import RECORDED_DROPS, SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES
@@ -168,7 +168,7 @@ def sessions_sql(files: str) -> str:
         files: glob of the Parquet files of `flow_events`.
 
     Returns:
-        SQL whose result has the columns of `flowctl.pipeline.sessions.COLUMNS`, in another order.
+        SQL whose result has the columns of `flowctl.pipeline.jobs.sessions.COLUMNS`, in another order.
     """
     ends = _words(SLOW_ENDS)
     troubled = (

@@ -11,7 +11,7 @@ from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Master, Mem
 from flowctl.text.output import say
 
 if TYPE_CHECKING:
-    from flowctl.pipeline.weights import Weights
+    from flowctl.pipeline.jobs.weights import Weights
 
 WeightsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="TOML; --print-weights shows the defaults.")]
 Allow = Annotated[
@@ -69,7 +69,7 @@ def command(
     from flowctl.server.bans import parse_utc
 
     check_available()
-    from flowctl.pipeline.abuse import AbuseOptions, run
+    from flowctl.pipeline.jobs.abuse import AbuseOptions, run
     from flowctl.pipeline.tables.addresses import parse_networks
 
     options = AbuseOptions(
@@ -94,7 +94,7 @@ def read_weights(path: Path | None, threshold: float | None) -> Weights:
     from dataclasses import replace
 
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.weights import Weights, parse_weights
+    from flowctl.pipeline.jobs.weights import Weights, parse_weights
 
     found = Weights()
     if path is not None:

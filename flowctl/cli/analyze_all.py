@@ -11,7 +11,7 @@ from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Events, Mas
 from flowctl.text.output import say
 
 if TYPE_CHECKING:
-    from flowctl.pipeline.everything import AllOptions, AllResult
+    from flowctl.pipeline.jobs.everything import AllOptions, AllResult
     from flowctl.pipeline.reportdata import JobNote
 
 _Objective = Annotated[
@@ -54,7 +54,7 @@ def command(
 
     check_available()
     check_apart(events, out)
-    from flowctl.pipeline import everything
+    from flowctl.pipeline.jobs import everything
     from flowctl.pipeline.progress import Progress
     from flowctl.pipeline.tables.io import require_table
 
@@ -98,10 +98,10 @@ def _options(skip: list[str], objective: str, *abuse: Any) -> AllOptions:
     """
     from flowctl.cli.analyze_abuse import read_weights
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.abuse import AbuseOptions
-    from flowctl.pipeline.everything import STEPS, AllOptions
+    from flowctl.pipeline.jobs.abuse import AbuseOptions
+    from flowctl.pipeline.jobs.everything import STEPS, AllOptions
+    from flowctl.pipeline.jobs.whatif import WhatifOptions
     from flowctl.pipeline.tables.addresses import parse_networks
-    from flowctl.pipeline.whatif import WhatifOptions
 
     names = [step.name for step in STEPS]
     for name in skip:

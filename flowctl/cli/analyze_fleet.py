@@ -22,7 +22,7 @@ def command(
     from flowctl.pipeline.spark import check_available
 
     check_available()
-    from flowctl.pipeline.fleet import run
+    from flowctl.pipeline.jobs.fleet import run
 
     options = session_options(master, conf, driver_memory, "fleet")
     run_job("fleet", lambda spark, _: run(spark, events, out), options, as_json=as_json, folders=(events, out))

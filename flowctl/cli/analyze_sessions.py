@@ -29,7 +29,7 @@ def command(
     from flowctl.pipeline.spark import check_available
 
     check_available()
-    from flowctl.pipeline.sessions import SessionsOptions, run
+    from flowctl.pipeline.jobs.sessions import SessionsOptions, run
 
     options = session_options(master, conf, driver_memory, "sessions")
     run_job(

@@ -52,7 +52,7 @@ def command(
     from flowctl.units import parse_duration
 
     check_available()
-    from flowctl.pipeline.whatif import WhatifOptions, run
+    from flowctl.pipeline.jobs.whatif import WhatifOptions, run
 
     text = None
     if grid is not None:

@@ -24,7 +24,7 @@ from flowctl.capacityreference import MACHINE, reference
 from flowctl.units import format_bit_rate, format_size
 
 if TYPE_CHECKING:
-    from flowctl.pipeline.capacity import CapacityOptions
+    from flowctl.pipeline.jobs.capacity import CapacityOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """``flowctl analyze watch``: bans while it happens, from the files that servers finish every few seconds.
 
-Theory of operation. A structured stream reads files as they appear. `flowctl.pipeline.evidence` turns records into
+Theory of operation. A structured stream reads files as they appear. `flowctl.pipeline.jobs.evidence` turns records into
 evidence, which is added up per address in windows that overlap by half, so that what happens across the end of one is
 whole in the next. Spark keeps the sums (its state) and gives back, at each trigger, those that have changed; whoever
 is at or above the threshold is looked at closer, in the records of the last day: who else behaves at that address?
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.pipeline.abuse import bans_from
+from flowctl.pipeline.jobs.abuse import bans_from
 from flowctl.pipeline.tables.accounts import Accounts, JobResult
 from flowctl.pipeline.tables.banfile import BANS_FILE
 from flowctl.pipeline.tables.place import Place

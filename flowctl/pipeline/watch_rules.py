@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.abuse import ACTIONS, is_shared, verdict
-from flowctl.pipeline.evidence import evidence, halved, points, standing, starts_of
+from flowctl.pipeline.jobs.abuse import ACTIONS, is_shared, verdict
+from flowctl.pipeline.jobs.evidence import evidence, halved, points, standing, starts_of
+from flowctl.pipeline.jobs.weights import PROOF, Weights
 from flowctl.pipeline.tables import addresses
 from flowctl.pipeline.tables.addresses import Network
 from flowctl.pipeline.tables.checks import any_of
 from flowctl.pipeline.watch_input import row_checks
-from flowctl.pipeline.weights import PROOF, Weights
 from flowctl.server.bans import MOST_BANS
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def candidates(sums: DataFrame, options: WatchOptions, at_us: int) -> DataFrame:
 
     Returns:
         address, last_seen_us, evidence (JSON); points and harm, and the same with each kind as of one offender (capped,
-        capped_proof): see `flowctl.pipeline.abuse`. The worst first.
+        capped_proof): see `flowctl.pipeline.jobs.abuse`. The worst first.
     """
     weights, known = options.weights, counted_kinds(options.weights)
     left = halved(f.lit(at_us) - f.unix_micros("last_seen"), weights)
@@ -179,7 +179,7 @@ def candidates(sums: DataFrame, options: WatchOptions, at_us: int) -> DataFrame:
 
 
 def behaving(events: DataFrame, found: DataFrame, options: WatchOptions, now_us: int) -> DataFrame:
-    """Return who behaves at the addresses of `found`: see `flowctl.pipeline.evidence.standing`.
+    """Return who behaves at the addresses of `found`: see `flowctl.pipeline.jobs.evidence.standing`.
 
     Args:
         events: `flow_events` of the last hours.

@@ -11,10 +11,10 @@ from abuse_kit import BEGIN_S, at, closed, event, hits, write
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.abuse import AbuseOptions, run
+from flowctl.pipeline.jobs.abuse import AbuseOptions, run
+from flowctl.pipeline.jobs.weights import PROOF, Weights
 from flowctl.pipeline.tables import addresses
 from flowctl.pipeline.tables.addresses import parse_networks
-from flowctl.pipeline.weights import PROOF, Weights
 from flowctl.server.bans import Ban, BanAction, BanList, render
 
 pytestmark = pytest.mark.timeout(900)  # starting Java on a machine that does much else takes minutes

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from flowctl.errors import ConfigError, InternalError
-from flowctl.pipeline import everything, report
-from flowctl.pipeline.everything import STEPS, AllOptions, Step
+from flowctl.pipeline import report
+from flowctl.pipeline.jobs import everything
+from flowctl.pipeline.jobs.everything import STEPS, AllOptions, Step
 from flowctl.pipeline.reportdata import JobState
 from flowctl.pipeline.tables.accounts import Accounts, JobResult
 from flowctl.pipeline.tables.place import Place

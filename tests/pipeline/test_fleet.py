@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from record_kit import NOON, event, sample, write, write_samples
 
-from flowctl.pipeline.fleet import STREAM_COLUMNS, SUBNET_COLUMNS, run
+from flowctl.pipeline.jobs.fleet import STREAM_COLUMNS, SUBNET_COLUMNS, run
 from flowctl.pipeline.tables import delays
 
 WATCHES = {"role": "play", "app": "live", "stream": "s"}

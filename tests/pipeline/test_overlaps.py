@@ -154,7 +154,7 @@ def test_optional_when_nothing_in_the_folder_can_be_used_is_absent_with_a_warnin
 
 def test_jobs_when_the_samples_cannot_be_used_go_on_with_the_events(spark, tmp_path):
     """Sessions and fleet do without samples of which none can be used, and put the bad file into quarantine."""
-    from flowctl.pipeline import fleet, sessions
+    from flowctl.pipeline.jobs import fleet, sessions
 
     peer = {"peer_ip": "192.0.2.1", "role": "play", "app": "live", "stream": "s"}
     events, out = tmp_path / "events", str(tmp_path / "out")

@@ -9,8 +9,8 @@ import pytest
 from record_kit import at, event, sample, write, write_samples
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline import blame
-from flowctl.pipeline.sessions import COLUMNS, run
+from flowctl.pipeline.jobs import blame
+from flowctl.pipeline.jobs.sessions import COLUMNS, run
 from flowctl.pipeline.tables import delays
 
 PEER = {"peer_ip": "192.0.2.1", "peer_port": 50_000}

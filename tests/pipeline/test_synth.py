@@ -8,8 +8,8 @@ from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline import synth
-from flowctl.pipeline.abuse import AbuseOptions
-from flowctl.pipeline.abuse import run as run_abuse
+from flowctl.pipeline.jobs.abuse import AbuseOptions
+from flowctl.pipeline.jobs.abuse import run as run_abuse
 from flowctl.pipeline.synth_kinds import FIRST_ABUSER, KINDS
 from flowctl.pipeline.synth_plan import SynthOptions, plan, steps_by_key
 from flowctl.pipeline.tables.io import read_table

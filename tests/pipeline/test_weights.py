@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.weights import DEFAULT_WEIGHTS, Weights, parse_weights
+from flowctl.pipeline.jobs.weights import DEFAULT_WEIGHTS, Weights, parse_weights
 from flowctl.rtmp.limits import WireLimits
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def test_job_when_flights_were_recorded_finds_what_was_done(spark, tmp_path):
     """Over flights in files, on Spark: the choice in force cuts the viewers that were cut, another one does not."""
-    from flowctl.pipeline.whatif import WhatifOptions, run
+    from flowctl.pipeline.jobs.whatif import WhatifOptions, run
 
     recorded = write_flights(tmp_path / "events")
     grid = 'soft = ["0,0,20s"]\nhard = ["0,0,60s"]\ntarget_delay = "off"\n'

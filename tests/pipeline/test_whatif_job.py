@@ -52,7 +52,7 @@ def test_sample_viewer_when_made_up_has_all_messages_and_bytes():
 
 def test_run_when_viewers_are_slow_writes_choices_and_a_limits_file(spark, tmp_path):
     """Of a crowd with slow viewers every choice has a row, one is recommended, and the server can read the file."""
-    from flowctl.pipeline.whatif import WhatifOptions, run
+    from flowctl.pipeline.jobs.whatif import WhatifOptions, run
 
     write_samples(tmp_path / "events", crowd())
     out = str(tmp_path / "out")
@@ -76,7 +76,7 @@ def test_run_when_viewers_are_slow_writes_choices_and_a_limits_file(spark, tmp_p
 
 def test_run_when_viewers_attack_or_are_there_for_a_moment_leaves_them_out(spark, tmp_path):
     """What limits do to an attacker is no reason for other limits; a second's visit is no viewer."""
-    from flowctl.pipeline.whatif import WhatifOptions, run
+    from flowctl.pipeline.jobs.whatif import WhatifOptions, run
 
     rows = [row | {"peer_ip": f"198.51.100.{row['conn_id']}"} for row in crowd(6)]
     rows += [
@@ -96,7 +96,7 @@ def test_run_when_viewers_attack_or_are_there_for_a_moment_leaves_them_out(spark
 
 def test_run_when_a_policy_is_in_force_recommends_for_that_one(spark, tmp_path):
     """A limits file cannot say another policy, so what is recommended is a choice with the one that the server has."""
-    from flowctl.pipeline.whatif import WhatifOptions, run
+    from flowctl.pipeline.jobs.whatif import WhatifOptions, run
 
     audiences = "talk/*=800ms audio-first"
     detail = {"marks": limits_as_dict(DEFAULT_IN_FORCE.limits), "policy": "pictures-first", "audiences": audiences}
@@ -115,7 +115,7 @@ def test_run_when_a_policy_is_in_force_recommends_for_that_one(spark, tmp_path):
 
 def test_run_when_there_are_no_viewers_says_how_to_record_some(spark, tmp_path):
     """A folder with neither flights nor samples is an error with a hint."""
-    from flowctl.pipeline.whatif import run
+    from flowctl.pipeline.jobs.whatif import run
 
     (tmp_path / "events").mkdir()
     with pytest.raises(ConfigError, match="no flight and no flow_samples"):
@@ -127,7 +127,7 @@ def test_run_when_there_are_more_viewers_than_most_takes_the_same_random_ones(sp
 
     The job is a function of its input: choices and limits file are the same the second time.
     """
-    from flowctl.pipeline.whatif import WhatifOptions, run
+    from flowctl.pipeline.jobs.whatif import WhatifOptions, run
 
     write_samples(tmp_path / "events", crowd(4))
     picked, made = [], []
@@ -173,7 +173,7 @@ def test_capacity_when_crowds_were_measured_answers_with_the_error_beside_it(spa
     import json
 
     from flowctl.capacitymodel import Measurement
-    from flowctl.pipeline.capacity import CapacityOptions, run
+    from flowctl.pipeline.jobs.capacity import CapacityOptions, run
 
     def point(viewers, more=1.0):
         cpu = (5_000 + 240 * viewers) * more
@@ -195,7 +195,7 @@ def test_capacity_when_crowds_were_measured_answers_with_the_error_beside_it(spa
 
 def test_capacity_when_records_are_of_few_viewers_is_of_the_reference_machine(spark, tmp_path):
     """Six viewers on an idle thread are no ground for an answer, which is then told to be of another machine."""
-    from flowctl.pipeline.capacity import CapacityOptions, run
+    from flowctl.pipeline.jobs.capacity import CapacityOptions, run
 
     rows = [second(at, conn_id, sent=260_000) | {"thread_busy": 0.08} for at in range(20) for conn_id in range(6)]
     write_samples(tmp_path / "events", rows)
@@ -211,7 +211,7 @@ def test_capacity_when_memory_and_delay_were_not_measured_leaves_them_null(spark
     """Null in the table and in the summary, never a figure; and a node's memory cannot be asked for then."""
     import json
 
-    from flowctl.pipeline.capacity import CapacityOptions, run
+    from flowctl.pipeline.jobs.capacity import CapacityOptions, run
 
     points = [{"viewers": count, "bit_rate": 2.5e6, "cpu_us_per_s": 5_000 + 240 * count} for count in (100, 200)]
     text = json.dumps({"points": points})
@@ -228,7 +228,7 @@ def test_capacity_when_memory_and_delay_were_not_measured_leaves_them_null(spark
 
 def test_capacity_when_the_folder_has_no_samples_says_so(spark, tmp_path):
     """A folder without samples is a slip, not a wish for the figures of another machine."""
-    from flowctl.pipeline.capacity import run
+    from flowctl.pipeline.jobs.capacity import run
 
     (tmp_path / "events").mkdir()
     with pytest.raises(ConfigError, match="has no flow_samples"):

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline import blame
-from flowctl.pipeline.session_parts import (
+from flowctl.pipeline.jobs import blame
+from flowctl.pipeline.jobs.session_parts import (
     KEYS,
     NOTHING_DROPPED,
     STATE_WORDS,

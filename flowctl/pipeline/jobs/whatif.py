@@ -27,9 +27,9 @@ from flowctl.errors import ConfigError
 from flowctl.flight.whatif.engine import EXTEND_S, PLAYER_BUFFER_S, Choice, bucket_ms, marks_text, quantile_ms
 from flowctl.flow.limits import target_marks
 from flowctl.flow.limitsfile import LimitsFile, render
-from flowctl.pipeline.abuse import AbuseOptions, address_scores
-from flowctl.pipeline.abuse import sums as abuse_sums
-from flowctl.pipeline.evidence import evidence, harmful, standing, starts_of
+from flowctl.pipeline.jobs.abuse import AbuseOptions, address_scores
+from flowctl.pipeline.jobs.abuse import sums as abuse_sums
+from flowctl.pipeline.jobs.evidence import evidence, harmful, standing, starts_of
 from flowctl.pipeline.recommend import BALANCED_WORDS, Pick, costs, mark_front, parse_objective, recommend
 from flowctl.pipeline.tables.accounts import Accounts, JobResult
 from flowctl.pipeline.tables.io import has_table, read_optional, read_table, write_quarantine, write_table
@@ -169,7 +169,7 @@ def viewers(rows: DataFrame, choices: Sequence[Choice], source: str, options: Wh
 
 
 def attackers_of(events: DataFrame) -> DataFrame:
-    """Return the connections of whom the rules of `flowctl.pipeline.abuse` call attackers: node, conn_id.
+    """Return the connections of whom the rules of `flowctl.pipeline.jobs.abuse` call attackers: node, conn_id.
 
     These are connections with evidence that bans and is more than being slow, and all of addresses that would be banned
     at the end of the data, wherever they are: what limits do to them is no reason for other limits.

@@ -1,8 +1,9 @@
 """``flowctl analyze abuse``: whom to keep out or to slow down, from what each address did, and the list of it.
 
-Theory of operation. `flowctl.pipeline.evidence` says what each event is evidence of, and who behaves at each address.
+Theory of operation. `flowctl.pipeline.jobs.evidence` says what each event is evidence of, and who behaves at each
+address.
 Evidence is summed per address and kind, each piece halved for every `Weights.half_life_s` of age up to now, and the sum
-is divided by one plus the hours in which connections of that address behaved (`flowctl.pipeline.weights` has the
+is divided by one plus the hours in which connections of that address behaved (`flowctl.pipeline.jobs.weights` has the
 reasons). What reaches the driver are the bans, up to a number that was asked for.
 
 Sums are of whole numbers (millionths of an occurrence), so that the result is the same in whichever order rows come.
@@ -29,13 +30,13 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.evidence import evidence, halved, harmful, points, proves, standing, starts_of
+from flowctl.pipeline.jobs.evidence import evidence, halved, harmful, points, proves, standing, starts_of
+from flowctl.pipeline.jobs.weights import Weights
 from flowctl.pipeline.tables import addresses, io
 from flowctl.pipeline.tables.accounts import JobResult
 from flowctl.pipeline.tables.addresses import Network
 from flowctl.pipeline.tables.banfile import BANS_FILE, locked, read_bans
 from flowctl.pipeline.tables.place import Place
-from flowctl.pipeline.weights import Weights
 from flowctl.server.bans import MOST_BANS, Ban, BanAction, merge_bans, render
 
 if TYPE_CHECKING:

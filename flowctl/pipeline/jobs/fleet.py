@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.pipeline.sessions import sessions
+from flowctl.pipeline.jobs.sessions import sessions
 from flowctl.pipeline.spark import partitions_for
 from flowctl.pipeline.tables import delays
 from flowctl.pipeline.tables.accounts import JobResult
@@ -110,7 +110,7 @@ def spread_sessions(table: DataFrame) -> DataFrame:
     """Make viewer minutes of sessions, each spread evenly over the minutes it lasted.
 
     Args:
-        table: sessions, see `flowctl.pipeline.sessions.COLUMNS`.
+        table: sessions, see `flowctl.pipeline.jobs.sessions.COLUMNS`.
 
     Returns:
         As `viewer_minutes`.

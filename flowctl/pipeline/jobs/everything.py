@@ -51,11 +51,11 @@ class Step:
 
 
 STEPS: Final = (
-    Step("sessions", "flowctl.pipeline.sessions", ("sessions",)),
-    Step("fleet", "flowctl.pipeline.fleet", ("fleet_streams", "fleet_subnets")),
-    Step("abuse", "flowctl.pipeline.abuse", ("abuse_scores", "bans.jsonl")),
-    Step("whatif", "flowctl.pipeline.whatif", ("whatif_choices", "whatif_viewers", "limits.toml")),
-    Step("capacity", "flowctl.pipeline.capacity", ("capacity",)),
+    Step("sessions", "flowctl.pipeline.jobs.sessions", ("sessions",)),
+    Step("fleet", "flowctl.pipeline.jobs.fleet", ("fleet_streams", "fleet_subnets")),
+    Step("abuse", "flowctl.pipeline.jobs.abuse", ("abuse_scores", "bans.jsonl")),
+    Step("whatif", "flowctl.pipeline.jobs.whatif", ("whatif_choices", "whatif_viewers", "limits.toml")),
+    Step("capacity", "flowctl.pipeline.jobs.capacity", ("capacity",)),
 )
 """In this order: later jobs may read the tables of earlier ones."""
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
+from flowctl.pipeline.jobs.weights import PROOF, Weights
 from flowctl.pipeline.tables import addresses
-from flowctl.pipeline.weights import PROOF, Weights
 from flowctl.reasons import SLOW_ENDS, CloseReason
 from flowctl.telemetry.schema import EventName, Role
 

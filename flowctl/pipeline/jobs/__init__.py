@@ -1,0 +1,1 @@
+"""The jobs: sessions, fleet, abuse, and all of them."""
