@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from flowctl.capacitymodel import Measurement, error_of, fit
 from flowctl.errors import ConfigError
+from flowctl.pipeline.capacity.model import Measurement, error_of, fit
 from flowctl.units import parse_bit_rate
 from machine import machine
 from processes import cpu_seconds, free_port, process, raise_open_files, resident_bytes, wait_for_port
@@ -98,7 +98,7 @@ def run(
         rotate: how often the server finishes a file of records; idle memory is that after the first.
 
     Returns:
-        One row per crowd with the fields of `flowctl.capacitymodel.Measurement`, and cpu_us_per_viewer_s,
+        One row per crowd with the fields of `flowctl.pipeline.capacity.model.Measurement`, and cpu_us_per_viewer_s,
         predicted_us_per_s and error_share (processor time; the last crowd's alone, and None where the smaller ones tell
         nothing or the machine was full), memory_error_share, full (whether it was).
     """

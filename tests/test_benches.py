@@ -14,8 +14,8 @@ from source_kit import ROOT, functions_of, tree_of
 
 import documents
 import run as bench_run
-from flowctl.capacitymodel import parse_measurements
 from flowctl.flv import TAG_VIDEO, FlvWriter
+from flowctl.pipeline.capacity.model import parse_measurements
 from tables import table
 from trend import trend
 

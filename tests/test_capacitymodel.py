@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from source_kit import ROOT
 
-from flowctl.capacitymodel import (
+from flowctl.errors import ConfigError
+from flowctl.pipeline.capacity.leastsquares import least_squares
+from flowctl.pipeline.capacity.model import (
     BYTE_US,
     Measurement,
     NodeModel,
@@ -20,9 +22,7 @@ from flowctl.capacitymodel import (
     parse_measurements,
     why_weak,
 )
-from flowctl.capacityreference import FIGURES, reference
-from flowctl.errors import ConfigError
-from flowctl.leastsquares import least_squares
+from flowctl.pipeline.capacity.reference import FIGURES, reference
 
 
 def crowd(viewers, bit_rate=2_500_000.0, *, idle_us=5_000.0, write_us=9.0, byte_us=BYTE_US, **more):

@@ -172,7 +172,7 @@ def test_capacity_when_crowds_were_measured_answers_with_the_error_beside_it(spa
     """From a file of measurements: viewers per node, memory, and how far the largest crowd was from the prediction."""
     import json
 
-    from flowctl.capacitymodel import Measurement
+    from flowctl.pipeline.capacity.model import Measurement
     from flowctl.pipeline.jobs.capacity import CapacityOptions, run
 
     def point(viewers, more=1.0):

@@ -1,16 +1,18 @@
 """``capacity``: how many viewers a node carries, and how much memory it needs for them.
 
-Theory of operation. A node model (`flowctl.capacitymodel`) is fitted to measurements. Where a file of them is given,
+Theory of operation. A node model (`flowctl.pipeline.capacity.model`) is fitted to measurements. Where a file of
+them is given,
 these; else the recorded busy share of the servers' threads in ``flow_samples``, where crowds were large enough to say
-something; else the reference measurements that come with flowctl (`flowctl.capacityreference`), and the answer begins
-with saying that they are of another machine. Then a crowd is simulated, a row per viewer, with Spark's
+something; else the reference measurements that come with flowctl (`flowctl.pipeline.capacity.reference`), and the
+answer begins with saying that they are of another machine. Then a crowd is simulated, a row per viewer, with Spark's
 built-in functions alone: each viewer's link, session and noise follow from a hash of its number and the seed, so that
 the same crowd comes out on any cluster. Viewers are dealt to nodes; a node's processor time is the sum over its
 viewers, plus what the joins of that second cost. This is done for a row of sizes of a node; the answer is the largest
 size at which 95 % of the nodes are below the wanted busy share, and the delay that the model gives there is below the
 bound.
 
-How far that reaches: no size above `flowctl.capacitymodel.MOST_REACH` times the largest measured crowd is tried, and an
+How far that reaches: no size above `flowctl.pipeline.capacity.model.MOST_REACH` times the largest measured crowd is
+tried, and an
 answer that would be larger is told as "at least". What was not measured (memory, delay) is null in table and summary.
 
 How sure that is: the model's own residual (twice its root mean square) gives the range of the answer; and where there
@@ -25,9 +27,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.capacitymodel import MOST_REACH, Measurement, NodeModel
 from flowctl.errors import ConfigError
-from flowctl.pipeline.capacity_answer import basis_of, summary_of
+from flowctl.pipeline.capacity.answer import basis_of, summary_of
+from flowctl.pipeline.capacity.model import MOST_REACH, Measurement, NodeModel
 from flowctl.pipeline.tables.accounts import JobResult
 from flowctl.pipeline.tables.io import read_optional, write_quarantine, write_table
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.leastsquares import least_squares
+from flowctl.pipeline.capacity.leastsquares import least_squares
 
 FLUSH_S: Final = 0.04
 """Flush interval of the live server, at its ceiling: 25 writes a second for each viewer that keeps up."""

@@ -1,7 +1,8 @@
 """What the job ``capacity`` rests its answer on, and the answer in figures and words (pure).
 
 An answer is only as good as the crowds behind it, so it says which these are. Three sources, in this order: a file of
-measurements; the records, where their crowds carry an answer (`flowctl.capacitymodel.why_weak`); the reference machine.
+measurements; the records, where their crowds carry an answer (`flowctl.pipeline.capacity.model.why_weak`); the
+reference machine.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flowctl.capacitymodel import (
+from flowctl.pipeline.capacity.model import (
     MOST_REACH,
     Measurement,
     NodeModel,
@@ -20,7 +21,7 @@ from flowctl.capacitymodel import (
     parse_measurements,
     why_weak,
 )
-from flowctl.capacityreference import MACHINE, reference
+from flowctl.pipeline.capacity.reference import MACHINE, reference
 from flowctl.units import format_bit_rate, format_size
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flowctl.capacitymodel import Measurement
+from flowctl.pipeline.capacity.model import Measurement
 
 MACHINE: Final = "AMD EPYC, 2 cores with the crowd on them, Python 3.11, loopback; docs/benchmarks.md of 2026-11-21"
 """What the figures are of, for whoever reads an answer."""

@@ -1,0 +1,1 @@
+"""How many viewers a node carries."""
