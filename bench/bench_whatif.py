@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from flowctl.flight.whatif.engine import REFUSED, TAKEN, Choice, Event, RecordedViewer, Work, evaluate, on_grid
 from flowctl.flow.state import MessageClass
-from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid
+from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, default_grid
 from tables import table
 
 FRAMES_PER_S, GOP_FRAMES, RATE, KERNEL_BYTES = 25, 50, 312_500, 128 * 1024

@@ -17,8 +17,8 @@ from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
 from flowctl.live.config import parse_audiences
 from flowctl.live.records.telemetry import _described
-from flowctl.pipeline.whatif_grid import audiences_of, in_force
-from flowctl.pipeline.whatif_viewers import flight_viewer
+from flowctl.pipeline.whatif.grid import audiences_of, in_force
+from flowctl.pipeline.whatif.viewers import flight_viewer
 from flowctl.sending.types import SenderSettings
 from flowctl.server.program import ServeOptions
 from flowctl.telemetry.options import EventsOptions

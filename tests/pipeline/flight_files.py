@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "flight"))
 from flight_kit import ROOMS, Rows, linked
 
 from flowctl.flight.whatif.engine import evaluate
-from flowctl.pipeline.whatif_grid import in_force
-from flowctl.pipeline.whatif_viewers import flight_viewer
+from flowctl.pipeline.whatif.grid import in_force
+from flowctl.pipeline.whatif.viewers import flight_viewer
 from flowctl.telemetry.schema import FLIGHT
 
 LIMITS = ("6000,0,2s", "9000,0,3s")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
 from flowctl.flow.limits import HardPolicy
-from flowctl.pipeline.recommend import HONEST_TOLERANCE, mark_front, parse_objective, recommend
-from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid, parse_grid, scaled
+from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, default_grid, parse_grid, scaled
+from flowctl.pipeline.whatif.recommend import HONEST_TOLERANCE, mark_front, parse_objective, recommend
 
 
 def row(number, disconnects=0.0, delay=100.0, memory=1000, **columns):

@@ -16,8 +16,8 @@ from flowctl.errors import ConfigError
 from flowctl.flight.words import limits_as_dict
 from flowctl.flow.limits import target_marks
 from flowctl.flow.limitsfile import parse_limits_file
-from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, default_grid
-from flowctl.pipeline.whatif_viewers import ALL_CHOICES, sample_viewer
+from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, default_grid
+from flowctl.pipeline.whatif.viewers import ALL_CHOICES, sample_viewer
 
 pytestmark = pytest.mark.timeout(600)  # a job starts some forty tasks, which take long beside other tests
 
@@ -149,7 +149,7 @@ def test_run_when_there_are_more_viewers_than_most_takes_the_same_random_ones(sp
 
 def test_connections_when_used_for_something_else_are_no_viewers(spark):
     """A flight counts as one of a viewer if any of its rows says so, or if none says anything."""
-    from flowctl.pipeline.whatif_sample import bounded
+    from flowctl.pipeline.whatif.sample import bounded
 
     roles = [(1, "unknown"), (1, "play"), (2, "publish"), (3, None), (4, "unknown"), (5, "http_flv"), (2, None)]
     rows = spark.createDataFrame([("n", *pair) for pair in roles], "node string, conn_id bigint, role string")
@@ -161,7 +161,7 @@ def test_connections_when_used_for_something_else_are_no_viewers(spark):
 
 def test_evaluated_when_nothing_was_followed_is_no_viewer_and_not_damaged():
     """A connection that was sent nothing has a row of its own kind, which no figure counts."""
-    from flowctl.pipeline.whatif_viewers import NO_VIEWER, evaluated
+    from flowctl.pipeline.whatif.viewers import NO_VIEWER, evaluated
 
     rows = [sample(number, 7, state="OVERLOADED", queued_bytes=5) for number in range(2)]
     found = evaluated(pa.Table.from_pylist(rows), default_grid(DEFAULT_IN_FORCE)[:2], "samples", 0.0, 1.0).to_pylist()

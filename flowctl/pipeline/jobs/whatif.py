@@ -30,13 +30,13 @@ from flowctl.flow.limitsfile import LimitsFile, render
 from flowctl.pipeline.jobs.abuse import AbuseOptions, address_scores
 from flowctl.pipeline.jobs.abuse import sums as abuse_sums
 from flowctl.pipeline.jobs.evidence import evidence, harmful, standing, starts_of
-from flowctl.pipeline.recommend import BALANCED_WORDS, Pick, costs, mark_front, parse_objective, recommend
 from flowctl.pipeline.tables.accounts import Accounts, JobResult
 from flowctl.pipeline.tables.io import has_table, read_optional, read_table, write_quarantine, write_table
 from flowctl.pipeline.tables.place import Place
-from flowctl.pipeline.whatif_grid import DEFAULT_IN_FORCE, audiences_of, default_grid, in_force, parse_grid
-from flowctl.pipeline.whatif_sample import bounded
-from flowctl.pipeline.whatif_viewers import ALL_CHOICES, DAMAGED, HONEST_SHARE, NO_VIEWER, VIEWERS_DDL, evaluated
+from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, audiences_of, default_grid, in_force, parse_grid
+from flowctl.pipeline.whatif.recommend import BALANCED_WORDS, Pick, costs, mark_front, parse_objective, recommend
+from flowctl.pipeline.whatif.sample import bounded
+from flowctl.pipeline.whatif.viewers import ALL_CHOICES, DAMAGED, HONEST_SHARE, NO_VIEWER, VIEWERS_DDL, evaluated
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
 from flowctl.text.files import foreign
 
@@ -93,7 +93,7 @@ class WhatifOptions:
     Args:
         grid: text of a grid file, see `whatif_grid`. None: about fifty choices around the one in force.
         grid_name: name of that file, for errors.
-        objective: see `flowctl.pipeline.recommend`.
+        objective: see `flowctl.pipeline.whatif.recommend`.
         source: ``flights``, ``samples``, or ``auto``: flights where there are any.
         cut_s: how much of a connection is used, in seconds from its beginning.
         extend_s: how much is added for a viewer that the server closed for being slow, in seconds. 0: nothing.

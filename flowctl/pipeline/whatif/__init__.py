@@ -1,0 +1,1 @@
+"""Which limits and drop policies would have been better."""
