@@ -51,8 +51,8 @@ def command(
     check_available()
     check_apart(events, str(out))
     from flowctl.pipeline.tables.addresses import parse_networks
-    from flowctl.pipeline.watch import run
-    from flowctl.pipeline.watch_rules import WatchOptions
+    from flowctl.pipeline.watch.job import run
+    from flowctl.pipeline.watch.rules import WatchOptions
 
     options = WatchOptions(
         trigger_s=parse_duration(trigger, "--trigger"),

@@ -27,8 +27,8 @@ from abuse_kit import closed, event, hits, write
 from flowctl.pipeline.jobs.evidence import evidence
 from flowctl.pipeline.jobs.weights import Weights
 from flowctl.pipeline.tables.accounts import JobResult
-from flowctl.pipeline.watch import run
-from flowctl.pipeline.watch_rules import WatchOptions, behaving, candidates, to_ban, windowed
+from flowctl.pipeline.watch.job import run
+from flowctl.pipeline.watch.rules import WatchOptions, behaving, candidates, to_ban, windowed
 from flowctl.server.bans import BanList
 from flowctl.telemetry.schema import METADATA_PREFIX
 

@@ -8,8 +8,8 @@ import pytest
 from abuse_kit import at
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline import watch_state
-from flowctl.pipeline.watch_state import KEPT_BATCHES, BatchRecord, WatchState, merge
+from flowctl.pipeline.watch import state as watch_state
+from flowctl.pipeline.watch.state import KEPT_BATCHES, BatchRecord, WatchState, merge
 from flowctl.server.bans import Ban, BanList, render
 
 NOW_S = 1_790_000_000

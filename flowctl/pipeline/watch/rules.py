@@ -14,7 +14,7 @@ from flowctl.pipeline.jobs.weights import PROOF, Weights
 from flowctl.pipeline.tables import addresses
 from flowctl.pipeline.tables.addresses import Network
 from flowctl.pipeline.tables.checks import any_of
-from flowctl.pipeline.watch_input import row_checks
+from flowctl.pipeline.watch.input import row_checks
 from flowctl.server.bans import MOST_BANS
 
 if TYPE_CHECKING:

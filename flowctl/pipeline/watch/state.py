@@ -54,7 +54,7 @@ class BatchRecord:
         bans_invalid: rows at the threshold that no ban could be made of.
         identities: of the files that were used, by which copies of them are known.
         taken_back_until_ms: end of the last window that has evidence of files that must not count (see
-            `flowctl.pipeline.watch_input.take_back`), milliseconds since the epoch. None: there is none.
+            `flowctl.pipeline.watch.input.take_back`), milliseconds since the epoch. None: there is none.
     """
 
     batch: int

@@ -25,7 +25,7 @@ from flowctl.pipeline.tables.checks import CHECKS, Check, reason_of
 from flowctl.pipeline.tables.footers import facts_of
 from flowctl.pipeline.tables.place import Place, local_path
 from flowctl.pipeline.tables.preflight import COPY
-from flowctl.pipeline.watch_state import BatchRecord
+from flowctl.pipeline.watch.state import BatchRecord
 from flowctl.telemetry.schema import FLOW_EVENTS
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def take_back(sums: DataFrame, place: Place, batch: int) -> int | None:
     """Keep the evidence of files that must not count; return the end of its last window, None where there is none.
 
     Args:
-        sums: of `flowctl.pipeline.watch_rules.windowed`, of those files.
+        sums: of `flowctl.pipeline.watch.rules.windowed`, of those files.
         place: the checkpoint, which every worker reaches.
         batch: that had them; run again, it writes the same in the same place.
     """

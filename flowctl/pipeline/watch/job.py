@@ -6,7 +6,7 @@ whole in the next. Spark keeps the sums (its state) and gives back, at each trig
 is at or above the threshold is looked at closer, in the records of the last day: who else behaves at that address?
 Then it is banned, or limited, in the same batch. So a ban leaves within one trigger of the evidence.
 
-Exactly once: Spark's checkpoint makes a batch the same when it is run again, and `flowctl.pipeline.watch_state` makes
+Exactly once: Spark's checkpoint makes a batch the same when it is run again, and `flowctl.pipeline.watch.state` makes
 running it again harmless. Bounded: state lives until the watermark has passed a window's end, a trigger takes at most
 `WatchOptions.most_files` files, and only bans come to this process. Records that are later than the watermark are not
 counted as evidence; their number is shown.
@@ -31,8 +31,8 @@ from flowctl.pipeline.jobs.abuse import bans_from
 from flowctl.pipeline.tables.accounts import Accounts, JobResult
 from flowctl.pipeline.tables.banfile import BANS_FILE
 from flowctl.pipeline.tables.place import Place
-from flowctl.pipeline.watch_input import files_of, forget, judge_files, look_at_rows, offsets_of, take_back, taken_back
-from flowctl.pipeline.watch_rules import (
+from flowctl.pipeline.watch.input import files_of, forget, judge_files, look_at_rows, offsets_of, take_back, taken_back
+from flowctl.pipeline.watch.rules import (
     LOOK_BACK_S,
     WatchOptions,
     behaving,
@@ -42,7 +42,7 @@ from flowctl.pipeline.watch_rules import (
     windowed,
     without,
 )
-from flowctl.pipeline.watch_state import BatchRecord, WatchState
+from flowctl.pipeline.watch.state import BatchRecord, WatchState
 from flowctl.telemetry.schema import FLOW_EVENTS
 
 if TYPE_CHECKING:

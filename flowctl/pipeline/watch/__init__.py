@@ -1,0 +1,1 @@
+"""Bans while it happens."""
