@@ -134,8 +134,8 @@ def duckdb_sessions(events: str, out: str, *, memory: str, runs: int) -> dict[st
 
 def synth(events: str, _: str, *, count: int, seed: int, heap: str, conf: dict[str, str]) -> dict[str, Any]:
     """Make `count` events in the folder `events`."""
-    from flowctl.pipeline.synth import run
-    from flowctl.pipeline.synth_plan import SynthOptions
+    from flowctl.pipeline.synth.job import run
+    from flowctl.pipeline.synth.plan import SynthOptions
 
     with open_spark(heap, conf) as spark:
         pid = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())  # noqa: SLF001 - as above
@@ -146,7 +146,7 @@ def synth(events: str, _: str, *, count: int, seed: int, heap: str, conf: dict[s
 def abuse(events: str, out: str, *, truth: str, heap: str, conf: dict[str, str]) -> dict[str, Any]:
     """Judge the addresses and say how many of the planted ones were found."""
     from flowctl.pipeline.jobs.abuse import AbuseOptions, run
-    from flowctl.pipeline.synth_plan import SynthOptions
+    from flowctl.pipeline.synth.plan import SynthOptions
 
     made = SynthOptions()  # evidence ages to now, and this is when the data end
     options = AbuseOptions(truth=truth, now_s=made.start_s + made.days * 86_400)

@@ -42,7 +42,7 @@ def command(
     from flowctl.cli.analyze_common import run_job, session_options
     from flowctl.cli.common import optional_duration
     from flowctl.pipeline.spark import check_available
-    from flowctl.pipeline.synth_plan import SynthOptions
+    from flowctl.pipeline.synth.plan import SynthOptions
     from flowctl.server.bans import parse_utc
 
     # Evidence ages: what ended long ago would be worth nothing to a job that judges as of now.
@@ -63,7 +63,7 @@ def command(
     )
     session = session_options(master, conf, driver_memory, "synth")
     check_available()
-    from flowctl.pipeline.synth import run
+    from flowctl.pipeline.synth.job import run
 
     run_job("synth", lambda spark, _: run(spark, "", out, options), session, as_json=as_json)
 

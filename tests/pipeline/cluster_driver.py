@@ -21,9 +21,9 @@ from typing import Any
 
 from cluster_kit import EXECUTOR_MB
 
-from flowctl.pipeline import synth
 from flowctl.pipeline.spark import SessionOptions, SparkError, close_session, mapped_errors, open_session
-from flowctl.pipeline.synth_plan import SynthOptions
+from flowctl.pipeline.synth import job as synth
+from flowctl.pipeline.synth.plan import SynthOptions
 
 JOBS = ("sessions", "fleet", "abuse", "whatif", "capacity")
 SYNTH = SynthOptions(events=24_000, seed=7, days=0.25, samples_s=30.0)

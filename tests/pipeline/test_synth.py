@@ -7,11 +7,11 @@ from abuse_kit import hits, write
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline import synth
 from flowctl.pipeline.jobs.abuse import AbuseOptions
 from flowctl.pipeline.jobs.abuse import run as run_abuse
-from flowctl.pipeline.synth_kinds import FIRST_ABUSER, KINDS
-from flowctl.pipeline.synth_plan import SynthOptions, plan, steps_by_key
+from flowctl.pipeline.synth import job as synth
+from flowctl.pipeline.synth.kinds import FIRST_ABUSER, KINDS
+from flowctl.pipeline.synth.plan import SynthOptions, plan, steps_by_key
 from flowctl.pipeline.tables.io import read_table
 from flowctl.telemetry.schema import FLOW_EVENTS, FLOW_SAMPLES
 

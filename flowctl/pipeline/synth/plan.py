@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.synth_kinds import FIRST_ABUSER, FIRST_SLOW, KINDS
-from flowctl.pipeline.synth_steps import SLOTS, Step, Variant
+from flowctl.pipeline.synth.kinds import FIRST_ABUSER, FIRST_SLOW, KINDS
+from flowctl.pipeline.synth.steps import SLOTS, Step, Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Makes event data of any size: seeded, the same however Spark cuts the work, with planted slow viewers and abusers.
 
-Theory of operation. `flowctl.pipeline.synth_plan` has the script. Here, `spark.range` numbers the visits in the order
+Theory of operation. `flowctl.pipeline.synth.plan` has the script. Here, `spark.range` numbers the visits in the order
 of time, hashes of that number say who comes and which variant happens, and one broadcast join with the steps of that
 variant makes the events. No shuffle, no sort, no Python: a task writes the rows of its own span of time, so memory
 does not grow with the data, and the same seed gives the same rows with any number of tasks.
@@ -17,9 +17,9 @@ from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline.spark import generate_code
-from flowctl.pipeline.synth_kinds import FIRST_ABUSER, FIRST_SLOW, KINDS
-from flowctl.pipeline.synth_plan import Cast, SynthOptions, plan, steps_by_key
-from flowctl.pipeline.synth_steps import HEAD_MS, SLOTS
+from flowctl.pipeline.synth.kinds import FIRST_ABUSER, FIRST_SLOW, KINDS
+from flowctl.pipeline.synth.plan import Cast, SynthOptions, plan, steps_by_key
+from flowctl.pipeline.synth.steps import HEAD_MS, SLOTS
 from flowctl.pipeline.tables import addresses
 from flowctl.pipeline.tables.accounts import JobResult
 from flowctl.pipeline.tables.place import Place
@@ -407,7 +407,7 @@ def run(spark: SparkSession, events_path: str, out: str, options: SynthOptions |
         result.outputs[FLOW_EVENTS.name] = path
         summary: dict[str, Any] = {"events": _rows(spark, path)}
         if options.samples_s is not None:
-            from flowctl.pipeline.synth_samples import samples
+            from flowctl.pipeline.synth.samples import samples
 
             path = f"{out}/flow_samples"
             _write(samples(spark, options, cast), path)

@@ -1,6 +1,6 @@
 """The steps of synthetic connections: one place in time per event, with states that follow each other (pure).
 
-`flowctl.pipeline.synth_plan` explains what for. Edges are consistent by construction: a step knows the place of the
+`flowctl.pipeline.synth.plan` explains what for. Edges are consistent by construction: a step knows the place of the
 edge before it, so that `state_ms` is the difference of two times of the same connection, and their sum with that of
 `conn_closed` is how long it was connected.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from flowctl.pipeline.synth_steps import (
+from flowctl.pipeline.synth.steps import (
     LATE,
     LEFT,
     LIES,

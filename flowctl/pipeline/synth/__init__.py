@@ -1,0 +1,1 @@
+"""Event data of any size, made."""
