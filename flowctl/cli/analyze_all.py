@@ -12,7 +12,7 @@ from flowctl.text.output import say
 
 if TYPE_CHECKING:
     from flowctl.pipeline.jobs.everything import AllOptions, AllResult
-    from flowctl.pipeline.reportdata import JobNote
+    from flowctl.pipeline.report.data import JobNote
 
 _Objective = Annotated[
     str,

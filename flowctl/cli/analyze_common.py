@@ -112,7 +112,7 @@ def run_job(
         result = job(spark, progress)
         result.check()
         if folders is not None:
-            from flowctl.pipeline.report import keep_note
+            from flowctl.pipeline.report.job import keep_note
 
             keep_note(spark, *folders, result, round(time.monotonic() - begun, 3))
     show(result, as_json=as_json)

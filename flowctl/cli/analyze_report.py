@@ -22,7 +22,7 @@ def command(
     from flowctl.pipeline.spark import check_available
 
     check_available()
-    from flowctl.pipeline.report import run
+    from flowctl.pipeline.report.job import run
 
     options = session_options(master, conf, driver_memory, "report")
     run_job("report", lambda spark, _: run(spark, events, out), options, as_json=as_json)

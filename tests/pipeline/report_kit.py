@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from flowctl.pipeline.reportdata import Cut, JobNote, JobState, ReportData
+from flowctl.pipeline.report.data import Cut, JobNote, JobState, ReportData
 from flowctl.telemetry.schema import CLASS_NAMES
 
 NASTY = (

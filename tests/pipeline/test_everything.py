@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from flowctl.errors import ConfigError, InternalError
-from flowctl.pipeline import report
 from flowctl.pipeline.jobs import everything
 from flowctl.pipeline.jobs.everything import STEPS, AllOptions, Step
-from flowctl.pipeline.reportdata import JobState
+from flowctl.pipeline.report import job as report
+from flowctl.pipeline.report.data import JobState
 from flowctl.pipeline.tables.accounts import Accounts, JobResult
 from flowctl.pipeline.tables.place import Place
 

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from report_kit import NASTY, empty_data, some_data
 
-from flowctl.pipeline.page import render
+from flowctl.pipeline.report.page import render
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (

@@ -14,8 +14,9 @@ from page_kit import Page
 from report_kit import NASTY
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline import gather, gather_jobs, report
-from flowctl.pipeline.reportdata import JobNote, JobState
+from flowctl.pipeline.report import gather, gather_jobs
+from flowctl.pipeline.report import job as report
+from flowctl.pipeline.report.data import JobNote, JobState
 from flowctl.pipeline.tables.place import Place
 from flowctl.telemetry.schema import CLASS_NAMES
 

@@ -22,9 +22,9 @@ from report_kit import (
 )
 
 from flowctl.charts.style import STYLE
-from flowctl.pipeline import answers, decisions, pictures
-from flowctl.pipeline.page import MORE_STYLE, render
-from flowctl.pipeline.reportdata import Cut, JobNote, JobState, number
+from flowctl.pipeline.report import answers, decisions, pictures
+from flowctl.pipeline.report.data import Cut, JobNote, JobState, number
+from flowctl.pipeline.report.page import MORE_STYLE, render
 
 QUESTIONS = (
     "Who was slow, and why?",

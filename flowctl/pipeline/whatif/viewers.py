@@ -33,7 +33,7 @@ from flowctl.flight.whatif.engine import (
     recorded_viewer,
 )
 from flowctl.flow.state import MessageClass
-from flowctl.pipeline.reportdata import LEAST_STAY_S
+from flowctl.pipeline.report.data import LEAST_STAY_S
 from flowctl.reasons import SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from flowctl.charts.shapes import MOST_BARS, Bar, Bars, Dot, Dots
 from flowctl.charts.svg import Chart, Series
-from flowctl.pipeline.answers import left_out, missing, plural
-from flowctl.pipeline.pictures import Picture, count, ms, percent, seconds, size, words
-from flowctl.pipeline.reportdata import Cut, ReportData, Row, number
+from flowctl.pipeline.report.answers import left_out, missing, plural
+from flowctl.pipeline.report.data import Cut, ReportData, Row, number
+from flowctl.pipeline.report.pictures import Picture, count, ms, percent, seconds, size, words
 
 _PRESENT: Final = "in force"
 _RECOMMENDED: Final = "recommended"

@@ -15,8 +15,8 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from flowctl.pipeline.gather import MOST_MOMENTS, MOST_ROWS, column, first_rows, moment_of, rows_of
-from flowctl.pipeline.reportdata import STATES, Cut, Row, number
+from flowctl.pipeline.report.data import STATES, Cut, Row, number
+from flowctl.pipeline.report.gather import MOST_MOMENTS, MOST_ROWS, column, first_rows, moment_of, rows_of
 from flowctl.telemetry.schema import VIEWING
 
 MOST_CHOICES: Final = 200

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from flowctl.pipeline.pictures import BLAME_WORDS, count, ms, percent, size, words
-from flowctl.pipeline.reportdata import LEAST_STAY_S, Cut, JobState, ReportData, Row, number, whole_number
+from flowctl.pipeline.report.data import LEAST_STAY_S, Cut, JobState, ReportData, Row, number, whole_number
+from flowctl.pipeline.report.pictures import BLAME_WORDS, count, ms, percent, size, words
 from flowctl.units import format_duration
 
 JOB_QUESTIONS: Final = {

@@ -18,9 +18,9 @@ from typing import Any, Final
 from flowctl.charts.shapes import draw_shape
 from flowctl.charts.style import STYLE
 from flowctl.charts.svg import Chart, draw
-from flowctl.pipeline import answers, decisions, pictures
-from flowctl.pipeline.pictures import Picture, count, ms, percent, seconds, size, words
-from flowctl.pipeline.reportdata import Cut, JobState, ReportData, whole_number
+from flowctl.pipeline.report import answers, decisions, pictures
+from flowctl.pipeline.report.data import Cut, JobState, ReportData, whole_number
+from flowctl.pipeline.report.pictures import Picture, count, ms, percent, seconds, size, words
 from flowctl.printable import printable
 from flowctl.text.files import foreign
 from flowctl.units import format_duration

@@ -13,7 +13,7 @@ from typing import Final
 
 from flowctl.charts.shapes import MOST_BARS, Bar, Bars, Layer, Shape, Stack
 from flowctl.charts.svg import Chart, Series
-from flowctl.pipeline.reportdata import (
+from flowctl.pipeline.report.data import (
     LEAST_STAY_S,
     PICTURE_CLASSES,
     SHARES,

@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructField
 
-from flowctl.pipeline.reportdata import LEAST_STAY_S, PICTURE_CLASSES, SHARES, STATES, Cut, Row
+from flowctl.pipeline.report.data import LEAST_STAY_S, PICTURE_CLASSES, SHARES, STATES, Cut, Row
 from flowctl.reasons import SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
 

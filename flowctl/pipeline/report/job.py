@@ -16,9 +16,9 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline import gather, gather_jobs
-from flowctl.pipeline.page import render
-from flowctl.pipeline.reportdata import JobNote, JobState, ReportData
+from flowctl.pipeline.report import gather, gather_jobs
+from flowctl.pipeline.report.data import JobNote, JobState, ReportData
+from flowctl.pipeline.report.page import render
 from flowctl.pipeline.spark import one_line
 from flowctl.pipeline.tables import io
 from flowctl.pipeline.tables.accounts import JobResult
