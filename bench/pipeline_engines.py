@@ -74,7 +74,7 @@ class HeapWatch:
 
 def open_spark(heap: str, conf: dict[str, str]) -> Any:
     """Return a context manager with a session of two cores."""
-    from flowctl.pipeline.spark import SessionOptions, session
+    from flowctl.pipeline.spark.session import SessionOptions, session
 
     return session(SessionOptions(master=f"local[{THREADS}]", driver_memory=heap, conf=conf))
 

@@ -65,7 +65,7 @@ def command(
         missing = "EVENTS is" if events is None else "--out is"
         raise ConfigError(f"{missing} missing", hint="flowctl analyze abuse EVENTS --out DIR")
     from flowctl.cli.analyze_common import run_job, session_options
-    from flowctl.pipeline.spark import check_available
+    from flowctl.pipeline.spark.session import check_available
     from flowctl.server.bans import parse_utc
 
     check_available()

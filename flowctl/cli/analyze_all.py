@@ -50,12 +50,12 @@ def command(
     from flowctl.cli.analyze_common import check_apart, session_options
     from flowctl.cli.common import print_json
     from flowctl.cli.errors import FAILED, terminable
-    from flowctl.pipeline.spark import check_available, session
+    from flowctl.pipeline.spark.session import check_available, session
 
     check_available()
     check_apart(events, out)
     from flowctl.pipeline.jobs import everything
-    from flowctl.pipeline.progress import Progress
+    from flowctl.pipeline.spark.progress import Progress
     from flowctl.pipeline.tables.io import require_table
 
     options = _options(skip or [], objective, weights, allow, judge_private, threshold, max_bans, replace_bans)

@@ -48,7 +48,7 @@ def command(
     """
     from flowctl.cli.analyze_common import run_job, session_options
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.spark import check_available
+    from flowctl.pipeline.spark.session import check_available
     from flowctl.units import parse_bit_rate, parse_duration, parse_size
 
     check_available()

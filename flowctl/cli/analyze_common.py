@@ -13,8 +13,8 @@ from flowctl.text.output import say
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from flowctl.pipeline.progress import Progress
-    from flowctl.pipeline.spark import SessionOptions
+    from flowctl.pipeline.spark.progress import Progress
+    from flowctl.pipeline.spark.session import SessionOptions
     from flowctl.pipeline.tables.accounts import JobResult
 
 Events = Annotated[str, typer.Argument(metavar="EVENTS", help="Folder that a server wrote with --events.")]
@@ -41,7 +41,7 @@ def session_options(master: str | None, conf: list[str] | None, memory: str, job
     import re
 
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.spark import SessionOptions
+    from flowctl.pipeline.spark.session import SessionOptions
 
     settings = {}
     for text in conf or []:
@@ -102,8 +102,8 @@ def run_job(
         FlowctlError: Spark failed.
     """
     from flowctl.cli.errors import terminable
-    from flowctl.pipeline.progress import Progress
-    from flowctl.pipeline.spark import session
+    from flowctl.pipeline.spark.progress import Progress
+    from flowctl.pipeline.spark.session import session
 
     if folders is not None:
         check_apart(*folders)

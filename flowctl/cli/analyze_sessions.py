@@ -26,7 +26,7 @@ def command(
     Exit status: 0 done; 1 it failed; 2 wrong use, or nothing to read; 130 or 143 ended by a signal.
     """
     from flowctl.cli.analyze_common import run_job, session_options
-    from flowctl.pipeline.spark import check_available
+    from flowctl.pipeline.spark.session import check_available
 
     check_available()
     from flowctl.pipeline.jobs.sessions import SessionsOptions, run

@@ -41,7 +41,7 @@ def command(
 
     from flowctl.cli.analyze_common import run_job, session_options
     from flowctl.cli.common import optional_duration
-    from flowctl.pipeline.spark import check_available
+    from flowctl.pipeline.spark.session import check_available
     from flowctl.pipeline.synth.plan import SynthOptions
     from flowctl.server.bans import parse_utc
 

@@ -45,7 +45,7 @@ def command(
     """
     from flowctl.cli.analyze_abuse import read_weights
     from flowctl.cli.analyze_common import check_apart, session_options, show
-    from flowctl.pipeline.spark import check_available, session
+    from flowctl.pipeline.spark.session import check_available, session
     from flowctl.units import parse_duration
 
     check_available()

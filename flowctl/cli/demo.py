@@ -82,8 +82,8 @@ def _close_the_loop(duration: str, healthy: int, folder: Path | None, *, as_json
     from flowctl.demo.loopplan import LoopPlan
     from flowctl.demo.plan import cache_directory
     from flowctl.errors import FlowctlError
-    from flowctl.pipeline.java import find_java
-    from flowctl.pipeline.spark import check_available
+    from flowctl.pipeline.spark.java import find_java
+    from flowctl.pipeline.spark.session import check_available
     from flowctl.units import parse_duration
 
     set_up_log(level="error")

@@ -97,7 +97,9 @@ def test_plan_when_a_value_is_out_of_range_is_refused():
         LoopPlan(healthy=1)
 
 
-@pytest.mark.parametrize("missing", ["flowctl.pipeline.java.find_java", "flowctl.pipeline.spark.check_available"])
+@pytest.mark.parametrize(
+    "missing", ["flowctl.pipeline.spark.java.find_java", "flowctl.pipeline.spark.session.check_available"]
+)
 def test_demo_when_the_analysis_cannot_run_says_so_before_the_load(missing, monkeypatch, tmp_path, capsys):
     """Without Java or PySpark there is no load first: status 2, with what is missing."""
 
@@ -105,8 +107,8 @@ def test_demo_when_the_analysis_cannot_run_says_so_before_the_load(missing, monk
         raise ConfigError("it is not there", hint="get it")
 
     monkeypatch.setattr("flowctl.demo.loop.run_loop", lambda *_, **__: pytest.fail("the load has begun"))
-    monkeypatch.setattr("flowctl.pipeline.java.find_java", lambda: None)
-    monkeypatch.setattr("flowctl.pipeline.spark.check_available", lambda: None)
+    monkeypatch.setattr("flowctl.pipeline.spark.java.find_java", lambda: None)
+    monkeypatch.setattr("flowctl.pipeline.spark.session.check_available", lambda: None)
     monkeypatch.setattr(missing, absent)
     assert main(["demo", "--pipeline", "--folder", str(tmp_path / "x")]) == 2
     assert "it is not there" in capsys.readouterr().err

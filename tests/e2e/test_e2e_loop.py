@@ -24,8 +24,8 @@ PLAN = LoopPlan(duration_s=12.0, healthy=4, slow=2)
 def _spark_there():
     """Skip, visibly, where there is no pyspark or no Java."""
     pytest.importorskip("pyspark")
-    from flowctl.pipeline.java import find_java
-    from flowctl.pipeline.spark import check_available
+    from flowctl.pipeline.spark.java import find_java
+    from flowctl.pipeline.spark.session import check_available
 
     try:
         check_available()

@@ -21,7 +21,7 @@ from typing import Any
 
 from cluster_kit import EXECUTOR_MB
 
-from flowctl.pipeline.spark import SessionOptions, SparkError, close_session, mapped_errors, open_session
+from flowctl.pipeline.spark.session import SessionOptions, SparkError, close_session, mapped_errors, open_session
 from flowctl.pipeline.synth import job as synth
 from flowctl.pipeline.synth.plan import SynthOptions
 

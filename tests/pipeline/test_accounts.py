@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError
 
 from flowctl.cli.analyze_common import session_options, text
 from flowctl.errors import ConfigError, InternalError
-from flowctl.pipeline.spark import (
+from flowctl.pipeline.spark.session import (
     GENERATED_FROM_BYTES,
     SessionOptions,
     check_available,
@@ -128,7 +128,7 @@ def test_options_when_wrong_are_named(conf, memory):
 
 def test_pyspark_when_missing_says_what_to_install(monkeypatch):
     """Without the extra, the error names the packages and the hint the command."""
-    monkeypatch.setattr("flowctl.pipeline.spark.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("flowctl.pipeline.spark.session.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pyspark, pyarrow, pandas") as caught:
         check_available()
     assert caught.value.hint == "in flowctl's source folder: pip install '.[pipeline]'"

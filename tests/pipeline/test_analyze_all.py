@@ -65,7 +65,7 @@ def test_all_when_there_are_no_records_is_wrong_use(analyze, tmp_path):
 
 def test_all_when_a_job_to_skip_does_not_exist_names_those_that_do(analyze, monkeypatch, tmp_path):
     """A slip of the pen is told before Java is started."""
-    monkeypatch.setattr("flowctl.pipeline.spark.session", lambda _: pytest.fail("Java is started"))
+    monkeypatch.setattr("flowctl.pipeline.spark.session.session", lambda _: pytest.fail("Java is started"))
     status, _, errors = analyze("all", "x", "--out", tmp_path / "out", "--skip", "abuze")
     assert status == 2
     assert "--skip abuze: there is no such job" in errors

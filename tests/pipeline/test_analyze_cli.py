@@ -58,7 +58,7 @@ def test_import_when_of_all_but_the_pipeline_loads_no_package_of_its_extra():
 def needs_java():
     """Skip where Java is missing."""
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.java import find_java
+    from flowctl.pipeline.spark.java import find_java
 
     try:
         find_java()

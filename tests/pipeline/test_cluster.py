@@ -40,7 +40,7 @@ def java():
     """Skip all of this where PySpark or Java is missing."""
     if importlib.util.find_spec("pyspark") is None:
         pytest.skip("pyspark is not installed: pip install '.[pipeline]'")
-    from flowctl.pipeline.java import find_java
+    from flowctl.pipeline.spark.java import find_java
 
     try:
         find_java()

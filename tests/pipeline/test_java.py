@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline import setup
-from flowctl.pipeline.java import Java, find_java, parse_version
+from flowctl.pipeline.spark import setup
+from flowctl.pipeline.spark.java import Java, find_java, parse_version
 
 
 def fake(home, text):

@@ -10,7 +10,7 @@ pytest.importorskip("pyspark")
 
 from py4j.protocol import Py4JError
 
-from flowctl.pipeline.spark import SparkError, mapped_errors, remove_old_logs
+from flowctl.pipeline.spark.session import SparkError, mapped_errors, remove_old_logs
 from flowctl.pipeline.tables.footers import s3_options
 
 NOW_S = 1_800_000_000.0

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.pipeline.report import job as report
 from flowctl.pipeline.report.data import JobNote, JobState
-from flowctl.pipeline.spark import mapped_errors
+from flowctl.pipeline.spark.session import mapped_errors
 from flowctl.pipeline.tables.accounts import JobResult
 from flowctl.pipeline.tables.banfile import BANS_FILE, locked, read_bans
 from flowctl.pipeline.tables.place import Place

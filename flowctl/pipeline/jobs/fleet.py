@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as f
 
 from flowctl.pipeline.jobs.sessions import sessions
-from flowctl.pipeline.spark import partitions_for
+from flowctl.pipeline.spark.session import partitions_for
 from flowctl.pipeline.tables import delays
 from flowctl.pipeline.tables.accounts import JobResult
 from flowctl.pipeline.tables.addresses import digits, subnet

@@ -41,7 +41,7 @@ from flowctl.pipeline.jobs.session_parts import (
     sample_sums,
     telling_records,
 )
-from flowctl.pipeline.spark import partitions_for
+from flowctl.pipeline.spark.session import partitions_for
 from flowctl.pipeline.tables import delays
 from flowctl.pipeline.tables.accounts import JobResult
 from flowctl.pipeline.tables.io import Input, read_optional, read_table, write_quarantine, write_table

@@ -19,7 +19,7 @@ from flowctl.errors import ConfigError
 from flowctl.pipeline.report import gather, gather_jobs
 from flowctl.pipeline.report.data import JobNote, JobState, ReportData
 from flowctl.pipeline.report.page import render
-from flowctl.pipeline.spark import one_line
+from flowctl.pipeline.spark.session import one_line
 from flowctl.pipeline.tables import io
 from flowctl.pipeline.tables.accounts import JobResult
 from flowctl.pipeline.tables.place import Place

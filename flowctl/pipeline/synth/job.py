@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.spark import generate_code
+from flowctl.pipeline.spark.session import generate_code
 from flowctl.pipeline.synth.kinds import FIRST_ABUSER, FIRST_SLOW, KINDS
 from flowctl.pipeline.synth.plan import Cast, SynthOptions, plan, steps_by_key
 from flowctl.pipeline.synth.steps import HEAD_MS, SLOTS

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.spark import generate_code, one_line
+from flowctl.pipeline.spark.session import generate_code, one_line
 from flowctl.pipeline.tables.accounts import Accounts
 from flowctl.pipeline.tables.checks import Check, any_of, open_checks, reason_of
 from flowctl.pipeline.tables.footers import FACTS_DDL, facts_of, s3_options

@@ -252,7 +252,7 @@ def _await(query: StreamingQuery, watch: Watch) -> None:
     Raises:
         FlowctlError: the stream failed; says why, where Spark would say where.
     """
-    from flowctl.pipeline.spark import SparkError, one_line
+    from flowctl.pipeline.spark.session import SparkError, one_line
 
     try:
         query.awaitTermination()

@@ -17,9 +17,9 @@ import sys
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.classarchive import archive_path, make_archive
-from flowctl.pipeline.java import PACKAGE, find_java
-from flowctl.pipeline.spark import check_available
+from flowctl.pipeline.spark.classarchive import archive_path, make_archive
+from flowctl.pipeline.spark.java import PACKAGE, find_java
+from flowctl.pipeline.spark.session import check_available
 from flowctl.text.output import say
 
 _APT: Final = ("apt-get", "-q", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20")

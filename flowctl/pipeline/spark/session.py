@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.pipeline.classarchive import java_option
-from flowctl.pipeline.java import Java, find_java
+from flowctl.pipeline.spark.classarchive import java_option
+from flowctl.pipeline.spark.java import Java, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from flowctl.errors import FlowctlError
-from flowctl.pipeline.java import Java
+from flowctl.pipeline.spark.java import Java
 
 _MAKE_TIMEOUT_S: Final = 300
 """Making it takes 30 to 60 s; Java writes for most of that."""
@@ -81,7 +81,7 @@ def make_archive(java: Java) -> str:
 
 def main(path: str) -> int:
     """Run what jobs do with Spark, and have Java write the archive to `path` as it ends."""
-    from flowctl.pipeline.spark import SessionOptions, close_session, open_session
+    from flowctl.pipeline.spark.session import SessionOptions, close_session, open_session
 
     options = SessionOptions(
         master="local[2]", conf={"spark.driver.defaultJavaOptions": f"-XX:ArchiveClassesAtExit={path}"}

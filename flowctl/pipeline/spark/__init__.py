@@ -1,0 +1,1 @@
+"""Spark itself: Java, sessions, class archive, progress."""
