@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from flowctl.cli import analyze, demo, load, play, publish, replay, serve, version
+from flowctl.cli import demo, load, play, publish, replay, serve, version
+from flowctl.cli.analyze import app as analyze
 
 app = typer.Typer(
     name="flowctl",

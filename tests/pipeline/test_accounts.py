@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from py4j.protocol import Py4JError
 
-from flowctl.cli.analyze_common import session_options, text
+from flowctl.cli.analyze.common import session_options, text
 from flowctl.errors import ConfigError, InternalError
 from flowctl.pipeline.spark.session import (
     GENERATED_FROM_BYTES,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from record_kit import event, write
 
-from flowctl.cli.analyze import JOBS
-from flowctl.cli.analyze_common import check_apart
+from flowctl.cli.analyze.app import JOBS
+from flowctl.cli.analyze.common import check_apart
 from flowctl.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Master, Memory
+from flowctl.cli.analyze.common import DEFAULT_MEMORY, AsJson, Conf, Master, Memory
 from flowctl.text.output import say
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def command(
     if events is None or out is None:
         missing = "EVENTS is" if events is None else "--out is"
         raise ConfigError(f"{missing} missing", hint="flowctl analyze abuse EVENTS --out DIR")
-    from flowctl.cli.analyze_common import run_job, session_options
+    from flowctl.cli.analyze.common import run_job, session_options
     from flowctl.pipeline.spark.session import check_available
     from flowctl.server.bans import parse_utc
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory, Out
+from flowctl.cli.analyze.common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory, Out
 
 
 def command(
@@ -18,7 +18,7 @@ def command(
 
     Exit status: 0 done; 1 it failed; 2 wrong use, or nothing to report on; 130 or 143 ended by a signal.
     """
-    from flowctl.cli.analyze_common import run_job, session_options
+    from flowctl.cli.analyze.common import run_job, session_options
     from flowctl.pipeline.spark.session import check_available
 
     check_available()

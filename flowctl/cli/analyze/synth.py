@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Master, Memory
+from flowctl.cli.analyze.common import DEFAULT_MEMORY, AsJson, Conf, Master, Memory
 
 
 def command(
@@ -39,7 +39,7 @@ def command(
     """
     import time
 
-    from flowctl.cli.analyze_common import run_job, session_options
+    from flowctl.cli.analyze.common import run_job, session_options
     from flowctl.cli.common import optional_duration
     from flowctl.pipeline.spark.session import check_available
     from flowctl.pipeline.synth.plan import SynthOptions

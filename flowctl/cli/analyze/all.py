@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.cli.analyze_abuse import Allow, JudgePrivate, MaxBans, ReplaceBans, Threshold, WeightsFile
-from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory, Out
+from flowctl.cli.analyze.abuse import Allow, JudgePrivate, MaxBans, ReplaceBans, Threshold, WeightsFile
+from flowctl.cli.analyze.common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory, Out
 from flowctl.text.output import say
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def command(
     A job that fails does not cost the others. Exit status: 0 done; 1 a job failed; 2 wrong use, or nothing to read;
     130 or 143 ended by a signal, with the earlier results as they were.
     """
-    from flowctl.cli.analyze_common import check_apart, session_options
+    from flowctl.cli.analyze.common import check_apart, session_options
     from flowctl.cli.common import print_json
     from flowctl.cli.errors import FAILED, terminable
     from flowctl.pipeline.spark.session import check_available, session
@@ -96,7 +96,7 @@ def _options(skip: list[str], objective: str, *abuse: Any) -> AllOptions:
     Raises:
         ConfigError: there is no such job, or an option of a job is wrong.
     """
-    from flowctl.cli.analyze_abuse import read_weights
+    from flowctl.cli.analyze.abuse import read_weights
     from flowctl.errors import ConfigError
     from flowctl.pipeline.jobs.abuse import AbuseOptions
     from flowctl.pipeline.jobs.everything import STEPS, AllOptions
@@ -129,7 +129,7 @@ def _warn(result: AllResult) -> None:
 
 def lines(result: AllResult) -> list[str]:
     """Return what each job did, with its accounts, and where the results are."""
-    from flowctl.cli.analyze_common import text
+    from flowctl.cli.analyze.common import text
     from flowctl.units import format_duration
 
     said = []

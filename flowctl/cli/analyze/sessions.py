@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory, Out
+from flowctl.cli.analyze.common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory, Out
 
 
 def command(
@@ -25,7 +25,7 @@ def command(
 
     Exit status: 0 done; 1 it failed; 2 wrong use, or nothing to read; 130 or 143 ended by a signal.
     """
-    from flowctl.cli.analyze_common import run_job, session_options
+    from flowctl.cli.analyze.common import run_job, session_options
     from flowctl.pipeline.spark.session import check_available
 
     check_available()

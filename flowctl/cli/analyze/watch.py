@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from flowctl.cli.analyze_abuse import Allow, JudgePrivate, MaxBans, ReplaceBans, Threshold, WeightsFile
-from flowctl.cli.analyze_common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory
+from flowctl.cli.analyze.abuse import Allow, JudgePrivate, MaxBans, ReplaceBans, Threshold, WeightsFile
+from flowctl.cli.analyze.common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory
 from flowctl.text.output import say
 
 
@@ -43,8 +43,8 @@ def command(
 
     Ends in order with SIGINT or SIGTERM. Exit status: 0 ended; 1 it failed; 2 wrong use.
     """
-    from flowctl.cli.analyze_abuse import read_weights
-    from flowctl.cli.analyze_common import check_apart, session_options, show
+    from flowctl.cli.analyze.abuse import read_weights
+    from flowctl.cli.analyze.common import check_apart, session_options, show
     from flowctl.pipeline.spark.session import check_available, session
     from flowctl.units import parse_duration
 

@@ -1,0 +1,1 @@
+"""``flowctl analyze``: one command per job."""
