@@ -107,7 +107,7 @@ def layer_of(module: str) -> str:
     """Return the layer of a module of flowctl."""
     second = module.split(".")[1]
     found = [name for name, item in LAYERS.items() if second in item.modules]
-    assert len(found) == 1, f"{module} is in {len(found)} layers: give it one in tests/test_layers.py"
+    assert len(found) == 1, f"{module} is in {len(found)} layers: give it one in tests/house/test_layers.py"
     return found[0]
 
 

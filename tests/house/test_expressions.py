@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "flowctl", ROOT / "servers")
 OF_RE = {"compile", "match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer"}
 OF_SPARK = {"rlike": 0, "regexp_extract": 1, "regexp_replace": 1, "regexp_like": 1}
