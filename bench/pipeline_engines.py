@@ -83,7 +83,7 @@ def spark_job(events: str, out: str, *, job: str, heap: str, runs: int, conf: di
     """Run a job as ``flowctl analyze`` does, `runs` times in one session; the first one pays for compiling."""
     import importlib
 
-    module = importlib.import_module(f"flowctl.pipeline.{job}")
+    module = importlib.import_module(f"flowctl.pipeline.jobs.{job}")
     with open_spark(heap, conf) as spark:
         jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark has no public way to the process
         pid = int(jvm.java.lang.ProcessHandle.current().pid())

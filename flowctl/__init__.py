@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.loop.sockets import SocketOptions
     from flowctl.loop.work import WorkLimits
     from flowctl.outgoing.streamlog import CacheLimits, Entry, Gop, StreamLog
+    from flowctl.outgoing.transport import Transport
     from flowctl.pollgroup import GroupState, Pollable, PollGroup, PollGroupStatistics
     from flowctl.pollgroups import Move, PollGroups
     from flowctl.reasons import CloseReason, DropReason
@@ -65,7 +66,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
         SenderStatistics,
         SendOutcome,
         SendResult,
-        Transport,
     )
     from flowctl.server.admission import AdmissionLimits
     from flowctl.server.bans import Ban, BanAction, BanList
@@ -262,8 +262,8 @@ _HOMES: Final = {
         "SendResult",
         "SenderSettings",
         "SenderStatistics",
-        "Transport",
     ),
+    "flowctl.outgoing.transport": ("Transport",),
     "flowctl.server.server": (
         "DEFAULT_LIMITS",
         "Server",

@@ -210,7 +210,7 @@ def pipeline_columns(module: str, **contracts: str) -> str:
         module: of `flowctl.pipeline`; loaded here, because it needs PySpark, which is slow to load.
         contracts: name of a table -> name of its contract in the module: columns with types, as a dictionary or as DDL.
     """
-    loaded = importlib.import_module(f"flowctl.pipeline.{module}")
+    loaded = importlib.import_module(f"flowctl.pipeline.jobs.{module}")
     parts = []
     for name, contract in contracts.items():
         found = getattr(loaded, contract)

@@ -19,8 +19,9 @@ from flowctl.errors import ConfigError
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import MOST_ROWS, MOST_S, FlightSink, Identity, Tape
 from flowctl.loop.locks import OwnedLock
+from flowctl.outgoing.transport import Transport
 from flowctl.sender import Sender
-from flowctl.sending.types import SenderHost, Transport
+from flowctl.sending.types import SenderHost
 
 _log: Final = structlog.get_logger("flowctl.flight")
 

@@ -38,6 +38,7 @@ from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import DropPolicy, Thin
 from flowctl.flow.state import Load, MessageClass
 from flowctl.outgoing.streamlog import Entry, StreamLog, Wire, owned_bytes
+from flowctl.outgoing.transport import Transport
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sending.core import FlushResult
@@ -49,7 +50,6 @@ from flowctl.sending.types import (
     SenderSettings,
     SenderStatistics,
     SendResult,
-    Transport,
 )
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from flowctl.flight.tape import Tape
-from flowctl.sending.types import SenderHost, Transport
+from flowctl.outgoing.transport import Transport
+from flowctl.sending.types import SenderHost
 
 
 class TapedHost:

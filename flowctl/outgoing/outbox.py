@@ -18,8 +18,8 @@ from flowctl.flow.state import Load, MessageClass
 from flowctl.flow.timing import Timing
 from flowctl.outgoing.backlog import Backlog
 from flowctl.outgoing.cursor import LogCursor
+from flowctl.outgoing.transport import Transport
 from flowctl.reasons import DropReason
-from flowctl.sending.types import Transport
 
 _NO_CLASS_COUNTS: Final = [0] * len(MessageClass)
 _TLS_WOULD_BLOCK: Final = frozenset({"SSLWantReadError", "SSLWantWriteError"})

@@ -92,9 +92,7 @@ class SenderCore(SenderState):
         return self._close_reason is None
 
     def _timing_locked(self, trouble: Trouble, now: float) -> Timing | None:
-        """Return by what of the followed log is late for a peer that lags; None: nothing is
-        (`flowctl.sending.steering`).
-        """
+        """Return by what of the followed log is late for a peer that lags; None: nothing is."""
         raise NotImplementedError
 
     def _announce_locked(self, change: StateChange) -> None:

@@ -24,8 +24,9 @@ from flowctl.loop.faults import as_exception, log_error, report
 from flowctl.loop.locks import HANDLERS, OwnedLock
 from flowctl.outgoing.outbox import Outbox
 from flowctl.outgoing.streamlog import Entry
+from flowctl.outgoing.transport import Transport
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sending.types import Account, AgeSource, CohortLike, Frontend, SenderHost, SenderSettings, Transport
+from flowctl.sending.types import Account, AgeSource, CohortLike, Frontend, SenderHost, SenderSettings
 
 if TYPE_CHECKING:
     from flowctl.sender import Sender

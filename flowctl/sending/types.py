@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -49,21 +48,6 @@ class Frontend(Protocol):
         must not call a Sender, this one or another: that raises `ReentryError`. Pausing a Receiver is allowed; anything
         else that is to be done with the connection is scheduled on its Registration. What it raises is contained, and
         reported when the lock is released.
-        """
-
-
-class Transport(Protocol):
-    """Where a Sender writes: a non-blocking socket, or something that acts like one."""
-
-    def send(self, data: bytes, /) -> int:
-        """Write as much of `data` as goes at once; otherwise as `sendmsg`."""
-
-    def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
-        """Write as much of `buffers` as goes at once and return the number of bytes.
-
-        Raises:
-            BlockingIOError: nothing can be written now; `ssl.SSLWantWriteError` and `ssl.SSLWantReadError` are as good.
-            OSError: the connection is gone.
         """
 
 

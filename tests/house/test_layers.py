@@ -25,56 +25,39 @@ def layer(modules: str, may_import: str = "", *, pure: bool = False) -> Layer:
 
 
 LAYERS = {
-    "ground": layer("errors units reasons printable fieldtypes addresses", pure=True),
-    "output": layer("output", "ground"),
-    "work": layer("work", "ground", pure=True),
-    "flow": layer("limits flow timing", "ground", pure=True),
-    "wire": layer("rtmp flv", "ground flow", pure=True),
-    "queue": layer(
-        "counts policy forecast rates drain trouble ledger explain streamlog pacing crossings lane gates "
-        "logqueue backlog cursor sender_types outbox",
-        "ground flow",
-        pure=True,
-    ),
-    "files": layer("bans limitsfile", "ground flow"),
-    "judging": layer(
-        "budget capacitymodel capacityreference leastsquares shadow shares", "ground flow queue", pure=True
-    ),
-    "jobs": layer("_locks _faults _jobs _processor deferred deadlines _loadmeter", "ground"),
-    "sending": layer("_senderstate _sendercore _steering sender piece cohort fanout", "ground flow queue jobs"),
-    "whatif": layer("_whatifrun whatif whatif_types", "ground flow queue jobs sending"),
-    "receiving": layer("_holds _input receiver", "ground jobs"),
-    "loop": layer("_loopcore _loopthread _watches _placement pollgroup pollgroups", "ground work jobs"),
-    "glue": layer(
-        "sockets delay _lingering fanouts session _sessioncalls connection totals",
-        "ground work flow queue jobs sending receiving loop",
-    ),
-    "proxy": layer("proxyheader", "ground", pure=True),
-    "server": layer(
-        "_signals _proxied admission server serving",
-        "ground work flow queue files jobs sending receiving loop glue proxy",
-    ),
-    "telemetry": layer("telemetry", "ground flow queue jobs"),
-    "flight": layer("flight replay", "ground flow queue jobs sending telemetry"),
-    "testing": layer("testing", "ground work flow queue jobs sending receiving loop glue"),
-    "media": layer("media", "ground wire"),
-    "log": layer("log logwriter", "ground wire"),
-    "client": layer("client", "ground flow queue jobs sending receiving loop glue wire media log"),
+    "words": layer("errors units reasons addresses fieldtypes printable", pure=True),
+    "text": layer("text", "words"),
+    "flow": layer("flow", "words", pure=True),
+    "wire": layer("rtmp flv", "words flow", pure=True),
+    "outgoing": layer("outgoing", "words flow", pure=True),
+    "judging": layer("judging", "words flow", pure=True),
+    "loop": layer("loop deferred pollgroup pollgroups", "words"),
+    "sending": layer("sender sending", "words flow outgoing loop"),
+    "receiving": layer("receiver receiving", "words loop"),
+    "connection": layer("connection session fanout", "words flow outgoing loop sending receiving"),
+    "server": layer("server", "words flow outgoing loop sending receiving connection"),
+    "telemetry": layer("telemetry", "words flow outgoing loop text"),
+    "flight": layer("flight", "words flow outgoing loop sending telemetry"),
+    "testing": layer("testing", "words flow outgoing loop sending receiving connection"),
+    "media": layer("media", "words wire"),
+    "log": layer("log", "words text wire"),
+    "client": layer("client", "words flow outgoing loop sending receiving connection wire media log text"),
     "live": layer(
-        "live", "ground work flow queue files judging jobs sending receiving loop glue server telemetry flight wire log"
+        "live",
+        "words flow outgoing judging loop sending receiving connection server telemetry flight wire log text",
     ),
-    "loadtest": layer("loadtest", "ground output flow queue jobs sending receiving loop glue wire media log client"),
+    "charts": layer("charts", "words", pure=True),
+    "loadtest": layer(
+        "loadtest", "words text flow outgoing loop sending receiving connection wire media log client charts"
+    ),
     "demo": layer(
         "demo",
-        "ground output flow queue files judging jobs sending receiving loop glue server wire media log client live "
-        "loadtest",
+        "words text flow outgoing judging loop sending receiving connection server wire media log client live loadtest",
     ),
-    "pipeline": layer(
-        "pipeline", "ground output flow queue files judging sending whatif wire log telemetry flight loadtest"
-    ),
+    "pipeline": layer("pipeline", "words text flow outgoing judging sending server telemetry flight wire log charts"),
     "cli": layer(
         "cli __main__",
-        "ground output flow queue files judging sending loop glue server telemetry flight whatif wire media log "
+        "words text flow outgoing judging loop sending receiving connection server telemetry flight wire media log "
         "client live loadtest demo pipeline",
     ),
 }

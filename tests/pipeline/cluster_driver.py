@@ -46,7 +46,7 @@ GRID = 'soft = ["256KiB,256,1s", "1MiB,1024,2s"]\ntarget_delay = ["auto", "off"]
 
 def run_job(spark: Any, name: str, events: str, out: str) -> dict[str, Any]:
     """Run one job as the command line does, what-if on a small grid; return its accounts and outputs."""
-    module = importlib.import_module(f"flowctl.pipeline.{name}")
+    module = importlib.import_module(f"flowctl.pipeline.jobs.{name}")
     chosen = None
     if name == "whatif":
         chosen = module.WhatifOptions(grid=GRID, cut_s=60.0, most=24)

@@ -22,13 +22,13 @@ class JobGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the jobs, in the order of the help."""
-        return [name for name in JOBS if importlib.util.find_spec(f"flowctl.cli.analyze_{name}")]
+        return [name for name in JOBS if importlib.util.find_spec(f"flowctl.cli.analyze.{name}")]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Load the command of a job; None: there is no such job."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"flowctl.cli.analyze_{cmd_name}")
+        module = importlib.import_module(f"flowctl.cli.analyze.{cmd_name}")
         alone = typer.Typer(
             add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
         )

@@ -1,5 +1,6 @@
-"""Inside of the what-if engine: one recorded viewer, many choices, one stream log (pure). See
-`flowctl.flight.whatif.engine`.
+"""Inside of the what-if engine: one recorded viewer, many choices, one stream log (pure).
+
+See `flowctl.flight.whatif.engine` for what it is for.
 
 Theory of operation. Each message is appended to one `StreamLog`, once; each choice has a `Sender` that follows it, like
 fifty viewers of one stream. What costs is calling Senders, so they are called only where something can happen:
@@ -86,8 +87,9 @@ class Gauge:
 
 
 class LinkModel:
-    """How much a write may take, from what the recorded writes took. See `flowctl.flight.whatif.engine` for what is
-    assumed.
+    """How much a write may take, from what the recorded writes took.
+
+    See `flowctl.flight.whatif.engine` for what is assumed.
 
     Args:
         kernel_bytes: size of the kernel's buffer.
@@ -257,8 +259,9 @@ _EAGAIN: Final = BlockingIOError(errno.EAGAIN, "the link has no room")
 
 
 class Run:
-    """All choices over one viewer; the fan-out of their Senders (`CohortLike`). Arguments as of
-    `flowctl.flight.whatif.engine`.
+    """All choices over one viewer; the fan-out of their Senders (`CohortLike`).
+
+    Arguments as of `flowctl.flight.whatif.engine`.
     """
 
     def __init__(
