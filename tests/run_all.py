@@ -33,8 +33,6 @@ OTHERS = sorted(
     if path.is_dir() and path.name not in {PIPELINE, *REALTIME, "__pycache__"}
 )
 """Folders none of whose tests is on Spark."""
-LOOSE = "--ignore-glob=tests/test_*.py"
-"""Leaves out the tests that are in no folder."""
 
 
 def without(*folders: str) -> list[str]:
@@ -52,9 +50,9 @@ RUNS = {
         *without(PIPELINE, *REALTIME),
     ],
     # One process, so that all of them share one Java, whose start costs more than most of these tests.
-    "pipeline": ["-m", "pipeline and not realtime", "-n", "0", LOOSE, *without(*REALTIME, *OTHERS)],
+    "pipeline": ["-m", "pipeline and not realtime", "-n", "0", *without(*REALTIME, *OTHERS)],
     # Each of their files has a Java, or a cluster of them.
-    "programs on Spark": ["-m", "pipeline and realtime", "-n", "2", *BY_FILE, LOOSE, *without(*OTHERS)],
+    "programs on Spark": ["-m", "pipeline and realtime", "-n", "2", *BY_FILE, *without(*OTHERS)],
     # What they assert of time leaves room for the others beside them. Tests of a file share servers.
     "real time": ["-m", "realtime and not pipeline", "-n", "4", *BY_FILE, *without(PIPELINE)],
 }

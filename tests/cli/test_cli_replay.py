@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from cli_kit import run
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "flight"))
 from flight_kit import Rows, slow_history
 
 from flowctl.cli.replay import _POLICIES

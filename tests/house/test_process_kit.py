@@ -34,7 +34,7 @@ def run_pytest(tmp_path, text, **settings):
     """Run a file of tests with the project's conftest, and return the finished process."""
     (tmp_path / "test_inner.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "conftest", "--rootdir", tmp_path, tmp_path]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT / 'tests' / 'kits'}"}
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=60, env=environment, cwd=tmp_path, **settings
     )
@@ -46,7 +46,9 @@ def test_children_when_the_shell_ignores_signals_do_not():
     code = f"import signal, subprocess, sys; signal.signal({int(number)}, signal.SIG_IGN); {{}}"
     bare = [sys.executable, "-c", code.format(f"subprocess.run([sys.executable, '-c', {SHOW!r}])")]
     assert "SIG_IGN" in subprocess.run(bare, capture_output=True, text=True, check=True).stdout
-    kit = f"sys.path.insert(0, {str(ROOT / 'tests')!r}); import process_kit; process_kit.use_default_signals(); "
+    kit = (
+        f"sys.path.insert(0, {str(ROOT / 'tests' / 'kits')!r}); import process_kit; process_kit.use_default_signals(); "
+    )
     reset = [sys.executable, "-c", code.format(kit + f"subprocess.run([sys.executable, '-c', {SHOW!r}])")]
     assert "SIG_IGN" not in subprocess.run(reset, capture_output=True, text=True, check=True).stdout
 

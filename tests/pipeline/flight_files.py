@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "flight"))
 from flight_kit import ROOMS, Rows, linked
 
 from flowctl.flight.whatif.engine import evaluate

@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kits"))
 
 from rtmp_chunk_peer import ChunkPeer, header0, interleave, pieces, random_messages, set_chunk_size
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import functools
-import sys
-from pathlib import Path
+
+from live_kit import World, audio, config, inter, key
+from telemetry_kit import queued, recorder
 
 from flowctl.live.records.recorded import RecordedSession
 from flowctl.live.records.sampler import Sampler
 from flowctl.telemetry.events import Events
 from flowctl.telemetry.privacy import Privacy
 from flowctl.telemetry.schema import CLASS_NAMES, FLOW_EVENTS, FLOW_SAMPLES
-
-from telemetry_kit import queued, recorder  # isort: skip - beside this file
-
-sys.path.append(str(Path(__file__).parents[1] / "live"))  # the kit of the live server's tests
-from live_kit import World, audio, config, inter, key
 
 __all__ = ["RecordedWorld", "audio", "config", "inter", "key", "totals"]
 

@@ -1,17 +1,14 @@
 """Recorded commands, metadata and fuzz inputs of other projects, played to a server session."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from rtmp_session_kit import SPLITS, ScriptedClient
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.chunk.chunk import Message
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rtmp"))
-from rtmp_session_kit import SPLITS, ScriptedClient
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
 

@@ -1,6 +1,6 @@
 """``flowctl analyze all`` and ``report``: what they print, how they end, and what they leave behind.
 
-As a process `all` is run by tests/e2e/test_e2e_loop.py, and `sessions` by test_analyze_cli.py.
+As a process `all` is run by tests/e2e/records/test_e2e_loop.py, and `sessions` by test_analyze_cli.py.
 """
 
 from __future__ import annotations

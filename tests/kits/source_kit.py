@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"flowctl": ROOT / "flowctl", "flowctl_servers": ROOT / "servers" / "flowctl_servers"}
 
 

@@ -71,7 +71,7 @@ def bare_python(folder):
 
 def archive_of(place: Path) -> str:
     """Return an archive of the package as a wheel lays it out, named so that Spark takes it."""
-    source = Path(__file__).resolve().parents[2]
+    source = Path(__file__).resolve().parents[3]
     with zipfile.ZipFile(place, "w") as archive:
         for path in sorted((source / "flowctl").rglob("*.py")):
             archive.write(path, path.relative_to(source))
