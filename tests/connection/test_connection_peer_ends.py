@@ -266,6 +266,7 @@ def test_peer_when_it_leaves_while_its_input_is_held_ends_soon(link, monkeypatch
     assert "still held 0.1 s after its end" in details
 
 
+@pytest.mark.realtime  # its sends must not be further apart than the time that ends the connection
 def test_peer_when_it_half_closes_while_its_input_is_held_is_answered(link, monkeypatch):
     """A peer that takes what it is sent has not left: its request is answered when it is let in."""
     monkeypatch.setattr(connection_module, "HELD_END_S", 0.05)
