@@ -335,7 +335,36 @@ def definitions(tree: ast.Module) -> list[tuple[str, int, int]]:
     return found
 
 
+# -- rooms
+
+FIRST_FILE = re.compile(r"^Begin with `(\w+\.py)`\.$", re.MULTILINE)
+
+
+def sentence(path: Path) -> str:
+    """Return the first sentence of a module's docstring."""
+    docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    return " ".join(docstring.split("\n\n")[0].split()).rstrip(".")
+
+
+def rooms() -> str:
+    """Return the folders of flowctl, each with its rule and the file to read first: what their docstrings say."""
+    rows = []
+    for path in sorted((ROOT / "flowctl").glob("*/**/__init__.py")):
+        folder = path.parent.relative_to(ROOT)
+        first = FIRST_FILE.search(path.read_text("utf-8"))
+        rows.append([f"`{folder}/`", sentence(path), f"`{first[1]}`" if first else ""])
+    return table(["room", "what belongs into it", "read first"], rows)
+
+
+def flat_files() -> str:
+    """Return the modules that stand beside the rooms, and what each is."""
+    files = sorted(path for path in (ROOT / "flowctl").glob("*.py") if not path.name.startswith("__"))
+    return table(["file", "what it is"], [[f"`flowctl/{path.name}`", sentence(path)] for path in files])
+
+
 GENERATED = {
+    "rooms": rooms,
+    "flat-files": flat_files,
     "echo-begin": lambda: echo_source("import annotations", "LINE_BYTES"),
     "echo-room": lambda: echo_source("Room", "Room"),
     "echo-peer": lambda: echo_source("Peer", "Peer"),

@@ -1,4 +1,4 @@
-"""The command line: ``flowctl serve``, ``publish``, ``play``, ``demo`` and ``version``.
+"""The command line: one module per command.
 
 Standard output is for data, standard error for logs and errors. Exit status: 0 done, 1 it failed while running, 2 it
 was called or configured wrongly, 130 interrupted (SIGINT, Ctrl-C), 143 terminated (SIGTERM, SIGHUP, SIGQUIT). A server
@@ -6,6 +6,8 @@ is ended by SIGINT, SIGTERM or SIGQUIT, so for `serve` that is 0.
 
 Each command has a module that imports next to nothing: what a command needs is imported when it runs, so that
 ``flowctl --help`` is there at once.
+
+Begin with `app.py`.
 """
 
 from __future__ import annotations

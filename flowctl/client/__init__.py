@@ -1,1 +1,4 @@
-"""RTMP clients on poll groups: a publisher and a player for tools, tests and load; many share one thread."""
+"""RTMP clients on poll groups: a publisher and a player for tools, tests and load; many share one thread.
+
+Begin with `base.py`.
+"""

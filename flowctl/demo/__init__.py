@@ -1,4 +1,7 @@
-"""The demonstration: a live server, a publisher, and viewers of all kinds, watched and judged."""
+"""The demonstration: a live server, a publisher, and viewers of all kinds, watched and judged.
+
+Begin with `run.py`.
+"""
 
 from flowctl.demo.plan import DemoPlan
 from flowctl.demo.run import run_demo

@@ -1,1 +1,4 @@
-"""One stream log to many peers."""
+"""One stream log to many peers.
+
+Begin with `fanout.py`.
+"""

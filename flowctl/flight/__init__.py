@@ -12,4 +12,6 @@ one under its lock, before each call (`flowctl.flight.feed`). The messages thems
 
 Modules: `words` (what the rows say), `tape` (rows in order, bounded), `feed` (the private log), `recorded` (the
 Sender), `flights` (which connections are recorded).
+
+Begin with `recorded.py`.
 """

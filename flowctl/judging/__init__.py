@@ -1,1 +1,4 @@
-"""What follows from how many peers fare (pure): memory budget, shadow policies, shares."""
+"""What follows from how many peers fare (pure): memory budget, shadow policies, shares.
+
+Begin with `shadow.py`.
+"""

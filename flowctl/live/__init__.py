@@ -1,4 +1,7 @@
-"""Live streaming: the hub of streams, publications, publish and play sessions, and the drop policy."""
+"""Live streaming: the hub of streams, publications, publish and play sessions, and the drop policy.
+
+Begin with `session.py`.
+"""
 
 from flowctl.live.config import Audience, LiveConfig, SecondPublisher
 from flowctl.live.hooks import LiveFrame, LiveHooks, LiveRequest

@@ -1,1 +1,4 @@
-"""The inside of a Receiver (`flowctl.receiver`), and how a connection calls its session."""
+"""The inside of a Receiver (`flowctl.receiver`), and how a connection calls its session.
+
+Begin with `holds.py`.
+"""

@@ -1,1 +1,4 @@
-"""The inside of a Sender (`flowctl.sender`), under its lock."""
+"""The inside of a Sender (`flowctl.sender`), under its lock.
+
+Begin with `types.py`.
+"""

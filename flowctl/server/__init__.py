@@ -1,1 +1,4 @@
-"""A server: accepts, admits, places and ends connections."""
+"""A server: accepts, admits, places and ends connections.
+
+Begin with `server.py`.
+"""

@@ -2,4 +2,6 @@
 
 `flowctl.telemetry.schema` is the contract between those who write the records and those who read them; neither imports
 the other.
+
+Begin with `schema.py`.
 """

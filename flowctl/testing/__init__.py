@@ -4,6 +4,8 @@
 `ThrottledPeer` is an in-memory peer with a kernel buffer and a link of a given rate. `ManualHost` stands in for the
 connection and its thread: it collects flush requests and deadlines and runs them when asked. `check_drop_policy`
 tests a drop policy of one's own against what every policy must hold to. `drive` runs a session of one's own.
+
+Begin with `driving.py`.
 """
 
 from flowctl.testing.clock import ManualClock

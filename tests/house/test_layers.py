@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 
-from source_kit import Import, imports_of, module_files, shown
+import generate_docs
+from source_kit import ROOT, Import, imports_of, module_files, shown
 
 
 @dataclass(frozen=True)
@@ -217,3 +219,27 @@ def test_cli_when_only_its_help_is_wanted_loads_no_server():
         "structlog",
         "asyncio",
     }
+
+
+MOST_FILES = 16
+"""More modules than that in a room, and nobody finds the one he needs: part of it is a room of its own."""
+MOST_FLAT = 18
+"""Modules beside the rooms: a public class each, or words that everything uses."""
+
+
+def test_rooms_when_counted_hold_few_files():
+    """No folder of modules, of flowctl or its tests, holds more than can be taken in at a glance."""
+    files = Counter(path.parent for folder in ("flowctl", "servers", "tests") for path in (ROOT / folder).rglob("*.py"))
+    most = {ROOT / "flowctl": MOST_FLAT}
+    assert {str(room): count for room, count in files.items() if count > most.get(room, MOST_FILES)} == {}
+
+
+def test_rooms_when_opened_say_their_rule_and_where_to_begin():
+    """Each room that has modules says in its first docstring what belongs into it and which file to read first."""
+    wrong = []
+    for path in (ROOT / "flowctl").glob("*/**/__init__.py"):
+        first = generate_docs.FIRST_FILE.search(path.read_text("utf-8"))
+        modules = [item for item in path.parent.glob("*.py") if item != path]
+        if bool(modules) != bool(first) or (first and not (path.parent / first[1]).exists()):
+            wrong.append(str(path))
+    assert wrong == []

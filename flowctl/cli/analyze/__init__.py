@@ -1,1 +1,4 @@
-"""``flowctl analyze``: one command per job."""
+"""``flowctl analyze``: one command per job.
+
+Begin with `app.py`.
+"""

@@ -1,1 +1,4 @@
-"""What other limits would have done for a recorded viewer."""
+"""What other limits would have done for a recorded viewer.
+
+Begin with `engine.py`.
+"""

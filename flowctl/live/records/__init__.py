@@ -1,1 +1,4 @@
-"""What a live server records: events, samples, flights."""
+"""What a live server records: events, samples, flights.
+
+Begin with `sampler.py`.
+"""

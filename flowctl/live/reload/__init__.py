@@ -1,1 +1,4 @@
-"""Limits and bans that a running server takes from files."""
+"""Limits and bans that a running server takes from files.
+
+Begin with `reload.py`.
+"""

@@ -1,1 +1,4 @@
-"""The viewers and publishers of a load run."""
+"""The viewers and publishers of a load run.
+
+Begin with `viewer.py`.
+"""

@@ -1,1 +1,4 @@
-"""What a load run found, and how it is shown."""
+"""What a load run found, and how it is shown.
+
+Begin with `result.py`.
+"""

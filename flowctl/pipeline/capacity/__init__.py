@@ -1,1 +1,4 @@
-"""How many viewers a node carries."""
+"""How many viewers a node carries.
+
+Begin with `model.py`.
+"""

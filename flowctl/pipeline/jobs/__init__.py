@@ -1,1 +1,4 @@
-"""The jobs: sessions, fleet, abuse, and all of them."""
+"""The jobs: sessions, fleet, abuse, and all of them.
+
+Begin with `sessions.py`.
+"""

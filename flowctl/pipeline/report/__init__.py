@@ -1,1 +1,4 @@
-"""The report of the pipeline."""
+"""The report of the pipeline.
+
+Begin with `job.py`.
+"""

@@ -1,1 +1,4 @@
-"""Spark itself: Java, sessions, class archive, progress."""
+"""Spark itself: Java, sessions, class archive, progress.
+
+Begin with `session.py`.
+"""

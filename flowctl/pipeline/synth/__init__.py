@@ -1,1 +1,4 @@
-"""Event data of any size, made."""
+"""Event data of any size, made.
+
+Begin with `job.py`.
+"""

@@ -1,1 +1,4 @@
-"""Tables: read, checked, put aside, accounted for, written."""
+"""Tables: read, checked, put aside, accounted for, written.
+
+Begin with `io.py`.
+"""

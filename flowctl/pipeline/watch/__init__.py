@@ -1,1 +1,4 @@
-"""Bans while it happens."""
+"""Bans while it happens.
+
+Begin with `job.py`.
+"""

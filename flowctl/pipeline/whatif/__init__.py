@@ -1,1 +1,4 @@
-"""Which limits and drop policies would have been better."""
+"""Which limits and drop policies would have been better.
+
+Begin with `grid.py`.
+"""

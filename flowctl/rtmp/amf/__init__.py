@@ -1,1 +1,4 @@
-"""AMF0 and AMF3: values, readers and writers."""
+"""AMF0 and AMF3: values, readers and writers.
+
+Begin with `amf0.py`.
+"""

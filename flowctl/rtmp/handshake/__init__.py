@@ -1,1 +1,4 @@
-"""The handshake, simple and with digests."""
+"""The handshake, simple and with digests.
+
+Begin with `handshake.py`.
+"""

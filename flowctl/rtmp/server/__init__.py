@@ -1,1 +1,4 @@
-"""The server's side of a session."""
+"""The server's side of a session.
+
+Begin with `session.py`.
+"""
