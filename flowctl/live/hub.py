@@ -10,12 +10,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
+import structlog
+
 from flowctl.addresses import address_key
 from flowctl.connection import Connection
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.judging.shadow import NO_SHADOW
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hooks import HookRunner
+from flowctl.live.observer import Observer
 from flowctl.live.oversight.oversight import Oversight
 from flowctl.live.oversight.pace import Pace
 from flowctl.live.owner import Owner
@@ -33,6 +36,7 @@ from flowctl.reasons import CloseReason
 from flowctl.sending.types import AgeSource
 from flowctl.server.totals import NO_FLOW, FlowTotals
 
+_log: Final = structlog.get_logger("flowctl.live")
 _ENDED_KEPT: Final = 256
 _SILENT_S: Final = 1.0
 """A publisher that sent neither sound nor picture for so long is not there, when its owner asks for the name again:
@@ -75,6 +79,11 @@ class Publisher(StreamMember, Protocol):
         """Take note that another publisher has taken the name."""
 
 
+def line_fields(connection: Connection, stream: str) -> dict[str, Any]:
+    """Return what every log line about a connection and a stream names."""
+    return {"stream": stream, "peer": f"{connection.peer[0]}:{connection.peer[1]}", "connection": connection.number}
+
+
 class _Publication(NamedTuple):
     """Who publishes, or stands by, and whose the name is then."""
 
@@ -93,6 +102,7 @@ class Hub:
 
     Attributes:
         hooks: of the application, which decide who may publish and play.
+        observers: are told what happens to the sessions.
         oversight: looks at the viewers that lag: memory budget, shares of viewers, shadow policy.
     """
 
@@ -118,6 +128,7 @@ class Hub:
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self._past = NO_FLOW  # of the viewers of streams that were forgotten; guarded by _lock
         self.hooks: HookRunner | None = None  # set before the first connection; None: the application has none
+        self.observers: tuple[Observer, ...] = ()  # likewise
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)
 
     # -- publishers
@@ -366,6 +377,22 @@ class Hub:
         """Count a request that was refused because of a limit."""
         with self._lock:
             self._limits_hit[limit] = self._limits_hit.get(limit, 0) + 1
+
+    def refused(self, what: str, connection: Connection, stream: str, error: LimitExceededError) -> None:
+        """Count, log and tell the observers of a request that was refused because of a limit. The connection's thread.
+
+        Args:
+            what: was refused, for the log.
+            connection: that asked.
+            stream: that it asked for.
+            error: names the limit.
+        """
+        self.limit_hit(error.limit)
+        _log.warning(
+            what, **line_fields(connection, stream), limit=error.limit, value=error.value, maximum=error.maximum
+        )
+        for observer in self.observers:
+            observer.limit_hit(connection, error.limit, error.value, error.maximum, connection.now())
 
     def connection_ended(self, reason: CloseReason, limit: str | None) -> None:
         """Count the end of a connection, and the limit that ended it."""

@@ -19,7 +19,7 @@ from flowctl.errors import ClosedError, ConfigError, LimitExceededError
 from flowctl.flight.flights import Flights
 from flowctl.flow.limits import Limits
 from flowctl.flow.limitsfile import LimitsFile
-from flowctl.flow.policy import LIVE_POLICIES, DropPolicy
+from flowctl.flow.policy import LIVE_POLICIES
 from flowctl.judging.shadow import Candidate
 from flowctl.live.config import LiveConfig, SecondPublisher, parse_audiences
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
@@ -118,7 +118,7 @@ class LiveServer(Server):
         self.config = config
         policy, settings = LIVE_POLICIES[options.policy], settings_from(options)
         super().__init__(
-            lambda: self._session(self.hub, config, policy, self.clock()),
+            lambda: LiveSession(self.hub, policy, self.clock()),
             options.host,
             options.port,
             limits=options.limits,
@@ -141,7 +141,6 @@ class LiveServer(Server):
         self._served = options
         self.recording: Recording | None = None
         self.flights: Flights | None = None
-        self._session: Callable[[Hub, LiveConfig, DropPolicy, float], LiveSession] = LiveSession
         self.reload = Reload(
             self._apply_limits,
             self._apply_bans,
@@ -154,7 +153,7 @@ class LiveServer(Server):
             events, recorded = events_options(options, self.address[1]), flight_options(options)
             if events is not None:
                 self.recording = Recording(events, self.hub, self.connections, self.clock)
-                self._session = self.recording.session
+                self.hub.observers = (self.recording.sessions,)
                 self.flights = make_flights(recorded, self.recording.events)
                 self._make_sender = self.flights.make_sender
         except BaseException:

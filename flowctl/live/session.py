@@ -1,14 +1,14 @@
-"""One RTMP connection of the live server: the wire session's events become publications, players and flow control.
+"""One RTMP connection of the live server: reads, asks hooks, hands each message stream what is for it, and ends.
 
-Path of a frame: `received` -> `ServerSession.receive` -> the message itself in the list of events -> `Stream.publish`
--> stream log -> fan-outs of the viewers' threads. Path of trouble: the viewer's Sender changes state -> input is
-paused at SOFT_LIMIT (`send_state_changed`, under the Sender's lock), the drop policy thins -> the ledger -> one log
-line per episode.
+What is done on a message stream is the business of `Publishing` and `Playing`. Path of a frame: `received` ->
+`ServerSession.receive` -> the message itself in the list of events -> `Publishing.publish` -> `Stream.publish` ->
+stream log -> fan-outs of the viewers' threads. Path of trouble: the viewer's Sender changes state -> input is paused
+at SOFT_LIMIT (`send_state_changed`, under the Sender's lock), the drop policy thins -> the ledger -> one log line per
+episode. Who else wants to know what happens, records for one, is an `Observer` of the hub.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -16,26 +16,21 @@ import structlog
 
 from flowctl.addresses import address_key
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
-from flowctl.fanout.following import FollowPlace
-from flowctl.flow.counts import NO_COUNTS, Counts, total
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Limits
-from flowctl.flow.policy import LIVE_POLICIES, DropPolicy
+from flowctl.flow.policy import DropPolicy
 from flowctl.flow.state import MessageClass, SendState, StateChange
-from flowctl.judging.shares import ViewerShares
-from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import TOO_SLOW, Kind, LiveRequest, Question
-from flowctl.live.hub import Hub
+from flowctl.live.hub import Hub, line_fields
 from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate
-from flowctl.live.muting import Muted
-from flowctl.live.oversight.episodes import Episode
-from flowctl.live.oversight.signals import EVENT_NAME, PARAMETER, message_values, publisher_settings
+from flowctl.live.oversight.signals import PARAMETER
 from flowctl.live.owner import Owner
-from flowctl.live.roles import Playing, Publishing
+from flowctl.live.playing import Playing
+from flowctl.live.publishing import Publishing
 from flowctl.live.statistics import EndedViewer, ViewerStatistics
-from flowctl.live.stream import MEDIA_TYPES, StartPlace, Stream
+from flowctl.live.stream import Stream
 from flowctl.log import redact_text
-from flowctl.reasons import CloseReason, DropReason
+from flowctl.reasons import CloseReason
 from flowctl.receiver import DONE, InputResult, Verdict
 from flowctl.rtmp import commands
 from flowctl.rtmp import events as rtmp_events
@@ -43,13 +38,16 @@ from flowctl.rtmp.messages import Acknowledgement
 from flowctl.rtmp.server.session import ServerSession
 from flowctl.rtmp.server.states import StreamState
 from flowctl.rtmp.wire import Message
-from flowctl.server.totals import NO_FLOW, FlowTotals, totals_of
+from flowctl.server.totals import NO_FLOW, totals_of
 from flowctl.session import Session
 
 _log: Final = structlog.get_logger("flowctl.live")
 _FLOW: Final = "flow control"
 _RATE: Final = "message rate"
 _RATE_LIMIT: Final = "messages_per_second"
+CONTROL_LANE: Final = "control_lane"
+"""The limits on what waits in the control lane of a Sender: `control_bytes` and `control_messages` of its settings.
+Who goes over them makes us answer, and does not read the answers."""
 _NOTHING: Final = memoryview(b"")
 _REFUSED_S: Final = 2.0
 """How long a client whose publish was refused may take to ask for another name. Most leave by themselves; librtmp, like
@@ -64,6 +62,8 @@ _HOOK: Final = "hook"
 _DECIDING: Final = frozenset({StreamState.PUBLISH_DECIDING, StreamState.PLAY_DECIDING})
 _Request = rtmp_events.PublishRequested | rtmp_events.PlayRequested
 _Step = Callable[[memoryview, float], list[rtmp_events.ServerEvent]]
+_NO_PUBLISHING: Final[dict[int, Publishing]] = {}
+"""Of all who publish nothing, nearly all peers: never changed."""
 _GRACEFUL: Final = frozenset({CloseReason.FINISHED, CloseReason.KICKED, CloseReason.BANNED, CloseReason.SHUTDOWN})
 
 
@@ -80,15 +80,13 @@ class LiveSession(Session):
     """Server side of one RTMP connection.
 
     Args:
-        hub: the streams.
-        config: of the server.
+        hub: the streams, with the settings of the server.
         policy: what to drop for a slow viewer.
         now: time in seconds.
     """
 
     __slots__ = (
         "_config",
-        "_episode",
         "_hub",
         "_leaves_at",
         "_limit_hit",
@@ -100,25 +98,22 @@ class LiveSession(Session):
         "_rate",
         "_rtmp",
         "_user",
-        "_usual_target_ms",
         "user_agent",
     )
 
-    def __init__(self, hub: Hub, config: LiveConfig, policy: DropPolicy, now: float) -> None:
+    def __init__(self, hub: Hub, policy: DropPolicy, now: float) -> None:
         self._hub = hub
-        self._config = config
+        self._config = hub.config
         self._policy = policy
-        self._rtmp = ServerSession(config.rtmp, now=now)
-        self._publishing: dict[int, Publishing] | None = None  # by message stream id
+        self._rtmp = ServerSession(hub.config.rtmp, now=now)
+        self._publishing = _NO_PUBLISHING  # by message stream id
         self._playing: Playing | None = None
-        self._episode: Episode | None = None
         self._leaves_at: float | None = None  # when it is closed, unless it publishes or plays: its publish was refused
         self._limit_hit: str | None = None
         self._piece_bytes = _SMALLEST_PIECE
         self._question: _Asked | None = None  # a publish or play that a hook decides
         self._rate: InputRate | None = None  # made for who sends several messages at a time
         self._user: str | None = None  # who logged in
-        self._usual_target_ms: int | None = None  # target delay of its Sender but for the stream that it plays
         self.user_agent = ""
 
     def behaves(self) -> bool:
@@ -147,36 +142,19 @@ class LiveSession(Session):
 
     def stream_ended(self, stream: Stream) -> None:
         """The publisher has gone for good; now the player waits."""
-        playing = self._playing
-        if playing is None or playing.stream is not stream or not stream.ended:
-            return
-        self._note_end(playing)
-        self._wait_for_publisher(playing)
-        self._arm()
-
-    def _note_end(self, playing: Playing) -> None:
-        """Let a player wait from now on; one that has left the log, paused, is told here, others by the log."""
-        if self._rtmp.stream_state(playing.stream_id) is StreamState.PLAYING:
-            self._rtmp.unpublish_notify(playing.stream_id, send=self.connection.place is None)
+        if self._playing is not None and self._playing.stream is stream:
+            self._playing.stream_ended()
+            self._arm()
 
     def stream_published(self, stream: Stream) -> None:
         """The stream is published (again)."""
-        playing = self._playing
-        if playing is None or playing.stream is not stream or stream.ended:
-            return
-        playing.waits_until = None
-        self._note_end(playing)  # where the stream was back before `stream_ended` ran: the log has told the player
-        self._note_begin(playing)
-        self._arm()
-
-    def _note_begin(self, playing: Playing) -> None:
-        """Let a player that waits play from now on; it is told as in `_note_end`."""
-        if self._rtmp.stream_state(playing.stream_id) is StreamState.WAITING:
-            self._rtmp.publish_notify(playing.stream_id, send=self.connection.place is None)
+        if self._playing is not None and self._playing.stream is stream:
+            self._playing.stream_published()
+            self._arm()
 
     def publish_replaced(self, stream: Stream) -> None:
         """Another publisher has taken the name: this one is told and closed."""
-        for publishing in list((self._publishing or {}).values()):
+        for publishing in tuple(self._publishing.values()):
             if publishing.stream is stream:
                 self._rtmp.reject_publish(publishing.stream_id, description="Another publisher has taken the stream.")
                 self._end_publishing(publishing, grace=False, why="replaced by another publisher")
@@ -208,19 +186,12 @@ class LiveSession(Session):
             work_s=connection.work.work_s,
         )
 
-    def _figures(self) -> FlowTotals:
-        connection = self.connection
-        return totals_of(connection.sender.statistics(), connection.receiver.statistics())
-
-    def _dropped(self) -> Counts:
-        """Return what was dropped for this viewer, for its episodes; not what it left itself."""
-        dropped = self.connection.sender.statistics().dropped
-        return total(counts for reason, counts in dropped.items() if reason is not DropReason.UNFOLLOWED)
-
     # -- input
 
     def opened(self) -> None:
         """Start the clock of the handshake."""
+        for observer in self._hub.observers:
+            observer.opened(self.connection)
         self._arm()
 
     def received(self, data: memoryview) -> InputResult:
@@ -265,11 +236,13 @@ class LiveSession(Session):
     def _rate_exceeded(self, messages: int, maximum: float) -> None:
         """Count and log that an episode of too many messages begins with `messages` read at once."""
         self._hub.limit_hit(_RATE_LIMIT)
+        self._tell_limit(_RATE_LIMIT, messages, maximum)
         peer = f"{self.peer[0]}:{self.peer[1]}"
         _log.warning("input slowed", peer=peer, connection=self.number, limit=_RATE_LIMIT, maximum=maximum)
 
     def work_exceeded(self, error: LimitExceededError, *, ends: bool) -> None:
         """Count and log that an episode begins in which this peer takes too much of the thread, or note its end."""
+        self._tell_limit(error.limit, error.value, error.maximum)
         if ends:
             self._limit_hit = error.limit
             return
@@ -292,9 +265,8 @@ class LiveSession(Session):
 
     def timer(self, now: float) -> None:
         """Look at time limits, pings, and the ends of waits and episodes."""
-        playing, episode = self._playing, self._episode
-        if episode is not None:
-            episode.check(now)
+        if self._playing is not None:
+            self._playing.check_quiet(now)
         if self._question is not None and now >= self._question.until:
             self._answered(self._question.question, TOO_SLOW, "decide_s")
             self._send_replies()
@@ -304,51 +276,35 @@ class LiveSession(Session):
             self._leaves_at = None
             if not (self._publishing or self._playing or self._question):
                 self.connection.close_after_flush("refused, and asked for nothing else")
-        if playing is not None and playing.waits_until is not None and now >= playing.waits_until:
-            limit_s = self._config.rtmp.limits.player_wait_s
-            self._limit_hit = "player_wait_s"
-            self._rtmp.limit_status(playing.stream_id, "player_wait_s", limit_s, limit_s)
-            self._send_replies()
-            raise LimitExceededError(
-                "player_wait_s", limit_s, limit_s, f"nobody published {playing.stream.name} within {limit_s:g} s"
-            )
+        if self._playing is not None:
+            self._check(self._playing.check_wait, now)
         if self.connection.receiver.paused:
             # A tick would let out what is held. Whether the peer is there is the Sender's to find out meanwhile.
             self._arm()
         else:
             self._take(lambda _, now: self._rtmp.tick(now))
-        for publishing in tuple((self._publishing or {}).values()):
-            if publishing.look_at is not None and now >= publishing.look_at:
-                self._check_silence(publishing, now)
+        if self._publishing:
+            for publishing in tuple(self._publishing.values()):
+                self._check(publishing.check_silence, now)
+            self._arm()
 
-    def _check_silence(self, publishing: Publishing, now: float) -> None:
-        """Cut a publisher that sends neither audio nor video, and see to it that it is looked at again.
-
-        The wire session has a limit on the time to the first media as well, but of the connection: one that begins
-        another publication now and then would keep the names of those before it.
-        """
-        limit, allowed_s, since = "media_silence_s", self._config.media_silence_s, publishing.media_at
-        if since is None:
-            limit, allowed_s = "first_media_s", self._config.rtmp.limits.first_media_s
-            since = publishing.began_at
-        if self.connection.receiver.paused:
-            since = now  # what is not read cannot be late
-        if allowed_s and now - since >= allowed_s:
-            self._limit_hit = limit
-            self._rtmp.limit_status(publishing.stream_id, limit, now - since, allowed_s)
+    def _check(self, check: Callable[[float], None], now: float) -> None:
+        """Run a check of a message stream, which tells the peer of the limit that it raises."""
+        try:
+            check(now)
+        except LimitExceededError as error:
             self._send_replies()
-            raise LimitExceededError(limit, round(now - since, 3), allowed_s)
-        publishing.look_at = self._look_at(since, allowed_s, now)
-        self._arm()
+            self._ended_by(error)
+            raise
 
-    def _look_at(self, since: float, allowed_s: float, now: float) -> float | None:
-        """Return when a publisher is to be looked at that may be silent for `allowed_s`; None: never.
+    def _ended_by(self, error: LimitExceededError) -> None:
+        """Take note that a limit is about to end the connection."""
+        self._limit_hit = error.limit
+        self._tell_limit(error.limit, error.value, error.maximum)
 
-        Never later than `media_silence_s` from `now`: media may come at once, and the silence begin behind it.
-        """
-        silence_s = self._config.media_silence_s
-        times = [start + limit for start, limit in ((since, allowed_s), (now, silence_s)) if limit]
-        return min(times, default=None)
+    def _tell_limit(self, limit: str, value: float | None, maximum: float | None) -> None:
+        for observer in self._hub.observers:
+            observer.limit_hit(self.connection, limit, value, maximum, self.connection.now())
 
     def _take(self, step: _Step, data: memoryview = _NOTHING, *, resume: bool = True, lazy: bool = False) -> int:
         """Run a step of the wire session and treat its events, until none are held back; return their number.
@@ -366,9 +322,12 @@ class LiveSession(Session):
                 count += len(events)
                 for event in events:
                     if type(event) is Message:
-                        self._publish(event, now)
+                        if (publishing := self._publishing.get(event.msid)) is not None:
+                            publishing.publish(event, now)
                     else:
                         lazy = False
+                        for observer in self._hub.observers:
+                            observer.asked(connection, event, now)
                         self._treat(event, now)
                 if not (resume and self._rtmp.backlog) or connection.ended is not None:
                     break
@@ -378,7 +337,7 @@ class LiveSession(Session):
                 events = self._rtmp.resume(now)
         except RemoteProtocolError as error:
             if isinstance(error, LimitExceededError):
-                self._limit_hit = error.limit
+                self._ended_by(error)
             raise
         finally:
             self._send_replies()
@@ -390,27 +349,6 @@ class LiveSession(Session):
         data = self._rtmp.data_to_send()
         if data:
             self.connection.sender.send(data, MessageClass.CONTROL)
-
-    def _publish(self, message: Message, now: float) -> None:
-        publishing = (self._publishing or {}).get(message.msid)
-        if publishing is None:
-            return
-        publishing.messages += 1
-        if message.type_id in MEDIA_TYPES:
-            publishing.media_at = now
-        try:
-            if not publishing.stream.publish(self, message.type_id, message.timestamp, message.payload, now):
-                publishing.discarded += 1
-        except LimitExceededError as error:
-            self._header_refused(publishing, error)
-
-    def _header_refused(self, publishing: Publishing, error: LimitExceededError) -> None:
-        """Count a header that is not kept for those who come later; log it once per limit."""
-        if error.limit in publishing.limits_told:
-            self._hub.limit_hit(error.limit)
-            return
-        publishing.limits_told |= {error.limit}
-        self._refused("header not kept", publishing.stream.name, error)
 
     def _treat(self, event: rtmp_events.ServerEvent, now: float) -> None:
         """Answer one event of the wire session; those that only inform need nothing."""
@@ -432,21 +370,23 @@ class LiveSession(Session):
                 if self._rtmp.stream_state(event.stream_id) is StreamState.PLAY_DECIDING:
                     self._ask(event, now)
             case rtmp_events.MetadataReceived():
-                self._publish(event.message, now)
+                if (publishing := self._publishing.get(event.message.msid)) is not None:
+                    publishing.publish(event.message, now)
             case rtmp_events.StreamClosed():
                 self._stream_closed(event)
-            case rtmp_events.PauseRequested():
-                self._pause(event)
+            case rtmp_events.PauseRequested() | rtmp_events.ReceiveAudio() | rtmp_events.ReceiveVideo():
+                if (playing := self._playing_on(event.stream_id)) is not None:
+                    playing.obey(event)
             case rtmp_events.Acknowledged():
                 self._acknowledged(event.sequence_number)
-            case rtmp_events.ReceiveAudio():
-                self._mute(event.stream_id, audio=event.enabled)
-            case rtmp_events.ReceiveVideo():
-                self._mute(event.stream_id, video=event.enabled)
             case rtmp_events.Ignored():
                 self._ignored(event, now)
             case _:
                 pass
+
+    def _playing_on(self, stream_id: int) -> Playing | None:
+        playing = self._playing
+        return playing if playing is not None and playing.stream_id == stream_id else None
 
     def _ignored(self, event: rtmp_events.Ignored, now: float) -> None:
         """Log what is not obeyed, once per kind and connection; no more than a hint, since real clients are odd."""
@@ -514,7 +454,7 @@ class LiveSession(Session):
 
     def _start(self, event: _Request, now: float, request: LiveRequest | None) -> None:
         if isinstance(event, rtmp_events.PlayRequested):
-            self._start_playing(event, now)
+            self._start_playing(event)
             return
         hooks = self._hub.hooks if request is not None else None
         try:
@@ -525,7 +465,7 @@ class LiveSession(Session):
             self._refused("publish refused", event.url.path, error)
             return
         self._start_publishing(event, now)
-        publishing = (self._publishing or {}).get(event.stream_id)
+        publishing = self._publishing.get(event.stream_id)
         if publishing is not None and request is not None and hooks is not None:
             publishing.request = request
             hooks.published(request)
@@ -546,53 +486,24 @@ class LiveSession(Session):
             self._refuse(event, str(error))
             self._refused("publish refused", name, error)
             return
-        if self._publishing is None:
+        if not self._publishing:
             self._publishing = {}
-        publishing = self._publishing[event.stream_id] = Publishing(event.stream_id, stream, now)
-        publishing.look_at = self._look_at(now, self._config.rtmp.limits.first_media_s, now)
+        publishing = Publishing(self, self.connection, self._rtmp, self._hub, event.stream_id, stream, now)
+        self._publishing[event.stream_id] = publishing
         self._rtmp.accept_publish(event.stream_id)
         self.connection.gather_input(wanted=True)
-        self._signal(publishing, event)
-        standby = stream.publisher is not self
-        _log.info("publish started", **self._fields(name), kind=event.kind, standby=standby, agent=self.user_agent)
-
-    def _signal(self, publishing: Publishing, event: rtmp_events.PublishRequested) -> None:
-        """Tell a publisher that asks for it how its viewers are doing, from now on."""
         asked = event.query.get(PARAMETER)
         if asked is not None:
-            publishing.signal = self._hub.oversight.signals.subscribe(
-                lambda shares: self.on_thread(self._tell_shares, publishing, shares),
-                stream=publishing.stream.name,
-                settings=publisher_settings(asked),
-            )
-
-    def _tell_shares(self, publishing: Publishing, shares: ViewerShares) -> None:
-        if publishing.signal is None or publishing.stream.publisher is not self:
-            return
-        if self.connection.sender.state is SendState.READY:  # one that does not read what it asked for is not told
-            self._rtmp.send_data(publishing.stream_id, EVENT_NAME, message_values(shares))
+            publishing.signal(asked)
+        standby = publishing.standby
+        _log.info("publish started", **self._fields(name), kind=event.kind, standby=standby, agent=self.user_agent)
+        for observer in self._hub.observers:
+            observer.publish_started(self.connection, name, now, standby=standby)
 
     def _end_publishing(self, publishing: Publishing, *, grace: bool, why: str) -> None:
-        if self._publishing is not None:
-            self._publishing.pop(publishing.stream_id, None)
-            self.connection.gather_input(bool(self._publishing))
-        if publishing.signal is not None:
-            publishing.signal.cancel()
-            publishing.signal = None
-        stream = publishing.stream
-        media = stream.media
-        self._hub.unpublish(stream, self, grace=grace)
-        if publishing.request is not None and self._hub.hooks is not None:
-            self._hub.hooks.ended(publishing.request, why)
-        _log.info(
-            "publish ended",
-            **self._fields(stream.name),
-            why=why,
-            after_s=round(self.connection.now() - publishing.began_at, 1),
-            messages=publishing.messages,
-            discarded=publishing.discarded,
-            media=media,
-        )
+        del self._publishing[publishing.stream_id]
+        self.connection.gather_input(bool(self._publishing))
+        publishing.end(grace=grace, why=why)
 
     # -- playing
 
@@ -602,7 +513,7 @@ class LiveSession(Session):
             sent = self.connection.sender.glance().bytes_sent
             self.connection.sender.peer_acknowledged(sent - Acknowledgement(sequence_number).behind(sent))
 
-    def _start_playing(self, event: rtmp_events.PlayRequested, now: float) -> None:
+    def _start_playing(self, event: rtmp_events.PlayRequested) -> None:
         name = event.url.path
         if self._playing is not None:
             self._rtmp.reject_play(
@@ -624,134 +535,32 @@ class LiveSession(Session):
             self._rtmp.reject_play(event.stream_id, commands.PLAY_FAILED, str(error))
             self._refused("play refused", name, error)
             return
-        playing = self._playing = Playing(event.stream_id, stream, wire, self._figures().baseline(), now)
-        self.set_audience()
-        # In this order: what ends the stream after the look stands in the log that the player then follows.
-        place = stream.start_place(wire)
-        waiting = stream.ended
-        if waiting:
-            self._rtmp.play_waiting(event.stream_id)
-            self._wait_for_publisher(playing)
-        else:
-            self._rtmp.accept_play(event.stream_id)
+        playing = self._playing = Playing(self, self._rtmp, self._hub, self._policy, event.stream_id, stream, wire)
+        place = playing.begin()
         self._send_replies()  # they go first: the log follows behind them
-        self._follow(playing, place)
+        playing.follow(place)
+        waiting = self._rtmp.stream_state(event.stream_id) is StreamState.WAITING
         _log.info("play started", **self._fields(name), waiting=waiting, agent=self.user_agent)
 
-    def _follow(self, playing: Playing, place: StartPlace) -> None:
-        """Begin to follow the log, with the GOP cache if there is one."""
-        start, prefix, wait = place
-        FollowPlace(self.connection, playing.wire.fanouts, start=start, prefix=prefix, wait_for_key=wait)
-
-    def _wait_for_publisher(self, playing: Playing) -> None:
-        wait_s = self._config.rtmp.limits.player_wait_s
-        playing.waits_until = self.connection.now() + wait_s if wait_s else None
-
-    def _pause(self, event: rtmp_events.PauseRequested) -> None:
-        """Stop delivery, or go on at the live edge: a live stream has no place to go back to."""
-        playing = self._playing
-        if playing is None or playing.stream_id != event.stream_id or playing.paused == event.pause:
-            return
-        playing.paused = event.pause
-        if not event.pause:
-            place = playing.stream.start_place(playing.wire)
-            if playing.stream.ended:
-                self._note_end(playing)  # the log's word about it is before the place
-            else:
-                self._note_begin(playing)
-            self._follow(playing, place)
-        elif self.connection.place is not None:
-            self._leave_log(playing)
-
-    def _leave_log(self, playing: Playing) -> None:
-        """Stop following the log; what it was still to tell the player, the session tells it."""
-        place, sender = self.connection.place, self.connection.sender
-        if place is None:
-            return
-        before = sender.statistics().dropped.get(DropReason.UNFOLLOWED, NO_COUNTS).of(MessageClass.CONTROL)
-        place.end()
-        lost = sender.statistics().dropped.get(DropReason.UNFOLLOWED, NO_COUNTS).of(MessageClass.CONTROL) - before
-        # Begin and end take turns, so an even number of lost ones changes nothing. Where the hub's own word has not
-        # come yet, it will be sent, for there is no log any more.
-        published = self._rtmp.stream_state(playing.stream_id) is StreamState.PLAYING
-        if lost % 2 and published is playing.wire.published:
-            self._rtmp.repeat_notify(playing.stream_id)
-
-    def _mute(self, stream_id: int, *, audio: bool | None = None, video: bool | None = None) -> None:
-        playing = self._playing
-        if playing is None or playing.stream_id != stream_id:
-            return
-        playing.audio = playing.audio if audio is None else audio
-        playing.video = playing.video if video is None else video
-        policy = self._policy_of(playing)
-        if not (playing.audio and playing.video):
-            policy = Muted(policy, audio=playing.audio, video=playing.video)
-        self.connection.sender.set_policy(policy)
-
-    def _policy_of(self, playing: Playing) -> DropPolicy:
-        audience = self._config.audience(playing.stream.name)
-        return self._policy if audience is None or audience.policy is None else LIVE_POLICIES[audience.policy]
-
-    def set_audience(self, limits: Limits | None = None) -> None:
-        """Put in force what is set for viewers of the stream that it plays.
-
-        Args:
-            limits: the server's, which have just been changed. None: its Sender has them already.
-        """
-        playing, sender = self._playing, self.connection.sender
-        audience = None if playing is None else self._config.audience(playing.stream.name)
-        usual = limits or sender.limits
-        if audience is not None and audience.target_delay_ms != -1:
-            self._usual_target_ms = usual.target_delay_ms
-            limits = dataclasses.replace(usual, target_delay_ms=audience.target_delay_ms)
-        if limits is not None and limits != sender.limits:
-            sender.set_limits(limits)
-        whole = playing is not None and playing.audio and playing.video  # else the policy is set with what is muted
-        if playing is not None and whole and audience is not None and audience.policy is not None:
-            sender.set_policy(self._policy_of(playing))
-
-    def _leave_audience(self, playing: Playing) -> None:
-        audience, sender = self._config.audience(playing.stream.name), self.connection.sender
-        if audience is not None and audience.target_delay_ms != -1:
-            sender.set_limits(dataclasses.replace(sender.limits, target_delay_ms=self._usual_target_ms))
-        if audience is not None and audience.policy is not None:
-            sender.set_policy(self._policy)
+    def set_audience(self, limits: Limits) -> None:
+        """Put in force the server's limits, which have just been changed, with what is set for the stream it plays."""
+        if self._playing is not None:
+            self._playing.set_audience(limits)
+        elif limits != self.connection.sender.limits:
+            self.connection.sender.set_limits(limits)
 
     def _end_playing(self, why: str) -> None:
         playing, self._playing = self._playing, None
-        if playing is None:
-            return
-        connection = self.connection
-        if connection.place is not None:
-            connection.place.end()
-        if not (playing.audio and playing.video):
-            connection.sender.set_policy(self._policy)  # what this play has muted, the next one has not
-        self._leave_audience(playing)
-        # Also out of what waits to be sent to it: what it was offered of the stream is settled when it leaves.
-        playing.stream.leave(playing.wire)
-        self._hub.leave(playing.stream, self, self._figures().settled() - playing.before)
-        episode, self._episode = self._episode, None
-        if episode is not None:
-            episode.end(connection.now(), None)
-        statistics = connection.sender.statistics()
-        _log.info(
-            "play ended",
-            **self._fields(playing.stream.name),
-            why=why,
-            after_s=round(connection.now() - playing.began_at, 1),
-            sent=statistics.sent.by_name(),
-            dropped={reason.value: counts.by_name() for reason, counts in statistics.dropped.items()} or 0,
-            changes=statistics.transitions,
-            longest_stall_s=round(statistics.longest_stall_s, 2),
-        )
+        if playing is not None:
+            playing.end(why)
 
     def _stream_closed(self, event: rtmp_events.StreamClosed) -> None:
         if self._question is not None and self._question.event.stream_id == event.stream_id:
             self._withdraw()
-        publishing = (self._publishing or {}).get(event.stream_id)
+        publishing = self._publishing.get(event.stream_id)
         if publishing is not None:
             self._end_publishing(publishing, grace=False, why=event.reason)
-        if self._playing is not None and self._playing.stream_id == event.stream_id:
+        if self._playing_on(event.stream_id) is not None:
             self._end_playing(event.reason)
 
     # -- flow control and the end
@@ -766,12 +575,10 @@ class LiveSession(Session):
 
     def ledger_entry(self, entry: LedgerEntry) -> None:
         """Log trouble, once per episode."""
-        playing = self._playing
-        if playing is not None and entry.kind is not LedgerKind.CLOSE:
-            if self._episode is None:  # most viewers have no trouble at all
-                fields = self._fields(playing.stream.name)
-                self._episode = Episode(fields, self.connection.sender.why, self._dropped)
-            self._episode.take(entry, closed=self.connection.sender.closed)
+        for observer in self._hub.observers:
+            observer.ledger_entry(self.connection, entry)
+        if self._playing is not None and entry.kind is not LedgerKind.CLOSE:
+            self._playing.ledger_entry(entry)
             self._arm()
 
     def closed(self, reason: CloseReason, details: str) -> None:
@@ -779,6 +586,10 @@ class LiveSession(Session):
         self._withdraw()
         connection = self.connection
         details = redact_text(details)  # the words of an error may quote the peer
+        if reason is CloseReason.LIMIT_HIT and self._limit_hit is None:
+            # Of all limits this one is the Sender's: the wire session knows nothing of it.
+            self._limit_hit = CONTROL_LANE
+            self._tell_limit(CONTROL_LANE, None, None)
         self._hub.connection_ended(reason, self._limit_hit)
         playing = self._playing
         if playing is not None:
@@ -795,7 +606,7 @@ class LiveSession(Session):
                 )
             )
             self._end_playing(f"{reason.value}: {details}" if details else reason.value)
-        for publishing in list((self._publishing or {}).values()):
+        for publishing in tuple(self._publishing.values()):
             self._end_publishing(publishing, grace=reason not in _GRACEFUL, why=reason.value)
         _log.info(
             "connection closed",
@@ -807,15 +618,14 @@ class LiveSession(Session):
             after_s=round(connection.now() - connection.opened_at, 1),
             work_s=round(connection.work.work_s, 3),
         )
+        for observer in self._hub.observers:
+            observer.closed(connection, reason, details, self._limit_hit, self.user_agent)
 
     def _refused(self, what: str, stream: str, error: LimitExceededError) -> None:
-        self._hub.limit_hit(error.limit)
-        _log.warning(what, **self._fields(stream), limit=error.limit, value=error.value, maximum=error.maximum)
+        self._hub.refused(what, self.connection, stream, error)
 
     def _fields(self, stream: str) -> dict[str, Any]:
-        connection = self.connection
-        peer = connection.peer
-        return {"stream": stream, "peer": f"{peer[0]}:{peer[1]}", "connection": connection.number}
+        return line_fields(self.connection, stream)
 
     def _arm(self) -> None:
         """Have `timer` called when the next of several things is due."""
@@ -824,9 +634,7 @@ class LiveSession(Session):
             return
         times = [] if connection.receiver.paused else [self._rtmp.next_deadline(connection.now())]
         if self._playing is not None:
-            times.append(self._playing.waits_until)
-        if self._episode is not None:
-            times.append(self._episode.quiet_at)
+            times += [self._playing.waits_until, self._playing.quiet_at]
         if self._question is not None:
             times.append(self._question.until)
         if self._rate is not None:

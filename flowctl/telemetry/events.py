@@ -169,6 +169,7 @@ class Events:
         privacy: as above.
         wall: turns times of connections into those of records.
         lane: the queue of `flow_events`.
+        open: what tells of the open connections, by number; changed on the thread of each, read by the sampler's.
     """
 
     def __init__(self, recorder: Recorder, privacy: Privacy) -> None:
@@ -176,6 +177,7 @@ class Events:
         self.privacy: Final = privacy
         self.wall: Final[WallClock] = recorder.wall
         self.lane: Final[Lane] = recorder.lane(FLOW_EVENTS)
+        self.open: Final[dict[int, ConnectionEvents]] = {}
         self._start_s: Final = recorder.start_us // 1_000_000
         self._lock = OwnedLock()  # held by the listener's thread and by the recorder's, for microseconds
         self._refused: dict[tuple[str, str], _Refused] = {}  # guarded by _lock
@@ -334,6 +336,7 @@ class ConnectionEvents:
         conn_id: as above.
         who: address, port, role, application and stream as records show them.
         role: what it is used for.
+        ended_at: when its Sender ended, in seconds. None: it is not known yet.
     """
 
     __slots__ = (
@@ -344,8 +347,10 @@ class ConnectionEvents:
         "_left_ready",
         "_opened_at",
         "_sequence",
+        "_started",
         "_state",
         "conn_id",
+        "ended_at",
         "role",
         "who",
     )
@@ -366,6 +371,8 @@ class ConnectionEvents:
         self._sequence = 0  # of the last edge
         self._edges_missed = 0
         self._app_named = True
+        self._started = False  # it has been given media
+        self.ended_at: float | None = None
         self._left_ready: tuple[float, int] | None = None  # when it left READY last, and what had been sent by then
 
     def put(self, at: float, event: EventName, **columns: Any) -> None:
@@ -413,13 +420,20 @@ class ConnectionEvents:
         self.put(at, EventName.PUBLISH_STARTED, value=(at - self._opened_at) * 1000, detail=detail)
 
     def play_started(self, at: float, path: str) -> None:
-        """Record that it is given media of `path`; `value`: ms since it was opened."""
+        """Record, once per connection, that it is given media of `path`; `value`: ms since it was opened."""
+        if self._started:
+            return
+        self._started = True
         self.names(Role.PLAY, path)
         self.put(at, EventName.PLAY_STARTED, value=(at - self._opened_at) * 1000)
 
     def limit_hit(self, at: float, limit: str, value: float | None, maximum: float | None) -> None:
         """Record that it went over a limit, with its name, what was reached and what is allowed."""
         self.put(at, EventName.LIMIT_HIT, axis=limit, value=value, limit=maximum)
+
+    def sample(self, at: float, state: SendState, sight: Sight, rtt_us: int, unsent_bytes: int) -> None:
+        """Record how a viewer in trouble stands. The sampler's thread."""
+        self.put(at, EventName.SAMPLE, state_to=state.name, sight=sight, rtt_us=rtt_us, unsent_bytes=unsent_bytes)
 
     # -- what its Sender did
 

@@ -19,7 +19,7 @@ from flowctl.flight.words import FlightRow
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import KeepAll, LivePolicy, Thin
 from flowctl.flow.state import SendState
-from flowctl.live.muting import Muted
+from flowctl.live.playing import Muted
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sending.types import AgeSource, SenderSettings

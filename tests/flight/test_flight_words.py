@@ -12,7 +12,7 @@ from flowctl.errors import ConfigError
 from flowctl.flight.words import TablePolicy, limits_as_dict, limits_from, settings_as_dict, settings_from
 from flowctl.flow.policy import KeepAll, LivePolicy, Thin, refused_mask
 from flowctl.flow.state import MessageClass, SendState
-from flowctl.live.muting import Muted
+from flowctl.live.playing import Muted
 from flowctl.sending.types import SenderSettings
 from flowctl.testing import check_drop_policy
 

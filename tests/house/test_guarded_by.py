@@ -56,9 +56,10 @@ UNLOCKED: dict[tuple[str, str], str] = {
 FOREIGN = re.compile(r"#.*\bguarded by the (\w+)'s lock\b")
 UNLOCKED_FOREIGN: dict[tuple[str, str], str] = {
     ("Hub.snapshot", "standby"): "one length, for statistics",
-    ("LiveSession.stream_ended", "ended"): "asks again, on the viewer's thread, whether a job from the hub is outdated",
-    ("LiveSession.stream_published", "ended"): "asks again, on the viewer's thread, whether a job is outdated",
-    ("LiveSession._start_playing", "ended"): "the hub tells the viewer, through its thread, of every change after this",
+    ("Playing.stream_ended", "ended"): "asks again, on the viewer's thread, whether a job from the hub is outdated",
+    ("Playing.stream_published", "ended"): "asks again, on the viewer's thread, whether a job is outdated",
+    ("Playing._pause", "ended"): "as in Playing.begin",
+    ("Playing.begin", "ended"): "the hub tells the viewer, through its thread, of every change after this",
 }
 """The same for attributes that the lock of another object guards: (class.method, attribute)."""
 
@@ -266,13 +267,15 @@ def foreign_touches() -> dict[tuple[str, str], list[str]]:
 
 
 def named_touches(node: ast.AST, locks: frozenset[str]) -> Iterator[tuple[str, str, int, frozenset[str]]]:
-    """Yield (variable, attribute, line, locks held) of every ``variable.attribute``."""
+    """Yield (variable, attribute, line, locks held) of every ``variable.attribute`` and ``self.variable.attribute``."""
     if isinstance(node, ast.With):
         locks |= locks_taken(node)
     elif isinstance(node, ast.Lambda):
         locks = frozenset()
     elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         yield node.value.id, node.attr, node.lineno, locks
+    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
+        yield node.value.attr, node.attr, node.lineno, locks
     for child in ast.iter_child_nodes(node):
         yield from named_touches(child, locks)
 

@@ -74,7 +74,7 @@ class Peer:
         self.wire = MemoryWire(address)
         self.events, self.media = [], []
         self.reads = True
-        self.live = world.session(world.hub, world.config, world.policy, world.clock())
+        self.live = LiveSession(world.hub, world.policy, world.clock())
         self.connection = Connection(
             self.wire,
             self.live,
@@ -217,7 +217,6 @@ class World:
         self.limits, self.settings = limits, sender or SenderSettings()
         self.hub = Hub(self.config, self.clock, self.group.call_later)
         self.peers, self.gone = [], []
-        self.session = LiveSession  # makes the session of a connection
         self.piece = piece
         self._ports = iter(range(40_000, 60_000))
 

@@ -6,7 +6,7 @@ import pytest
 
 from flowctl.flow.policy import KeepAll, LivePolicy, Thin, Verdict
 from flowctl.flow.state import MessageClass, SendState
-from flowctl.live.muting import Muted
+from flowctl.live.playing import Muted
 
 VIDEO = {MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE}
 CLASSES = [item for item in MessageClass if item is not MessageClass.CONTROL]

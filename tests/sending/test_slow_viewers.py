@@ -19,7 +19,7 @@ from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst
 from flowctl.flow.state import SendState
 from flowctl.flow.timing import target_s
-from flowctl.live.muting import Muted
+from flowctl.live.playing import Muted
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sending.types import SenderSettings
 

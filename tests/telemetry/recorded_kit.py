@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-
 from live_kit import World, audio, config, inter, key
 from telemetry_kit import queued, recorder
 
-from flowctl.live.records.recorded import RecordedSession
 from flowctl.live.records.sampler import Sampler
+from flowctl.live.records.sessions import SessionRecords
 from flowctl.telemetry.events import Events
 from flowctl.telemetry.privacy import Privacy
 from flowctl.telemetry.schema import CLASS_NAMES, FLOW_EVENTS, FLOW_SAMPLES
@@ -38,8 +36,8 @@ class RecordedWorld(World):
         self.recorder = recorder(folder, self.clock, **(record or {}))
         options = self.recorder.options
         self.events = Events(self.recorder, Privacy(options.addresses, options.streams, options.key))
-        self.sampler = Sampler(self.hub, self.open, self.recorder, self.clock)
-        self.session = functools.partial(RecordedSession, events=self.events, sampler=self.sampler)
+        self.sampler = Sampler(self.hub, self.open, self.events, self.clock)
+        self.hub.observers = (SessionRecords(self.events, self.sampler),)
         self.seen = []
         self.sampled = []
 

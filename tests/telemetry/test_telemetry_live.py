@@ -21,9 +21,9 @@ from flowctl.flow.limits import Limits
 from flowctl.flow.state import Cause, MessageClass, SendState, StateChange
 from flowctl.live import LiveServer
 from flowctl.live.config import Audience, LiveConfig
-from flowctl.live.records import recorded
-from flowctl.live.records.recorded import CONTROL_LANE
+from flowctl.live.records import sessions
 from flowctl.live.records.telemetry import Recording
+from flowctl.live.session import CONTROL_LANE
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp import commands
 from flowctl.rtmp.session_config import ClientSessionConfig
@@ -142,7 +142,7 @@ def test_pictures_when_late_are_told_at_once_and_with_their_shares_at_the_end(tm
     world = RecordedWorld(tmp_path)
     world.publisher()
     player = world.player()
-    record, sight = player.connection.session.record, Sight(0, 0, 0.0, 0, 0.0)
+    record, sight = world.events.open[player.connection.number], Sight(0, 0, 0.0, 0, 0.0)
     record.ledger_entry(LedgerEntry(LedgerKind.LATE, world.clock(), "pictures would be late"), sight)
     lost = {DropReason.LATE: Counts((0, 0, 0, 7, 0, 0, 0), (0, 0, 0, 700, 0, 0, 0))}
     shares = {"picture_share": 0.77, "line_share": 0.98, "delay_max_ms": 912.0}
@@ -217,7 +217,7 @@ SECRETS = ("t0ken-in-query", "k3y-of-publisher", "pa55word", "s3cret-app-query",
 def test_secrets_when_planted_everywhere_are_in_no_record(tmp_path, monkeypatch):
     """Keys, tokens and passwords that a client sends in names, queries and texts are nowhere in the files."""
     flights = []  # under which names flights are recorded
-    monkeypatch.setattr(recorded, "name_flight", lambda sender, who: flights.append(who))
+    monkeypatch.setattr(sessions, "name_flight", lambda sender, who: flights.append(who))
     world = RecordedWorld(tmp_path, limits=Limits.parse("20k,0,0", "60k,0,0"))
     publisher = world.connect()
     publisher.session.publish(kind="live")

@@ -36,9 +36,9 @@ def asked(monkeypatch):
     seen = []
     ask = Round._ask
 
-    def note(self, connection, session, book):
+    def note(self, connection, record, book):
         seen.append(connection)
-        ask(self, connection, session, book)
+        ask(self, connection, record, book)
 
     monkeypatch.setattr(Round, "_ask", note)
     return seen

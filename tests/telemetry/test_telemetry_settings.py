@@ -11,9 +11,7 @@ from typer.testing import CliRunner
 from flowctl.cli.app import app
 from flowctl.errors import ConfigError
 from flowctl.live import build_live_server
-from flowctl.live.records.recorded import RecordedSession
 from flowctl.live.records.telemetry import EVENTS_SETTINGS, events_options, usual_node
-from flowctl.live.session import LiveSession
 from flowctl.server.program import ServeOptions
 from flowctl.telemetry.options import Addresses, Streams
 
@@ -77,13 +75,13 @@ def test_setting_when_nothing_is_recorded_is_refused():
 
 
 def test_server_when_nothing_is_recorded_has_no_part_of_it(tmp_path):
-    """Without --events sessions are plain ones; with it they are recorded ones."""
+    """Without --events nothing observes the sessions; with it the records do."""
     plain = build_live_server(ServeOptions())
     recorded = build_live_server(ServeOptions(events=tmp_path))
     try:
         assert plain.recording is None
-        assert type(plain._factory()) is LiveSession
-        assert isinstance(recorded._factory(), RecordedSession)
+        assert plain.hub.observers == ()
+        assert recorded.hub.observers == (recorded.recording.sessions,)
     finally:
         plain.stop()
         recorded.stop()

@@ -38,8 +38,7 @@ from flowctl.live.hub import Hub
 from flowctl.live.oversight.pace import Allowance, Pace
 from flowctl.live.records.sampleround import Books, Round, Seen
 from flowctl.sending.types import SenderStatistics
-from flowctl.telemetry.events import ConnectionEvents
-from flowctl.telemetry.recorder import Recorder
+from flowctl.telemetry.events import ConnectionEvents, Events
 from flowctl.telemetry.schema import FLOW_SAMPLES
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -64,7 +63,7 @@ class Sampler:
     Args:
         hub: knows the streams.
         connections: returns all open connections.
-        recorder: takes the samples.
+        events: of the server; its recorder takes the samples.
         clock: monotonic seconds.
 
     Attributes:
@@ -76,13 +75,14 @@ class Sampler:
         self,
         hub: Hub,
         connections: Callable[[], list[Connection]],
-        recorder: Recorder,
+        events: Events,
         clock: Callable[[], float],
     ) -> None:
         self._hub = hub
         self._connections = connections
         self._clock = clock
-        self._recorder = recorder
+        self._open = events.open
+        self._recorder = recorder = events.recorder
         self._wall = recorder.wall
         self._lane = recorder.lane(FLOW_SAMPLES)
         self._interval_s = recorder.options.interval_s
@@ -147,7 +147,7 @@ class Sampler:
     def round(self) -> None:
         """Sample all connections once."""
         now, self.rounds = self._clock(), self.rounds + 1
-        work = Round(self._books, self._wall.us, self.rounds, now, self._told_from)
+        work = Round(self._books, self._open, self._wall.us, self.rounds, now, self._told_from)
         pace = Pace().over
         squads: dict[Squad, Seen] = {}
         for fanout in self._fanouts() if self._rows else ():

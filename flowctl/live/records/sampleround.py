@@ -5,10 +5,10 @@ See `flowctl.live.records.sampler` for how it works; here are the books that a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from operator import add, attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from flowctl.connection import Connection
 from flowctl.fanout.cohort import Squad
@@ -32,9 +32,6 @@ from flowctl.telemetry.sampling import (
     minus,
     sums,
 )
-
-if TYPE_CHECKING:
-    from flowctl.live.records.recorded import RecordedSession
 
 KERNEL_ROUNDS: Final = 60
 """A viewer that keeps up is asked about by two system calls once in so many rounds."""
@@ -74,7 +71,7 @@ class Seen:
         self.at = at
         self.crowds: dict[tuple[str | None, ...], Crowd] = {}
 
-    def settle(self, odd: frozenset[int]) -> None:
+    def settle(self, odd: frozenset[int], records: Mapping[int, ConnectionEvents]) -> None:
         """Let the members of these indices stand for themselves, and the others be sampled in one go."""
         self.odd = odd
         self.crowds = {}
@@ -83,13 +80,13 @@ class Seen:
             connection = member.host
             if index in odd or not isinstance(connection, Connection):
                 continue
-            session = session_of(connection)
-            if session is not None and session.record is not None:
-                address, port, *use = session.record.who
+            record = records.get(connection.number)
+            if record is not None:
+                address, port, *use = record.who
                 crowd = self.crowds.get(tuple(use))
                 if crowd is None:
                     crowd = self.crowds[tuple(use)] = Crowd([], [], [])
-                crowd.add(session.record.conn_id, address, port)
+                crowd.add(record.conn_id, address, port)
                 self.connections.append(connection)
 
 
@@ -159,12 +156,6 @@ class Books:
         return left
 
 
-def session_of(connection: Connection) -> RecordedSession | None:
-    """Return the session of a connection if it keeps records and has been opened."""
-    session: Any = connection.session
-    return session if getattr(session, "record", None) is not None else None
-
-
 @lru_cache(1024)
 def _shared(totals: Totals) -> Totals:
     """Return one object for all totals that are equal to `totals`: most of a crowd's are, at 0.5 kB each."""
@@ -176,6 +167,7 @@ class Round:
 
     Args:
         books: of the connections.
+        records: of the open connections, by number.
         wall_us: turns the time of a connection into that of a record.
         number: of the round.
         now: when it began, in seconds; the time of its records.
@@ -183,9 +175,16 @@ class Round:
     """
 
     def __init__(
-        self, books: Books, wall_us: Callable[[float], int], number: int, now: float, told_from: SendState
+        self,
+        books: Books,
+        records: Mapping[int, ConnectionEvents],
+        wall_us: Callable[[float], int],
+        number: int,
+        now: float,
+        told_from: SendState,
     ) -> None:
         self._books = books
+        self._records = records
         self._wall_us = wall_us
         self._told_from = told_from
         self._now = now
@@ -233,28 +232,27 @@ class Round:
             index for index in indices if not self._member(seen.members[index], pulses[index], seen, mark, thread)
         )
         if not seen.odd >= indices:
-            seen.settle(seen.odd | indices)
+            seen.settle(seen.odd | indices, self._records)
         self._together(seen, mark, thread)
         if odd != seen.odd:
-            seen.settle(odd)
+            seen.settle(odd, self._records)
 
     def _member(self, sender: Sender, pulse: int | None, seen: Seen, mark: Mark, thread: _Thread) -> bool:
         """Sample a member of a squad by itself; return whether it stands at `mark` with the others now."""
         connection = sender.host
-        session = session_of(connection) if isinstance(connection, Connection) else None
-        if session is None or session.record is None or not isinstance(connection, Connection):
+        if not isinstance(connection, Connection) or (record := self._records.get(connection.number)) is None:
             return False
         book = self._books.book(connection.number, connection.opened_at)
         if book.round == self._number:
             return False  # it came from another squad during this round
         old = book.seen
         if pulse is None or pulse != book.pulse or old is None or old.mark.log is not mark.log:
-            self._ask(connection, session, book)
+            self._ask(connection, record, book)
             return False
         if old.round == self._number or mark.sequence < old.mark.sequence:
             return False  # likewise, with all of its squad
-        run = self._run(session.record.who[2:], old, mark, thread)
-        run.add(session.record.conn_id, *session.record.who[:2])
+        run = self._run(record.who[2:], old, mark, thread)
+        run.add(record.conn_id, *record.who[:2])
         book.seen = seen
         return True
 
@@ -297,27 +295,25 @@ class Round:
 
     def connection(self, connection: Connection) -> None:
         """Sample a connection that is no member of a squad."""
-        session = session_of(connection)
-        if session is None or session.record is None:
+        record = self._records.get(connection.number)
+        if record is None:
             return
         book = self._books.book(connection.number, connection.opened_at)
         sender = connection.sender
         if book.still and sender.pulse == book.pulse and sender.following is None and not connection.receiver.paused:
-            use = session.record.who[2:]
+            use = record.who[2:]
             run = self._runs.get(("still", book.at, use))
             if run is None:
                 condition = Condition((self._now - book.at) * 1000)
                 run = self._runs["still", book.at, use] = Run(self._block.ts_us, use, condition, NOTHING)
-            run.add(session.record.conn_id, *session.record.who[:2])
+            run.add(record.conn_id, *record.who[:2])
             book.at = self._now
             return
-        self._ask(connection, session, book)
+        self._ask(connection, record, book)
 
-    def _ask(self, connection: Connection, session: RecordedSession, book: Book) -> None:
+    def _ask(self, connection: Connection, record: ConnectionEvents, book: Book) -> None:
         """Sample a connection by its statistics."""
-        record, sender = session.record, connection.sender
-        if record is None:
-            return
+        sender = connection.sender
         account = sender.account()
         pulse, mark = account.pulse, None
         if pulse is not None and account.standing is not None and account.log is not None:
@@ -350,7 +346,7 @@ class Round:
         book.still = mark is None and pulse is not None and account.idle
         if rtt_us is not None and unsent_bytes is not None and account.state >= self._told_from:
             sight = Sight(load.size_bytes, load.messages, load.age_ms, account.bytes_sent, account.delay_ms)
-            session.tell_sample(self._now, sight, (rtt_us, unsent_bytes), account.state)
+            record.sample(self._now, account.state, sight, rtt_us, unsent_bytes)
 
     def _settle(self, book: Book, so_far: _Sums, mark: Mark | None, pulse: int | None) -> Row:
         """Return what happened since the last sample, and enter it in the books."""

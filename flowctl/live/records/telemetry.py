@@ -16,11 +16,10 @@ import structlog
 from flowctl.connection import Connection
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.flight.words import limits_as_dict
-from flowctl.flow.policy import DropPolicy
-from flowctl.live.config import Audience, LiveConfig
+from flowctl.live.config import Audience
 from flowctl.live.hub import Hub
-from flowctl.live.records.recorded import RecordedSession
 from flowctl.live.records.sampler import Sampler
+from flowctl.live.records.sessions import SessionRecords
 from flowctl.sending.types import SenderSettings
 from flowctl.server.admission import BANNED
 from flowctl.server.program import ServeOptions
@@ -110,6 +109,7 @@ class Recording:
         recorder: queues and files; whoever records more (flights) has a lane of it.
         events: what is said of connections and the server.
         sampler: samples the connections.
+        sessions: observes the live sessions.
 
     Raises:
         ConfigError: pyarrow is not installed.
@@ -124,15 +124,12 @@ class Recording:
     ) -> None:
         self.recorder: Final = Recorder(options, clock)
         self.events: Final = Events(self.recorder, Privacy(options.addresses, options.streams, options.key))
-        self.sampler: Final = Sampler(hub, connections, self.recorder, clock)
+        self.sampler: Final = Sampler(hub, connections, self.events, clock)
+        self.sessions: Final = SessionRecords(self.events, self.sampler)
         self._clock = clock
         self._began = False
         if options.key is None and (options.streams is Streams.HASH or options.addresses is Addresses.HASHED):
             _log.info("hashes of names in the records will be others after a restart", set="events_key_file")
-
-    def session(self, hub: Hub, config: LiveConfig, policy: DropPolicy, now: float) -> RecordedSession:
-        """Return the session of a new connection."""
-        return RecordedSession(hub, config, policy, now, events=self.events, sampler=self.sampler)
 
     def start(self, options: ServeOptions, settings: SenderSettings, audiences: tuple[Audience, ...] = ()) -> None:
         """Begin to record.

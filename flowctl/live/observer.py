@@ -1,0 +1,49 @@
+"""Who is told what happens to live sessions: records are one such observer, and a server may have several."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from flowctl.connection import Connection
+from flowctl.flow.ledger import LedgerEntry
+from flowctl.reasons import CloseReason
+from flowctl.rtmp import events as rtmp_events
+
+
+class Observer(Protocol):
+    """Told what happens to the live sessions of a server; it decides nothing.
+
+    Each method is called on the connection's thread. `closed` is the last call for a connection, and may be the only
+    one: a connection may end before its thread has seen it.
+    """
+
+    def opened(self, connection: Connection) -> None:
+        """Take note of a new connection."""
+
+    def asked(self, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
+        """Take note of an event of the wire session that is no media, before it is answered."""
+
+    def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
+        """Take note that it publishes `stream`, or stands by for it."""
+
+    def play_started(self, connection: Connection, stream: str, now: float) -> None:
+        """Take note that it is given media of `stream` from now on; again after each wait for a publisher."""
+
+    def limit_hit(
+        self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float
+    ) -> None:
+        """Take note that it went over `limit`; None: how far, or what is allowed, is not known."""
+
+    def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
+        """Take note of what its Sender did."""
+
+    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
+        """Take note of the end.
+
+        Args:
+            connection: that has ended.
+            reason: why.
+            details: the same in words, without secrets.
+            limit: that ended it. None: none did.
+            agent: what the peer called itself.
+        """

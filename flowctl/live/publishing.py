@@ -1,0 +1,169 @@
+"""What a live connection does on a message stream on which it publishes: messages pass on, silence has a limit."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+
+from flowctl.connection import Connection
+from flowctl.errors import LimitExceededError
+from flowctl.flow.state import SendState
+from flowctl.judging.shares import ViewerShares
+from flowctl.live.hooks import LiveRequest
+from flowctl.live.hub import Hub, Publisher, line_fields
+from flowctl.live.oversight.signals import EVENT_NAME, Subscription, message_values, publisher_settings
+from flowctl.live.stream import MEDIA_TYPES, Stream
+from flowctl.rtmp.server.session import ServerSession
+from flowctl.rtmp.wire import Message
+
+_log: Final = structlog.get_logger("flowctl.live")
+
+
+class Publishing:
+    """A message stream on which the peer publishes. Its connection's thread.
+
+    Args:
+        publisher: as the hub knows it.
+        connection: of the publisher.
+        rtmp: the wire session.
+        hub: which `publisher` has entered for `stream`.
+        stream_id: message stream id.
+        stream: the stream; its `publisher` is somebody else while this one is on standby or was replaced.
+        now: time in seconds.
+
+    Attributes:
+        stream_id: as above.
+        stream: as above.
+        look_at: when it is looked at whether it has fallen silent. None: it may be.
+        request: what it asked for. None: no hook wants to know.
+    """
+
+    __slots__ = (
+        *("_began_at", "_connection", "_discarded", "_hub", "_limits_told", "_media_at", "_messages", "_publisher"),
+        *("_rtmp", "_signal", "look_at", "request", "stream", "stream_id"),
+    )
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        connection: Connection,
+        rtmp: ServerSession,
+        hub: Hub,
+        stream_id: int,
+        stream: Stream,
+        now: float,
+    ) -> None:
+        self._publisher = publisher
+        self._connection = connection
+        self._rtmp = rtmp
+        self._hub = hub
+        self._began_at = now
+        self._media_at: float | None = None  # when its last audio or video message came; None: none has come
+        self._messages = 0
+        self._discarded = 0  # of these, not passed on because another publisher counts
+        self._limits_told: frozenset[str] = frozenset()  # limits on what is kept of its headers that were logged
+        self._signal: Subscription | None = None  # tells it how its viewers are doing; None: it has not asked for it
+        self.stream_id = stream_id
+        self.stream = stream
+        self.look_at = self._next_look(now, hub.config.rtmp.limits.first_media_s, now)
+        self.request: LiveRequest | None = None
+
+    @property
+    def standby(self) -> bool:
+        """Whether another publisher counts."""
+        return self.stream.publisher is not self._publisher
+
+    def publish(self, message: Message, now: float) -> None:
+        """Pass on one message, if this publisher is the one that counts."""
+        self._messages += 1
+        if message.type_id in MEDIA_TYPES:
+            self._media_at = now
+        try:
+            if not self.stream.publish(self._publisher, message.type_id, message.timestamp, message.payload, now):
+                self._discarded += 1
+        except LimitExceededError as error:
+            self._header_refused(error)
+
+    def _header_refused(self, error: LimitExceededError) -> None:
+        """Count a header that is not kept for those who come later; log it once per limit."""
+        if error.limit in self._limits_told:
+            self._hub.limit_hit(error.limit)
+            return
+        self._limits_told |= {error.limit}
+        self._hub.refused("header not kept", self._connection, self.stream.name, error)
+
+    # -- silence
+
+    def check_silence(self, now: float) -> None:
+        """Cut a publisher that sends neither audio nor video, and see to it that it is looked at again.
+
+        The wire session has a limit on the time to the first media as well, but of the connection: one that begins
+        another publication now and then would keep the names of those before it.
+
+        Raises:
+            LimitExceededError: it has been silent for too long.
+        """
+        if self.look_at is None or now < self.look_at:
+            return
+        limit, allowed_s, since = "media_silence_s", self._hub.config.media_silence_s, self._media_at
+        if since is None:
+            limit, allowed_s = "first_media_s", self._hub.config.rtmp.limits.first_media_s
+            since = self._began_at
+        if self._connection.receiver.paused:
+            since = now  # what is not read cannot be late
+        if allowed_s and now - since >= allowed_s:
+            self._rtmp.limit_status(self.stream_id, limit, now - since, allowed_s)
+            raise LimitExceededError(limit, round(now - since, 3), allowed_s)
+        self.look_at = self._next_look(since, allowed_s, now)
+
+    def _next_look(self, since: float, allowed_s: float, now: float) -> float | None:
+        """Return when a publisher is to be looked at that may be silent for `allowed_s`; None: never.
+
+        Never later than `media_silence_s` from `now`: media may come at once, and the silence begin behind it.
+        """
+        silence_s = self._hub.config.media_silence_s
+        times = [start + limit for start, limit in ((since, allowed_s), (now, silence_s)) if limit]
+        return min(times, default=None)
+
+    # -- what it is told of its viewers
+
+    def signal(self, asked: str) -> None:
+        """Tell the publisher how its viewers are doing, from now on; `asked`: how, in its own words."""
+        self._signal = self._hub.oversight.signals.subscribe(
+            lambda shares: self._publisher.on_thread(self._tell_shares, shares),
+            stream=self.stream.name,
+            settings=publisher_settings(asked),
+        )
+
+    def _tell_shares(self, shares: ViewerShares) -> None:
+        if self._signal is None or self.standby:
+            return
+        if self._connection.sender.state is SendState.READY:  # one that does not read what it asked for is not told
+            self._rtmp.send_data(self.stream_id, EVENT_NAME, message_values(shares))
+
+    # -- end
+
+    def end(self, *, grace: bool, why: str) -> None:
+        """Leave the stream, and say so to hooks and log.
+
+        Args:
+            grace: whether its connection broke, so that it may be back soon.
+            why: for the log.
+        """
+        if self._signal is not None:
+            self._signal.cancel()
+            self._signal = None
+        media = self.stream.media
+        self._hub.unpublish(self.stream, self._publisher, grace=grace)
+        if self.request is not None and self._hub.hooks is not None:
+            self._hub.hooks.ended(self.request, why)
+        _log.info(
+            "publish ended",
+            **line_fields(self._connection, self.stream.name),
+            why=why,
+            after_s=round(self._connection.now() - self._began_at, 1),
+            messages=self._messages,
+            discarded=self._discarded,
+            media=media,
+        )
