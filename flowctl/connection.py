@@ -6,9 +6,9 @@ thread of its group, which may change (`PollGroup.migrate`): the Sender then lea
 enters that of the new one at the same byte. What other threads want is therefore always a job of the registration,
 which moves along, and never a call posted to a group.
 
-How it ends: whoever finds a reason calls `terminate`; the first reason counts. A job on the owning thread then closes
-Sender and Receiver and calls the session's `closed` exactly once. The socket is reset where the peer does not read, or
-the kernel would keep its buffers for minutes; otherwise it lingers, until the peer has ended too
+How it ends: any code that finds a reason calls `terminate`; the first reason counts. A job on the owning thread
+then closes Sender and Receiver and calls the session's `closed` exactly once. The socket is reset where the peer does
+not read, or the kernel would keep its buffers for minutes; otherwise it lingers, until the peer has ended too
 (`flowctl.loop.lingering`), and that long the connection stays on its group.
 
 A peer may leave while nothing of it is read. A reset ends the connection at once. The end of its stream is what the
@@ -100,8 +100,8 @@ class Connection:
         capacity_bytes: most input kept for a session that needs more to go on.
         clock: monotonic seconds; the clock of the poll groups.
         peer: address and port of the other end. None: ask the socket, which no longer knows if the peer has gone.
-        on_closed: told with the connection, on its thread, after the session: for whoever keeps the list.
-        on_released: told with the connection, on its thread, when its socket is closed: for whoever counts those.
+        on_closed: told with the connection, on its thread, after the session: for a list of connections.
+        on_released: told with the connection, on its thread, when its socket is closed: for a count of sockets.
         make_sender: makes its Sender, arguments as of `Sender`; for one that is recorded.
         work_limits: how much of the thread its input may take.
 
@@ -725,7 +725,7 @@ class Connection:
             group.deadlines.remove(self)
 
     def deadline_due(self, now: float) -> None:
-        """Tick whoever is due; called by the group."""
+        """Call what is due; called by the group."""
         if now >= self._sender_due:
             self._sender_due = _NEVER
             self.sender.tick()

@@ -7,8 +7,8 @@ them sees their records wherever its own go; nothing here is set up before `conf
 
 Masking is the last step before rendering, so nothing can get around it: values of keys that are named like a secret
 are replaced, addresses in any text lose their credentials and secret query values, and both in nested values as well.
-The same step cuts what is long and writes control characters as text, so that nobody can act on the terminal of who
-reads, or forge a line. It takes time in proportion to the text.
+The same step cuts what is long and writes control characters as text, so that nothing can act on the terminal of
+the person who reads, or forge a line. It takes time in proportion to the text.
 
 Lines are written on a thread of their own, and those about one address are limited in number: see
 `flowctl.text.logwriter`.
@@ -53,7 +53,7 @@ _MAX_TRACEBACK_CHARS: Final = 32 * 1024
 _MAX_KEY_CHARS: Final = 128
 _TRACEBACKS: Final = frozenset({"exception", "stack"})
 _FLUSH_DEADLINE_S: Final = 2.0
-"""At the end of the process: longer than a busy terminal needs, short enough for who waits for a server to stop."""
+"""At the end of the process: longer than a busy terminal needs, short enough to wait for when a server stops."""
 
 
 def is_secret_key(key: str) -> bool:

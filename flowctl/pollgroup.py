@@ -2,7 +2,7 @@
 
 Theory of operation. A connection (a *pollable*) belongs to one group at a time. All its handlers, readiness callbacks,
 deferred jobs and deadlines run on that group's thread, so they need no lock between them. Being placed on a group
-takes two steps on two threads: whoever calls `PollGroup.add_pollable` binds the connection's registration to the
+takes two steps on two threads: the caller of `PollGroup.add_pollable` binds the connection's registration to the
 group's processor, so that work can be scheduled from then on; the group's thread then calls ``attached``, and only
 after that lets the work run. `migrate` is the same between two groups: ``detached`` on the old thread, the
 registration moves with its jobs, ``attached`` on the new thread, then the jobs. Between the two calls nothing of the
@@ -80,7 +80,7 @@ class PollGroup(LoopCore):
     Args:
         name: of the group and its thread, for logs and statistics.
         loop_factory: makes the loop. None: uvloop where it is installed, else asyncio's own.
-        clock: monotonic seconds, for deadlines, load figures and whoever asks the group for the time.
+        clock: monotonic seconds, for deadlines, load figures and `PollGroup.now`.
         on_error: told of every exception of a handler; what it raises itself is logged. None:
             `flowctl.deferred.log_error`.
         scratch_bytes: size of the shared receive buffer, 4 KiB or more.
@@ -113,7 +113,7 @@ class PollGroup(LoopCore):
             raise LocalProtocolError(f"scratch_bytes is {scratch_bytes}; it must be at least 4096")
         super().__init__(name, clock, log_error if on_error is None else on_error)
         self._loop_factory: Final = default_loop_factory if loop_factory is None else loop_factory
-        #: Shared receive buffer: whoever runs on this thread may fill it; nobody may keep a view of it.
+        #: Shared receive buffer: any code on this thread may fill it; none may keep a view of it.
         self.scratch: Final = memoryview(bytearray(scratch_bytes))
         #: Connections add to these on this thread; any thread may read them.
         self.bytes_in = 0

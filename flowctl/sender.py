@@ -446,7 +446,7 @@ class Sender(Steering):
                 self._run_after()
 
     def peer_acknowledged(self, total_bytes: int) -> None:
-        """Take note that the peer's application says it has read `total_bytes` of all that was sent. Any thread.
+        """The peer's application says it has read `total_bytes` of all that was sent. Any thread.
 
         It makes the delay true for peers whose kernel takes far more than they read. Reports in steps of any size do;
         what is used is how far the newest lags behind what was sent, less the largest step lately, and less the share

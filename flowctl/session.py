@@ -36,7 +36,7 @@ class Session:
     connection: Connection
 
     def opened(self) -> Awaitable[None] | None:
-        """Take note that the connection is there; the first call."""
+        """The connection is there; the first call."""
 
     def received(self, data: memoryview) -> Awaitable[int | None] | InputResult | int | None:
         """Take input.
@@ -74,13 +74,13 @@ class Session:
         return True
 
     def send_state_changed(self, state: SendState, change: StateChange) -> None:
-        """Take note of an edge of the Sender's state. Under the Sender's lock: see `flowctl.Frontend`."""
+        """Note an edge of the Sender's state. Under the Sender's lock: see `flowctl.Frontend`."""
 
     def ledger_entry(self, entry: LedgerEntry) -> None:
-        """Take note of a change of state, an episode of drops, a pause or the close, soon after it happened."""
+        """Note a change of state, an episode of drops, a pause or the close, soon after it happened."""
 
     def work_exceeded(self, error: LimitExceededError, *, ends: bool) -> None:
-        """Take note that the peer takes more of the thread than `WorkLimits` allow: its input is slowed down.
+        """The peer takes more of the thread than `WorkLimits` allow: its input is slowed down.
 
         Args:
             error: names the limit, the share of the thread that was measured, and the one allowed.
@@ -91,7 +91,7 @@ class Session:
         """Do what was asked for with `Connection.set_timer`."""
 
     def closed(self, reason: CloseReason, details: str) -> Awaitable[None] | None:
-        """Take note that the connection is over, and why; the last call, exactly once."""
+        """The connection is over, and why; the last call, exactly once."""
 
     def send(
         self, data: Wire, message_class: MessageClass = MessageClass.DATA, *, droppable: bool | None = None

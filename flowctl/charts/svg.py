@@ -64,7 +64,7 @@ class Chart:
     Args:
         name: for ids, unique on the page; letters and hyphens.
         title: what question it answers.
-        description: what is to be seen, in words, for who cannot see it.
+        description: what is to be seen, in words, for readers who cannot see it.
         series: at most `COLOURS`; drawn in this order.
         x_label: of the axis, with its unit.
         y_label: likewise.

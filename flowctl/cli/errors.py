@@ -70,7 +70,7 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
         status = FAILED
     except OSError as error:
         status = _failed(failure(error))
-    # Nobody can be told that standard error took nothing, but for who looks at the status.
+    # Only the exit status can say that standard error took nothing.
     if lost() is not None:
         drop(sys.stderr)
         status = status or FAILED

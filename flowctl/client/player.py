@@ -135,7 +135,7 @@ class RtmpPlayer(RtmpClient):
         self.broken_restarts = 0
         self.started_on_key: bool | None = None
         self.first_frame_s: float | None = None
-        self.write_error: OSError | None = None  # why the writer took no more; for who started the player, at the end
+        self.write_error: OSError | None = None  # why the writer took no more; told at the end
         self.ended_by_server = False  # the server said that the stream is over
 
     # -- any thread

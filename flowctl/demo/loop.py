@@ -98,7 +98,7 @@ class _Loop:
         with LoopServer(self._folder, self._limits, self._bans, self._events) as server:
             say(f"1. the crowd meets limits that are too tight: {self._plan.limits.limits}")
             before = self._load(server, "before", str(self._plan.limits.limits))
-            time.sleep(EVENTS_ROTATE_S * 2)  # the records of who left last are complete then
+            time.sleep(EVENTS_ROTATE_S * 2)  # the records of the last to leave are complete then
             say("2. the records are analysed")
             out = self._folder / "out"
             self._decide(self._events or self._folder, out)
@@ -166,7 +166,7 @@ class _Progress:
         self._next_s = 0.0
 
     def look(self, sample: Sample) -> None:
-        """Take note of a sample."""
+        """Note a sample."""
         if sample.at_s >= self._next_s:
             self._next_s = sample.at_s + _LINE_EVERY_S
             cut = ", ".join(f"{count} {name}" for name, count in sample.cut.items() if count) or "nobody"

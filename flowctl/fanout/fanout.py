@@ -11,7 +11,7 @@ its own cursor, in turn with others like it, whenever its socket is writable and
 everything and nothing is refused for it, it enters the cohort again. New viewers start alone, with the GOP cache.
 
 None of this keeps the thread for long. Rounds, viewers served alone, and looks at limits are done in *turns* of a few
-milliseconds, between which the loop sees to everything else: input, other streams, and whoever has been waiting.
+milliseconds, between which the loop sees to everything else: input, other streams, and viewers that have been waiting.
 
 A round begins at most every flush interval, and at once after a pause: the first message after a quiet interval does
 not wait. The interval follows what rounds cost, up to a ceiling (see `flowctl.fanout.pacing`). What has not been
@@ -191,7 +191,7 @@ class Fanout:
         self._crossings.forget(sender)
 
     def limits_changed(self, sender: Sender) -> None:
-        """Take note that the limits of `sender` are new."""
+        """The limits of `sender` are new."""
         if sender in self._alone:
             self._crossings.watch(sender, 0, 0)  # with the next message
 
@@ -249,7 +249,7 @@ class Fanout:
     # -- flushing
 
     def appended(self, log: StreamLog) -> None:
-        """Take note that the log has grown: see that a flush comes, and look at limits. The publisher's thread."""
+        """The log has grown: see that a flush comes, and look at limits. The publisher's thread."""
         if self._closed or (self._armed and not self._alone):
             return  # a flush is on its way, and members of the cohort have no limits to cross
         try:

@@ -57,7 +57,7 @@ class Pacing:
         self.interval_s = ceiling_s * _STEPS[self._step]
 
     def round_ended(self, cost_s: float, busy: float, now: float) -> None:
-        """Take note of a round and settle the interval up to the next one.
+        """Note a round and settle the interval up to the next one.
 
         Args:
             cost_s: processor time that the thread spent on it, in seconds.

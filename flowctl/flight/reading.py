@@ -1,4 +1,4 @@
-"""Rows of the table `flight`, back into flights: whoever hands them over, and what is wrong with them (pure).
+"""Rows of the table `flight`, back into flights, with what is wrong with them (pure).
 
 A flight that is damaged is not replayed as far as it goes, as if nothing were missing: a row that is not there changes
 all that follows. One that was cut off (the process was killed, the recorder had no room) is whole up to its last row,

@@ -70,7 +70,7 @@ class NotingSender(Sender):
         self._output_locked(entry, self._load_locked(entry.at) if entry.kind is LedgerKind.STATE else None)
 
     def _output_locked(self, entry: LedgerEntry, load: Load | None) -> None:
-        """Take note of one entry; `load`: all that waits, for an edge."""
+        """Note one entry; `load`: all that waits, for an edge."""
         raise NotImplementedError
 
     @property
@@ -98,7 +98,7 @@ _INNER: Final = _Inner()
 
 
 class _Call:
-    """A call in progress, as a context; the Sender's lock is held by whoever uses it."""
+    """A call in progress, as a context; its user holds the Sender's lock."""
 
     __slots__ = ("_sender",)
 
@@ -106,7 +106,7 @@ class _Call:
         self._sender = sender
 
     def __enter__(self) -> None:
-        """Do nothing: it was begun by who made it."""
+        """Do nothing: its maker has begun it."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -353,7 +353,7 @@ class RecordedSender(NotingSender):
             return super().sample_delay(kernel_bytes)
 
     def peer_acknowledged(self, total_bytes: int) -> None:
-        """Take note of what the peer has read, as `Sender.peer_acknowledged`."""
+        """Note what the peer has read, as `Sender.peer_acknowledged`."""
         with (
             _Public(self, "peer_acknowledged"),
             self._lock,

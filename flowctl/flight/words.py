@@ -1,4 +1,4 @@
-"""What the rows of a flight say, for who writes them and who reads them (pure).
+"""What the rows of a flight say, for writer and reader (pure).
 
 Kinds are those of `FlightKind`; what a row of each kind holds is in docs/flight.md. No text from outside is kept: no
 payload, no stream name in a detail, no words of an error. What stands in ``detail`` is JSON with the keys below.

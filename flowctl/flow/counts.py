@@ -79,7 +79,7 @@ NO_FIGURES: Final[Figures] = (0,) * (2 * CLASS_COUNT)
 
 
 class Tally(list[int]):
-    """A running count per class; guarded by whoever owns it.
+    """A running count per class; its owner guards it.
 
     One list with the numbers of messages, then the sizes: each viewer has two or three, and an object with two lists
     is 272 bytes instead of 184.

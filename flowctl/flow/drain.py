@@ -154,7 +154,7 @@ class DelayMeter:
         self._short = _SHORT  # share of what was written that the application does not count, at most
 
     def peer_acknowledged(self, now: float, total_bytes: int, written_bytes: int) -> None:
-        """Take note that the peer's application has read `total_bytes` since the connection began.
+        """The peer's application has read `total_bytes` since the connection began.
 
         Args:
             now: time in seconds.

@@ -15,7 +15,7 @@ from flowctl.fieldtypes import check_fields
 from flowctl.units import format_duration, format_size, parse_duration, parse_size
 
 MOST_TARGET_MS: Final = 3_600_000
-"""Longest target delay: whoever writes more for a live stream means off."""
+"""Longest target delay: a longer one means off."""
 OFF_MARK: Final = 1 << 62
 """What an axis that is off compares against: no load reaches it, so the hot path needs no branch for "off"."""
 

@@ -37,7 +37,7 @@ class ClassRates:
 
     @property
     def notes(self) -> tuple[tuple[float, Totals, Totals], ...]:
-        """The notes kept, oldest first, as (time, messages, bytes); a copy, for who goes on from them. Any thread."""
+        """The notes kept, oldest first, as (time, messages, bytes); a copy. Any thread."""
         return tuple(self._notes)
 
     def note(self, now: float, counts: Totals, sizes: Totals) -> None:

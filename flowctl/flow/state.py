@@ -176,20 +176,20 @@ class FlowCore:
     # -- inputs
 
     def queued(self, load: Load, now: float) -> StateChange | None:
-        """Take note that a message was queued; `load` is what is queued now."""
+        """A message was queued; `load` is what is queued now."""
         return self._update(Cause.QUEUED, load, now)
 
     def sent(self, load: Load, now: float) -> StateChange | None:
-        """Take note that the kernel took something and something is left."""
+        """The kernel took something and something is left."""
         return self._update(Cause.SENT, load, now)
 
     def blocked(self, load: Load, now: float) -> StateChange | None:
-        """Take note that a write met EAGAIN."""
+        """A write met EAGAIN."""
         self.would_block = True
         return self._update(Cause.WOULD_BLOCK, load, now)
 
     def drained(self, now: float, load: Load = EMPTY_LOAD) -> StateChange | None:
-        """Take note that the kernel has taken everything that was queued; only this clears the EAGAIN bit.
+        """The kernel has taken everything that was queued; only this clears the EAGAIN bit.
 
         `load` is not empty where the age axis also counts what waits in the kernel.
         """
@@ -197,11 +197,11 @@ class FlowCore:
         return self._update(Cause.DRAINED, load, now)
 
     def dropped(self, load: Load, now: float) -> StateChange | None:
-        """Take note that queued messages were thrown away."""
+        """Queued messages were thrown away."""
         return self._update(Cause.DROPPED, load, now)
 
     def ticked(self, load: Load, now: float) -> StateChange | None:
-        """Take note that time passed (the age axis moves without any event of the queue)."""
+        """Time passed (the age axis moves without any event of the queue)."""
         return self._update(Cause.TICK, load, now)
 
     def limits_set(self, limits: Limits, load: Load, now: float) -> StateChange | None:

@@ -36,8 +36,8 @@ class Trouble:
         left_out_at: when that was last seen, in seconds.
         returns: times old media were skipped.
         delay_removed_ms: what skipping and thinning took off the age of the queue.
-        sampled_at: time of the last sample in seconds, whoever took it.
-        last_share: share of the pictures, of the log that was left last; for who asks after the end.
+        sampled_at: time of the last sample in seconds.
+        last_share: share of the pictures, of the log that was left last; asked for after the end.
         acted_at: time of the last sample that was acted on, in seconds: its timer counts from here, so that statistics
             of another thread, which only measure, cannot keep the peer from being looked at.
         fill_bytes_per_s: what is added to the queue and kept, for a peer that follows no log.
@@ -104,7 +104,7 @@ class Trouble:
         self.sampled_at = now
 
     def note_late(self, now: float, late: int) -> bool:
-        """Take note of how many messages of the followed log were left out for being late so far.
+        """Note how many messages of the followed log were left out for being late so far.
 
         Returns:
             Whether these are the first ones since the peer had kept up.
@@ -118,7 +118,7 @@ class Trouble:
         return first
 
     def note_pictures(self, now: float, published: int, lost: int, joined_at: float) -> None:
-        """Take note of pictures of the followed log.
+        """Note pictures of the followed log.
 
         Args:
             now: time in seconds.

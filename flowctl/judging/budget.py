@@ -159,7 +159,7 @@ def held_by(logs: Mapping[Hashable, int], holdings: Iterable[Holding]) -> Held:
 
 
 def fair_shares(logs: Mapping[Hashable, int], holdings: Iterable[Holding]) -> dict[Hashable, float]:
-    """Return what each viewer holds by share, in bytes (see the module); 0 for who holds nothing.
+    """Return what each viewer holds by share, in bytes (see the module); 0 for one that holds nothing.
 
     The shares of all viewers add up to what is held beyond the GOP caches.
     """
@@ -325,7 +325,7 @@ class MemoryBudget:
         return [victim for item, freed in chosen if (victim := self._sentence(item, freed, held, now)) is not None]
 
     def _sentence(self, item: Holding, freed: int, held: Held, now: float) -> Victim | None:
-        """Decide between thinning and closing; None for who was told to thin just now."""
+        """Decide between thinning and closing; None for one that was told to thin just now."""
         thinned_at = self._thinned_at.get(item.key)
         if thinned_at is not None and now - thinned_at < _SETTLE_S:
             return None

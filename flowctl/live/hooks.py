@@ -129,10 +129,10 @@ class LiveHooks:
         return None
 
     def published(self, request: LiveRequest) -> Awaitable[None] | None:
-        """Take note that a client publishes now (or stands by, where the server lets several do so)."""
+        """A client publishes now (or stands by, where the server lets several do so)."""
 
     def ended(self, request: LiveRequest, why: str) -> Awaitable[None] | None:
-        """Take note that what `published` told of is over; `why` is as in the log. Comes behind its last frame."""
+        """What `published` told of is over; `why` is as in the log. Comes behind its last frame."""
 
     def frame(self, frame: LiveFrame) -> Awaitable[None] | None:
         """Take a message of any stream: headers first, then as they are published."""

@@ -56,10 +56,10 @@ class Viewer(StreamMember, Protocol):
         """Call on the viewer's own thread, soon. Any thread."""
 
     def stream_ended(self, stream: Stream) -> None:
-        """Take note that the publisher has gone for good."""
+        """The publisher has gone for good."""
 
     def stream_published(self, stream: Stream) -> None:
-        """Take note that the stream is published (again)."""
+        """The stream is published (again)."""
 
     def viewer_statistics(self) -> ViewerStatistics:
         """Return figures. Any thread."""
@@ -76,7 +76,7 @@ class Publisher(StreamMember, Protocol):
         """Call on the publisher's own thread, soon. Any thread."""
 
     def publish_replaced(self, stream: Stream) -> None:
-        """Take note that another publisher has taken the name."""
+        """Another publisher has taken the name."""
 
 
 def line_fields(connection: Connection, stream: str) -> dict[str, Any]:
@@ -141,8 +141,8 @@ class Hub:
 
         Args:
             name: ``app/stream``.
-            publisher: who asks.
-            owner: who that is. None: whoever has its address.
+            publisher: the session that asks.
+            owner: its owner. None: its address is.
 
         Returns:
             The stream. Its `publisher` is another one while this one is on standby.
@@ -345,7 +345,7 @@ class Hub:
             return stream is not None and not stream.ended
 
     def publisher_of(self, name: str) -> tuple[str, int] | None:
-        """Return address and port of who publishes the stream, for the log. None: nobody does."""
+        """Return the publisher's address and port, for the log. None: the stream has none."""
         with self._lock:
             stream = self._streams.get(name)
             publisher = None if stream is None else stream.publisher

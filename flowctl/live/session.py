@@ -112,7 +112,7 @@ class LiveSession(Session):
         self._limit_hit: str | None = None
         self._piece_bytes = _SMALLEST_PIECE
         self._question: _Asked | None = None  # a publish or play that a hook decides
-        self._rate: InputRate | None = None  # made for who sends several messages at a time
+        self._rate: InputRate | None = None  # made for a peer that sends several messages at a time
         self._user: str | None = None  # who logged in
         self.user_agent = ""
 

@@ -162,7 +162,7 @@ class Stream:
             now: time in seconds.
 
         Raises:
-            LimitExceededError: a header over a bound of `Headers` was passed on to who views now, and is not kept.
+            LimitExceededError: a header over a bound of `Headers` was passed on to present viewers, and is not kept.
         """
         info = inspect(type_id, payload)
         message_class = info.message_class

@@ -1,4 +1,4 @@
-"""Worker processes as seen from whoever runs them: started, told what to do, listened to, and never left behind.
+"""Worker processes as seen from their parent: started, told what to do, listened to, and never left behind.
 
 Each worker has a thread that reads its lines and puts them, with the worker, into one queue; so the run is a single
 loop over that queue. A worker whose output ends before it has said ``done`` has died: that is one more message.

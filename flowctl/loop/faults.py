@@ -2,7 +2,7 @@
 
 Handlers, jobs, timers and hooks may raise anything, also what is no `Exception`: CancelledError of a task that was
 cancelled, SystemExit of a library that gives up, KeyboardInterrupt raised by hand. On the thread of a poll group none
-of them means more than that this handler has failed: whoever shares the thread goes on. Ctrl-C is raised by the
+of them means more than that this handler has failed: the others on the thread go on. Ctrl-C is raised by the
 interpreter on the main thread only, and a process is ended from there; see `flowctl.server.signals`.
 """
 

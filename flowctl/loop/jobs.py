@@ -2,7 +2,7 @@
 
 The list is intrusive: a job carries its own links, so appending and unlinking are O(1) and allocate nothing, and a
 job can be taken out of the middle without a search. The price is that a job is on one list at most, which is just
-what "pending or not" means. Neither class locks; whoever owns a list guards it (see `flowctl.deferred`).
+what "pending or not" means. Neither class locks; the owner of a list guards it (see `flowctl.deferred`).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Job:
         self.callback = callback  # replaced once, by release()
         #: What `Registration.run_soon` finds it by; a mere name if it was made by `Registration.job`.
         self.purpose: Final = purpose
-        # The rest changes under the lock of whoever keeps the job: its processor, or its registration while that is
+        # The rest changes under the lock of the job's keeper: its processor, or its registration while that is
         # unbound or on hold. `pending` alone is also read without (see Registration.schedule).
         self.pending = False
         self.revoked = False  # revoked since the last run began: a True from that run no longer counts
-        self.sequence = 0  # place in the order of whoever keeps the job
+        self.sequence = 0  # place in its keeper's order
         self.next_job: Job | None = None
         self.previous_job: Job | None = None
 

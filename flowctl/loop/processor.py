@@ -227,7 +227,7 @@ class DeferredProcessor:
         """Call `wake`; with no lock held. If it fails, a later `schedule` tries again."""
         try:
             self._wake()
-        except BaseException as error:  # noqa: BLE001  (a closed loop must not fail whoever schedules)
+        except BaseException as error:  # noqa: BLE001  (a closed loop must not fail its caller)
             with self._lock:
                 self._awake = False
             report(self._on_error, "wake of the deferred processor", error)

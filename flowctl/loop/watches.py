@@ -247,7 +247,7 @@ class _EpollPoller:
         ready = self._ready
         for fd, found in self._epoll.poll(0, MOST_PER_TURN):
             if found & ~(select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP):
-                ready(fd, _EVERYTHING)  # hung up, or an error: whoever reads or writes finds out by doing so
+                ready(fd, _EVERYTHING)  # hung up, or an error: reading or writing tells
             elif found & select.EPOLLRDHUP:
                 ready(fd, _ENDED | (found & select.EPOLLOUT and _OUTPUT))
             else:
@@ -424,7 +424,7 @@ class FdWatches:
         return len(self._watches)
 
     def _ready(self, fd: int, found: int) -> None:
-        """Call whoever watches `fd`; looked up for each, because the callback before may have unwatched it."""
+        """Call the callbacks that watch `fd`; looked up for each, because the callback before may have unwatched it."""
         watch = self._watches.get(fd)
         if watch is not None and watch.input is not None:
             if not watch.reads & (_ENDED | _BROKEN):

@@ -1,7 +1,7 @@
 """How much work the peers may cause: accounts of processor time, per connection and per address (pure).
 
 Theory of operation. Limits on sizes, counts and rates each bound one thing that a peer can do; what they have in common
-is that it takes the thread's time. So that time itself is the limit that needs no list of attacks: whoever runs a
+is that it takes the thread's time. So that time itself is the limit that needs no list of attacks: a peer that runs a
 session's code on a peer's behalf charges the peer's account with how long it took.
 
 An account is one decaying sum: what was charged fades with `MEMORY_S`, so the sum over `MEMORY_S` is the smoothed share
@@ -14,7 +14,7 @@ waits in the kernel, so TCP slows the peer down. One that stays over its share f
 The connections of one address also share an account. Where that is over, those are slowed that did more than the mean
 of its connections (of those that did anything worth speaking of), so a viewer behind the same router as an attacker is
 not held for it. What those did that have left is weighed as one more of them, and newcomers stand in for it: otherwise
-one that works and leaves, again and again, would leave the blame to whoever stays. And one that took little itself is
+one that works and leaves, again and again, would leave the blame to those that stay. And one that took little itself is
 slowed for its neighbours, but never cut for them. Whatever the sums are, in one turn of the loop an address gets
 `ADDRESS_TURN_S` and then waits for the next turn (`WorkAccount.turn_over`): that costs a lone peer nothing, and its
 neighbours wait no longer than that.

@@ -150,7 +150,7 @@ def find_ffmpeg(ffmpeg: str | os.PathLike[str] | None = None) -> Path:
 
     Raises:
         FlowctlError: there is none, or the one that was named explicitly cannot be run. A wrong explicit name is an
-            error and does not fall back to another program: whoever sets it wants that one.
+            error and does not fall back to another program: a program named there is the one that is wanted.
     """
     for source, named in (("ffmpeg", ffmpeg), (FFMPEG_VARIABLE, os.environ.get(FFMPEG_VARIABLE))):
         if named:

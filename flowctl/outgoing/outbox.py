@@ -130,7 +130,7 @@ class Outbox:
         return written, blocked, failure
 
     def consume_followed(self, written: int) -> None:
-        """Take note that somebody else wrote `written` bytes of the followed log for us."""
+        """Somebody else wrote `written` bytes of the followed log for us."""
         if written and self.cursor is not None:
             self.bytes_sent += written
             items = self.cursor.peek(len(MessageClass) + written, written)  # a message has a byte at least

@@ -117,7 +117,7 @@ class Coroutines:
         return bool(self._tasks)
 
     def cancel(self) -> None:
-        """Cancel all, on any thread; they take note at their next step."""
+        """Cancel all, on any thread; they notice at their next step."""
         self._cancelled = True
         for task in list(self._tasks or ()):
             with suppress(RuntimeError):  # its loop is closed

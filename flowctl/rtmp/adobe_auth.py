@@ -14,7 +14,7 @@ anew, with its answer appended to ``app`` and ``tcUrl``::
 
 OBS, FFmpeg, librtmp, GStreamer and Wirecast speak it. The words around the parameters are those of Flash Media Server:
 GStreamer matches all of them, the others look for parts. gortmplib alone wants shorter ones, but its client answers for
-a user "myuser" whoever it is, so nothing is lost with it. We send no ``opaque`` parameter: FFmpeg would hash it in
+a user "myuser" in any case, so nothing is lost with it. We send no ``opaque`` parameter: FFmpeg would hash it in
 place of the challenge where Wirecast hashes the challenge, and without it both do the same.
 
 The steps arrive on different TCP connections, so the server would have to remember what it asked. Instead salt and

@@ -42,7 +42,7 @@ class Frontend(Protocol):
     """The application's end of a Sender."""
 
     def send_state_changed(self, state: SendState, change: StateChange) -> None:
-        """Take note of one edge.
+        """Note one edge.
 
         Called once per edge, in order, under the Sender's lock, from whichever thread caused it. Must not block and
         must not call a Sender, this one or another: that raises `ReentryError`. Pausing a Receiver is allowed; anything
@@ -71,7 +71,7 @@ class CohortLike(Protocol):
         """Serve `sender` no longer. Owning thread."""
 
     def limits_changed(self, sender: Sender) -> None:
-        """Take note that the limits of `sender` are new. Owning thread."""
+        """The limits of `sender` are new. Owning thread."""
 
 
 class SenderHost(Protocol):

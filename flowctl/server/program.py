@@ -98,7 +98,7 @@ class ServerProgram:
 
 
 def settings_hint(name: str, known: Mapping[str, str]) -> str:
-    """Return a hint for who asked for a setting that there is not: the nearest one first, then all.
+    """Return a hint for a setting that does not exist: the nearest one first, then all.
 
     Args:
         name: what was asked for.

@@ -174,7 +174,7 @@ class Server:
         self._past_slowed = 0  # guarded by _lock
         self._closed: dict[CloseReason, int] = {}  # connections that have gone, by reason; guarded by _lock
         self._stopping = threading.Event()
-        self._drained = threading.Event()  # whoever stopped first has waited for what was queued
+        self._drained = threading.Event()  # the first caller of stop has waited for what was queued
         self._winding_up = False  # somebody does all the rest; guarded by _lock
         self._ended = threading.Event()  # and has done it
         self._drain_until = math.inf  # the earliest that any of them wants; guarded by _lock
@@ -355,7 +355,7 @@ class Server:
             return True
 
     def _banned(self, connection: Connection, ban: Ban) -> None:
-        """Take note that an open connection is ended by a ban; for servers that keep records. Any thread."""
+        """An open connection is ended by a ban; for servers that keep records. Any thread."""
 
     def add_socket(self, sock: socket.socket, session: Session) -> Connection:
         """Serve a connected socket that was not accepted here, for example one that connected out. Any thread.
@@ -414,7 +414,7 @@ class Server:
         return connection
 
     def _gone(self, connection: Connection) -> None:
-        """Take note of the end of a connection; on its thread."""
+        """Note the end of a connection; on its thread."""
         figures = totals_of(connection.sender.statistics(), connection.receiver.statistics())
         reason = connection.ended[0] if connection.ended is not None else CloseReason.INTERNAL
         with self._lock:
@@ -425,7 +425,7 @@ class Server:
             self._past_slowed += connection.work.slowed_count
 
     def _released(self, connection: Connection) -> None:
-        """Take note that the socket of an accepted connection is closed: its place is free again."""
+        """The socket of an accepted connection is closed: its place is free again."""
         self.admission.leave(connection.peer[0])
 
     @property

@@ -1,7 +1,7 @@
 """Signals of a server: those that end it are something to wait for, and no other one ends it.
 
 SIGINT, SIGTERM and SIGQUIT end a server in order. SIGHUP, SIGUSR1 and SIGUSR2 would kill it where nobody handles them;
-here they are handed to who waits, or named in the log and ignored.
+here they are handed to the waiting thread, or named in the log and ignored.
 
 A handler that is written in Python runs between any two steps of the main thread, also while that thread holds a lock.
 Setting a `threading.Event` there waits for ever if the main thread is inside `Event.wait` at that moment: both need the
@@ -68,7 +68,7 @@ class EndSignals:
         self._undo.close()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        """Take note of a signal; between any two steps of the main thread, so that no lock may be taken here."""
+        """Note a signal; between any two steps of the main thread, so that no lock may be taken here."""
         del number, frame
         self._ended = True
 

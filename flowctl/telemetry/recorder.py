@@ -47,7 +47,7 @@ Row = tuple[Any, ...]
 
 
 class Block(Protocol):
-    """Many records at once, made by who has them as columns already."""
+    """Many records at once, as columns."""
 
     @property
     def rows(self) -> int:

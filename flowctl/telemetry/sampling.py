@@ -105,7 +105,7 @@ def sums(sent_bytes: int, accepted: Totals, sent: Totals, dropped: Totals) -> Ro
 
 
 def following(before: Mark, after: Mark) -> Row:
-    """Return the last columns for who was sent the log from `before` to `after`, and nothing else."""
+    """Return the last columns for a viewer that was sent the log from `before` to `after`, and nothing else."""
     return sums(after.offset - before.offset, minus(after.end, before.end), minus(after.place, before.place), NO_TOTALS)
 
 
@@ -133,7 +133,7 @@ class Crowd:
         return len(self.conn_ids)
 
     def add(self, conn_id: int, address: str | None, port: int | None) -> None:
-        """Add a connection; only by who made it, and not after the round it was made in."""
+        """Add a connection; only its maker calls this, in the round it was made in."""
         self.conn_ids.append(conn_id)
         self.addresses.append(address)
         self.ports.append(port)

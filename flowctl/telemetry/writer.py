@@ -269,7 +269,7 @@ class RecordFiles:
         _log.info("oldest records removed", files=removed, kept_bytes=self._own_bytes, limit_bytes=most)
 
     def failed(self, of: Table, error: Exception, now: float) -> None:
-        """Take note that a file could not be written, and log that, but not each time."""
+        """A file could not be written, and log that, but not each time."""
         self.last_error = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
         self._untold += 1
         if now - self._said_at >= _SAY_S:
@@ -425,7 +425,7 @@ class TableWriter:
         part.batch, part.block, part.size_bytes = (first_us, batch), None, batch.nbytes
 
     def _came(self, rows: int, size_bytes: int) -> None:
-        """Take note of rows that were added, and give up the oldest where the disk has not taken any for too long."""
+        """Note rows that were added, and give up the oldest where the disk has not taken any for too long."""
         self._seq += rows
         self._waiting += rows
         self._bytes += size_bytes

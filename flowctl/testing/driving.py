@@ -69,7 +69,7 @@ class MemoryWire:
         """Do nothing: nothing here blocks."""
 
     def setsockopt(self, _level: int, option: int, _value: object) -> None:
-        """Take note of what makes the close a reset."""
+        """Note what makes the close a reset."""
         self.reset = self.reset or option == socket.SO_LINGER
 
     def getpeername(self) -> tuple[str, int]:
@@ -129,7 +129,7 @@ class MemoryWire:
         self._check()
 
     def close(self) -> None:
-        """Take note."""
+        """Note it."""
         self.closed = True
 
 
@@ -168,7 +168,7 @@ class HandGroup(ManualGroup):
         return self._loop
 
     def report(self, where: str, error: BaseException) -> None:
-        """Take note."""
+        """Note it."""
         self.failures.append((where, error))
 
     def _arm(self, when: float) -> None:

@@ -132,7 +132,7 @@ class ManualHost:
         return self.unacknowledged() if self.unacknowledged is not None else 0
 
     def limit_unsent(self, size_bytes: int) -> None:
-        """Take note."""
+        """Note it."""
         self.unsent_limit_bytes = size_bytes
 
     def strained(self) -> bool:
@@ -148,14 +148,14 @@ class ManualHost:
     def _flush(self) -> None:
         self._flush_requested = False
         if self.sender is not None:
-            foreign, self.foreign = self.foreign, False  # this is the owning thread, whoever asked
+            foreign, self.foreign = self.foreign, False  # this is the owning thread, in any case
             try:
                 self.sender.flush()
             finally:
                 self.foreign = foreign
 
     def want_writable(self, wanted: bool) -> None:  # noqa: FBT001 - the signature of the protocol
-        """Take note."""
+        """Note it."""
         self.wants_writable = wanted
 
     def set_deadline(self, when: float) -> None:
@@ -172,15 +172,15 @@ class ManualHost:
             self.sender.tick()
 
     def terminate(self, reason: CloseReason, details: str) -> None:
-        """Take note."""
+        """Note it."""
         self.closed.append((reason, details))
 
     def ledger_grew(self) -> None:
-        """Take note."""
+        """Note it."""
         self.ledger_notes += 1
 
     def handler_failed(self, where: str, error: BaseException) -> None:
-        """Take note."""
+        """Note it."""
         self.failures.append((where, error))
 
     def poll_writable(self) -> FlushResult | None:

@@ -1,4 +1,4 @@
-"""The way of log lines out of the process: never a wait for who writes one, and not more of one peer than is useful.
+"""The way of log lines out of the process: writing one never waits, and one peer gets no more than is useful.
 
 A log is written to a pipe or a terminal that somebody else reads, or does not. `LineWriter` keeps lines in a bounded
 queue and writes them on a thread of its own; what finds the queue full is dropped, and the count is told as soon as
@@ -214,7 +214,7 @@ class LineWriter:
         while left:
             try:
                 left = left[os.write(self._descriptor, left) :]
-            except BlockingIOError:  # whoever shares the descriptor made it so
+            except BlockingIOError:  # another process that shares the descriptor made it so
                 poll = select.poll()
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll(1000)

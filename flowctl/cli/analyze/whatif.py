@@ -31,7 +31,7 @@ def command(
     extend: Annotated[
         str,
         typer.Option(
-            metavar="TIME", help="Added for who was cut: its stall again, then the last 10 s again and again."
+            metavar="TIME", help="Added for a viewer that was cut: its stall again, then the last 10 s again and again."
         ),
     ] = "30s",
     most: Annotated[

@@ -227,7 +227,7 @@ class Seat:
                 heapq.heappush(self.run.timers, (when, self.index))
 
     def terminate(self, reason: CloseReason, details: str) -> None:
-        """Take note that this choice closes the viewer."""
+        """This choice closes the viewer."""
         del details
         self.reason = reason
         self.closed_at = self.run.now

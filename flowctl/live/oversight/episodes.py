@@ -68,7 +68,7 @@ class Episode:
         self.quiet_at: float | None = None
 
     def take(self, entry: LedgerEntry, *, closed: bool = False) -> None:
-        """Take note of an entry of the ledger.
+        """Note an entry of the ledger.
 
         Args:
             entry: what was done.

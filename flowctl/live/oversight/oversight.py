@@ -233,7 +233,8 @@ class Oversight:
     ) -> Generator[None, None, tuple[dict[Hashable, int], dict[Stream, dict[Hashable, int]], list[_Seen]]]:
         """Return what the GOP cache and the headers of each log hold, the caches alone by stream, and who lags.
 
-        Headers are there whoever views, so all who follow a log hold them on top of what is between them and its tail.
+        Headers are there for any number of viewers, so all who follow a log hold them on top of what is between
+        them and its tail.
         """
         logs: dict[Hashable, int] = {}
         caches: dict[Stream, dict[Hashable, int]] = {}
@@ -344,7 +345,7 @@ class Oversight:
     # -- the shadow
 
     def _run_shadows(self, seen: list[_Seen]) -> Generator[None, None, None]:
-        """Show the shadows what has happened; begin those of who lags now, end those that have nothing to compare."""
+        """Show the shadows what has happened; begin those of viewers that lag, end those with nothing to compare."""
         with self._lock:
             shadows = dict(self._shadows)
         for sender, shadowed in shadows.items():

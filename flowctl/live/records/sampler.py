@@ -139,7 +139,7 @@ class Sampler:
                 _log.error("sampling failed", error=f"{type(error).__name__}: {error}")
 
     def ended(self, connection: Connection, record: ConnectionEvents, statistics: SenderStatistics, at: float) -> None:
-        """Take note of a connection's end: what it was sent since its last sample gets a record as well. Any thread."""
+        """Note a connection's end: what it was sent since its last sample gets a record as well. Any thread."""
         self._ended.append((connection, record, statistics, at))
 
     # -- a round

@@ -187,7 +187,7 @@ def _mark(message: Message) -> bytes:
 
 
 async def _send_marked(peer: Peer, mark: bytes) -> None:
-    """Send 30 frames that bear `mark`; whoever is replaced meanwhile stops."""
+    """Send 30 frames that bear `mark`; a publisher that is replaced meanwhile stops."""
     with contextlib.suppress(PeerGoneError):
         for index in range(30):
             await peer.send(peer.media_message(TYPE_VIDEO, index * _STEP_MS, picture(200, mark, key=index % 10 == 0)))

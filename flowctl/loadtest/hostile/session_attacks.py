@@ -24,7 +24,7 @@ _FLASH_ROUNDS: Final = 10
 _PATIENCE_S: Final = 65.0
 """nginx-rtmp gives a handshake 60 s, which is the longest of the common servers."""
 CANARY: Final = "canary-flowctl-7d1f"
-"""The secret that B28 sends; whoever runs it looks for it in the server's logs."""
+"""The secret that B28 sends; its test looks for it in the server's logs."""
 _GUESSES: Final = (
     ("admin", "admin"),
     ("admin", "nms2018"),

@@ -34,7 +34,7 @@ class AttackContext:
     """What an attack is aimed at and bounded by.
 
     Args:
-        host: of the server; resolved and checked by whoever runs the attack.
+        host: of the server; resolved and checked by the caller.
         port: of the server.
         app: application of the stream.
         stream: name of a stream that is live, for attacks by readers. Publishing attacks use names of their own.

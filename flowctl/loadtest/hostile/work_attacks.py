@@ -2,7 +2,7 @@
 
 None of these is on anybody's list. They are examples of a kind: what a peer may do often is made as costly as it gets,
 and several connections of one address do it at once. What has to hold is not a rule for each of them but one for all:
-whoever makes a server work is slowed down, and those beside it lose nothing.
+a peer that makes a server work is slowed down, and those beside it lose nothing.
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ class Link:
             self.drained(now)
 
     def drained(self, now: float) -> None:
-        """Go on sending, for who sends much."""
+        """Go on sending when much waits."""
 
     def receive(self, most: int, now: float) -> int:
         """Read into `SCRATCH`; return how much, 0 when the link has ended.

@@ -110,7 +110,7 @@ class Skimmer(ChunkReader):
         limits: what the server is held to.
 
     Attributes:
-        control: what came and is not media, whole; whoever takes it empties the list.
+        control: what came and is not media, whole; the reader empties the list.
     """
 
     __slots__ = ("_book", "_lanes", "control")

@@ -1,4 +1,4 @@
-"""What a node of the reference machine took, for who has not measured one: figures of docs/benchmarks.md (pure).
+"""What a node of the reference machine took, for a node that was not measured: figures of docs/benchmarks.md (pure).
 
 These are the lines of flowctl in the table *Comparison: cost against delay* of that document: one poll group on one
 thread of a virtual AMD EPYC with two cores that carried the crowd too, loopback, H.264 at 30 frames per second and AAC,
@@ -14,7 +14,7 @@ from typing import Final
 from flowctl.pipeline.capacity.model import Measurement
 
 MACHINE: Final = "AMD EPYC, 2 cores with the crowd on them, Python 3.11, loopback; docs/benchmarks.md of 2026-11-21"
-"""What the figures are of, for whoever reads an answer."""
+"""What the figures are of, for the reader of an answer."""
 
 IDLE_MEMORY_BYTES: Final = 46_500_000
 """Of the server without viewers: of the 53.7 MB of the soak with 1000 viewers of 600 kbit/s, 7.2 MB are theirs."""

@@ -76,7 +76,7 @@ DEFAULT_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
     {
         **{f"limit_hit.{name}": weight for name, weight in _LIMITS.items()},
         "limit_hit.*": 1.0,  # a limit that is not in this table
-        "handshake_timeout": 0.5,  # dead links do it, browsers that connect ahead, and whoever keeps places occupied
+        "handshake_timeout": 0.5,  # dead links do it, browsers that connect ahead, and peers that occupy places
         "not_rtmp": 0.2,  # HTTP, TLS, or anything else instead of a handshake
         "protocol_error": 1.0,  # after the handshake
         "auth_refused": 0.2,  # a wrong key is tried again by every encoder, once in some seconds

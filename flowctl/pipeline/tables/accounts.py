@@ -29,7 +29,7 @@ class Accounts:
         by_reason: rows put aside, by reason.
         files_by_reason: files put aside, by reason.
         files_unknown_rows: files put aside whose number of rows is not known, because they have no footer.
-        warnings: lines for whoever started the job.
+        warnings: lines for the person who started the job.
         settled: whether the rows were counted; until then `rows_out` and `by_reason` are those of whole files only.
     """
 

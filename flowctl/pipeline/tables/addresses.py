@@ -86,7 +86,7 @@ def with_unit(frame: DataFrame, name: str) -> DataFrame:
     """Add ``address``: who an address stands for, as text.
 
     An IPv4 address stands for itself, also one that is written as IPv6. An IPv6 address stands for its /64, the
-    smallest network that a holder of IPv6 has: whoever has one address of it has 2^64. Another text stays as it is.
+    smallest network that a holder of IPv6 has: a holder of one address of it has 2^64. Another text stays as it is.
 
     Args:
         frame: any.

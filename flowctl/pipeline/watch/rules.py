@@ -136,7 +136,7 @@ def without(sums: DataFrame, back: DataFrame, options: WatchOptions) -> DataFram
 
 
 def candidates(sums: DataFrame, options: WatchOptions, at_us: int) -> DataFrame:
-    """Return the windows whose evidence is enough, whoever else is at their addresses.
+    """Return the windows whose evidence is enough, regardless of what else is at their addresses.
 
     Args:
         sums: of `windowed`.

@@ -1,4 +1,4 @@
-"""Check AMF0 without building values: what is passed on as it came need only be safe for whoever decodes it later.
+"""Check AMF0 without building values: what is passed on as it came need only be safe for a later decoder.
 
 ``onMetaData`` of a recorded film has an index of its key frames, arrays of tens of thousands of numbers. To decode it
 would make an object of each; a walk makes none, and passes an array of numbers in one step whatever its length.

@@ -1,9 +1,9 @@
 """What one AMF message may cost, and the accounts by which both decoders stay inside it.
 
 Theory of operation. AMF0 and AMF3 data comes from strangers and can be small and yet expensive in four ways: deep
-nesting (which exhausts the stack of whoever walks the value), counts that promise more than follows, very many tiny
-values, and references. References are the subtle one: thirty arrays, each holding two references to the one before,
-are 300 octets on the wire and 2^30 values for everything that prints, compares or re-encodes the result.
+nesting (which exhausts the stack of the code that walks the value), counts that promise more than follows, very
+many tiny values, and references. References are the subtle one: thirty arrays, each holding two references to the one
+before, are 300 octets on the wire and 2^30 values for everything that prints, compares or re-encodes the result.
 
 So a decoder keeps a `Meter`, and the meter counts the value *as it will be walked*, not as it was written: a reference
 costs the nodes, octets and levels of what it refers to. A value that passes is therefore small for every later reader,

@@ -56,7 +56,7 @@ class EcmaArray(dict[str, AmfValue]):
         count: the count announced on the wire, 0..2^32-1; None where the array was made here.
 
     The count is a hint that senders get wrong: Flash and FMLE announce 0, others one too many (ossrs/srs #852). It is
-    kept for whoever wants to see it, it is not used to decode, and encoding writes the true number of members.
+    kept to be looked at; it is not used to decode, and encoding writes the true number of members.
     It takes no part in comparison.
     """
 

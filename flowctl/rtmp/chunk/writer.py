@@ -4,7 +4,7 @@ Two ways, for two uses. `ChunkWriter` remembers what it sent on each chunk strea
 what the peer can infer: for one connection's commands, control messages and published media. `serialise` keeps no
 state: every message gets a full header, so the same octets can be sent to any number of viewers that joined at
 different times. They must not share a chunk stream: a header that leaves something out refers to the last message on
-the wire, whoever sent it.
+the wire, from either side.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def answer(digest: bytes, key: bytes, noise: bytes) -> bytes:
 
     Args:
         digest: 32 octets, from C1 or S1.
-        key: name of who answers: `SERVER_KEY` for S2, `CLIENT_KEY` for C2.
+        key: name of the side that answers: `SERVER_KEY` for S2, `CLIENT_KEY` for C2.
         noise: 1504 random octets, which come first in the packet.
     """
     return noise + _answer_digest(digest, key, noise)
