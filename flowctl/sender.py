@@ -35,6 +35,7 @@ from flowctl.flow.policy import DropPolicy, Thin
 from flowctl.flow.state import Load, MessageClass, SendState
 from flowctl.flow.trouble import Trouble
 from flowctl.loop.locks import HANDLERS
+from flowctl.outgoing.backlog import NEEDED, refuse_frame
 from flowctl.outgoing.cursor import LogCursor
 from flowctl.outgoing.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
 from flowctl.reasons import CloseReason, DropReason
@@ -70,26 +71,31 @@ class Sender(Steering):
         message_class: MessageClass = MessageClass.DATA,
         *,
         droppable: bool | None = None,
-        track: int = 0,
     ) -> SendResult:
         """Send one message, or queue it, or drop it as the policy says. Any thread.
+
+        Frames that others refer to (KEY, INTER) and may be dropped go through a `StreamLog` that this peer follows,
+        also where they are for it alone: after a loss the log sees to it that nothing comes that cannot be decoded.
 
         Args:
             data: the message as it goes to the socket, not empty. What is no `bytes` is copied: it is the caller's, who
                 may change it before it is sent.
             message_class: what it is to the drop policy; CONTROL goes first and is never dropped.
-            droppable: whether the policy may drop it. None: all classes but CONTROL and HEADER.
-            track: for HEADER: which earlier header it replaces.
+            droppable: whether the policy may drop it. None: all classes but CONTROL and HEADER. KEY and INTER need a
+                False: then only a hard limit that is held refuses them, and what comes after such a loss is the
+                caller's decision.
 
         Returns:
             What became of it, and the state after it.
 
         Raises:
             ReentryError: called from `send_state_changed` or a policy, of this or another Sender.
-            LocalProtocolError: the message is empty, or no bytes.
+            LocalProtocolError: the message is empty, no bytes, or a KEY or INTER frame that might be dropped.
         """
         if HANDLERS:
             self._refuse_reentry("send")
+        if message_class in NEEDED and droppable is not False:
+            refuse_frame(message_class)
         if type(data) is not bytes:
             data = owned_bytes(data)
         if not data:
@@ -100,16 +106,15 @@ class Sender(Steering):
                     self._sends_after_close += 1
                     return CLOSED[self._core.state]
                 now = self._host.now()
-                outbox = self._outbox
-                plain = not (self._mask or self._held or self._blocked or outbox.backlog.waiting_for_key)
-                if not self.deferred and plain and outbox.idle:
-                    return self._send_now_locked(data, message_class, now, track)
+                plain = not (self._mask or self._held or self._blocked)
+                if not self.deferred and plain and self._outbox.idle:
+                    return self._send_now_locked(data, message_class, now)
                 if plain or self._blocked or not self._core.would_block or self._foreign_locked():
-                    return self._queue_locked(data, message_class, now, droppable=droppable, track=track)
+                    return self._queue_locked(data, message_class, now, droppable=droppable)
                 self._offer_locked(now)  # before it is refused for what was left over
                 if self._close_reason is not None:
                     return CLOSED[self._core.state]
-                return self._queue_locked(data, message_class, now, droppable=droppable, track=track)
+                return self._queue_locked(data, message_class, now, droppable=droppable)
         finally:
             if self._after:
                 self._run_after()

@@ -101,7 +101,8 @@ class Session:
         Args:
             data: the message as it goes to the socket, not empty; what is no `bytes` is copied.
             message_class: what it is to the drop policy.
-            droppable: whether the policy may drop it. None: all classes but CONTROL and HEADER.
+            droppable: whether the policy may drop it. None: all classes but CONTROL and HEADER; see `Sender.send` for
+                frames.
         """
         return self.connection.sender.send(data, message_class, droppable=droppable)
 

@@ -264,22 +264,19 @@ class RecordedSender(NotingSender):
         message_class: MessageClass = MessageClass.DATA,
         *,
         droppable: bool | None = None,
-        track: int = 0,
     ) -> SendResult:
         """Send one message, as `Sender.send`; its class and size are noted."""
         if type(data) is not bytes:
             data = owned_bytes(data)
         with _Public(self, "send"), self._lock:
             if self.tape.depth or self._closing or not data:  # refused: it never reaches the core
-                return super().send(data, message_class, droppable=droppable, track=track)
+                return super().send(data, message_class, droppable=droppable)
             tape = self.tape
             self._begin_call_locked()
             options: dict[str, object] = {} if droppable is None else {"droppable": droppable}
-            if track:
-                options["track"] = track
             tape.queued(CLASS_NAMES[message_class], len(data), OWN_LANE, 0.0, tape.arguments(options))
             with _Call(self):
-                return super().send(data, message_class, droppable=droppable, track=track)
+                return super().send(data, message_class, droppable=droppable)
 
     def follow(
         self,

@@ -274,7 +274,7 @@ class Rerun:
                 leading=values.get("leading") is True,
             )
         else:
-            self.sender.send(wire, item, droppable=values.get("droppable"), track=values.get("track", 0))
+            self.sender.send(wire, item, droppable=values.get("droppable"))
 
     def new_log(self, values: dict[str, Any]) -> None:
         """Begin a private log, as then."""

@@ -1,122 +1,78 @@
-"""A Sender's own queue: the control lane, and messages sent to this peer alone (pure).
+"""A Sender's own messages: the control queue, and a plain queue of what is sent to this peer alone (pure).
 
-The control lane is never refused and never thinned; it has a small limit of its own, so that a peer cannot make us
-queue replies without end. Media sent without a stream log goes through the other lane: the policy decides when a
-message is offered, and the queue can be thinned later, with the same contract as for a log: after the loss of a key or
-inter frame nothing but audio and data goes out until the next key frame, before which the newest header of each track
-is sent again. The wait for it ends without one after `KEY_WAIT_S` or two groups of pictures, whichever is longer.
+The control queue is never refused and never thinned; it has a small limit of its own, so that a peer cannot make us
+queue replies without end. Everything else goes through the other queue: the policy decides when a message is offered,
+and what may be dropped can be thrown away later. A queue knows nothing of pictures that refer to each other. Frames
+that may be dropped go through a stream log, also where they are for one peer alone: what follows from the loss of one
+is decided in `flowctl.outgoing.cursor`, and nowhere else.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NoReturn
 
+from flowctl.errors import LocalProtocolError
 from flowctl.flow.counts import Counts, Tally, total
-from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
+from flowctl.flow.policy import DROPPABLE_MASK, Room
 from flowctl.flow.state import MessageClass
-from flowctl.outgoing.lane import Item
+from flowctl.outgoing.queue import Item, MessageQueue, OwnItem
 from flowctl.reasons import DropReason
 
-_KEY: Final = MessageClass.KEY
 _HEADER: Final = MessageClass.HEADER
 _CONTROL: Final = MessageClass.CONTROL
-_AUDIO: Final = MessageClass.AUDIO
-_BREAKING: Final = frozenset({MessageClass.KEY, MessageClass.INTER})
-_VIDEO: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
-MOST_TRACKS: Final = 32
-"""Headers that are remembered per peer; beyond, the track that came first is forgotten. Streams have two or three."""
-
-
-class QueuedMessage:
-    """A message that waits in a Sender's own queue."""
-
-    __slots__ = ("droppable", "enqueued_at", "message_class", "track", "wire")
-
-    def __init__(
-        self, wire: bytes, message_class: MessageClass, enqueued_at: float, track: int, *, droppable: bool
-    ) -> None:
-        self.wire = wire
-        self.message_class = message_class
-        self.enqueued_at = enqueued_at
-        self.track = track
-        self.droppable = droppable
+NEEDED: Final = frozenset({MessageClass.KEY, MessageClass.INTER})
+"""Frames that others refer to: after the loss of one nothing decodes until the next key frame."""
 
 
 class Backlog:
-    """Control lane and own media lane of one Sender. Not thread-safe: its Sender's lock guards it.
+    """Control queue and own queue of one Sender. Not thread-safe: its Sender's lock guards it.
 
     Attributes:
-        control: the control lane. None until it is first used, as is the media lane: most viewers of a stream log have
+        control: the control queue. None while it is empty, as is the own queue: most viewers of a stream log have
             nothing of their own queued.
         accepted: what was offered, by class.
-        taken: what was handed over to be sent.
-        has_video: whether a frame was ever offered.
-        waiting_for_key: whether inter frames are refused until the next key frame.
-        restarts: times a key frame ended such a wait, or the queue was skipped to one.
-        key_waits_expired: times none came in time.
     """
 
-    __slots__ = (
-        "_dropped",
-        "_gop_s",
-        "_headers",
-        "_key_at",
-        "_media",
-        "_thinned",
-        "_wait_since",
-        "accepted",
-        "control",
-        "control_bytes",
-        "has_video",
-        "key_waits_expired",
-        "media_bytes",
-        "restarts",
-        "taken",
-        "waiting_for_key",
-    )
+    __slots__ = ("_dropped", "_own", "accepted", "control")
 
     def __init__(self) -> None:
-        # A list, not a deque of 760 bytes: a stalled peer has one ping in it for all its time, and it is bounded.
-        self.control: list[QueuedMessage] | None = None
-        self._media: deque[QueuedMessage] | None = None
-        self.control_bytes = 0
-        self.media_bytes = 0
+        self.control: MessageQueue[Item] | None = None
+        self._own: MessageQueue[OwnItem] | None = None
         self.accepted = Tally()
-        self.taken = Tally()
-        self.has_video = False
-        self.waiting_for_key = False
-        self.restarts = 0
-        self.key_waits_expired = 0
-        self._wait_since = 0.0
-        self._thinned = False  # the queue was thrown away, and with the next key frame goes the sound before it
-        self._key_at: float | None = None  # when the last key frame was offered
-        self._gop_s = 0.0  # time between the last two
         self._dropped: dict[DropReason, Tally] | None = None
-        self._headers: dict[int, bytes] | None = None  # newest header per track
 
     def __len__(self) -> int:
-        return len(self.control or ()) + len(self._media or ())
+        return len(self.control or ()) + len(self._own or ())
 
     @property
-    def media_messages(self) -> int:
-        """Messages queued in the media lane."""
-        return len(self._media or ())
+    def own_messages(self) -> int:
+        """Messages in the own queue."""
+        return len(self._own or ())
+
+    @property
+    def own_bytes(self) -> int:
+        """Wire bytes in the own queue."""
+        return 0 if self._own is None else self._own.size_bytes
+
+    @property
+    def control_bytes(self) -> int:
+        """Wire bytes in the control queue."""
+        return 0 if self.control is None else self.control.size_bytes
 
     @property
     def size_bytes(self) -> int:
-        """Wire bytes queued in both lanes."""
-        return self.control_bytes + self.media_bytes
+        """Wire bytes in both queues."""
+        return self.control_bytes + self.own_bytes
 
     @property
     def oldest_at(self) -> float | None:
         """Enqueue time of the oldest queued message in seconds. None: nothing is queued."""
-        control, media = self.control, self._media
-        if control and media:
-            return min(control[0].enqueued_at, media[0].enqueued_at)
-        lane = control or media
-        return lane[0].enqueued_at if lane else None
+        control, own = self.control, self._own
+        if control and own:
+            return min(control.oldest_at, own.oldest_at)
+        queue = control or own
+        return queue.oldest_at if queue else None
 
     # -- offering
 
@@ -130,229 +86,104 @@ class Backlog:
         held: bool = False,
         full: bool = False,
         droppable: bool | None,
-        track: int,
     ) -> DropReason | None:
         """Queue one message unless it is refused; return why it is refused, or None.
 
         Args:
             wire: the message, complete.
-            message_class: CONTROL goes to the control lane.
+            message_class: CONTROL goes to the control queue.
             now: time in seconds.
             mask: classes that the policy refuses in the present state.
             held: refuse all but CONTROL and HEADER, whatever its mark: the hard limit is held.
             full: refuse all that may be dropped: what waits is at the hard limit, before anything was offered.
             droppable: None: all but CONTROL and HEADER may be dropped.
-            track: which header a HEADER message replaces.
         """
         self.accepted.add(message_class, len(wire))
         if message_class is _CONTROL:
             if self.control is None:
-                self.control = []
-            self.control.append(QueuedMessage(wire, message_class, now, track, droppable=False))
-            self.control_bytes += len(wire)
+                self.control = MessageQueue()
+            self.control.push((message_class, wire, now))
             return None
-        self._learn(wire, message_class, now, track)
         may_drop = bool(DROPPABLE_MASK >> message_class & 1) if droppable is None else droppable
-        reason = self._refusal(message_class, now, mask, may_drop=may_drop, held=held or (full and may_drop))
+        reason = None
+        if (held or (full and may_drop)) and message_class is not _HEADER:
+            reason = DropReason.HELD
+        elif may_drop and mask >> message_class & 1:
+            reason = DropReason.REFUSED
         if reason is not None:
             self._tally(reason).add(message_class, len(wire))
-            if message_class in _BREAKING:
-                self._wait(now)
             return reason
-        if message_class is _KEY and self.waiting_for_key:
-            self.waiting_for_key = False
-            self._drop_old_sound()
-            self._restart(now)
-        self._push(QueuedMessage(wire, message_class, now, track, droppable=may_drop))
+        if self._own is None:
+            self._own = MessageQueue()
+        self._own.push((message_class, wire, now, may_drop))
         return None
-
-    def pass_by(self, wire: bytes, message_class: MessageClass, now: float, track: int) -> None:
-        """Count a message that goes to the kernel without being queued."""
-        self.accepted.add(message_class, len(wire))
-        self.taken.add(message_class, len(wire))
-        self._learn(wire, message_class, now, track)
-
-    def _learn(self, wire: bytes, message_class: MessageClass, now: float, track: int) -> None:
-        """Remember what a restart needs: the newest header per track, and how far key frames are apart."""
-        if message_class is _HEADER:
-            if self._headers is None:
-                self._headers = {}
-            elif track not in self._headers and len(self._headers) >= MOST_TRACKS:
-                del self._headers[next(iter(self._headers))]
-            self._headers[track] = wire
-        elif message_class in _VIDEO:
-            self.has_video = True
-            if message_class is _KEY:
-                self._gop_s = 0.0 if self._key_at is None else now - self._key_at
-                self._key_at = now
-
-    def _refusal(
-        self, message_class: MessageClass, now: float, mask: int, *, may_drop: bool, held: bool
-    ) -> DropReason | None:
-        if held and message_class is not _HEADER:
-            return DropReason.HELD
-        if not may_drop:
-            return None
-        if mask >> message_class & 1:
-            return DropReason.REFUSED
-        if self.waiting_for_key and BROKEN_MASK >> message_class & 1:
-            if now - self._wait_since < max(KEY_WAIT_S, 2 * self._gop_s):
-                return DropReason.KEY_WAIT
-            self.waiting_for_key = self._thinned = False
-            self.key_waits_expired += 1
-            self._push_headers(now)
-        return None
-
-    def _wait(self, now: float) -> None:
-        if not self.waiting_for_key:
-            self.waiting_for_key = True
-            self._wait_since = now
-
-    def _push(self, message: QueuedMessage) -> None:
-        if self._media is None:
-            self._media = deque()
-        self._media.append(message)
-        self.media_bytes += len(message.wire)
-
-    def _restart(self, now: float) -> None:
-        """A key frame follows after a loss: queue the newest header of each track in front of it."""
-        self.restarts += 1
-        self._push_headers(now)
-
-    def _push_headers(self, now: float) -> None:
-        for track, wire in (self._headers or {}).items():
-            self.accepted.add(_HEADER, len(wire))
-            self._push(QueuedMessage(wire, _HEADER, now, track, droppable=False))
 
     # -- taking
 
-    def peek(self, most: int, budget_bytes: int) -> list[Item]:
-        """Return the next messages as (class, wire, enqueued at), control first."""
-        items: list[Item] = []
+    def peek(self, most: int, budget_bytes: int) -> list[Item | OwnItem]:
+        """Return the next messages, control first: at most `most`, and none after `budget_bytes`."""
+        items: list[Item | OwnItem] = []
         size = 0
-        for lane in (self.control, self._media):
-            for message in lane or ():
+        for queue in (self.control, self._own):
+            for message in queue or ():
                 if len(items) >= most or size >= budget_bytes:
                     return items
-                items.append((message.message_class, message.wire, message.enqueued_at))
-                size += len(message.wire)
+                items.append(message)
+                size += len(message[1])
         return items
 
     def take(self, count: int) -> None:
         """Remove the first `count` messages that `peek` returned: they are sent, or in flight."""
-        control, media = self.control, self._media
-        while control and count:
-            size = len(control.pop(0).wire)
-            self.control_bytes -= size
-            self.taken.add(_CONTROL, size)
-            count -= 1
-        while media and count:
-            message = media.popleft()
-            self.media_bytes -= len(message.wire)
-            self.taken.add(message.message_class, len(message.wire))
-            count -= 1
-        # An empty deque still holds a block of 64 places (760 bytes): nothing a thousand idle viewers should pay for.
-        if not control:
-            self.control = None
-        if not media:
-            self._media = None
+        # An empty queue takes 300 bytes and more: nothing a thousand idle viewers should pay for.
+        if self.control is not None:
+            count -= self.control.take(count)
+            self.control = self.control or None
+        if self._own is not None:
+            self._own.take(count)
+            self._own = self._own or None
 
-    # -- thinning
+    # -- dropping
 
-    def thin_to_key_frame(self, room: Room, now: float, reason: DropReason = DropReason.THINNED) -> None:
-        """Skip to a key frame so that what stays fits.
+    def drop_droppable(self, reason: DropReason) -> None:
+        """Drop all that may be dropped."""
+        self._drop(self.own_messages, reason)
 
-        That is the first key frame from which on everything fits; else the newest one with its audio alone; else the
-        next one to be offered. Without video the oldest messages go. What may not be dropped stays in any case.
-        """
-        media = list(self._media or ())
-        size, count = self.media_bytes, len(media)
-        kept_size = kept_count = 0  # what may not be dropped stays, whatever lies behind it
-        newest: int | None = None
-        for index, item in enumerate(media):
-            key = item.message_class is _KEY
-            newest = index if key else newest
-            if (key or not self.has_video) and room.fits(size + kept_size, count + kept_count, item.enqueued_at):
-                self._keep(media, index, reason, now, audio_only=False)
-                return
-            size -= len(item.wire)
-            count -= 1
-            if not item.droppable:
-                kept_size += len(item.wire)
-                kept_count += 1
-        if newest is not None and self._key_and_audio_fit(media, newest, room):
-            self._keep(media, newest, reason, now, audio_only=True)
-        else:
-            self.drop_droppable(reason, now)
+    def drop_oldest(self, room: Room, reason: DropReason) -> None:
+        """Drop the oldest messages that may be dropped, until what is left fits `room`."""
+        size, messages, first = self.own_bytes, self.own_messages, 0
+        for _, wire, since, may_drop in self._own or ():
+            if room.fits(size, messages, since):
+                break
+            first += 1
+            size -= len(wire) * may_drop
+            messages -= may_drop
+        self._drop(first, reason)
 
-    def _key_and_audio_fit(self, media: list[QueuedMessage], key: int, room: Room) -> bool:
-        rest = [item for index, item in enumerate(media) if _stays(index, item, key, audio_only=True)]
-        return room.fits(sum(len(item.wire) for item in rest), len(rest), media[key].enqueued_at)
-
-    def _keep(
-        self, media: list[QueuedMessage], start: int, reason: DropReason, now: float, *, audio_only: bool
-    ) -> None:
-        """Drop what may be dropped before `start`, and after it all but audio; where a frame went, restart there."""
-        lost: list[QueuedMessage] = []
-        self._media = deque()
-        self.media_bytes = 0
-        for index, item in enumerate(media):
-            if index == start and any(gone.message_class in _BREAKING for gone in lost):
-                self._restart(item.enqueued_at)
-            if index == start:
-                self._count(lost, reason)
-                lost.clear()
-            if _stays(index, item, start, audio_only=audio_only):
-                self._push(item)
-            else:
-                lost.append(item)
-        self._count(lost, reason)
-        # A key frame that is queued already cures no loss behind it: a wait that has begun goes on.
-        if audio_only and any(gone.message_class in _BREAKING for gone in lost):
-            self._wait(now)
-
-    def drop_droppable(self, reason: DropReason, now: float) -> None:
-        """Drop all that may be dropped; a lost frame leads to waiting for the next key frame."""
-        lost = [item for item in self._media or () if item.droppable]
-        if not lost:
-            return
-        self._count(lost, reason)
-        self._media = deque(item for item in self._media or () if not item.droppable)
-        self.media_bytes = sum(len(item.wire) for item in self._media)
-        if any(item.message_class in _BREAKING for item in lost):
-            self._wait(now)
-            self._thinned = True
-
-    def _drop_old_sound(self) -> None:
-        """A key frame follows after the queue was thrown away: sound that still waits is older than the picture."""
-        if not self._thinned:
-            return
-        self._thinned = False
-        old = [item for item in self._media or () if item.message_class is _AUDIO and item.droppable]
-        self._count(old, DropReason.THINNED)
-        self._media = deque(
-            item for item in self._media or () if item.message_class is not _AUDIO or not item.droppable
-        )
-        self.media_bytes = sum(len(item.wire) for item in self._media)
+    def _drop(self, first: int, reason: DropReason) -> None:
+        """Drop what may be dropped of the first messages of the own queue."""
+        lost = Tally()
+        if self._own is not None:
+            self._own.drop(lambda item: item[3], lost, first=first)
+            self._own = self._own or None
+        self._lose(lost, reason)
 
     def drop_everything(self, reason: DropReason) -> None:
-        """Drop both lanes, whatever the class: the connection is over."""
-        self._count([*(self.control or ()), *(self._media or ())], reason)
-        self.control = self._media = None
-        self.control_bytes = self.media_bytes = 0
+        """Drop both queues, whatever the class: the connection is over."""
+        for queue in (self.control, self._own):
+            if queue is not None:
+                self._lose(queue.tally, reason)
+        self.control = self._own = None
 
     # -- accounts
+
+    def _lose(self, lost: Tally, reason: DropReason) -> None:
+        if any(lost):
+            self._tally(reason).add_all(lost.messages, lost.sizes)
 
     def _tally(self, reason: DropReason) -> Tally:
         if self._dropped is None:
             self._dropped = {}
         return self._dropped.setdefault(reason, Tally())
-
-    def _count(self, messages: list[QueuedMessage], reason: DropReason) -> None:
-        if messages:
-            tally = self._tally(reason)
-            for message in messages:
-                tally.add(message.message_class, len(message.wire))
 
     def dropped(self) -> dict[DropReason, Counts]:
         """What was refused or thrown away, by reason."""
@@ -363,11 +194,17 @@ class Backlog:
         return (self._dropped or {}).values()
 
     def queued(self) -> Counts:
-        """What is queued in both lanes."""
-        return self.accepted.frozen() - self.taken.frozen() - total(self.dropped().values())
+        """What is queued in both queues."""
+        return total(queue.tally.frozen() for queue in (self.control, self._own) if queue is not None)
 
 
-def _stays(index: int, item: QueuedMessage, start: int, *, audio_only: bool) -> bool:
-    """Whether `item` outlasts a skip to the message at `start`."""
-    wanted = index == start or (index > start and (not audio_only or item.message_class is _AUDIO))
-    return wanted or not item.droppable
+def refuse_frame(message_class: MessageClass) -> NoReturn:
+    """Refuse a frame of `NEEDED` that was to be sent to one peer and might be dropped.
+
+    Raises:
+        LocalProtocolError: always.
+    """
+    raise LocalProtocolError(
+        f"a {message_class.name} frame that may be dropped cannot be sent by itself: others refer to it",
+        hint="append it to a StreamLog that the peer follows, one of its own if need be; or say droppable=False",
+    )

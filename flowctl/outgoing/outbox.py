@@ -1,12 +1,13 @@
 """What is on its way to one peer, in the order in which it goes out (pure).
 
 First the message in flight: its first byte is out, so it is finished whatever happens. Then the `Backlog` (control
-lane, then messages for this peer alone). Then the stream log that is followed, through a `LogCursor`. The outbox
+queue, then messages for this peer alone). Then the stream log that is followed, through a `LogCursor`. The outbox
 gathers from the three, keeps what a partial write left, and knows the load and the accounts of all of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from operator import add
 from typing import Final
@@ -18,6 +19,7 @@ from flowctl.flow.state import Load, MessageClass
 from flowctl.flow.timing import Timing
 from flowctl.outgoing.backlog import Backlog
 from flowctl.outgoing.cursor import LogCursor
+from flowctl.outgoing.queue import Item, OwnItem
 from flowctl.outgoing.transport import Transport
 from flowctl.reasons import DropReason
 
@@ -29,7 +31,7 @@ class Outbox:
     """Everything queued for one peer. Not thread-safe: its Sender's lock guards it.
 
     Attributes:
-        backlog: control lane and own messages.
+        backlog: control queue and own messages.
         cursor: place in the followed log. None: no log is followed.
         bytes_sent: wire bytes that the kernel took from here.
     """
@@ -85,9 +87,9 @@ class Outbox:
         """Whether nothing is left of what was sent to this peer alone; a message in flight may be one of a log."""
         return not len(self.backlog) and (self._inflight is None or not self._inflight_own)
 
-    def put_in_flight(self, wire: bytes, message_class: MessageClass, now: float, track: int, written: int) -> None:
+    def put_in_flight(self, wire: bytes, message_class: MessageClass, now: float, written: int) -> None:
         """Take a message, of which the kernel has taken `written` bytes, past the backlog; only while `idle`."""
-        self.backlog.pass_by(wire, message_class, now, track)
+        self.backlog.accepted.add(message_class, len(wire))
         self.bytes_sent += written
         if written < len(wire):
             self._set_inflight(memoryview(wire)[written:], message_class, len(wire), now)
@@ -110,14 +112,14 @@ class Outbox:
         """
         if self._inflight is not None:
             most -= 1  # it takes one of the parts that a system call can hold
-        own = self.backlog.peek(most, budget_bytes) if len(self.backlog) else []
+        own: list[Item | OwnItem] = self.backlog.peek(most, budget_bytes) if len(self.backlog) else []
         room = budget_bytes - sum(len(item[1]) for item in own)
         cursor = self.cursor if with_log else None
         if timing is not None:
             timing.held_bytes += budget_bytes - room + (0 if self._inflight is None else len(self._inflight))
         wanted = cursor is not None and room > 0 and most > len(own)
         followed = cursor.peek(most - len(own), room, timing) if cursor is not None and wanted else []
-        items = own + followed
+        items = [*own, *followed]
         buffers: list[bytes | memoryview] = [item[1] for item in items]
         if self._inflight is not None:
             buffers.insert(0, self._inflight)
@@ -136,7 +138,7 @@ class Outbox:
             items = self.cursor.peek(len(MessageClass) + written, written)  # a message has a byte at least
             self._consume(items, 0, written)
 
-    def _consume(self, items: list[tuple[MessageClass, bytes, float]], own: int, written: int) -> None:
+    def _consume(self, items: Sequence[Item | OwnItem], own: int, written: int) -> None:
         """Move past what was written; what is left of a message written in part is in flight."""
         inflight = self._inflight
         if inflight is not None:
@@ -146,12 +148,13 @@ class Outbox:
             written -= len(inflight)
             self._inflight = None
         taken = 0
-        for message_class, wire, since in items:
+        for item in items:
             if not written:
                 break
             taken += 1
+            wire = item[1]
             if written < len(wire):
-                self._set_inflight(memoryview(wire)[written:], message_class, len(wire), since)
+                self._set_inflight(memoryview(wire)[written:], item[0], len(wire), item[2])
                 break
             written -= len(wire)
         self.backlog.take(min(taken, own))
@@ -241,16 +244,14 @@ class Outbox:
         """Thin what is queued by `mode`; what is dropped is counted as `reason`."""
         cursor, backlog = self.cursor, self.backlog
         if mode is Thin.DROPPABLE:
-            backlog.drop_droppable(reason, now)
+            backlog.drop_droppable(reason)
             if cursor is not None:
                 cursor.drop_droppable(reason, now)
         elif mode is Thin.TO_KEY_FRAME:
             if cursor is not None:
-                cursor.thin_to_key_frame(
-                    self._room(limits, now, backlog.media_bytes, backlog.media_messages), now, reason
-                )
+                cursor.thin_to_key_frame(self._room(limits, now, backlog.own_bytes, backlog.own_messages), now, reason)
             size, messages = cursor.load() if cursor is not None else (0, 0)
-            backlog.thin_to_key_frame(self._room(limits, now, size, messages), now, reason)
+            backlog.drop_oldest(self._room(limits, now, size, messages), reason)
 
     def cut_behind(self, timing: Timing) -> bool:
         """Leave out what of the followed log would be late behind all that goes before it; return whether any."""
@@ -260,7 +261,7 @@ class Outbox:
     def skip_to_live(self, limits: Limits, now: float) -> bool:
         """Go to the newest key frame of the followed log; return whether there was one ahead."""
         cursor, backlog = self.cursor, self.backlog
-        room = self._room(limits, now, backlog.media_bytes, backlog.media_messages)
+        room = self._room(limits, now, backlog.own_bytes, backlog.own_messages)
         return cursor is not None and cursor.skip_to_live(room, now)
 
     def _room(self, limits: Limits, now: float, more_bytes: int, more_messages: int) -> Room:
@@ -343,19 +344,17 @@ class Outbox:
     @property
     def restarts(self) -> int:
         """Times the peer was brought to a key frame after a loss."""
-        own = self.backlog.restarts + self._past_restarts
-        return own + (self.cursor.restarts if self.cursor is not None else 0)
+        return self._past_restarts + (self.cursor.restarts if self.cursor is not None else 0)
 
     @property
     def key_waits_expired(self) -> int:
         """Times no key frame came in time."""
-        own = self.backlog.key_waits_expired + self._past_key_waits
-        return own + (self.cursor.key_waits_expired if self.cursor is not None else 0)
+        return self._past_key_waits + (self.cursor.key_waits_expired if self.cursor is not None else 0)
 
     @property
     def waiting_for_key(self) -> bool:
         """Whether inter frames are refused until the next key frame."""
-        return self.backlog.waiting_for_key or (self.cursor is not None and self.cursor.waiting_for_key)
+        return self.cursor is not None and self.cursor.waiting_for_key
 
     def _inflight_counts(self) -> Counts:
         if self._inflight is None:

@@ -203,7 +203,7 @@ class SenderCore(SenderState):
         return load
 
     def _queue_locked(
-        self, data: bytes, message_class: MessageClass, now: float, *, droppable: bool | None, track: int
+        self, data: bytes, message_class: MessageClass, now: float, *, droppable: bool | None
     ) -> SendResult:
         """Queue a message, unless the policy refuses it; before a mark is judged, offer what waits."""
         self._lock.assert_owned()
@@ -211,9 +211,7 @@ class SenderCore(SenderState):
         foreign = self._cohort is not None and self._foreign_locked()
         full = foreign and core.reaches_hard(backlog.size_bytes, len(backlog))
         mask, held = self._mask, self._held is not None
-        reason = backlog.offer(
-            data, message_class, now, mask=mask, held=held, full=full, droppable=droppable, track=track
-        )
+        reason = backlog.offer(data, message_class, now, mask=mask, held=held, full=full, droppable=droppable)
         if reason is not None:
             self._open_episode_locked(now)
             return DROPPED[core.state]
@@ -451,11 +449,11 @@ class SenderCore(SenderState):
             return 0.0
         return trouble.left_out_at + min(max(_HOLD_S, 2 * cursor.log.gop_duration_s), 2 * MOST_TARGET_S)
 
-    def _send_now_locked(self, data: bytes, message_class: MessageClass, now: float, track: int) -> SendResult:
+    def _send_now_locked(self, data: bytes, message_class: MessageClass, now: float) -> SendResult:
         """Immediate mode with nothing queued: write in the caller's thread."""
         self._lock.assert_owned()
         written, blocked, failure = write_one(self._transport, data)
-        self._outbox.put_in_flight(data, message_class, now, track, written)
+        self._outbox.put_in_flight(data, message_class, now, written)
         if written == len(data) and self._core.state is SendState.READY and self._episode is None:
             # Nothing was wrong and nothing is: what follows from a drained queue is known without looking.
             self._progress_at = now

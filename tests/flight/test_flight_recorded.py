@@ -8,7 +8,7 @@ import json
 import pytest
 from fanout_kit import Stage
 from flight_kit import STEERED, RecordedViewer, Rows, check_flight, slow_history
-from flow_kit import AUDIO, CONTROL, KEY, Viewer, check_accounts, check_edges, check_stream, frame
+from flow_kit import AUDIO, CONTROL, Viewer, check_accounts, check_edges, check_stream, frame
 
 from flowctl.errors import LocalProtocolError, ReentryError
 from flowctl.fanout.fanout import Fanout
@@ -141,7 +141,7 @@ def test_flight_when_writes_are_partial_and_immediate_replays():
     group = ManualGroup()
     viewer = RecordedViewer(group, ScriptedTransport([3, would_block, 1, 1, would_block, 50]), deferred=False)
     for number in range(4):
-        viewer.sender.send(frame(b"O", KEY, number, 40), KEY)
+        viewer.sender.send(frame(b"O", AUDIO, number, 40), AUDIO)
         group.run(0.1)
         viewer.host.poll_writable()
     flight, _, _ = check_flight(viewer.rows)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 import pytest
 from cursor_kit import Follower
 from fanout_kit import Stage
-from flow_kit import CONTROL, DATA, INTER, KEY, OWN, Peer, check_accounts, frame
+from flow_kit import CONTROL, DATA, INTER, KEY, OWN, Peer, Published, check_accounts, check_stream, frame
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, Talker, by_messages
 
+from flowctl.errors import LocalProtocolError
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import HardPolicy, Limits
 from flowctl.flow.policy import BROKEN_MASK, DropDroppable, KeepAll, LivePolicy, Room, Verdict
@@ -378,19 +381,39 @@ def test_ledger_when_a_viewer_waited_for_its_first_key_frame_tells_it():
 # --- own queue ---------------------------------------------------------------------------------------------------
 
 
-def test_immediate_mode_when_a_header_is_sent_remembers_it_for_a_restart():
-    """Headers go out at once like everything else, and come again before the key frame after a loss."""
-    talker = Talker(deferred=False, policy=DropDroppable())
-    talker.say("HK", 30)
-    assert talker.classes() == "HK"
+@pytest.mark.parametrize("deferred", [True, False], ids=["deferred", "immediate"])
+def test_frames_for_one_peer_when_a_log_of_its_own_has_them_restart_at_a_key_frame(deferred):
+    """After a loss come headers and a key frame, in the same order as for the viewers of a shared log."""
+    talker = Talker(deferred=deferred, policy=DropDroppable())
+    published = Published(talker.group)
+    talker.follow(Fanout(published.log, talker.group, flush_interval_s=0))
+    published.script("K")
+    talker.group.run(0.1)
     talker.peer.room = 0
-    talker.say("II")
+    published.script("I")
+    talker.group.run(0.1)
     assert talker.sender.state is OVERLOADED
+    published.script("I")
     talker.drain()
-    talker.say("IK")
+    published.script("IK")
     talker.drain()
-    assert talker.classes() == "HKIHK"
-    check_accounts(talker, talker.offered)
+    assert talker.classes() == "KIHHK"
+    check_stream(talker, published)
+    check_accounts(talker, Counter(published.classes))
+
+
+@pytest.mark.parametrize("item", [KEY, INTER])
+@pytest.mark.parametrize("droppable", [None, True])
+def test_send_of_a_frame_that_others_refer_to_when_it_may_be_dropped_is_refused(item, droppable):
+    """A queue knows nothing of references: the error names the log that does; what may not be dropped is taken."""
+    talker = Talker(policy=LivePolicy())
+    with pytest.raises(LocalProtocolError, match=item.name) as raised:
+        talker.sender.send(b"frame", item, droppable=droppable)
+    assert "StreamLog" in raised.value.hint
+    assert talker.sender.statistics().accepted.total_messages == 0
+    assert talker.say("KID", droppable=False)[-1].outcome is SendOutcome.ACCEPTED
+    talker.drain()
+    assert talker.classes() == "KID"
 
 
 @pytest.mark.parametrize("deferred", [True, False], ids=["deferred", "immediate"])

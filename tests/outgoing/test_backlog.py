@@ -1,186 +1,240 @@
-"""A Sender's own queue: lanes and accounts, thinning to a key frame, the wait for one, headers sent again."""
+"""A Sender's own messages: two queues, what is refused and dropped of them, and their books over any history."""
 
 from __future__ import annotations
 
 import pytest
-from flow_kit import AUDIO, CLASS_OF, CONTROL, DATA, HEADER, INTER, KEY
+from flow_kit import AUDIO, CLASS_OF, CONTROL, DISPOSABLE, HEADER
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from flowctl.flow.counts import total
-from flowctl.flow.policy import KEY_WAIT_S, Room
+from flowctl.flow.counts import Tally, total
+from flowctl.flow.limits import OFF_MARK
+from flowctl.flow.policy import DROPPABLE_MASK, Room
 from flowctl.flow.state import MessageClass
-from flowctl.outgoing.backlog import MOST_TRACKS, Backlog
+from flowctl.outgoing.backlog import Backlog
+from flowctl.outgoing.queue import MessageQueue
 from flowctl.reasons import DropReason
 
-NO_ROOM = Room(0, 0, 0.0, 0)
+LETTERS = "CHKIDAX"
 
 
-def room(messages, since=0.0):
-    """Return room for a number of messages of any size that were queued at `since` or later."""
-    return Room(1 << 40, messages, since, 0)
+def room(messages=OFF_MARK, size=OFF_MARK, since=-float(OFF_MARK)):
+    """Return room for so many messages and bytes that were queued at `since` or later."""
+    return Room(size, messages, since, 0)
 
 
-def fill(text, backlog=None, *, now=0.0, mask=0, **options):
-    """Offer a message per letter (C H K I D A X), a second apart; each wire is its letter and place."""
-    backlog = Backlog() if backlog is None else backlog  # an empty one is false
-    for index, letter in enumerate(text):
-        wire = f"{letter}{index}".encode()
-        options = {"droppable": None, "track": 0, **options}
-        backlog.offer(wire, CLASS_OF[letter], now + index, mask=mask, **options)
-    return backlog
+class Own:
+    """A backlog with a clock and a mask; messages are letters, their numbers the order of offering."""
+
+    def __init__(self):
+        self.backlog = Backlog()
+        self.now = 100.0
+        self.mask = 0
+        self.number = 0
+        self.taken = []
+
+    def offer(self, text, size=10, **options):
+        """Offer one message per letter; return the reasons for which they were refused."""
+        options = {"mask": self.mask, "droppable": None} | options
+        reasons = []
+        for letter in text:
+            wire = self.number.to_bytes(4, "big") + letter.encode() * (size - 4)
+            self.number += 1
+            reasons.append(self.backlog.offer(wire, CLASS_OF[letter], self.now, **options))
+        return reasons
+
+    def look(self):
+        """Return what is queued as letters, in order."""
+        return "".join(LETTERS[item[0]] for item in self.backlog.peek(OFF_MARK, OFF_MARK))
+
+    def take(self, count=OFF_MARK):
+        """Take up to `count` messages; return their letters."""
+        items = self.backlog.peek(count, OFF_MARK)
+        self.backlog.take(len(items))
+        self.taken += items
+        return "".join(LETTERS[item[0]] for item in items)
+
+    def check(self):
+        """Check accepted = taken + dropped + queued, and that lengths, sizes and age are those of what is there."""
+        backlog = self.backlog
+        items = backlog.peek(OFF_MARK, OFF_MARK)
+        queued, dropped, accepted = backlog.queued(), total(backlog.dropped().values()), backlog.accepted.frozen()
+        for item in MessageClass:
+            mine = [message[1] for message in items if message[0] is item]
+            gone = [message[1] for message in self.taken if message[0] is item]
+            assert queued.messages[item] == len(mine)
+            assert queued.sizes_bytes[item] == sum(map(len, mine))
+            assert accepted.messages[item] == len(mine) + len(gone) + dropped.messages[item]
+            assert accepted.sizes_bytes[item] == sum(map(len, mine + gone)) + dropped.sizes_bytes[item]
+        assert len(backlog) == len(items)
+        assert backlog.size_bytes == sum(len(item[1]) for item in items)
+        assert backlog.oldest_at == min((item[2] for item in items), default=None)
 
 
-def queue(backlog):
-    """Return the wires that are queued, in the order in which they go out."""
-    return " ".join(wire.decode() for _, wire, _ in backlog.peek(1000, 1 << 40))
+@pytest.fixture
+def own():
+    own = Own()
+    yield own
+    own.check()
 
 
-def check(backlog):
-    """Check lengths and accounts against what `peek` returns."""
-    items = backlog.peek(1000, 1 << 40)
-    assert len(backlog) == len(items)
-    assert backlog.size_bytes == sum(len(wire) for _, wire, _ in items)
-    queued, dropped = backlog.queued(), total(backlog.dropped().values())
-    for item in MessageClass:
-        assert queued.of(item) == sum(kind is item for kind, _, _ in items)
-        parts = queued.of(item) + dropped.of(item) + backlog.taken.messages[item]
-        assert backlog.accepted.messages[item] == parts
-
-
-def test_peek_when_both_lanes_hold_messages_gives_control_first_within_bounds():
+def test_peek_when_both_queues_hold_messages_gives_control_first_within_bounds(own):
     """Control comes first; `most` and the budget end the list, which holds the message that passes the budget."""
-    backlog = fill("XCXC")
-    assert queue(backlog) == "C1 C3 X0 X2"
-    assert len(backlog.peek(3, 1000)) == 3
-    assert len(backlog.peek(1000, 3)) == 2
-    backlog.take(3)
-    assert queue(backlog) == "X2"
-    assert backlog.control is None
-    assert backlog.oldest_at == 2.0
-    backlog.take(1)
-    assert backlog.oldest_at is None
-    check(backlog)
+    own.offer("XCDC")
+    assert own.look() == "CCXD"
+    assert len(own.backlog.peek(3, 1000)) == 3
+    assert len(own.backlog.peek(1000, 11)) == 2
+    assert own.take(3) == "CCX"
+    assert own.look() == "D"
+
+
+def test_queues_when_empty_hold_no_memory(own):
+    """An idle peer keeps no empty queues: each takes 300 bytes and more."""
+    own.offer("CAX")
+    own.take()
+    assert (own.backlog.control, own.backlog._own) == (None, None)
+    assert (len(own.backlog), own.backlog.size_bytes, own.backlog.oldest_at) == (0, 0, None)
+
+
+def test_oldest_when_queues_differ_is_the_older_of_the_two(own):
+    """The age is that of the oldest message, in whatever queue."""
+    own.offer("X")
+    own.now += 1
+    own.offer("C")
+    assert own.backlog.oldest_at == 100.0
+    own.take()
+    own.now += 1
+    own.offer("C")
+    own.now += 1
+    own.offer("X")
+    assert own.backlog.oldest_at == 102.0
+
+
+def test_mark_when_given_beats_the_class_but_for_control(own):
+    """The application decides what may be dropped; control never is."""
+    own.mask = (1 << len(MessageClass)) - 1
+    assert own.offer("K", droppable=False) == [None]
+    assert own.offer("XH", droppable=True) == [DropReason.REFUSED] * 2
+    assert own.offer("H") == [None]
+    assert own.offer("C", droppable=True) == [None]
+    assert own.look() == "CKH"
+
+
+def test_offer_when_the_policy_refuses_a_class_takes_the_others(own):
+    """The mask is asked for each message by itself."""
+    own.mask = 1 << DISPOSABLE
+    assert own.offer("ADX") == [None, DropReason.REFUSED, None]
+
+
+def test_offer_when_held_refuses_all_but_control_and_headers(own):
+    """Held, the mark of a message does not matter: only control and headers are taken."""
+    assert own.offer("CHKIDAX", held=True, droppable=False).count(DropReason.HELD) == 5
+    assert own.look() == "CH"
+
+
+def test_offer_when_full_refuses_what_may_be_dropped(own):
+    """What waits unoffered is bounded; what may not be dropped is for the Sender to judge."""
+    assert own.offer("AX", full=True) == [DropReason.HELD] * 2
+    assert own.offer("H", full=True) == [None]
+    assert own.offer("X", full=True, droppable=False) == [None]
 
 
 @pytest.mark.parametrize(
-    ("text", "messages", "left"),
+    ("text", "where", "left"),
     [
-        pytest.param("KIAKIA", 6, "K0 I1 A2 K3 I4 A5", id="all-fits"),
-        pytest.param("IAKIAKIA", 6, "K2 I3 A4 K5 I6 A7", id="first-that-fits"),
-        pytest.param("IAKIAKIA", 4, "K5 I6 A7", id="the-next-that-fits"),
-        pytest.param("KIAKIIIA", 2, "K3 A7", id="newest-with-sound-alone"),
-        pytest.param("KIAKIIAA", 2, "", id="none-fits"),
-        pytest.param("AAAA", 2, "A2 A3", id="oldest-sound"),
-        pytest.param("AAAA", 0, "", id="no-room-for-sound"),
+        pytest.param("AXAX", room(), "AXAX", id="all-fits"),
+        pytest.param("AXAX", room(messages=2), "AX", id="messages"),
+        pytest.param("AXAX", room(size=35), "XAX", id="bytes"),
+        pytest.param("AXAX", room(since=100.5), "", id="age"),
+        pytest.param("HAXAX", room(messages=3), "HAX", id="headers-take-room"),
+        pytest.param("CAX", room(messages=0), "C", id="nothing-fits"),
     ],
 )
-def test_thin_when_room_is_given_keeps_what_fits(text, messages, left):
-    """What stays begins with a key frame, the oldest one possible, with no older sound; else with what comes next."""
-    backlog = fill(text)
-    backlog.thin_to_key_frame(room(messages), 100.0)
-    assert queue(backlog) == left
-    check(backlog)
+def test_drop_oldest_when_room_is_given_keeps_the_newest_that_fit(own, text, where, left):
+    """The oldest go until the rest fits; headers and control stay in any case, and take their part of the room."""
+    own.offer(text)
+    own.backlog.drop_oldest(where, DropReason.THINNED)
+    assert own.look() == left
 
 
-def test_thin_when_only_age_counts_skips_to_the_first_young_enough():
-    """Room is also a time: the first key frame queued since then stays, with all that follows."""
-    backlog = fill("KIKIKI")
-    backlog.thin_to_key_frame(room(1000, since=1.5), 6.0)
-    assert queue(backlog) == "K2 I3 K4 I5"
+def test_drop_oldest_when_messages_may_not_be_dropped_leaves_them_in_place(own):
+    """What the application marked stays, in order, whatever the room."""
+    own.offer("XC")
+    own.offer("AX", droppable=False)
+    own.offer("AX")
+    own.backlog.drop_oldest(room(messages=3), DropReason.THINNED)
+    assert own.look() == "CAXX"
+    own.backlog.drop_oldest(room(messages=0), DropReason.THINNED)
+    assert own.look() == "CAX"
 
 
-def test_thin_when_frames_are_lost_sends_the_newest_header_of_each_track_before_the_key_frame():
-    """After a loss, decoders are set up anew right before the key frame; queued headers are never thinned away."""
-    backlog = Backlog()
-    for wire, item, track in (
-        (b"v1", HEADER, 1),
-        (b"a1", HEADER, 2),
-        (b"i", INTER, 0),
-        (b"v2", HEADER, 1),
-        (b"k", KEY, 0),
-    ):
-        backlog.offer(wire, item, 0.0, mask=0, droppable=None, track=track)
-    backlog.thin_to_key_frame(room(4), 1.0)
-    assert queue(backlog) == "v1 a1 v2 v2 a1 k"
-    assert backlog.restarts == 1
-    check(backlog)
+def test_drop_droppable_when_nothing_may_be_dropped_changes_nothing(own):
+    """Control, headers and marked messages stay, and no reason is named."""
+    own.offer("CH")
+    own.offer("I", droppable=False)
+    own.backlog.drop_droppable(DropReason.REQUESTED)
+    assert own.look() == "CHI"
+    assert own.backlog.dropped() == {}
 
 
-def test_thin_when_messages_may_not_be_dropped_leaves_them_in_place():
-    """What the application marked, and control, stays in order whatever the room."""
-    backlog = fill("XC")
-    fill("A", backlog, droppable=False)
-    fill("IX", backlog)
-    backlog.thin_to_key_frame(NO_ROOM, 1.0)
-    assert queue(backlog) == "C1 A0"
-    check(backlog)
-
-
-def test_wait_when_a_frame_was_refused_ends_with_a_key_frame():
-    """After the loss of a frame no inter frame goes out before a key frame; sound and data do."""
-    backlog = fill("HK")
-    fill("I", backlog, mask=1 << INTER)
-    assert backlog.waiting_for_key is True
-    fill("IDAXKI", backlog)
-    assert queue(backlog) == "H0 K1 A2 X3 H0 K4 I5"
-    assert backlog.dropped()[DropReason.KEY_WAIT].by_name() == {"inter": 1, "disposable": 1}
-    assert (backlog.restarts, backlog.key_waits_expired) == (1, 0)
-    check(backlog)
-
-
-@pytest.mark.parametrize(("gop_s", "expires_s"), [(1.0, KEY_WAIT_S), (20.0, 40.0)])
-def test_wait_when_no_key_frame_comes_expires_after_the_longer_time(gop_s, expires_s):
-    """The wait ends after 10 s or two groups of pictures, whichever is longer, headers first, and is counted."""
-    backlog = fill("H")
-    for now in (0.0, gop_s):
-        fill("K", backlog, now=now)
-    backlog.take(3)
-    fill("I", backlog, now=gop_s, mask=1 << INTER)
-    fill("I", backlog, now=gop_s + expires_s - 0.1)
-    assert queue(backlog) == ""
-    fill("I", backlog, now=gop_s + expires_s)
-    assert queue(backlog) == "H0 I0"
-    assert backlog.key_waits_expired == 1
-    check(backlog)
-
-
-def test_offer_when_held_refuses_all_but_control_and_headers():
-    """Held, the mark of a message does not matter: only control and headers are taken."""
-    backlog = fill("CHKIDAX", held=True, droppable=False)
-    assert queue(backlog) == "C0 H1"
-    assert backlog.dropped()[DropReason.HELD].total_messages == 5
-    check(backlog)
-
-
-def test_headers_when_there_are_too_many_tracks_forget_the_oldest():
-    """What is remembered per peer is bounded: beyond 32 tracks the one that came first is forgotten."""
-    backlog = Backlog()
-    for track in range(MOST_TRACKS + 1):
-        backlog.offer(b"h%d" % track, HEADER, 0.0, mask=0, droppable=None, track=track)
-    backlog.take(MOST_TRACKS + 1)
-    fill("I", backlog, mask=1 << INTER)
-    fill("K", backlog)
-    wires = queue(backlog).split()
-    assert wires[:2] == ["h1", "h2"]
-    assert len(wires) == MOST_TRACKS + 1
-
-
-def test_pass_by_when_nothing_is_queued_counts_and_remembers():
-    """A message that goes straight to the kernel is accounted for, and its header is there for a restart."""
-    backlog = Backlog()
-    backlog.pass_by(b"h", HEADER, 0.0, 0)
-    backlog.pass_by(b"x", DATA, 0.0, 0)
-    fill("I", backlog, mask=1 << INTER)
-    fill("K", backlog)
-    assert queue(backlog) == "h K0"
-    assert backlog.taken.messages[DATA] == 1
-    check(backlog)
-
-
-def test_drop_everything_when_the_connection_ends_counts_control_too():
-    """At the end nothing is left in any lane, and each message is counted with the reason."""
-    backlog = fill("CKIAX")
-    backlog.drop_everything(DropReason.CLOSED)
-    assert queue(backlog) == ""
-    closed = backlog.dropped()[DropReason.CLOSED]
+def test_drop_everything_when_the_connection_ends_counts_control_too(own):
+    """At the end nothing is left in any queue, and each message is counted with the reason."""
+    own.offer("CXIAX", droppable=False)
+    own.backlog.drop_everything(DropReason.CLOSED)
+    assert own.look() == ""
+    closed = own.backlog.dropped()[DropReason.CLOSED]
     assert (closed.of(CONTROL), closed.of(AUDIO), closed.total_messages) == (1, 1, 5)
-    check(backlog)
+
+
+def test_queue_when_filtered_keeps_order_and_counts():
+    """What is thrown away is counted by class; the rest keeps its order, sizes and age."""
+    queue, lost = MessageQueue(), Tally()
+    for number in range(300):  # long enough to change its shape
+        item = HEADER if number % 3 else AUDIO
+        queue.push((item, bytes([number % 256]) * 4, float(number)))
+    queue.drop(lambda item: item[0] is AUDIO, lost)
+    assert len(queue) == 200
+    assert queue.size_bytes == 800
+    assert queue.oldest_at == 1.0
+    assert queue.tally.frozen().by_name() == {"header": 200}
+    assert lost.frozen().by_name() == {"audio": 100}
+    assert [item[2] for item in queue] == [float(number) for number in range(300) if number % 3]
+    assert queue.take(1) == 1
+    assert queue.oldest_at == 2.0
+    assert queue.take(1000) == 199
+    assert (len(queue), queue.size_bytes, any(queue.tally)) == (0, 0, False)
+
+
+steps = st.one_of(
+    st.tuples(st.just("offer"), st.text(LETTERS, max_size=6), st.sampled_from([None, None, True, False])),
+    st.tuples(st.just("mask"), st.integers(0, 127), st.booleans()),
+    st.tuples(st.just("take"), st.integers(0, 5), st.none()),
+    st.tuples(st.just("thin"), st.integers(0, 8), st.none()),
+    st.tuples(st.just("drop"), st.none(), st.none()),
+    st.tuples(st.just("wait"), st.sampled_from([0.1, 6.0]), st.none()),
+)
+
+
+@given(st.lists(steps, max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_backlog_for_any_history_keeps_its_books_and_order(history):
+    """Accepted is taken, dropped or queued, by class and in bytes; control is never dropped; order is kept."""
+    own, held = Own(), False
+    for step, argument, option in history:
+        if step == "offer":
+            own.offer(argument, droppable=option, held=held)
+        elif step == "mask":
+            own.mask, held = argument & DROPPABLE_MASK, option
+        elif step == "take":
+            own.take(argument)
+        elif step == "thin":
+            own.backlog.drop_oldest(room(messages=argument), DropReason.THINNED)
+        elif step == "drop":
+            own.backlog.drop_droppable(DropReason.REQUESTED)
+        else:
+            own.now += argument
+        own.check()
+        assert total(own.backlog.dropped().values()).messages[CONTROL] == 0
+    for control in (True, False):
+        numbers = [wire[:4] for kind, wire, *_ in own.taken if (kind is CONTROL) is control]
+        assert numbers == sorted(set(numbers))

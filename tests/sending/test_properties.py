@@ -29,7 +29,7 @@ from flowctl.fanout.fanout import Fanout
 from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
 from flowctl.flow.state import SendState
-from flowctl.reasons import CloseReason
+from flowctl.reasons import CloseReason, DropReason
 from flowctl.sending.types import AgeSource, SenderSettings, SendOutcome
 from flowctl.testing import ManualGroup
 
@@ -310,9 +310,7 @@ class OwnQueueHistory(RuleBasedStateMachine):
         super().__init__()
         self.group = ManualGroup()
         self.offered = Counter()
-        self.classes = []
-        self.newest_header = {}
-        self.headers_at = {}  # newest header per track when a key frame was offered
+        self.number = 0
 
     @initialize(
         policy=st.sampled_from(POLICIES), limit=limits(), deferred=st.booleans(), settings=st.sampled_from(STEERED)
@@ -321,28 +319,22 @@ class OwnQueueHistory(RuleBasedStateMachine):
         self.viewer = self.viewer_class(self.group, policy=policy, limits=limit, settings=settings, deferred=deferred)
         self.sender = self.viewer.sender
 
-    @rule(message_class=media, size=sizes, track=st.integers(0, 1))
-    def send(self, message_class, size, track):
-        number = len(self.classes)
+    @rule(message_class=media, size=sizes)
+    def send(self, message_class, size):
         refused = self.sender.statistics().sends_after_close
-        if message_class is HEADER:
-            size = 60 + track  # tells the track
-        result = self.sender.send(frame(OWN, message_class, number, size), message_class, track=track)
+        droppable = False if message_class in (KEY, INTER) else None
+        result = self.sender.send(frame(OWN, message_class, self.number, size), message_class, droppable=droppable)
         assert result.state is self.sender.state
         if self.sender.statistics().sends_after_close > refused:
             assert result.outcome is SendOutcome.CLOSED
             return
-        self.classes.append(message_class)
+        self.number += 1
         self.offered[message_class] += 1
-        if message_class is KEY:
-            self.headers_at[number] = dict(self.newest_header)
-        if message_class is HEADER:
-            self.newest_header[track] = number
 
     @rule(text=st.text("KIIDA", min_size=1, max_size=12), size=sizes)
     def send_many(self, text, size):
         for letter in text:
-            self.send({"K": KEY, "I": INTER, "D": DISPOSABLE, "A": AUDIO}[letter], size, 0)
+            self.send({"K": KEY, "I": INTER, "D": DISPOSABLE, "A": AUDIO}[letter], size)
 
     @rule(seconds=st.sampled_from([0.0, 0.0, 0.3, 1.0, 11.0]))
     def wait(self, seconds):
@@ -370,7 +362,7 @@ class OwnQueueHistory(RuleBasedStateMachine):
     def thin(self, mode):
         self.sender.thin(mode)
 
-    @precondition(lambda self: len(self.classes) > 30)
+    @precondition(lambda self: self.number > 30)
     @rule()
     def close_after_flush(self):
         self.sender.close_after_flush()
@@ -383,30 +375,12 @@ class OwnQueueHistory(RuleBasedStateMachine):
         check_accounts(viewer, self.offered)
         check_edges(viewer)
         for lane in (True, False):
-            numbers = [
-                number
-                for _, message_class, number, _ in viewer.frames
-                if message_class is not HEADER and (message_class is CONTROL) is lane
-            ]
+            numbers = [number for _, item, number, _ in viewer.frames if (item is CONTROL) is lane]
             assert numbers == sorted(set(numbers)), "reordered or twice"
-        if not self.sender.statistics().key_waits_expired:
-            self.check_decodable()
+        for reason, lost in self.sender.statistics().dropped.items():
+            kept = sum(lost.of(item) for item in (CONTROL, HEADER, KEY, INTER))
+            assert not kept or reason in {DropReason.HELD, DropReason.CLOSED}, "what may not be dropped was"
         assert not viewer.host.failures
-
-    def check_decodable(self):
-        """No frame after a loss before a key frame; there the newest header of each track goes first."""
-        known_to, headers = -1, {}
-        for _, message_class, number, size in self.viewer.frames:
-            if message_class is HEADER:
-                headers[size - 60] = max(number, headers.get(size - 60, -1))
-                continue
-            if message_class in (KEY, INTER, DISPOSABLE):
-                gap = any(item in (KEY, INTER) for item in self.classes[known_to + 1 : number])
-                if message_class is KEY and gap:
-                    for track, newest in self.headers_at[number].items():
-                        assert headers.get(track, -1) >= newest, f"key frame {number} without header of {track}"
-                assert message_class is KEY or not gap, f"frame {number} refers to one lost after {known_to}"
-                known_to = number if message_class is not DISPOSABLE else known_to
 
     def teardown(self):
         if not hasattr(self, "viewer"):

@@ -147,13 +147,13 @@ def test_control_when_others_wait_goes_first_at_a_message_boundary():
 def test_message_in_flight_when_all_is_dropped_is_finished():
     """A message whose first byte has been written is completed whatever is done to the queue."""
     viewer = Talker(Peer(room=30), policy=LivePolicy())
-    viewer.say("K", 100)
+    viewer.say("X", 100)
     viewer.group.run()
-    viewer.say("IAX")
+    viewer.say("DAX")
     viewer.sender.thin(Thin.DROPPABLE)
     viewer.say("C")
     viewer.give(None)
-    assert viewer.classes() == "KC"
+    assert viewer.classes() == "XC"
     check_accounts(viewer, viewer.offered)
 
 
@@ -214,13 +214,13 @@ def test_send_when_empty_is_refused():
 def test_send_when_policy_refuses_says_so_and_keeps_the_rest():
     """OVERLOADED refuses disposable frames alone; each refusal is in the result and in the statistics."""
     viewer = Talker(Peer(room=0), policy=LivePolicy())
-    viewer.say("K")
+    viewer.say("X")
     viewer.group.run()
-    outcomes = [result.outcome for result in viewer.say("IDA")]
+    outcomes = [result.outcome for result in viewer.say("XDA")]
     assert outcomes == [SendOutcome.ACCEPTED, SendOutcome.DROPPED, SendOutcome.ACCEPTED]
     viewer.say("D", droppable=False)
     viewer.drain()
-    assert viewer.classes() == "KIAD"
+    assert viewer.classes() == "XXAD"
     assert viewer.sender.statistics().dropped[DropReason.REFUSED].by_name() == {"disposable": 1}
     check_accounts(viewer, viewer.offered)
 

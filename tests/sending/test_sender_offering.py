@@ -7,7 +7,21 @@ from collections import Counter
 
 import hypothesis.strategies as st
 import pytest
-from flow_kit import CONTROL, DATA, HEAD_BYTES, INTER, KEY, OWN, Peer, Published, Viewer, check_accounts, frame
+from flow_kit import (
+    AUDIO,
+    CONTROL,
+    DATA,
+    DISPOSABLE,
+    HEAD_BYTES,
+    INTER,
+    KEY,
+    OWN,
+    Peer,
+    Published,
+    Viewer,
+    check_accounts,
+    frame,
+)
 from hypothesis import given, settings
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talker, by_messages
 
@@ -30,8 +44,8 @@ def steps():
     """One thing that happens to a viewer: (what, class or time, size)."""
     sizes = st.sampled_from([11, 50, 400, 5000])
     return st.one_of(
-        st.tuples(st.just("send"), st.sampled_from([CONTROL, DATA, KEY, INTER]), sizes),
-        st.tuples(st.just("burst"), st.sampled_from([DATA, INTER]), sizes),
+        st.tuples(st.just("send"), st.sampled_from([CONTROL, DATA, AUDIO, DISPOSABLE]), sizes),
+        st.tuples(st.just("burst"), st.sampled_from([DATA, DISPOSABLE]), sizes),
         st.tuples(st.just("publish"), st.sampled_from([KEY, INTER]), sizes),
         st.tuples(st.just("publish burst"), st.sampled_from([KEY, INTER]), sizes),
         st.tuples(st.sampled_from(["flush", "tick", "limits", "sample"]), st.none(), st.none()),

@@ -294,7 +294,7 @@ def test_target_delay_when_nothing_can_be_late_asks_for_no_tick(follows):
         if follows:
             published.script("IIIA")
         else:
-            viewer.say("IIIA")
+            viewer.say("XXXA")
         viewer.group.run(0.2)
         viewer.give(30)
     assert viewer.sender.state is OVERLOADED
@@ -434,7 +434,8 @@ def test_statistics_over_a_stall_account_for_time_and_messages():
     viewer = Talker(Peer(room=0), policy=LivePolicy(), settings=TIMELESS)
     began = viewer.group.now()
     viewer.group.run(1.0)
-    viewer.say("KID")
+    viewer.say("KI", droppable=False)
+    viewer.say("D")
     viewer.group.run(3.0)
     viewer.say("DAX")
     viewer.give(HEAD_BYTES + 3)

@@ -10,6 +10,7 @@ from flow_kit import (
     AUDIO,
     CONTROL,
     DATA,
+    DISPOSABLE,
     INTER,
     KEY,
     LOG,
@@ -529,4 +530,4 @@ def test_own_pictures_when_the_log_is_left_at_the_soft_limit_are_refused_by_the_
         scene.sender.send(frame(OWN, DATA, number, 3000), DATA)
     scene.sender.unfollow()
     assert scene.sender.state is SOFT_LIMIT
-    assert scene.sender.send(frame(OWN, INTER, 60, 100), INTER).outcome is SendOutcome.DROPPED
+    assert scene.sender.send(frame(OWN, DISPOSABLE, 60, 100), DISPOSABLE).outcome is SendOutcome.DROPPED

@@ -75,7 +75,7 @@ def test_connections_when_they_come_and_go_are_counted_once(make):
     socks = [connect(server) for _ in range(3)]
     wait_until(lambda: len(server.connections()) == 3)
     for connection in server.connections():
-        connection.sender.send(b"hello", MessageClass.KEY)
+        connection.sender.send(b"hello", MessageClass.AUDIO)
     for sock in socks:
         assert sock.recv(5) == b"hello"
         sock.sendall(b"input")
@@ -90,7 +90,7 @@ def test_connections_when_they_come_and_go_are_counted_once(make):
     for figures in (before.totals, after.totals):
         assert figures.conserved
         assert figures.connections == 3
-        assert figures.sent.of(MessageClass.KEY) == 3
+        assert figures.sent.of(MessageClass.AUDIO) == 3
         assert figures.bytes_in == 15
 
 
