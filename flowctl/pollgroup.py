@@ -8,24 +8,34 @@ after that lets the work run. `migrate` is the same between two groups: ``detach
 registration moves with its jobs, ``attached`` on the new thread, then the jobs. Between the two calls nothing of the
 connection runs anywhere.
 
-The loop itself, and what runs on it, is in `LoopCore`.
+The loop is asyncio's or uvloop's and is used for three things: readiness of descriptors (no transports: they hide
+EAGAIN), `call_soon`, and one timer for all deadlines. A round of deferred jobs is a `call_soon` callback; when it
+leaves work, the next one is queued at once, so that the loop polls without sleeping, and descriptors that became
+ready get their turn in between. Every handler is run through `PollGroup._guarded`: it is timed, and whatever it raises
+is reported and contained.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import math
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from flowctl.errors import ClosedError, LocalProtocolError
-from flowctl.loop.core import LoopCore
-from flowctl.loop.faults import ErrorHook, log_error
-from flowctl.loop.placement import Placement, Pollable, PollGroupStatistics, is_movable, load_of
+from flowctl.errors import ClosedError, InternalError, LocalProtocolError
+from flowctl.loop.deadlines import Deadlines
+from flowctl.loop.faults import ErrorHook, log_error, report
+from flowctl.loop.loadmeter import LoadMeter
+from flowctl.loop.locks import OwnedLock
+from flowctl.loop.placement import Placement, Placements, is_movable, load_of
+from flowctl.loop.processor import MAX_JOBS_PER_ROUND, DeferredProcessor, DeferredStatistics
 from flowctl.loop.thread import LoopThread, default_loop_factory
+from flowctl.loop.watches import FdWatches, HasFileno
 from flowctl.loop.work import WorkBook
 
 if TYPE_CHECKING:
@@ -39,6 +49,10 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 #: One receive buffer per group, lent to each connection for the length of one handler. One read of a socket gives at
 #: most what its receive buffer holds, 128 KiB by Linux's default (tcp_rmem), and autotuning goes higher.
 DEFAULT_SCRATCH_BYTES: Final = 256 * 1024
+
+#: How long a round of jobs may go on before descriptors and timers get their turn: jobs are of some 60 us, but one
+#: that goes on with the input of a peer that sends nothing but work takes 4 ms.
+ROUND_S: Final = 0.008
 
 #: Rounds that jobs scheduled by ``detached`` get when a group stops; a job that always wants another must not hold it.
 _LAST_ROUNDS: Final = 16
@@ -74,7 +88,48 @@ _TABLE: Final = {
 }
 
 
-class PollGroup(LoopCore):
+class Pollable(Protocol):
+    """A connection, or anything else that lives on the thread of one poll group at a time.
+
+    It may also have a method ``load() -> float``: how much work it is, in units of an ordinary connection (a
+    publisher with many viewers is more). It is asked when it is placed and at each rebalancing, from any thread, so
+    it must only read counters. Without it every pollable weighs 1.
+
+    And it may have a method ``movable() -> bool``, asked from any thread and again on its own thread: False leaves it
+    where it is, because something of it (a coroutine) runs on this thread's loop and cannot be taken along.
+    """
+
+    def attached(self, group: PollGroup) -> None:
+        """Start living on `group`, on its thread: watch descriptors, set deadlines. Jobs run only after this."""
+
+    def detached(self, group: PollGroup) -> None:
+        """Stop living on `group`, on its thread: unwatch descriptors, remove deadlines.
+
+        Called once for each placement, also when ``attached`` was not reached because the pollable was removed or
+        the group stopped first, or when ``attached`` raised. If ``group.state`` is not RUNNING the group is
+        stopping and nothing else will own the pollable: it should close itself.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollGroupStatistics:
+    """One group at one moment; the figures of the running turn may be a turn apart."""
+
+    name: str
+    pollables: int  #: placed here, whether attached yet or not
+    weight: float  #: sum of their loads when last asked
+    busy_fraction: float  #: share of time, 0 to 1, that handlers ran, smoothed over 5 s
+    turns: int  #: handlers run: readiness, rounds of deferred jobs, deadlines, `call_soon`
+    longest_turn_s: float  #: the longest of them since the start
+    errors: int  #: exceptions of handlers, contained
+    bytes_in: int  #: received by its connections
+    bytes_out: int  #: sent by its connections
+    watched: int  #: file descriptors watched
+    deadlines: int  #: owners with a deadline set
+    deferred: DeferredStatistics  #: its deferred jobs
+
+
+class PollGroup:
     """One thread with one loop, one `DeferredProcessor`, and the pollables that live on it.
 
     Args:
@@ -87,16 +142,28 @@ class PollGroup(LoopCore):
     """
 
     __slots__ = (
+        "_depth",
         "_ended",
+        "_error_count",
         "_left",
+        "_lock",
+        "_loop",
         "_loop_factory",
+        "_meter",
+        "_on_error",
         "_placements",
         "_state",
         "_thread",
-        "_weight",
+        "_timer",
+        "_watches",
         "bytes_in",
         "bytes_out",
+        "clock",
+        "deadlines",
+        "name",
+        "processor",
         "scratch",
+        "thread_id",
         "work",
     )
 
@@ -111,7 +178,17 @@ class PollGroup(LoopCore):
     ) -> None:
         if scratch_bytes < 4096:
             raise LocalProtocolError(f"scratch_bytes is {scratch_bytes}; it must be at least 4096")
-        super().__init__(name, clock, log_error if on_error is None else on_error)
+        self.name: Final = name
+        self.clock: Final = clock
+        self._on_error: Final = log_error if on_error is None else on_error
+        self._lock: Final = OwnedLock()  # a leaf: nothing else is locked or called under it
+        self._state = GroupState.NEW  # guarded by _lock
+        self._error_count = 0  # guarded by _lock
+        self._placements: Final[Placements[Pollable]] = Placements(name)
+        #: Runs the jobs of the registrations placed here.
+        self.processor: Final = DeferredProcessor(self._wake, self.report)
+        #: One deadline per owner; this group's thread only.
+        self.deadlines: Final = Deadlines(self._arm_timer, self.report)
         self._loop_factory: Final = default_loop_factory if loop_factory is None else loop_factory
         #: Shared receive buffer: any code on this thread may fill it; none may keep a view of it.
         self.scratch: Final = memoryview(bytearray(scratch_bytes))
@@ -120,12 +197,18 @@ class PollGroup(LoopCore):
         self.bytes_out = 0
         #: What the peers of the connections here make this thread do; this thread only.
         self.work: Final = WorkBook(self._next_turn)
-        self._state = GroupState.NEW  # guarded by _lock
-        self._placements: dict[int, Placement] = {}  # by id(pollable)  # guarded by _lock
-        self._weight = 0.0  # sum of the placements' weights  # guarded by _lock
         self._ended: Final = threading.Event()  # the group has stopped; for stop() of a loop that is not ours
         self._thread: LoopThread | None = None  # set by start(); None on a loop that is not ours
-        self._left = False  # the pollables were told to leave; this group's thread only
+        #: Identifier of the group's thread; None until its loop runs.
+        self.thread_id: int | None = None
+        # Set once, before any other thread is let in:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watches: FdWatches | None = None
+        # Only for the group's thread:
+        self._meter: Final = LoadMeter(clock())
+        self._timer: asyncio.TimerHandle | None = None  # the one timer, for `deadlines`
+        self._depth = 0  # handlers on the stack
+        self._left = False  # the pollables were told to leave
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -139,7 +222,7 @@ class PollGroup(LoopCore):
         self._advance(_Input.START)
         try:
             loop = self._loop_factory()
-            self._thread = LoopThread(self.name, loop, self._end, self._report)
+            self._thread = LoopThread(self.name, loop, self._end, self.report)
             self._use_loop(loop)
             loop.set_exception_handler(self._loop_exception)
             loop.call_soon(self._enter)
@@ -208,6 +291,61 @@ class PollGroup(LoopCore):
         with self._lock:
             return self._state
 
+    # --- what it is, any thread ----------------------------------------------------------------------------------
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop.
+
+        Raises:
+            LocalProtocolError: the group was not started.
+        """
+        if self._loop is None:
+            raise LocalProtocolError(f"poll group {self.name!r} was not started")
+        return self._loop
+
+    def in_thread(self) -> bool:
+        """Tell whether the caller is on the group's thread."""
+        return threading.get_ident() == self.thread_id
+
+    def now(self) -> float:
+        """Return the time on the group's clock, in seconds; any thread."""
+        return self.clock()
+
+    def processor_share(self) -> float:
+        """Return the processor time of the thread over the time its handlers took, 0 to 1, of late; any thread.
+
+        Time on the group's clock times this is about the processor time that was used in it, without a system call.
+        """
+        return self._meter.processor_share
+
+    def busy_fraction(self) -> float:
+        """Return the share of time, 0 to 1, that handlers ran in the last seconds; any thread."""
+        return self._meter.busy_fraction(self.clock())
+
+    def gather_pause_s(self) -> float:
+        """Return for how long input that may wait does at present, in seconds; any thread."""
+        return 0.0 if self._watches is None else self._watches.gather_pause_s
+
+    def strained(self) -> bool:
+        """Return whether the thread had no room a moment ago: what is late may be late by its fault; any thread."""
+        return self._meter.strained(self.clock())
+
+    def report(self, where: str, error: BaseException) -> None:
+        """Count and report an exception that a handler raised; any thread, never raises.
+
+        Args:
+            where: what was being done, for example ``"received of connection 7"``.
+            error: what it raised; what is no `Exception` is handed to the hook as one.
+        """
+        with self._lock:
+            self._error_count += 1
+        report(self._on_error, f"{self.name}: {where}", error)
+        if isinstance(error, KeyboardInterrupt) and self._loop is not None and _is_main_thread():
+            # Ctrl-C of who runs a group on the main thread: it ends his loop, but between two handlers.
+            with suppress(RuntimeError):
+                self._loop.call_soon(_raise, error)
+
     # --- pollables -----------------------------------------------------------------------------------------------
 
     def add_pollable(self, pollable: Pollable, registration: Registration) -> None:
@@ -222,12 +360,12 @@ class PollGroup(LoopCore):
                 not started.
             ClosedError: the group is stopping, or the registration is released.
         """
-        placement = Placement(pollable, registration, load_of(pollable, self._report), self.clock())
+        placement = Placement(pollable, registration, load_of(pollable, self.report), self.clock())
         self._accept(placement)
         try:
             registration.bind(self.processor, hold=True)
         except BaseException:
-            self._forget(placement)
+            self._placements.remove(placement)
             raise
         self._post_attach(placement)
 
@@ -240,9 +378,8 @@ class PollGroup(LoopCore):
         Returns:
             True if the pollable was here. False if not, for example because it has just moved to another group.
         """
-        with self._lock:
-            placement = self._placements.get(id(pollable))
-        if placement is None or not self._forget(placement):
+        placement = self._placements.find(pollable)
+        if placement is None or not self._placements.remove(placement):
             return False
         if self.in_thread():
             self._detach(placement)
@@ -263,33 +400,26 @@ class PollGroup(LoopCore):
         Returns:
             True if the move is queued (or `other` is this group). False if the pollable is not here.
         """
-        with self._lock:
-            placement = self._placements.get(id(pollable))
+        placement = self._placements.find(pollable)
         if placement is None:
             return False
         if other is not self:
             self._post(self._move, placement, other)
         return True
 
-    def pollables(self) -> list[Placement]:
+    def pollables(self) -> list[Placement[Pollable]]:
         """Return the placements of this moment, oldest first; for rebalancing and inspection, any thread."""
-        with self._lock:
-            return list(self._placements.values())
+        return self._placements.all()
 
     def refresh_weight(self) -> float:
         """Ask every pollable for its load and return the sum; O(n), any thread."""
-        loads = [(placement, load_of(placement.pollable, self._report)) for placement in self.pollables()]
-        with self._lock:
-            for placement, load in loads:
-                if not placement.gone:
-                    self._weight += load - placement.weight
-                    placement.weight = load
-            return self._weight
+        return self._placements.refresh_weight(self.report)
 
     def statistics(self) -> PollGroupStatistics:
         """Return a frozen snapshot; O(1), any thread."""
+        pollables, weight = self._placements.figures()
         with self._lock:
-            pollables, weight, errors = len(self._placements), self._weight, self._error_count
+            errors = self._error_count
         return PollGroupStatistics(
             name=self.name,
             pollables=pollables,
@@ -305,10 +435,78 @@ class PollGroup(LoopCore):
             deferred=self.processor.statistics(),
         )
 
-    def _next_turn(self, callback: Callable[[], None]) -> None:
-        """Call back in the loop's next turn; not at all once there is none."""
-        with suppress(ClosedError):
-            self._post(callback)
+    # --- work on the group's thread ------------------------------------------------------------------------------
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call `callback` with `args` on the group's thread, soon, in the order of the calls; any thread.
+
+        Raises:
+            LocalProtocolError: the group was not started.
+            ClosedError: its loop is closed.
+        """
+        self._post(self._guarded, callback, *args)
+
+    def call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
+        """Call `callback` with `args` after `delay_s` seconds; group's thread only.
+
+        For the few timers of a group (a flush interval); connections use `deadlines`.
+
+        Returns:
+            A handle with ``cancel()``.
+
+        Raises:
+            LocalProtocolError: called on another thread.
+        """
+        self._check_thread("call_later")
+        return self.loop.call_later(delay_s, self._guarded, callback, *args)
+
+    def watch_input(self, source: int | HasFileno, callback: Callable[[], Any], *, gather: bool = False) -> None:
+        """Call `callback` on each turn while `source` is readable; group's thread only. Replaces an earlier callback.
+
+        Args:
+            source: the socket itself: uvloop then keeps its number open until it is unwatched. Given a bare number
+                that is closed too early, uvloop aborts the process.
+            callback: run with no lock held.
+            gather: whether input may wait for up to 36 ms where the thread is busy with such input, so that messages
+                which are that close together are read at once.
+
+        Raises:
+            LocalProtocolError: called on another thread.
+            ClosedError: `source` is closed.
+        """
+        self._watches_here("watch_input").watch_input(source, callback, gather=gather)
+
+    def watch_end(self, source: int | HasFileno, callback: Callable[[bool], Any]) -> None:
+        """Watch `source`, which is not read at present, for the end of its peer instead of for input.
+
+        Costs nothing until it comes. Else as `watch_input`, which replaces it, and `unwatch_input`, which ends it.
+        Where the system has no epoll nothing is ever told.
+
+        Args:
+            source: see `watch_input`.
+            callback: called once with False when the peer has ended its stream, and once with True when nothing
+                passes any more in either direction.
+        """
+        self._watches_here("watch_end").watch_end(source, callback)
+
+    def watch_output(self, source: int | HasFileno, callback: Callable[[], Any]) -> None:
+        """Call `callback` on each turn while `source` is writable; else as `watch_input`."""
+        self._watches_here("watch_output").watch_output(source, callback)
+
+    def unwatch_input(self, source: int | HasFileno) -> bool:
+        """Stop watching `source` for input or the peer's end; no callback runs any more. Group's thread only.
+
+        Call it before the socket is closed, for its number may belong to another socket the moment after. What is
+        not watched, or closed already, is no error.
+
+        Returns:
+            True if it was watched.
+        """
+        return self._watches_here("unwatch_input").unwatch_input(source)
+
+    def unwatch_output(self, source: int | HasFileno) -> bool:
+        """Stop watching `source` for output; else as `unwatch_input`."""
+        return self._watches_here("unwatch_output").unwatch_output(source)
 
     # --- life, inner steps ---------------------------------------------------------------------------------------
 
@@ -338,12 +536,7 @@ class PollGroup(LoopCore):
         self._left = True
         if self.state is GroupState.RUNNING:
             self._advance(_Input.STOP)  # the loop ended by itself: refuse newcomers all the same
-        with self._lock:
-            placements = list(self._placements.values())
-            self._placements.clear()
-            self._weight = 0.0
-            for placement in placements:
-                placement.gone = True
+        placements = self._placements.close()
         for placement in placements:
             self._guarded(placement.pollable.detached, self)
         for _ in range(_LAST_ROUNDS):
@@ -359,56 +552,42 @@ class PollGroup(LoopCore):
 
     # --- pollables, inner steps ----------------------------------------------------------------------------------
 
-    def _accept(self, placement: Placement) -> None:
+    def _accept(self, placement: Placement[Pollable]) -> None:
         """Enter `placement` in the books, so that it counts for placing others before it is attached."""
-        with self._lock:
-            if self._state is not GroupState.RUNNING:
-                kind = LocalProtocolError if self._state is GroupState.NEW else ClosedError
-                raise kind(f"poll group {self.name!r} is {self._state.value}, not running")
-            if id(placement.pollable) in self._placements:
-                raise LocalProtocolError(f"the pollable is on poll group {self.name!r} already")
-            self._placements[id(placement.pollable)] = placement
-            self._weight += placement.weight
+        state = self.state
+        if state is not GroupState.RUNNING:  # one that stops from now on finds it in the books, or refuses it there
+            kind = LocalProtocolError if state is GroupState.NEW else ClosedError
+            raise kind(f"poll group {self.name!r} is {state.value}, not running")
+        self._placements.enter(placement)
 
-    def _forget(self, placement: Placement) -> bool:
-        """Take `placement` out of the books; False if somebody else did."""
-        with self._lock:
-            if placement.gone:
-                return False
-            placement.gone = True
-            del self._placements[id(placement.pollable)]
-            # Starts from a clean zero when empty: sums of floats drift.
-            self._weight = self._weight - placement.weight if self._placements else 0.0
-            return True
-
-    def _post_attach(self, placement: Placement) -> None:
+    def _post_attach(self, placement: Placement[Pollable]) -> None:
         try:
             self._post(self._attach, placement)
         except ClosedError:
             # The group stopped since `_accept`; it found the placement in its books and called `detached`.
             placement.registration.unbind()
 
-    def _attach(self, placement: Placement) -> None:
+    def _attach(self, placement: Placement[Pollable]) -> None:
         if placement.gone:
             return
         placement.attached = True
         if self._guarded(placement.pollable.attached, self):
             placement.registration.activate()
-        elif self._forget(placement):
+        elif self._placements.remove(placement):
             self._detach(placement)
 
-    def _detach(self, placement: Placement) -> None:
+    def _detach(self, placement: Placement[Pollable]) -> None:
         self._guarded(placement.pollable.detached, self)
         placement.registration.unbind()
 
-    def _move(self, placement: Placement, other: PollGroup) -> None:
+    def _move(self, placement: Placement[Pollable], other: PollGroup) -> None:
         """Carry out `migrate`; a callback of the loop, so that no handler of the pollable is on the stack."""
         if other.state is not GroupState.RUNNING:
-            self._report(f"move to poll group {other.name!r}", ClosedError(f"it is {other.state.value}"))
+            self.report(f"move to poll group {other.name!r}", ClosedError(f"it is {other.state.value}"))
             return
-        if not is_movable(placement.pollable, self._report):
+        if not is_movable(placement.pollable, self.report):
             return
-        if not self._forget(placement):
+        if not self._placements.remove(placement):
             return  # removed meanwhile
         self._guarded(placement.pollable.detached, self)
         registration = placement.registration
@@ -422,8 +601,103 @@ class PollGroup(LoopCore):
                 registration.migrate(group.processor, hold=True)
                 group._accept(moved)  # noqa: SLF001  (the same class, another group)
             except (ClosedError, LocalProtocolError) as error:
-                self._report(f"move to poll group {group.name!r}", error)
+                self.report(f"move to poll group {group.name!r}", error)
             else:
                 group._post_attach(moved)  # noqa: SLF001  (the same class, another group)
                 return
         registration.unbind()
+
+    # --- handlers, inner steps -----------------------------------------------------------------------------------
+
+    def _use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._watches = FdWatches(
+            loop, self._guarded, self.report, clock=self.clock, processor_share=self.processor_share
+        )
+
+    def _enter(self) -> None:
+        """First step on the group's thread; a job scheduled before it was not heard by `_wake`."""
+        self.thread_id = self.deadlines.thread_id = threading.get_ident()
+        self.loop.call_soon(self._round)
+
+    def _post(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Queue a callback on the loop; the loop keeps the order of all calls, from whatever thread."""
+        loop = self._loop or self.loop  # the property says what is wrong where there is none
+        try:
+            if threading.get_ident() == self.thread_id:
+                loop.call_soon(callback, *args)  # spares the write to the wake-up pipe
+            else:
+                loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError as error:
+            raise ClosedError(f"the loop of poll group {self.name!r} is closed") from error
+
+    def _guarded(self, callback: Callable[..., Any], *args: Any) -> bool:
+        """Run a handler: time it, report and contain what it raises; True if that is nothing."""
+        began = self.clock()
+        self._depth += 1
+        try:
+            callback(*args)
+        except BaseException as error:  # noqa: BLE001  (one connection's fault must not cost the others their thread)
+            self.report(getattr(callback, "__qualname__", "handler"), error)
+            return False
+        else:
+            return True
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._meter.turn(began, self.clock())
+
+    def _loop_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Take what asyncio would log: failures of tasks and of callbacks that are not ours."""
+        error = context.get("exception")
+        message = context.get("message", "event loop")
+        self.report(message, error if isinstance(error, BaseException) else RuntimeError(message))
+
+    def _wake(self) -> None:
+        if self._loop is None:
+            return  # not started: `_enter` begins with a round
+        with suppress(ClosedError):  # stopped: the jobs stay pending with their registrations
+            self._post(self._round)
+
+    def _round(self) -> None:
+        self._guarded(self._run_round)
+
+    def _run_round(self) -> None:
+        ends_at = self.clock() + ROUND_S
+        if self.processor.run_round(MAX_JOBS_PER_ROUND, lambda: self.clock() >= ends_at):
+            self.loop.call_soon(self._round)  # the poll in between does not sleep, because this is queued
+
+    def _arm_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        # Rounded up to the next millisecond, the resolution of uvloop and epoll: rounded down it would strike too
+        # early and spin until the time has really come.
+        delay_s = math.ceil(max(0.0, when - self.clock()) * 1000) / 1000
+        self._timer = self.loop.call_later(delay_s, self._deadlines_due)
+
+    def _deadlines_due(self) -> None:
+        self._timer = None
+        self._guarded(self.deadlines.run_due, self.clock())
+
+    def _watches_here(self, what: str) -> FdWatches:
+        self._check_thread(what)
+        if self._watches is None:  # thread_id is set after it, so this thread would not have come so far
+            raise InternalError("a loop thread without a loop")
+        return self._watches
+
+    def _check_thread(self, what: str) -> None:
+        if threading.get_ident() != self.thread_id:
+            raise LocalProtocolError(f"{what} of poll group {self.name!r} was called on another thread")
+
+    def _next_turn(self, callback: Callable[[], None]) -> None:
+        """Call back in the loop's next turn; not at all once there is none."""
+        with suppress(ClosedError):
+            self._post(callback)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -184,7 +184,7 @@ class PollGroups:
         """Return a snapshot per group, in their order; any thread."""
         return [group.statistics() for group in self.groups]
 
-    def _best_to_move(self, source: PollGroup, gap: float, moved: set[int]) -> Placement | None:
+    def _best_to_move(self, source: PollGroup, gap: float, moved: set[int]) -> Placement[Pollable] | None:
         """Return what closes `gap` best, that is, weighs nearest to half of it; None if nothing would narrow it."""
         settled_before = self._clock() - self._dwell_s
         candidates = [

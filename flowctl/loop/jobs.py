@@ -8,10 +8,19 @@ what "pending or not" means. Neither class locks; the owner of a list guards it 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-if TYPE_CHECKING:
-    from flowctl.deferred import Registration
+
+class JobOwner(Protocol):
+    """What a processor asks of the registration that made a job; see `flowctl.deferred.Registration`."""
+
+    leaving: bool  #: it waits for the end of its running job, to move to another thread
+
+    def schedule_again(self, job: Job) -> bool:
+        """Schedule a job that has just returned True."""
+
+    def finish_migration(self) -> None:
+        """Move: its running job has ended."""
 
 
 class Purpose:
@@ -40,7 +49,7 @@ class Job:
 
     __slots__ = ("callback", "next_job", "pending", "previous_job", "purpose", "registration", "revoked", "sequence")
 
-    def __init__(self, registration: Registration, callback: Callable[[], bool | None], purpose: Purpose | str) -> None:
+    def __init__(self, registration: JobOwner, callback: Callable[[], bool | None], purpose: Purpose | str) -> None:
         self.registration: Final = registration
         self.callback = callback  # replaced once, by release()
         #: What `Registration.run_soon` finds it by; a mere name if it was made by `Registration.job`.

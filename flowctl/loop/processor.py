@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from flowctl.errors import LocalProtocolError
 from flowctl.loop.faults import ErrorHook, log_error, report
-from flowctl.loop.jobs import Job, JobList
+from flowctl.loop.jobs import Job, JobList, JobOwner
 from flowctl.loop.locks import OwnedLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from flowctl.deferred import Registration
 
 _by_sequence = attrgetter("sequence")
 
@@ -214,7 +212,7 @@ class DeferredProcessor:
             self._moved_out_count += len(pending)
             return pending
 
-    def is_running(self, registration: Registration) -> bool:
+    def is_running(self, registration: JobOwner) -> bool:
         """Tell whether a job of `registration` is on the owning thread's stack, and if so have it call back.
 
         For `Registration.migrate`, which has set `Registration.leaving` before: the check and the look at `leaving`
