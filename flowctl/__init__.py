@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal to the table below
-    from flowctl.connection import Connection
+    from flowctl.connection import Connection, Session
     from flowctl.deferred import DeferredProcessor, DeferredStatistics, Job, Registration
     from flowctl.errors import (
         BrokenError,
@@ -72,7 +72,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.server.program import ServeOptions, ServerProgram
     from flowctl.server.server import DEFAULT_LIMITS, Server, ServerStatistics, serve
     from flowctl.server.totals import FlowTotals
-    from flowctl.session import Session
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -165,7 +164,7 @@ __all__ = [
 _HOMES: Final = {
     "flowctl.server.admission": ("AdmissionLimits",),
     "flowctl.server.bans": ("Ban", "BanAction", "BanList"),
-    "flowctl.connection": ("Connection",),
+    "flowctl.connection": ("Connection", "Session"),
     "flowctl.flow.counts": ("Counts",),
     "flowctl.deferred": (
         "DeferredProcessor",
@@ -274,7 +273,6 @@ _HOMES: Final = {
         "ServeOptions",
         "ServerProgram",
     ),
-    "flowctl.session": ("Session",),
     "flowctl.loop.sockets": ("SocketOptions",),
     "flowctl.outgoing.streamlog": (
         "CacheLimits",

@@ -1,6 +1,9 @@
-"""A connection: a socket, its Receiver and its Sender, and the session that uses them, on a poll group.
+"""A connection: a socket, its Receiver and its Sender on a poll group; and the session, the application's end of it.
 
-This is the only glue between sockets and the rest. The connection is the Sender's host (flush requests, deadlines,
+A session is told what happens on its connection, and asks it for what it wants: the two know each other, so they stand
+together. `Session` is the class to derive a server from.
+
+The connection is the only glue between sockets and the rest. It is the Sender's host (flush requests, deadlines,
 writability become jobs, deadlines and watches of its group) and the Receiver's reader. Everything of it runs on the
 thread of its group, which may change (`PollGroup.migrate`): the Sender then leaves the fan-out of the old thread and
 enters that of the new one at the same byte. What other threads want is therefore always a job of the registration,
@@ -25,7 +28,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import suppress
 from functools import partial
 from threading import get_ident
@@ -33,30 +36,44 @@ from typing import Any, Final
 
 from flowctl.addresses import address_key
 from flowctl.deferred import Registration
-from flowctl.errors import ClosedError, ReentryError
+from flowctl.errors import (
+    BrokenError,
+    ClosedError,
+    FlowctlError,
+    InternalError,
+    LimitExceededError,
+    ReentryError,
+    RemoteProtocolError,
+)
 from flowctl.fanout.following import FollowPlace
-from flowctl.flow.ledger import LedgerKind
+from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import DropPolicy
-from flowctl.flow.state import SendState, StateChange
-from flowctl.loop.delay import round_trip_us, unacknowledged_bytes
+from flowctl.flow.state import MessageClass, SendState, StateChange
+from flowctl.loop.coroutines import Coroutines
 from flowctl.loop.faults import as_exception, log_error, report
 from flowctl.loop.jobs import Purpose
 from flowctl.loop.lingering import Lingering
 from flowctl.loop.locks import OwnedLock
-from flowctl.loop.sockets import SocketOptions, close_socket, end_output, limit_unsent, peer_name
+from flowctl.loop.sockets import (
+    SocketOptions,
+    close_socket,
+    end_output,
+    limit_unsent,
+    peer_name,
+    round_trip_us,
+    unacknowledged_bytes,
+)
 from flowctl.loop.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits
+from flowctl.outgoing.streamlog import Wire
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.receiver import ALL, BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, Receiver, Verdict
-from flowctl.receiving.sessioncalls import Coroutines, as_result, handler_reason, reason_for
 from flowctl.sender import Sender
-from flowctl.sending.types import SenderSettings
-from flowctl.session import Session
+from flowctl.sending.types import SenderSettings, SendResult
 
 _numbers = itertools.count(1)
 _NEVER: Final = float("inf")
-_NOBODY: Final = Session()
 _OPENING: Final = object()
 """Owner of the hold while `opened` runs: no value of the application's equals it."""
 _CLOSE: Final = Purpose("close")
@@ -77,6 +94,8 @@ _EXPLAINED: Final = frozenset(
     {CloseReason.PROTOCOL_ERROR, CloseReason.LIMIT_HIT, CloseReason.HANDSHAKE_TIMEOUT, CloseReason.IDLE}
 )
 """Ends for which the session has usually queued an answer that says what was wrong."""
+_IDLE_LIMITS: Final = frozenset({"first_command_s", "first_media_s", "media_silence_s", "ping_silence_s"})
+"""Limits that say that a peer does nothing, rather than too much."""
 INPUT_BYTES_PER_VIEWER_S: Final = 28_000
 """Input, in bytes per second, that is as much work as serving one viewer. Measured: receiving and publishing 10 Mbit/s
 takes 1.24 % of a core, a viewer 0.027 %; so such a publisher weighs like 45 viewers."""
@@ -84,6 +103,108 @@ _LEAST_MEAN_S: Final = 1.0
 """A rate is a mean over at least this: a handshake is no stream."""
 MAX_CALLS: Final = 1024
 """Calls that may wait for a connection's thread; more means that its group has not run for a long time."""
+
+
+class Session:
+    """One peer of a server. Derive from it and override what is needed; each method may be a coroutine function.
+
+    Methods run on the thread of the connection's poll group, so they need no lock between them; the exception is
+    `send_state_changed`. While a coroutine of `opened` or `received` runs, input is not read: a slow handler slows its
+    peer down instead of filling memory. While any coroutine runs, the connection stays on its thread; it is cancelled
+    when the connection ends. What a handler raises, be it no `Exception`
+    (CancelledError, SystemExit), is reported and ends this connection with reason INTERNAL, and nothing else; so does a
+    coroutine that somebody else cancels. A `RemoteProtocolError` ends it as the peer's fault, without a report.
+
+    Attributes:
+        connection: set before `opened` is called.
+    """
+
+    __slots__ = ("connection",)
+
+    connection: Connection
+
+    def opened(self) -> Awaitable[None] | None:
+        """The connection is there; the first call."""
+
+    def received(self, data: memoryview) -> Awaitable[int | None] | InputResult | int | None:
+        """Take input.
+
+        Args:
+            data: everything not consumed yet, oldest first. Valid during the call; a coroutine gets a copy.
+
+        Returns:
+            The number of bytes consumed: the rest is offered again together with what comes next. None: all of it.
+            An `InputResult` says it in full.
+        """
+
+    def received_control(self, data: memoryview) -> InputResult | int | None:
+        """Take input while output is overloaded; only protocol control may be acted upon. Not a coroutine.
+
+        Called instead of `received` while the application has paused input with a grant for control. The default
+        leaves everything for `received`: once the Receiver's buffer is full, no more is read until input is resumed.
+        """
+        del data
+        return 0
+
+    def input_resumed(self) -> None:
+        """Go on with what the session itself has set aside: input was triggered or resumed and none is kept."""
+
+    def peer_ended(self) -> bool:
+        """Decide what the end of the peer's stream means; return True to go on sending, False (default) to close."""
+        return False
+
+    def behaves(self) -> bool:
+        """Return whether a ban of its address leaves this open connection alone. Any thread.
+
+        What breaks a limit is ended for that, so the default is True: a ban keeps newcomers out, and who is in stays.
+        Return False for what has not begun to take part yet, or to have bans end all connections.
+        """
+        return True
+
+    def send_state_changed(self, state: SendState, change: StateChange) -> None:
+        """Note an edge of the Sender's state. Under the Sender's lock: see `flowctl.Frontend`."""
+
+    def ledger_entry(self, entry: LedgerEntry) -> None:
+        """Note a change of state, an episode of drops, a pause or the close, soon after it happened."""
+
+    def work_exceeded(self, error: LimitExceededError, *, ends: bool) -> None:
+        """The peer takes more of the thread than `WorkLimits` allow: its input is slowed down.
+
+        Args:
+            error: names the limit, the share of the thread that was measured, and the one allowed.
+            ends: it has gone on for so long that the connection is being ended.
+        """
+
+    def timer(self, now: float) -> None:
+        """Do what was asked for with `Connection.set_timer`."""
+
+    def closed(self, reason: CloseReason, details: str) -> Awaitable[None] | None:
+        """The connection is over, and why; the last call, exactly once."""
+
+    def send(
+        self, data: Wire, message_class: MessageClass = MessageClass.DATA, *, droppable: bool | None = None
+    ) -> SendResult:
+        """Send one message; shorthand for ``connection.sender.send``. Any thread.
+
+        Args:
+            data: the message as it goes to the socket, not empty; what is no `bytes` is copied.
+            message_class: what it is to the drop policy.
+            droppable: whether the policy may drop it. None: all classes but CONTROL and HEADER; see `Sender.send` for
+                frames.
+        """
+        return self.connection.sender.send(data, message_class, droppable=droppable)
+
+    def close(self, details: str = "") -> None:
+        """End the connection now, dropping what is queued; shorthand for ``connection.close``. Any thread."""
+        self.connection.close(CloseReason.KICKED, details)
+
+    def close_after_flush(self, details: str = "") -> None:
+        """Send what is queued, then end; shorthand for ``connection.close_after_flush``. Any thread."""
+        self.connection.close_after_flush(details)
+
+
+_NOBODY: Final = Session()
+"""That of a connection that is over."""
 
 
 class Connection:
@@ -872,3 +993,47 @@ class Connection:
                 self._start(group, answer, where)
         except BaseException as error:  # noqa: BLE001 - one session's fault must not cost the others their thread
             self._handler_failed(where, error)
+
+
+def reason_for(error: BaseException) -> tuple[CloseReason, str]:
+    """Return the close reason and details that `error`, of a read or of flowctl's own tree, stands for."""
+    if isinstance(error, LimitExceededError):
+        if error.limit == "handshake_time_s":
+            return CloseReason.HANDSHAKE_TIMEOUT, str(error)
+        return (CloseReason.IDLE if error.limit in _IDLE_LIMITS else CloseReason.LIMIT_HIT), str(error)
+    if isinstance(error, RemoteProtocolError):
+        return CloseReason.PROTOCOL_ERROR, f"{error.code}: {error}"
+    if isinstance(error, (BrokenError, OSError)):
+        return CloseReason.PEER_RESET, str(error)
+    return CloseReason.INTERNAL, f"{type(error).__name__}: {error}"
+
+
+def handler_reason(error: BaseException) -> tuple[CloseReason, str]:
+    """Return the same for what a handler raised: its OSError says nothing about this connection's socket."""
+    if isinstance(error, FlowctlError):
+        return reason_for(error)
+    return CloseReason.INTERNAL, f"{type(error).__name__}: {error}"
+
+
+def as_result(answer: object, size: int) -> InputResult:
+    """Return what `Session.received` answered in the words of the Receiver.
+
+    Args:
+        answer: number of bytes consumed, None for all, or the result itself.
+        size: number of bytes that were offered.
+
+    Raises:
+        InternalError: it answered something else, for example a coroutine without being declared as one.
+    """
+    if answer is None:
+        return DONE
+    if isinstance(answer, InputResult):
+        return answer
+    if isinstance(answer, int):
+        return InputResult(Verdict.NEED_MORE, ALL if answer == size else answer)
+    if asyncio.iscoroutine(answer):
+        answer.close()
+    raise InternalError(
+        f"received() returned {type(answer).__name__}, it must return a number of bytes, an InputResult or None",
+        hint="declare a coroutine with async def",
+    )

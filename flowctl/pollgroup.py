@@ -342,7 +342,7 @@ class PollGroup:
             self._error_count += 1
         report(self._on_error, f"{self.name}: {where}", error)
         if isinstance(error, KeyboardInterrupt) and self._loop is not None and _is_main_thread():
-            # Ctrl-C of who runs a group on the main thread: it ends his loop, but between two handlers.
+            # Ctrl-C where a group runs on the main thread: it ends his loop, but between two handlers.
             with suppress(RuntimeError):
                 self._loop.call_soon(_raise, error)
 

@@ -23,43 +23,19 @@ call and never inside a running `process_input`. No socket is known here: readin
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from flowctl.errors import FlowctlError, InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.loop.jobs import Purpose
 from flowctl.loop.locks import OwnedLock
-from flowctl.receiving.holds import MAX_HOLDERS, MAX_REASONS, InputHolds, InputMode
-from flowctl.receiving.input import (
-    ALL,
-    BLOCK,
-    DONE,
-    NEED_MORE,
-    InputHandler,
-    InputResult,
-    ReceiverHost,
-    ReceiverStatistics,
-    Verdict,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Mapping
 
     from flowctl.deferred import Registration
-
-__all__ = [
-    "ALL",
-    "BLOCK",
-    "DONE",
-    "MAX_HOLDERS",
-    "MAX_REASONS",
-    "NEED_MORE",
-    "InputHandler",
-    "InputResult",
-    "Receiver",
-    "ReceiverHost",
-    "ReceiverStatistics",
-    "Verdict",
-]
+    from flowctl.loop.deadlines import Deadlines
 
 #: Default bound of what is kept for a handler that needs more: the limit of a command message, the largest thing
 #: that a handler may want whole (chunk readers keep their own unfinished messages).
@@ -71,6 +47,179 @@ DEFAULT_TURN_BUDGET_BYTES: Final = 256 * 1024
 
 #: Default interval for which `control_bytes` are granted.
 DEFAULT_CONTROL_INTERVAL_S: Final = 1.0
+
+#: Holders at a time. They are parts of the program (sender, policy, publication), so more is a leak of owners.
+MAX_HOLDERS: Final = 64
+
+#: Reasons counted by name, and the name under which further ones are counted: a reason with a number in it must not
+#: grow the table for ever.
+MAX_REASONS: Final = 16
+OTHER_REASONS: Final = "other"
+
+#: `InputResult.consumed_bytes` for "everything that was offered".
+ALL: Final = -1
+
+
+class Verdict(Enum):
+    """What a handler wants after `InputHandler.process_input`."""
+
+    DONE = "done"  #: took `consumed_bytes`; offer the rest, if any, again at once (it must have taken some)
+    NEED_MORE = "need more"  #: took `consumed_bytes`; offer the rest again together with what comes next
+    BLOCK = "block"  #: took `consumed_bytes`; read nothing and offer nothing until `Receiver.trigger_input`
+    ERROR = "error"  #: the input is wrong: deliver `error` to `process_error`, read no more
+
+
+class InputResult(NamedTuple):
+    """The answer of `InputHandler.process_input`."""
+
+    verdict: Verdict
+    consumed_bytes: int = ALL  #: 0 to the length offered; `ALL` for all of it
+    error: Exception | None = None  #: for ERROR; None: a `RemoteProtocolError` is made
+
+
+#: The usual answers, made once.
+DONE: Final = InputResult(Verdict.DONE)
+NEED_MORE: Final = InputResult(Verdict.NEED_MORE)
+BLOCK: Final = InputResult(Verdict.BLOCK)
+
+
+class InputHandler(Protocol):
+    """Whoever makes sense of the input; always called on the owning thread, with no lock held, never re-entered."""
+
+    def process_input(self, data: memoryview, *, control_only: bool) -> InputResult:
+        """Take what can be taken from `data` and say what is wanted.
+
+        Args:
+            data: all bytes not consumed so far, oldest first. Valid during this call only: copy what is to stay.
+                Empty when `trigger_input` or a resumption found nothing kept: a chance to go on with what the handler
+                itself has set aside.
+            control_only: somebody holds the input; only protocol control may be acted upon.
+
+        An exception counts as ERROR with that exception; one that is not flowctl's own is wrapped in `InternalError`.
+        """
+
+    def reading_changed(self, wanted: bool) -> None:  # noqa: FBT001 - one argument, and the only one
+        """Watch (True) or do not watch (False) the descriptor for input from now on."""
+
+    def process_eof(self) -> None:
+        """Learn that the peer ended the stream; what NEED_MORE left over never became complete. Called once."""
+
+    def process_error(self, error: Exception) -> None:
+        """Learn that reading failed (OSError) or the input was wrong. Called once; nothing is called after it."""
+
+
+class ReceiverHost(Protocol):
+    """What a Receiver uses of its `PollGroup`."""
+
+    bytes_in: int
+
+    @property
+    def scratch(self) -> memoryview:
+        """Memory to read into, shared by everybody on the thread."""
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """Deadlines of the thread, on the Receiver's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverStatistics:
+    """One Receiver at one moment."""
+
+    bytes_in: int  #: read in total
+    control_bytes_in: int  #: of those, read while only control was
+    reads: int  #: reads that returned bytes
+    kept_bytes: int  #: read, not yet consumed by the handler
+    reading: bool  #: the descriptor is to be watched
+    blocked: bool  #: the handler answered BLOCK
+    held_by: Mapping[str, int]  #: reasons of the present holders and how many give each
+    pauses: Mapping[str, int]  #: pauses since the start, by reason
+    paused_s: float  #: time that anybody held input, the present pause included
+    longest_pause_s: float  #: the longest such time, the present one included
+
+
+class InputMode(IntEnum):
+    """What the holders, taken together, allow to be read."""
+
+    BULK = 0  #: everything: nobody holds
+    CONTROL = 1  #: control bytes: all holders grant some
+    STOPPED = 2  #: nothing: a holder grants none
+
+
+class _Holder(NamedTuple):
+    reason: str
+    control_bytes: int
+
+
+class InputHolds:
+    """Who holds the input of a connection, what they allow, and how long it has been going on.
+
+    A set of owners, not a counter: the same owner may say "hold" twice and "let go" once, and nobody can let go of what
+    another holds. Nothing here locks; `Receiver` guards it with its own lock, and makes it only when input is held for
+    the first time, which for most viewers is never.
+    """
+
+    __slots__ = ("_holders", "_longest_s", "_paused_s", "_since", "pauses")
+
+    def __init__(self) -> None:
+        self._holders: dict[Hashable, _Holder] = {}
+        self._since: float | None = None  # when the first of the present holders came
+        self._paused_s = 0.0  # time of the pauses that are over
+        self._longest_s = 0.0  # the longest of them
+        self.pauses: Final[dict[str, int]] = {}  #: how often input was held, by reason
+
+    def add(self, owner: Hashable, reason: str, control_bytes: int, now: float) -> bool:
+        """Enter `owner`, or replace its reason and grant; True if it is new.
+
+        Raises:
+            LocalProtocolError: there are `MAX_HOLDERS` others.
+        """
+        before = self._holders.get(owner)
+        if before is None and len(self._holders) >= MAX_HOLDERS:
+            raise LocalProtocolError(f"input is held by {MAX_HOLDERS} owners already")
+        self._holders[owner] = _Holder(reason, control_bytes)
+        if before is None or before.reason != reason:
+            key = reason if reason in self.pauses or len(self.pauses) < MAX_REASONS else OTHER_REASONS
+            self.pauses[key] = self.pauses.get(key, 0) + 1
+        if self._since is None:
+            self._since = now
+        return before is None
+
+    def discard(self, owner: Hashable, now: float) -> bool:
+        """Strike out `owner`; True if it held."""
+        if self._holders.pop(owner, None) is None:
+            return False
+        if not self._holders:
+            self._close_pause(now)
+        return True
+
+    def clear(self, now: float) -> None:
+        """Strike out everybody: the connection is at its end."""
+        self._holders.clear()
+        self._close_pause(now)
+
+    def verdict(self) -> tuple[InputMode, int]:
+        """Return what is allowed, and how many control bytes per interval: the smallest grant."""
+        if not self._holders:
+            return InputMode.BULK, 0
+        cap = min(holder.control_bytes for holder in self._holders.values())
+        return (InputMode.CONTROL, cap) if cap else (InputMode.STOPPED, 0)
+
+    def held_by(self) -> dict[str, int]:
+        """Return the reasons of the present holders and how many give each."""
+        counts: dict[str, int] = {}
+        for holder in self._holders.values():
+            counts[holder.reason] = counts.get(holder.reason, 0) + 1
+        return counts
+
+    def times(self, now: float) -> tuple[float, float]:
+        """Return seconds held in total and at the longest, the present pause included."""
+        lasting_s = 0.0 if self._since is None else max(0.0, now - self._since)
+        return self._paused_s + lasting_s, max(self._longest_s, lasting_s)
+
+    def _close_pause(self, now: float) -> None:
+        self._paused_s, self._longest_s = self.times(now)
+        self._since = None
 
 
 class _EndOfStream(Exception):  # noqa: N818  (a mark, never raised)

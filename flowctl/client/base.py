@@ -1,7 +1,7 @@
 """What publisher and player share: an RTMP client session on a connection, its one timer, and how it ended.
 
-How it works: `RtmpClient` is a `flowctl.session.Session` over the sans-I/O `ClientSession`. Octets go in, events come
-out and are handed to the derived class; what the protocol wants to say goes out in the Sender's control lane, before
+How it works: `RtmpClient` is a `flowctl.Session` over the sans-I/O `ClientSession`. Octets go in, events come out and
+are handed to the derived class; what the protocol wants to say goes out in the Sender's control lane, before
 the media that waits. A connection has one timer; the protocol's deadline and the derived class's wish share it.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from flowctl.connection import Session
 from flowctl.errors import InternalError
 from flowctl.flow.state import MessageClass
 from flowctl.reasons import CloseReason
@@ -21,7 +22,6 @@ from flowctl.rtmp.events import ClientEvent, ReconnectRequested, Rejected, Statu
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl
 from flowctl.rtmp.wire import Message
-from flowctl.session import Session
 
 LEAVE_S: Final = 5.0
 """How long leaving may go on without anything happening: as `SenderSettings.close_deadline_s`."""

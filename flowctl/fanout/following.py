@@ -6,15 +6,13 @@ it when the connection moves, and enters the one of the next group; between the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from flowctl.fanout.fanout import DEFAULT_FLUSH_INTERVAL_S, Fanout
 from flowctl.loop.locks import OwnedLock
 from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.pollgroup import PollGroup
-
-if TYPE_CHECKING:
-    from flowctl.connection import Connection
+from flowctl.sender import Sender
 
 
 class Fanouts:
@@ -63,6 +61,17 @@ class Fanouts:
             return list(self._by_group.values())
 
 
+class Follower(Protocol):
+    """What follows a log: a `Connection`."""
+
+    group: PollGroup | None  #: where it lives; None on the way between two groups
+    place: FollowPlace | None  #: where it follows a log
+
+    @property
+    def sender(self) -> Sender:
+        """What writes to its peer."""
+
+
 class FollowPlace:
     """A connection's place among the viewers of a log. The connection's thread.
 
@@ -81,7 +90,7 @@ class FollowPlace:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Follower,
         fanouts: Fanouts,
         *,
         start: Entry | None = None,

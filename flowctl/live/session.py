@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from flowctl.addresses import address_key
+from flowctl.connection import Session
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Limits
@@ -39,7 +40,6 @@ from flowctl.rtmp.server.session import ServerSession
 from flowctl.rtmp.server.states import StreamState
 from flowctl.rtmp.wire import Message
 from flowctl.server.totals import NO_FLOW, totals_of
-from flowctl.session import Session
 
 _log: Final = structlog.get_logger("flowctl.live")
 _FLOW: Final = "flow control"

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from flowctl.loop.delay import unacknowledged_bytes
+from flowctl.loop.sockets import unacknowledged_bytes
 from flowctl.pollgroup import PollGroup
 
 LINGER_S: Final = 30.0

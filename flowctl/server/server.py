@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, ParamSpec, Self
 
-from flowctl.connection import Connection
+from flowctl.connection import Connection, Session
 from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.fieldtypes import check_type
@@ -34,7 +34,6 @@ from flowctl.server.proxied import Proxied
 from flowctl.server.proxyheader import TrustedProxies
 from flowctl.server.signals import EndSignals
 from flowctl.server.totals import NO_FLOW, FlowTotals, totals_of
-from flowctl.session import Session
 
 _P = ParamSpec("_P")
 

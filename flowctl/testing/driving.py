@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
 from typing import ClassVar, Final, TypeVarTuple, Unpack, cast
 
-from flowctl.connection import Connection
+from flowctl.connection import Connection, Session
 from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import DropPolicy
 from flowctl.loop.deadlines import Deadlines
@@ -25,7 +25,6 @@ from flowctl.loop.work import WorkBook
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.sending.types import SenderSettings
-from flowctl.session import Session
 from flowctl.testing.clock import ManualClock
 from flowctl.testing.host import ManualGroup
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from flowctl.cli.figures import summary
+from flowctl.connection import Session
 from flowctl.flow.limits import Limits
 from flowctl.live import build_live_server
 from flowctl.server.program import ServeOptions
 from flowctl.server.server import Server
-from flowctl.session import Session
 
 
 def test_figures_when_of_a_live_server_tell_of_slow_viewers_memory_and_shadow():

@@ -7,6 +7,7 @@ import threading
 import time
 
 from flowctl.client.connect import parse_address, start_client
+from flowctl.connection import Session
 from flowctl.live import build_live_server
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.pollgroup import PollGroup
@@ -16,7 +17,6 @@ from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.rtmp.wire import Message
 from flowctl.server.program import ServeOptions
 from flowctl.server.server import Server
-from flowctl.session import Session
 
 PATIENCE_S = 20.0
 """A bound for what should take a moment, on a machine that has other things to do."""

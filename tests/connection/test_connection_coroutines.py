@@ -8,12 +8,12 @@ import threading
 import pytest
 from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_until
 
+from flowctl.connection import Session
 from flowctl.errors import ClosedError, LimitExceededError, RemoteProtocolError
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import SendState
 from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
-from flowctl.session import Session
 
 __all__ = ["failures", "groups", "link"]  # fixtures
 

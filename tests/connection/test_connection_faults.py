@@ -10,11 +10,11 @@ import threading
 import pytest
 from connection_kit import WAIT_S, Noting, failures, groups, link, wait_until
 
+from flowctl.connection import Session
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import SendState
 from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
-from flowctl.session import Session
 
 __all__ = ["failures", "groups", "link"]  # fixtures
 

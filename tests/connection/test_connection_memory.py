@@ -10,7 +10,7 @@ import weakref
 import pytest
 from connection_kit import WAIT_S, failures, groups, link, wait_until
 
-from flowctl.connection import Connection
+from flowctl.connection import Connection, Session
 from flowctl.fanout.following import Fanouts, FollowPlace
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity, Tape
@@ -19,7 +19,6 @@ from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sending.types import SendOutcome
-from flowctl.session import Session
 from flowctl.testing import ManualHost, ScriptedTransport
 
 __all__ = ["failures", "groups", "link"]  # fixtures

@@ -6,12 +6,11 @@ from itertools import pairwise
 
 import pytest
 
-from flowctl.connection import Connection
+from flowctl.connection import Connection, Session
 from flowctl.errors import RemoteProtocolError
 from flowctl.loop.work import ADDRESS_TURN_S, NO_WORK_LIMITS, PER_ADDRESS, PER_CONNECTION, TURN_S, WorkLimits
 from flowctl.reasons import CloseReason
 from flowctl.receiver import InputResult, Verdict
-from flowctl.session import Session
 from flowctl.testing import ManualClock
 from flowctl.testing.driving import HandGroup, MemoryWire
 

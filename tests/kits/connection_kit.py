@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from flowctl.connection import Connection
+from flowctl.connection import Connection, Session
 from flowctl.pollgroup import PollGroup
-from flowctl.session import Session
 
 WAIT_S = 20
 

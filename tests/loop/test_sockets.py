@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.loop.sockets import NOTSENT_LOWAT_BYTES, SocketOptions, close_socket, peer_name
+from flowctl.loop.sockets import NOTSENT_LOWAT_BYTES, SocketOptions, close_socket, peer_name, unacknowledged_bytes
 
 
 @pytest.fixture
@@ -94,3 +94,22 @@ def test_peer_name_when_there_is_one_or_none(tcp):
     with one, two:
         assert peer_name(one) == ("local", 0)
     assert peer_name(one) == ("gone", 0)
+
+
+def test_unacknowledged_when_the_peer_does_not_read_is_what_the_kernel_holds():
+    """The kernel's count covers what it could not deliver, and is 0 for a closed socket."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(listener.getsockname())
+        server, _ = listener.accept()
+        with server:
+            server.setblocking(False)
+            assert unacknowledged_bytes(server) == 0
+            sent = 0
+            for _ in range(10_000):
+                try:
+                    sent += server.send(bytes(65536))
+                except BlockingIOError:
+                    break
+            assert 0 < unacknowledged_bytes(server) <= sent
+        assert unacknowledged_bytes(server) == 0

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from flowctl.connection import Session
 from flowctl.errors import ConfigError
 from flowctl.flow.limits import AxisLimits, Limits
 from flowctl.flow.policy import LivePolicy
@@ -18,7 +19,6 @@ from flowctl.sending.types import SenderSettings
 from flowctl.server.admission import AdmissionLimits
 from flowctl.server.program import ServeOptions
 from flowctl.server.server import Server
-from flowctl.session import Session
 from flowctl.telemetry.options import EventsOptions
 
 

@@ -17,7 +17,7 @@ from flowctl.loadtest.peers.slow import manner_of
 from flowctl.loadtest.peers.viewer import Viewer
 from flowctl.loadtest.profiles import parse_profile
 from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult
-from flowctl.loop.delay import unacknowledged_bytes
+from flowctl.loop.sockets import unacknowledged_bytes
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.rtmp.chunk.writer import serialise
 from flowctl.rtmp.events import Acknowledged, ConnectRequested, PlayRequested

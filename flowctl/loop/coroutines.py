@@ -1,4 +1,4 @@
-"""How a connection calls its session: handlers may be plain functions or coroutines, and their faults stay their own.
+"""The running coroutines of a connection's session: handlers may be plain functions or coroutine functions.
 
 A coroutine runs as a task on the loop of the group where it began; what follows from its end is done by the
 connection, on whatever thread that lives by then. Running coroutines are kept here, because a loop holds its tasks
@@ -10,59 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
-from flowctl.errors import BrokenError, FlowctlError, InternalError, LimitExceededError, RemoteProtocolError
+from flowctl.errors import InternalError
 from flowctl.loop.faults import as_exception
-from flowctl.reasons import CloseReason
-from flowctl.receiver import ALL, DONE, InputResult, Verdict
-
-IDLE_LIMITS: Final = frozenset({"first_command_s", "first_media_s", "media_silence_s", "ping_silence_s"})
-"""Limits that say that a peer does nothing, rather than too much."""
-
-
-def reason_for(error: BaseException) -> tuple[CloseReason, str]:
-    """Return the close reason and details that `error`, of a read or of flowctl's own tree, stands for."""
-    if isinstance(error, LimitExceededError):
-        if error.limit == "handshake_time_s":
-            return CloseReason.HANDSHAKE_TIMEOUT, str(error)
-        return (CloseReason.IDLE if error.limit in IDLE_LIMITS else CloseReason.LIMIT_HIT), str(error)
-    if isinstance(error, RemoteProtocolError):
-        return CloseReason.PROTOCOL_ERROR, f"{error.code}: {error}"
-    if isinstance(error, (BrokenError, OSError)):
-        return CloseReason.PEER_RESET, str(error)
-    return CloseReason.INTERNAL, f"{type(error).__name__}: {error}"
-
-
-def handler_reason(error: BaseException) -> tuple[CloseReason, str]:
-    """Return the same for what a handler raised: its OSError says nothing about this connection's socket."""
-    if isinstance(error, FlowctlError):
-        return reason_for(error)
-    return CloseReason.INTERNAL, f"{type(error).__name__}: {error}"
-
-
-def as_result(answer: object, size: int) -> InputResult:
-    """Return what `Session.received` answered in the words of the Receiver.
-
-    Args:
-        answer: number of bytes consumed, None for all, or the result itself.
-        size: number of bytes that were offered.
-
-    Raises:
-        InternalError: it answered something else, for example a coroutine without being declared as one.
-    """
-    if answer is None:
-        return DONE
-    if isinstance(answer, InputResult):
-        return answer
-    if isinstance(answer, int):
-        return InputResult(Verdict.NEED_MORE, ALL if answer == size else answer)
-    if asyncio.iscoroutine(answer):
-        answer.close()
-    raise InternalError(
-        f"received() returned {type(answer).__name__}, it must return a number of bytes, an InputResult or None",
-        hint="declare a coroutine with async def",
-    )
 
 
 class Coroutines:
