@@ -73,9 +73,10 @@ REWRITTEN_VALUES: Final = 1024
 ms. Encoders that send AMF3 state some twenty."""
 
 _TEXT_MAX_CHARS: Final = 256
+"""Limit on texts that are kept for logs, such as flashVer; longer ones are cut."""
+
 _SHARED_TEXTS: Final = 1024
 """How many texts of peers are kept to be shared."""
-"""Limit on texts that are kept for logs, such as flashVer; longer ones are cut."""
 
 _WHOLE_MAX: Final = 2**40
 
@@ -123,13 +124,25 @@ def sample_access(stream_id: int) -> Message:
     return Message(STREAM_CSID, 0, TYPE_DATA_AMF0, stream_id, amf0.encode("|RtmpSampleAccess", True, True))
 
 
+def stream_ended(stream_id: int, description: str = "Stream is now unpublished.") -> tuple[Message, Message]:
+    """Return what tells a player that its stream has ended: Stream EOF and ``NetStream.Play.UnpublishNotify``."""
+    eof = encode_control(UserControl(EVENT_STREAM_EOF, stream_id=stream_id))
+    return eof, on_status(stream_id, "status", PLAY_UNPUBLISH_NOTIFY, description)
+
+
+def stream_started(stream_id: int, description: str = "Stream is now published.") -> tuple[Message, Message]:
+    """Return what tells a waiting player that its stream begins: Stream Begin and ``NetStream.Play.PublishNotify``."""
+    begin = encode_control(UserControl(EVENT_STREAM_BEGIN, stream_id=stream_id))
+    return begin, on_status(stream_id, "status", PLAY_PUBLISH_NOTIFY, description)
+
+
 def end_of_stream_bytes(
     stream_id: int, description: str = "Stream is now unpublished.", *, chunk_size: int, timestamp: int = 0
 ) -> bytes:
-    """Return what ends a stream for its players: Stream EOF and ``NetStream.Play.UnpublishNotify``.
+    """Return the octets of `stream_ended`.
 
-    Both have full (type 0) headers, so the octets fit behind any message and can stand in a log that many players
-    share.
+    Both messages have full (type 0) headers, so the octets fit behind any message and can stand in a log that many
+    players share.
 
     Args:
         stream_id: message stream id that the players play on.
@@ -137,26 +150,21 @@ def end_of_stream_bytes(
         chunk_size: chunk size announced to the players.
         timestamp: ms, for the status message.
     """
-    eof = encode_control(UserControl(EVENT_STREAM_EOF, stream_id=stream_id))
-    ended = on_status(stream_id, "status", PLAY_UNPUBLISH_NOTIFY, description)
-    return b"".join(
-        serialise(message.type_id, message.msid, when, message.payload, message.csid, chunk_size)
-        for message, when in ((eof, 0), (ended, timestamp))
-    )
+    return _in_full(stream_ended(stream_id, description), chunk_size, timestamp)
 
 
 def start_of_stream_bytes(
     stream_id: int, description: str = "Stream is now published.", *, chunk_size: int, timestamp: int = 0
 ) -> bytes:
-    """Return what tells players that wait that a stream begins: Stream Begin and ``NetStream.Play.PublishNotify``.
+    """Return the octets of `stream_started`; arguments and form as for `end_of_stream_bytes`."""
+    return _in_full(stream_started(stream_id, description), chunk_size, timestamp)
 
-    Arguments and form as for `end_of_stream_bytes`.
-    """
-    begin = encode_control(UserControl(EVENT_STREAM_BEGIN, stream_id=stream_id))
-    started = on_status(stream_id, "status", PLAY_PUBLISH_NOTIFY, description)
+
+def _in_full(messages: tuple[Message, Message], chunk_size: int, timestamp: int) -> bytes:
+    """Return a control message and the status that follows it at `timestamp`, both with full headers."""
     return b"".join(
         serialise(message.type_id, message.msid, when, message.payload, message.csid, chunk_size)
-        for message, when in ((begin, 0), (started, timestamp))
+        for message, when in zip(messages, (0, timestamp), strict=True)
     )
 
 

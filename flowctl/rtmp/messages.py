@@ -53,6 +53,7 @@ __all__ = [
     "LIMIT_DYNAMIC",
     "LIMIT_HARD",
     "LIMIT_SOFT",
+    "STREAM_EVENTS",
     "TYPE_ABORT",
     "TYPE_ACK",
     "TYPE_AGGREGATE",
@@ -79,6 +80,7 @@ __all__ = [
     "UserControl",
     "WindowAckSize",
     "amf0_body",
+    "decode_command",
     "decode_message",
     "encode_command",
     "encode_control",
@@ -97,7 +99,7 @@ EVENT_BUFFER_EMPTY: Final = 31
 EVENT_BUFFER_READY: Final = 32
 """31 and 32 are sent by Flash Media Server and documented nowhere; librtmp names them so. Decoded as unknown."""
 
-_STREAM_EVENTS: Final = frozenset({EVENT_STREAM_BEGIN, EVENT_STREAM_EOF, EVENT_STREAM_DRY, EVENT_STREAM_IS_RECORDED})
+STREAM_EVENTS: Final = frozenset({EVENT_STREAM_BEGIN, EVENT_STREAM_EOF, EVENT_STREAM_DRY, EVENT_STREAM_IS_RECORDED})
 _PING_EVENTS: Final = frozenset({EVENT_PING_REQUEST, EVENT_PING_RESPONSE})
 
 LIMIT_HARD: Final = 0
@@ -249,7 +251,7 @@ def decode_message(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> De
     """
     type_id = message.type_id
     if type_id in (TYPE_COMMAND_AMF0, TYPE_COMMAND_AMF3):
-        return _decode_command(message, limits)
+        return decode_command(message, limits)
     if type_id in (TYPE_DATA_AMF0, TYPE_DATA_AMF3):
         if len(message.payload) == 4 and message.payload[0] == 0:
             # FFmpeg sends its time code so: the marker of a number, and then three octets instead of eight.
@@ -334,7 +336,8 @@ def _decode_values(message: Message, limits: AmfLimits) -> list[AmfValue]:
     return values if message.type_id not in (TYPE_COMMAND_AMF3, TYPE_DATA_AMF3) else [simplify(item) for item in values]
 
 
-def _decode_command(message: Message, limits: WireLimits) -> Command:
+def decode_command(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> Command:
+    """Return what `message`, of type 17 or 20, says; raises as `decode_message`."""
     values = _decode_values(message, limits.amf)
     if not values or not isinstance(values[0], str):
         kind = type(values[0]).__name__ if values else "nothing"
@@ -361,7 +364,7 @@ def _decode_user_control(message: Message) -> UserControl:
     if len(message.payload) < 2:
         raise _short(message)
     event = int.from_bytes(message.payload[:2], "big")
-    if event in _STREAM_EVENTS:
+    if event in STREAM_EVENTS:
         return UserControl(event, stream_id=_word(message, 2))
     if event in _PING_EVENTS:
         return UserControl(event, timestamp=_word(message, 2))
@@ -396,7 +399,7 @@ def _control_body(value: Control) -> tuple[int, bytes]:
         case PeerBandwidth(number, limit_type):
             return TYPE_PEER_BANDWIDTH, number.to_bytes(4, "big") + limit_type.to_bytes(1, "big")
     body = value.event.to_bytes(2, "big")
-    if value.event in _STREAM_EVENTS:
+    if value.event in STREAM_EVENTS:
         body += value.stream_id.to_bytes(4, "big")
     elif value.event in _PING_EVENTS:
         body += value.timestamp.to_bytes(4, "big")

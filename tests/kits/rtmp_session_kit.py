@@ -12,7 +12,7 @@ from flowctl.rtmp.amf.values import simplify
 from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter
 from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import ConnectRequested, PlayRequested, PublishRequested
-from flowctl.rtmp.handshake.handshake import ClientHandshake, ServerHandshake
+from flowctl.rtmp.handshake.handshake import Handshake
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.messages import Command, decode_message
 from flowctl.rtmp.server.session import ServerSession
@@ -60,7 +60,7 @@ class ScriptedClient:
         self.split = split
         self.writer = ChunkWriter()
         self.reader = ChunkReader(WireLimits())
-        self.handshake = ClientHandshake(rng=random.Random(2))
+        self.handshake = Handshake.client(rng=random.Random(2))
         if handshake:
             self.shake()
 
@@ -145,7 +145,7 @@ class ScriptedServer:
         self.split = split
         self.writer = ChunkWriter()
         self.reader = ChunkReader(WireLimits())
-        self.handshake = ServerHandshake(random.Random(4))
+        self.handshake = Handshake.server(random.Random(4))
 
     def shake(self):
         """Answer the handshake, and return the events."""

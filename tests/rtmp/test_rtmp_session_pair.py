@@ -27,6 +27,7 @@ from flowctl.rtmp.events import (
     StreamEnded,
 )
 from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.server.replies import COURTESIES
 from flowctl.rtmp.server.session import ServerSession
 from flowctl.rtmp.server.states import ConnectionState, StreamState
 from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
@@ -207,9 +208,9 @@ def outcome(client, octets, sizes):
                 answer(session, event)
             at += size
             session.resume(client.now)
-            assert session._reader.unfinished_bytes <= session._config.limits.unfinished_bytes
+            assert session._endpoint.reader.unfinished_bytes <= session._config.limits.unfinished_bytes
             assert session.held_bytes <= session._config.paused_input_bytes
-            assert len(session._out or b"") <= session._config.pending_output_bytes
+            assert len(session._endpoint._out or b"") <= session._config.pending_output_bytes
     except RemoteProtocolError as error:
         assert session.closed
         return error.code
@@ -250,7 +251,7 @@ VALUES = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)),
     max_leaves=6,
 )
-NAMES = st.sampled_from([*ServerSession.handlers, "connect", "x"])
+NAMES = st.sampled_from([*ServerSession.rules, *COURTESIES, "x"])
 
 
 @st.composite
@@ -317,7 +318,7 @@ def test_client_survives_any_server(script, octets):
     except RemoteProtocolError:
         assert pair.client.state is ClientState.CLOSED
     else:
-        assert len(pair.client._out) <= pair.client._config.pending_output_bytes
+        assert len(pair.client._endpoint._out or b"") <= pair.client._config.pending_output_bytes
 
 
 def test_memory_of_a_session_is_bounded_under_noise():

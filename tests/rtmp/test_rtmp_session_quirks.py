@@ -43,7 +43,7 @@ def test_obs_sets_its_chunk_size_before_connect(client):
     assert client.octets(client.writer.set_chunk_size(4096)) == []
     event = connect_with(client, {"app": "live", "tcUrl": "rtmp://h/live", "flashVer": "F" * 200})
     assert event.flash_ver == "F" * 200
-    assert client.session._out_chunk_size == 65536
+    assert client.session._endpoint.writer.chunk_size == 65536
 
 
 def test_chunk_size_of_the_peer_does_not_change_ours(client):
@@ -52,7 +52,7 @@ def test_chunk_size_of_the_peer_does_not_change_ours(client):
     client.send(encode_control(SetChunkSize(128)))
     client.call("_checkbw", 9, None)
     assert [reply.name for reply in client.replies()] == ["_result"]
-    assert client.session._out_chunk_size == 65536
+    assert client.session._endpoint.writer.chunk_size == 65536
 
 
 def test_control_messages_come_on_any_chunk_stream(client):

@@ -20,7 +20,7 @@ from flowctl.rtmp import messages
 from flowctl.rtmp.amf.values import UNDEFINED, EcmaArray
 from flowctl.rtmp.chunk.chunk import ChunkReader, Message, serialise
 from flowctl.rtmp.handshake.digest import CLIENT_KEY, find_digest
-from flowctl.rtmp.handshake.handshake import ServerHandshake
+from flowctl.rtmp.handshake.handshake import Handshake
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.wire import basic_header
 
@@ -175,7 +175,7 @@ def test_recorded_handshake_is_recognised(vector):
     assert c1[4:8].hex() == expected["peer_version_hex"]
     assert find_digest(c1, CLIENT_KEY) == (digest["schema"], digest["offset"], bytes.fromhex(digest["digest_hex"]))
     for cut in pieces(data):
-        server = ServerHandshake(random.Random(1))
+        server = Handshake.server(random.Random(1))
         assert len(b"".join(map(server.receive, cut))) == 3073
         assert server.style == "digest"
 

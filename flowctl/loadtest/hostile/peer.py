@@ -23,7 +23,7 @@ from flowctl.loadtest.peers.ownfault import TesterFailedError, own_fault
 from flowctl.rtmp import commands
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter
-from flowctl.rtmp.handshake.handshake import ClientHandshake
+from flowctl.rtmp.handshake.handshake import Handshake
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.messages import Command, decode_message
 from flowctl.rtmp.wire import (
@@ -249,7 +249,7 @@ class Peer:
             RemoteProtocolError: it does not speak RTMP.
         """
         began = self._loop.time()
-        shake = ClientHandshake("simple", self._rng)
+        shake = Handshake.client("simple", self._rng)
         await self.write(shake.start())
         async with _answer_in_time("handshake"):
             while not shake.done:

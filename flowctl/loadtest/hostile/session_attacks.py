@@ -10,7 +10,7 @@ from flowctl.loadtest.hostile.octets import picture
 from flowctl.loadtest.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
 from flowctl.rtmp import commands
 from flowctl.rtmp.adobe_auth import client_parameters
-from flowctl.rtmp.handshake.handshake import ClientHandshake
+from flowctl.rtmp.handshake.handshake import Handshake
 from flowctl.rtmp.wire import TYPE_VIDEO, Message
 
 _BURST: Final = 2000
@@ -87,7 +87,7 @@ async def _drip(attack: Attack) -> None:
     peer = await attack.open()
     reading = asyncio.ensure_future(peer.read_to_end())
     try:
-        for octet in ClientHandshake("simple").start():
+        for octet in Handshake.client("simple").start():
             await peer.write(bytes((octet,)))
             await asyncio.sleep(_DRIP_S)
     finally:
@@ -97,7 +97,7 @@ async def _drip(attack: Attack) -> None:
 async def _half(attack: Attack) -> None:
     """Send C0 and C1, and say nothing more."""
     peer = await attack.open()
-    await peer.write(ClientHandshake("simple").start())
+    await peer.write(Handshake.client("simple").start())
     await _wait(attack, peer)
 
 

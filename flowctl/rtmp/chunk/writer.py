@@ -98,6 +98,9 @@ class ChunkWriter:
 
     Args:
         chunk_size: octets of payload in a chunk, 1..2^31-1; 128 is what every peer assumes at first.
+        full_headers: True gives every message a type 0 header, so that it may stand anywhere between other whole
+            messages: where media of a shared log goes out on the same connection, a header that leaves something out
+            would refer to whatever stands before it.
 
     Raises:
         LocalProtocolError: `chunk_size` is out of range.
@@ -105,10 +108,10 @@ class ChunkWriter:
 
     __slots__ = ("_chunk_size", "_sent")
 
-    def __init__(self, chunk_size: int = DEFAULT_CHUNK_SIZE) -> None:
+    def __init__(self, chunk_size: int = DEFAULT_CHUNK_SIZE, *, full_headers: bool = False) -> None:
         _check_chunk_size(chunk_size)
         self._chunk_size = chunk_size
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[int, _Sent] | None = None if full_headers else {}
 
     @property
     def chunk_size(self) -> int:
@@ -121,6 +124,10 @@ class ChunkWriter:
         Raises:
             LocalProtocolError: a field of the message is out of range.
         """
+        if self._sent is None:
+            return serialise(
+                message.type_id, message.msid, message.timestamp, message.payload, message.csid, self._chunk_size
+            )
         timestamp = message.timestamp & CLOCK_MASK
         length = len(message.payload)
         type3 = basic_header(3, message.csid)

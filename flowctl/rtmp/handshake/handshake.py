@@ -5,6 +5,9 @@ S1), and 1536 octets that answer the other's noise (C2, S2). A handshake object 
 returns what to send now; octets that follow the last packet are kept for the chunk reader in `leftover`. It holds at
 most one packet and the piece in hand.
 
+Both ends do the same: send a first packet, answer the other's, and check the answer. What differs is data (`_Role`):
+who goes first, which names sign the digests, and what is made of the version octet.
+
 What the server makes of the version octet: 3 is RTMP. 0 to 2, 4, 5, 7 and 10 to 31 are answered with 3 and go on, as
 section 5.2.2 asks of versions that are not recognised. 6, 8 and 9 are RTMPE and its successors: refused, because the
 client would encrypt what follows. 0x16 is the first octet of TLS. The rest, from 32 up, are refused as another
@@ -19,7 +22,8 @@ from __future__ import annotations
 import enum
 import random
 import secrets
-from typing import Final, Literal
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple
 
 from flowctl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from flowctl.rtmp.handshake.digest import (
@@ -63,8 +67,72 @@ class _Step(enum.Enum):
     DONE = enum.auto()
 
 
-class _Handshake:
-    """What both ends have in common: the buffer, the random octets, and what is known when it is over.
+class _Role(NamedTuple):
+    """What tells the two ends apart.
+
+    Args:
+        goes_first: whether this end sends its first packet before it has received one.
+        key: name that signs this end's digests.
+        peer_key: name that signs the other end's.
+        version: octets 4 to 8 of a first packet that carries a digest.
+        check_version: refuses the other end's version octet.
+    """
+
+    goes_first: bool
+    key: bytes
+    peer_key: bytes
+    version: bytes
+    check_version: Callable[[int], None]
+
+
+def _check_client_version(version: int) -> None:
+    """Refuse a client that speaks something else; see the theory of operation."""
+    if version in _RTMPE_VERSIONS:
+        raise RemoteProtocolError(
+            f"version {version} is encrypted RTMP (RTMPE), which is not supported", code="rtmpe", hint="use rtmps://"
+        )
+    if version == _TLS_HANDSHAKE:
+        raise RemoteProtocolError(
+            "this is TLS on the port for plain RTMP", code="tls-on-plain-port", hint="use rtmp:// or the RTMPS port"
+        )
+    if version == _REAL_IP:
+        raise RemoteProtocolError("a real-IP prefix from an address that is no trusted proxy", code="real-ip-prefix")
+    if version >= _FIRST_PRINTABLE:
+        raise RemoteProtocolError(f"first octet is 0x{version:02x}, RTMP begins with 0x03", code="not-rtmp")
+
+
+def _check_server_version(version: int) -> None:
+    """Refuse a server that does not answer with our version."""
+    if version == _TLS_ALERT:
+        raise RemoteProtocolError("the server speaks TLS", code="tls-on-plain-port", hint="use rtmps://")
+    if version != VERSION:
+        raise RemoteProtocolError(f"the server answers version {version}, not {VERSION}", code="handshake-version")
+
+
+_SERVER: Final = _Role(
+    goes_first=False,
+    key=SERVER_KEY,
+    peer_key=CLIENT_KEY,
+    version=_SERVER_VERSION,
+    check_version=_check_client_version,
+)
+_CLIENT: Final = _Role(
+    goes_first=True,
+    key=CLIENT_KEY,
+    peer_key=SERVER_KEY,
+    version=_CLIENT_VERSION,
+    check_version=_check_server_version,
+)
+
+
+class Handshake:
+    """One end of a handshake; made by `Handshake.server` or `Handshake.client`.
+
+    Args:
+        role: which end.
+        style: ``"simple"`` or ``"digest"``. None: as the other side does it.
+        rng: source of the noise; None: the system's. Give one to repeat a recorded run.
+        epoch_ms: our clock, ms, taken modulo 2^32; what C1 or S1 says.
 
     Attributes:
         done: whether all of the other side's packets have arrived.
@@ -74,17 +142,60 @@ class _Handshake:
         failed: whether `receive` has raised a `RemoteProtocolError`; nothing can be done with it then.
     """
 
-    def __init__(self, rng: random.Random | None, epoch_ms: int) -> None:
+    def __init__(self, role: _Role, style: Style | None, rng: random.Random | None, epoch_ms: int) -> None:
         self.done = False
         self.leftover = b""
-        self.style: Style | None = None
+        self.style = style
         self.verified: bool | None = None
         self.failed = False
+        self._role = role
         self._random = secrets.token_bytes if rng is None else rng.randbytes
         self._time = (epoch_ms & CLOCK_MASK).to_bytes(4, "big")
         self._buffer = bytearray()
         self._step = _Step.VERSION
         self._sent = b""  # our C1 or S1, which the other side answers
+        self._digest: bytes | None = None  # of our C1 or S1; None: it carries none
+
+    @classmethod
+    def server(cls, rng: random.Random | None = None, epoch_ms: int = 0) -> Handshake:
+        """Return our end when a client has connected to us; arguments as for the class.
+
+        A client without digest gets S2 as an exact echo of C1: the specification would have our own time in octets 4
+        to 8, but StreamLabs and older clients compare all of it.
+
+        Codes of the `RemoteProtocolError` that `receive` may raise: ``"rtmpe"``, ``"tls-on-plain-port"``,
+        ``"not-rtmp"``, ``"real-ip-prefix"``.
+        """
+        return cls(_SERVER, None, rng, epoch_ms)
+
+    @classmethod
+    def client(cls, style: Style = "simple", rng: random.Random | None = None, epoch_ms: int = 0) -> Handshake:
+        """Return our end when we have connected to a server; `start` it.
+
+        Codes of the `RemoteProtocolError` that `receive` may raise: ``"handshake-version"``, ``"tls-on-plain-port"``.
+
+        Args:
+            style: ``"simple"``, or ``"digest"`` for servers that send H.264 only to clients that sign. A server that
+                answers a digest without one is answered as a simple one.
+            rng: as for the class.
+            epoch_ms: as for the class.
+
+        Raises:
+            ConfigError: `style` has another value.
+        """
+        if style not in ("simple", "digest"):
+            raise ConfigError(f"style is {style!r}, allowed is 'simple' or 'digest'")
+        return cls(_CLIENT, style, rng, epoch_ms)
+
+    def start(self) -> bytes:
+        """Return C0 and C1, which go first.
+
+        Raises:
+            LocalProtocolError: it was called before, or for a server.
+        """
+        if self._sent or not self._role.goes_first:
+            raise LocalProtocolError("the handshake was started already")
+        return self._first_packet(_CLIENT_SCHEMA)
 
     def receive(self, data: bytes | bytearray | memoryview) -> bytes:
         """Take what was received and return what to send now; b"": nothing.
@@ -93,12 +204,14 @@ class _Handshake:
             data: the next octets, any number, copied.
 
         Raises:
-            RemoteProtocolError: the other side does not speak this protocol; the class says which codes.
-            LocalProtocolError: the handshake is done already, or has failed.
+            RemoteProtocolError: the other side does not speak this protocol; `server` and `client` say which codes.
+            LocalProtocolError: the handshake is done already, has failed, or a client's was not started.
         """
         if self.done or self.failed:
             state = "is done: what follows is for the chunk reader" if self.done else "has failed"
             raise LocalProtocolError(f"the handshake {state}")
+        if self._role.goes_first and not self._sent:
+            raise LocalProtocolError("the client goes first: call start()")
         self._buffer += data
         out = []
         try:
@@ -112,14 +225,18 @@ class _Handshake:
 
     def _advance(self) -> bytes | None:
         """Make one step and return what to send; None: it needs more input, or is done."""
-        if self._step is _Step.VERSION:
-            return self._take_version()
-        if self._step is _Step.DONE or len(self._buffer) < PACKET_BYTES:
+        wanted = 1 if self._step is _Step.VERSION else PACKET_BYTES
+        if self._step is _Step.DONE or len(self._buffer) < wanted:
             return None
-        packet = self._take(PACKET_BYTES)
+        packet = bytes(self._buffer[:wanted])
+        del self._buffer[:wanted]
+        if self._step is _Step.VERSION:
+            self._role.check_version(packet[0])
+            self._step = _Step.FIRST
+            return b""
         if self._step is _Step.FIRST:
             self._step = _Step.ANSWER
-            return self._take_first(packet)
+            return self._answer_first(packet)
         self.verified = self._is_answer(packet)
         self._step = _Step.DONE
         self.done = True
@@ -127,142 +244,29 @@ class _Handshake:
         self._buffer.clear()
         return b""
 
-    def _take(self, count: int) -> bytes:
-        octets = bytes(self._buffer[:count])
-        del self._buffer[:count]
-        return octets
-
-    def _take_version(self) -> bytes | None:
-        raise NotImplementedError
-
-    def _take_first(self, packet: bytes) -> bytes:
-        raise NotImplementedError
-
-    def _is_answer(self, packet: bytes) -> bool:
-        raise NotImplementedError
-
-
-class ServerHandshake(_Handshake):
-    """Our end of the handshake when a client has connected to us.
-
-    A client without digest gets S2 as an exact echo of C1: the specification would have our own time in octets 4 to
-    8, but StreamLabs and older clients compare all of it.
-
-    Codes of the `RemoteProtocolError` that `receive` may raise: ``"rtmpe"``, ``"tls-on-plain-port"``, ``"not-rtmp"``,
-    ``"real-ip-prefix"``.
-
-    Args:
-        rng: source of the noise; None: the system's. Give one to repeat a recorded run.
-        epoch_ms: our clock, ms, taken modulo 2^32; what S1 says.
-    """
-
-    def __init__(self, rng: random.Random | None = None, epoch_ms: int = 0) -> None:
-        super().__init__(rng, epoch_ms)
-        self._digest: bytes | None = None  # of our S1; None: simple
-
-    def _take_version(self) -> bytes | None:
-        if not self._buffer:
-            return None
-        version = self._buffer[0]
-        if version in _RTMPE_VERSIONS:
-            raise RemoteProtocolError(
-                f"version {version} is encrypted RTMP (RTMPE), which is not supported",
-                code="rtmpe",
-                hint="use rtmps://",
-            )
-        if version == _TLS_HANDSHAKE:
-            raise RemoteProtocolError(
-                "this is TLS on the port for plain RTMP", code="tls-on-plain-port", hint="use rtmp:// or the RTMPS port"
-            )
-        if version == _REAL_IP:
-            raise RemoteProtocolError(
-                "a real-IP prefix from an address that is no trusted proxy", code="real-ip-prefix"
-            )
-        if version >= _FIRST_PRINTABLE:
-            raise RemoteProtocolError(f"first octet is 0x{version:02x}, RTMP begins with 0x03", code="not-rtmp")
-        del self._buffer[0]
-        self._step = _Step.FIRST
-        return b""
-
-    def _take_first(self, packet: bytes) -> bytes:
-        digest = find_digest(packet, CLIENT_KEY) if any(packet[4:8]) else None
-        if digest is None:
-            self.style = "simple"
-            self._sent = self._time + bytes(4) + self._random(PACKET_BYTES - 8)
-            return bytes((VERSION,)) + self._sent + packet
-        self.style = "digest"
-        noise = self._time + _SERVER_VERSION + self._random(PACKET_BYTES - 8)
-        self._sent, self._digest = with_digest(noise, digest.schema, SERVER_KEY)
-        second = answer(digest.value, SERVER_KEY, self._random(PACKET_BYTES - DIGEST_BYTES))
-        return bytes((VERSION,)) + self._sent + second
-
-    def _is_answer(self, packet: bytes) -> bool:
-        if self._digest is not None:
-            return is_answer(packet, self._digest, CLIENT_KEY)
-        # Octets 4 to 8 may hold the time at which the client read S1.
-        return packet[:4] + packet[8:] == self._sent[:4] + self._sent[8:]
-
-
-class ClientHandshake(_Handshake):
-    """Our end of the handshake when we have connected to a server.
-
-    Codes of the `RemoteProtocolError` that `receive` may raise: ``"handshake-version"``, ``"tls-on-plain-port"``.
-
-    Args:
-        style: ``"simple"``, or ``"digest"`` for servers that send H.264 only to clients that sign. A server that
-            answers a digest without one is answered as a simple one.
-        rng: source of the noise; None: the system's.
-        epoch_ms: our clock, ms, taken modulo 2^32; what C1 says.
-
-    Raises:
-        ConfigError: `style` has another value.
-    """
-
-    def __init__(self, style: Style = "simple", rng: random.Random | None = None, epoch_ms: int = 0) -> None:
-        if style not in ("simple", "digest"):
-            raise ConfigError(f"style is {style!r}, allowed is 'simple' or 'digest'")
-        super().__init__(rng, epoch_ms)
-        self.style = style
-        self._digest: bytes | None = None  # of our C1; None: simple
-
-    def start(self) -> bytes:
-        """Return C0 and C1, which go first.
-
-        Raises:
-            LocalProtocolError: it was called before.
-        """
-        if self._sent:
-            raise LocalProtocolError("the handshake was started already")
-        if self.style == "simple":
-            self._sent = self._time + bytes(4) + self._random(PACKET_BYTES - 8)
-        else:
-            noise = self._time + _CLIENT_VERSION + self._random(PACKET_BYTES - 8)
-            self._sent, self._digest = with_digest(noise, _CLIENT_SCHEMA, CLIENT_KEY)
+    def _first_packet(self, schema: int) -> bytes:
+        """Return version octet and first packet in the style that was chosen, and remember the packet."""
+        signed = self.style == "digest"
+        version = self._role.version if signed else bytes(4)
+        self._sent = self._time + version + self._random(PACKET_BYTES - 8)
+        if signed:
+            self._sent, self._digest = with_digest(self._sent, schema, self._role.key)
         return bytes((VERSION,)) + self._sent
 
-    def _take_version(self) -> bytes | None:
-        if not self._sent:
-            raise LocalProtocolError("the client goes first: call start()")
-        if not self._buffer:
-            return None
-        version = self._buffer[0]
-        if version == _TLS_ALERT:
-            raise RemoteProtocolError("the server speaks TLS", code="tls-on-plain-port", hint="use rtmps://")
-        if version != VERSION:
-            raise RemoteProtocolError(f"the server answers version {version}, not {VERSION}", code="handshake-version")
-        del self._buffer[0]
-        self._step = _Step.FIRST
-        return b""
-
-    def _take_first(self, packet: bytes) -> bytes:
-        digest = find_digest(packet, SERVER_KEY) if self._digest is not None else None
-        if digest is None:
-            self.style = "simple"
+    def _answer_first(self, packet: bytes) -> bytes:
+        """Return the answer to the other side's first packet, behind ours where the other side went first."""
+        # A client without a digest of its own is answered without one; octets 4 to 8 of its packet say so.
+        signs = self._digest is not None if self._role.goes_first else any(packet[4:8])
+        found = find_digest(packet, self._role.peer_key) if signs else None
+        self.style = "simple" if found is None else "digest"
+        ours = b"" if self._role.goes_first else self._first_packet(0 if found is None else found.schema)
+        if found is None:
             self._digest = None
-            return packet
-        return answer(digest.value, CLIENT_KEY, self._random(PACKET_BYTES - DIGEST_BYTES))
+            return ours + packet
+        return ours + answer(found.value, self._role.key, self._random(PACKET_BYTES - DIGEST_BYTES))
 
     def _is_answer(self, packet: bytes) -> bool:
         if self._digest is not None:
-            return is_answer(packet, self._digest, SERVER_KEY)
+            return is_answer(packet, self._digest, self._role.peer_key)
+        # Octets 4 to 8 may hold the time at which the other side read our packet.
         return packet[:4] + packet[8:] == self._sent[:4] + self._sent[8:]

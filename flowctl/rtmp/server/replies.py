@@ -1,31 +1,39 @@
-"""What the caller of a server session may answer and announce; each method queues messages for `data_to_send`.
-
-Every method raises `LocalProtocolError` when the present state does not allow it (the tables of `server_states`), for
-example an accept of a stream that the client has closed meanwhile; nothing has been sent or changed then.
-"""
+"""What a server says: each function returns one message, encoded once for all who are told the same."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+from flowctl.printable import printable
 from flowctl.rtmp import commands
-from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.messages import (
-    EVENT_STREAM_BEGIN,
-    EVENT_STREAM_DRY,
-    EVENT_STREAM_EOF,
-    PeerBandwidth,
-    encode_control,
-)
-from flowctl.rtmp.server.core import PLAYER_STATES, MessageStream, ServerCore, words
-from flowctl.rtmp.server.states import ConnectionInput, StreamInput, StreamState
-from flowctl.rtmp.wire import TYPE_DATA_AMF0, Message
+from flowctl.rtmp.amf.values import UNDEFINED, AmfValue
+from flowctl.rtmp.messages import UserControl, encode_control
+from flowctl.rtmp.wire import Message
+
+_DESCRIPTION_CHARS: Final = 1024
+"""Longest words for a client; FFmpeg and librtmp read 255 octets of them."""
+
+
+def words(description: str) -> str:
+    """Return what an application says to a client in a form that can be sent, and shown on a terminal."""
+    return printable(description[:_DESCRIPTION_CHARS])
+
+
+@lru_cache(256)
+def status(stream_id: int, code: str, description: str, level: str = "status") -> Message:
+    """Return an ``onStatus``: every viewer is told the same two."""
+    return commands.on_status(stream_id, level, code, description)
+
+
+def stream_event(event: int, stream_id: int) -> Message:
+    """Return a user control event of a message stream, such as Stream Begin."""
+    return encode_control(UserControl(event, stream_id=stream_id))
 
 
 @lru_cache(64)
-def _connect_result(transaction_id: float, fms_version: str, object_encoding: int, caps_ex: int | None) -> Message:
-    """Return the answer to a connect, encoded once for all clients of a kind.
+def connect_result(transaction_id: float, fms_version: str, object_encoding: int, caps_ex: int | None) -> Message:
+    """Return the answer to a connect that is accepted.
 
     Args:
         transaction_id: of the connect.
@@ -48,209 +56,49 @@ def _connect_result(transaction_id: float, fms_version: str, object_encoding: in
     return commands.command("_result", transaction_id, server, information)
 
 
-class ServerReplies(ServerCore):
-    """Our caller's answers; not for use on its own."""
+def connect_error(transaction_id: float, code: str, description: str) -> Message:
+    """Return the answer to a connect that is refused."""
+    return commands.command("_error", transaction_id, None, commands.status("error", code, description))
 
-    __slots__ = ()
 
-    # --------------------------------------------------------------------------------------------- connect
+class Courtesy(NamedTuple):
+    """How a command is answered that changes nothing here.
 
-    def accept_connect(self) -> None:
-        """Let the client in: window, bandwidth, chunk size, then ``NetConnection.Connect.Success``.
+    Args:
+        result: value of the ``_result``, for a command that awaits one.
+        notify: a call of Flash Media Server that goes with it. None: there is none.
+    """
 
-        The order is that of SRS and gortmplib; the chunk size stands before the result because OBS breaks on a result
-        in chunks of 128 octets.
-        """
-        self._move_connection(ConnectionInput.ACCEPT)
-        config = self._config
-        self._control.announce_window(config.window_ack_size_bytes)
-        self._send(encode_control(PeerBandwidth(config.window_ack_size_bytes)))
-        self._send_chunk_size()
-        caps_ex = config.caps_ex if self._enhanced else None
-        self._send(_connect_result(self._connect_id, config.fms_version, self._object_encoding, caps_ex))
+    result: AmfValue
+    notify: Message | None = None
 
-    def reject_connect(self, description: str, code: str = commands.CONNECT_REJECTED) -> None:
-        """Turn the client away; close the connection once the reply has been flushed.
 
-        Args:
-            description: words for the user, for example why.
-            code: status code.
-        """
-        self._move_connection(ConnectionInput.REJECT)
-        self._send_rejection(words(description), code)
+def _notification(name: str, code: str, description: str) -> Message:
+    """Return one of the onFC... calls of Flash Media Server, on the connection and not on a stream."""
+    return commands.command(name, 0, None, commands.status("status", code, description))
 
-    def request_reconnect(
-        self, tc_url: str | None = None, description: str = "The server is going down.", *, force: bool = False
-    ) -> bool:
-        """Ask the client to connect again at its next key frame (Enhanced RTMP v2, "Reconnect Request").
 
-        Args:
-            tc_url: where to. None: the same address.
-            description: words for the user.
-            force: True asks also a client that did not announce that it understands.
+NOT_KNOWN: Final = Courtesy(None)
+"""How a command is answered that nobody has heard of."""
 
-        Returns:
-            Whether it was asked.
-        """
-        self._check_open()
-        if not force and not self.client_caps_ex & commands.CAPS_RECONNECT:
-            return False
-        more = {} if tc_url is None else {"tcUrl": tc_url}
-        self._send(commands.on_status(0, "status", commands.RECONNECT_REQUEST, words(description), **more))
-        return True
+UNPUBLISH_NOTIFICATION: Final = _notification("onFCUnpublish", commands.UNPUBLISH_SUCCESS, "Stopped publishing stream.")
 
-    # --------------------------------------------------------------------------------------------- publish
-
-    def accept_publish(self, stream_id: int) -> None:
-        """Let the client publish: Stream Begin and ``NetStream.Publish.Start``. Its media becomes events from now on.
-
-        Args:
-            stream_id: of the `PublishRequested`.
-        """
-        stream = self._find_stream(stream_id)
-        self._move_stream(stream, StreamInput.ACCEPT_PUBLISH)
-        self._user_control(EVENT_STREAM_BEGIN, stream)
-        self._status(stream, commands.PUBLISH_START, "Started publishing stream.")
-
-    def reject_publish(
-        self, stream_id: int, code: str = commands.PUBLISH_BAD_NAME, description: str = "The stream is taken."
-    ) -> None:
-        """Refuse a publish, or take the stream away from a client that is publishing.
-
-        Args:
-            stream_id: of the `PublishRequested`.
-            code: status code, for example ``NetStream.Publish.BadName`` or ``NetStream.Publish.Unauthorized``.
-            description: words for the user.
-        """
-        stream = self._find_stream(stream_id)
-        self._move_stream(stream, StreamInput.REJECT_PUBLISH)
-        self._drop_held(stream_id)
-        self._status(stream, code, description, "error")
-
-    # ------------------------------------------------------------------------------------------------ play
-
-    def accept_play(self, stream_id: int) -> None:
-        """Let the client play: Stream Begin, ``NetStream.Play.Reset`` (if asked for) and ``NetStream.Play.Start``.
-
-        There is no ``NetStream.Data.Start``: FFmpeg shows an extra data stream for it. A player that waits gets
-        ``NetStream.Play.PublishNotify`` instead, having got the others when it began to wait.
-
-        Args:
-            stream_id: of the `PlayRequested`.
-        """
-        stream = self._find_stream(stream_id)
-        if stream.state is StreamState.WAITING:
-            self.publish_notify(stream_id)
-            return
-        self._move_stream(stream, StreamInput.ACCEPT_PLAY)
-        self._start_play(stream)
-
-    def play_waiting(self, stream_id: int) -> None:
-        """Let the client wait for a publisher; it is told that playing has started, as nginx-rtmp and SRS do it.
-
-        Args:
-            stream_id: of the `PlayRequested`.
-        """
-        stream = self._find_stream(stream_id)
-        self._move_stream(stream, StreamInput.WAIT_PLAY)
-        self._start_play(stream)
-
-    def reject_play(
-        self, stream_id: int, code: str = commands.PLAY_NOT_FOUND, description: str = "There is no such stream."
-    ) -> None:
-        """Refuse a play, or end one that waits or plays.
-
-        Args:
-            stream_id: of the `PlayRequested`.
-            code: status code, for example ``NetStream.Play.StreamNotFound`` or ``NetStream.Play.Failed``.
-            description: words for the user.
-        """
-        stream = self._find_stream(stream_id)
-        self._move_stream(stream, StreamInput.REJECT_PLAY)
-        self._status(stream, code, description, "error")
-
-    def publish_notify(self, stream_id: int, *, send: bool = True) -> None:
-        """Tell a player that the stream is published (again): Stream Begin and ``NetStream.Play.PublishNotify``.
-
-        Args:
-            stream_id: message stream id.
-            send: False changes the state only: the player gets `commands.start_of_stream_bytes` from a shared log.
-        """
-        stream = self._find_stream(stream_id)
-        self._move_stream(stream, StreamInput.PUBLISH_NOTIFY)
-        if send:
-            self._tell_published(stream)
-
-    def unpublish_notify(self, stream_id: int, *, send: bool = True) -> None:
-        """Tell a player that the publisher left: Stream EOF and ``NetStream.Play.UnpublishNotify``; it waits then.
-
-        Args:
-            stream_id: message stream id.
-            send: False changes the state only: the player gets `commands.end_of_stream_bytes` from a shared log.
-        """
-        stream = self._find_stream(stream_id)
-        self._move_stream(stream, StreamInput.UNPUBLISH_NOTIFY)
-        if send:
-            self._tell_unpublished(stream)
-
-    def repeat_notify(self, stream_id: int) -> None:
-        """Tell a player again whether the stream is published: what a shared log had for it was lost."""
-        stream = self._find_stream(stream_id)
-        if stream.state is StreamState.WAITING:
-            self._tell_unpublished(stream)
-        else:
-            self._tell_published(stream)
-
-    def _tell_published(self, stream: MessageStream) -> None:
-        self._user_control(EVENT_STREAM_BEGIN, stream)
-        self._status(stream, commands.PLAY_PUBLISH_NOTIFY, "Stream is now published.")
-
-    def _tell_unpublished(self, stream: MessageStream) -> None:
-        self._user_control(EVENT_STREAM_EOF, stream)
-        self._status(stream, commands.PLAY_UNPUBLISH_NOTIFY, "Stream is now unpublished.")
-
-    # ------------------------------------------------------------------------------------------ any stream
-
-    def stream_eof(self, stream_id: int) -> None:
-        """Send Stream EOF: no more data until further notice (section 7.1.7)."""
-        self._user_control(EVENT_STREAM_EOF, self._find_stream(stream_id))
-
-    def stream_dry(self, stream_id: int) -> None:
-        """Send Stream Dry: the publisher has gone quiet (section 7.1.7)."""
-        self._user_control(EVENT_STREAM_DRY, self._find_stream(stream_id))
-
-    def limit_status(self, stream_id: int, limit: str, value: float, maximum: float) -> None:
-        """Tell the client which limit it went over; the state does not change, so close or reject afterwards.
-
-        Args:
-            stream_id: message stream id.
-            limit: name of the setting.
-            value: what was reached.
-            maximum: what is allowed.
-        """
-        stream = self._find_stream(stream_id)
-        code = commands.PLAY_FAILED if stream.state in PLAYER_STATES else commands.STREAM_FAILED
-        self._status(stream, code, commands.limit_description(limit, value, maximum), "error")
-
-    def send_data(self, stream_id: int, *values: Any) -> None:
-        """Send a data message (AMF0) to a client that publishes and has asked for it.
-
-        Args:
-            stream_id: message stream id.
-            values: its name and what follows, see `flowctl.rtmp.amf.amf0`.
-        """
-        stream = self._find_stream(stream_id)
-        self._send(Message(commands.STREAM_CSID, 0, TYPE_DATA_AMF0, stream.stream_id, amf0.encode(*values)))
-
-    def send_ping(self, now: float) -> None:
-        """Send a ping request; the answer becomes a `Pong` with the round trip time."""
-        self._check_open()
-        self._control.ping(now)
-
-    def _start_play(self, stream: MessageStream) -> None:
-        self._user_control(EVENT_STREAM_BEGIN, stream)
-        if stream.reset:
-            self._status(stream, commands.PLAY_RESET, "Playing and resetting stream.")
-        self._status(stream, commands.PLAY_START, "Started playing stream.")
-        if self._config.sample_access:
-            self._send(commands.sample_access(stream.stream_id))
+COURTESIES: Final[dict[str, Courtesy]] = {
+    # An encoder wants the name freed of its own last session; whose it is, publish decides.
+    "releaseStream": Courtesy(UNDEFINED),
+    # Flash Media Live Encoder waits for the notification.
+    "FCPublish": Courtesy(
+        UNDEFINED, _notification("onFCPublish", commands.PUBLISH_START, "Started publishing stream.")
+    ),
+    # Content networks asked for a subscription before play; librtmp sends it, nobody checks it.
+    "FCSubscribe": Courtesy(UNDEFINED, _notification("onFCSubscribe", commands.PLAY_START, "Started playing stream.")),
+    # What ends the stream is closeStream or deleteStream.
+    "FCUnsubscribe": Courtesy(
+        UNDEFINED, _notification("onFCUnsubscribe", commands.PLAY_STOP, "Stopped playing stream.")
+    ),
+    # 0 s long means live; FFmpeg asks before it plays.
+    "getStreamLength": Courtesy(0.0),
+    "_checkbw": Courtesy(None),
+    "checkBandwidth": Courtesy(None),
+}
+"""The commands that only want an answer, by name."""

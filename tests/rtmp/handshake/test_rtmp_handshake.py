@@ -11,7 +11,7 @@ from rtmp_chunk_peer import pieces
 
 from flowctl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from flowctl.rtmp.handshake.digest import CLIENT_KEY, SERVER_KEY, answer, find_digest, is_answer, with_digest
-from flowctl.rtmp.handshake.handshake import ClientHandshake, ServerHandshake
+from flowctl.rtmp.handshake.handshake import Handshake
 
 NOISE = bytes(range(256)) * 6
 SIMPLE_C1 = b"\0\0\4\xd2" + bytes(4) + NOISE[8:]
@@ -23,7 +23,7 @@ def digest_c1(schema: int) -> bytes:
     return with_digest(b"\0\0\4\xd2" + MODERN_VERSION + NOISE[8:], schema, CLIENT_KEY)[0]
 
 
-def refused(handshake: ServerHandshake | ClientHandshake, data: bytes) -> str:
+def refused(handshake: Handshake, data: bytes) -> str:
     """Return the code with which `data` is refused; afterwards nothing more is taken."""
     with pytest.raises(RemoteProtocolError) as caught:
         handshake.receive(data)
@@ -39,7 +39,7 @@ def refused(handshake: ServerHandshake | ClientHandshake, data: bytes) -> str:
 
 def test_simple_client_gets_its_c1_back_exactly():
     """S0 is the version, S1 our time, zero and noise, S2 all 1536 octets of C1: StreamLabs compares them."""
-    server = ServerHandshake(random.Random(1), epoch_ms=0x01020304)
+    server = Handshake.server(random.Random(1), epoch_ms=0x01020304)
     out = server.receive(b"\3" + SIMPLE_C1)
     assert len(out) == 1 + 1536 + 1536
     assert out[:9] == b"\3\1\2\3\4\0\0\0\0"
@@ -49,7 +49,7 @@ def test_simple_client_gets_its_c1_back_exactly():
 
 def test_handshake_is_done_with_the_last_octet_of_c2():
     """What follows C2 in the same piece is left for the chunk reader."""
-    server = ServerHandshake(random.Random(1))
+    server = Handshake.server(random.Random(1))
     s1 = server.receive(b"\3" + SIMPLE_C1)[1:1537]
     assert server.receive(s1[:-1]) == b""
     assert not server.done
@@ -61,7 +61,7 @@ def test_handshake_is_done_with_the_last_octet_of_c2():
 
 def test_c2_with_the_time_it_was_read_is_a_right_answer():
     """The specification puts the receiver's time into octets 4 to 8 of the echo."""
-    server = ServerHandshake(random.Random(1))
+    server = Handshake.server(random.Random(1))
     s1 = server.receive(b"\3" + SIMPLE_C1)[1:1537]
     server.receive(s1[:4] + b"\0\0\0\7" + s1[8:])
     assert server.verified is True
@@ -69,23 +69,23 @@ def test_c2_with_the_time_it_was_read_is_a_right_answer():
 
 def test_wrong_c2_is_noticed_and_tolerated():
     """Encoders that echo the wrong packet are in use."""
-    server = ServerHandshake(random.Random(1))
+    server = Handshake.server(random.Random(1))
     server.receive(b"\3" + SIMPLE_C1 + bytes(1536))
     assert (server.done, server.verified) == (True, False)
 
 
 def test_whole_client_side_in_one_piece_is_answered():
     """C0, C1, C2 and the first chunks at once: the client need not wait for us."""
-    server = ServerHandshake(random.Random(1))
+    server = Handshake.server(random.Random(1))
     assert len(server.receive(b"\3" + SIMPLE_C1 + NOISE + b"chunks")) == 3073
     assert (server.done, server.leftover) == (True, b"chunks")
 
 
 def test_noise_differs_between_connections_unless_it_is_given():
     """Two servers draw different noise; two with equal sources draw the same."""
-    first, second = (ServerHandshake().receive(b"\3" + SIMPLE_C1)[1:1537] for _ in range(2))
+    first, second = (Handshake.server().receive(b"\3" + SIMPLE_C1)[1:1537] for _ in range(2))
     assert first != second
-    first, second = (ServerHandshake(random.Random(5)).receive(b"\3" + SIMPLE_C1) for _ in range(2))
+    first, second = (Handshake.server(random.Random(5)).receive(b"\3" + SIMPLE_C1) for _ in range(2))
     assert first == second
 
 
@@ -96,7 +96,7 @@ def test_noise_differs_between_connections_unless_it_is_given():
 def test_digest_client_is_answered_in_its_schema(schema):
     """S1 carries our digest in the schema of C1, S2 ends with the HMAC that its digest keys."""
     c1 = digest_c1(schema)
-    server = ServerHandshake(random.Random(1), epoch_ms=77)
+    server = Handshake.server(random.Random(1), epoch_ms=77)
     out = server.receive(b"\3" + c1)
     s1, s2 = out[1:1537], out[1537:]
     client_digest, server_digest = find_digest(c1, CLIENT_KEY), find_digest(s1, SERVER_KEY)
@@ -125,7 +125,7 @@ def test_c1_with_a_version_but_no_right_digest_is_simple():
     """One octet changed: the digest is wrong, and the client is served as a simple one instead of refused."""
     c1 = bytearray(digest_c1(1))
     c1[1500] ^= 1
-    server = ServerHandshake(random.Random(1))
+    server = Handshake.server(random.Random(1))
     assert server.receive(b"\3" + bytes(c1))[1537:] == bytes(c1)
     assert server.style == "simple"
 
@@ -133,7 +133,7 @@ def test_c1_with_a_version_but_no_right_digest_is_simple():
 def test_digest_of_the_server_key_is_not_taken_from_a_client():
     """A reflected S1 is no C1."""
     s1, _ = with_digest(b"\0\0\0\1" + MODERN_VERSION + NOISE[8:], 0, SERVER_KEY)
-    server = ServerHandshake(random.Random(1))
+    server = Handshake.server(random.Random(1))
     server.receive(b"\3" + s1)
     assert server.style == "simple"
 
@@ -144,7 +144,7 @@ def test_digest_of_the_server_key_is_not_taken_from_a_client():
 @pytest.mark.parametrize("version", [0, 1, 2, 4, 5, 7, 10, 31])
 def test_unknown_version_is_answered_with_3(version):
     """Section 5.2.2: a server that does not recognise the version answers 3, and the client decides."""
-    out = ServerHandshake(random.Random(1)).receive(bytes([version]) + SIMPLE_C1)
+    out = Handshake.server(random.Random(1)).receive(bytes([version]) + SIMPLE_C1)
     assert out[0] == 3
     assert out[1537:] == SIMPLE_C1
 
@@ -152,18 +152,18 @@ def test_unknown_version_is_answered_with_3(version):
 @pytest.mark.parametrize("first", [6, 8, 9])
 def test_encrypted_rtmp_is_refused_at_its_first_octet(first):
     """RTMPE would encrypt what follows."""
-    assert refused(ServerHandshake(), bytes([first])) == "rtmpe"
+    assert refused(Handshake.server(), bytes([first])) == "rtmpe"
 
 
 def test_tls_on_the_plain_port_is_named():
     """0x16 is the first octet of a TLS handshake record."""
-    assert refused(ServerHandshake(), b"\x16\3\1\2\0") == "tls-on-plain-port"
+    assert refused(Handshake.server(), b"\x16\3\1\2\0") == "tls-on-plain-port"
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n", b" ", b"\xff", b"SSH-2.0"])
 def test_other_protocols_are_refused_at_their_first_octet(data):
     """No need to wait for 1537 octets that never come."""
-    assert refused(ServerHandshake(), data) == "not-rtmp"
+    assert refused(Handshake.server(), data) == "not-rtmp"
 
 
 # ------------------------------------------------------------------------------------------------- real-IP prefix
@@ -171,7 +171,7 @@ def test_other_protocols_are_refused_at_their_first_octet(data):
 
 def test_real_ip_prefix_is_refused():
     """Otherwise every client could choose its address; that of a trusted proxy is read before the handshake."""
-    assert refused(ServerHandshake(), b"\xf3\0\4\xc0\0\2\7\3") == "real-ip-prefix"
+    assert refused(Handshake.server(), b"\xf3\0\4\xc0\0\2\7\3") == "real-ip-prefix"
 
 
 # ------------------------------------------------------------------------------------------------- client
@@ -180,7 +180,7 @@ def test_real_ip_prefix_is_refused():
 @pytest.mark.parametrize("style", ["simple", "digest"])
 def test_our_client_and_our_server_agree(style):
     """Both ends take the other for what it is, and both answers are right."""
-    client, server = ClientHandshake(style, random.Random(1), epoch_ms=5), ServerHandshake(random.Random(2))
+    client, server = Handshake.client(style, random.Random(1), epoch_ms=5), Handshake.server(random.Random(2))
     out = client.start()
     assert out[:5] == b"\3\0\0\0\5"
     c2 = client.receive(server.receive(out))
@@ -191,7 +191,7 @@ def test_our_client_and_our_server_agree(style):
 
 def test_client_answers_as_soon_as_s1_is_there():
     """C2 does not wait for S2; the handshake does."""
-    client = ClientHandshake(rng=random.Random(1))
+    client = Handshake.client(rng=random.Random(1))
     c1 = client.start()[1:]
     assert client.receive(b"\3" + NOISE) == NOISE
     assert not client.done
@@ -201,7 +201,7 @@ def test_client_answers_as_soon_as_s1_is_there():
 
 def test_digest_client_falls_back_to_a_server_without_digest():
     """S1 without digest: the answer is its echo, and the style says so."""
-    client = ClientHandshake("digest", random.Random(1))
+    client = Handshake.client("digest", random.Random(1))
     c1 = client.start()[1:]
     assert client.receive(b"\3" + NOISE + c1) == NOISE
     assert (client.style, client.done, client.verified) == ("simple", True, True)
@@ -213,14 +213,14 @@ def test_digest_client_falls_back_to_a_server_without_digest():
 )
 def test_client_refuses_another_protocol(first, code):
     """A server must answer version 3."""
-    client = ClientHandshake()
+    client = Handshake.client()
     client.start()
     assert refused(client, first) == code
 
 
 def test_client_goes_first_and_once():
     """start() before receive(), and not twice."""
-    client = ClientHandshake()
+    client = Handshake.client()
     with pytest.raises(LocalProtocolError, match="start"):
         client.receive(b"\3")
     client.start()
@@ -231,7 +231,7 @@ def test_client_goes_first_and_once():
 def test_client_style_is_checked():
     """Two styles, named in the error."""
     with pytest.raises(ConfigError, match="style is 'rtmpe', allowed is 'simple' or 'digest'"):
-        ClientHandshake("rtmpe")
+        Handshake.client("rtmpe")
 
 
 # ------------------------------------------------------------------------------------------------- pieces
@@ -246,12 +246,12 @@ def test_client_style_is_checked():
 def test_handshake_does_not_depend_on_the_pieces(seed, longest, style):
     """Both directions cut anywhere give the same octets and the same end."""
     rng = random.Random(seed)
-    client, server = ClientHandshake(style, random.Random(1)), ServerHandshake(random.Random(2))
+    client, server = Handshake.client(style, random.Random(1)), Handshake.server(random.Random(2))
     reply = b"".join(map(server.receive, pieces(client.start(), rng, longest)))
     c2 = b"".join(map(client.receive, pieces(reply, rng, longest)))
     assert b"".join(map(server.receive, pieces(c2, rng, longest))) == b""
-    whole = ServerHandshake(random.Random(2))
-    assert whole.receive(ClientHandshake(style, random.Random(1)).start()) == reply
+    whole = Handshake.server(random.Random(2))
+    assert whole.receive(Handshake.client(style, random.Random(1)).start()) == reply
     assert (client.verified, server.verified, client.leftover, server.leftover) == (True, True, b"", b"")
 
 
@@ -259,7 +259,7 @@ def test_handshake_does_not_depend_on_the_pieces(seed, longest, style):
 @given(data=st.binary(max_size=4000))
 def test_server_takes_or_refuses_any_input(data):
     """Whatever comes, it is answered with nothing, with one reply, or with a refusal."""
-    server = ServerHandshake(random.Random(1))
+    server = Handshake.server(random.Random(1))
     try:
         out = server.receive(data)
     except RemoteProtocolError:
