@@ -10,7 +10,7 @@ again. Letters of all scripts stay as they are, and so do blanks of any width an
 from __future__ import annotations
 
 import unicodedata
-from typing import Final
+from typing import Any, Final
 
 _UNFIT_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Categories of Unicode that a terminal acts on: control and format characters (marks of direction are such), halves
@@ -31,6 +31,20 @@ def printable(text: str, *, lines: bool = False) -> str:
         return text
     kept = "\n\t" if lines else ""
     return "".join(_escape(char) if _is_unfit(char) and char not in kept else char for char in text)
+
+
+def foreign(text: Any, most: int = 200) -> str:
+    """Return a foreign text on one line, fit for a terminal and for HTML: without control characters, not too long.
+
+    What a server says may hold escape sequences, marks that turn the direction of writing, or a megabyte.
+
+    Args:
+        text: anything; taken as a string.
+        most: characters left of it.
+    """
+    whole = " ".join(str(text)[: most * 4 + 100].split())
+    shown = printable(whole)
+    return shown if len(shown) <= most else shown[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _is_unfit(char: str) -> bool:

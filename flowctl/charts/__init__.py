@@ -1,4 +1,4 @@
-"""Charts and pages that stand alone: SVG and style sheets, for load tester and pipeline.
+"""Charts and pages that stand alone: SVG and style sheets, for load tester, pipeline and benches.
 
-Begin with `svg.py`.
+Begin with `page.py`.
 """

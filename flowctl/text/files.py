@@ -11,10 +11,9 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.printable import printable
 
 _HINT: Final = "check that the disk has room and the folder is writable"
 
@@ -95,17 +94,3 @@ def write_text(path: Path, text: str) -> None:
     """
     with replacing(path) as temporary:
         temporary.write_text(text, "utf-8")
-
-
-def foreign(text: Any, most: int = 200) -> str:
-    """Return a foreign text on one line, fit for a terminal and for HTML: without control characters, not too long.
-
-    What a server says may hold escape sequences, marks that turn the direction of writing, or a megabyte.
-
-    Args:
-        text: anything; taken as a string.
-        most: characters left of it.
-    """
-    whole = " ".join(str(text)[: most * 4 + 100].split())
-    shown = printable(whole)
-    return shown if len(shown) <= most else shown[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"

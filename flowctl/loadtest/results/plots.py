@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.charts.svg import Chart, Point, Series, highest, last, plain, thin
+from flowctl.charts.page import Figure
+from flowctl.charts.pictures import Lines, Point, Series, highest, last, thin
 from flowctl.loadtest.results.figures import RunFigures, format_value
 from flowctl.loadtest.results.result import PeerKind, PeerResult, RunResult, Sample
 from flowctl.loadtest.results.scope import quantile, weighted_quantiles
-from flowctl.text.files import foreign
+from flowctl.printable import foreign
 
 _MOST_LINES: Final = 6
 _OTHERS_COLOUR: Final = 7
@@ -27,6 +28,9 @@ _SHARES: Final = (0.5, 0.95, 0.99, 1.0)
 
 _CURVE: Final = tuple(place / 200 for place in range(201))
 """Of a distribution in a plot."""
+
+
+_TIME: Final = "seconds of the run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +46,6 @@ class Line:
     label: str
     colour: int
     profiles: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A chart with what it says in words, and its figures as a table.
-
-    Args:
-        chart: what is drawn.
-        heads: of the columns.
-        rows: of the table.
-    """
-
-    chart: Chart
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def lines_of(figures: RunFigures) -> list[Line]:
@@ -76,7 +65,7 @@ def lines_of(figures: RunFigures) -> list[Line]:
     return found
 
 
-def plots_of(figures: RunFigures) -> list[Plot]:
+def plots_of(figures: RunFigures) -> list[Figure]:
     """Return the plots of a run, without those that would be empty."""
     lines = lines_of(figures)
     made = [
@@ -90,7 +79,7 @@ def plots_of(figures: RunFigures) -> list[Plot]:
         _processor(figures.result),
         _memory(figures.result),
     ]
-    return [plot for plot in made if not plot.chart.empty]
+    return [plot for plot in made if not plot.picture.empty]
 
 
 def _count(value: float) -> str:
@@ -112,7 +101,7 @@ def _summed(samples: Sequence[Sample], name: str, profiles: frozenset[str]) -> l
     return _over_time(samples, value, worst=False)
 
 
-def _playing(result: RunResult, lines: Sequence[Line]) -> Plot:
+def _playing(result: RunResult, lines: Sequence[Line]) -> Figure:
     everybody = frozenset[str]().union(*(line.profiles for line in lines))
     connected = Series("all connected", _summed(result.samples, "connected", everybody), 0, steps=True)
     playing = [
@@ -126,23 +115,16 @@ def _playing(result: RunResult, lines: Sequence[Line]) -> Plot:
         if series.points
     ]
     most = rows[0][1] if rows else "0"
-    chart = Chart(
+    chart = Lines(
         name="playing",
         title="How many were connected, and how many of each profile got frames?",
         description=f"At most {most} peers were connected at the same time.",
         series=[connected, *playing],
-        x_label="seconds of the run",
+        x_label=_TIME,
         y_label="peers",
         y_text=_count,
     )
-    return Plot(chart, ("line", "most", "at the end"), rows)
-
-
-def _shares(values: Sequence[float], *, least: float) -> list[Point]:
-    """Return the distribution of sorted values as points (value, percent that are not above it)."""
-    if not values:
-        return []
-    return [(max(quantile(values, share) or 0.0, least), share * 100) for share in _CURVE]
+    return Figure(chart, ("line", "most", "at the end"), rows)
 
 
 def _percent(value: float) -> str:
@@ -153,31 +135,59 @@ def _ms(value: float | None) -> str:
     return format_value(value, "ms")
 
 
-def _delays(figures: RunFigures, lines: Sequence[Line]) -> Plot:
+_Sampled = Sequence[tuple[Sequence[float], float]]
+"""Samples of values, with what each value weighs."""
+
+
+def _spread(
+    name: str, title: str, labels: tuple[str, str], found: Sequence[tuple[Line, _Sampled]], *, counted: bool = False
+) -> Figure:
+    """Return how times are spread for each line: what percentage is not above which.
+
+    Args:
+        name: see `Lines`.
+        title: see `Lines`.
+        labels: of x and y; see `Lines`.
+        found: the times of each line, in ms.
+        counted: whether the table says how many there are.
+    """
     series, rows = [], []
-    for line in lines:
-        crowds = [sample for profile in sorted(line.profiles) for sample in figures.crowd(profile).delays]
-        if not crowds:
-            continue
-        values = weighted_quantiles(crowds, _CURVE)
-        points = [(max(value, _LEAST_MS), share * 100) for value, share in zip(values, _CURVE, strict=True)]
-        series.append(Series(line.label, points, line.colour))
-        rows.append([line.label, *map(_ms, weighted_quantiles(crowds, _SHARES))])
-    chart = Chart(
-        name="delays",
-        title="How late did frames come?",
-        description=". ".join(f"{row[0]}: half within {row[1]}, 99 percent within {row[3]}" for row in rows),
+    for line, samples in found:
+        curve = zip(weighted_quantiles(samples, _CURVE), _CURVE, strict=True)
+        series.append(Series(line.label, [(max(value, _LEAST_MS), share * 100) for value, share in curve], line.colour))
+        count = [_count(sum(len(values) for values, _ in samples))] if counted else []
+        rows.append([line.label, *count, *map(_ms, weighted_quantiles(samples, _SHARES))])
+    lines = Lines(
+        name=name,
+        title=title,
+        description=". ".join(f"{row[0]}: half within {row[-4]}, 99 percent within {row[-2]}" for row in rows),
         series=series,
-        x_label="delay in ms",
-        y_label="frames that came within it",
+        x_label=labels[0],
+        y_label=labels[1],
         x_log=True,
         y_top=100,
         y_text=_percent,
     )
-    return Plot(chart, ("profile", "median", "p95", "p99", "largest"), rows)
+    return Figure(lines, ("profile", *(("viewers",) if counted else ()), "median", "p95", "p99", "longest"), rows)
 
 
-def _delays_over_time(result: RunResult) -> Plot:
+def _delays(figures: RunFigures, lines: Sequence[Line]) -> Figure:
+    crowds = [[sample for name in sorted(line.profiles) for sample in figures.crowd(name).delays] for line in lines]
+    found = [(line, samples) for line, samples in zip(lines, crowds, strict=True) if samples]
+    return _spread("delays", "How late did frames come?", ("delay in ms", "frames that came within it"), found)
+
+
+def _first_frames(figures: RunFigures, lines: Sequence[Line]) -> Figure:
+    found = []
+    for line in lines:
+        times = [peer.first_frame_s * 1000 for peer in _peers(figures, line) if peer.first_frame_s is not None]
+        if times:
+            found.append((line, [(times, 1.0)]))
+    title = "How long did a viewer wait for its first frame?"
+    return _spread("first-frames", title, ("ms from the begin of connecting", "viewers"), found, counted=True)
+
+
+def _delays_over_time(result: RunResult) -> Figure:
     series = [
         Series("99 % within", _over_time(result.samples, lambda sample: sample.delay_p99_ms, worst=True), 6),
         Series("half within", _over_time(result.samples, lambda sample: sample.delay_p50_ms, worst=True), 1),
@@ -187,45 +197,22 @@ def _delays_over_time(result: RunResult) -> Plot:
         for item in series
         if (ys := sorted(y for _, y in item.points))
     ]
-    chart = Chart(
+    chart = Lines(
         name="delays-over-time",
         title="Did the delay of healthy viewers change?",
         description=". ".join(f"{row[0]} {row[1]} in the median second, {row[2]} in the worst" for row in rows),
         series=series,
-        x_label="seconds of the run",
+        x_label=_TIME,
         y_label="delay in ms",
-        x_text=plain,
     )
-    return Plot(chart, ("of the frames of a second", "median second", "worst second"), rows)
-
-
-def _first_frames(figures: RunFigures, lines: Sequence[Line]) -> Plot:
-    series, rows = [], []
-    for line in lines:
-        peers = _peers(figures, line)
-        times = sorted(peer.first_frame_s * 1000 for peer in peers if peer.first_frame_s is not None)
-        if times:
-            series.append(Series(line.label, _shares(times, least=_LEAST_MS), line.colour))
-            rows.append([line.label, _count(len(times)), *(_ms(quantile(times, share)) for share in _SHARES)])
-    chart = Chart(
-        name="first-frames",
-        title="How long did a viewer wait for its first frame?",
-        description=". ".join(f"{row[0]}: half within {row[2]}, all within {row[5]}" for row in rows),
-        series=series,
-        x_label="ms from the begin of connecting",
-        y_label="viewers",
-        x_log=True,
-        y_top=100,
-        y_text=_percent,
-    )
-    return Plot(chart, ("profile", "viewers", "median", "p95", "p99", "longest"), rows)
+    return Figure(chart, ("of the frames of a second", "median second", "worst second"), rows)
 
 
 def _peers(figures: RunFigures, line: Line) -> list[PeerResult]:
     return [peer for profile in sorted(line.profiles) for peer in figures.crowd(profile).peers]
 
 
-def _cuts(figures: RunFigures, lines: Sequence[Line]) -> Plot:
+def _cuts(figures: RunFigures, lines: Sequence[Line]) -> Figure:
     series, rows = [], []
     for line in lines:
         times = sorted(peer.ended_s for peer in _peers(figures, line) if peer.cut and peer.ended_s is not None)
@@ -234,23 +221,23 @@ def _cuts(figures: RunFigures, lines: Sequence[Line]) -> Plot:
             points = [*thin(points, last), (max(figures.result.duration_s, times[-1]), float(len(times)))]
             series.append(Series(line.label, points, line.colour, steps=True))
             rows.append([line.label, _count(len(times)), *(f"{quantile(times, share):.1f} s" for share in (0, 0.5, 1))])
-    chart = Chart(
+    chart = Lines(
         name="cuts",
         title="When did the server cut peers?",
         description=". ".join(f"{row[0]}: {row[1]} cut, the first at {row[2]}, the last at {row[4]}" for row in rows),
         series=series,
-        x_label="seconds of the run",
+        x_label=_TIME,
         y_label="peers cut so far",
         y_text=_count,
     )
-    return Plot(chart, ("profile", "cut", "first", "median", "last"), rows)
+    return Figure(chart, ("profile", "cut", "first", "median", "last"), rows)
 
 
 _WINDOW: Final = 5
 """Seconds of a share: of a group of pictures that is cut, the loss is known when the next one begins."""
 
 
-def _pictures(figures: RunFigures, lines: Sequence[Line]) -> Plot:
+def _pictures(figures: RunFigures, lines: Sequence[Line]) -> Figure:
     samples = figures.result.samples
     series, rows = [], []
     for line in lines:
@@ -275,39 +262,39 @@ def _pictures(figures: RunFigures, lines: Sequence[Line]) -> Plot:
             # As in the table of profiles: a star where peers stopped reading, for what they measured before.
             star = "*" if any(peer.stopped_reading_s is not None for peer in _peers(figures, line)) else ""
             rows.append([line.label, *(f"{_percent(share)}{star}" for share in shares)])
-    chart = Chart(
+    chart = Lines(
         name="pictures",
         title="What share of the pictures did viewers see?",
         description=". ".join(f"{row[0]}: {row[1]} of the pictures, {row[3]} in the worst {_WINDOW} s" for row in rows),
         series=series,
-        x_label="seconds of the run",
+        x_label=_TIME,
         y_label=f"of the pictures of {_WINDOW} s",
         y_top=100,
         y_text=_percent,
     )
-    return Plot(chart, ("profile", "of all", f"median {_WINDOW} s", f"worst {_WINDOW} s"), rows)
+    return Figure(chart, ("profile", "of all", f"median {_WINDOW} s", f"worst {_WINDOW} s"), rows)
 
 
-def _missing(result: RunResult, lines: Sequence[Line]) -> Plot:
+def _missing(result: RunResult, lines: Sequence[Line]) -> Figure:
     series = []
     for line in lines:
         points = _summed(result.samples, "missing", line.profiles)
         if any(count for _, count in points):
             series.append(Series(line.label, points, line.colour, steps=True))
     rows = [[item.label, _count(item.points[-1][1])] for item in series]
-    chart = Chart(
+    chart = Lines(
         name="missing",
         title="When did viewers lose frames?",
         description=". ".join(f"{row[0]}: {row[1]} frames missing" for row in rows),
         series=series,
-        x_label="seconds of the run",
+        x_label=_TIME,
         y_label="missing so far",
         y_text=_count,
     )
-    return Plot(chart, ("profile", "frames missing"), rows)
+    return Figure(chart, ("profile", "frames missing"), rows)
 
 
-def _processor(result: RunResult) -> Plot:
+def _processor(result: RunResult) -> Figure:
     # Quiet, since it is the server that is asked about: but a tester at its limit explains every delay.
     load = Series("load tester", _over_time(result.samples, lambda sample: sample.load_cpu_percent, worst=True), 0)
     server = Series("server", _over_time(result.samples, lambda sample: sample.server_cpu_percent, worst=True), 1)
@@ -316,19 +303,19 @@ def _processor(result: RunResult) -> Plot:
         for item in (server, load)
         if (ys := sorted(y for _, y in item.points))
     ]
-    chart = Chart(
+    chart = Lines(
         name="processor",
         title="How busy were server and load tester?",
         description=". ".join(f"{row[0]}: {row[1]} of a core in the median second, {row[2]} at most" for row in rows),
         series=[load, server],
-        x_label="seconds of the run",
+        x_label=_TIME,
         y_label="of one core",
         y_text=_percent,
     )
-    return Plot(chart, ("process", "median second", "busiest second"), rows)
+    return Figure(chart, ("process", "median second", "busiest second"), rows)
 
 
-def _memory(result: RunResult) -> Plot:
+def _memory(result: RunResult) -> Figure:
     def size(sample: Sample) -> float | None:
         return None if sample.server_rss_bytes is None else sample.server_rss_bytes / 1e6
 
@@ -336,15 +323,15 @@ def _memory(result: RunResult) -> Plot:
     base = result.server_base_rss_bytes
     before = [] if base is None or not points else [(points[0][0], base / 1e6), (points[-1][0], base / 1e6)]
     rows = [[name, f"{value:,.1f} MB"] for name, value in _memory_figures(points, base)]
-    chart = Chart(
+    chart = Lines(
         name="memory",
         title="How much memory did the server take?",
         description=". ".join(": ".join(row) for row in rows),
         series=[Series("before the run", before, 0), Series("server", points, 1)] if points else [],
-        x_label="seconds of the run",
+        x_label=_TIME,
         y_label="resident memory in MB",
     )
-    return Plot(chart, ("resident memory", "MB"), rows)
+    return Figure(chart, ("resident memory", "MB"), rows)
 
 
 def _memory_figures(points: Sequence[Point], base: int | None) -> list[tuple[str, float]]:

@@ -1,20 +1,15 @@
-"""A load run as one HTML page that stands alone: no script, no request, light and dark, readable without its pictures.
-
-Everything that is not ours is escaped, and the page forbids itself to load or run anything (its content security
-policy), so that what a server said can do nothing but be read.
-"""
+"""A load run as one HTML page: what failed, the few figures one looks for first, the plots, and who was worst off."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
-from flowctl.charts.style import STYLE
-from flowctl.charts.svg import colour, draw
+from flowctl.charts.page import Html, page, table, text, tiles
+from flowctl.charts.page import figures as figure_boxes
 from flowctl.loadtest.results.failon import Verdict
 from flowctl.loadtest.results.figures import FIGURES, RunFigures, format_value
-from flowctl.loadtest.results.plots import Plot, plots_of
+from flowctl.loadtest.results.plots import plots_of
 from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult, RunResult
 from flowctl.loadtest.results.summary import (
     cell,
@@ -25,7 +20,6 @@ from flowctl.loadtest.results.summary import (
     reading_notes,
     what_failed,
 )
-from flowctl.text.files import foreign
 from flowctl.units import format_duration
 
 _WORST: Final = 20
@@ -56,11 +50,6 @@ _PROFILE_FIGURES: Final = (
 )
 
 
-def text(value: Any, most: int = 200) -> str:
-    """Return anything as text of the page."""
-    return html.escape(foreign(value, most))
-
-
 def render(result: RunResult, verdicts: Sequence[Verdict] = ()) -> str:
     """Return the page.
 
@@ -73,27 +62,14 @@ def render(result: RunResult, verdicts: Sequence[Verdict] = ()) -> str:
         _header(result),
         _verdicts(result, verdicts),
         _tiles(figures),
-        _plots(plots_of(figures)),
+        figure_boxes(plots_of(figures)),
         _profiles(figures),
         _hostile(result),
         _cuts(result),
         _worst(result),
         f"<footer><p>{_FOOTER}{_clock(result)}</p></footer>",
     ]
-    return "\n".join([*_head(result), *(part for part in body if part), "</main></body></html>", ""])
-
-
-def _head(result: RunResult) -> list[str]:
-    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    return [
-        "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        f"<title>Load test of {text(result.url)}</title>",
-        f"<style>{STYLE}</style></head><body><main>",
-    ]
+    return page(f"Load test of {result.url}", body)
 
 
 def _clock(result: RunResult) -> str:
@@ -158,7 +134,7 @@ def _tiles(figures: RunFigures) -> str:
     scope = "healthy" if any(kind is PeerKind.HEALTHY for kind in figures.kinds.values()) else "viewers"
     viewers = figures.crowd("viewers").peers
     played = sum(peer.first_frame_s is not None for peer in viewers)
-    tiles = [("connections of viewers that got frames", f"{played:,} of {len(viewers):,}")] if viewers else []
+    shown = [("connections of viewers that got frames", f"{played:,} of {len(viewers):,}")] if viewers else []
     wanted = [
         (f"delay of {scope} ones, median", "p50_ms", scope),
         (f"delay of {scope} ones, p99", "p99_ms", scope),
@@ -171,40 +147,16 @@ def _tiles(figures: RunFigures) -> str:
     for label, name, where in wanted:
         value = figures.value(name, where)
         if value is not None:
-            tiles.append((label, format_value(value, FIGURES[name].unit)))
+            shown.append((label, format_value(value, FIGURES[name].unit)))
     hostile = hostile_rows(figures.result)
     if hostile:
         judged = [row for row in hostile if row["failed"] or row["met"]]
         held = sum(not row["failed"] for row in judged)
-        shown = f"{held} of {len(judged)}" if judged else "none judged"
+        withstood = f"{held} of {len(judged)}" if judged else "none judged"
         if judged and len(hostile) > len(judged):
-            shown += f", {len(hostile) - len(judged)} without a verdict"
-        tiles.append(("hostile profiles withstood", shown))
-    items = (f"<div><dt>{text(label)}</dt><dd>{text(value)}</dd></div>" for label, value in tiles)
-    return f'<dl class="tiles">{"".join(items)}</dl>' if tiles else ""
-
-
-def _plots(plots: Sequence[Plot]) -> str:
-    return f'<div class="plots">{"".join(map(_plot, plots))}</div>' if plots else ""
-
-
-def _plot(plot: Plot) -> str:
-    series = [item for item in plot.chart.series if item.points]
-    # A single line has its legend too: which profile it is of is not in the title.
-    keys = "".join(f'<li><i style="background:{colour(item.colour)}"></i>{text(item.label)}</li>' for item in series)
-    legend = f'<ul class="legend">{keys}</ul>'
-    table = _table(plot.heads, [[text(cell) for cell in row] for row in plot.rows])
-    figures = f"<details><summary>As figures</summary>{table}</details>" if plot.rows else ""
-    return f"<section><h2>{text(plot.chart.title)}</h2>{legend}{draw(plot.chart)}{figures}</section>"
-
-
-def _table(heads: Iterable[str], rows: Iterable[Sequence[str]], *, kind: str = "figures") -> str:
-    """Return a table; the cells of `rows` are HTML already, the first one of a row is its head."""
-    head = "".join(f'<th scope="col">{text(name)}</th>' for name in heads)
-    lines = "".join(
-        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>' for row in rows
-    )
-    return f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+            withstood += f", {len(hostile) - len(judged)} without a verdict"
+        shown.append(("hostile profiles withstood", withstood))
+    return tiles(shown)
 
 
 def _profiles(figures: RunFigures) -> str:
@@ -215,24 +167,24 @@ def _profiles(figures: RunFigures) -> str:
         ]
         for profile in figures.kinds
     ]
-    table = _table(["profile", *(head for head, _ in _PROFILE_FIGURES)], rows)
+    shown = table(["profile", *(head for head, _ in _PROFILE_FIGURES)], rows)
     notes = "".join(f"<p>{text(note)}</p>" for note in reading_notes(figures))
-    return f"<section><h2>What each profile saw</h2>{table}{notes}</section>" if rows else ""
+    return f"<section><h2>What each profile saw</h2>{shown}{notes}</section>" if rows else ""
 
 
 def _hostile(result: RunResult) -> str:
     rows = []
     for row in hostile_rows(result):
         if row["failed"]:
-            verdict = f'<b class="no">✕ {row["failed"]} of {row["peers"]} not</b>'
+            verdict = Html(f'<b class="no">✕ {row["failed"]} of {row["peers"]} not</b>')
         elif row["met"]:
-            verdict = '<b class="yes">✓ withstood</b>'
+            verdict = Html('<b class="yes">✓ withstood</b>')
         else:
-            verdict = "no verdict"
-        seen = "<br>".join(text(line, 300) for line in (*row["forms"], row["notes"]) if line)
+            verdict = text("no verdict")
+        seen = Html("<br>".join(text(line, 300) for line in (*row["forms"], row["notes"]) if line))
         rows.append([text(row["profile"], 40), verdict, text(hostile_ends(row)), seen])
-    table = _table(["profile", "the server", "how they ended", "what was seen"], rows, kind="words")
-    return f"<section><h2>Did the server withstand hostile peers?</h2>{table}</section>" if rows else ""
+    shown = table(["profile", "the server", "how they ended", "what was seen"], rows, kind="words")
+    return f"<section><h2>Did the server withstand hostile peers?</h2>{shown}</section>" if rows else ""
 
 
 def _cuts(result: RunResult) -> str:
@@ -251,8 +203,8 @@ def _cuts(result: RunResult) -> str:
             ]
         )
     heads = ("profile", "peers", "how", "after (median)", "code", "in words")
-    table = _table(heads, rows, kind="words")
-    return f"<section><h2>How did the server end connections?</h2>{table}</section>" if rows else ""
+    shown = table(heads, rows, kind="words")
+    return f"<section><h2>How did the server end connections?</h2>{shown}</section>" if rows else ""
 
 
 def _trouble(peer: PeerResult) -> tuple[bool, int, int, float]:
@@ -291,6 +243,6 @@ def _worst(result: RunResult) -> str:
         for peer in sorted(troubled, key=_trouble, reverse=True)[:_WORST]
     ]
     heads = ("peer", "profile", "address", "missing", "broken", "stalls", "delay p99", "first frame", "there for")
-    table = _table([*heads, "end", "in words"], rows, kind="words")
+    shown = table([*heads, "end", "in words"], rows, kind="words")
     note = f"<p>The {len(rows)} worst of {len(troubled):,} viewers that lost frames, waited, or were cut.</p>"
-    return f"<section>{title}{note}{table}</section>"
+    return f"<section>{title}{note}{shown}</section>"

@@ -15,7 +15,7 @@ from flowctl.loadtest.results.failon import Verdict
 from flowctl.loadtest.results.figures import FIGURES, RunFigures, as_dict, format_value, run_figures
 from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult, RunResult
 from flowctl.loadtest.results.scope import quantile
-from flowctl.text.files import foreign
+from flowctl.printable import foreign
 from flowctl.units import format_duration
 
 _MOST_GROUPS: Final = 50

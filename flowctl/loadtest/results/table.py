@@ -18,7 +18,7 @@ from rich.table import Table
 
 from flowctl.loadtest.results.result import Sample
 from flowctl.log import use_colours
-from flowctl.text.files import foreign
+from flowctl.printable import foreign
 from flowctl.text.output import say
 from flowctl.units import format_bit_rate, format_duration, format_size
 

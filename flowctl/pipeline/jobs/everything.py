@@ -24,8 +24,8 @@ from flowctl.pipeline.spark.session import mapped_errors
 from flowctl.pipeline.tables.accounts import JobResult
 from flowctl.pipeline.tables.banfile import BANS_FILE, locked, read_bans
 from flowctl.pipeline.tables.place import Place
+from flowctl.printable import foreign
 from flowctl.server.bans import merge_bans, render
-from flowctl.text.files import foreign
 
 Runner = Callable[[SparkSession, str, str, Any], JobResult]
 

@@ -37,8 +37,8 @@ from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, audiences_of, default
 from flowctl.pipeline.whatif.recommend import BALANCED_WORDS, Pick, costs, mark_front, parse_objective, recommend
 from flowctl.pipeline.whatif.sample import bounded
 from flowctl.pipeline.whatif.viewers import ALL_CHOICES, DAMAGED, HONEST_SHARE, NO_VIEWER, VIEWERS_DDL, evaluated
+from flowctl.printable import foreign
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
-from flowctl.text.files import foreign
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flowctl.charts.shapes import MOST_BARS, Bar, Bars, Dot, Dots
-from flowctl.charts.svg import Chart, Series
+from flowctl.charts.page import Figure
+from flowctl.charts.pictures import MOST_BARS, Bar, Bars, Dot, Dots, Lines, Series
 from flowctl.pipeline.report.answers import left_out, missing, plural
 from flowctl.pipeline.report.data import Cut, ReportData, Row, number
-from flowctl.pipeline.report.pictures import Picture, count, ms, percent, seconds, size, words
+from flowctl.pipeline.report.pictures import count, ms, percent, seconds, size, words
 
 _PRESENT: Final = "in force"
 _RECOMMENDED: Final = "recommended"
@@ -46,7 +46,7 @@ def first_of(row: Row, *names: str) -> Any:
 # ------------------------------------------------------------------------------------------------ limits
 
 
-def front(data: ReportData) -> Picture | None:
+def front(data: ReportData) -> Figure | None:
     """Return the choices of limits: disconnects against delay, memory as the size of a dot; None: there are none."""
     rows = () if data.choices is None else data.choices.rows
     dots = [dot for row in rows if (dot := _dot(row)) is not None]
@@ -70,7 +70,7 @@ def front(data: ReportData) -> Picture | None:
         (_PRESENT, "var(--s4)"),
         (_RECOMMENDED, "var(--s3)"),
     ]
-    return Picture(shape, legend, (), (), "The area of a dot is the memory that the choice needs.")
+    return Figure(shape, legend=legend, note="The area of a dot is the memory that the choice needs.")
 
 
 def _dot(row: Row) -> Dot | None:
@@ -200,7 +200,7 @@ def _dropped(row: Row) -> str:
 # ------------------------------------------------------------------------------------------------ abuse
 
 
-def score_bars(data: ReportData) -> Picture | None:
+def score_bars(data: ReportData) -> Figure | None:
     """Return the highest scores; None: nobody has any."""
     rows = () if data.scores is None else data.scores.rows
     scored = [row for row in rows if (number(row.get("score")) or 0.0) > 0]
@@ -217,7 +217,7 @@ def score_bars(data: ReportData) -> Picture | None:
     ]
     said = ". ".join(f"{bar.label}: {bar.text}" for bar in bars)
     shape = Bars(name="scores", title="Who behaved worst?", description=said, bars=bars)
-    return Picture(shape, [("on the ban list", "var(--s6)"), ("not on it", "var(--quiet)")], (), ())
+    return Figure(shape, legend=[("on the ban list", "var(--s6)"), ("not on it", "var(--quiet)")])
 
 
 def _who(row: Row) -> Any:
@@ -322,7 +322,7 @@ def carries(data: ReportData) -> str:
     return f"{said}." if error is None else f"{said}; against a real load test the error was {percent(abs(error))}."
 
 
-def capacity_curve(data: ReportData) -> Picture | None:
+def capacity_curve(data: ReportData) -> Figure | None:
     """Return how busy a node is by its viewers; None: there is no curve."""
     rows = () if data.capacity is None else data.capacity.rows
     points = _points(rows, "busy_p95")
@@ -332,7 +332,7 @@ def capacity_curve(data: ReportData) -> Picture | None:
     # The quiet lines first: the prediction is drawn over what it may be off by.
     series = [Series("by the residual of the fit", edge, 0) for edge in edges if edge]
     series.append(Series("predicted, for 95 % of the nodes", points, 1))
-    chart = Chart(
+    chart = Lines(
         name="capacity-curve",
         title="How busy is a node?",
         description=f"{plural(points[0][0], 'viewer')}: {points[0][1]:.0f} % of the thread. "
@@ -345,7 +345,7 @@ def capacity_curve(data: ReportData) -> Picture | None:
     legend = [("predicted, for 95 % of the nodes", "var(--s1)")]
     if len(series) > 1:
         legend.append(("how far off, by the residual of the fit", "var(--quiet)"))
-    return Picture(chart, legend, (), ())
+    return Figure(chart, legend=legend)
 
 
 def _points(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:

@@ -23,7 +23,7 @@ from flowctl.pipeline.spark.session import one_line
 from flowctl.pipeline.tables import io
 from flowctl.pipeline.tables.accounts import JobResult
 from flowctl.pipeline.tables.place import Place
-from flowctl.text.files import foreign
+from flowctl.printable import foreign
 
 REPORT_FILE: Final = "report.html"
 SUMMARY_FILE: Final = "summary.json"

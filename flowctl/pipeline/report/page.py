@@ -1,28 +1,21 @@
-"""The report of the pipeline as one HTML page that stands alone: no script, no request, light and dark (pure).
+"""The report of the pipeline as one HTML page (pure).
 
 Answers come first: who was slow and why, which limits would be better, whom to keep out, how many viewers a node
 carries. Then what they rest on: how late viewers were, what happened, which streams and networks. Bookkeeping is last:
 what was read, by which job, and what could not be used. Each answer is a sentence first, then a picture, then a table.
-
-Names of streams, user agents, addresses and reasons come from peers: every text is made printable and escaped where it
-becomes HTML (`text`), and the page forbids itself to load or run anything (its content security policy), so that what a
-peer said can do nothing but be read.
 """
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
-from flowctl.charts.shapes import draw_shape
-from flowctl.charts.style import STYLE
-from flowctl.charts.svg import Chart, draw
+from flowctl.charts.page import Figure, figures, page, table, text, tiles
 from flowctl.pipeline.report import answers, decisions, pictures
 from flowctl.pipeline.report.data import Cut, JobState, ReportData, whole_number
-from flowctl.pipeline.report.pictures import Picture, count, ms, percent, seconds, size, words
+from flowctl.pipeline.report.pictures import count, ms, percent, seconds, size, words
 from flowctl.printable import printable
-from flowctl.text.files import foreign
 from flowctl.units import format_duration
 
 MORE_STYLE: Final = """
@@ -31,14 +24,11 @@ nav{display:flex;flex-wrap:wrap;gap:4px 16px;margin:12px 0 20px;font-size:13px}n
 .part{margin:0 0 30px}.part>h2{font-size:19px;margin:0 0 4px}.part>p{max-width:78ch;color:var(--ink)}
 .part section{margin-top:14px}.plots>section:only-child{max-width:660px}
 .part .plots{margin:14px 0 0}.part .plots section{margin:0}
-h3{font-size:15px;margin:0 0 8px}.off>p{color:var(--muted)}
-svg .area{stroke:none}svg text.strong{fill:var(--ink)}
-svg .dot{fill-opacity:.75;stroke:var(--card)}svg .marked{fill-opacity:1;stroke:var(--ink);stroke-width:1.5}
-.legend i.box{width:11px;height:11px;border-radius:2px;border:1px solid var(--edge)}
+.off>p{color:var(--muted)}
 pre{background:var(--paper);border:1px solid var(--edge);border-radius:6px;padding:10px 12px;overflow-x:auto;margin:0;
 font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,monospace}
 .worst td:nth-child(10){white-space:normal;min-width:230px}
-.figures th{white-space:normal;overflow-wrap:anywhere}.figures thead th{white-space:nowrap}.note{font-size:13px}
+.figures th{white-space:normal;overflow-wrap:anywhere}.figures thead th{white-space:nowrap}
 """.strip()
 
 _FOOTER: Final = (
@@ -58,11 +48,6 @@ _PARTS: Final = (
 )
 
 
-def text(value: Any, most: int = 200) -> str:
-    """Return anything as text of the page."""
-    return html.escape(foreign(value, most))
-
-
 def render(data: ReportData) -> str:
     """Return the page."""
     bodies = {
@@ -77,34 +62,13 @@ def render(data: ReportData) -> str:
     }
     parts = [_part(name, title, *bodies[name]) for name, title in _PARTS]
     links = "".join(f'<a href="#{name}">{text(title)}</a>' for name, title in _PARTS)
-    return "\n".join(
-        [
-            *_head(data),
-            f"<nav>{links}</nav>",
-            *filter(None, [_failed(data)]),
-            *parts,
-            f"<footer><p>{_FOOTER}</p></footer>",
-            "</main></body></html>",
-            "",
-        ]
+    header = (
+        f"<header><h1>What the servers saw</h1><p>Records of <code>{text(data.events, 500)}</code>, "
+        f"analyzed at {data.made_at:%Y-%m-%d %H:%M:%S} UTC</p></header>"
     )
-
-
-def _head(data: ReportData) -> list[str]:
-    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    return [
-        "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        f"<title>What the servers saw: {text(data.events)}</title>",
-        f"<style>{STYLE}\n{MORE_STYLE}</style></head><body><main>",
-        (
-            f"<header><h1>What the servers saw</h1><p>Records of <code>{text(data.events, 500)}</code>, "
-            f"analyzed at {data.made_at:%Y-%m-%d %H:%M:%S} UTC</p></header>"
-        ),
-    ]
+    footer = f"<footer><p>{_FOOTER}</p></footer>"
+    body = [header, f"<nav>{links}</nav>", _failed(data), *parts, footer]
+    return page(f"What the servers saw: {data.events}", body, style=MORE_STYLE)
 
 
 def _part(name: str, title: str, answer: str, inner: Sequence[str], *, off: bool = False) -> str:
@@ -116,34 +80,8 @@ def _part(name: str, title: str, answer: str, inner: Sequence[str], *, off: bool
     )
 
 
-def table(heads: Iterable[str], rows: Iterable[Sequence[str]], *, kind: str = "figures") -> str:
-    """Return a table of plain texts; the first cell of a row is its head."""
-    head = "".join(f'<th scope="col">{text(name)}</th>' for name in heads)
-    lines = "".join(
-        f'<tr><th scope="row">{text(row[0], 400)}</th>{"".join(f"<td>{text(cell, 400)}</td>" for cell in row[1:])}</tr>'
-        for row in rows
-    )
-    return f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
-
-
-def picture(shown: Picture | None) -> str:
-    """Return a picture in its box, with legend, note and table; "" if there is none."""
-    if shown is None:
-        return ""
-    shape = shown.shape
-    lines = isinstance(shape, Chart)
-    box = "" if lines else ' class="box"'
-    keys = "".join(f'<li><i{box} style="background:{paint}"></i>{text(label)}</li>' for label, paint in shown.legend)
-    legend = f'<ul class="legend">{keys}</ul>' if keys else ""
-    drawn = draw(shape) if isinstance(shape, Chart) else draw_shape(shape)
-    note = f'<p class="note">{text(shown.note, 600)}</p>' if shown.note else ""
-    details = f"<details><summary>As figures</summary>{table(shown.heads, shown.rows)}</details>" if shown.rows else ""
-    return f"<section><h3>{text(shape.title)}</h3>{legend}{drawn}{note}{details}</section>"
-
-
-def _plots(found: Iterable[Picture | None]) -> str:
-    drawn = "".join(map(picture, found))
-    return f'<div class="plots">{drawn}</div>' if drawn else ""
+def _plots(found: Iterable[Figure | None]) -> str:
+    return figures((item for item in found if item is not None), level=3)
 
 
 def _box(title: str, inner: str, note: str = "") -> str:
@@ -174,11 +112,12 @@ def _failed(data: ReportData) -> str:
 def _tiles(data: ReportData) -> str:
     """Return the few figures that one looks for first."""
     whole = data.whole
-    tiles: list[tuple[str, str]] = []
-    if whole is not None:
-        viewers = whole_number(whole.get("viewers"))
-        troubled = whole_number(whole.get("troubled"))
-        tiles = [
+    if whole is None:
+        return ""
+    viewers = whole_number(whole.get("viewers"))
+    troubled = whole_number(whole.get("troubled"))
+    return tiles(
+        [
             ("connections", count(whole.get("connections"))),
             ("of them viewers", count(viewers)),
             ("viewers that kept up all the time", percent((viewers - troubled) / viewers) if viewers else "-"),
@@ -186,8 +125,7 @@ def _tiles(data: ReportData) -> str:
             ("delay: p95 of the viewers' p95", ms(whole.get("delay_p95_of_p95_ms"))),
             ("sent to viewers and publishers", size(whole.get("sent_bytes"))),
         ]
-    items = (f"<div><dt>{text(label)}</dt><dd>{text(value)}</dd></div>" for label, value in tiles)
-    return f'<dl class="tiles">{"".join(items)}</dl>' if tiles else ""
+    )
 
 
 def _jobs(data: ReportData) -> str:

@@ -7,12 +7,11 @@ that they are told apart without telling colours apart; a state has the same one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from flowctl.charts.shapes import MOST_BARS, Bar, Bars, Layer, Shape, Stack
-from flowctl.charts.svg import Chart, Series
+from flowctl.charts.page import Figure
+from flowctl.charts.pictures import MOST_BARS, Bar, Bars, Layer, Lines, Series, Stack
 from flowctl.pipeline.report.data import (
     LEAST_STAY_S,
     PICTURE_CLASSES,
@@ -23,7 +22,7 @@ from flowctl.pipeline.report.data import (
     number,
     whole_number,
 )
-from flowctl.text.files import foreign
+from flowctl.printable import foreign
 from flowctl.units import format_duration, format_size
 
 STATE_PAINTS: Final = {
@@ -48,25 +47,6 @@ _LEAST_MS: Final = 0.1
 
 _SMALLEST_TOP: Final = 0.1
 """Upper end of the axis of shares where hardly anybody is in trouble: 10 %, so that little looks little."""
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture with its legend and its figures as a table.
-
-    Args:
-        shape: what is drawn.
-        legend: (label, CSS colour) each; empty: what is drawn names itself.
-        heads: of the columns of the table.
-        rows: of it, plain text.
-        note: what one must know to read it; "": nothing.
-    """
-
-    shape: Chart | Shape
-    legend: Sequence[tuple[str, str]]
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
 
 
 def count(value: object) -> str:
@@ -135,7 +115,7 @@ def _stamp(data: ReportData, at_s: float) -> str:
     return f"{data.moments_from + timedelta(seconds=at_s):%m-%d %H:%M:%S}"
 
 
-def states_over_time(data: ReportData) -> Picture | None:
+def states_over_time(data: ReportData) -> Figure | None:
     """Return how the time of viewers is shared by the states, place by place; None: there are no figures."""
     rows = data.moments or ()
     if not rows:
@@ -171,10 +151,10 @@ def states_over_time(data: ReportData) -> Picture | None:
     ]
     legend = [(STATE_WORDS[state], STATE_PAINTS[state]) for state in STATES]
     note = "" if top == 1.0 else f"The axis ends at {percent(top)}; all that is not shown is READY."
-    return Picture(shape, legend, ("from (UTC)", "viewers", *(STATE_WORDS[state] for state in STATES)), table, note)
+    return Figure(shape, ("from (UTC)", "viewers", *(STATE_WORDS[state] for state in STATES)), table, legend, note)
 
 
-def picture_shares(data: ReportData) -> Picture | None:
+def picture_shares(data: ReportData) -> Figure | None:
     """Return how many viewers got what share of the pictures; None: there are no figures."""
     found = {number(row.get("least")): whole_number(row.get("viewers")) for row in data.picture_shares}
     total = sum(found.values())
@@ -189,7 +169,7 @@ def picture_shares(data: ReportData) -> Picture | None:
     shape = Bars(name="pictures", title="What share of the pictures did viewers get?", description=said, bars=bars)
     table = [[bar.label, bar.text] for bar in bars]
     note = f"Of viewers that were there for {LEAST_STAY_S:g} s or longer: what they were sent, of what was published."
-    return Picture(shape, (), ("of the pictures", "viewers"), table, note)
+    return Figure(shape, ("of the pictures", "viewers"), table, note=note)
 
 
 _PICTURE_BARS: Final = (
@@ -202,7 +182,7 @@ _PICTURE_BARS: Final = (
 )
 
 
-def delay_distribution(data: ReportData) -> Picture | None:
+def delay_distribution(data: ReportData) -> Figure | None:
     """Return how many viewers were how late; None: there are no figures."""
     series, rows = [], []
     for name, (label, colour) in _CURVE_WORDS.items():
@@ -216,7 +196,7 @@ def delay_distribution(data: ReportData) -> Picture | None:
     if not series:
         return None
     said = ". ".join(f"{row[0]}: at most {row[1]} for half of the viewers, {row[4]} for 99 percent" for row in rows)
-    chart = Chart(
+    chart = Lines(
         name="delays",
         title="How was the delay spread?",
         description=said,
@@ -229,14 +209,10 @@ def delay_distribution(data: ReportData) -> Picture | None:
     )
     heads = ("of each viewer", *(f"{share} % of viewers" for share in _MARKED_SHARES))
     note = "A viewer's delay is our queue and the kernel's over the rate at which it takes: how far it is behind us."
-    return Picture(chart, _lines_legend(series), heads, rows, note)
+    return Figure(chart, heads, rows, note=note)
 
 
-def _lines_legend(series: Sequence[Series]) -> list[tuple[str, str]]:
-    return [(item.label, f"var(--s{item.colour})" if item.colour else "var(--quiet)") for item in series]
-
-
-def delays_over_time(data: ReportData) -> Picture | None:
+def delays_over_time(data: ReportData) -> Figure | None:
     """Return the quantiles of the delay, place by place; None: there are no figures."""
     moments = data.moments or ()
     wanted = (("delay_p99_ms", "p99", 6), ("delay_p95_ms", "p95", 2), ("delay_p50_ms", "median", 1))
@@ -253,7 +229,7 @@ def delays_over_time(data: ReportData) -> Picture | None:
     if not series:
         return None
     worst = {item.label: max(y for _, y in item.points) for item in series}
-    chart = Chart(
+    chart = Lines(
         name="delays-over-time",
         title="Did the delay change?",
         description=". ".join(f"{name}: {ms(value)} at worst" for name, value in worst.items()),
@@ -265,10 +241,10 @@ def delays_over_time(data: ReportData) -> Picture | None:
         [_stamp(data, number(row.get("at_s")) or 0.0), *(ms(row.get(name)) for name, _, _ in reversed(wanted))]
         for row in moments
     ]
-    return Picture(chart, _lines_legend(series), ("from (UTC)", "median", "p95", "p99"), rows)
+    return Figure(chart, ("from (UTC)", "median", "p95", "p99"), rows)
 
 
-def drops_by_class(data: ReportData) -> Picture | None:
+def drops_by_class(data: ReportData) -> Figure | None:
     """Return what was dropped, by class of message; None: there are no figures."""
     rows = [row for row in data.drops if whole_number(row.get("accepted_messages")) or _dropped(row)]
     if not rows:
@@ -285,7 +261,7 @@ def drops_by_class(data: ReportData) -> Picture | None:
         for share in [_drop_share(row)]
     ]
     note = "Messages dropped, and their share of those that were published for these viewers, by class."
-    return Picture(shape, (), ("class", "accepted", "dropped", "share dropped"), table, note)
+    return Figure(shape, ("class", "accepted", "dropped", "share dropped"), table, note=note)
 
 
 def _dropped(row: Row) -> int:
@@ -297,7 +273,7 @@ def _drop_share(row: Row) -> float | None:
     return _dropped(row) / accepted if accepted else None
 
 
-def blame_shares(data: ReportData) -> Picture | None:
+def blame_shares(data: ReportData) -> Figure | None:
     """Return whose fault it was that viewers were slow; None: there are no figures."""
     rows = [row for row in data.blames if whole_number(row.get("viewers"))]
     if not rows:
@@ -319,7 +295,7 @@ def blame_shares(data: ReportData) -> Picture | None:
         [bar.label, count(row.get("viewers")), ms(row.get("trouble_ms"))] for bar, row in zip(bars, rows, strict=True)
     ]
     note = "Viewers in trouble, by the cause that weighs most for each of them."
-    return Picture(shape, (), ("cause", "viewers", "time not READY, all together"), table, note)
+    return Figure(shape, ("cause", "viewers", "time not READY, all together"), table, note=note)
 
 
 BLAME_WORDS: Final = {
@@ -332,7 +308,7 @@ BLAME_WORDS: Final = {
 """The words of `sessions.blame` for people."""
 
 
-def ends(data: ReportData) -> Picture | None:
+def ends(data: ReportData) -> Figure | None:
     """Return how connections ended; None: there are no figures."""
     rows = data.closes
     if not rows:
@@ -352,4 +328,4 @@ def ends(data: ReportData) -> Picture | None:
         [words(row.get("reason"), 80), words(row.get("closed_by"), 12), count(row.get("connections"))] for row in rows
     ]
     legend = [("by the peer", "var(--s1)"), ("by the server", "var(--s2)"), ("still open", "var(--s7)")]
-    return Picture(shape, legend, ("reason", "closed by", "connections"), table)
+    return Figure(shape, ("reason", "closed by", "connections"), table, legend)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from page_kit import Page
 from result_kit import NASTY, some_run, some_samples, viewer
 
-from flowctl.charts import style
-from flowctl.charts.svg import Chart, Series, draw, highest, linear_ticks, log_ticks, thin
+from flowctl.charts.axes import linear_ticks, log_ticks, tick_texts
+from flowctl.charts.page import STYLE
+from flowctl.charts.pictures import Lines, Series, draw, highest, thin
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.loadtest.results import parquet as parquet_module
 from flowctl.loadtest.results import summary
@@ -25,8 +26,8 @@ from flowctl.loadtest.results.plots import plots_of
 from flowctl.loadtest.results.report import render
 from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult, Sample
 from flowctl.loadtest.results.table import LineDisplay, TableDisplay
-from flowctl.printable import printable
-from flowctl.text.files import check_target, foreign, replacing, write_text
+from flowctl.printable import foreign, printable
+from flowctl.text.files import check_target, replacing, write_text
 
 CONDITIONS = ["healthy.missing>0", "p99_ms>200", "stall.missing_share>50%"]
 
@@ -74,7 +75,7 @@ def test_report_when_opened_asks_for_nothing():
     assert any("default-src 'none'" in value for value in policy)
     assert [item for item in page.attributes if item[1] in {"src", "href", "srcset", "data", "action"}] == []
     assert "url(" not in text
-    assert "@import" not in style.STYLE
+    assert "@import" not in STYLE
 
 
 def test_report_when_read_without_eyes_says_what_is_drawn():
@@ -83,7 +84,7 @@ def test_report_when_read_without_eyes_says_what_is_drawn():
     plots = plots_of(RunFigures(run))
     page = Page(render(run))
     names = {value for tag, name, value in page.attributes if name == "id"}
-    assert [plot.chart.name for plot in plots] == [
+    assert [plot.picture.name for plot in plots] == [
         "playing",
         "delays",
         "delays-over-time",
@@ -96,8 +97,8 @@ def test_report_when_read_without_eyes_says_what_is_drawn():
     ]
     assert page.tags.count("svg") == page.tags.count("desc") == page.tags.count("details") == len(plots)
     for plot in plots:
-        assert {f"{plot.chart.name}-title", f"{plot.chart.name}-description"} <= names
-        assert re.search(r"\d", plot.chart.description)
+        assert {f"{plot.picture.name}-title", f"{plot.picture.name}-description"} <= names
+        assert re.search(r"\d", plot.picture.description)
         assert plot.rows
         assert all(len(row) == len(plot.heads) for row in plot.rows)
 
@@ -127,8 +128,8 @@ def test_report_when_there_are_many_profiles_shares_lines():
     run = some_run(peers=peers, profiles={peer.profile: 1 for peer in peers})
     run.samples = [Sample(at_s=1.0, connected=run.profiles, playing=run.profiles)]
     (playing, *_) = plots_of(RunFigures(run))
-    assert [series.label for series in playing.chart.series][-2:] == ["25 other profiles", "hostile"]
-    assert len({series.colour for series in playing.chart.series}) == len(playing.chart.series) <= 8
+    assert [series.label for series in playing.picture.series][-2:] == ["25 other profiles", "hostile"]
+    assert len({series.colour for series in playing.picture.series}) == len(playing.picture.series) <= 8
 
 
 # ------------------------------------------------------------------------------------------------ charts
@@ -169,8 +170,8 @@ def test_points_when_too_many_are_thinned_by_the_worst():
 def test_chart_when_it_has_one_point_or_none_is_drawn_or_left_out(log):
     """A single point is a dot, no point is no chart; nothing is divided by zero."""
     values = {"name": "x", "title": "t", "description": "d", "x_label": "x", "y_label": "y", "x_log": log}
-    assert draw(Chart(series=[Series("a", [(1.0, 0.0)], 1)], **values)).count("<path class=") >= 2
-    assert draw(Chart(series=[Series("a", [], 1)], **values)) == ""
+    assert draw(Lines(series=[Series("a", [(1.0, 0.0)], 1)], **values)).count("<path class=") >= 2
+    assert draw(Lines(series=[Series("a", [], 1)], **values)) == ""
 
 
 # ------------------------------------------------------------------------------------------------ summary
@@ -222,12 +223,12 @@ def test_summary_when_viewers_are_slow_tells_shares():
 
 def test_plot_of_pictures_when_viewers_lose_some_draws_their_share():
     """Of the pictures of 5 s each; who got none has no line, and nobody stands at 100 % for not being measured."""
-    (plot,) = [plot for plot in plots_of(RunFigures(some_run())) if plot.chart.name == "pictures"]
+    (plot,) = [plot for plot in plots_of(RunFigures(some_run())) if plot.picture.name == "pictures"]
     assert plot.rows == [["healthy", "100 %", "100 %", "100 %"], ["slow@200k", "62 %", "62 %", "62 %"]]
-    assert {y for series in plot.chart.series for _, y in series.points} == {100.0, 62.5}
+    assert {y for series in plot.picture.series for _, y in series.points} == {100.0, 62.5}
     run = some_run()
     next(peer for peer in run.peers if peer.profile == "slow@200k").stopped_reading_s = 20.0
-    (plot,) = [plot for plot in plots_of(RunFigures(run)) if plot.chart.name == "pictures"]
+    (plot,) = [plot for plot in plots_of(RunFigures(run)) if plot.picture.name == "pictures"]
     assert plot.rows[1] == ["slow@200k", "62 %*", "62 %*", "62 %*"]  # of the time in which it read
 
 
@@ -499,8 +500,6 @@ def test_display_when_the_run_goes_on_shows_it(kind, stream, monkeypatch):
 
 def test_ticks_when_they_would_look_alike_have_more_digits():
     """No two marks of an axis have one label; where labels differ they stay as they were."""
-    from flowctl.charts.svg import linear_ticks, tick_texts
-
     assert tick_texts(linear_ticks(2.2), lambda value: f"{value:.0f}") == ["0.0", "0.5", "1.0", "1.5", "2.0", "2.5"]
     assert tick_texts(linear_ticks(2000), lambda value: f"{value:,.0f}") == ["0", "500", "1,000", "1,500", "2,000"]
     assert tick_texts(linear_ticks(1.2), lambda value: f"{value:.0f} %")[1:3] == ["0.5 %", "1.0 %"]

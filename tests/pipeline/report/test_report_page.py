@@ -21,7 +21,7 @@ from report_kit import (
     worst_viewer,
 )
 
-from flowctl.charts.style import STYLE
+from flowctl.charts.page import STYLE
 from flowctl.pipeline.report import answers, decisions, pictures
 from flowctl.pipeline.report.data import Cut, JobNote, JobState, number
 from flowctl.pipeline.report.page import MORE_STYLE, render
@@ -246,10 +246,10 @@ def test_pictures_when_hardly_anybody_is_in_trouble_keep_it_small():
     (small,) = [
         pictures.states_over_time(some_data(moments=[a_moment(0, ready=0.99, soft=0.01, hard=0, overloaded=0)]))
     ]
-    assert small.shape.y_top == 0.1
+    assert small.picture.y_top == 0.1
     full = pictures.states_over_time(some_data(moments=[a_moment(0, ready=0.0, hard=1.0, soft=0, overloaded=0)]))
-    assert full.shape.y_top == 1.0
-    assert "100 %" in full.shape.description
+    assert full.picture.y_top == 1.0
+    assert "100 %" in full.picture.description
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,163 @@
+"""The paper of all pictures: its size, scales, ticks, the frame of two axes, and places that a pointer finds (pure).
+
+Colours are CSS variables of the page, so that one picture serves light and dark. Every text is escaped here, since
+names of streams, agents and reasons come from peers.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+WIDTH: Final = 640
+HEIGHT: Final = 264
+LEFT: Final = 58
+RIGHT: Final = WIDTH - 24
+TOP: Final = 26
+BOTTOM: Final = HEIGHT - 40
+"""Of the paper, and where on it the axes run."""
+
+
+def plain(value: float) -> str:
+    """Return a number for an axis: short, without an exponent."""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def tick_texts(ticks: Sequence[float], write: Callable[[float], str]) -> list[str]:
+    """Return the labels of an axis: as `write` has them, with more digits where two would be the same."""
+    texts = [write(tick) for tick in ticks]
+    if len(set(texts)) == len(set(ticks)):
+        return texts
+    unit = "".join(char for char in texts[-1] if not (char.isdigit() or char in ".,-"))
+    for digits in range(1, 10):
+        found = [f"{tick:,.{digits}f}" for tick in ticks]
+        # What `write` scales, into percent for instance, it scales for each tick alike.
+        if unit.strip() == "%" and write(1.0).startswith("100"):
+            found = [f"{tick * 100:,.{digits}f}" for tick in ticks]
+        if len(set(found)) == len(set(ticks)):
+            return [f"{text}{unit}" for text in found]
+    return texts
+
+
+def linear_ticks(top: float, about: int = 5) -> list[float]:
+    """Return round numbers from 0 up to the first that is not below `top`."""
+    if top <= 0:
+        return [0.0, 1.0]
+    step = 10.0 ** math.floor(math.log10(top / about))
+    step = next(step * factor for factor in (1, 2, 5, 10) if step * factor * about >= top * 0.999)
+    return [step * place for place in range(math.ceil(top / step - 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return 1, 2, 5 and their tenfolds from the last not above `low` to the first not below `high`."""
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
+    steps = [factor * 10.0**decade for decade in decades for factor in (1, 2, 5)]
+    first = max(place for place, step in enumerate(steps) if step <= low * 1.0001)
+    final = min(place for place, step in enumerate(steps) if step >= high * 0.9999)
+    chosen = steps[first : max(final, first + 1) + 1]
+    # Over many decades only the powers of ten find room.
+    return chosen if len(chosen) <= 10 else [chosen[0], *(s for s in chosen[1:-1] if _is_power(s)), chosen[-1]]
+
+
+def _is_power(value: float) -> bool:
+    return abs(math.log10(value) - round(math.log10(value))) < 1e-9
+
+
+class Scale:
+    """Where values stand between two ends of the paper; those beyond an end stand at it.
+
+    Args:
+        low: the value at `first`.
+        high: the value at `last`, more than `low`.
+        first: a place on the paper.
+        last: another one.
+        log: whether equal steps are equal factors; `low` is above 0 then.
+    """
+
+    def __init__(self, low: float, high: float, first: float, last: float, *, log: bool = False) -> None:
+        self._log, self._least = log, low
+        self._low = math.log(low) if log else low
+        self._span = max((math.log(high) if log else high) - self._low, 1e-12)
+        self._first, self._length = first, last - first
+
+    def __call__(self, value: float) -> float:
+        """Return where a value stands."""
+        found = math.log(max(value, self._least)) if self._log else value
+        return self._first + min(1.0, max(0.0, (found - self._low) / self._span)) * self._length
+
+    def value_at(self, place: float) -> float:
+        """Return the value that stands at a place of the paper."""
+        found = self._low + (place - self._first) / self._length * self._span
+        return math.exp(found) if self._log else found
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis.
+
+    Args:
+        scale: where its values stand.
+        ticks: the values that are marked.
+        label: with its unit.
+        write: writes a value.
+    """
+
+    scale: Scale
+    ticks: Sequence[float]
+    label: str
+    write: Callable[[float], str] = plain
+
+
+def x_axis(low: float, high: float, label: str, write: Callable[[float], str], *, log: bool = False) -> Axis:
+    """Return the axis along the paper: from `low`, or a round number below it, to `high`."""
+    if log:
+        ticks = log_ticks(low, high)
+        return Axis(Scale(ticks[0], ticks[-1], LEFT, RIGHT, log=True), ticks, label, write)
+    # A run of 60.2 s ends at 60.2, not at the next round number.
+    ticks = [tick for tick in linear_ticks(high, 8) if low <= tick <= high * 1.0001]
+    return Axis(Scale(low, max(high, 1e-9), LEFT, RIGHT), ticks, label, write)
+
+
+def y_axis(top: float, label: str, write: Callable[[float], str], *, exact: bool = False) -> Axis:
+    """Return the axis up the paper, from 0 to a round number above `top`, or exactly to it."""
+    ticks = linear_ticks(top)
+    end = top if exact else ticks[-1]
+    return Axis(Scale(0, end, BOTTOM, TOP), [tick for tick in ticks if tick <= end * 1.0001], label, write)
+
+
+def frame(x: Axis, y: Axis) -> list[str]:
+    """Return grid, ticks and labels of two axes."""
+    parts = []
+    for tick, written in zip(y.ticks, tick_texts(y.ticks, y.write), strict=True):
+        at = y.scale(tick)
+        parts.append(f'<path class="{"base" if tick == 0 else "grid"}" d="M{LEFT} {at:.1f}H{RIGHT}"/>')
+        parts.append(said(LEFT - 8, at + 4, written, anchor="end"))
+    for tick, written in zip(x.ticks, tick_texts(x.ticks, x.write), strict=True):
+        at = x.scale(tick)
+        parts.append(f'<path class="base" d="M{at:.1f} {BOTTOM}v4"/>')
+        parts.append(said(at, BOTTOM + 17, written, anchor="middle"))
+    parts.append(said(LEFT, 13, y.label))
+    parts.append(said((LEFT + RIGHT) / 2, HEIGHT - 6, x.label, anchor="middle"))
+    return parts
+
+
+def said(x: float, y: float, text: str, *, anchor: str = "start", strong: bool = False) -> str:
+    """Return a text on the paper; `anchor`: which end of it stands at `x` (start, middle, end)."""
+    kind = ' class="strong"' if strong else ""
+    return f'<text{kind} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
+
+
+def column(first: float, last: float, lines: Iterable[str]) -> str:
+    """Return an invisible column between two places along the paper, whose tooltip says `lines`."""
+    box = f'x="{first:.1f}" y="{TOP}" width="{max(last - first, 0.5):.1f}" height="{BOTTOM - TOP}"'
+    return f'<rect class="hit" {box}>{title(lines)}</rect>'
+
+
+def title(lines: Iterable[str]) -> str:
+    """Return a tooltip, which every browser shows where a pointer rests."""
+    return f"<title>{html.escape(chr(10).join(lines))}</title>"

@@ -1,0 +1,457 @@
+"""Four kinds of picture as SVG text, for a page that stands alone: lines, stacked areas, bars and dots (pure).
+
+No script, no font, no library. Colours are CSS variables of the page (``--s1`` to ``--s8`` for series, ``--quiet``).
+What a pointer would want to know is in the ``<title>`` of invisible columns, which every browser shows as a tooltip;
+what a reader without eyes wants is in the title and description of the picture.
+"""
+
+from __future__ import annotations
+
+import bisect
+import html
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from flowctl.charts.axes import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axis,
+    Scale,
+    column,
+    frame,
+    linear_ticks,
+    log_ticks,
+    plain,
+    said,
+    title,
+    x_axis,
+    y_axis,
+)
+
+Point = tuple[float, float]
+
+_COLUMNS: Final = 60
+"""Columns with a tooltip: narrower ones are hard to hit, wider ones say too little."""
+
+COLOURS: Final = 8
+"""Colours there are; a picture has no more series than that."""
+
+MOST_POINTS: Final = 300
+"""Points of a line: about two per pixel of a wide screen are all that can be seen."""
+
+_BAR: Final = 26
+"""Height of a bar with its gap, in units of the paper: a line of text and some air."""
+
+_BAR_LEFT: Final = 190
+"""Room for the names of bars: some 28 characters."""
+
+_NAME_CHARS: Final = 28
+
+MOST_BARS: Final = 16
+"""More bars than that are a table."""
+
+MOST_BANDS: Final = 200
+"""Places along x of a stack: each is three pixels wide on a wide screen."""
+
+_NEAR: Final = 34.0
+"""Labels of dots that are closer than this on the paper are put on different sides."""
+
+_FAR: Final = 20.0
+"""From this ratio on, the small ones would all lie on the axis."""
+
+
+def colour(number: int) -> str:
+    """Return the CSS colour of a series: 1 to `COLOURS`, or 0 for a quiet one."""
+    return f"var(--s{number})" if number else "var(--quiet)"
+
+
+def thin(points: Sequence[Point], pick: Callable[[Sequence[Point]], Point], most: int = MOST_POINTS) -> list[Point]:
+    """Return at most `most` points: one for each stretch of equally many, chosen by `pick`."""
+    if len(points) <= most:
+        return list(points)
+    ends = [round(place * len(points) / most) for place in range(most + 1)]
+    return [pick(points[first:stop]) for first, stop in itertools.pairwise(ends) if first < stop]
+
+
+def highest(points: Sequence[Point]) -> Point:
+    """Return the point with the largest y: of delays and loads the worst is what counts."""
+    return max(points, key=lambda point: point[1])
+
+
+def last(points: Sequence[Point]) -> Point:
+    """Return the last point: of counts the newest is right."""
+    return points[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line.
+
+    Args:
+        label: its name.
+        points: in the order of x.
+        colour: 1 to `COLOURS`; 0 is a quiet one, for what is there to be compared with.
+        steps: whether a value lasts until the next one; else points are joined.
+    """
+
+    label: str
+    points: Sequence[Point]
+    colour: int
+    steps: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Lines over one pair of axes.
+
+    Args:
+        name: for ids, unique on the page; letters and hyphens.
+        title: what question it answers.
+        description: what is to be seen, in words, for readers who cannot see it.
+        series: at most `COLOURS`; drawn in this order.
+        x_label: of the axis, with its unit.
+        y_label: likewise.
+        x_log: whether x is logarithmic; its points must be above 0 then.
+        y_top: least upper end of the y axis.
+        y_text: writes a value of y.
+        x_text: writes a value of x.
+    """
+
+    name: str
+    title: str
+    description: str
+    series: Sequence[Series]
+    x_label: str
+    y_label: str
+    x_log: bool = False
+    y_top: float = 0.0
+    y_text: Callable[[float], str] = plain
+    x_text: Callable[[float], str] = plain
+    height = HEIGHT
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not any(series.points for series in self.series)
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """Label and colour of each line that is drawn. A single one has them too: the title does not name it."""
+        return [(series.label, colour(series.colour)) for series in self.series if series.points]
+
+    def marks(self) -> list[str]:
+        """Return what is drawn."""
+        xs = [x for series in self.series for x, _ in series.points]
+        ys = [y for series in self.series for _, y in series.points]
+        x = x_axis(min(xs) if self.x_log else 0.0, max(xs), self.x_label, self.x_text, log=self.x_log)
+        y = y_axis(max(*ys, self.y_top), self.y_label, self.y_text)
+        lines = [_line(series, x.scale, y.scale) for series in self.series if series.points]
+        return [*frame(x, y), *lines, *self._columns(x)]
+
+    def _columns(self, x: Axis) -> list[str]:
+        """Return invisible columns whose tooltips say the value of every line there."""
+        width = (RIGHT - LEFT) / _COLUMNS
+        parts = []
+        for place in range(_COLUMNS):
+            first = LEFT + place * width
+            at = x.scale.value_at(first + width / 2)
+            values = [
+                f"{series.label}: {self.y_text(value)}"
+                for series in self.series
+                if (value := _at(series, at)) is not None
+            ]
+            if values:
+                parts.append(column(first, first + width, [f"{self.x_label}: {self.x_text(at)}", *values]))
+        return parts
+
+
+def _line(series: Series, x: Scale, y: Scale) -> str:
+    points = [(x(at), y(value)) for at, value in series.points]
+    path = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
+    if len(points) == 1:
+        path.append("h.01")  # a dot: the ends of lines are round
+    for at, value in points[1:]:
+        path.append(f"H{at:.1f}V{value:.1f}" if series.steps else f"L{at:.1f} {value:.1f}")
+    return f'<path class="line" style="stroke:{colour(series.colour)}" d="{"".join(path)}"/>'
+
+
+def _at(series: Series, x: float) -> float | None:
+    """Return the value of a line at the last of its points that is not after `x`; None: it has not begun."""
+    place = bisect.bisect_right(series.points, (x, math.inf)) - 1
+    return series.points[place][1] if place >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of a stack.
+
+    Args:
+        label: its name.
+        paint: CSS colour.
+        values: one per place along x, 0 or more.
+    """
+
+    label: str
+    paint: str
+    values: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Areas on top of each other over time: each place along x lasts until the next.
+
+    Args:
+        name: see `Lines`.
+        title: see `Lines`.
+        description: see `Lines`.
+        xs: where each place begins, rising.
+        x_end: where the last one ends.
+        layers: from the bottom up.
+        y_top: upper end of the y axis; what is above is not drawn.
+        x_label: of the axis, with its unit.
+        y_label: likewise.
+        y_text: writes a value of y.
+        x_text: writes a value of x.
+        more: what a tooltip says beside the layers, one text per place; empty: nothing.
+    """
+
+    name: str
+    title: str
+    description: str
+    xs: Sequence[float]
+    x_end: float
+    layers: Sequence[Layer]
+    y_top: float
+    x_label: str
+    y_label: str
+    y_text: Callable[[float], str] = plain
+    x_text: Callable[[float], str] = plain
+    more: Sequence[str] = ()
+    height = HEIGHT
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not self.xs
+
+    def marks(self) -> list[str]:
+        """Return what is drawn."""
+        ends = [*self.xs[1:], max(self.x_end, self.xs[-1])]
+        x = x_axis(self.xs[0], ends[-1], self.x_label, self.x_text)
+        y = y_axis(self.y_top, self.y_label, self.y_text, exact=True)
+        places = list(zip(self.xs, ends, strict=True))
+        below = [0.0] * len(places)
+        areas = []
+        for layer in self.layers:
+            above = [low + value for low, value in zip(below, layer.values, strict=True)]
+            if any(layer.values):
+                areas.append(_area(places, below, above, x.scale, y.scale, layer.paint))
+            below = above
+        # The grid lies over the areas: under a full stack nobody would see it.
+        return [*areas, *frame(x, y), *self._columns(places, x.scale)]
+
+    def _columns(self, places: Sequence[tuple[float, float]], x: Scale) -> list[str]:
+        """Return invisible columns with the figures of each place."""
+        parts = []
+        for place, (start, end) in enumerate(places):
+            lines = [f"{self.x_label}: {self.x_text(start)}"]
+            lines += [f"{layer.label}: {self.y_text(layer.values[place])}" for layer in reversed(self.layers)]
+            lines += [self.more[place]] if self.more else []
+            parts.append(column(x(start), x(end), lines))
+        return parts
+
+
+def _area(
+    places: Sequence[tuple[float, float]],
+    below: Sequence[float],
+    above: Sequence[float],
+    x: Scale,
+    y: Scale,
+    paint: str,
+) -> str:
+    """Return one layer: along its upper edge to the right, and back along the lower one."""
+    upper = [f"{x(start):.1f} {y(value):.1f}H{x(end):.1f}" for (start, end), value in zip(places, above, strict=True)]
+    lower = [f"{x(end):.1f} {y(value):.1f}H{x(start):.1f}" for (start, end), value in zip(places, below, strict=True)]
+    return f'<path class="area" style="fill:{paint}" d="M{"L".join(upper)}L{"L".join(reversed(lower))}Z"/>'
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar.
+
+    Args:
+        label: its name, of any length.
+        value: its length, 0 or more.
+        text: what stands at its end.
+        paint: CSS colour.
+    """
+
+    label: str
+    value: float
+    text: str
+    paint: str = "var(--s1)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Horizontal bars from the same edge.
+
+    Args:
+        name: see `Lines`.
+        title: see `Lines`.
+        description: see `Lines`.
+        bars: from the top down; at most `MOST_BARS` are drawn.
+    """
+
+    name: str
+    title: str
+    description: str
+    bars: Sequence[Bar]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not self.bars
+
+    @property
+    def height(self) -> int:
+        """Of the paper."""
+        return _BAR * min(len(self.bars), MOST_BARS) + 6
+
+    def marks(self) -> list[str]:
+        """Return what is drawn."""
+        shown = self.bars[:MOST_BARS]
+        room = WIDTH - _BAR_LEFT - 96
+        most = max((bar.value for bar in shown if math.isfinite(bar.value)), default=0.0)
+        parts = []
+        for place, bar in enumerate(shown):
+            top = place * _BAR + 4
+            whole = len(bar.label) <= _NAME_CHARS
+            name = bar.label if whole else bar.label[: _NAME_CHARS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+            # A bar of something is never invisible: a pixel says "there is one".
+            length = min(max(bar.value / most * room, 1.5), room) if most > 0 and bar.value > 0 else 0.0
+            parts.append(said(_BAR_LEFT - 10, top + 13, name, anchor="end"))
+            box = f'x="{_BAR_LEFT}" y="{top}" width="{length:.1f}" height="{_BAR - 8}" rx="2"'
+            parts.append(f'<rect style="fill:{bar.paint}" {box}>{title([f"{bar.label}: {bar.text}"])}</rect>')
+            parts.append(said(_BAR_LEFT + length + 6, top + 13, bar.text, strong=True))
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """One dot.
+
+    Args:
+        x: where.
+        y: where.
+        size: area, in any unit, 0 or more.
+        title: tooltip.
+        paint: CSS colour.
+        label: stands beside it; "": nothing does, and the dot is a quiet one.
+        front: whether it is drawn over those that are not.
+    """
+
+    x: float
+    y: float
+    size: float
+    title: str
+    paint: str = "var(--quiet)"
+    label: str = ""
+    front: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dots:
+    """Dots over a pair of axes; the size of a dot is a third figure. x begins at 0.
+
+    Args:
+        name: see `Lines`.
+        title: see `Lines`.
+        description: see `Lines`.
+        dots: those with a label are drawn last, so that nothing hides them.
+        x_label: of the axis, with its unit.
+        y_label: likewise.
+        y_least: below this, y is drawn there. y is logarithmic if the largest is far above it, else it begins at 0.
+        x_text: writes a value of x.
+        y_text: writes a value of y.
+    """
+
+    name: str
+    title: str
+    description: str
+    dots: Sequence[Dot]
+    x_label: str
+    y_label: str
+    y_least: float = 1.0
+    x_text: Callable[[float], str] = plain
+    y_text: Callable[[float], str] = plain
+    height = HEIGHT
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not self.dots
+
+    def marks(self) -> list[str]:
+        """Return what is drawn."""
+        x, y = self._axes()
+        largest = max(dot.size for dot in self.dots) or 1.0
+        parts = frame(x, y)
+        for dot in sorted(self.dots, key=lambda item: (bool(item.label), item.front)):
+            # Area, not radius, follows the figure: that is what eyes compare.
+            radius = 4 + 7 * math.sqrt(max(dot.size, 0.0) / largest)
+            kind = "dot marked" if dot.label else "dot"
+            place = f'cx="{x.scale(dot.x):.1f}" cy="{y.scale(dot.y):.1f}" r="{radius:.1f}"'
+            parts.append(f'<circle class="{kind}" style="fill:{dot.paint}" {place}>{title([dot.title])}</circle>')
+        return [*parts, *_labels([dot for dot in self.dots if dot.label], x.scale, y.scale)]
+
+    def _axes(self) -> tuple[Axis, Axis]:
+        x_ticks = linear_ticks(max(dot.x for dot in self.dots), 8)
+        x = Axis(Scale(0, x_ticks[-1], LEFT, RIGHT), x_ticks, self.x_label, self.x_text)
+        lowest, highest = (max(limit(dot.y for dot in self.dots), self.y_least) for limit in (min, max))
+        if highest <= lowest * _FAR:
+            return x, y_axis(highest, self.y_label, self.y_text)
+        y_ticks = log_ticks(lowest, highest)
+        return x, Axis(Scale(y_ticks[0], y_ticks[-1], BOTTOM, TOP, log=True), y_ticks, self.y_label, self.y_text)
+
+
+def _labels(marked: Sequence[Dot], x: Scale, y: Scale) -> list[str]:
+    """Return the names of marked dots, on the side where there is room, and not on top of each other."""
+    parts: list[str] = []
+    used: list[tuple[float, float]] = []
+    for dot in sorted(marked, key=lambda item: -item.y):
+        at_x, at_y = x(dot.x), y(dot.y)
+        # Beyond the middle a text grows to the left, or it would leave the paper.
+        left = at_x > (LEFT + RIGHT) / 2
+        text_x, text_y = at_x + (-16 if left else 16), at_y - 8
+        while any(abs(text_y - other) < 16 and abs(text_x - before) < _NEAR * 4 for before, other in used):
+            text_y += 16
+        used.append((text_x, text_y))
+        parts.append(said(text_x, max(text_y, 12), dot.label, anchor="end" if left else "start", strong=True))
+    return parts
+
+
+Picture = Lines | Stack | Bars | Dots
+
+
+def draw(picture: Picture) -> str:
+    """Return a picture as an ``<svg>`` element; "" if there is nothing to draw."""
+    if picture.empty:
+        return ""
+    ids = f"{picture.name}-title {picture.name}-description"
+    return "\n".join(
+        [
+            f'<svg viewBox="0 0 {WIDTH} {picture.height}" role="img" aria-labelledby="{ids}">',
+            f'<title id="{picture.name}-title">{html.escape(picture.title)}</title>',
+            f'<desc id="{picture.name}-description">{html.escape(picture.description)}</desc>',
+            *picture.marks(),
+            "</svg>",
+        ]
+    )
