@@ -26,7 +26,7 @@ from flowctl.flow.policy import KeepAll
 from flowctl.live import build_live_server
 from flowctl.live.server import LiveServer
 from flowctl.log import configure
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import AdmissionLimits
 from flowctl.server.program import ServeOptions
 

@@ -59,14 +59,9 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.receiver import InputResult, Receiver, ReceiverStatistics
     from flowctl.receiver import Verdict as InputVerdict
     from flowctl.sender import FlushResult, Sender
-    from flowctl.sending.types import (
-        AgeSource,
-        Frontend,
-        SenderSettings,
-        SenderStatistics,
-        SendOutcome,
-        SendResult,
-    )
+    from flowctl.sending.contract import Frontend, SendOutcome, SendResult
+    from flowctl.sending.figures import SenderStatistics
+    from flowctl.sending.settings import AgeSource, SenderSettings
     from flowctl.server.admission import AdmissionLimits
     from flowctl.server.bans import Ban, BanAction, BanList
     from flowctl.server.program import ServeOptions, ServerProgram
@@ -254,13 +249,15 @@ _HOMES: Final = {
         "FlushResult",
         "Sender",
     ),
-    "flowctl.sending.types": (
-        "AgeSource",
+    "flowctl.sending.contract": (
         "Frontend",
         "SendOutcome",
         "SendResult",
+    ),
+    "flowctl.sending.figures": ("SenderStatistics",),
+    "flowctl.sending.settings": (
+        "AgeSource",
         "SenderSettings",
-        "SenderStatistics",
     ),
     "flowctl.outgoing.transport": ("Transport",),
     "flowctl.server.server": (

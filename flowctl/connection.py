@@ -70,7 +70,8 @@ from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.receiver import ALL, BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, Receiver, Verdict
 from flowctl.sender import Sender
-from flowctl.sending.types import SenderSettings, SendResult
+from flowctl.sending.contract import SendResult
+from flowctl.sending.settings import SenderSettings
 
 _numbers = itertools.count(1)
 _NEVER: Final = float("inf")
@@ -885,7 +886,7 @@ class Connection:
     def delay_ms(self) -> float:
         """Return how far behind the peer is: our queue and the kernel's over the rate at which it takes. Any thread.
 
-        The rate comes from earlier samples, a fifth of a second apart or more; see `flowctl.flow.drain`.
+        The rate comes from earlier samples, a fifth of a second apart or more; see `flowctl.flow.meters`.
         """
         return self.sender.sample_delay(unacknowledged_bytes(self._sock))
 

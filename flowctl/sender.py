@@ -12,6 +12,18 @@ only what EAGAIN leaves counts. A viewer that follows a log and keeps up is a me
 fan-out writes the log to all members without touching their Senders (see `flowctl.fanout.fanout`). A member that meets
 EAGAIN, or reaches a limit, leaves the cohort and is served from its own cursor until it has caught up.
 
+Life. Beside the state of the `FlowCore` a Sender has a few leftovers, each legal only beside others; the tests look
+after each step of random histories (`check_life`).
+
+- ``_closing`` (no more is accepted) stays once it is set, and so does ``_close_reason`` (it is over), only beside it.
+  Who is over follows nothing, and has nothing queued, no open episode of drops and nobody who waits.
+- ``_cohort`` (the fan-out) only with a cursor in the outbox; a cursor without it is between two fan-outs.
+- ``_member`` (the cohort writes the log for us) only with ``_cohort``, and while nothing is refused or left over: not
+  with ``_mask``, ``_blocked``, or the core's EAGAIN bit.
+- ``_blocked`` (EAGAIN, and the kernel has not called back) only with the core's EAGAIN bit, ``_lagging``, ``_slow``.
+- ``_lagging`` (the last write left something) ends when all is taken. Dropping does not end it: the next flush does.
+- ``_held`` (the hard limit closes nothing) exactly in HARD_LIMIT, until it is over.
+
 Threads: `flush`, `writable`, `tick`, `log_grew`, `follow`, `unfollow` and the methods for the fan-out belong to the
 owning thread; everything else may be called from any. While a log is followed, edges happen on the owning thread
 only: what another thread asks for (limits, policy, close) is queued and done in the next flush, which is requested at
@@ -22,33 +34,60 @@ failed, and callbacks of `when_drained`, are put off until it is released.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from functools import partial
+from math import inf
+from operator import sub
 from threading import get_ident
+from typing import Final, TypeVar
 
-from flowctl.errors import LocalProtocolError
+from flowctl.errors import LocalProtocolError, ReentryError
 from flowctl.flow.counts import total
 from flowctl.flow.forecast import Forecast
-from flowctl.flow.ledger import LedgerEntry, LedgerKind
-from flowctl.flow.limits import OFF_MARK, Limits
-from flowctl.flow.policy import DropPolicy, Thin
-from flowctl.flow.state import Load, MessageClass, SendState
-from flowctl.flow.trouble import Trouble
-from flowctl.loop.locks import HANDLERS
+from flowctl.flow.ledger import Ledger, LedgerEntry, LedgerKind, describe_change
+from flowctl.flow.limits import NO_LIMITS, OFF_MARK, Limits
+from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, KeepAll, Thin, patience_of, refused_mask
+from flowctl.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState, StateChange
+from flowctl.flow.timing import ENDLESS, Timing, crowded
+from flowctl.loop.locks import HANDLERS, OwnedLock
 from flowctl.outgoing.backlog import NEEDED, refuse_frame
 from flowctl.outgoing.cursor import LogCursor
+from flowctl.outgoing.outbox import Outbox, write_one
 from flowctl.outgoing.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
+from flowctl.outgoing.transport import Transport
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sending.core import CLOSED, FlushResult
+from flowctl.sending.contract import CohortLike, FlushResult, Frontend, NoHost, SenderHost, SendOutcome, SendResult
+from flowctl.sending.episode import DropEpisode
 from flowctl.sending.explain import explain
-from flowctl.sending.state import NoHost
-from flowctl.sending.steering import Steering
-from flowctl.sending.types import CohortLike, Glance, SenderHost, SenderSettings, SenderStatistics, SendResult
+from flowctl.sending.figures import Account, Glance, SenderStatistics
+from flowctl.sending.postponed import PostponedCalls
+from flowctl.sending.settings import AgeSource, SenderSettings
+from flowctl.sending.slowpeer import HEALTHY_MS, SlowPeer, healthy_delay_ms
 
 __all__ = ["FlushResult", "Sender"]
 
+# By state: made once, and found without hashing.
+ACCEPTED: Final = tuple(SendResult(SendOutcome.ACCEPTED, state) for state in SendState)
+DROPPED: Final = tuple(SendResult(SendOutcome.DROPPED, state) for state in SendState)
+CLOSED: Final = tuple(SendResult(SendOutcome.CLOSED, state) for state in SendState)
+_RESET_ERRORS: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ETIMEDOUT})
+_JOIN_CHECK_S: Final = 0.5
+"""How often a joiner's load is compared: shorter than any group of pictures, longer than several flushes."""
+_KEY_POLL_S: Final = 0.25
+"""How often a blocked viewer that waits for a key frame is looked after; the log's growth does it sooner."""
+_LOOK_BYTES: Final = 512 * 1024
+_LOOK_MESSAGES: Final = 1024
+"""How much a log may grow before a lagging viewer is looked at even where it can reach no limit: what it holds of the
+log is to be copied out in time (`LogCursor.compact`), and without limits, timers and video nothing else would come."""
+_DEFAULT_SETTINGS: Final = SenderSettings()
+_KEEPS_UP: Final = SlowPeer(_DEFAULT_SETTINGS)
+"""Stands for what is known of a peer that has never been slow, for those who only look."""
+_KEEP_ALL: Final = KeepAll()
+_T = TypeVar("_T")
 
-class Sender(Steering):
+
+class Sender:
     """Everything that is sent to one peer goes through its Sender.
 
     Args:
@@ -61,7 +100,89 @@ class Sender(Steering):
         deferred: whether `send` leaves writing to the owning thread; see the module.
     """
 
-    __slots__ = ()
+    __slots__ = (
+        "_after",
+        "_blocked",
+        "_close_deadline",
+        "_close_details",
+        "_close_reason",
+        "_closing",
+        "_cohort",
+        "_core",
+        "_episode",
+        "_frontend",
+        "_held",
+        "_host",
+        "_joined_check",
+        "_lagging",
+        "_ledger",
+        "_lock",
+        "_longest_stall_s",
+        "_mask",
+        "_member",
+        "_outbox",
+        "_patience",
+        "_pending",
+        "_policy",
+        "_progress_at",
+        "_sends_after_close",
+        "_settings",
+        "_slow",
+        "_transport",
+        "_waiters",
+        "deferred",
+        "slot",
+    )
+
+    def __init__(
+        self,
+        host: SenderHost,
+        transport: Transport,
+        *,
+        limits: Limits = NO_LIMITS,
+        policy: DropPolicy | None = None,
+        frontend: Frontend | None = None,
+        settings: SenderSettings | None = None,
+        deferred: bool = True,
+    ) -> None:
+        now = host.now()
+        self._lock = OwnedLock()
+        self._host: SenderHost = host
+        self._transport = transport
+        self._frontend = frontend
+        self._settings = settings or _DEFAULT_SETTINGS
+        self.deferred = deferred
+        self.slot = -1  # index among the members of a cohort; owned by the fan-out
+        self._core = FlowCore(limits, now)  # guarded by _lock
+        self._policy = policy or _KEEP_ALL  # guarded by _lock
+        self._patience: tuple[float, ...] | None = None  # the policy's, once asked for; guarded by _lock
+        self._mask = 0  # classes refused in the present state; guarded by _lock
+        # All but control and headers are refused, for the hard limit is held; then (messages, wire bytes) of these that
+        # were queued when that began.
+        self._held: tuple[int, int] | None = None  # guarded by _lock
+        self._outbox = Outbox()  # guarded by _lock
+        self._cohort: CohortLike[Sender] | None = None  # the fan-out of the followed log; guarded by _lock
+        self._member = False  # the cohort writes the log for us; guarded by _lock
+        self._pending: list[Callable[[float], None]] | None = None  # for the owning thread; guarded by _lock
+        self._blocked = False  # the last write met EAGAIN and the kernel has not called back; guarded by _lock
+        self._lagging = False  # the last write left something; guarded by _lock
+        # When the kernel last took something, or began to refuse; when the Sender ended, once it has.
+        self._progress_at = now  # guarded by _lock
+        self._longest_stall_s = 0.0  # guarded by _lock
+        self._joined_check: tuple[float, int] | None = None  # (time, load) of a joiner's last check; guarded by _lock
+        self._closing = False  # no more sends are taken; guarded by _lock
+        self._close_reason: CloseReason | None = None  # set once, when the Sender is over; guarded by _lock
+        self._close_details = ""  # guarded by _lock
+        self._close_deadline: float | None = None  # guarded by _lock
+        self._sends_after_close = 0  # guarded by _lock
+        self._waiters: list[Callable[[bool], object]] | None = None  # see `when_drained`; guarded by _lock
+        # What is to be called once the lock is released: reports of handlers that failed, and waiters.
+        self._after: PostponedCalls | None = None  # guarded by _lock
+        self._ledger: Ledger | None = None  # guarded by _lock
+        self._episode: DropEpisode | None = None  # guarded by _lock
+        self._slow: SlowPeer | None = None  # what is known of a slow peer; guarded by _lock
+        if policy is not None:
+            self._mask = self._refused_locked(SendState.READY)
 
     # -- sending
 
@@ -155,7 +276,7 @@ class Sender(Steering):
 
     def follow(
         self,
-        cohort: CohortLike,
+        cohort: CohortLike[Sender],
         *,
         start: Entry | None = None,
         prefix: tuple[Wire, ...] = (),
@@ -214,7 +335,7 @@ class Sender(Steering):
                 cohort.remove(self)
                 self._cohort = None
 
-    def resume_following(self, cohort: CohortLike) -> None:
+    def resume_following(self, cohort: CohortLike[Sender]) -> None:
         """Go on where `suspend_following` left off, served by `cohort`. New owning thread.
 
         Raises:
@@ -230,7 +351,7 @@ class Sender(Steering):
             self._cohort = cohort
             cohort.add(self)
 
-    def move_to(self, cohort: CohortLike) -> None:
+    def move_to(self, cohort: CohortLike[Sender]) -> None:
         """Be served by another fan-out of the same log from the same byte on. The owning thread of both.
 
         Raises:
@@ -331,6 +452,11 @@ class Sender(Steering):
         cohort = self._cohort
         return None if cohort is None else cohort.log
 
+    @property
+    def host(self) -> SenderHost:
+        """The thread and the connection it lives on."""
+        return self._host
+
     def why(self) -> str:
         """Explain the present state in one line: axis, value, limit, since when, and who is to blame. Any thread."""
         self._refuse_reentry("why")
@@ -355,7 +481,7 @@ class Sender(Steering):
         self._refuse_reentry("statistics")
         with self._lock:
             now = self._now_locked()
-            outbox, core = self._outbox, self._core
+            outbox, core, slow = self._outbox, self._core, self._slow or _KEEPS_UP
             load = self._load_locked(now)  # first: it moves the cursor past what is refused
             accepted, dropped, queued = outbox.accounts()
             return SenderStatistics(
@@ -376,7 +502,13 @@ class Sender(Steering):
                 key_waits_expired=outbox.key_waits_expired,
                 bytes_sent=self._bytes_sent_locked(),
                 close_reason=self._close_reason,
-                **self._figures_locked(now),
+                picture_share=self._picture_share_locked(),
+                waited_s=slow.drain.waited_s,
+                delay_ms=slow.delay_ms,
+                drain_bytes_per_s=slow.drain.rate,
+                forecast=self._forecast_locked(now),
+                returns=slow.returns,
+                delay_removed_ms=slow.delay_removed_ms,
             )
 
     def load(self) -> Load:
@@ -390,11 +522,6 @@ class Sender(Steering):
         self._refuse_reentry("glance")
         with self._lock:
             return self._glance_locked()
-
-    @property
-    def host(self) -> SenderHost:
-        """The thread and the connection it lives on."""
-        return self._host
 
     def ledger(self) -> tuple[LedgerEntry, ...]:
         """Return the last changes of state, episodes of drops, and the close, oldest first. Any thread."""
@@ -415,12 +542,64 @@ class Sender(Steering):
         with self._lock:
             self._note_locked(LedgerEntry(kind, self._host.now(), why, duration_s=duration_s))
 
+    # -- for callers that sample thousands of Senders
+
+    @property
+    def pulse(self) -> int | None:
+        """A number that stands still while nothing but the followed log is written to this peer, and all of that.
+
+        None: the peer is, or was lately, in trouble, and nothing can be told without asking. Any thread, no lock.
+        """
+        return self._outbox.bytes_sent if self._slow is None else None
+
+    @property
+    def standing(self) -> tuple[Entry, Entry] | None:
+        """(where it stands, the end of the log), of a member of a cohort. None: it is none. Any thread."""
+        self._refuse_reentry("standing")
+        with self._lock:
+            cursor = self._outbox.cursor
+            return (cursor.entry, cursor.log.tail) if self._member and cursor is not None else None
+
+    def account(self) -> Account:
+        """Return what a sample of this peer is made of. Any thread; half of what `statistics` costs."""
+        self._refuse_reentry("account")
+        with self._lock:
+            now = self._host.now()
+            outbox, core, slow, member = self._outbox, self._core, self._slow, self._member
+            load = self._load_locked(now)  # first: it moves the cursor past what is refused
+            cursor = outbox.cursor
+            # A cohort moves its members without our lock: before the accounts, and again after them.
+            entry = cursor.entry if cursor is not None and member else None
+            tail = cursor.log.tail if cursor is not None and entry is not None else None
+            accepted, dropped, queued = outbox.figures()
+            sent_bytes = self._bytes_sent_locked()
+            still = cursor is not None and cursor.entry is entry and cursor.log.tail is tail
+            idle = not any(queued)
+            return Account(
+                now,
+                accepted,
+                tuple(map(sub, map(sub, accepted, queued), dropped)),
+                dropped,
+                sent_bytes,
+                idle,
+                core.state,
+                self._picture_share_locked(),
+                load,
+                self._stalled_s_locked(now),
+                None if slow is None else slow.drain.rate,
+                0.0 if slow is None else slow.delay_ms,
+                self._lagging and not member,
+                (entry, tail) if still and entry is not None and tail is not None else None,
+                cursor.log if cursor is not None and member else None,
+                outbox.bytes_sent if slow is None else None,
+            )
+
     # -- how far behind the peer is
 
     def sample_delay(self, kernel_bytes: int | None = None) -> float:
         """Take a sample of how far behind the peer is, and do on the owning thread what follows from it. Any thread.
 
-        A peer in trouble is sampled by its own timer; this is for statistics, and for a sweep over healthy peers
+        A peer in slow is sampled by its own timer; this is for statistics, and for a sweep over healthy peers
         where the delay is the age axis. For a healthy one it costs next to nothing and keeps nothing.
 
         Args:
@@ -436,16 +615,14 @@ class Sender(Steering):
                     return 0.0
                 now = self._host.now()
                 waiting = self._host.kernel_bytes() if kernel_bytes is None else kernel_bytes
-                if self._trouble is None and (self._member or not self._outbox.cursor):
+                if self._slow is None and (self._member or not self._outbox.cursor):
                     return self._sample_healthy_locked(now, waiting)
-                if self._trouble is None:
-                    self._trouble = Trouble()
-                trouble = self._trouble
+                slow = self._slow_locked()
                 self._sample_locked(now, waiting)
-                if self._aged_by_delay and not self._foreign_locked() and self._close_reason is None:
+                if slow.by_delay and not self._foreign_locked() and self._close_reason is None:
                     self._look_locked(now)
                     self._arm_locked(now)
-                return trouble.delay_ms
+                return slow.delay_ms
         finally:
             if self._after:
                 self._run_after()
@@ -460,10 +637,8 @@ class Sender(Steering):
         """
         self._refuse_reentry("peer_acknowledged")
         with self._lock:
-            if self._trouble is None and self._aged_by_delay:
-                self._trouble = Trouble()
-            if self._trouble is not None:
-                self._trouble.delay.peer_acknowledged(self._host.now(), total_bytes, self._bytes_sent_locked())
+            if self._slow is not None or self._settings.age_from is AgeSource.DELAY:
+                self._slow_locked().delay.peer_acknowledged(self._host.now(), total_bytes, self._bytes_sent_locked())
 
     def forecast(self) -> Forecast | None:
         """Return when the hard limit will be reached if filling and draining go on as now. Any thread.
@@ -505,7 +680,7 @@ class Sender(Steering):
         result = self._write_locked(now)
         if result is FlushResult.BLOCKED:
             self._host.want_writable(True)
-            if self._sample_due_locked(now):
+            if self._slow is not None and self._slow.due(now):
                 self._sample_locked(now)
             self._arm_locked(now)
             return FlushResult.BLOCKED if self._open_locked() else FlushResult.CLOSED
@@ -524,8 +699,8 @@ class Sender(Steering):
         self._refuse_reentry("writable")
         with self._lock:
             self._blocked = False
-            if self._trouble is not None:
-                self._trouble.allowed_bytes = self._trouble.ahead_bytes
+            if self._slow is not None:
+                self._slow.kernel_asked()
             if self._settings.return_after_s:
                 self._return_after_stall_locked(self._host.now())
             alone = self._cohort is not None and not self._member
@@ -567,7 +742,7 @@ class Sender(Steering):
                     now = self._host.now()
                     self._run_pending_locked(now)
                     self._look_locked(now)
-                    if self._sample_due_locked(now):
+                    if self._slow is not None and self._slow.due(now):
                         self._sample_locked(now)
                     self._check_times_locked(now)
                     self._arm_locked(now)
@@ -680,3 +855,951 @@ class Sender(Steering):
         finally:
             if self._after:
                 self._run_after()
+
+    # -- edges and what follows from them
+
+    def _settle_locked(self, change: StateChange | None, now: float) -> None:
+        """Announce an edge, apply the policy, and go on until no further edge follows."""
+        if change is None:
+            return
+        following: StateChange | None = change
+        while following is not None:
+            edge, following = following, None
+            self._announce_locked(edge)
+            if self._core.final:
+                self._fail_locked(CloseReason.HARD_LIMIT, describe_change(edge))
+                return
+            if edge.new > edge.old and not self._joining_locked():
+                thinned = self._thin_for_locked(edge.new, now)
+                if self._close_reason is not None:
+                    return  # what it dropped is no edge: nobody would be told of it
+                if thinned:
+                    following = self._core.dropped(self._counted_locked(now), now)
+        self._apply_mask_locked(now)
+        self._arm_locked(now)
+
+    def _announce_locked(self, change: StateChange) -> None:
+        self._note_locked(LedgerEntry(LedgerKind.STATE, change.at, "", change=change))
+        frontend = self._frontend
+        if frontend is not None:
+            self._ask_locked("send_state_changed", None, partial(frontend.send_state_changed, change.new, change))
+
+    def _thin_for_locked(self, state: SendState, now: float) -> bool:
+        """Thin the queue as the policy wants it in `state`; return whether that was tried.
+
+        Up to SOFT_LIMIT the policy is not asked while what is late is left out by the picture: the sound in the queue
+        is in time. At SOFT_LIMIT the queue gives up at once what will be late. A peer that takes nothing is not judged
+        by that, nor is anybody while our own thread is late.
+        """
+        slow = self._slow
+        if slow is not None and state < SendState.HARD_LIMIT and self._lags_locked():
+            stands = slow.drain.stalled(now) or self._host.strained()
+            if not stands and self._judges_pictures_locked(self._refused_locked(state)):
+                if state < SendState.SOFT_LIMIT:
+                    return False
+                timing = self._timing_locked(slow, now)
+                if timing is not None:
+                    return self._outbox.cut_behind(timing)
+                if slow.drain.takes(now):
+                    return False  # its rate is known soon, and the next sample asks again
+        mode = self._ask_locked("thin", Thin.NOTHING, partial(self._policy.thin, state))
+        if mode is Thin.NOTHING:
+            return False
+        self._thin_locked(mode, now, DropReason.THINNED)
+        return True
+
+    def _thin_locked(self, mode: Thin, now: float, reason: DropReason) -> None:
+        """Thin what is queued by `mode`."""
+        self._open_episode_locked(now)
+        self._leave_locked()
+        before = self._oldest_locked(now)
+        self._outbox.thin(mode, self._core.limits, now, reason)
+        self._wake_locked()
+        removed_ms = (self._oldest_locked(now) - before) * 1000
+        if removed_ms > 0:
+            self._slow_locked().delay_removed_ms += removed_ms
+
+    def _apply_mask_locked(self, now: float) -> None:
+        """Put in force what the policy refuses in the present state."""
+        held = self._core.state is SendState.HARD_LIMIT
+        mask = DROPPABLE_MASK if held else self._refused_locked(self._core.state)
+        if mask & BROKEN_MASK and not held and self._judges_pictures_locked(mask):
+            mask &= ~BROKEN_MASK | self._refused_locked(SendState.READY)  # what is late is judged by the picture
+        if held and self._held is None:
+            self._held = self._undroppable_locked()
+        elif not held:
+            self._held = None
+        if mask == self._mask:
+            return
+        self._mask = mask
+        if mask:
+            self._open_episode_locked(now)
+        cursor = self._outbox.cursor
+        if cursor is not None:
+            self._leave_locked()
+            before = cursor.pictures()
+            cursor.refuse(mask, DropReason.HELD if held else DropReason.REFUSED, now)
+            self._pictures_wanted_locked(before, cursor.pictures())
+
+    def _look_locked(self, now: float, *, queued: bool = False) -> None:
+        """Notice what time and the growth of the log (`queued`) have changed since the last look."""
+        cursor = self._outbox.cursor
+        if cursor is not None and not self._member:
+            if cursor.poll(now, replace=self._core.state >= SendState.SOFT_LIMIT):
+                self._open_episode_locked(now)
+                self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
+            self._check_joining_locked(cursor, now)
+            cursor.compact()
+        if self._close_reason is not None or not (self._blocked or self._outbox.empty(with_log=not self._member)):
+            return  # the kernel is about to be offered what waits: the write judges it
+        core, load = self._core, self._counted_locked(now)
+        if self._blocked and core.rises_to(load):
+            self._offer_locked(now)  # it may take more by now and our thread be late to hear of it
+            if not self._open_locked():
+                return
+            load = self._counted_locked(now)
+        load = self._uncrowded_locked(load, now)
+        if self._open_locked():
+            self._settle_locked(core.queued(load, now) if queued else core.ticked(load, now), now)
+        self._check_held_locked()
+
+    def _uncrowded_locked(self, load: Load, now: float) -> Load:
+        """Thin a queue that nears its hard marks though what is late is left out; return what counts then.
+
+        Without this a burst of the publisher (see `timing.crowded`) would end the connections of its slow viewers.
+        """
+        core, slow = self._core, self._slow
+        if (
+            not crowded(core.limits, load)
+            or core.state is SendState.HARD_LIMIT
+            or (slow is not None and slow.drain.stalled(now))
+            or not self._judges_pictures_locked(self._refused_locked(SendState.SOFT_LIMIT))
+        ):
+            return load
+        mode = self._ask_locked("thin", Thin.NOTHING, partial(self._policy.thin, SendState.SOFT_LIMIT))
+        if mode is not Thin.NOTHING:
+            self._thin_locked(mode, now, DropReason.THINNED)
+            load = self._counted_locked(now)
+            self._settle_locked(core.dropped(load, now), now)
+        return load
+
+    def _next_crossing_locked(self, now: float) -> tuple[int, int]:
+        """Where in the log to look again, as (offset, sequence): where the next limit can be reached, or before."""
+        cursor = self._outbox.cursor
+        if cursor is None or not self._lagging:
+            return OFF_MARK, OFF_MARK
+        tail = cursor.log.tail  # read first: what is published meanwhile makes the answer too early, never too late
+        load = self._counted_locked(now)
+        size_mark, messages_mark, _ = self._core.marks_above(load)
+        offset, sequence = tail.offset + _LOOK_BYTES, tail.sequence + _LOOK_MESSAGES
+        if size_mark < OFF_MARK:
+            # Bytes and overhead add up to the mark, so one of the two has to grow by half of the gap at least.
+            half = max((size_mark - load.size_bytes) // 2, 1)
+            overhead = self._core.limits.overhead_bytes
+            offset = min(offset, tail.offset + half)
+            sequence = min(sequence, tail.sequence + max(half // overhead, 1)) if overhead else sequence
+        if messages_mark < OFF_MARK:
+            sequence = min(sequence, tail.sequence + max(messages_mark - load.messages, 1))
+        return offset, sequence
+
+    # -- queueing
+
+    def _queue_locked(
+        self, data: bytes, message_class: MessageClass, now: float, *, droppable: bool | None
+    ) -> SendResult:
+        """Queue a message, unless the policy refuses it; before a mark is judged, offer what waits."""
+        self._lock.assert_owned()
+        core, backlog = self._core, self._outbox.backlog
+        foreign = self._cohort is not None and self._foreign_locked()
+        full = foreign and core.reaches_hard(backlog.size_bytes, len(backlog))
+        mask, held = self._mask, self._held is not None
+        reason = backlog.offer(data, message_class, now, mask=mask, held=held, full=full, droppable=droppable)
+        if reason is not None:
+            self._open_episode_locked(now)
+            return DROPPED[core.state]
+        if foreign:
+            return self._sent_from_afar_locked(message_class, full=full)
+        control = message_class is MessageClass.CONTROL
+        if control or core.would_block or core.reaches_soft(backlog.size_bytes, len(backlog)):
+            self._judge_own_locked(now)
+            if self._close_reason is not None:
+                return CLOSED[core.state]
+        if not self._blocked:
+            self._host.request_flush()
+        elif len(backlog) == 1:
+            self._arm_locked(now)  # the first message to wait behind EAGAIN starts the clocks
+        return ACCEPTED[core.state]
+
+    def _judge_own_locked(self, now: float) -> None:
+        """Judge what `send` has queued. Before a mark is judged on it, it is offered to the kernel."""
+        self._lock.assert_owned()
+        core, backlog = self._core, self._outbox.backlog
+        due = self._control_over_locked()
+        if not due and core.would_block:
+            due = core.rises_to(self._counted_locked(now))
+        elif not due:
+            due = core.reaches_soft(backlog.size_bytes, len(backlog))
+        if due:
+            self._offer_locked(now)
+        self._check_control_locked()
+        if self._close_reason is None:
+            self._settle_locked(core.queued(self._counted_locked(now), now), now)
+            self._check_held_locked()
+
+    def _sent_from_afar_locked(self, message_class: MessageClass, *, full: bool) -> SendResult:
+        """Go on with a message that another thread has queued while a log is followed: the flush judges it.
+
+        Until then nothing may be written, and nothing tells a slow peer from a busy thread of ours. Memory is bounded
+        all the same: beyond the hard marks what may be dropped was refused, and the rest ends the connection.
+        """
+        self._lock.assert_owned()
+        reason, details = CloseReason.HARD_LIMIT, "another thread queued what may not be dropped beyond the hard limit"
+        control = message_class is MessageClass.CONTROL
+        if control:
+            reason, details = CloseReason.LIMIT_HIT, self._control_words_locked()
+        self._host.request_flush()
+        if self._control_over_locked() if control else full:
+            self._closing = True
+            self._pending = [*(self._pending or ()), lambda _: self._fail_locked(reason, details)]
+            return CLOSED[self._core.state]
+        return ACCEPTED[self._core.state]
+
+    def _offer_locked(self, now: float) -> None:
+        """Write what waits for this peer alone until all of it is taken or EAGAIN, and go on as after a flush.
+
+        The caller is on the owning thread, or no log is followed: then nobody writes without this lock.
+        """
+        watched = self._blocked
+        written, blocked, failure = self._put_locked(now)
+        if watched and blocked and not written:
+            return  # as before: the owning thread watches the socket
+        self._blocked = False
+        result = self._wrote_locked(written, now, failure, blocked=blocked)
+        while result is FlushResult.MORE and len(self._outbox.backlog):
+            result = self._write_locked(now)
+        if result is FlushResult.BLOCKED:
+            if self._host.in_thread():
+                self._host.want_writable(True)
+            elif not watched:
+                self._blocked = False  # the owning thread must meet EAGAIN itself, to watch the socket
+                self._host.request_flush()
+            self._arm_locked(now)
+        elif result is not FlushResult.CLOSED:
+            self._host.request_flush()
+
+    def _send_now_locked(self, data: bytes, message_class: MessageClass, now: float) -> SendResult:
+        """Immediate mode with nothing queued: write in the caller's thread."""
+        self._lock.assert_owned()
+        written, blocked, failure = write_one(self._transport, data)
+        self._outbox.put_in_flight(data, message_class, now, written)
+        if written == len(data) and self._core.state is SendState.READY and self._episode is None:
+            # Nothing was wrong and nothing is: what follows from a drained queue is known without looking.
+            self._progress_at = now
+            self._host.wrote(written)
+            return ACCEPTED[SendState.READY]
+        result = self._wrote_locked(written, now, failure, blocked=blocked)
+        if result is FlushResult.BLOCKED:
+            self._blocked = False  # the owning thread must meet EAGAIN itself, to watch the socket
+            self._host.request_flush()
+        return (CLOSED if result is FlushResult.CLOSED else ACCEPTED)[self._core.state]
+
+    # -- writing
+
+    def _write_locked(self, now: float) -> FlushResult:
+        """Write until all is taken, EAGAIN, or the end of the turn; account, and tell the core."""
+        self._lock.assert_owned()
+        written, blocked, failure = self._put_locked(now)
+        return self._wrote_locked(written, now, failure, blocked=blocked)
+
+    def _put_locked(self, now: float) -> tuple[int, bool, OSError | None]:
+        """Write for one turn; return as `Outbox.write`. For a viewer that lags, what is late is left out.
+
+        It is given no more ahead than the kernel was told to take: that takes up to a segment of 64 KiB beyond.
+        """
+        settings, outbox, slow = self._settings, self._outbox, self._slow
+        budget, with_log = settings.turn_bytes, not self._member
+        if slow is None or not self._lags_locked():
+            return outbox.write(self._transport, settings.turn_messages, budget, with_log=with_log)
+        timing = self._timing_locked(slow, now)
+        written, blocked, failure = outbox.write(
+            self._transport, settings.turn_messages, slow.budget_bytes(budget), with_log=with_log, timing=timing
+        )
+        # Without a rate too: a cut goes on through sound that a line carries with ease, so that nothing waits.
+        if outbox.cursor is not None and (entry := slow.note_late(now, outbox.cursor.late)) is not None:
+            self._note_locked(entry)
+        if slow.gave(written) and failure is None and not outbox.empty(with_log=with_log):
+            blocked = True  # for now; the kernel tells when it has sent half of it
+        return written, blocked, failure
+
+    def _wrote_locked(self, written: int, now: float, failure: OSError | None, *, blocked: bool) -> FlushResult:
+        """Account for a write that took `written` bytes and ended in EAGAIN, in `failure`, or in neither."""
+        if written:
+            self._progress_locked(now)
+            self._host.wrote(written)
+            if self._waiters:
+                self._wake_locked()
+        if failure is not None:
+            self._broken_locked(failure)
+            return FlushResult.CLOSED
+        core, outbox = self._core, self._outbox
+        if blocked:
+            if not written and not self._waits_locked():
+                self._progress_at = now  # a stall begins with the first write that is refused, not with the last taken
+            self._blocked = self._lagging = True
+            self._leave_locked()
+            self._began_to_wait_locked(self._slow_locked(), now)
+            load = self._uncrowded_locked(self._counted_locked(now, refused=True), now)
+            if self._open_locked():
+                self._settle_locked(core.blocked(load, now), now)
+            return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
+        if not outbox.empty(with_log=not self._member):
+            self._lagging = True
+            if self._slow is not None:
+                self._began_to_wait_locked(self._slow, now)
+            load = self._counted_locked(now)
+            if not core.rises_to(load):  # what is left may never have been offered
+                self._settle_locked(core.sent(load, now), now)
+            return FlushResult.MORE if self._close_reason is None else FlushResult.CLOSED
+        return self._took_all_locked(now)
+
+    def _took_all_locked(self, now: float) -> FlushResult:
+        """Go on after a write that left nothing."""
+        core, outbox = self._core, self._outbox
+        self._progress_locked(now)
+        slow = self._slow
+        if slow is not None:
+            slow.waited = False
+            if now < self._held_until_locked(slow):
+                self._settle_locked(core.sent(self._counted_locked(now), now), now)
+                self._arm_locked(now)
+                return FlushResult.DRAINED if self._close_reason is None else FlushResult.CLOSED
+            if slow.kept_up():
+                self._host.limit_unsent(0)
+        self._lagging = False
+        cursor = outbox.cursor
+        if cursor is not None and not self._member and cursor.joining_to is not None:
+            cursor.end_joining(DropReason.REFUSED, now)
+        self._forget_joining_locked()
+        rest = EMPTY_LOAD
+        if slow is not None:
+            if slow.by_delay:
+                rest = self._counted_locked(now, refused=False)
+            elif slow.harmless:
+                self._slow = None
+        self._settle_locked(core.drained(now, rest), now)
+        self._close_episode_locked(now)
+        return FlushResult.DRAINED
+
+    def _began_to_wait_locked(self, slow: SlowPeer, now: float) -> None:
+        """Something is left after a write: from now on, what the peer takes tells its rate."""
+        if not slow.waited:
+            if slow.drain.sampled_at < now:  # else it was before the write
+                slow.drain.sample(now, self._bytes_sent_locked() - self._host.kernel_bytes(), waited=False)
+            slow.waited = True
+        self._note_pictures_locked(slow, now)  # there need be no timer that does
+
+    def _held_until_locked(self, slow: SlowPeer) -> float:
+        """Return until when this peer counts as one that lags although all is taken."""
+        cursor = self._outbox.cursor
+        return 0.0 if cursor is None or self._closing else slow.held_until(cursor.log.gop_duration_s)
+
+    # -- a peer that lags
+
+    def _patience_locked(self) -> tuple[float, ...]:
+        """Return the policy's patience, by class; it is asked once."""
+        if self._patience is None:
+            self._patience = self._ask_locked("patience", ENDLESS, partial(patience_of, self._policy))
+        return self._patience
+
+    def _judges_pictures_locked(self, refused: int) -> bool:
+        """Whether what is late is left out, by the picture, so that the state need not refuse pictures.
+
+        Not where key frames are among the classes that are `refused`: none would end a cut, so nothing is cut.
+        """
+        return (
+            not refused >> MessageClass.KEY & 1
+            and self._lags_locked()
+            and self._patience_locked()[MessageClass.INTER] < inf
+        )
+
+    def _lags_locked(self) -> bool:
+        """Whether this peer lags behind a log that it follows, and its limits and its policy leave out what is late."""
+        cursor = self._outbox.cursor
+        return (
+            self._core.would_block
+            and self._core.limits.target_delay_ms != 0
+            and cursor is not None
+            and not self._member
+            and cursor.joining_to is None
+            and not self._closing
+            and self._patience_locked() != ENDLESS
+        )
+
+    def _timing_locked(self, slow: SlowPeer, now: float) -> Timing | None:
+        """Measure what a viewer that lags takes, and return by what its messages are late; None: nothing is.
+
+        Nothing is while its rate is not known, and while it is our own thread that is late.
+        """
+        cursor, host = self._outbox.cursor, self._host
+        written, kernel_bytes = self._bytes_sent_locked(), host.kernel_bytes()
+        slow.drain.sample(now, written - kernel_bytes, waited=slow.waited)
+        rate = slow.drain.known(now)
+        if cursor is None or (rate is None and not cursor.log.rates.bytes_per_s):
+            return None
+        # With no rate measured, it may be as high as that of the stream.
+        if slow.paces_anew(cursor.log.rates.bytes_per_s if rate is None else rate):
+            host.limit_unsent(slow.ahead_bytes)
+        self._open_episode_locked(now)
+        if rate is None or host.strained():
+            return None
+        held_bytes = slow.delay.untaken_bytes(now, written, kernel_bytes)
+        return slow.timing(now, rate, held_bytes, cursor.log, self._core.limits, self._patience_locked())
+
+    def _slow_locked(self) -> SlowPeer:
+        """Return what is known of a slow peer; there is something from now on."""
+        if self._slow is None:
+            self._slow = SlowPeer(self._settings)
+        return self._slow
+
+    def _sample_locked(self, now: float, kernel_bytes: int | None = None) -> None:
+        """Take a sample of a peer in trouble and do what follows from it."""
+        slow = self._slow
+        if slow is None or self._close_reason is not None:
+            return
+        foreign = self._foreign_locked()
+        if not foreign and self._host.strained():
+            slow.put_off(now)
+            return
+        if foreign and slow.asked_too_soon(now):
+            return
+        self._measure_locked(slow, now, self._host.kernel_bytes() if kernel_bytes is None else kernel_bytes)
+        if not foreign:  # what follows happens on the owning thread
+            self._act_on_sample_locked(slow, now)
+        if self._core.state is SendState.READY and slow.harmless and slow.healthy:
+            self._slow = None
+
+    def _act_on_sample_locked(self, slow: SlowPeer, now: float) -> None:
+        cause = slow.why_return(now, max(now - self._oldest_locked(now), 0.0) * 1000)
+        if cause is not None and self._core.would_block:
+            self._return_locked(now, cause)
+        soft = self._core.state is SendState.SOFT_LIMIT and self._judges_pictures_locked(self._mask)
+        if soft and self._thin_for_locked(SendState.SOFT_LIMIT, now):
+            # It has stalled since it got there, or more has come.
+            self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
+
+    def _measure_locked(self, slow: SlowPeer, now: float, kernel_bytes: int) -> None:
+        queued_bytes = self._queued_bytes_locked(now)
+        slow.sample(now, queued_bytes, self._bytes_sent_locked(), kernel_bytes)
+        self._note_pictures_locked(slow, now)
+
+    def _queued_bytes_locked(self, now: float) -> int:
+        """Return what waits here for the peer, without the overhead that limits count."""
+        load = self._load_locked(now)
+        return load.size_bytes - load.messages * self._core.limits.overhead_bytes
+
+    def _sample_healthy_locked(self, now: float, kernel_bytes: int) -> float:
+        """Return the delay of a peer that is in no trouble, in ms; begin to measure it where that is worth it."""
+        cursor = self._outbox.cursor
+        rate = cursor.log.rates.bytes_per_s if cursor is not None and self._member else 0.0
+        delay_ms = healthy_delay_ms(kernel_bytes, rate)
+        if delay_ms is not None:
+            return delay_ms
+        slow = self._slow_locked()
+        self._measure_locked(slow, now, kernel_bytes)
+        return slow.delay_ms
+
+    def _stream_rates_locked(self, now: float) -> tuple[list[float], list[float]] | None:
+        cursor = self._outbox.cursor
+        if cursor is None:
+            return None
+        tail = cursor.log.tail
+        return cursor.log.rates.per_second(now, tail.counts, tail.sizes)
+
+    def _return_after_stall_locked(self, now: float) -> None:
+        """Skip what became old while the kernel took nothing, if that was for long; it takes something again."""
+        stalled_s = self._stalled_s_locked(now)
+        if 0 < self._settings.return_after_s <= stalled_s and self._close_reason is None:
+            self._return_locked(now, f"the kernel had taken nothing for {stalled_s:.1f} s")
+
+    def _return_locked(self, now: float, cause: str) -> None:
+        """Go to the newest key frame of the followed log, if there is one ahead, and say what that brought."""
+        slow, cursor = self._slow, self._outbox.cursor
+        if slow is None or cursor is None or self._member or self._closing:
+            return
+        before = self._oldest_locked(now)
+        self._open_episode_locked(now)
+        skipped = self._outbox.skip_to_live(self._core.limits, now)
+        self._apply_mask_locked(now)  # a joiner is none any more: from now on it is judged by the picture
+        if not skipped:
+            return
+        removed_ms = max(self._oldest_locked(now) - before, 0.0) * 1000
+        self._note_locked(slow.returned(now, removed_ms, cause))
+        self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
+
+    def _relieve_locked(self, now: float, cause: str) -> None:
+        """Skip to the newest key frame of the followed log; where that frees nothing, drop what may be dropped."""
+        self._lock.assert_owned()
+        cursor = self._outbox.cursor
+        if cursor is None or self._member or self._closing:
+            return
+        before = cursor.entry
+        self._slow_locked()
+        self._return_locked(now, cause)
+        if self._close_reason is None and cursor.entry is before:
+            self._thin_request_locked(Thin.DROPPABLE, now)
+
+    def _forecast_locked(self, now: float) -> Forecast | None:
+        """Return when the hard limit will be reached if all goes on as now; None: never, or nothing is known."""
+        slow, core = self._slow, self._core
+        if slow is None or not core.would_block or not self._open_locked():
+            return None
+        if not slow.drain.stalled(now) and self._judges_pictures_locked(self._mask):
+            return None  # what its line cannot carry is left out, and its queue does not grow
+        load, per_second = self._counted_locked(now), self._stream_rates_locked(now)
+        return slow.forecast(now, load, core.limits, per_second, self._mask)
+
+    def _remarks_locked(self, now: float) -> list[str]:
+        """Return what is told of shares, samples and forecast, for `why`."""
+        slow, cursor = self._slow, self._outbox.cursor
+        if slow is None:
+            return []
+        needed = cursor.log.rates.bytes_per_s if cursor is not None and self._core.would_block else None
+        remarks = slow.remarks(self._queued_bytes_locked(now), self._picture_share_locked(), needed)
+        forecast = self._forecast_locked(now)
+        if forecast is not None:
+            remarks.append(f"the hard limit ({forecast.axis.value}) is {forecast.seconds:.0f} s away")
+        return remarks
+
+    def _glance_locked(self) -> Glance:
+        slow, cursor = self._slow, self._outbox.cursor
+        own_bytes, own_messages = self._outbox.own
+        return Glance(
+            state=self._core.state,
+            picture_share=self._picture_share_locked(),
+            entry=None if cursor is None else cursor.entry,
+            own_bytes=own_bytes,
+            own_messages=own_messages,
+            bytes_sent=self._bytes_sent_locked(),
+            transitions=self._core.transitions,
+            delay_ms=0.0 if slow is None else slow.delay_ms,
+            lagging=self._lagging and not self._member,
+            joining=self._joining_locked(),
+        )
+
+    def _picture_share_locked(self) -> float:
+        """Return the share of the pictures of the last 20 s that were sent, 0 to 1; of who has ended, at its end."""
+        slow, cursor = self._slow, self._outbox.cursor
+        if slow is None or cursor is None:
+            return slow.last_share if slow is not None and self._close_reason is not None else 1.0
+        return slow.pictures.share(self._now_locked(), *cursor.pictures())
+
+    def _note_pictures_locked(self, slow: SlowPeer, now: float) -> None:
+        cursor = self._outbox.cursor
+        if cursor is not None:
+            slow.pictures.note(now, *cursor.pictures(), cursor.joined_at)
+
+    # -- the cohort
+
+    def _leave_locked(self) -> None:
+        """Leave the cohort, if in one, with the cursor where the cohort stands."""
+        cohort, cursor = self._cohort, self._outbox.cursor
+        if cohort is not None and cursor is not None and self._member:
+            cursor.place = Place(cursor.entry)
+            self._outbox.bytes_sent += cursor.entry.offset
+            self._member = False
+            cohort.left(self)
+
+    def _unfollow_locked(self, reason: DropReason) -> None:
+        self._lock.assert_owned()
+        cohort = self._cohort
+        if cohort is not None:
+            self._leave_locked()
+            cohort.remove(self)
+            self._cohort = None
+        if self._slow is not None:
+            self._slow.last_share = self._picture_share_locked()
+            self._slow.pictures.forget()
+        if self._episode is not None:
+            self._episode.leave_log(self._pictures_locked())
+        self._outbox.unfollow(reason)
+
+    def _stop_following_locked(self, now: float) -> None:
+        self._lock.assert_owned()
+        cursor = self._outbox.cursor
+        if cursor is not None:
+            self._leave_locked()
+            cursor.finish(now)
+
+    # -- times
+
+    def _check_joining_locked(self, cursor: LogCursor, now: float) -> None:
+        """A joiner stops being one when it has taken the cache, or is old enough and its load no longer falls."""
+        if cursor.joining_to is None:
+            return
+        age_limits = self._core.limits.age_ms
+        grace_s = (age_limits.low or 0) / 1000 if age_limits.on else self._settings.join_grace_s
+        load = self._outbox.joining_load_bytes
+        checked = self._joined_check
+        slow = False
+        if checked is None or now - cursor.joined_at <= grace_s:
+            self._joined_check = (now, load)
+        elif now - checked[0] >= _JOIN_CHECK_S:
+            self._joined_check = (now, load)
+            slow = load >= checked[1]
+        if slow or (self._lagging and self._outbox.cache_taken):
+            self._open_episode_locked(now)
+            cursor.end_joining(DropReason.REFUSED, now)
+            self._apply_mask_locked(now)  # from now on it is judged by the picture
+            if self._core.state >= SendState.SOFT_LIMIT:
+                self._thin_for_locked(self._core.state, now)
+
+    def _forget_joining_locked(self) -> None:
+        """Everything is taken: give back what was measured of a joiner while it took the cache, if it went well.
+
+        The kernel refuses nearly every joiner something, as the cache comes at once. That is no sign of a slow link,
+        and must not cost a healthy viewer meters and timers.
+        """
+        joined, self._joined_check = self._joined_check is not None, None
+        slow = self._slow
+        if (
+            joined
+            and slow is not None
+            and slow.harmless
+            and (slow.healthy or not slow.by_delay)
+            and self._core.state < SendState.SOFT_LIMIT
+        ):
+            self._slow = None
+
+    def _check_times_locked(self, now: float) -> None:
+        """End the connection where something has taken too long. Before that, the kernel is asked once more.
+
+        Our thread may have been held for as long, by a handler or a stopped process: a deadline is then looked at
+        before the loop tells that there is room, or before a flush that was asked for.
+        """
+        overdue = self._overdue_locked(now) if self._close_reason is None else None
+        if overdue is not None and not self._outbox.empty(with_log=not self._member):
+            self._offer_locked(now)
+            overdue = self._overdue_locked(now) if self._open_locked() and self._blocked else None
+        if overdue is not None:
+            self._fail_locked(*overdue)
+
+    def _overdue_locked(self, now: float) -> tuple[CloseReason, str] | None:
+        """Return what has taken too long, as reason and details of the end. None: nothing has."""
+        settings, core = self._settings, self._core
+        stalled_s = now - self._stalled_since_locked(now)
+        soft_s = now - core.slow_since if core.slow_since is not None else 0.0
+        if (
+            self._close_deadline is not None
+            and now >= self._close_deadline
+            and (self._blocked or not self._outbox.empty(with_log=not self._member))  # else it is for a flush to end
+        ):
+            limit = settings.close_deadline_s
+            return CloseReason.STUCK, f"not everything was taken within {limit:g} s after closing began"
+        if core.would_block and 0 < settings.stuck_s <= stalled_s:
+            limit = settings.stuck_s
+            return CloseReason.STUCK, f"the kernel took nothing for {stalled_s:.1f} s, the limit is {limit:g} s"
+        if core.slow_since is not None and 0 < settings.soft_too_long_s <= soft_s:
+            limit = settings.soft_too_long_s
+            return CloseReason.SOFT_TOO_LONG, f"at or above SOFT_LIMIT for {soft_s:.1f} s, the limit is {limit:g} s"
+        return None
+
+    def _arm_locked(self, now: float) -> None:
+        """Ask for a tick at the earliest time at which something could change by time alone."""
+        if self._close_reason is not None:
+            return
+        settings, core, outbox = self._settings, self._core, self._outbox
+        times = [self._close_deadline] if self._close_deadline is not None else []
+        if core.would_block:
+            load = self._counted_locked(now)
+            age_mark = core.marks_above(load)[2]
+            if age_mark < OFF_MARK and (load.messages or outbox.cursor is not None):
+                # Who follows a log also where thinning has emptied the queue: what comes next is as old in that time,
+                # and nobody looks at a viewer because a single message came. Without a log, the next message that is
+                # queued asks for this by itself. A delay does not grow by waiting, only by the next sample.
+                least_ms = 1.0 if settings.age_from is AgeSource.QUEUE else 50.0
+                times.append(now + max(age_mark - load.age_ms, least_ms) / 1000)
+            if settings.stuck_s and (outbox.cursor is not None or self._load_locked(now).messages):
+                times.append(self._stalled_since_locked(now) + settings.stuck_s)
+            if self._joining_locked():
+                times.append(now + _JOIN_CHECK_S)
+            elif outbox.waiting_for_key:
+                times.append(now + _KEY_POLL_S)
+        if settings.soft_too_long_s and core.slow_since is not None:
+            times.append(core.slow_since + settings.soft_too_long_s)
+        slow = self._slow
+        if slow is not None and core.would_block and (until := self._held_until_locked(slow)) > now:
+            times.append(until)
+        if slow is not None and (
+            (core.would_block and (settings.steers or self._lags_locked()))
+            or (slow.by_delay and (slow.delay_ms >= HEALTHY_MS or core.state >= SendState.SOFT_LIMIT))
+        ):
+            times.append(slow.next_sample_at(now))
+        if times:
+            self._host.set_deadline(min(times))
+
+    # -- limits and the end
+
+    def _control_over_locked(self) -> bool:
+        """Whether the control lane holds more than it may."""
+        backlog, settings = self._outbox.backlog, self._settings
+        return backlog.control_bytes > settings.control_bytes or (
+            backlog.control is not None and len(backlog.control) > settings.control_messages
+        )
+
+    def _check_control_locked(self) -> None:
+        """End the connection for a control lane over its limit, if that is the peer's doing: the kernel refuses."""
+        if self._core.would_block and self._control_over_locked():
+            self._fail_locked(CloseReason.LIMIT_HIT, self._control_words_locked())
+
+    def _check_held_locked(self) -> None:
+        """End the connection where a held hard limit has let in more headers than the control lane may hold.
+
+        Nothing else bounds them then: they are never refused, so that whoever recovers can decode what comes.
+        """
+        if self._held is None or self._close_reason is not None:
+            return
+        messages, size_bytes = map(sub, self._undroppable_locked(), self._held)
+        settings = self._settings
+        if messages > settings.control_messages or size_bytes > settings.control_bytes:
+            self._fail_locked(
+                CloseReason.LIMIT_HIT,
+                f"since the hard limit is held, {size_bytes} bytes in {messages} headers and control messages wait, "
+                f"the limit is {settings.control_bytes} bytes, {settings.control_messages} messages",
+            )
+
+    def _control_words_locked(self) -> str:
+        backlog, settings = self._outbox.backlog, self._settings
+        return (
+            f"control lane holds {backlog.control_bytes} bytes in {len(backlog.control or ())} messages, "
+            f"the limit is {settings.control_bytes} bytes, {settings.control_messages} messages"
+        )
+
+    def _undroppable_locked(self) -> tuple[int, int]:
+        """Return (messages, wire bytes) of what is queued and not refused by anything: control and headers."""
+        queued = self._outbox.accounts()[2]
+        kept = (MessageClass.CONTROL, MessageClass.HEADER)
+        return sum(queued.messages[item] for item in kept), sum(queued.sizes_bytes[item] for item in kept)
+
+    def _set_limits_locked(self, limits: Limits, now: float) -> None:
+        self._lock.assert_owned()
+        self._note_locked(LedgerEntry(LedgerKind.LIMITS, now, str(limits)))
+        core = self._core
+        if not (self._blocked or self._outbox.empty(with_log=False)):
+            self._offer_locked(now)
+            if self._close_reason is not None:
+                return
+        self._settle_locked(core.limits_set(limits, self._counted_locked(now, limits), now), now)
+        if self._open_locked():
+            self._apply_mask_locked(now)  # there may be a target delay now, or none any more
+        if core.final:  # without an edge where a held hard limit was made a final one; the first reason counts
+            self._fail_locked(CloseReason.HARD_LIMIT, "the hard limit is reached and no longer held")
+        self._arm_locked(now)
+        if self._cohort is not None:
+            self._cohort.limits_changed(self)
+
+    def _set_policy_locked(self, policy: DropPolicy, now: float) -> None:
+        self._lock.assert_owned()
+        self._policy = policy
+        self._patience = None
+        self._apply_mask_locked(now)
+        self._arm_locked(now)
+
+    def _thin_request_locked(self, mode: Thin, now: float) -> None:
+        self._lock.assert_owned()
+        self._thin_locked(mode, now, DropReason.REQUESTED)
+        self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
+        self._close_episode_locked(now)
+        self._arm_locked(now)  # a wait for a key frame may have begun without an edge
+
+    def _broken_locked(self, error: Exception) -> None:
+        reset = isinstance(error, OSError) and error.errno in _RESET_ERRORS
+        details = f"write failed: {error}" if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        self._fail_locked(CloseReason.PEER_RESET if reset else CloseReason.INTERNAL, details)
+
+    def _fail_locked(self, reason: CloseReason, details: str) -> None:
+        """The one place where a Sender ends."""
+        self._lock.assert_owned()
+        if self._close_reason is not None:
+            return
+        now = self._host.now()
+        self._closing = True
+        self._close_reason, self._close_details = reason, details
+        self._progress_locked(now)  # from here on it says when the Sender ended
+        self._open_episode_locked(now)
+        self._unfollow_locked(DropReason.CLOSED)
+        self._wake_locked()
+        self._outbox.drop_everything(DropReason.CLOSED)
+        self._close_episode_locked(now, force=True)
+        self._note_locked(LedgerEntry(LedgerKind.CLOSE, now, details, reason=reason))
+        self._host.terminate(reason, details)
+
+    # -- what is queued, and since when
+
+    def _refuse_reentry(self, method: str) -> None:
+        if HANDLERS and (where := HANDLERS.get(get_ident())) is not None:
+            raise ReentryError(
+                f"Sender.{method}() was called from {where}(), which may call no Sender",
+                hint="schedule it on the connection's registration instead",
+            )
+
+    def _open_locked(self) -> bool:
+        return self._close_reason is None
+
+    def _foreign_locked(self) -> bool:
+        """Whether this thread must leave edges to the owning one."""
+        return self._cohort is not None and not self._host.in_thread()
+
+    def _now_locked(self) -> float:
+        """Return the time for those who look; it stands still when the Sender has ended."""
+        return self._host.now() if self._close_reason is None else self._progress_at
+
+    def _load_locked(self, now: float) -> Load:
+        """Return all that is queued."""
+        return self._outbox.load(now, self._core.limits.overhead_bytes)
+
+    def _counted_locked(self, now: float, limits: Limits | None = None, *, refused: bool | None = None) -> Load:
+        """Return the load that counts against the limits.
+
+        What was queued or published since the last write has not been offered to the kernel yet: it is no sign of a
+        slow peer and does not count, or a burst would cost a peer messages that its link has room for. What EAGAIN
+        has left behind does, with all that follows, until everything is taken. What joining gave does not.
+
+        Args:
+            now: time in seconds.
+            limits: None: those in force.
+            refused: whether the kernel has refused something since it had last taken everything. None: as the core
+                knows; it is told of a write after this.
+        """
+        if self._core.would_block if refused is None else refused:
+            load = self._outbox.counted(now, limits or self._core.limits, log=not self._member)
+        else:
+            load = EMPTY_LOAD
+        slow = self._slow
+        return load if slow is None or self._joining_locked() else slow.aged(load)
+
+    def _bytes_sent_locked(self) -> int:
+        """Return the wire bytes that the kernel has taken, those that the cohort wrote for us included."""
+        cursor = self._outbox.cursor
+        return self._outbox.bytes_sent + (cursor.entry.offset if self._member and cursor is not None else 0)
+
+    def _oldest_locked(self, now: float) -> float:
+        """Return since when the oldest message that is not in flight waits; `now` where none does."""
+        cursor, since = self._outbox.cursor, self._outbox.backlog.oldest_at
+        oldest = cursor.oldest_at() if cursor is not None else None
+        return min(now if oldest is None else oldest, now if since is None else since)
+
+    def _joining_locked(self) -> bool:
+        cursor = self._outbox.cursor
+        return cursor is not None and not self._member and cursor.joining_to is not None
+
+    def _waits_locked(self) -> bool:
+        """Whether the kernel owes us progress: something waits, here or with it, that it did not take.
+
+        Not for a viewer that counts as one that lags because pictures were left out lately, and has taken all.
+        """
+        slow = self._slow
+        return self._core.would_block and (self._blocked or slow is None or slow.waited)
+
+    def _progress_locked(self, now: float) -> None:
+        if self._waits_locked():
+            self._longest_stall_s = max(self._longest_stall_s, now - self._progress_at)
+        self._progress_at = now
+
+    def _stalled_since_locked(self, now: float) -> float:
+        """Return since when the kernel has taken nothing while something was queued, in seconds; `now` for not at all.
+
+        No longer than the oldest queued message has waited: before that there was nothing to take. But while a log is
+        followed there always is: thinning may empty our queue, and the kernel still holds what it was given.
+        """
+        cursor = self._outbox.cursor
+        if self._core.would_block and cursor is not None:
+            if not self._waits_locked():
+                return now
+            since = max(self._progress_at, cursor.joined_at)  # a stall from before does not count against a new log
+            slow = self._slow
+            # A kernel that was told to take less ahead may take nothing for as long as it sends what it has.
+            return max(since, slow.drain.taken_at) if slow is not None and slow.ahead_bytes else since
+        load = self._load_locked(now)
+        return max(self._progress_at, now - load.age_ms / 1000) if load.messages else now
+
+    def _stalled_s_locked(self, now: float) -> float:
+        """Return for how long the kernel has taken nothing while something is queued."""
+        return now - self._stalled_since_locked(now) if self._core.would_block else 0.0
+
+    # -- the application's code: its handler and its policy
+
+    def _ask_locked(self, where: str, default: _T, call: Callable[[], _T]) -> _T:
+        """Call the application's code; `default` where it raises, which is reported when the lock is released.
+
+        Whatever it raises, CancelledError and SystemExit too: half of an edge is worse than an exit that comes later.
+        Meanwhile this thread may call no Sender.
+        """
+        thread = get_ident()
+        HANDLERS[thread] = where
+        try:
+            return call()
+        except BaseException as error:  # noqa: BLE001 - see above
+            self._later_locked(partial(self._host.handler_failed, where, error))
+            return default
+        finally:
+            HANDLERS.pop(thread, None)
+
+    def _refused_locked(self, state: SendState) -> int:
+        """Ask the policy which classes it refuses in `state`; one that fails refuses nothing."""
+        return self._ask_locked("decide", 0, partial(refused_mask, self._policy, state))
+
+    # -- what is done when the lock is released: hooks and logs are the application's code as well, and may block
+
+    def _later_locked(self, call: Callable[[], object]) -> None:
+        if self._after is None:
+            self._after = PostponedCalls()
+        self._after.append(call)
+
+    def _wake_locked(self) -> None:
+        """Have the waiters called if there is nothing left to wait for; after what may have emptied the queue."""
+        taken = self._outbox.own_taken
+        if self._waiters and (taken or self._close_reason is not None):
+            waiters, self._waiters = self._waiters, None
+            for waiter in waiters:
+                self._later_locked(partial(waiter, taken))
+
+    def _run_after(self) -> None:
+        """Do what was put off; at the end of each public method that may have put something off."""
+        if self._after is not None:
+            self._after.run(self._lock)
+
+    # -- the ledger and episodes of drops
+
+    def _note_locked(self, entry: LedgerEntry) -> None:
+        if self._ledger is None:
+            self._ledger = Ledger()
+        self._ledger.add(entry)
+        self._host.ledger_grew()
+
+    def _open_episode_locked(self, now: float) -> None:
+        if self._episode is None:
+            self._episode = DropEpisode(now, self._outbox.dropped(), self._pictures_locked(), self._slow)
+
+    def _pictures_wanted_locked(self, before: tuple[int, int], after: tuple[int, int]) -> None:
+        """Keep out of all shares the step that counts of pictures make where a viewer wants none, or some again."""
+        if before == after:
+            return
+        if self._slow is not None:
+            self._slow.pictures.forget()
+        if self._episode is not None:
+            self._episode.skip(before, after)
+
+    def _close_episode_locked(self, now: float, *, force: bool = False) -> None:
+        """End the episode of drops once everything is accepted again; one entry of the ledger for all of it."""
+        episode = self._episode
+        if episode is None or ((self._mask or self._outbox.waiting_for_key) and not force):
+            return
+        self._episode = None
+        entry = episode.end(now, self._outbox.dropped(), self._pictures_locked(), self._slow)
+        if entry is not None:
+            self._note_locked(entry)
+
+    def _pictures_locked(self) -> tuple[int, int]:
+        """Return the pictures of the followed log, and those of them that were not sent: see `LogCursor.pictures`."""
+        cursor = self._outbox.cursor
+        return (0, 0) if cursor is None else cursor.pictures()

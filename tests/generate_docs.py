@@ -44,7 +44,7 @@ from flowctl.rtmp.client.states import CLIENT_TABLE
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.server.states import CONNECTION_TABLE, STREAM_TABLE, ConnectionInput
 from flowctl.rtmp.session_config import ControlConfig, ServerSessionConfig
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import AdmissionLimits
 from flowctl.server.server import DEFAULT_LIMITS
 from flowctl.telemetry.schema import ARROW_TYPES, TABLES, EventName

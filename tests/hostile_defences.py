@@ -14,7 +14,7 @@ from flowctl.reasons import CloseReason
 from flowctl.rtmp.amf.limits import AmfLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import AdmissionLimits
 
 CUT, REFUSED, CONTAINED = Outcome.CUT, Outcome.REFUSED, Outcome.CONTAINED

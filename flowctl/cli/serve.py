@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flowctl.flow.limits import Limits
-    from flowctl.sending.types import SenderSettings
+    from flowctl.sending.settings import SenderSettings
     from flowctl.server.program import ServeOptions, ServerProgram
     from flowctl.server.server import Server
     from flowctl.server.signals import EndSignals
@@ -151,7 +151,7 @@ def serve(
 
 
 def _settings(stuck: str, soft_too_long: str, age_axis: str) -> SenderSettings:
-    from flowctl.sending.types import AgeSource, SenderSettings
+    from flowctl.sending.settings import AgeSource, SenderSettings
     from flowctl.units import parse_duration
 
     return SenderSettings(

@@ -18,7 +18,7 @@ from flowctl.errors import BrokenError, ConfigError, RemoteProtocolError
 from flowctl.pollgroup import PollGroup
 from flowctl.receiver import DEFAULT_CAPACITY_BYTES
 from flowctl.rtmp.url import DEFAULT_APP, RtmpUrl, parse_url
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 
 DEFAULT_TIMEOUT_S: Final = 5.0
 """Time to connect, all addresses of the host together; a SYN that got lost is sent again after 1 and 3 s."""

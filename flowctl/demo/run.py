@@ -24,7 +24,7 @@ from flowctl.loadtest.results.figures import RunFigures
 from flowctl.loadtest.results.report import render
 from flowctl.loadtest.results.result import RunResult, Sample
 from flowctl.loadtest.run import run_load
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import AdmissionLimits
 from flowctl.server.program import ServeOptions
 from flowctl.text.files import write_text

@@ -14,7 +14,7 @@ from flowctl.demo.plan import ViewerPlan
 from flowctl.flow.state import EMPTY_LOAD, Load, SendState
 from flowctl.live import EndedViewer, HubStatistics, ViewerStatistics
 from flowctl.reasons import CloseReason
-from flowctl.sending.types import SenderStatistics
+from flowctl.sending.figures import SenderStatistics
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.state import MessageClass
 from flowctl.outgoing.streamlog import CacheLimits, Entry, StreamLog, subtract
 from flowctl.sender import Sender
-from flowctl.sending.types import CohortLike
+from flowctl.sending.contract import CohortLike
 from flowctl.telemetry.schema import CLASS_NAMES
 
 _NO_CACHE: Final = CacheLimits(size_bytes=0)
@@ -143,7 +143,7 @@ class PrivateCohort:
 
     __slots__ = ("_fanout", "_private")
 
-    def __init__(self, fanout: CohortLike, private: StreamLog) -> None:
+    def __init__(self, fanout: CohortLike[Sender], private: StreamLog) -> None:
         self._fanout = fanout
         self._private = private
 

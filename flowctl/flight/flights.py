@@ -21,7 +21,7 @@ from flowctl.flight.tape import MOST_ROWS, MOST_S, FlightSink, Identity, Tape
 from flowctl.loop.locks import OwnedLock
 from flowctl.outgoing.transport import Transport
 from flowctl.sender import Sender
-from flowctl.sending.types import SenderHost
+from flowctl.sending.contract import SenderHost
 
 _log: Final = structlog.get_logger("flowctl.flight")
 

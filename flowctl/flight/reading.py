@@ -23,7 +23,7 @@ from flowctl.flight.words import (
     settings_from,
 )
 from flowctl.flow.limits import Limits
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.telemetry.schema import FLIGHT, FlightKind
 
 _NAMES: Final = FLIGHT.names

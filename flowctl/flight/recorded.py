@@ -41,16 +41,9 @@ from flowctl.outgoing.streamlog import Entry, StreamLog, Wire, owned_bytes
 from flowctl.outgoing.transport import Transport
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
-from flowctl.sending.core import FlushResult
-from flowctl.sending.types import (
-    CohortLike,
-    Frontend,
-    Glance,
-    SenderHost,
-    SenderSettings,
-    SenderStatistics,
-    SendResult,
-)
+from flowctl.sending.contract import CohortLike, FlushResult, Frontend, SenderHost, SendResult
+from flowctl.sending.figures import Glance, SenderStatistics
+from flowctl.sending.settings import SenderSettings
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
 
 END_CLOSED: Final = "closed"
@@ -280,7 +273,7 @@ class RecordedSender(NotingSender):
 
     def follow(
         self,
-        cohort: CohortLike,
+        cohort: CohortLike[Sender],
         *,
         start: Entry | None = None,
         prefix: tuple[Wire, ...] = (),
@@ -310,7 +303,7 @@ class RecordedSender(NotingSender):
         with _Public(self, "suspend_following"), self._lock, self._call_locked("suspend_following"):
             super().suspend_following()
 
-    def resume_following(self, cohort: CohortLike) -> None:
+    def resume_following(self, cohort: CohortLike[Sender]) -> None:
         """Go on with another fan-out, as `Sender.resume_following`."""
         with _Public(self, "resume_following"), self._lock, self._call_locked("resume_following"):
             feed = self._feed

@@ -20,7 +20,7 @@ from flowctl.errors import ConfigError, DamagedFlightError
 from flowctl.flight.reading import Flight, read_flights
 from flowctl.flight.rerun import CutError, DivergedError, Rerun, belongs_to_call
 from flowctl.flight.words import FLIGHT_FORMAT, OUTPUT_KINDS, FlightRow, figures_of
-from flowctl.sending.types import SenderStatistics
+from flowctl.sending.figures import SenderStatistics
 from flowctl.telemetry.flightfiles import flight_files, flight_rows, list_flights
 from flowctl.telemetry.schema import FlightKind
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from flowctl.flight.tape import Tape
 from flowctl.outgoing.transport import Transport
-from flowctl.sending.types import SenderHost
+from flowctl.sending.contract import SenderHost
 
 
 class TapedHost:

@@ -3,7 +3,7 @@
 Kinds are those of `FlightKind`; what a row of each kind holds is in docs/flight.md. No text from outside is kept: no
 payload, no stream name in a detail, no words of an error. What stands in ``detail`` is JSON with the keys below.
 
-Source: the settings are those of `flowctl.flow.limits`, `flowctl.sending.types` and `flowctl.flow.policy`, field by
+Source: the settings are those of `flowctl.flow.limits`, `flowctl.sending.settings` and `flowctl.flow.policy`, field by
 field, so that a reader needs nothing else to build the same Sender.
 """
 
@@ -23,7 +23,8 @@ from flowctl.flow.policy import DropPolicy, KeepAll, Thin, Verdict, patience_of,
 from flowctl.flow.state import Load, MessageClass, SendState
 from flowctl.flow.timing import ENDLESS
 from flowctl.reasons import DropReason
-from flowctl.sending.types import AgeSource, SenderSettings, SenderStatistics
+from flowctl.sending.figures import SenderStatistics
+from flowctl.sending.settings import AgeSource, SenderSettings
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
 
 FLIGHT_FORMAT: Final = 2

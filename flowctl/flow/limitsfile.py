@@ -60,7 +60,7 @@ class LimitsFile:
         limits: of every viewer's Sender.
         objective: what the limits were chosen for, in words; empty: not said.
         made_at: when they were made, as its writer put it; empty: not said.
-        stuck_s: see `flowctl.sending.types.SenderSettings`; seconds, 0 is off. None: as the server was started with.
+        stuck_s: see `flowctl.sending.settings.SenderSettings`; seconds, 0 is off. None: as the server was started with.
         soft_too_long_s: likewise.
         return_after_s: likewise.
     """

@@ -27,8 +27,8 @@ from typing import Final
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
 from flowctl.flow.counts import NO_COUNTS, Counts
-from flowctl.flow.drain import STALL_S
 from flowctl.flow.limits import Limits
+from flowctl.flow.meters import STALL_S
 from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, Thin, patience_of, refused_mask
 from flowctl.flow.state import CLASS_COUNT, FlowCore, Load, MessageClass, SendState, StateChange
 from flowctl.flow.timing import Timing, crowded, most_wait_s, target_s

@@ -33,7 +33,7 @@ from flowctl.live.statistics import (
 from flowctl.live.stream import Stream, StreamMember
 from flowctl.loop.locks import OwnedLock
 from flowctl.reasons import CloseReason
-from flowctl.sending.types import AgeSource
+from flowctl.sending.settings import AgeSource
 from flowctl.server.totals import NO_FLOW, FlowTotals
 
 _log: Final = structlog.get_logger("flowctl.live")

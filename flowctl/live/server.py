@@ -32,7 +32,7 @@ from flowctl.loop.work import WorkLimits
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.bans import Ban, BanList, utc_text
 from flowctl.server.program import ServeOptions, settings_hint
 from flowctl.server.server import Server

@@ -10,7 +10,7 @@ from flowctl.judging.budget import NO_BUDGET, BudgetStatistics
 from flowctl.judging.shadow import NO_SHADOW, ShadowReport
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
-from flowctl.sending.types import SenderStatistics
+from flowctl.sending.figures import SenderStatistics
 from flowctl.server.totals import NO_FLOW, FlowTotals
 
 

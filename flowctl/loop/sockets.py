@@ -2,7 +2,7 @@
 
 What the kernel holds of a socket's output is the part of a peer's delay that our own queue does not show: what it was
 given and the peer has not acknowledged (SIOCOUTQ; man 7 tcp). What lies unread in the peer's own receive buffer is
-acknowledged and cannot be seen from here; see `flowctl.flow.drain` for what becomes of the figure.
+acknowledged and cannot be seen from here; see `flowctl.flow.meters` for what becomes of the figure.
 """
 
 from __future__ import annotations

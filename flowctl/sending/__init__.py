@@ -1,4 +1,4 @@
 """The inside of a Sender (`flowctl.sender`), under its lock.
 
-Begin with `types.py`.
+Begin with `contract.py`.
 """

@@ -15,7 +15,7 @@ from flowctl.fieldtypes import check_fields
 from flowctl.flow.limits import Limits
 from flowctl.loop.sockets import SocketOptions
 from flowctl.pollgroup import LoopFactory
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import AdmissionLimits
 from flowctl.server.server import DEFAULT_LIMITS, Server
 

@@ -27,7 +27,7 @@ from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.pollgroups import MAX_GROUPS, PollGroups
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import Admission, AdmissionLimits, describe_ban
 from flowctl.server.bans import Ban, BanAction, BanList
 from flowctl.server.proxied import Proxied

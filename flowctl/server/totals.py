@@ -14,7 +14,7 @@ from typing import Any, Final
 from flowctl.flow.counts import NO_COUNTS, Counts, shared, total
 from flowctl.reasons import DropReason
 from flowctl.receiver import ReceiverStatistics
-from flowctl.sending.types import SenderStatistics
+from flowctl.sending.figures import SenderStatistics
 
 _NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 _Times = tuple[float, float, float, float]

@@ -24,7 +24,7 @@ from flowctl.loop.processor import DeferredProcessor
 from flowctl.loop.work import WorkBook
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.testing.clock import ManualClock
 from flowctl.testing.host import ManualGroup
 

@@ -19,7 +19,7 @@ from flowctl.reasons import CloseReason
 from flowctl.rtmp.events import PlayStarted
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.wire import TYPE_VIDEO, Message
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 
 QUICK_LIMITS = Limits.parse("64KiB,10000,600ms", "8MiB,10000,1500ms")
 """Limits that act within two seconds on a stream of 430 kbit/s."""

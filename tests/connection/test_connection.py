@@ -17,7 +17,8 @@ from flowctl.flow.limits import Limits
 from flowctl.flow.state import MessageClass, SendState
 from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
-from flowctl.sending.types import SenderSettings, SendOutcome
+from flowctl.sending.contract import SendOutcome
+from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualClock
 
 __all__ = ["failures", "groups", "link"]  # fixtures

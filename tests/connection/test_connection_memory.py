@@ -18,7 +18,7 @@ from flowctl.flow.state import MessageClass
 from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
-from flowctl.sending.types import SendOutcome
+from flowctl.sending.contract import SendOutcome
 from flowctl.testing import ManualHost, ScriptedTransport
 
 __all__ = ["failures", "groups", "link"]  # fixtures

@@ -10,7 +10,7 @@ from flowctl.flow.state import MessageClass
 from flowctl.flv import FlvReader, FlvWriter
 from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import DropReason
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 
 SLOW = 200_000
 """Bits per second that the slow viewer reads; the recording has 0.5 Mbit/s."""

@@ -30,7 +30,7 @@ from flowctl.loop.sockets import SocketOptions
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 
 HEALTHY_VIEWERS = 20
 EARLY = SocketOptions(notsent_lowat_bytes=32 * 1024)

@@ -13,7 +13,7 @@ from flowctl.fanout.fanout import Fanout
 from flowctl.flow.limits import NO_LIMITS
 from flowctl.flow.policy import KeepAll
 from flowctl.outgoing.streamlog import Entry
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup
 
 EACH = {"squad_size": 2, "turn_s": 0}

@@ -22,7 +22,7 @@ from flowctl.flow.state import SendState
 from flowctl.live.playing import Muted
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
-from flowctl.sending.types import AgeSource, SenderSettings
+from flowctl.sending.settings import AgeSource, SenderSettings
 from flowctl.telemetry.schema import FLIGHT, FlightKind
 from flowctl.testing import ManualGroup, ScriptedTransport, would_block
 

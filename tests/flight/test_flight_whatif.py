@@ -19,7 +19,7 @@ from flowctl.live.config import parse_audiences
 from flowctl.live.records.telemetry import _described
 from flowctl.pipeline.whatif.grid import audiences_of, in_force
 from flowctl.pipeline.whatif.viewers import flight_viewer
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.program import ServeOptions
 from flowctl.telemetry.options import EventsOptions
 

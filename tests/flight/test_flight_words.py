@@ -13,7 +13,7 @@ from flowctl.flight.words import TablePolicy, limits_as_dict, limits_from, setti
 from flowctl.flow.policy import KeepAll, LivePolicy, Thin, refused_mask
 from flowctl.flow.state import MessageClass, SendState
 from flowctl.live.playing import Muted
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.testing import check_drop_policy
 
 

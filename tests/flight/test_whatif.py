@@ -28,7 +28,7 @@ from flowctl.flow.counts import NO_COUNTS
 from flowctl.flow.limits import HardPolicy, Limits
 from flowctl.flow.state import MessageClass
 from flowctl.reasons import CloseReason
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 
 KEY, INTER, DISPOSABLE, AUDIO = (int(item) for item in list(MessageClass)[2:6])
 SMALL = [

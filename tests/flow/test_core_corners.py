@@ -21,7 +21,8 @@ from flowctl.outgoing.cursor import LogCursor
 from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult
-from flowctl.sending.types import SenderSettings, SendOutcome
+from flowctl.sending.contract import SendOutcome
+from flowctl.sending.settings import SenderSettings
 
 # --- who keeps up pays for nothing -------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from flow_kit import (
 from flowctl.fanout.fanout import Fanout
 from flowctl.flow.limits import NO_LIMITS
 from flowctl.flow.policy import LivePolicy
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup
 
 TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0)

@@ -15,7 +15,7 @@ from flowctl.flight.replay import compare, read_flights, replay
 from flowctl.flight.tape import Identity, Tape
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LivePolicy
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.telemetry.schema import ARROW_TYPES, FLIGHT
 from flowctl.testing import ManualGroup
 

@@ -11,7 +11,7 @@ from collections import Counter
 
 from flowctl.fanout.fanout import Fanout
 from flowctl.flow.counts import total
-from flowctl.flow.state import MessageClass
+from flowctl.flow.state import MessageClass, SendState
 from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import DropReason
 from flowctl.sender import Sender
@@ -253,6 +253,33 @@ def check_edges(viewer: Viewer) -> None:
     assert [change.old for change in changes] == states[:-1]
     assert statistics.state == states[-1]
     assert all(change.old is not change.new for change in changes)
+    check_life(viewer)
+
+
+def check_life(viewer: Viewer) -> None:
+    """Check that what a Sender has beside its state is a legal combination: see "Life" in `flowctl.sender`."""
+    sender = viewer.sender
+    with sender._lock:
+        core, cursor = sender._core, sender._outbox.cursor
+        if sender._close_reason is not None:
+            assert sender._closing
+            assert cursor is sender._cohort is sender._episode is None
+            assert not sender._member
+            assert not sender._waiters
+            assert not any(sender._outbox.figures()[2])
+        assert sender._cohort is None or cursor is not None
+        if sender._member:
+            assert sender._cohort is not None
+            assert not sender._mask
+            assert not sender._blocked
+            assert not core.would_block
+        if sender._blocked:
+            assert core.would_block
+            assert sender._lagging
+            assert sender._slow is not None
+        if sender._close_reason is None:
+            assert (sender._held is not None) is (core.state is SendState.HARD_LIMIT)
+        assert sender._close_deadline is None or sender._closing
 
 
 def check_stream(viewer: Viewer, published: Published, *, key_wait_expired: bool = False) -> None:

@@ -21,7 +21,7 @@ from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
 from flowctl.rtmp.wire import Message
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualClock
 from flowctl.testing.driving import HandGroup, MemoryWire
 

@@ -8,7 +8,8 @@ from flow_kit import CLASS_OF, HEAD_BYTES, OWN, Viewer, frame
 
 from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.flow.state import SendState
-from flowctl.sending.types import SenderSettings, SendOutcome
+from flowctl.sending.contract import SendOutcome
+from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup
 
 READY, OVERLOADED, SOFT_LIMIT, HARD_LIMIT = SendState

@@ -12,7 +12,7 @@ from flow_kit import AUDIO, DISPOSABLE, FRAMES, INTER, KEY, Published, Viewer, c
 from flowctl.fanout.fanout import Fanout
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LivePolicy
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup
 
 STEP_S = 0.005

@@ -12,7 +12,7 @@ from flowctl.live.config import Audience, LiveConfig, SecondPublisher, parse_aud
 from flowctl.live.server import EXTRA_SETTINGS, LiveServer, config_from, read_credentials, settings_from
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.rtmp.limits import WireLimits
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.program import ServeOptions
 
 

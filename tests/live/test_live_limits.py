@@ -15,7 +15,7 @@ from flowctl.rtmp.events import PublishStarted, StatusReceived, StreamEnded
 from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.wire import TYPE_VIDEO, Message
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 
 
 def reason(peer):

@@ -21,7 +21,7 @@ from flowctl.live.session import LiveSession
 from flowctl.live.stream import Stream
 from flowctl.live.wirelog import WireLog
 from flowctl.outgoing.streamlog import Entry, StreamLog
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.testing.driving import HandGroup, MemoryWire
 
 LOG = logging.getLogger("memory")

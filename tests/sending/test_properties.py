@@ -30,7 +30,8 @@ from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
 from flowctl.flow.state import SendState
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sending.types import AgeSource, SenderSettings, SendOutcome
+from flowctl.sending.contract import SendOutcome
+from flowctl.sending.settings import AgeSource, SenderSettings
 from flowctl.testing import ManualGroup
 
 

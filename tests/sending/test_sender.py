@@ -32,7 +32,8 @@ from flowctl.flow.state import Axis, Cause
 from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
-from flowctl.sending.types import SenderSettings, SendOutcome
+from flowctl.sending.contract import SendOutcome
+from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup, ManualHost, ScriptedTransport, ThrottledPeer, would_block
 
 # -- modes and writing

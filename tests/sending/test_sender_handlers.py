@@ -28,7 +28,7 @@ from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
-from flowctl.sending.types import SendOutcome
+from flowctl.sending.contract import SendOutcome
 from flowctl.testing import ManualGroup, ManualHost
 
 
@@ -61,6 +61,7 @@ CALLS = {
     "peer_acknowledged": lambda sender, _: sender.peer_acknowledged(1),
     "forecast": lambda sender, _: sender.forecast(),
     "glance": lambda sender, _: sender.glance(),
+    "account": lambda sender, _: sender.account(),
     "relieve": lambda sender, _: sender.relieve("memory"),
     "close_after_flush": lambda sender, _: sender.close_after_flush(),
     "close": lambda sender, _: sender.close(CloseReason.KICKED),
@@ -309,7 +310,6 @@ def test_recorded_sender_when_a_handler_fails_reports_without_the_lock_as_well()
 LOOKS = {
     "note": lambda sender, _: sender.note(LedgerKind.PAUSE, "input paused"),
     "standing": lambda sender, _: sender.standing,
-    "account": lambda sender, _: sender.account(),
 }
 
 

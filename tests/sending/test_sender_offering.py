@@ -32,7 +32,8 @@ from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin
 from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult
-from flowctl.sending.types import SenderSettings, SendOutcome
+from flowctl.sending.contract import SendOutcome
+from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup
 
 POLICIES = (KeepAll(), LivePolicy(), DropDroppable())

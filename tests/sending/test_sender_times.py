@@ -19,7 +19,8 @@ from flowctl.flow.limits import AxisLimits, Limits
 from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin
 from flowctl.flow.state import Axis, Cause
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sending.types import SenderSettings, SendOutcome
+from flowctl.sending.contract import SendOutcome
+from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup
 
 HASTY = SenderSettings(stuck_s=10, soft_too_long_s=20, close_deadline_s=5)

@@ -21,7 +21,7 @@ from flowctl.flow.state import SendState
 from flowctl.flow.timing import target_s
 from flowctl.live.playing import Muted
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 
 SECONDS = 100
 # Pictures seen by line, for groups of 1, 2 and 4 s: a simulation of the rule, see docs/concepts.md.

@@ -28,15 +28,16 @@ from slow_kit import RATE, Scene, Steady, stream
 
 from flowctl.errors import ConfigError
 from flowctl.fanout.fanout import Fanout
-from flowctl.flow.drain import STALL_S
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import NO_LIMITS, Axis, AxisLimits, Limits
+from flowctl.flow.meters import STALL_S
 from flowctl.flow.policy import LivePolicy, Thin
-from flowctl.flow.trouble import Trouble
 from flowctl.outgoing.streamlog import CacheLimits, Entry
 from flowctl.reasons import DropReason
 from flowctl.sender import Sender
-from flowctl.sending.types import AgeSource, SenderSettings, SendOutcome
+from flowctl.sending.contract import SendOutcome
+from flowctl.sending.settings import AgeSource, SenderSettings
+from flowctl.sending.slowpeer import SlowPeer
 from flowctl.testing import ManualGroup
 
 RETURNING = SenderSettings(stuck_s=0, soft_too_long_s=0, return_after_s=2.0)
@@ -375,17 +376,17 @@ def kept_of(kind):
 def test_memory_when_a_viewer_recovered_without_a_loss_is_given_back(age_from):
     """One EAGAIN makes the meters; half a minute later nothing is kept of them, and no timer runs for them."""
     gc.collect()
-    before = kept_of(Trouble)
+    before = kept_of(SlowPeer)
     settings = SenderSettings(stuck_s=0, soft_too_long_s=0, age_from=age_from)
     stage, viewer = staged(settings, AGE)
     viewer.peer.room = 0
     stage.publish("A", 500)
-    assert kept_of(Trouble) == before + 1
+    assert kept_of(SlowPeer) == before + 1
     viewer.drain()
     for _ in range(60):
         stage.publish("A", 500)
         stage.group.run(0.5)
-    assert kept_of(Trouble) == before
+    assert kept_of(SlowPeer) == before
     assert viewer.sender.state is READY
 
 

@@ -19,7 +19,7 @@ from flowctl.flow.limits import NO_LIMITS
 from flowctl.flow.state import MessageClass
 from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server import server as server_module
 from flowctl.server.admission import Admission, AdmissionLimits
 from flowctl.server.bans import LIMITED_BURST, Ban, BanAction, BanList

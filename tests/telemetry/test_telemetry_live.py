@@ -29,7 +29,7 @@ from flowctl.rtmp import commands
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl
 from flowctl.rtmp.wire import Message
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.program import ServeOptions
 from flowctl.telemetry.events import Sight
 from flowctl.telemetry.options import Addresses, EventsOptions, Streams

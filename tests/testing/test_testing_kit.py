@@ -13,7 +13,8 @@ from flowctl.errors import LocalProtocolError
 from flowctl.flow.limits import Limits
 from flowctl.reasons import CloseReason
 from flowctl.sender import FlushResult, Sender
-from flowctl.sending.types import SenderSettings, SendOutcome
+from flowctl.sending.contract import SendOutcome
+from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualClock, ManualGroup, ManualHost, ScriptedTransport, ThrottledPeer, would_block
 
 

@@ -15,7 +15,7 @@ from flowctl.loop.sockets import SocketOptions
 from flowctl.loop.work import WorkLimits
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import AdmissionLimits
 from flowctl.server.program import ServeOptions
 from flowctl.server.server import Server

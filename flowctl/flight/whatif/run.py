@@ -43,7 +43,7 @@ from flowctl.flow.state import CLASS_COUNT, MessageClass
 from flowctl.outgoing.streamlog import Entry, Place, StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 
 _FLUSH_S: Final = 0.04
 """Flush interval of the live server: how often who is not blocked is offered a write between recorded ones."""

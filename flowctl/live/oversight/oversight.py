@@ -38,7 +38,8 @@ from flowctl.loop.locks import OwnedLock
 from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
-from flowctl.sending.types import AgeSource, SenderStatistics
+from flowctl.sending.figures import SenderStatistics
+from flowctl.sending.settings import AgeSource
 
 _log: Final = structlog.get_logger("flowctl.live")
 

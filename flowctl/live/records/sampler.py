@@ -1,7 +1,7 @@
 """Samples every connection of a live server once per interval, at next to no cost for those who keep up.
 
 Theory of operation. What a member of a cohort is sent is the distance that its squad's place has moved, so the sampler
-reads one place per squad, and of each member only its *pulse* (`SenderState.pulse`): a number that stands still while
+reads one place per squad, and of each member only its *pulse* (`Sender.pulse`): a number that stands still while
 nothing but the log is written to it and nothing is wrong with it. A squad with the members and the pulses of the last
 round is one `Run` of the `SampleBlock`: nothing is done per viewer but comparing two lists. Where members came or went,
 each is looked at by itself; where a pulse has moved, or there is none, that one Sender is asked (`Sender.account`), and
@@ -37,7 +37,7 @@ from flowctl.flow.state import SendState
 from flowctl.live.hub import Hub
 from flowctl.live.oversight.pace import Allowance, Pace
 from flowctl.live.records.sampleround import Books, Round, Seen
-from flowctl.sending.types import SenderStatistics
+from flowctl.sending.figures import SenderStatistics
 from flowctl.telemetry.events import ConnectionEvents, Events
 from flowctl.telemetry.schema import FLOW_SAMPLES
 

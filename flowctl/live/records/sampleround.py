@@ -16,7 +16,7 @@ from flowctl.fanout.fanout import Fanout
 from flowctl.flow.counts import total
 from flowctl.flow.state import SendState
 from flowctl.sender import Sender
-from flowctl.sending.types import SenderStatistics
+from flowctl.sending.figures import SenderStatistics
 from flowctl.telemetry.events import ConnectionEvents, Sight
 from flowctl.telemetry.sampling import (
     NO_TOTALS,

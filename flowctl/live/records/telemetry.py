@@ -20,7 +20,7 @@ from flowctl.live.config import Audience
 from flowctl.live.hub import Hub
 from flowctl.live.records.sampler import Sampler
 from flowctl.live.records.sessions import SessionRecords
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import BANNED
 from flowctl.server.program import ServeOptions
 from flowctl.telemetry.events import Events

@@ -21,7 +21,7 @@ from flowctl.log import configure
 from flowctl.loop.sockets import SocketOptions
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.program import ServeOptions
 
 TIMES = {

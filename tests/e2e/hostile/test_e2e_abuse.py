@@ -18,7 +18,7 @@ from flowctl.client.player import PlayProfile
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import AdmissionLimits
 
 SOURCE = SyntheticSource(video_bit_rate=500_000, key_interval_s=0.5)

@@ -19,7 +19,7 @@ from flowctl.flight.replay import compare, read_flight, replay
 from flowctl.flow.limits import Limits
 from flowctl.loop.sockets import SocketOptions
 from flowctl.media.synthetic import SyntheticSource
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.telemetry.flightfiles import flight_files, list_flights
 
 SOURCE = SyntheticSource(video_bit_rate=2_000_000, key_interval_s=1.0)

@@ -13,7 +13,7 @@ from flowctl.flow.state import Cause, SendState, StateChange
 from flowctl.live.oversight.episodes import Episode
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.wire import Message
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 
 TIGHT = Limits.parse("8KiB,0", "32KiB,0", target_delay_ms=0)
 FIELDS = {"stream": "live/a", "peer": "192.0.2.1:1", "connection": 1}

@@ -18,7 +18,7 @@ from flowctl.live.oversight.oversight import Oversight
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp.messages import Acknowledgement, encode_control
 from flowctl.sender import Sender
-from flowctl.sending.types import AgeSource, SenderSettings
+from flowctl.sending.settings import AgeSource, SenderSettings
 
 FRAME = 4000
 

@@ -14,7 +14,7 @@ from flowctl.flow.limitsfile import LimitsFile
 from flowctl.live.reload.reload import Reload
 from flowctl.live.reload.watchfile import WatchedFile
 from flowctl.live.server import settings_from, with_limits
-from flowctl.sending.types import SenderSettings
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.bans import BanList
 from flowctl.server.program import ServeOptions
 from flowctl.server.signals import EndSignals

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.flow.drain import STALL_S, DelayMeter, DrainMeter
-from flowctl.flow.trouble import Trouble
+from flowctl.flow.meters import STALL_S, DelayMeter, DrainMeter, PictureMeter
 
 
 def feed(meter, began, seconds, rate, *, waited=True, total=0, every_s=0.1):
@@ -169,14 +168,22 @@ def test_delay_when_the_reports_stop_or_come_in_large_steps_is_by_what_the_kerne
     assert delay_ms == pytest.approx(2500, rel=0.01)
 
 
-def test_age_when_one_sample_is_high_is_that_of_the_other():
-    """One big frame on its way at the moment of a sample makes nobody old; two in a row do."""
-    trouble = Trouble()
-    for second in range(10):
-        trouble.sample(float(second), 0, 1000 * second, 0)
-    trouble.sample(10.0, 0, 15_000, 5000)
-    assert trouble.delay_ms > 1000
-    assert trouble.age_ms == 0.0
-    trouble.sample(11.0, 0, 16_000, 5000)
-    assert trouble.age_ms > 1000
-    assert trouble.harmless
+def test_share_when_the_viewer_wanted_no_pictures_is_of_those_since():
+    """Pictures that a viewer did not want are not lost to it."""
+    meter = PictureMeter()
+    meter.note(0.0, 100, 0, -5.0)
+    meter.note(2.0, 0, 0, -5.0)
+    meter.note(4.0, 220, 120, -5.0)
+    assert meter.share(6.0, 280, 150) == 0.5
+
+
+def test_share_when_a_viewer_begins_to_lag_counts_what_it_was_sent_before():
+    """The first group that is cut is not all that the viewer got in 20 s."""
+    meter = PictureMeter()
+    meter.note(10.0, 300, 0, 0.0)
+    assert meter.share(11.0, 330, 30) == 1 - 30 / 330
+    for second in (15, 20, 25, 30):
+        meter.note(float(second), 30 * second, 15 * (second - 10), 0.0)
+    assert meter.share(20.0, 600, 150) == 0.75
+    assert meter.share(30.0, 900, 300) == 0.5
+    assert meter.share(31.0, 930, 315) == 0.5

@@ -1,10 +1,10 @@
-"""How fast a peer takes what it is given, and how far behind it is (pure).
+"""How fast a peer takes what it is given, how far behind it is, and what share of the pictures it gets (pure).
 
-Two figures, from samples that the caller takes. The *drain rate* is what was acknowledged over the last second in which
-something waited: at other times the rate is that of the stream and says nothing about the peer. A rate that nothing has
-confirmed for 250 ms is no evidence any more; otherwise little would be sent because the rate was low, nothing would
-wait because little was sent, and the low rate would never be corrected. The *delay* is everything that waits, here and
-in the kernel, over the rate.
+Three figures, from samples that the caller takes. The *drain rate* is what was acknowledged over the last second in
+which something waited: at other times the rate is that of the stream and says nothing about the peer. A rate that
+nothing has confirmed for 250 ms is no evidence any more; otherwise little would be sent because the rate was low,
+nothing would wait because little was sent, and the low rate would never be corrected. The *delay* is everything that
+waits, here and in the kernel, over the rate. The *picture share* is that of the last 20 s.
 
 What the kernel holds (SIOCOUTQ) ends where the peer's kernel begins: what lies unread in its receive buffer, up to
 megabytes of it, is acknowledged. A protocol whose application acknowledges (RTMP) tells of that too.
@@ -46,6 +46,11 @@ _FADING: Final = 0.8
 """What is left of an unusually long time or large step with each report that follows."""
 _SHORT: Final = 0.02
 """Of what it has read, an application may count so much less: without the headers of chunks."""
+
+_SHARE_S: Final = 20.0
+"""A share of the pictures is of so long: several groups of pictures."""
+_NOTE_S: Final = 5.0
+"""Between two notes of pictures."""
 
 
 class DrainMeter:
@@ -231,3 +236,58 @@ class DelayMeter:
         if not waiting:
             return 0.0
         return (waiting / self._rate + self._stopped_s if self._rate else self._stopped_s) * 1000
+
+
+class PictureMeter:
+    """What share of the pictures of a followed log its viewer was sent lately.
+
+    Notes are taken only of a peer that lags. So with none of the last 20 s, it has kept up in that time.
+    """
+
+    __slots__ = ("_before", "_forgotten", "_joined_at", "_notes")
+
+    def __init__(self) -> None:
+        self._notes: list[tuple[float, int, int]] = []  # (time, pictures published, of them not sent), oldest first
+        self._before = (0.0, 0.0, 0)  # (time of the first note after it had kept up, seconds and pictures before it)
+        self._joined_at, self._forgotten = float("-inf"), False  # of the log; whether pictures of it were not wanted
+
+    def note(self, now: float, published: int, lost: int, joined_at: float) -> None:
+        """Note pictures of the followed log.
+
+        Args:
+            now: time in seconds.
+            published: pictures from joining up to the viewer's place.
+            lost: those of them that were not sent.
+            joined_at: when it began to follow the log, in seconds.
+        """
+        if joined_at != self._joined_at:  # another log
+            self._joined_at, self._forgotten = joined_at, False
+        if not published:  # it wants none for now, and what it does not want is not lost
+            self.forget()
+        elif not self._notes or now - self._notes[-1][0] >= _NOTE_S - 0.001:
+            recent = self._recent(now)
+            if not recent:
+                self._before = (now, now - joined_at, 0 if self._forgotten else published)
+            self._notes = [*recent, (now, published, lost)]
+
+    def forget(self) -> None:
+        """Forget the notes: another log is followed from now on, or none, or what is wanted has changed."""
+        self._notes, self._forgotten = [], True
+
+    def share(self, now: float, published: int, lost: int) -> float:
+        """Return the share of the pictures of the last 20 s that were sent, 0 to 1; arguments as of `note`.
+
+        What came before the first note was sent as well, as many pictures a second as on average since joining.
+        """
+        recent = self._recent(now)
+        if not recent:
+            return 1.0
+        first_at, first_published, first_lost = recent[0]
+        passed: float = published - first_published
+        began_at, before_s, before = self._before
+        if first_at == began_at and before_s > 0:
+            passed += before * min((_SHARE_S - (now - first_at)) / before_s, 1.0)
+        return min(max(1 - (lost - first_lost) / passed, 0.0), 1.0) if passed > 0 else 1.0
+
+    def _recent(self, now: float) -> list[tuple[float, int, int]]:
+        return [note for note in self._notes if now - note[0] <= _SHARE_S + 0.001]

@@ -11,13 +11,14 @@ from sender_kit import READY
 from slow_kit import Steady
 
 from flowctl.fanout.fanout import Fanout
-from flowctl.flow.drain import STALL_S
+from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import NO_LIMITS, HardPolicy, Limits
+from flowctl.flow.meters import STALL_S
 from flowctl.flow.policy import Thin
-from flowctl.flow.state import SendState
-from flowctl.flow.trouble import Trouble
+from flowctl.flow.state import Load, SendState
 from flowctl.reasons import CloseReason
-from flowctl.sending.types import AgeSource, SenderSettings
+from flowctl.sending.settings import AgeSource, SenderSettings
+from flowctl.sending.slowpeer import SlowPeer, healthy_delay_ms
 
 STEERED = SenderSettings(stuck_s=0, soft_too_long_s=0)
 
@@ -96,51 +97,122 @@ def test_share_when_a_hard_limit_is_held_is_of_what_was_published():
     assert all(share < 0.6 for share in told_shares(scene.sender))
 
 
-def test_share_when_the_viewer_wanted_no_pictures_is_of_those_since():
-    """Pictures that a viewer did not want are not lost to it."""
-    trouble = Trouble()
-    trouble.note_pictures(0.0, 100, 0, -5.0)
-    trouble.note_pictures(2.0, 0, 0, -5.0)
-    trouble.note_pictures(4.0, 220, 120, -5.0)
-    assert trouble.picture_share(6.0, 280, 150) == 0.5
-
-
-def test_share_when_a_viewer_begins_to_lag_counts_what_it_was_sent_before():
-    """The first group that is cut is not all that the viewer got in 20 s."""
-    trouble = Trouble()
-    trouble.note_pictures(10.0, 300, 0, 0.0)
-    assert trouble.picture_share(11.0, 330, 30) == 1 - 30 / 330
-    for second in (15, 20, 25, 30):
-        trouble.note_pictures(float(second), 30 * second, 15 * (second - 10), 0.0)
-    assert trouble.picture_share(20.0, 600, 150) == 0.75
-    assert trouble.picture_share(30.0, 900, 300) == 0.5
-    assert trouble.picture_share(31.0, 930, 315) == 0.5
+def test_age_when_one_sample_is_high_is_that_of_the_other():
+    """One big frame on its way at the moment of a sample makes nobody old; two in a row do."""
+    slow = SlowPeer(SenderSettings())
+    for second in range(10):
+        slow.sample(float(second), 0, 1000 * second, 0)
+    slow.sample(10.0, 0, 15_000, 5000)
+    assert slow.delay_ms > 1000
+    assert slow.age_ms == 0.0
+    slow.sample(11.0, 0, 16_000, 5000)
+    assert slow.age_ms > 1000
+    assert slow.harmless
 
 
 def test_age_when_samples_are_of_one_moment_is_that_of_the_one_before():
     """Two samples close together are one for the age: a big frame under way is in both of them."""
-    trouble = Trouble()
+    slow = SlowPeer(SenderSettings())
     for second in range(10):
-        trouble.sample(float(second), 0, 1000 * second, 0)
-    trouble.sample(10.0, 0, 15_000, 5000)
-    trouble.sample(10.01, 0, 15_000, 5000)
-    assert trouble.delay_ms > 1000
-    assert trouble.age_ms == 0.0
+        slow.sample(float(second), 0, 1000 * second, 0)
+    slow.sample(10.0, 0, 15_000, 5000)
+    slow.sample(10.01, 0, 15_000, 5000)
+    assert slow.delay_ms > 1000
+    assert slow.age_ms == 0.0
+
+
+def test_sample_when_asked_for_has_a_rhythm_of_its_own():
+    """A sample of another thread puts off none that is acted on, and one of a thread that was late puts one off."""
+    slow = SlowPeer(STEERED)
+    assert slow.due(0.0)
+    assert slow.next_sample_at(5.0) == 5.0
+    slow.sample(1.0, 0, 1000, 0)
+    assert slow.due(1.0)
+    assert slow.asked_too_soon(1.4)
+    assert not slow.asked_too_soon(1.5)
+    assert slow.why_return(1.5, 0.0) is None
+    assert not slow.due(1.9)
+    assert slow.next_sample_at(1.9) == 2.0
+    slow.put_off(2.0)
+    assert not slow.due(2.4)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "age_ms", "why"), [(3.0, 2999.0, None), (3.0, 3500.0, "3.5 s behind"), (0, 1e9, None)]
+)
+def test_return_when_the_queue_is_too_old_has_its_cause(limit_s, age_ms, why):
+    """From the limit on, which 0 turns off."""
+    slow = SlowPeer(SenderSettings(return_delay_s=limit_s))
+    slow.sample(1.0, 0, 1000, 0)
+    assert slow.why_return(1.0, age_ms) == why
+
+
+def test_pace_when_the_rate_changes_a_little_stays_and_else_follows():
+    """The kernel is told another amount only where it is another one by a quarter or more; what it was given stays."""
+    slow = SlowPeer(STEERED)
+    assert slow.budget_bytes(10_000) == 10_000
+    assert not slow.gave(10_000)
+    assert slow.paces_anew(100_000)
+    assert slow.ahead_bytes == slow.budget_bytes(1 << 20) == 20_000
+    assert not slow.paces_anew(110_000)
+    assert not slow.gave(15_000)
+    assert slow.paces_anew(200_000)
+    assert slow.budget_bytes(1 << 20) == 25_000
+    assert slow.gave(25_000)
+    assert slow.budget_bytes(1 << 20) == 1
+    slow.kernel_asked()
+    assert slow.budget_bytes(1 << 20) == 40_000
+    assert slow.kept_up()
+    assert not slow.kept_up()
+
+
+def test_late_pictures_when_first_seen_are_noted_once_until_the_peer_keeps_up():
+    """One entry per time of lagging; it counts as one that lags for a while after the last one."""
+    slow = SlowPeer(STEERED)
+    assert slow.note_late(1.0, 0) is None
+    assert slow.harmless
+    assert slow.note_late(2.0, 3).kind is LedgerKind.LATE
+    assert slow.note_late(3.0, 5) is None
+    assert not slow.harmless
+    assert slow.held_until(gop_s=2.0) == 7.0
+    slow.kept_up()
+    assert slow.note_late(9.0, 5) is None
+    assert slow.note_late(10.0, 6) is not None
+    assert slow.note_late(11.0, 1) is None, "another log"
+
+
+def test_age_when_the_delay_counts_is_that_of_the_load():
+    """By the queue it never does; by the delay the larger one counts."""
+    load = Load(500, 3, 100.0)
+    for age_from, age_ms in ((AgeSource.QUEUE, 100.0), (AgeSource.DELAY, 2000.0)):
+        slow = SlowPeer(SenderSettings(age_from=age_from))
+        for second in range(10):
+            slow.sample(float(second), 2000, 1000 * second, 0)
+        assert slow.aged(load) == Load(500, 3, pytest.approx(age_ms))
+        assert slow.aged(Load(500, 3, 1e6)) == Load(500, 3, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("kernel_bytes", "rate", "delay_ms"), [(0, 0.0, 0.0), (1000, 10_000, 100.0), (5000, 10_000, None), (10, 0.0, None)]
+)
+def test_delay_of_a_peer_that_keeps_up_is_told_without_measuring(kernel_bytes, rate, delay_ms):
+    """What its kernel holds over the rate of the stream, while that is little; else it is to be measured."""
+    assert healthy_delay_ms(kernel_bytes, rate) == delay_ms
 
 
 def test_drain_when_everything_was_taken_for_a_moment_is_measured_again():
     """Once drained is not drained for ever: a later stall is seen, and a later rate is measured."""
-    trouble = Trouble()
+    slow = SlowPeer(SenderSettings())
     written = 0
     for sample in range(1, 11):  # 1000 bytes a second of a full kernel
         written += 500
-        trouble.sample(sample / 2, 5000, written + 4000, 4000)
-        trouble.waited = True
-    assert trouble.drain.rate == pytest.approx(1000)
-    assert not trouble.drain.stalled(5.0)
+        slow.sample(sample / 2, 5000, written + 4000, 4000)
+        slow.waited = True
+    assert slow.drain.rate == pytest.approx(1000)
+    assert not slow.drain.stalled(5.0)
     for sample in range(11, 11 + round(2 * STALL_S)):
-        trouble.sample(sample / 2, 5000, written + 4000, 4000)
-    assert trouble.drain.stalled(5 + STALL_S)
+        slow.sample(sample / 2, 5000, written + 4000, 4000)
+    assert slow.drain.stalled(5 + STALL_S)
 
 
 def test_drain_when_there_is_no_target_delay_knows_that_a_viewer_stalls_again():
@@ -162,7 +234,7 @@ def test_drain_when_there_is_no_target_delay_knows_that_a_viewer_stalls_again():
     viewer.peer.room = 0
     stage.publish("IA")
     stage.group.run(2 * STALL_S)
-    assert viewer.sender._trouble.drain.stalled(stage.group.now())
+    assert viewer.sender._slow.drain.stalled(stage.group.now())
     stage.check()
 
 
@@ -171,7 +243,7 @@ def test_drain_when_there_is_no_target_delay_knows_that_a_viewer_stalls_again():
 
 def kept():
     gc.collect()
-    return sum(type(item) is Trouble for item in gc.get_objects())
+    return sum(type(item) is SlowPeer for item in gc.get_objects())
 
 
 def joined(settings, *, room):
