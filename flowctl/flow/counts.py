@@ -1,14 +1,25 @@
-"""Message and byte counts by class, the currency of every statistic: accepted = sent + dropped + queued."""
+"""Message and byte counts by class, the currency of every statistic: accepted = sent + dropped + queued.
+
+There are two shapes. Inside, a row of *figures*: the numbers of messages by class, then the sizes, in one flat row
+that C adds up in one go; a `Tally` is one that still runs. Outside, `Counts`, which say what is which.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import add, sub
 from typing import Final
 
 from flowctl.flow.state import CLASS_COUNT, MessageClass
+from flowctl.reasons import DropReason
+
+Figures = tuple[int, ...]
+"""Numbers of messages by class, then the sizes in bytes by class."""
+NO_FIGURES: Final[Figures] = (0,) * (2 * CLASS_COUNT)
+Books = tuple[Figures, dict[DropReason, Figures], Figures]
+"""(accepted, dropped by reason, queued) of one instant; what is in neither of the last two was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +34,16 @@ class Counts:
     messages: tuple[int, ...] = (0,) * CLASS_COUNT
     sizes_bytes: tuple[int, ...] = (0,) * CLASS_COUNT
 
+    @classmethod
+    def of_figures(cls, figures: Sequence[int]) -> Counts:
+        """Return a row of figures as counts."""
+        return cls(tuple(figures[:CLASS_COUNT]), tuple(figures[CLASS_COUNT:])) if any(figures) else NO_COUNTS
+
+    @property
+    def figures(self) -> Figures:
+        """The same as a row of figures."""
+        return (*self.messages, *self.sizes_bytes)
+
     @property
     def total_messages(self) -> int:
         """Messages of all classes."""
@@ -32,11 +53,6 @@ class Counts:
     def total_bytes(self) -> int:
         """Bytes of all classes."""
         return sum(self.sizes_bytes)
-
-    @property
-    def figures(self) -> Figures:
-        """Messages by class, then bytes by class."""
-        return (*self.messages, *self.sizes_bytes)
 
     def of(self, message_class: MessageClass) -> int:
         """Return the number of messages of one class."""
@@ -61,7 +77,7 @@ class Counts:
         return {item.name.lower(): self.messages[item] for item in MessageClass if self.messages[item]}
 
 
-NO_COUNTS = Counts()
+NO_COUNTS: Final = Counts()
 
 
 @lru_cache(1024)
@@ -73,32 +89,16 @@ def shared(counts: Counts) -> Counts:
     return counts
 
 
-Figures = tuple[int, ...]
-"""Numbers of messages by class, then the sizes: what is added up most often, as one row."""
-NO_FIGURES: Final[Figures] = (0,) * (2 * CLASS_COUNT)
-
-
 class Tally(list[int]):
-    """A running count per class; its owner guards it.
+    """A running row of figures; guarded by whoever owns it.
 
-    One list with the numbers of messages, then the sizes: each viewer has two or three, and an object with two lists
-    is 272 bytes instead of 184.
+    It is the list itself: each viewer has two or three, and an object with two lists is 272 bytes instead of 184.
     """
 
     __slots__ = ()
 
-    def __init__(self) -> None:
-        super().__init__(NO_FIGURES)
-
-    @property
-    def messages(self) -> list[int]:
-        """Number of messages by class; a copy."""
-        return self[:CLASS_COUNT]
-
-    @property
-    def sizes(self) -> list[int]:
-        """Bytes by class; a copy."""
-        return self[CLASS_COUNT:]
+    def __init__(self, figures: Iterable[int] = NO_FIGURES) -> None:
+        super().__init__(figures)
 
     def add(self, message_class: MessageClass, size_bytes: int) -> None:
         """Count one message."""
@@ -110,15 +110,17 @@ class Tally(list[int]):
         self[message_class] -= 1
         self[message_class + CLASS_COUNT] -= size_bytes
 
-    def add_all(self, messages: Sequence[int], sizes: Sequence[int]) -> None:
-        """Count a whole column of numbers by class."""
-        for index in range(CLASS_COUNT):
-            self[index] += messages[index]
-            self[index + CLASS_COUNT] += sizes[index]
+    def add_figures(self, figures: Sequence[int]) -> None:
+        """Count a whole row."""
+        self[:] = map(add, self, figures)
+
+    def take_figures(self, figures: Sequence[int]) -> None:
+        """Count a whole row less."""
+        self[:] = map(sub, self, figures)
 
     def frozen(self) -> Counts:
         """Return the present counts."""
-        return Counts(tuple(self[:CLASS_COUNT]), tuple(self[CLASS_COUNT:]))
+        return Counts.of_figures(self)
 
 
 def total(counts: Iterable[Counts]) -> Counts:
@@ -127,3 +129,16 @@ def total(counts: Iterable[Counts]) -> Counts:
     for item in counts:
         result += item
     return result
+
+
+def add_by_reason(to: dict[DropReason, Figures], more: Mapping[DropReason, Sequence[int]]) -> None:
+    """Add what was dropped to `to`, reason by reason."""
+    for reason, figures in more.items():
+        to[reason] = tuple(map(add, to.get(reason, NO_FIGURES), figures))
+
+
+def as_counts(books: Books) -> tuple[Counts, dict[DropReason, Counts], Counts]:
+    """Return books as counts; reasons for which nothing was dropped are left out."""
+    accepted, dropped, queued = books
+    lost = {reason: Counts.of_figures(figures) for reason, figures in dropped.items() if any(figures)}
+    return Counts.of_figures(accepted), lost, Counts.of_figures(queued)

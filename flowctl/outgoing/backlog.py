@@ -1,6 +1,6 @@
-"""A Sender's own messages: the control queue, and a plain queue of what is sent to this peer alone (pure).
+"""A Sender's own messages: the control lane, and a plain queue of what is sent to this peer alone (pure).
 
-The control queue is never refused and never thinned; it has a small limit of its own, so that a peer cannot make us
+The control lane is never refused and never thinned; it has a small limit of its own, so that a peer cannot make us
 queue replies without end. Everything else goes through the other queue: the policy decides when a message is offered,
 and what may be dropped can be thrown away later. A queue knows nothing of pictures that refer to each other. Frames
 that may be dropped go through a stream log, also where they are for one peer alone: what follows from the loss of one
@@ -9,11 +9,10 @@ is decided in `flowctl.outgoing.cursor`, and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, NoReturn
 
 from flowctl.errors import LocalProtocolError
-from flowctl.flow.counts import Counts, Tally, total
+from flowctl.flow.counts import Tally
 from flowctl.flow.policy import DROPPABLE_MASK, Room
 from flowctl.flow.state import MessageClass
 from flowctl.outgoing.queue import Item, MessageQueue, OwnItem
@@ -26,29 +25,31 @@ NEEDED: Final = frozenset({MessageClass.KEY, MessageClass.INTER})
 
 
 class Backlog:
-    """Control queue and own queue of one Sender. Not thread-safe: its Sender's lock guards it.
+    """Control lane and own queue of one Sender. Not thread-safe: its Sender's lock guards it.
 
     Attributes:
-        control: the control queue. None while it is empty, as is the own queue: most viewers of a stream log have
+        control: the control lane. None while it is empty, as is the own queue: most viewers of a stream log have
             nothing of their own queued.
         accepted: what was offered, by class.
+        dropped: what was refused or thrown away, by reason. None: nothing was.
     """
 
-    __slots__ = ("_dropped", "_own", "accepted", "control")
+    __slots__ = ("_own", "accepted", "control", "dropped")
 
     def __init__(self) -> None:
         self.control: MessageQueue[Item] | None = None
         self._own: MessageQueue[OwnItem] | None = None
         self.accepted = Tally()
-        self._dropped: dict[DropReason, Tally] | None = None
+        self.dropped: dict[DropReason, Tally] | None = None
 
     def __len__(self) -> int:
-        return len(self.control or ()) + len(self._own or ())
+        control, own = self.control, self._own
+        return (0 if control is None else len(control)) + (0 if own is None else len(own))
 
     @property
     def own_messages(self) -> int:
         """Messages in the own queue."""
-        return len(self._own or ())
+        return 0 if self._own is None else len(self._own)
 
     @property
     def own_bytes(self) -> int:
@@ -57,22 +58,22 @@ class Backlog:
 
     @property
     def control_bytes(self) -> int:
-        """Wire bytes in the control queue."""
+        """Wire bytes in the control lane."""
         return 0 if self.control is None else self.control.size_bytes
 
     @property
     def size_bytes(self) -> int:
-        """Wire bytes in both queues."""
-        return self.control_bytes + self.own_bytes
+        """Wire bytes in both."""
+        control, own = self.control, self._own
+        return (0 if control is None else control.size_bytes) + (0 if own is None else own.size_bytes)
 
     @property
     def oldest_at(self) -> float | None:
         """Enqueue time of the oldest queued message in seconds. None: nothing is queued."""
         control, own = self.control, self._own
-        if control and own:
-            return min(control.oldest_at, own.oldest_at)
-        queue = control or own
-        return queue.oldest_at if queue else None
+        if control is None:
+            return None if own is None else own.oldest_at
+        return control.oldest_at if own is None else min(control.oldest_at, own.oldest_at)
 
     # -- offering
 
@@ -91,7 +92,7 @@ class Backlog:
 
         Args:
             wire: the message, complete.
-            message_class: CONTROL goes to the control queue.
+            message_class: CONTROL goes to the control lane.
             now: time in seconds.
             mask: classes that the policy refuses in the present state.
             held: refuse all but CONTROL and HEADER, whatever its mark: the hard limit is held.
@@ -169,33 +170,25 @@ class Backlog:
 
     def drop_everything(self, reason: DropReason) -> None:
         """Drop both queues, whatever the class: the connection is over."""
-        for queue in (self.control, self._own):
-            if queue is not None:
-                self._lose(queue.tally, reason)
+        for queue in self.queues:
+            self._lose(queue.tally, reason)
         self.control = self._own = None
 
     # -- accounts
 
     def _lose(self, lost: Tally, reason: DropReason) -> None:
         if any(lost):
-            self._tally(reason).add_all(lost.messages, lost.sizes)
+            self._tally(reason).add_figures(lost)
 
     def _tally(self, reason: DropReason) -> Tally:
-        if self._dropped is None:
-            self._dropped = {}
-        return self._dropped.setdefault(reason, Tally())
+        if self.dropped is None:
+            self.dropped = {}
+        return self.dropped.setdefault(reason, Tally())
 
-    def dropped(self) -> dict[DropReason, Counts]:
-        """What was refused or thrown away, by reason."""
-        return {reason: tally.frozen() for reason, tally in (self._dropped or {}).items()}
-
-    def tallies(self) -> Iterable[Tally]:
-        """What was refused or thrown away, for each reason."""
-        return (self._dropped or {}).values()
-
-    def queued(self) -> Counts:
-        """What is queued in both queues."""
-        return total(queue.tally.frozen() for queue in (self.control, self._own) if queue is not None)
+    @property
+    def queues(self) -> list[MessageQueue[Item] | MessageQueue[OwnItem]]:
+        """The queues that hold something."""
+        return [queue for queue in (self.control, self._own) if queue is not None]
 
 
 def refuse_frame(message_class: MessageClass) -> NoReturn:

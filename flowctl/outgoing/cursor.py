@@ -1,11 +1,10 @@
 """A viewer's place in a stream log: what is queued for it, what it is spared, and where it starts again (pure).
 
 Theory of operation. The cursor stands at the entry to be handed over next. What lies between it and the log's tail is
-the viewer's queue, less what its policy refuses. Refusals are kept as a few *gates* (see `flowctl.outgoing.gates`),
-so the
-queue by class is a subtraction of totals per gate, whatever its length; entries are looked at one by one only when
-they are handed over. What goes out before the entry at the cursor (restart messages, control messages of a part that
-was skipped) stands in the *lane*.
+the viewer's queue, less what is refused. Refusals are a few *gates* (see `flowctl.outgoing.refusals`), so the queue by
+class is a subtraction of totals per gate, whatever its length; entries are looked at one by one only when they are
+handed over. What goes out before the entry at the cursor (restart messages, control messages of a part that was
+skipped) waits in a queue of *copies*.
 
 A loss that breaks references (a key or inter frame) puts the cursor into *key wait*: inter frames are refused until
 the next key frame of the log, before which the viewer gets the restart messages (metadata, codec configuration). The
@@ -27,17 +26,20 @@ thread. Each method therefore reads the tail once, and a key frame that is waite
 
 from __future__ import annotations
 
+from operator import add, sub
 from typing import Final
 
+from flowctl.flow.counts import Books, Tally, add_by_reason
 from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room
-from flowctl.flow.state import MessageClass
+from flowctl.flow.state import CLASS_COUNT, MessageClass
 from flowctl.flow.timing import Timing
-from flowctl.outgoing.gates import KeyWait, frames_before
-from flowctl.outgoing.lane import Item, Lane
-from flowctl.outgoing.logqueue import CONTROL, HEADER, LogQueue
-from flowctl.outgoing.streamlog import Entry, Gop, StreamLog
+from flowctl.outgoing.queue import Item, MessageQueue
+from flowctl.outgoing.refusals import KeyWait, Refusals, frames_before
+from flowctl.outgoing.streamlog import Entry, Gop, Place, StreamLog
 from flowctl.reasons import DropReason
 
+_CONTROL: Final = MessageClass.CONTROL
+_HEADER: Final = MessageClass.HEADER
 _KEY: Final = MessageClass.KEY
 _INTER: Final = MessageClass.INTER
 _AUDIO: Final = MessageClass.AUDIO
@@ -57,8 +59,10 @@ _ENTRY_BYTES: Final = 512
 """What an entry costs beside its message: two tuples of seven and nine slots, measured: 447 bytes."""
 
 
-class LogCursor(LogQueue):
+class LogCursor:
     """One viewer's position in one log. Not thread-safe: its Sender's lock guards it.
+
+    The log may grow meanwhile, on the publisher's thread: each method reads the tail once, after the place.
 
     Args:
         log: the log to follow.
@@ -66,9 +70,34 @@ class LogCursor(LogQueue):
         prefix: wire messages to hand over first (the restart messages of `start`); counted as HEADER.
         now: time in seconds; a message is at most as old for this viewer as its joining.
         wait_for_key: refuse video until the next key frame (a viewer that joins between key frames).
+
+    Attributes:
+        place: where it stands; shared with the cohort while in one.
+        joined_at: when it began to follow the log, in seconds.
+        joining_to: where what joining gave ends. None: joining is over.
+        mask: what the policy refuses in the present state, as bits by `MessageClass`.
+        restarts: times it was brought to a key frame after a loss.
+        key_waits_expired: times no key frame came in time.
     """
 
-    __slots__ = ("_wait", "_went_on", "joining_to", "key_waits_expired", "mask", "restarts")
+    __slots__ = (
+        "_base_counts",
+        "_base_sizes",
+        "_copies",
+        "_dropped",
+        "_extra",
+        "_refusals",
+        "_stop",
+        "_wait",
+        "_went_on",
+        "joined_at",
+        "joining_to",
+        "key_waits_expired",
+        "log",
+        "mask",
+        "place",
+        "restarts",
+    )
 
     def __init__(
         self,
@@ -81,23 +110,63 @@ class LogCursor(LogQueue):
     ) -> None:
         tail = log.tail
         start = start or tail
-        super().__init__(log, start, now)
-        self.joining_to: Entry | None = tail  # the cache ends here; None once joining is over
-        self.mask = 0  # what the policy refuses in the present state
+        self.log = log
+        self.place = Place(start)
+        self.joined_at = now
+        self.joining_to: Entry | None = tail
+        self.mask = 0
         self.restarts = 0
         self.key_waits_expired = 0
-        self._wait: KeyWait | None = None
+        self._stop: Entry | None = None  # where to end: nothing published after is for this viewer
+        self._base_counts = start.counts
+        self._base_sizes = start.sizes
         # Sequences of the key frames at which it went on after a loss, until a picture behind their leading ones comes.
         self._went_on: tuple[int, ...] = ()
+        # The rest is made when first needed: most viewers never lag.
+        self._wait: KeyWait | None = None
+        self._refusals: Refusals | None = None
+        self._copies: MessageQueue[Item] | None = None
+        self._extra: Tally | None = None  # messages that are not entries: the restart messages
+        self._dropped: dict[DropReason, Tally] | None = None
         if prefix:
             self._offer_restart(prefix)
             for wire in prefix:
-                self._push(HEADER, wire, now)
+                self._push(_HEADER, wire, now)
         if wait_for_key:
             self._wait = KeyWait(start, now, lost=True)
             self._refuse_from(start, BROKEN_MASK, DropReason.KEY_WAIT, now)
 
     # -- the queue
+
+    @property
+    def entry(self) -> Entry:
+        """The entry to be handed over next, after the copies."""
+        return self.place.entry
+
+    @property
+    def copied(self) -> tuple[int, int]:
+        """(wire bytes, messages) of the copies: what is queued but not read from the log."""
+        copies = self._copies
+        return (0, 0) if copies is None else (copies.size_bytes, len(copies))
+
+    def load(self) -> tuple[int, int]:
+        """Return (wire bytes, messages) that are queued and not refused."""
+        return self._load_between(self.place.entry, self._tail())
+
+    def _load_between(self, entry: Entry, end: Entry) -> tuple[int, int]:
+        size, messages = end.offset - entry.offset, end.sequence - entry.sequence
+        refusals, copies = self._refusals, self._copies
+        if refusals is not None:
+            for figures, _ in refusals.between(entry, end):
+                messages -= sum(figures[:CLASS_COUNT])
+                size -= sum(figures[CLASS_COUNT:])
+            restarts = refusals.restarts()
+            size += sum(map(len, restarts))
+            messages += len(restarts)
+        if copies is not None:
+            size += copies.size_bytes
+            messages += len(copies)
+        return size, messages
 
     def allowance(self) -> tuple[int, int]:
         """Return (bytes, messages) of the load that joining gave and that do not count against the limits."""
@@ -107,8 +176,8 @@ class LogCursor(LogQueue):
     def oldest_at(self) -> float | None:
         """Return since when the oldest queued message waits for this viewer, in seconds. None: nothing is queued."""
         self._settle()
-        if self._lane is not None:
-            return self._lane.oldest_at
+        if self._copies is not None:
+            return self._copies.oldest_at
         entry = self.place.entry
         return None if entry is self._tail() else max(entry.enqueued_at, self.joined_at)
 
@@ -123,13 +192,13 @@ class LogCursor(LogQueue):
     def cache_taken(self) -> bool:
         """Whether nothing is left of what joining gave."""
         end = self.joining_to
-        return end is None or (end.sequence <= self.place.entry.sequence and self._lane is None)
+        return end is None or (end.sequence <= self.place.entry.sequence and self._copies is None)
 
     @property
     def caught_up(self) -> bool:
         """Whether nothing is queued, now that refused messages are stepped over."""
         self._settle()
-        return self.place.entry is self._tail() and self._lane is None
+        return self.place.entry is self._tail() and self._copies is None
 
     @property
     def plain(self) -> bool:
@@ -138,14 +207,16 @@ class LogCursor(LogQueue):
             not self.mask
             and self._wait is None
             and self.joining_to is None
-            and self._gates is None
+            and self._refusals is None
             and not self._went_on
         )
 
     @property
     def refuses(self) -> bool:
         """Whether anything is refused, here or ahead: only then does asking for the queue move this cursor."""
-        return self._gates is not None
+        return self._refusals is not None
+
+    # -- handing over
 
     def peek(self, most: int, budget_bytes: int, timing: Timing | None = None) -> list[Item]:
         """Return the next messages to send as (class, wire, since): at most `most`, none after `budget_bytes`.
@@ -167,14 +238,14 @@ class LogCursor(LogQueue):
                 self._leave_out(timing)
         items: list[Item] = []
         size = 0
-        for item in self._lane or ():
+        for item in self._copies or ():
             if len(items) >= most or size >= budget_bytes:
                 return items
             items.append(item)
             size += len(item[1])
         entry, tail, joined_at = self.place.entry, self._tail(), self.joined_at
-        gates = self._gates
-        mask, ahead = (gates.mask, iter(gates.ahead)) if gates is not None else (0, iter(()))
+        refusals = self._refusals
+        mask, ahead = (refusals.mask, iter(refusals.ahead)) if refusals is not None else (0, iter(()))
         gate = next(ahead, None)
         while len(items) < most and size < budget_bytes and entry is not tail:
             if gate is not None and entry is gate.start:
@@ -197,10 +268,53 @@ class LogCursor(LogQueue):
             entry = following
         return items
 
+    def take(self, count: int) -> None:
+        """Move past the first `count` messages that `peek` returned: they are sent, or in flight."""
+        if self._copies is not None:
+            count -= self._copies.take(count)
+            self._copies = self._copies or None
+        while count:
+            self._settle()
+            following = self.place.entry.next
+            if following is None:  # cannot happen while `count` is what peek returned
+                raise AssertionError("took more messages than the log holds")
+            self.place.entry = following
+            count -= 1
+        self._settle()
+
+    def compact(self) -> None:
+        """Copy what is queued out of the log where that lets much more of the log go.
+
+        A viewer that is refused nearly everything (HARD_LIMIT held, a policy that drops all while overloaded) would
+        keep all that is published behind the few messages it still has to get.
+        """
+        refusals = self._refusals
+        if refusals is None or self.joining_to is not None:
+            return
+        tail, entry = self._tail(), self.place.entry
+        span = tail.offset - entry.offset + (tail.sequence - entry.sequence) * _ENTRY_BYTES
+        size, messages = self.load()
+        if span <= _PINNED_BYTES or span <= _PINNED_RATIO * (size + messages * _ENTRY_BYTES):
+            return
+        self._copy_out(tail)
+
+    def _copy_out(self, tail: Entry) -> None:
+        """Copy what is queued before `tail` out of the log."""
+        self._settle()
+        while (entry := self.place.entry) is not tail and entry.next is not None:
+            if self._spoilt(entry):
+                self._pass_by(entry, entry.next, DropReason.KEY_WAIT)
+            else:
+                self._push(entry.message_class, entry.wire, entry.enqueued_at)
+                self.place.entry = entry.next
+            self._settle()
+
+    # -- what comes too late
+
     def _leave_out(self, timing: Timing) -> None:
         """Leave out what comes next and would be late, a key frame with the restart messages that are for it alone."""
         while (entry := self.place.entry) is not self._tail() and entry.next is not None:
-            item, size, lane = entry.message_class, len(entry.wire), self._lane
+            item, size, copies = entry.message_class, len(entry.wire), self._copies
             ahead = self.copied[0]
             if not timing.late(item, size, max(entry.enqueued_at, self.joined_at), ahead):
                 return
@@ -209,10 +323,9 @@ class LogCursor(LogQueue):
             elif item is _KEY:
                 if not (timing.key_firm or entry.gop.next_key is not None or self._delays_sound(entry, timing, ahead)):
                     return  # nothing could stand in for it
-                if lane is not None and self._restarts_at(entry, lane):
+                if copies is not None and self._restarts_at(entry, copies):
                     # Else what comes with every key frame would take the line from those that are in time.
-                    lane.drop_all_but((), self._tally(DropReason.LATE))
-                    self._tidy_lane()
+                    self._drop_copies(DropReason.LATE, kept=())
                 self._pass_by(entry, entry.next)
                 self._cut_from(KeyWait.after(entry), self.place.entry, timing.now)
             elif item is MessageClass.DISPOSABLE or not timing.sound_last or self._without_pictures(timing.now):
@@ -229,7 +342,7 @@ class LogCursor(LogQueue):
 
     def _leave_out_leading(self) -> None:
         """Leave out the leading pictures that come next and cannot be decoded."""
-        while self._went_on and self._lane is None:
+        while self._went_on and self._copies is None:
             entry, key_sequence = self.place.entry, self._went_on[0]
             if entry is self._tail() or entry.next is None or entry.gop.key_sequence < key_sequence:
                 return
@@ -252,8 +365,13 @@ class LogCursor(LogQueue):
 
         Sooner than when it comes next: for a queue that nears its limit while a large message is on its way.
         """
-        gates, entry, tail = self._gates, self.place.entry, self._tail()
-        if self._last or self._wait is not None or entry.gop is not tail.gop or (gates is not None and gates.ahead):
+        refusals, entry, tail = self._refusals, self.place.entry, self._tail()
+        if (
+            self._last
+            or self._wait is not None
+            or entry.gop is not tail.gop
+            or (refusals is not None and refusals.ahead)
+        ):
             return False
         ahead = self.copied[0]
         while entry is not tail and entry.next is not None:
@@ -277,13 +395,13 @@ class LogCursor(LogQueue):
         self._wait_from(wait, start, BROKEN_MASK, DropReason.LATE, now)
 
     @staticmethod
-    def _restarts_at(entry: Entry, lane: Lane) -> bool:
-        """Whether `entry` is a key frame and nothing stands in the lane but all of its restart messages."""
+    def _restarts_at(entry: Entry, copies: MessageQueue[Item]) -> bool:
+        """Whether `entry` is a key frame and the copies are just its restart messages."""
         restart = entry.gop.restart
         return (
             entry.message_class is _KEY
-            and len(lane) == len(restart)
-            and all(item[1] is wire for item, wire in zip(lane, restart, strict=True))
+            and len(copies) == len(restart)
+            and all(item[1] is wire for item, wire in zip(copies, restart, strict=True))
         )
 
     def _delays_sound(self, key: Entry, timing: Timing, ahead_bytes: int) -> bool:
@@ -304,8 +422,8 @@ class LogCursor(LogQueue):
 
     def _without_pictures(self, now: float) -> bool:
         """Whether no picture comes next that could be left out in the place of sound."""
-        gates = self._gates
-        if not self.log.has_video or (gates is not None and gates.mask & _INTER_BIT):
+        refusals = self._refusals
+        if not self.log.has_video or (refusals is not None and refusals.mask & _INTER_BIT):
             return True
         # A stream that has had pictures may have none any more: a camera is off, or one picture stands for a radio.
         tail, entry = self._tail(), self.place.entry
@@ -313,6 +431,39 @@ class LogCursor(LogQueue):
             return False
         rates = self.log.rates.per_second(now, tail.counts, tail.sizes)
         return rates is not None and not any(rates[0][item] for item in _PICTURES)
+
+    # -- accounts
+
+    def books(self) -> Books:
+        """Return (accepted, dropped by reason, queued) of one instant, however fast the log grows.
+
+        accepted is everything this viewer was offered: entries since it joined, and restart messages. dropped includes
+        what is refused ahead of the cursor. What is neither dropped nor queued was handed over.
+        """
+        entry, tail = self.place.entry, self._tail()
+        end = (*tail.counts, *tail.sizes)
+        accepted = tuple(map(sub, end, (*self._base_counts, *self._base_sizes)))
+        queued = tuple(map(sub, end, (*entry.counts, *entry.sizes)))
+        if self._extra is not None:
+            accepted = tuple(map(add, accepted, self._extra))
+        dropped = {reason: tuple(tally) for reason, tally in self._dropped.items()} if self._dropped else {}
+        if self._copies is not None:
+            queued = tuple(map(add, queued, self._copies.tally))
+        if self._refusals is not None:
+            waiting = Tally(queued)
+            for figures, reason in self._refusals.between(entry, tail):
+                waiting.take_figures(figures)
+                add_by_reason(dropped, {reason: figures})
+            for wire in self._refusals.restarts():
+                waiting.add(_HEADER, len(wire))
+            queued = tuple(waiting)
+        return accepted, dropped, queued
+
+    @property
+    def late(self) -> int:
+        """Messages that were left out for being late so far."""
+        tally = self._dropped.get(DropReason.LATE) if self._dropped is not None else None
+        return 0 if tally is None else sum(tally[:CLASS_COUNT])
 
     def pictures(self) -> tuple[int, int]:
         """Return (pictures that were published up to the place since joining, those of them that were not sent).
@@ -324,49 +475,7 @@ class LogCursor(LogQueue):
             return 0, 0
         counts, base = self.place.entry.counts, self._base_counts
         passed = sum(counts[item] - base[item] for item in _PICTURES)
-        return passed, sum(tally.messages[item] for tally in (self._dropped or {}).values() for item in _PICTURES)
-
-    def take(self, count: int) -> None:
-        """Move past the first `count` messages that `peek` returned: they are sent, or in flight."""
-        while self._lane is not None and count:
-            self._lane.pop()
-            self._tidy_lane()
-            count -= 1
-        while count:
-            self._settle()
-            following = self.place.entry.next
-            if following is None:  # cannot happen while `count` is what peek returned
-                raise AssertionError("took more messages than the log holds")
-            self.place.entry = following
-            count -= 1
-        self._settle()
-
-    def compact(self) -> None:
-        """Copy what is queued out of the log where that lets much more of the log go.
-
-        A viewer that is refused nearly everything (HARD_LIMIT held, a policy that drops all while overloaded) would
-        keep all that is published behind the few messages it still has to get.
-        """
-        gates = self._gates
-        if gates is None or self.joining_to is not None:
-            return
-        tail, entry = self._tail(), self.place.entry
-        span = tail.offset - entry.offset + (tail.sequence - entry.sequence) * _ENTRY_BYTES
-        size, messages = self.load()
-        if span <= _PINNED_BYTES or span <= _PINNED_RATIO * (size + messages * _ENTRY_BYTES):
-            return
-        self._copy_out(tail)
-
-    def _copy_out(self, tail: Entry) -> None:
-        """Move what is queued before `tail` into the lane."""
-        self._settle()
-        while (entry := self.place.entry) is not tail and entry.next is not None:
-            if self._spoilt(entry):
-                self._pass_by(entry, entry.next, DropReason.KEY_WAIT)
-            else:
-                self._push(entry.message_class, entry.wire, entry.enqueued_at)
-                self.place.entry = entry.next
-            self._settle()
+        return passed, sum(tally[item] for tally in (self._dropped or {}).values() for item in _PICTURES)
 
     # -- refusing
 
@@ -498,19 +607,21 @@ class LogCursor(LogQueue):
     @property
     def _sound_only(self) -> bool:
         """Whether no frame will be handed over, from the cursor to the log's end: there is none, or all are refused."""
-        gates, lane = self._gates, self._lane
+        refusals, copies = self._refusals, self._copies
         if not self.log.has_video:
             return True
         return (
-            gates is not None
-            and bool(gates.mask & _KEY_BIT)
-            and all(gate.mask & _KEY_BIT for gate in gates.ahead)
-            and (lane is None or not (lane.tally.messages[_KEY] or lane.tally.messages[_INTER]))
+            refusals is not None
+            and bool(refusals.mask & _KEY_BIT)
+            and all(gate.mask & _KEY_BIT for gate in refusals.ahead)
+            and (copies is None or not (copies.tally[_KEY] or copies.tally[_INTER]))
         )
 
     def drop_droppable(self, reason: DropReason, now: float) -> None:
         """Drop all of the queue that may be dropped; a lost frame leads to waiting for the next key frame."""
         self._drop_all_droppable(self._tail(), reason, BROKEN_MASK, now)
+
+    # -- the end
 
     def finish(self, now: float) -> None:
         """Take nothing that is published from now on; what is queued stays."""
@@ -532,22 +643,22 @@ class LogCursor(LogQueue):
     def _end_at(self, tail: Entry, reason: DropReason) -> None:
         self._stop = tail
         self._wait = None
-        if self._gates is not None:
-            for gate in self._gates.cut(tail.sequence):
+        if self._refusals is not None:
+            for gate in self._refusals.cut(tail.sequence):
                 self._lose(gate.restart, reason)
 
     # -- inside: places
 
     def _settle(self) -> None:
         """Step over refused entries at the cursor; a key frame that is waited for ends the wait here."""
-        gates = self._gates
-        if gates is None:
+        refusals = self._refusals
+        if refusals is None:
             return
         place = self.place
         while True:
             self._arrive()
-            if gates.open_wide and self._wait is None:
-                self._gates = None
+            if refusals.open_wide and self._wait is None:
+                self._refusals = None
                 return
             entry = place.entry
             following = entry.next
@@ -556,9 +667,9 @@ class LogCursor(LogQueue):
             if self._awaited(entry):
                 self._resume_at(entry)
                 continue
-            if not gates.refusal.mask >> entry.message_class & 1:
+            if not refusals.mask >> entry.message_class & 1:
                 return
-            self._tally(gates.refusal.reason_of(entry.message_class)).add(entry.message_class, len(entry.wire))
+            self._tally(refusals.here.reason_of(entry.message_class)).add(entry.message_class, len(entry.wire))
             place.entry = following
 
     def _awaited(self, entry: Entry) -> bool:
@@ -582,7 +693,7 @@ class LogCursor(LogQueue):
             self._went_on = (*self._went_on, key.sequence)
         self._wait = KeyWait.after(key) if inter else None
         mask, restart = self.mask | (BROKEN_MASK if inter else 0), key.gop.restart if broken else ()
-        for gate in self._gates.cut(key.sequence) if self._gates is not None else ():
+        for gate in self._refusals.cut(key.sequence) if self._refusals is not None else ():
             if gate.start is key and gate.restart:
                 # The wait before this one ended here too, and its restart messages are not out yet.
                 broken, restart = False, ()
@@ -594,38 +705,50 @@ class LogCursor(LogQueue):
 
     def _jump(self, key: Entry, reason: DropReason) -> None:
         """Go to `key`, its restart messages first; nothing to do where the cursor stands there already."""
-        lane = self._lane
-        if key is self.place.entry and (lane is None or not lane.has_any_but((CONTROL, HEADER))):
+        copies = self._copies
+        if key is self.place.entry and (
+            copies is None or copies.tally[_CONTROL] + copies.tally[_HEADER] == len(copies)
+        ):
             return
-        due = self._gates is not None and any(gate.start is key and gate.restart for gate in self._gates.ahead)
+        due = self._refusals is not None and any(gate.start is key and gate.restart for gate in self._refusals.ahead)
         self._drop_up_to(key, reason)
         self._went_on = (key.sequence,) if key.leading else ()
         self.restarts += 1
         if not due:
             self._offer_restart(key.gop.restart)
             for wire in key.gop.restart:
-                self._push(HEADER, wire, key.enqueued_at)
+                self._push(_HEADER, wire, key.enqueued_at)
+
+    def _tail(self) -> Entry:
+        return self._stop or self.log.tail
+
+    def _arrive(self) -> None:
+        """Put in force what is refused from the gates on that are reached, and hand over their restart messages."""
+        refusals = self._refusals
+        if refusals is not None and refusals.ahead:
+            for gate in refusals.arrive(self.place.entry.sequence):
+                for wire in gate.restart:
+                    self._push(_HEADER, wire, gate.since)
 
     # -- inside: dropping
 
     def _drop_all_droppable(self, tail: Entry, reason: DropReason, meanwhile: int, now: float) -> None:
         """Drop the queue up to `tail`; where that broke references, wait for a key frame and refuse `meanwhile`."""
         lost = self._holds_frames(tail)
-        self._drop_up_to(tail, reason, kept=(CONTROL,) if lost else (CONTROL, HEADER))
+        self._drop_up_to(tail, reason, kept=(_CONTROL,) if lost else (_CONTROL, _HEADER))
         if lost or self._wait is not None:
             wait = KeyWait(tail, now, lost=lost or self.waiting_for_key)
             self._wait_from(wait, tail, meanwhile, DropReason.KEY_WAIT, now)
 
     def _holds_frames(self, end: Entry) -> bool:
-        """Whether frames that others may refer to lie in the lane or between the cursor and `end`."""
-        in_lane = self._lane.tally.messages if self._lane is not None else None
-        ahead = frames_before(end) > frames_before(self.place.entry)
-        return ahead or (in_lane is not None and bool(in_lane[_KEY] or in_lane[_INTER]))
+        """Whether frames that others may refer to are among the copies, or lie between the cursor and `end`."""
+        copied = self._copies is not None and bool(self._copies.tally[_KEY] or self._copies.tally[_INTER])
+        return copied or frames_before(end) > frames_before(self.place.entry)
 
     def _thin_oldest(self, room: Room, reason: DropReason) -> None:
-        tail, entry, lane = self._tail(), self.place.entry, self._lane
-        size, messages = (lane.size_bytes, len(lane)) if lane is not None else (0, 0)
-        since = lane.oldest_at if lane is not None else entry.enqueued_at
+        tail, entry, copies = self._tail(), self.place.entry, self._copies
+        size, messages = (copies.size_bytes, len(copies)) if copies is not None else (0, 0)
+        since = copies.oldest_at if copies is not None else entry.enqueued_at
         if room.fits(size + tail.offset - entry.offset, messages + tail.sequence - entry.sequence, since):
             return
         while (
@@ -634,7 +757,51 @@ class LogCursor(LogQueue):
             and not room.fits(tail.offset - entry.offset, tail.sequence - entry.sequence, entry.enqueued_at)
         ):
             entry = entry.next
-        self._drop_up_to(entry, reason, kept=(CONTROL, HEADER))
+        self._drop_up_to(entry, reason, kept=(_CONTROL, _HEADER))
+
+    def _drop_up_to(self, end: Entry, reason: DropReason, *, kept: tuple[MessageClass, ...] = (_CONTROL,)) -> None:
+        """Move the cursor to `end`, counting what lies between, and the copies, as dropped.
+
+        Messages of classes in `kept` are copied, in order: control messages always, headers where no restart will
+        bring newer ones; otherwise those count as dropped, being superseded.
+        """
+        self._drop_copies(reason, kept)
+        start = self.place.entry
+        if end.sequence > start.sequence:
+            lost = Tally(map(sub, (*end.counts, *end.sizes), (*start.counts, *start.sizes)))
+            for figures, why in self._refusals.between(start, end) if self._refusals else ():
+                self._tally(why).add_figures(figures)
+                lost.take_figures(figures)
+            self._walk(end, reason, kept, keep_any=any(lost[item] for item in kept))
+            for item in kept:
+                lost[item] = lost[item + CLASS_COUNT] = 0
+            self._tally(reason).add_figures(lost)
+        self._arrive()
+
+    def _drop_copies(self, reason: DropReason, kept: tuple[MessageClass, ...]) -> None:
+        """Drop the copies but for those of classes in `kept`."""
+        if self._copies is not None:
+            self._copies.drop(lambda item: item[0] not in kept, self._tally(reason))
+            self._copies = self._copies or None
+
+    def _walk(self, end: Entry, reason: DropReason, kept: tuple[MessageClass, ...], *, keep_any: bool) -> None:
+        """Move the cursor to `end`; entries of classes in `kept`, if there are any, are copied."""
+        refusals, place = self._refusals, self.place
+        steps = keep_any or (refusals is not None and any(gate.restart for gate in refusals.ahead))
+        while steps and place.entry is not end:
+            entry = place.entry
+            for gate in refusals.arrive(entry.sequence) if refusals is not None else ():
+                if _HEADER in kept:
+                    for wire in gate.restart:
+                        self._push(_HEADER, wire, gate.since)
+                else:
+                    self._lose(gate.restart, reason)
+            if entry.message_class in kept:
+                self._push(entry.message_class, entry.wire, entry.enqueued_at)
+            if entry.next is None:
+                raise AssertionError("walked past the log's end")
+            place.entry = entry.next
+        place.entry = end
 
     # -- inside: refusing and counting
 
@@ -650,6 +817,56 @@ class LogCursor(LogQueue):
         wait.mask = mask | BROKEN_MASK
         self._wait = wait
         self._refuse_from(start, mask | BROKEN_MASK, reason, now)
+
+    def _open(
+        self,
+        start: Entry,
+        mask: int,
+        reason: DropReason,
+        restart: tuple[bytes, ...],
+        now: float,
+        *,
+        offered: bool = False,
+    ) -> None:
+        """From `start` on, where no gate lies behind, refuse just `mask`; hand `restart` over before it."""
+        if not offered:
+            self._offer_restart(restart)
+        if self._refusals is None:
+            if not mask and not restart:
+                return
+            self._refusals = Refusals()
+        self._refusals.add(start, mask, reason, restart, now)
+        self._arrive()
+
+    def _refuse_from(self, start: Entry, mask: int, reason: DropReason, now: float) -> None:
+        """From `start` on, refuse `mask` as well as what is refused already."""
+        if self._refusals is None:
+            self._refusals = Refusals()
+        self._refusals.tighten(start, self.place.entry, mask, reason, now)
+
+    def _offer_restart(self, wires: tuple[bytes, ...]) -> None:
+        """Count restart messages as offered; they are not entries of the log."""
+        if wires and self._extra is None:
+            self._extra = Tally()
+        for wire in wires:
+            if self._extra is not None:
+                self._extra.add(_HEADER, len(wire))
+
+    def _lose(self, wires: tuple[bytes, ...], reason: DropReason) -> None:
+        """Count restart messages that will not be handed over."""
+        for wire in wires:
+            self._tally(reason).add(_HEADER, len(wire))
+
+    def _push(self, message_class: MessageClass, wire: bytes, since: float) -> None:
+        """Hand `wire` over before the entry at the cursor."""
+        if self._copies is None:
+            self._copies = MessageQueue()
+        self._copies.push((message_class, wire, max(since, self.joined_at)))
+
+    def _tally(self, reason: DropReason) -> Tally:
+        if self._dropped is None:
+            self._dropped = {}
+        return self._dropped.setdefault(reason, Tally())
 
 
 def _key_and_audio_fit(key: Entry, tail: Entry, room: Room) -> bool:

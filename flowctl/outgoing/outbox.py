@@ -12,7 +12,7 @@ from itertools import islice
 from operator import add
 from typing import Final
 
-from flowctl.flow.counts import NO_COUNTS, NO_FIGURES, Counts, Figures
+from flowctl.flow.counts import NO_FIGURES, Books, Counts, Figures, Tally, add_by_reason, as_counts
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import Room, Thin
 from flowctl.flow.state import Load, MessageClass
@@ -23,51 +23,63 @@ from flowctl.outgoing.queue import Item, OwnItem
 from flowctl.outgoing.transport import Transport
 from flowctl.reasons import DropReason
 
-_NO_CLASS_COUNTS: Final = [0] * len(MessageClass)
 _TLS_WOULD_BLOCK: Final = frozenset({"SSLWantReadError", "SSLWantWriteError"})
+
+
+class _InFlight:
+    """The message whose first byte is out: it is finished whatever happens.
+
+    Args:
+        item: the message.
+        written: bytes of it that the kernel has taken.
+        given: whether it is part of what joining gave.
+        own: whether it was sent to this peer alone.
+
+    Attributes:
+        rest: what is left to be written.
+        size_bytes: its whole size.
+        since: since when it waits, in seconds.
+    """
+
+    __slots__ = ("given", "message_class", "own", "rest", "since", "size_bytes")
+
+    def __init__(self, item: Item | OwnItem, written: int, *, given: bool = False, own: bool = False) -> None:
+        self.message_class = item[0]
+        self.rest = memoryview(item[1])[written:]
+        self.size_bytes = len(item[1])
+        self.since = item[2]
+        self.given = given
+        self.own = own
+
+
+class _Past:
+    """Accounts of logs that are no longer followed, and of the message in flight when the connection ended."""
+
+    __slots__ = ("accepted", "dropped", "key_waits_expired", "restarts")
+
+    def __init__(self) -> None:
+        self.accepted = Tally()
+        self.dropped: dict[DropReason, Figures] = {}
+        self.restarts = self.key_waits_expired = 0
 
 
 class Outbox:
     """Everything queued for one peer. Not thread-safe: its Sender's lock guards it.
 
     Attributes:
-        backlog: control queue and own messages.
+        backlog: control lane and own messages.
         cursor: place in the followed log. None: no log is followed.
         bytes_sent: wire bytes that the kernel took from here.
     """
 
-    __slots__ = (
-        "_inflight",
-        "_inflight_class",
-        "_inflight_given",
-        "_inflight_own",
-        "_inflight_since",
-        "_inflight_size",
-        "_lost",
-        "_past_accepted",
-        "_past_dropped",
-        "_past_key_waits",
-        "_past_restarts",
-        "backlog",
-        "bytes_sent",
-        "cursor",
-    )
+    __slots__ = ("_inflight", "_past", "backlog", "bytes_sent", "cursor")
 
     def __init__(self) -> None:
         self.backlog = Backlog()
         self.cursor: LogCursor | None = None
         self.bytes_sent = 0
-        self._inflight: memoryview | None = None  # the rest of the message whose first byte is out
-        self._inflight_class = MessageClass.CONTROL
-        self._inflight_size = 0  # its whole size
-        self._inflight_since = 0.0  # its enqueue time
-        self._inflight_given = False  # it is part of what joining gave
-        self._inflight_own = False  # it was sent to this peer alone
-        self._lost = NO_COUNTS  # the message in flight when the connection ended
-        self._past_accepted = NO_COUNTS  # of logs that are no longer followed
-        self._past_dropped: dict[DropReason, Counts] | None = None
-        self._past_restarts = 0
-        self._past_key_waits = 0
+        self._inflight: _InFlight | None = None
+        self._past: _Past | None = None
 
     # -- writing
 
@@ -85,15 +97,15 @@ class Outbox:
     @property
     def own_taken(self) -> bool:
         """Whether nothing is left of what was sent to this peer alone; a message in flight may be one of a log."""
-        return not len(self.backlog) and (self._inflight is None or not self._inflight_own)
+        inflight = self._inflight
+        return not len(self.backlog) and (inflight is None or not inflight.own)
 
     def put_in_flight(self, wire: bytes, message_class: MessageClass, now: float, written: int) -> None:
         """Take a message, of which the kernel has taken `written` bytes, past the backlog; only while `idle`."""
         self.backlog.accepted.add(message_class, len(wire))
         self.bytes_sent += written
         if written < len(wire):
-            self._set_inflight(memoryview(wire)[written:], message_class, len(wire), now)
-            self._inflight_own = True
+            self._inflight = _InFlight((message_class, wire, now), written, own=True)
 
     def write(
         self, transport: Transport, most: int, budget_bytes: int, *, with_log: bool, timing: Timing | None = None
@@ -116,13 +128,13 @@ class Outbox:
         room = budget_bytes - sum(len(item[1]) for item in own)
         cursor = self.cursor if with_log else None
         if timing is not None:
-            timing.held_bytes += budget_bytes - room + (0 if self._inflight is None else len(self._inflight))
+            timing.held_bytes += budget_bytes - room + self._inflight_bytes
         wanted = cursor is not None and room > 0 and most > len(own)
         followed = cursor.peek(most - len(own), room, timing) if cursor is not None and wanted else []
         items = [*own, *followed]
         buffers: list[bytes | memoryview] = [item[1] for item in items]
         if self._inflight is not None:
-            buffers.insert(0, self._inflight)
+            buffers.insert(0, self._inflight.rest)
         if not buffers:
             return 0, False, None
         written, blocked, failure = gather_write(transport, buffers)
@@ -142,33 +154,27 @@ class Outbox:
         """Move past what was written; what is left of a message written in part is in flight."""
         inflight = self._inflight
         if inflight is not None:
-            if written < len(inflight):
-                self._inflight = inflight[written:]
+            if written < len(inflight.rest):
+                inflight.rest = inflight.rest[written:]
                 return
-            written -= len(inflight)
+            written -= len(inflight.rest)
             self._inflight = None
         taken = 0
         for item in items:
             if not written:
                 break
             taken += 1
-            wire = item[1]
-            if written < len(wire):
-                self._set_inflight(memoryview(wire)[written:], item[0], len(wire), item[2])
+            if written < len(item[1]):
+                self._inflight = _InFlight(item, written, own=taken <= own)
                 break
-            written -= len(wire)
+            written -= len(item[1])
         self.backlog.take(min(taken, own))
-        self._inflight_own = 0 < taken <= own
         cursor = self.cursor
         if taken > own and cursor is not None:
             cursor.take(taken - own)
             end = cursor.joining_to
-            self._inflight_given = end is not None and cursor.entry.sequence <= end.sequence
-
-    def _set_inflight(self, rest: memoryview, message_class: MessageClass, size: int, since: float) -> None:
-        self._inflight, self._inflight_class = rest, message_class
-        self._inflight_size, self._inflight_since = size, since
-        self._inflight_given = self._inflight_own = False
+            if self._inflight is not None:
+                self._inflight.given = end is not None and cursor.entry.sequence <= end.sequence
 
     # -- the load
 
@@ -177,12 +183,12 @@ class Outbox:
         """(bytes, messages) that are queued for this peer alone: all that is not read from the followed log."""
         size, messages = self.backlog.size_bytes, len(self.backlog)
         if self._inflight is not None:
-            size += len(self._inflight)
+            size += len(self._inflight.rest)
             messages += 1
         if self.cursor is not None:
-            lane_bytes, lane_messages = self.cursor.copied
-            size += lane_bytes
-            messages += lane_messages
+            copied_bytes, copied_messages = self.cursor.copied
+            size += copied_bytes
+            messages += copied_messages
         return size, messages
 
     def counted(self, now: float, limits: Limits, *, log: bool) -> Load:
@@ -193,9 +199,9 @@ class Outbox:
         """
         load = self.load(now, limits.overhead_bytes, log=log, given=False)
         inflight = self._inflight
-        if inflight is None or not self._inflight_own or self._inflight_size < limits.size.marks[1]:
+        if inflight is None or not inflight.own or inflight.size_bytes < limits.size.marks[1]:
             return load
-        return Load(load.size_bytes - len(inflight), load.messages, load.age_ms)
+        return Load(load.size_bytes - len(inflight.rest), load.messages, load.age_ms)
 
     def load(self, now: float, overhead_bytes: int, *, log: bool = True, given: bool = True) -> Load:
         """Return what is queued.
@@ -206,13 +212,13 @@ class Outbox:
             log: whether what is queued in the followed log is part of it.
             given: whether what joining gave is part of it.
         """
-        backlog, cursor = self.backlog, self.cursor
+        backlog, cursor, inflight = self.backlog, self.cursor, self._inflight
         size, messages, oldest = backlog.size_bytes, len(backlog), backlog.oldest_at
         joining = cursor is not None and cursor.joining_to is not None
-        if self._inflight is not None and (given or not (joining and self._inflight_given)):
-            size += len(self._inflight)
+        if inflight is not None and (given or not (joining and inflight.given)):
+            size += len(inflight.rest)
             messages += 1
-            oldest = self._inflight_since if oldest is None else min(oldest, self._inflight_since)
+            oldest = inflight.since if oldest is None else min(oldest, inflight.since)
         if cursor is not None and log:
             since = cursor.oldest_at() if given else cursor.oldest_counted_at()
             log_size, log_messages = cursor.load()
@@ -229,13 +235,12 @@ class Outbox:
     @property
     def joining_load_bytes(self) -> int:
         """Bytes left of everything queued: what falls while a joiner catches up."""
-        rest = len(self._inflight) if self._inflight is not None else 0
-        return rest + (self.cursor.load()[0] if self.cursor is not None else 0)
+        return self._inflight_bytes + (self.cursor.load()[0] if self.cursor is not None else 0)
 
     @property
     def cache_taken(self) -> bool:
         """Whether nothing is left of what joining gave, the message in flight included."""
-        given = self._inflight is not None and self._inflight_given
+        given = self._inflight is not None and self._inflight.given
         return not given and (self.cursor is None or self.cursor.cache_taken)
 
     # -- thinning and ending
@@ -255,7 +260,7 @@ class Outbox:
 
     def cut_behind(self, timing: Timing) -> bool:
         """Leave out what of the followed log would be late behind all that goes before it; return whether any."""
-        timing.held_bytes += self.backlog.size_bytes + (0 if self._inflight is None else len(self._inflight))
+        timing.held_bytes += self.backlog.size_bytes + self._inflight_bytes
         return self.cursor is not None and self.cursor.cut_behind(timing)
 
     def skip_to_live(self, limits: Limits, now: float) -> bool:
@@ -267,7 +272,7 @@ class Outbox:
     def _room(self, limits: Limits, now: float, more_bytes: int, more_messages: int) -> Room:
         """Return what a part of the queue may hold for the whole to be at the low marks; `more_...` is in the rest."""
         backlog, overhead = self.backlog, limits.overhead_bytes
-        rest = len(self._inflight) if self._inflight is not None else 0
+        rest = self._inflight_bytes
         fixed = len(backlog.control or ()) + (1 if rest else 0) + more_messages
         size = limits.size.marks[0] - rest - backlog.control_bytes - more_bytes - fixed * overhead
         return Room(size, limits.messages.marks[0] - fixed, now - limits.age_ms.marks[0] / 1000, overhead)
@@ -282,21 +287,22 @@ class Outbox:
         if cursor is None:
             return
         cursor.drop_everything(reason)
-        accepted, dropped, _ = cursor.accounts()
-        self._past_accepted += accepted
-        past = self._past_dropped or {}
-        _add_by_reason(past, dropped)
-        self._past_dropped = past
-        self._past_restarts += cursor.restarts
-        self._past_key_waits += cursor.key_waits_expired
+        accepted, dropped, _ = cursor.books()
+        past = self._past = self._past or _Past()
+        past.accepted.add_figures(accepted)
+        add_by_reason(past.dropped, dropped)
+        past.restarts += cursor.restarts
+        past.key_waits_expired += cursor.key_waits_expired
         self.cursor = None
 
     def drop_everything(self, reason: DropReason) -> None:
         """Drop all there is, the message in flight too: the connection is over."""
         self.unfollow(reason)
         self.backlog.drop_everything(reason)
-        self._lost = self._inflight_counts()
-        self._inflight = None
+        if self._inflight is not None:
+            past = self._past = self._past or _Past()
+            add_by_reason(past.dropped, {DropReason.CLOSED: self._inflight_figures()})
+            self._inflight = None
 
     # -- accounts
 
@@ -305,36 +311,30 @@ class Outbox:
 
         A message in flight counts as queued until its last byte is out.
         """
-        accepted = self.backlog.accepted.frozen() + self._past_accepted
-        queued = self.backlog.queued() + self._inflight_counts()
-        result = dict(self._past_dropped or {})
-        _add_by_reason(result, self.backlog.dropped())
-        if self.cursor is not None:
-            log_accepted, log_dropped, log_queued = self.cursor.accounts()
-            accepted += log_accepted
-            queued += log_queued
-            _add_by_reason(result, log_dropped)
-        if self._lost.total_messages:
-            _add_by_reason(result, {DropReason.CLOSED: self._lost})
-        return accepted, {reason: counts for reason, counts in result.items() if counts.total_messages}, queued
+        return as_counts(self._books())
 
     def figures(self) -> tuple[Figures, Figures, Figures]:
-        """Return (accepted, dropped, queued) as `accounts` does, as one row of figures each, for who samples many."""
-        backlog = self.backlog
-        accepted, dropped, queued = NO_FIGURES, NO_FIGURES, NO_FIGURES
-        if self.cursor is not None:
-            accepted, dropped, queued = self.cursor.figures()
+        """Return (accepted, dropped, queued) as `accounts` does, as figures and for all reasons together."""
+        accepted, dropped, queued = self._books()
+        lost = NO_FIGURES
+        for figures in dropped.values():
+            lost = tuple(map(add, lost, figures))
+        return accepted, lost, queued
+
+    def _books(self) -> Books:
+        backlog, past = self.backlog, self._past
+        accepted, dropped, queued = self.cursor.books() if self.cursor is not None else (NO_FIGURES, {}, NO_FIGURES)
         accepted = tuple(map(add, accepted, backlog.accepted))
-        for tally in backlog.tallies():
-            dropped = tuple(map(add, dropped, tally))
+        if backlog.dropped:
+            add_by_reason(dropped, backlog.dropped)
         if len(backlog):
-            queued = tuple(map(add, queued, backlog.queued().figures))
+            for queue in backlog.queues:
+                queued = tuple(map(add, queued, queue.tally))
         if self._inflight is not None:
-            queued = tuple(map(add, queued, self._inflight_counts().figures))
-        if self._past_accepted is not NO_COUNTS or self._past_dropped or self._lost is not NO_COUNTS:
-            accepted = tuple(map(add, accepted, self._past_accepted.figures))
-            for counts in (*(self._past_dropped or {}).values(), self._lost):
-                dropped = tuple(map(add, dropped, counts.figures))
+            queued = tuple(map(add, queued, self._inflight_figures()))
+        if past is not None:
+            accepted = tuple(map(add, accepted, past.accepted))
+            add_by_reason(dropped, past.dropped)
         return accepted, dropped, queued
 
     def dropped(self) -> dict[DropReason, Counts]:
@@ -344,30 +344,27 @@ class Outbox:
     @property
     def restarts(self) -> int:
         """Times the peer was brought to a key frame after a loss."""
-        return self._past_restarts + (self.cursor.restarts if self.cursor is not None else 0)
+        return sum(part.restarts for part in (self._past, self.cursor) if part is not None)
 
     @property
     def key_waits_expired(self) -> int:
         """Times no key frame came in time."""
-        return self._past_key_waits + (self.cursor.key_waits_expired if self.cursor is not None else 0)
+        return sum(part.key_waits_expired for part in (self._past, self.cursor) if part is not None)
 
     @property
     def waiting_for_key(self) -> bool:
         """Whether inter frames are refused until the next key frame."""
         return self.cursor is not None and self.cursor.waiting_for_key
 
-    def _inflight_counts(self) -> Counts:
-        if self._inflight is None:
-            return NO_COUNTS
-        messages, sizes = list(_NO_CLASS_COUNTS), list(_NO_CLASS_COUNTS)
-        messages[self._inflight_class] = 1
-        sizes[self._inflight_class] = self._inflight_size
-        return Counts(tuple(messages), tuple(sizes))
+    @property
+    def _inflight_bytes(self) -> int:
+        return 0 if self._inflight is None else len(self._inflight.rest)
 
-
-def _add_by_reason(to: dict[DropReason, Counts], more: dict[DropReason, Counts]) -> None:
-    for reason, counts in more.items():
-        to[reason] = to[reason] + counts if reason in to else counts
+    def _inflight_figures(self) -> Tally:
+        figures = Tally()
+        if self._inflight is not None:
+            figures.add(self._inflight.message_class, self._inflight.size_bytes)
+        return figures
 
 
 def would_block(error: Exception) -> bool:

@@ -225,7 +225,7 @@ def test_counts_for_any_messages_add_up_by_class(first, second):
     assert both - both == NO_COUNTS
     assert both.total_messages == len(first) + len(second)
     assert both.total_bytes == sum(size for _, size in first + second)
-    tallies[0].add_all(two.messages, two.sizes_bytes)
+    tallies[0].add_figures(two.figures)
     assert tallies[0].frozen() == both
     assert one + two == both, "a frozen count does not change with its tally"
     for item, size in second:

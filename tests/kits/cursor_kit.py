@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flow_kit import CLASS_OF, HEADER, KEY, LOG, RESTART, frame, parse
 
-from flowctl.flow.counts import total
+from flowctl.flow.counts import as_counts, total
 from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.policy import Room
 from flowctl.flow.state import MessageClass
@@ -61,11 +61,11 @@ class Follower:
     @property
     def queued(self):
         """What is queued, as letters in the order of classes."""
-        counts = self.cursor.accounts()[2]
+        counts = as_counts(self.cursor.books())[2]
         return "".join(LETTERS[item] * counts.messages[item] for item in MessageClass)
 
     def dropped(self, reason=None):
         """What was dropped, for one reason or all, as letters in the order of classes."""
-        dropped = self.cursor.accounts()[1]
+        dropped = as_counts(self.cursor.books())[1]
         counts = total(dropped.values()) if reason is None else total(dropped[key] for key in dropped if key is reason)
         return "".join(LETTERS[item] * counts.messages[item] for item in MessageClass)

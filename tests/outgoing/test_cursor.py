@@ -6,7 +6,7 @@ import pytest
 from cursor_kit import ROOMY, Follower
 from flow_kit import HEADER, INTER, KEY, RESTART, frame
 
-from flowctl.flow.counts import total
+from flowctl.flow.counts import as_counts, total
 from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
 from flowctl.flow.state import MessageClass
@@ -48,7 +48,7 @@ def test_age_when_messages_are_older_than_the_viewer_counts_from_its_joining():
 
 
 def test_peek_when_bounded_returns_at_most_that():
-    """Never more messages than asked for, the lane included; none after the budget of bytes is used."""
+    """Never more messages than asked for, the copies included; none after the budget of bytes is used."""
     follower = Follower(prefix=(b"1" * 10, b"2" * 10, b"3" * 10))
     follower.publish("KIII", 20)
     assert [len(item[1]) for item in follower.cursor.peek(2, OFF_MARK)] == [10, 10]
@@ -73,7 +73,7 @@ def test_take_when_given_part_of_what_was_peeked_moves_just_that_far():
 def test_prefix_when_joining_is_counted_as_offered_and_handed_over_first():
     """Restart messages of a joiner are headers beside those of the log: offered, queued, then handed over."""
     follower = Follower(prefix=(b"meta", b"codec"))
-    assert follower.cursor.accounts()[0].of(HEADER) == 2
+    assert as_counts(follower.cursor.books())[0].of(HEADER) == 2
     assert follower.queued == "HH"
     assert follower.cursor.load() == (9, 2)
     follower.cursor.take(2)
@@ -107,10 +107,10 @@ def test_refuse_when_the_same_again_opens_no_second_gate():
     for _ in range(5):
         follower.publish("D")
         follower.cursor.refuse(1 << MessageClass.DISPOSABLE, DropReason.REFUSED, follower.now)
-    assert len(follower.cursor._gates.ahead) == 1
+    assert len(follower.cursor._refusals.ahead) == 1
     follower.publish("II")
     follower.cursor.refuse(1 << MessageClass.AUDIO, DropReason.REFUSED, follower.now)
-    assert len(follower.cursor._gates.ahead) == 2
+    assert len(follower.cursor._refusals.ahead) == 2
     assert follower.take() == "KIDII"
 
 
@@ -338,7 +338,7 @@ def test_finish_when_called_ends_at_what_was_published():
     follower.cursor.refuse(DROPPABLE_MASK, DropReason.REFUSED, follower.now)
     follower.cursor.thin_to_key_frame(ROOMY, follower.now)
     follower.cursor.finish(follower.now)
-    accepted, dropped, queued = follower.cursor.accounts()
+    accepted, dropped, queued = as_counts(follower.cursor.books())
     assert accepted.total_messages == 2
     assert queued.total_messages + total(dropped.values()).total_messages == 2
     follower.take()
@@ -355,7 +355,7 @@ def test_finish_when_an_awaited_key_frame_has_come_hands_it_over_with_headers():
     assert follower.cursor.caught_up
 
 
-@pytest.mark.parametrize("state", ["plain", "lane", "gates", "wait", "expired", "joining", "finished"])
+@pytest.mark.parametrize("state", ["plain", "copies", "gates", "wait", "expired", "joining", "finished"])
 def test_drop_everything_in_any_state_leaves_nothing_uncounted(state):
     """Whatever the cursor was doing, all it had not handed over is dropped, and the log may go on without it."""
     follower = Follower("K")
@@ -369,7 +369,7 @@ def test_drop_everything_in_any_state_leaves_nothing_uncounted(state):
         follower.take()
     if state == "expired":
         follower.cursor.poll(follower.now + 20)
-    if state == "lane":
+    if state == "copies":
         follower.publish("ICKI")
         follower.cursor.thin_to_key_frame(Room(22, 2, 0, 0), follower.now)
     follower.publish("CHIA")
@@ -378,7 +378,7 @@ def test_drop_everything_in_any_state_leaves_nothing_uncounted(state):
     follower.cursor.drop_everything(DropReason.UNFOLLOWED)
     taken = len(follower.got)
     follower.publish("CHKIA")
-    accepted, dropped, queued = follower.cursor.accounts()
+    accepted, dropped, queued = as_counts(follower.cursor.books())
     assert queued.total_messages == 0
     assert accepted.total_messages == taken + total(dropped.values()).total_messages
     assert follower.cursor.load() == (0, 0)

@@ -6,6 +6,7 @@ import pytest
 from cursor_kit import ROOMY, Follower
 from flow_kit import AUDIO, DISPOSABLE, INTER, KEY
 
+from flowctl.flow.counts import as_counts
 from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.policy import Room
 from flowctl.reasons import DropReason
@@ -119,4 +120,4 @@ def test_skip_when_there_is_only_sound_keeps_what_fits():
     assert follower.cursor.skip_to_live(room(2), follower.now)
     assert follower.take() == "AA"
     assert follower.dropped(DropReason.RETURNED) == "A" * 2
-    assert follower.cursor.accounts()[0].of(AUDIO) == 4
+    assert as_counts(follower.cursor.books())[0].of(AUDIO) == 4

@@ -7,7 +7,7 @@ from flow_kit import HEAD_BYTES, LOG, RESTART, Published, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.flow.counts import total
+from flowctl.flow.counts import as_counts, total
 from flowctl.flow.policy import Room
 from flowctl.flow.state import MessageClass
 from flowctl.outgoing.cursor import LogCursor
@@ -48,7 +48,7 @@ class Reader:
         return [number if origin == LOG else "R" for origin, _, number, _ in frames if origin in (LOG, RESTART)]
 
     def check(self):
-        accepted, dropped, queued = self.cursor.accounts()
+        accepted, dropped, queued = as_counts(self.cursor.books())
         lost = total(dropped.values())
         sent = accepted - lost - queued
         assert sent.total_messages == len(self.taken)
@@ -96,7 +96,7 @@ def test_refuse_when_policy_changes_on_the_way_counts_each_stretch():
     reader.published.script("DA")
     assert reader.cursor.load()[1] == 6
     assert reader.take() == [0, 1, 3, 6, 7, 8]
-    dropped = reader.cursor.accounts()[1]
+    dropped = as_counts(reader.cursor.books())[1]
     assert {reason: counts.by_name() for reason, counts in dropped.items()} == {
         DropReason.REFUSED: {"disposable": 1},
         DropReason.HELD: {"disposable": 1, "audio": 1},
@@ -182,7 +182,7 @@ def test_finish_when_log_goes_on_ends_at_its_place(wait):
     reader.published.script("KIA")
     assert reader.take() == ([1] if wait else [0, 1])
     assert reader.cursor.caught_up
-    assert reader.cursor.accounts()[0].total_messages == 2
+    assert as_counts(reader.cursor.books())[0].total_messages == 2
 
 
 def test_drop_everything_when_gates_lie_ahead_counts_each_message_once():
@@ -192,7 +192,7 @@ def test_drop_everything_when_gates_lie_ahead_counts_each_message_once():
     reader.cursor.refuse(mask(DISPOSABLE), DropReason.REFUSED, reader.now)
     reader.published.script("DAI")
     reader.cursor.drop_everything(DropReason.UNFOLLOWED)
-    dropped = {reason: counts.by_name() for reason, counts in reader.cursor.accounts()[1].items()}
+    dropped = {reason: counts.by_name() for reason, counts in as_counts(reader.cursor.books())[1].items()}
     assert dropped == {
         DropReason.REFUSED: {"disposable": 1},
         DropReason.UNFOLLOWED: {"control": 1, "key": 1, "inter": 1, "audio": 1},
@@ -208,9 +208,9 @@ def test_compact_when_little_is_left_of_much_lets_the_log_go():
     reader.cursor.refuse(mask(AUDIO), DropReason.HELD, reader.now)
     reader.published.script("A" * 100, 20_000)
     reader.published.script("X")
-    before = reader.cursor.load(), reader.cursor.accounts()
+    before = reader.cursor.load(), as_counts(reader.cursor.books())
     reader.cursor.compact()
-    assert (reader.cursor.load(), reader.cursor.accounts()) == before
+    assert (reader.cursor.load(), as_counts(reader.cursor.books())) == before
     assert reader.cursor.entry is reader.published.log.tail
     assert reader.take() == [0, 1, 102]
 

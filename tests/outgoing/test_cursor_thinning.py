@@ -11,12 +11,11 @@ from flow_kit import AUDIO, CLASS_OF, CONTROL, HEADER, KEY, RESTART, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.flow.counts import total
+from flowctl.flow.counts import as_counts, total
 from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room, refused_mask
 from flowctl.flow.state import MessageClass
 from flowctl.outgoing.cursor import LogCursor
-from flowctl.outgoing.lane import Lane
 from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import DropReason
 
@@ -254,7 +253,7 @@ def test_log_when_a_viewer_is_stuck_and_refused_nearly_all_is_not_kept_for_it(al
     cursor.joining_to = None
     publish_wires(log, "KIAI", 8, 1000)
     cursor.refuse(DROPPABLE_MASK, DropReason.HELD, 100.0)
-    expected = cursor.accounts()[2]
+    expected = as_counts(cursor.books())[2]
     most = 0
     for _ in range(40):
         publish_wires(log, "KIDA" if with_keys else "IDA", 100, 1000)
@@ -263,7 +262,7 @@ def test_log_when_a_viewer_is_stuck_and_refused_nearly_all_is_not_kept_for_it(al
         log.drop_cache()
         most = max(most, alive())
     assert most <= 8 + 1200
-    assert cursor.accounts()[2] == expected
+    assert as_counts(cursor.books())[2] == expected
     assert cursor.load() == (8000, 8)
     cursor.refuse(0, DropReason.REFUSED, 100.0)
     assert [item[0] for item in cursor.peek(99, 10**6)] == [CLASS_OF[letter] for letter in "KIAIKIAI"]
@@ -295,10 +294,10 @@ def test_compact_when_the_queue_is_worth_its_log_does_nothing():
     follower.cursor.refuse(1 << MessageClass.DISPOSABLE, DropReason.REFUSED, follower.now)
     follower.publish("ID" * 20, 100_000)
     follower.cursor.compact()
-    assert follower.cursor._lane is None
+    assert follower.cursor._copies is None
     follower.take()
     follower.cursor.compact()
-    assert follower.cursor._lane is None
+    assert follower.cursor._copies is None
 
 
 # --- a publisher on another thread -------------------------------------------------------------------------------
@@ -327,7 +326,7 @@ class HalfWayLog(StreamLog):
         lambda cursor, now: cursor.thin_to_key_frame(ROOMY, now),
         lambda cursor, now: cursor.drop_droppable(DropReason.REQUESTED, now),
         lambda cursor, now: None,
-        lambda cursor, now: (cursor.load(), cursor.oldest_at(), cursor.accounts(), cursor.caught_up),
+        lambda cursor, now: (cursor.load(), cursor.oldest_at(), as_counts(cursor.books()), cursor.caught_up),
     ],
     ids=["refuse", "refuse keys", "poll", "replace", "thin", "thin roomy", "drop", "nothing", "look"],
 )
@@ -361,28 +360,9 @@ def test_cursor_when_a_key_frame_is_half_appended_neither_misses_nor_repeats_it(
             whole = last is not None and not any(letter in "KI" for letter in follower.classes[last + 1 : number])
             assert whole or (item == "K" and number in follower.restarted), f"{item}{number} after {last}"
             last = number
-    accepted, dropped, queued = cursor.accounts()
+    accepted, dropped, queued = as_counts(cursor.books())
     assert accepted.total_messages == len(follower.got) + total(dropped.values()).total_messages
     assert queued.total_messages == 0
-
-
-# --- the lane ----------------------------------------------------------------------------------------------------
-
-
-def test_lane_when_filtered_keeps_order_and_counts():
-    """What is thrown away is counted by class; the rest keeps its order, sizes and age."""
-    lane = Lane()
-    for number, letter in enumerate("CHAHC"):
-        lane.push(CLASS_OF[letter], bytes(number + 1), float(number))
-    lost = Lane().tally
-    assert lane.has_any_but((CONTROL, HEADER))
-    lane.drop_all_but((CONTROL, HEADER), lost)
-    assert not lane.has_any_but((CONTROL, HEADER))
-    assert ([item[2] for item in lane], lane.size_bytes, len(lane)) == ([0.0, 1.0, 3.0, 4.0], 1 + 2 + 4 + 5, 4)
-    assert (lost.messages[AUDIO], lost.sizes[AUDIO]) == (1, 3)
-    lane.pop()
-    assert (lane.oldest_at, lane.size_bytes) == (1.0, 11)
-    assert (lane.tally.messages[CONTROL], lane.tally.sizes[CONTROL]) == (1, 5)
 
 
 # --- against a plain list ----------------------------------------------------------------------------------------
@@ -466,7 +446,7 @@ def test_cursor_over_a_long_random_life_keeps_its_books():
             follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
         for letter in follower.take(random_source.randrange(6)):
             handed["H" if letter == "r" else letter] += 1
-        accepted, dropped, queued = follower.cursor.accounts()
+        accepted, dropped, queued = as_counts(follower.cursor.books())
         lost = total(dropped.values())
         for letter, item in CLASS_OF.items():
             assert accepted.messages[item] == handed[letter] + lost.messages[item] + queued.messages[item]

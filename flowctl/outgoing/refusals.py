@@ -1,8 +1,8 @@
 """What a viewer of a log is refused: from which message on which classes, and the wait for a key frame (pure).
 
-A refusal is a *gate* in the log: from an entry on, a bit mask of classes for each reason. Gates are what makes the
-queue of a slow viewer a subtraction: between two gates the refused messages of a class are the difference of the
-entries' totals. Only a viewer that lags has any.
+What is refused changes at a *gate* of the log: from that entry on, it is a bit mask of classes for each reason. That
+makes the queue of a slow viewer a subtraction: between two gates, the refused messages of a class are the difference of
+the entries' totals. Only a viewer that lags has any.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Final
 
 from flowctl.flow.policy import BROKEN_MASK, KEY_WAIT_S
 from flowctl.flow.state import CLASS_COUNT, MessageClass
-from flowctl.outgoing.streamlog import Entry, subtract
+from flowctl.outgoing.streamlog import Entry
 from flowctl.reasons import DropReason
 
 _KEY: Final = MessageClass.KEY
 _INTER: Final = MessageClass.INTER
 
-Refused = tuple[list[int], list[int], DropReason]
-"""(messages by class, bytes by class, reason)."""
+Refused = tuple[list[int], DropReason]
+"""(figures, reason)."""
 
 
 class Refusal:
@@ -73,27 +73,27 @@ class Gate:
         return self.refusal.mask
 
 
-class Gates:
+class Refusals:
     """What is refused at one cursor's place and ahead of it.
 
     A gate that the cursor has reached is kept as a mask alone: it must not hold the log from its start on, for a
     viewer may stay behind one for hours.
 
     Attributes:
-        refusal: what is refused at the cursor.
+        here: what is refused at the cursor.
         ahead: gates that the cursor has not reached, in order.
     """
 
-    __slots__ = ("ahead", "refusal")
+    __slots__ = ("ahead", "here")
 
     def __init__(self) -> None:
-        self.refusal = Refusal(0, DropReason.REFUSED)
+        self.here = Refusal(0, DropReason.REFUSED)
         self.ahead: list[Gate] = []
 
     @property
     def mask(self) -> int:
         """Classes refused at the cursor, as bits by `MessageClass`."""
-        return self.refusal.mask
+        return self.here.mask
 
     @property
     def open_wide(self) -> bool:
@@ -119,9 +119,9 @@ class Gates:
         while index < len(self.ahead) and self.ahead[index].start.sequence < start.sequence:
             index += 1
         if start.sequence <= at.sequence:
-            self.refusal.add(extra, reason)
+            self.here.add(extra, reason)
         elif index == len(self.ahead) or self.ahead[index].start is not start:
-            before = self.ahead[index - 1].refusal if index else self.refusal
+            before = self.ahead[index - 1].refusal if index else self.here
             self.ahead.insert(index, Gate(start, before.copy(), (), now))
         for gate in self.ahead[index:]:
             gate.refusal.add(extra, reason)
@@ -131,7 +131,7 @@ class Gates:
         passed = []
         while self.ahead and self.ahead[0].start.sequence <= sequence:
             gate = self.ahead.pop(0)
-            self.refusal = gate.refusal
+            self.here = gate.refusal
             if gate.restart:
                 passed.append(gate)
         return passed
@@ -143,10 +143,10 @@ class Gates:
             lost.append(self.ahead.pop())
         return lost
 
-    def refused(self, first: Entry, last: Entry) -> list[Refused]:
+    def between(self, first: Entry, last: Entry) -> list[Refused]:
         """Return what is refused from `first`, the cursor's place, up to, not including, `last`."""
         result: list[Refused] = []
-        refusal, start = self.refusal, first
+        refusal, start = self.here, first
         for gate in self.ahead:
             if gate.start.sequence >= last.sequence:
                 break
@@ -164,11 +164,12 @@ def _add_refused(result: list[Refused], refusal: Refusal, first: Entry, last: En
     if last.sequence <= first.sequence:
         return
     for mask, reason in refusal.parts:
-        counts, sizes = subtract(last.counts, first.counts), subtract(last.sizes, first.sizes)
+        figures = [0] * (2 * CLASS_COUNT)
         for item in range(CLASS_COUNT):
-            if not mask >> item & 1:
-                counts[item] = sizes[item] = 0
-        result.append((counts, sizes, reason))
+            if mask >> item & 1:
+                figures[item] = last.counts[item] - first.counts[item]
+                figures[item + CLASS_COUNT] = last.sizes[item] - first.sizes[item]
+        result.append((figures, reason))
 
 
 def frames_before(entry: Entry) -> int:
