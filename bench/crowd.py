@@ -16,10 +16,11 @@ import time
 from typing import Any
 
 from flowctl.media.stamp import read_stamp
-from flowctl.rtmp.chunk.chunk import ChunkReader, Message
+from flowctl.rtmp.chunk.reader import ChunkReader
 from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ClientSessionConfig
+from flowctl.rtmp.wire import Message
 
 _TRUNCATED = socket.MSG_TRUNC
 _WIDE = 1 << 20

@@ -14,7 +14,7 @@ import time
 
 from flowctl.media.stamp import has_slot, stamp
 from flowctl.media.synthetic import SyntheticSource
-from flowctl.rtmp.chunk.chunk import serialise
+from flowctl.rtmp.chunk.writer import serialise
 from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import PublishStarted
 from flowctl.rtmp.session_config import ClientSessionConfig

@@ -12,7 +12,7 @@ import json
 import time
 
 from flowctl.client.source import FlvFile
-from flowctl.rtmp.chunk.chunk import serialise
+from flowctl.rtmp.chunk.writer import serialise
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
 from publishers import connect
 

@@ -15,7 +15,7 @@ from flowctl.fanout.following import Fanouts
 from flowctl.flow.state import MessageClass
 from flowctl.outgoing.streamlog import CacheLimits, StreamLog
 from flowctl.rtmp import commands
-from flowctl.rtmp.chunk.chunk import serialise
+from flowctl.rtmp.chunk.writer import serialise
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 
 _CSID: Final = {TYPE_AUDIO: 4, TYPE_VIDEO: 6}

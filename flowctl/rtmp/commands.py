@@ -20,7 +20,7 @@ from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.amf.amf0_walk import walk
 from flowctl.rtmp.amf.limits import DEFAULT_LIMITS, MAX_DEPTH
 from flowctl.rtmp.amf.values import simplify
-from flowctl.rtmp.chunk.chunk import serialise
+from flowctl.rtmp.chunk.writer import serialise
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.messages import EVENT_STREAM_BEGIN, EVENT_STREAM_EOF, UserControl, amf0_body, encode_control
 from flowctl.rtmp.wire import (

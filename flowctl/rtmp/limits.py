@@ -2,9 +2,9 @@
 
 An RTMP peer announces sizes and opens streams as it likes; nothing in the protocol bounds them. So each thing a peer
 can make us hold, compute or wait for has a named limit here. Sizes and counts are enforced where the octets are
-parsed (`flowctl.rtmp.chunk.chunk`, `flowctl.rtmp.amf.amf0`, `flowctl.rtmp.messages`), times and rates by the session,
-which is
-handed the clock. A hit is a `flowctl.errors.LimitExceededError` that carries the field's name, the value and the limit.
+parsed (`flowctl.rtmp.chunk.reader`, `flowctl.rtmp.amf.amf0`, `flowctl.rtmp.messages`), times and rates by the
+`flowctl.rtmp.endpoint.Endpoint`, which is handed the clock. A hit is a `flowctl.errors.LimitExceededError` that carries
+the field's name, the value and the limit.
 """
 
 from __future__ import annotations

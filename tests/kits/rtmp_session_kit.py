@@ -9,7 +9,8 @@ import random
 
 from flowctl.rtmp import commands
 from flowctl.rtmp.amf.values import simplify
-from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter
+from flowctl.rtmp.chunk.reader import ChunkReader
+from flowctl.rtmp.chunk.writer import ChunkWriter
 from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import ConnectRequested, PlayRequested, PublishRequested
 from flowctl.rtmp.handshake.handshake import Handshake

@@ -16,7 +16,7 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.stream import MOST_WIRES, Stream
 from flowctl.live.wirelog import WireLog
 from flowctl.rtmp.amf.amf0 import encode
-from flowctl.rtmp.chunk.chunk import ChunkReader
+from flowctl.rtmp.chunk.reader import ChunkReader
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.messages import SetChunkSize, encode_control
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO

@@ -12,7 +12,8 @@ from flowctl.flow.state import MessageClass
 from flowctl.live import wirelog
 from flowctl.live.wirelog import HEADER_BYTES, HEADERS, HEADERS_BYTES, Headers, WireLog
 from flowctl.outgoing.streamlog import CacheLimits
-from flowctl.rtmp.chunk.chunk import ChunkReader, serialise
+from flowctl.rtmp.chunk.reader import ChunkReader
+from flowctl.rtmp.chunk.writer import serialise
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
 

@@ -31,9 +31,11 @@ from rtmp_chunk_peer import ChunkPeer, header0, interleave, pieces, random_messa
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp import messages
 from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter, Message, serialise
+from flowctl.rtmp.chunk.reader import ChunkReader
+from flowctl.rtmp.chunk.writer import ChunkWriter, serialise
 from flowctl.rtmp.handshake.handshake import Handshake
 from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.wire import Message
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
 

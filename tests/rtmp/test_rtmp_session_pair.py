@@ -10,7 +10,7 @@ from rtmp_session_kit import SPLITS, Pair, ScriptedClient
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp import commands
-from flowctl.rtmp.chunk.chunk import ChunkWriter, Message, serialise
+from flowctl.rtmp.chunk.writer import ChunkWriter, serialise
 from flowctl.rtmp.client.states import ClientState
 from flowctl.rtmp.events import (
     ConnectRequested,
@@ -31,6 +31,7 @@ from flowctl.rtmp.server.replies import COURTESIES
 from flowctl.rtmp.server.session import ServerSession
 from flowctl.rtmp.server.states import ConnectionState, StreamState
 from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
+from flowctl.rtmp.wire import Message
 
 AUDIO, VIDEO = 8, 9
 

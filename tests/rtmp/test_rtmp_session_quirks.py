@@ -9,11 +9,11 @@ from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.rtmp import commands
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.amf.values import UNDEFINED, AvmPlus, Date, EcmaArray, TypedObject
-from flowctl.rtmp.chunk.chunk import Message
 from flowctl.rtmp.events import ConnectRequested, Ignored, MetadataReceived, PublishRequested, StreamClosed
 from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.messages import Command, SetChunkSize, decode_message, encode_command, encode_control
 from flowctl.rtmp.server.states import StreamState
+from flowctl.rtmp.wire import Message
 
 AUDIO, VIDEO, DATA_AMF3, COMMAND_AMF3, DATA = 8, 9, 15, 17, 18
 

@@ -9,7 +9,7 @@ import pytest
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.flow.state import MessageClass
-from flowctl.rtmp.chunk.chunk import ChunkReader
+from flowctl.rtmp.chunk.reader import ChunkReader
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.media.media import inspect
 

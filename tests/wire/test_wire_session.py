@@ -8,7 +8,7 @@ from rtmp_session_kit import SPLITS, ScriptedClient
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.chunk.chunk import Message
+from flowctl.rtmp.wire import Message
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
 

@@ -9,7 +9,7 @@ from flowctl.loadtest.hostile.octets import CONNECT, cut, header, set_chunk_size
 from flowctl.loadtest.hostile.peer import UnreachableError
 from flowctl.rtmp import commands
 from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.chunk.chunk import ChunkWriter
+from flowctl.rtmp.chunk.writer import ChunkWriter
 from flowctl.rtmp.wire import (
     CSID_MAX,
     TYPE_ACK,

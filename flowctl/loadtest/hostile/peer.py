@@ -22,7 +22,8 @@ from flowctl.errors import RemoteProtocolError
 from flowctl.loadtest.peers.ownfault import TesterFailedError, own_fault
 from flowctl.rtmp import commands
 from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter
+from flowctl.rtmp.chunk.reader import ChunkReader
+from flowctl.rtmp.chunk.writer import ChunkWriter
 from flowctl.rtmp.handshake.handshake import Handshake
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.messages import Command, decode_message

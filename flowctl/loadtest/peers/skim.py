@@ -1,20 +1,19 @@
 """Skims RTMP: which frames came, read from chunk headers and the first octets of each message, the rest unseen (pure).
 
-How it works: a `ChunkReader` that keeps no bodies. A message that lies whole in the piece, as most do, costs one header
-read and one look-up: its first octets are the key of a table, shared by all viewers of a process, that says what frame
-this is (key frame, number and time of its stamp). So a frame is looked into once, however many viewers receive it.
-What does not fit this path (a message cut by the end of the piece, extended timestamps, control) goes the reader's own
-way; of media it keeps the first octets only.
+How it works: a message that lies whole in the piece, as most do, costs one header read and one look-up: its first
+octets are the key of a table, shared by all viewers of a process, that says what frame this is (key frame, number and
+time of its stamp). So a frame is looked into once, however many viewers receive it. What does not fit this path (a
+message cut by the end of the piece, extended timestamps, control) is given to a `ChunkReader` that keeps first octets.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from flowctl.flow.state import MessageClass
 from flowctl.media.stamp import read_stamp
-from flowctl.rtmp.chunk.chunk import ChunkReader
+from flowctl.rtmp.chunk.reader import ChunkReader
 from flowctl.rtmp.chunk.stream import ChunkStream
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.media.media import inspect
@@ -34,6 +33,8 @@ HEAD_BYTES: Final = 64
 _MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0, TYPE_DATA_AMF3})
 _KNOWN_MAX: Final = 8192
 _LONGEST_HEADER: Final = 12
+_ONE_OCTET_CSIDS: Final = 64
+"""Chunk streams below it have a basic header of one octet (section 5.3.1.1)."""
 
 _WORD: Final = struct.Struct(">I").unpack_from
 _LITTLE: Final = struct.Struct("<I").unpack_from
@@ -102,7 +103,7 @@ class FrameBook:
         return frame
 
 
-class Skimmer(ChunkReader):
+class Skimmer:
     """Reads one connection's chunk stream; hand it everything from the end of the handshake on with `skim`.
 
     Args:
@@ -110,18 +111,23 @@ class Skimmer(ChunkReader):
         limits: what the server is held to.
 
     Attributes:
-        control: what came and is not media, whole; the reader empties the list.
+        control: what came and is not media, whole; whoever takes it empties the list.
     """
 
-    __slots__ = ("_book", "_lanes", "control")
+    __slots__ = ("_book", "_lanes", "_reader", "control")
 
     def __init__(self, book: FrameBook, limits: WireLimits) -> None:
-        super().__init__(limits)
+        self._reader = ChunkReader(limits, head_bytes=HEAD_BYTES)
         self._book = book
         # First octet of a type 0 or 1 header -> its chunk stream, of those that have carried media and whose id takes
         # one octet: they are the ones that the quick way is for.
         self._lanes: dict[int, ChunkStream] = {}
         self.control: list[Message] = []
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Octets held in messages that have begun and not ended."""
+        return self._reader.unfinished_bytes
 
     def skim(self, data: bytes | bytearray | memoryview) -> list[Skimmed]:
         """Read one piece; return (timestamp, frame) of each media message that it completed, in order.
@@ -129,39 +135,29 @@ class Skimmer(ChunkReader):
         Raises:
             RemoteProtocolError: see `ChunkReader.feed`.
         """
-        return self.feed(data)  # type: ignore[return-value]  # what is appended is decided here, see _complete
+        reader = self._reader
+        media: list[Skimmed] = []
+        view = memoryview(data)
+        while view:
+            if reader.at_header:
+                view = self._pass_whole(view, media)
+                if not view:
+                    break
+            view, message = reader.feed_message(view)
+            if message is not None:
+                self._take(message, media)
+        return media
 
-    def _read(self, view: memoryview, completed: list[Any]) -> None:
-        at = 0
-        if self._tail:
-            view, at = self._read_split_header(view, completed)
-        end = len(view)
-        while at < end:
-            if self._chunk_left:
-                at = self._read_payload(view, at, end, completed)
-                continue
-            after = self._read_whole(view, at, end, completed) if end - at > _LONGEST_HEADER else 0
-            if after:
-                at = after
-                continue
-            after = self._read_header(view, at, end)
-            if after < 0:
-                self._tail = bytes(view[at:])
-                return
-            at = after
-            if self._current.missing == 0:
-                self._complete(self._current, b"", completed)
-
-    def _read_whole(self, view: memoryview, at: int, end: int, completed: list[Any]) -> int:
+    def _pass_whole(self, view: memoryview, media: list[Skimmed]) -> memoryview:
         """Take media messages that lie whole in the piece, with type 0 or 1 headers, one after the other.
 
         Returns:
-            The position after the last one; 0: there is none such at `at`.
+            What follows the last one.
         """
         lanes = self._lanes
-        size = self._chunk_size
+        size = self._reader.chunk_size
         known = self._book.known
-        begin = at
+        at, end = 0, len(view)
         while end - at > _LONGEST_HEADER:
             first = view[at]
             stream = lanes.get(first)
@@ -185,12 +181,11 @@ class Skimmer(ChunkReader):
             elif after > end:
                 break
             if first & 0x40:
-                stream.delta = field
                 timestamp = (stream.timestamp + field) & CLOCK_MASK
             else:
                 timestamp = field
-                stream.delta = field if self._type0_delta else 0
                 stream.msid = _LITTLE(view, at + 8)[0]
+            stream.delta = field
             stream.timestamp = timestamp
             stream.length = length
             stream.type_id = type_id
@@ -200,35 +195,18 @@ class Skimmer(ChunkReader):
                 type_id,
                 bytes(view[body : body + HEAD_BYTES] if length >= HEAD_BYTES else view[body : body + length]),
             )
-            completed.append((timestamp, known.get(key) or self._book.learn(key)))
+            media.append((timestamp, known.get(key) or self._book.learn(key)))
             at = after
-        return at if at > begin else 0
+        return view[at:]
 
-    def _keep(self, stream: ChunkStream, data: memoryview, payload: int) -> None:
-        """Keep the first octets of a media message; of others everything.
-
-        All of them lie in the first chunk, so none of the headers in `data` is among them.
-        """
-        if stream.type_id not in _MEDIA or self._chunk_size < HEAD_BYTES:
-            super()._keep(stream, data, payload)
+    def _take(self, message: Message, media: list[Skimmed]) -> None:
+        """Take what the reader read."""
+        if message.type_id not in _MEDIA:
+            self.control.append(message)
             return
-        wanted = data[: max(HEAD_BYTES - len(stream.body), 0)]
-        self.unfinished_bytes += len(wanted)
-        stream.missing -= payload
-        stream.body = stream.body + wanted  # never in place: streams without a body share one
-
-    def _finish(self, stream: ChunkStream, rest: bytes | memoryview, completed: list[Any]) -> None:
-        if stream.type_id not in _MEDIA:
-            super()._finish(stream, rest, completed)
-            return
-        head = bytes(stream.body[:HEAD_BYTES]) + bytes(rest[: max(HEAD_BYTES - len(stream.body), 0)])
-        self.unfinished_bytes -= stream.discard()
-        self._complete(stream, head, completed)
-
-    def _complete(self, stream: ChunkStream, payload: bytes, completed: list[Any]) -> None:
-        if stream.type_id not in _MEDIA:
-            super()._complete(stream, payload, self.control)
-            return
-        if 2 <= stream.csid < 64:
-            self._lanes[stream.csid] = self._lanes[0x40 | stream.csid] = stream
-        completed.append((stream.timestamp, self._book.of(stream.type_id, payload)))
+        csid = message.csid
+        if csid < _ONE_OCTET_CSIDS and csid not in self._lanes:
+            stream = self._reader.chunk_stream(csid)
+            if stream is not None:
+                self._lanes[csid] = self._lanes[0x40 | csid] = stream
+        media.append((message.timestamp, self._book.of(message.type_id, message.payload)))

@@ -1,4 +1,4 @@
 """The chunk stream: messages cut into chunks and put together again.
 
-Begin with `chunk.py`.
+Begin with `reader.py`.
 """

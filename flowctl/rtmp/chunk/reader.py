@@ -28,7 +28,11 @@ from flowctl.rtmp.wire import (
     DEFAULT_CHUNK_SIZE,
     EXTENDED,
     TYPE_ABORT,
+    TYPE_AUDIO,
+    TYPE_DATA_AMF0,
+    TYPE_DATA_AMF3,
     TYPE_SET_CHUNK_SIZE,
+    TYPE_VIDEO,
     Message,
 )
 
@@ -51,6 +55,9 @@ _DEFAULT_LIMITS: Final = WireLimits()
 
 _SEARCHED: Final = 8
 """Chunk streams that are found by looking at one after the other; encoders and players use three to five."""
+
+_HEADED: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0, TYPE_DATA_AMF3})
+"""Types of which `head_bytes` are kept."""
 
 _NO_STREAM: Final = ChunkStream(0, b"\0")
 """Stands for the current chunk stream while there is none; shared, never written to."""
@@ -75,6 +82,8 @@ class ChunkReader:
             time".
         extended_delta: whether the extended timestamp of a type 1 or 2 header is a ``"delta"`` (section 5.3.1.3) or
             an ``"absolute"`` timestamp, as senders that follow the draft of 2009 write it.
+        head_bytes: for callers that only want to know what an audio, video or data message is: while one is in
+            progress no more than this is kept of it, and no more of its payload has a meaning. 0: keep everything.
 
     Raises:
         ConfigError: one of the two options has another value.
@@ -85,6 +94,7 @@ class ChunkReader:
         "_chunk_size",  # the peer's chunk size
         "_current",  # ChunkStream of the current chunk
         "_extended_absolute",
+        "_head_bytes",
         "_limits",
         "_more_streams",  # csid -> ChunkStream: those beyond _SEARCHED; None as long as there are none
         "_streams",  # the chunk streams opened first, in a tuple: for the three of a player, a dict is 150 octets more
@@ -102,6 +112,7 @@ class ChunkReader:
         *,
         type3_after_type0: Literal["delta", "zero"] = "delta",
         extended_delta: Literal["delta", "absolute"] = "delta",
+        head_bytes: int = 0,
     ) -> None:
         if type3_after_type0 not in ("delta", "zero"):
             raise ConfigError(f"type3_after_type0 is {type3_after_type0!r}, allowed is 'delta' or 'zero'")
@@ -110,6 +121,7 @@ class ChunkReader:
         self._limits = limits
         self._type0_delta = type3_after_type0 == "delta"
         self._extended_absolute = extended_delta == "absolute"
+        self._head_bytes = head_bytes
         self._chunk_size = DEFAULT_CHUNK_SIZE
         self._streams: tuple[ChunkStream, ...] = ()
         self._more_streams: dict[int, ChunkStream] | None = None
@@ -135,6 +147,18 @@ class ChunkReader:
         """How many chunk streams the peer has opened so far."""
         return len(self._streams) + len(self._more_streams or ())
 
+    @property
+    def at_header(self) -> bool:
+        """Whether the next octet begins a chunk."""
+        return not (self._chunk_left or self._tail or self.failed)
+
+    def chunk_stream(self, csid: int) -> ChunkStream | None:
+        """Return what is remembered of a chunk stream. None: the peer has not opened it."""
+        for stream in self._streams:
+            if stream.csid == csid:
+                return stream
+        return None if self._more_streams is None else self._more_streams.get(csid)
+
     def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
         """Read one piece of input and return the messages that it completed, in the order of their last octets.
 
@@ -148,23 +172,67 @@ class ChunkReader:
                 ``"abort"`` (body too short or zero).
             LocalProtocolError: it has raised one of these before.
         """
-        if self.failed:
-            raise LocalProtocolError("this chunk reader has failed and cannot go on")
+        self._check_sound()
         completed: list[Message] = []
         self.bytes_received += len(data)
         try:
             self._read(memoryview(data), completed)
         except RemoteProtocolError:
-            # The exception itself is not kept: its traceback refers to this object and to the caller's buffer.
-            self.failed = True
-            self.completed_before_fault = tuple(completed)
-            # Nothing will ever complete: a closing connection should not hold up to 16 MiB until it is collected.
-            self._streams, self._more_streams = (), None
-            self._current = _NO_STREAM
-            self._tail = b""
-            self.unfinished_bytes = 0
+            self._give_up(completed)
             raise
         return completed
+
+    def feed_message(self, data: memoryview) -> tuple[memoryview, Message | None]:
+        """Read `data` up to the end of the first message that it completes, for callers that pass over others.
+
+        Args:
+            data: the next octets, at least one.
+
+        Returns:
+            What was not read, to be passed over or fed next, and the message. None: `data` ends before one is complete.
+
+        Raises:
+            RemoteProtocolError, LimitExceededError, LocalProtocolError: as `feed`.
+        """
+        self._check_sound()
+        completed: list[Message] = []
+        at = 0
+        self.bytes_received += len(data)
+        try:
+            if self._tail:
+                data, at = self._read_split_header(data, completed)
+            while at < len(data) and not completed:
+                if self._chunk_left:
+                    at = self._read_payload(data, at, len(data), completed)
+                elif (after := self._read_header(data, at, len(data))) < 0:
+                    self._tail = bytes(data[at:])
+                    at = len(data)
+                else:
+                    at = after
+                    if self._current.missing == 0:
+                        self._complete(self._current, b"", completed)
+        except RemoteProtocolError:
+            self._give_up(completed)
+            raise
+        # It begins in the piece before where octets that looked like a header turned out to be payload.
+        rest = data[at:]
+        self.bytes_received -= len(rest)
+        return rest, completed[0] if completed else None
+
+    def _check_sound(self) -> None:
+        if self.failed:
+            raise LocalProtocolError("this chunk reader has failed and cannot go on")
+
+    def _give_up(self, completed: list[Message]) -> None:
+        """Forget everything after a fault, except what the piece had completed before it."""
+        # The exception itself is not kept: its traceback refers to this object and to the caller's buffer.
+        self.failed = True
+        self.completed_before_fault = tuple(completed)
+        # Nothing will ever complete: a closing connection should not hold up to 16 MiB until it is collected.
+        self._streams, self._more_streams = (), None
+        self._current = _NO_STREAM
+        self._tail = b""
+        self.unfinished_bytes = 0
 
     def _read(self, view: memoryview, completed: list[Message]) -> None:
         at = 0
@@ -225,7 +293,7 @@ class ChunkReader:
                 return -1
             csid = 64 + data[at + 1] + (data[last] << 8 if csid else 0)
         if first >= 0xC0:
-            stream = self._find(csid)
+            stream = self.chunk_stream(csid)
             if stream is None:
                 raise RemoteProtocolError(
                     f"type 3 chunk on chunk stream {csid}, which has none before it to refer to", code="chunk-no-header"
@@ -251,7 +319,7 @@ class ChunkReader:
                 return -1
             field = _WORD(data, after)[0]
             after += 4
-        stream = self._find(csid)
+        stream = self.chunk_stream(csid)
         if stream is None:
             stream = self._open_chunk_stream(csid, bytes(data[at : last + 1]))
         length, type_id, msid = stream.length, stream.type_id, stream.msid
@@ -317,12 +385,6 @@ class ChunkReader:
         else:
             self._more_streams[csid] = stream
         return stream
-
-    def _find(self, csid: int) -> ChunkStream | None:
-        for stream in self._streams:
-            if stream.csid == csid:
-                return stream
-        return None if self._more_streams is None else self._more_streams.get(csid)
 
     def _begin_chunk(self, stream: ChunkStream) -> None:
         self._current = stream
@@ -408,6 +470,11 @@ class ChunkReader:
         Raises:
             LimitExceededError: more would be held in unfinished messages than is allowed; nothing was appended.
         """
+        if self._head_bytes and stream.type_id in _HEADED and self._chunk_size >= self._head_bytes:
+            # The head lies in the first chunk, so none of the headers in `data` is in it.
+            data = data[: max(self._head_bytes - len(stream.body), 0)]
+            stream.missing -= payload - len(data)
+            payload = len(data)
         held = self.unfinished_bytes + payload
         if held > self._limits.unfinished_bytes:
             raise LimitExceededError("unfinished_bytes", held, self._limits.unfinished_bytes)
@@ -452,7 +519,7 @@ class ChunkReader:
         """
         if len(body) < 4:
             raise RemoteProtocolError(f"Abort has {len(body)} octets, it needs 4", code="abort")
-        stream = self._find(int.from_bytes(body[:4], "big"))
+        stream = self.chunk_stream(int.from_bytes(body[:4], "big"))
         if stream is not None:
             self.unfinished_bytes -= stream.discard()
 

@@ -17,7 +17,9 @@ plays has three chunk streams, and commands that come whole need no buffer."""
 
 
 class ChunkStream:
-    """The reading state of one chunk stream; written by `flowctl.rtmp.chunk.reader.ChunkReader` only.
+    """The reading state of one chunk stream.
+
+    Written by `flowctl.rtmp.chunk.reader.ChunkReader`, and by callers of its `feed_message` for what they pass over.
 
     Args:
         csid: its number.

@@ -16,10 +16,12 @@ from flowctl.loadtest.results.histogram import DelayHistogram
 from flowctl.loadtest.results.result import PeerKind, PeerResult
 from flowctl.media.stamp import has_slot, read_stamp, stamp
 from flowctl.media.synthetic import SyntheticSource
-from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter, Message
+from flowctl.rtmp.chunk.reader import ChunkReader
+from flowctl.rtmp.chunk.writer import ChunkWriter
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
+from flowctl.rtmp.wire import Message
 
 LIMITS = WireLimits()
 BASE_US = 1_700_000_000_000_000

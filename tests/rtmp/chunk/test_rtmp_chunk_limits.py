@@ -10,7 +10,7 @@ import pytest
 from rtmp_chunk_peer import basic, header0, header1, set_chunk_size
 
 from flowctl.errors import ConfigError, LimitExceededError, RemoteProtocolError
-from flowctl.rtmp.chunk.chunk import ChunkReader
+from flowctl.rtmp.chunk.reader import ChunkReader
 from flowctl.rtmp.limits import WireLimits
 
 

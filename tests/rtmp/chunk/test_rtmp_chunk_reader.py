@@ -20,33 +20,60 @@ from rtmp_chunk_peer import (
 )
 
 from flowctl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp.chunk.chunk import ChunkReader, Message, serialise
+from flowctl.rtmp.chunk.reader import ChunkReader
+from flowctl.rtmp.chunk.writer import serialise
 from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.wire import Message
+
+HEAD_BYTES = 16
+
+
+def one_by_one(reader: ChunkReader, piece: bytes) -> list[Message]:
+    """Feed `piece` with `feed_message` until nothing of it is left; return the messages."""
+    found, rest = [], memoryview(piece)
+    while rest:
+        rest, message = reader.feed_message(rest)
+        found += [] if message is None else [message]
+    return found
+
+
+def heads(messages: list[Message]) -> list[Message]:
+    """Return the messages with no more than the head of each payload."""
+    return [Message(m.csid, m.timestamp, m.type_id, m.msid, m.payload[:HEAD_BYTES]) for m in messages]
 
 
 def read(data: bytes, **options) -> list[Message]:
-    """Read `data` whole, one octet at a time, and at random splits; the three must agree."""
+    """Read `data` whole, one octet at a time, at random splits, and message by message; all must agree."""
     whole = ChunkReader(**options)
     expected = whole.feed(data)
     single = ChunkReader(**options)
     assert [message for octet in data for message in single.feed(bytes([octet]))] == expected
     for seed in range(5):
         split = ChunkReader(**options)
-        rng = random.Random(seed)
-        assert [message for piece in pieces(data, rng, 300) for message in split.feed(piece)] == expected
-        assert split.bytes_received == len(data) == whole.bytes_received == single.bytes_received
-        assert split.unfinished_bytes == whole.unfinished_bytes
+        stepped = ChunkReader(**options)
+        headed = ChunkReader(**options, head_bytes=HEAD_BYTES)
+        cut = list(pieces(data, random.Random(seed), 300))
+        assert [message for piece in cut for message in split.feed(piece)] == expected
+        assert [message for piece in cut for message in one_by_one(stepped, piece)] == expected
+        assert heads([message for piece in cut for message in headed.feed(piece)]) == heads(expected)
+        for reader in (split, stepped, headed):
+            assert reader.bytes_received == len(data) == whole.bytes_received == single.bytes_received
+            assert reader.at_header == whole.at_header
+        assert split.unfinished_bytes == stepped.unfinished_bytes == whole.unfinished_bytes >= headed.unfinished_bytes
     return expected
 
 
 def fault(data: bytes, **options) -> RemoteProtocolError:
-    """Return what reading `data` raises; whole, bytewise and split readers must raise the same."""
+    """Return what reading `data` raises; whole, bytewise, split and stepped readers must raise the same."""
     found = []
     for cut in ([data], [bytes([octet]) for octet in data], list(pieces(data, random.Random(1), 40))):
-        reader = ChunkReader(**options)
-        with pytest.raises(RemoteProtocolError) as caught:
-            list(map(reader.feed, cut))
-        found.append(caught.value)
+        for feed in (ChunkReader.feed, one_by_one):
+            reader = ChunkReader(**options)
+            with pytest.raises(RemoteProtocolError) as caught:
+                [feed(reader, piece) for piece in cut]
+            found.append(caught.value)
+            assert reader.failed
+            assert not reader.at_header
     assert {(error.code, str(error)) for error in found} == {(found[0].code, str(found[0]))}
     return found[0]
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from rtmp_chunk_peer import header0, pieces, random_messages
 
 from flowctl.errors import LocalProtocolError
-from flowctl.rtmp.chunk.chunk import ChunkReader, ChunkWriter, Message, serialise
+from flowctl.rtmp.chunk.reader import ChunkReader
+from flowctl.rtmp.chunk.writer import ChunkWriter, serialise
 from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.wire import basic_header
+from flowctl.rtmp.wire import Message, basic_header
 
 
 def read(data: bytes) -> list[Message]:

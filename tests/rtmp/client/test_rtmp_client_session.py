@@ -7,7 +7,7 @@ from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError, 
 from flowctl.rtmp import commands
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.amf.values import EcmaArray
-from flowctl.rtmp.chunk.chunk import ChunkReader, Message
+from flowctl.rtmp.chunk.reader import ChunkReader
 from flowctl.rtmp.client.states import ClientState
 from flowctl.rtmp.events import (
     Acknowledged,
@@ -37,6 +37,7 @@ from flowctl.rtmp.messages import (
     encode_control,
 )
 from flowctl.rtmp.session_config import ClientSessionConfig
+from flowctl.rtmp.wire import Message
 
 URL = "rtmp://example.com/live/room?token=t"
 PUBLISH_START, PLAY_START = "NetStream.Publish.Start", "NetStream.Play.Start"

@@ -8,7 +8,7 @@ from rtmp_session_kit import SPLITS, ScriptedClient, single
 
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.rtmp import commands
-from flowctl.rtmp.chunk.chunk import ChunkReader, Message
+from flowctl.rtmp.chunk.reader import ChunkReader
 from flowctl.rtmp.events import (
     Acknowledged,
     BufferLength,
@@ -29,6 +29,7 @@ from flowctl.rtmp.messages import (
     encode_control,
 )
 from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.rtmp.wire import Message
 
 AUDIO, VIDEO, DATA = 8, 9, 18
 

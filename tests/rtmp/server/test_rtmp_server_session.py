@@ -6,7 +6,7 @@ from rtmp_session_kit import SPLITS, ScriptedClient
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
 from flowctl.rtmp import commands
 from flowctl.rtmp.amf.values import UNDEFINED
-from flowctl.rtmp.chunk.chunk import ChunkReader, Message
+from flowctl.rtmp.chunk.reader import ChunkReader
 from flowctl.rtmp.events import (
     ConnectRequested,
     HandshakeDone,
@@ -35,6 +35,7 @@ from flowctl.rtmp.messages import (
 )
 from flowctl.rtmp.server.states import ConnectionState, StreamState
 from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.rtmp.wire import Message
 
 AUDIO, VIDEO, DATA = 8, 9, 18
 

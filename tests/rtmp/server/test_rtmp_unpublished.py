@@ -7,10 +7,10 @@ from rtmp_session_kit import ScriptedClient
 
 from flowctl.errors import LimitExceededError
 from flowctl.rtmp import commands
-from flowctl.rtmp.chunk.chunk import Message
 from flowctl.rtmp.events import PublishRequested
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.rtmp.wire import Message
 
 PIECE = 4096
 LIMITS = WireLimits(unpublished_bytes=16 * 1024)
