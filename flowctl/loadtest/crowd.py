@@ -21,7 +21,7 @@ from flowctl.loadtest.peers.link import Target
 from flowctl.loadtest.peers.measures import StreamClock, ViewerMeasure
 from flowctl.loadtest.peers.reactor import Reactor
 from flowctl.loadtest.peers.skim import FrameBook
-from flowctl.loadtest.peers.slow import Manner, manner_of
+from flowctl.loadtest.peers.slow import Manner
 from flowctl.loadtest.peers.viewer import Viewer
 from flowctl.loadtest.plan import PeerOrder
 from flowctl.loadtest.profiles import parse_profile
@@ -136,7 +136,7 @@ class Crowd:
         tally = self._tallies.get(name)
         if tally is None:
             choice = parse_profile(name)
-            tally = self._tallies[name] = Tally(choice.profile.kind, manner_of(choice))
+            tally = self._tallies[name] = Tally(choice.profile.kind, choice.manner)
         return tally
 
     def _come(self, order: PeerOrder, _now: float, *, first: bool) -> None:

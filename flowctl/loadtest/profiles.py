@@ -19,6 +19,7 @@ from typing import Final
 from flowctl.client.throttle import MAX_RATE, MIN_RATE
 from flowctl.errors import ConfigError
 from flowctl.loadtest.peers.paces import Trace, parse_trace
+from flowctl.loadtest.peers.slow import Manner, manner_of
 from flowctl.loadtest.results.result import PeerKind
 from flowctl.units import parse_bit_rate, parse_duration, parse_size
 
@@ -27,7 +28,6 @@ _TRACE_MAX_BYTES: Final = 4 * 1024 * 1024
 _SHARE = re.compile(r"(?P<head>.+):(?P<number>\d{1,6}(?:\.\d{1,4})?)(?P<percent>%?)", re.ASCII | re.DOTALL)
 
 HEALTHY: Final = "healthy"
-DEFAULT_ACK_RATE: Final = 2_500_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenProfile:
     """A profile with its parameters, as somebody asked for it.
 
     Args:
@@ -74,6 +74,11 @@ class Choice:
     share: float | None = None
     count: int | None = None
     trace: Trace | None = None
+
+    @property
+    def manner(self) -> Manner:
+        """How its viewers behave."""
+        return manner_of(self.profile.name, self.values, self.trace)
 
 
 _SLOW_EXPECTATION: Final = "gets less than the stream, and only whole frames; others lose nothing"
@@ -238,7 +243,7 @@ def _hostile_profiles() -> list[Profile]:
     ]
 
 
-def parse_profile(text: str) -> Choice:
+def parse_profile(text: str) -> ChosenProfile:
     """Return the profile that `text`, ``NAME[@PARAMETERS][:SHARE]``, asks for.
 
     Raises:
@@ -270,7 +275,7 @@ def parse_profile(text: str) -> Choice:
             f"profile {text!r}: {profile.name} needs {profile.parameters}", hint=f"for example {profile.example}"
         )
     values, trace = _PARSERS[profile.name](parameters, text) if parameters else ((), None)
-    return Choice(profile, profile.name + (at and f"@{parameters}"), values, share, count, trace)
+    return ChosenProfile(profile, profile.name + (at and f"@{parameters}"), values, share, count, trace)
 
 
 def _named(name: str, text: str) -> Profile:
@@ -307,7 +312,7 @@ def parse_crowd(texts: Sequence[str], viewers: int) -> dict[str, int]:
     """
     choices = [parse_profile(text) for text in texts]
     counts: dict[str, int] = {}
-    rest: Choice | None = None
+    rest: ChosenProfile | None = None
     shares: dict[str, float] = {}
     for choice in choices:
         if choice.text in counts or (rest is not None and choice.text == rest.text):

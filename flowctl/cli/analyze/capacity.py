@@ -52,7 +52,8 @@ def command(
     from flowctl.units import parse_bit_rate, parse_duration, parse_size
 
     check_available()
-    from flowctl.pipeline.jobs.capacity import CapacityOptions, run
+    from flowctl.pipeline.capacity.answer import CapacityOptions
+    from flowctl.pipeline.jobs.capacity import run
 
     text = None
     if measurements is not None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.client.throttle import SLOW_SEGMENT_BYTES, Constant, RatePace, receive_buffer
-from flowctl.loadtest.peers.paces import Pace, RhythmPace, Sawtooth, StallPace
-from flowctl.loadtest.profiles import DEFAULT_ACK_RATE, Choice
+from flowctl.loadtest.peers.paces import Pace, RhythmPace, Sawtooth, StallPace, Trace
 
 DEFAULT_AFTER_S: Final = 2.0
+DEFAULT_ACK_RATE: Final = 2_500_000
 DEFAULT_WINDOW_BYTES: Final = 4096
 DEFAULT_PAUSE_BUFFER_BYTES: Final = 64 * 1024
 """The kernel's own buffer grows to megabytes, in which a pause of some seconds is lost without the server noticing."""
@@ -53,9 +53,8 @@ class Manner:
     join_at_s: float | None = None
 
 
-def manner_of(choice: Choice) -> Manner:
-    """Return how the viewers of `choice` behave."""
-    name, values = choice.profile.name, choice.values
+def manner_of(name: str, values: tuple[float, ...] = (), trace: Trace | None = None) -> Manner:
+    """Return how the viewers of the profile `name` behave, with these parameters."""
     after_s = values[0] if values else DEFAULT_AFTER_S
     if name == "slow":
         rate = values[0]
@@ -66,11 +65,10 @@ def manner_of(choice: Choice) -> Manner:
             pace=lambda now: RatePace(Sawtooth(low, high, period_s), now),
             receive_buffer_bytes=receive_buffer(round((low + high) / 2)),
         )
-    if name == "trace" and choice.trace is not None:
-        trace = choice.trace
-        return Manner(
-            pace=lambda now: RatePace(trace, now), receive_buffer_bytes=receive_buffer(round(trace.mean_rate))
-        )
+    if name == "trace" and trace is not None:
+        rates = trace
+        buffer = receive_buffer(round(trace.mean_rate))
+        return Manner(pace=lambda now: RatePace(rates, now), receive_buffer_bytes=buffer)
     if name == "pause":
         on_s, off_s, *given = values
         return Manner(

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
+from flowctl.errors import ConfigError
 from flowctl.pipeline.capacity.model import (
     MOST_REACH,
     Measurement,
@@ -24,8 +25,54 @@ from flowctl.pipeline.capacity.model import (
 from flowctl.pipeline.capacity.reference import MACHINE, reference
 from flowctl.units import format_bit_rate, format_size
 
-if TYPE_CHECKING:
-    from flowctl.pipeline.jobs.capacity import CapacityOptions
+_MOST_VIEWERS: Final = 100_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityOptions:
+    """What crowd, and what a node may be asked.
+
+    Args:
+        viewers: of the whole crowd.
+        bit_rate: of the stream, bits per second. None: as recorded, else 2.5 Mbit/s.
+        slow_share: share of viewers whose link does not carry the stream. None: as recorded, else 5 %.
+        session_s: mean length of a session, for the rate of joins. None: as recorded, else 600 s.
+        busy: share of a thread that may be used, at 95 % of the nodes.
+        p99_ms: delay that healthy viewers may have.
+        memory_bytes: that a node has. None: not asked.
+        measurements: text of a file of measurements, which goes before what was recorded. None: there is none.
+        measurements_name: its name, for errors.
+        seed: of the simulated crowd.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    viewers: int = 1_000_000
+    bit_rate: float | None = None
+    slow_share: float | None = None
+    session_s: float | None = None
+    busy: float = 0.7
+    p99_ms: float = 100.0
+    memory_bytes: int | None = None
+    measurements: str | None = None
+    measurements_name: str = "measurements"
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        bounds: dict[str, tuple[float, float]] = {
+            "viewers": (1, _MOST_VIEWERS),
+            "bit_rate": (1_000, 1e9),
+            "slow_share": (0, 1),
+            "session_s": (1, 604_800),
+            "busy": (0.01, 1),
+            "p99_ms": (1, 60_000),
+            "memory_bytes": (1, 1e15),
+        }
+        for name, (least, most) in bounds.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"{name} is {value}, it must be {least:g} to {most:g}")
 
 
 @dataclass(frozen=True, slots=True)

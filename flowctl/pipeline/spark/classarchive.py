@@ -14,15 +14,14 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-import tempfile
 import zlib
 from pathlib import Path
 from typing import Final
 
-from flowctl.errors import FlowctlError
 from flowctl.pipeline.spark.java import Java
 
-_MAKE_TIMEOUT_S: Final = 300
+_MAKER: Final = "flowctl.pipeline.spark.setup"
+MAKE_TIMEOUT_S: Final = 300
 """Making it takes 30 to 60 s; Java writes for most of that."""
 
 
@@ -49,7 +48,8 @@ def java_option(java: Java, others: str) -> str:
 def make_archive(java: Java) -> str:
     """Make the archive if there is none; return why that could not be done, "" if there is one now.
 
-    It is made by a process of its own, appears whole or not at all, and takes the place of older ones.
+    It is made by a process of its own, which runs `flowctl.pipeline.spark.setup.write_archive`, appears whole or not
+    at all, and takes the place of older ones.
     """
     path = archive_path(java)
     if path.is_file():
@@ -58,11 +58,11 @@ def make_archive(java: Java) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(  # noqa: S603 - this Python, and a path of ours
-            [sys.executable, "-m", __name__, made],
+            [sys.executable, "-m", _MAKER, made],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_MAKE_TIMEOUT_S,
+            timeout=MAKE_TIMEOUT_S,
             check=False,
         )
         if done.returncode == 0 and made.is_file():
@@ -77,32 +77,3 @@ def make_archive(java: Java) -> str:
     finally:
         with contextlib.suppress(OSError):
             made.unlink(missing_ok=True)
-
-
-def main(path: str) -> int:
-    """Run what jobs do with Spark, and have Java write the archive to `path` as it ends."""
-    from flowctl.pipeline.spark.session import SessionOptions, close_session, open_session
-
-    options = SessionOptions(
-        master="local[2]", conf={"spark.driver.defaultJavaOptions": f"-XX:ArchiveClassesAtExit={path}"}
-    )
-    spark = open_session(options)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            rows = spark.createDataFrame(
-                [(number, number % 3, str(number)) for number in range(100)], "a int, b int, c string"
-            )
-            rows.write.parquet(f"{folder}/rows")
-            read = spark.read.parquet(f"{folder}/rows")
-            read.join(read.groupBy("b").count(), "b").orderBy("a").toPandas()
-            rows.mapInPandas(lambda parts: parts, rows.schema).write.json(f"{folder}/lines")
-    finally:
-        close_session(spark, patience_s=_MAKE_TIMEOUT_S)
-    return 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1]))
-    except FlowctlError as failure:
-        sys.exit(str(failure))

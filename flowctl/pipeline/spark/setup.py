@@ -4,6 +4,8 @@ Spark needs a Java that PyPI cannot give. As root beside apt-get Debian's packag
 screens; elsewhere nothing is changed. Then the archive of Java's classes is made, see `classarchive`. It asks first
 what is there, so a second run takes no time and changes nothing.
 
+With the path of a file as argument it is the process that makes the archive, see `make_archive`.
+
 Exit status: 0 the pipeline can run, with an archive or without; 1 it cannot, and the last lines say why and what to do.
 """
 
@@ -14,12 +16,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from typing import Final
 
-from flowctl.errors import ConfigError
-from flowctl.pipeline.spark.classarchive import archive_path, make_archive
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.pipeline.spark.classarchive import MAKE_TIMEOUT_S, archive_path, make_archive
 from flowctl.pipeline.spark.java import PACKAGE, find_java
-from flowctl.pipeline.spark.session import check_available
+from flowctl.pipeline.spark.session import SessionOptions, check_available, close_session, open_session
 from flowctl.text.output import say
 
 _APT: Final = ("apt-get", "-q", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20")
@@ -55,6 +58,25 @@ def install() -> str:
     return f"apt-get could not install {PACKAGE}: {''.join(done.stderr.strip().splitlines()[-1:]) or done.returncode}"
 
 
+def write_archive(path: str) -> None:
+    """Run what jobs do with Spark, and have Java write the archive to `path` as it ends."""
+    options = SessionOptions(
+        master="local[2]", conf={"spark.driver.defaultJavaOptions": f"-XX:ArchiveClassesAtExit={path}"}
+    )
+    spark = open_session(options)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = spark.createDataFrame(
+                [(number, number % 3, str(number)) for number in range(100)], "a int, b int, c string"
+            )
+            rows.write.parquet(f"{folder}/rows")
+            read = spark.read.parquet(f"{folder}/rows")
+            read.join(read.groupBy("b").count(), "b").orderBy("a").toPandas()
+            rows.mapInPandas(lambda parts: parts, rows.schema).write.json(f"{folder}/lines")
+    finally:
+        close_session(spark, patience_s=MAKE_TIMEOUT_S)
+
+
 def main() -> int:
     """Do what the module says; return the exit status."""
     try:
@@ -79,4 +101,10 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        if sys.argv[1:]:
+            write_archive(sys.argv[1])
+        else:
+            sys.exit(main())
+    except FlowctlError as failure:
+        sys.exit(str(failure))

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
 
-from flowctl.pipeline.synth.job import CONNECTION_BITS, bytes_per_second, chance, connection_times, visits
 from flowctl.pipeline.synth.kinds import KINDS
 from flowctl.pipeline.synth.plan import Cast, SynthOptions
 from flowctl.pipeline.synth.steps import HEAD_MS, SLOTS
+from flowctl.pipeline.synth.visits import CONNECTION_BITS, bytes_per_second, chance, connection_times, visits
 from flowctl.telemetry.schema import CONN_NUMBER_BITS, FLOW_SAMPLES, SPARK_TYPES
 
 if TYPE_CHECKING:

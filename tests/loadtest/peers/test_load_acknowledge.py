@@ -13,7 +13,6 @@ import pytest
 from flowctl.loadtest.peers.link import HANDSHAKE_BYTES, Target
 from flowctl.loadtest.peers.measures import StreamClock, ViewerMeasure
 from flowctl.loadtest.peers.skim import FrameBook
-from flowctl.loadtest.peers.slow import manner_of
 from flowctl.loadtest.peers.viewer import Viewer
 from flowctl.loadtest.profiles import parse_profile
 from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult
@@ -71,7 +70,7 @@ class Stage:
             Target(socket.AF_INET, self.listener.getsockname()),
             url,
             self.result,
-            manner=manner_of(parse_profile(profile)),
+            manner=parse_profile(profile).manner,
             measure=ViewerMeasure(StreamClock(), None),
             book=FrameBook(),
             parsed=parsed,

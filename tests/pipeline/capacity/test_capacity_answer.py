@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from flowctl.pipeline.capacity.answer import basis_of, summary_of
+from flowctl.pipeline.capacity.answer import CapacityOptions, basis_of, summary_of
 from flowctl.pipeline.capacity.model import MOST_REACH, Measurement
-from flowctl.pipeline.jobs.capacity import CapacityOptions, carried, sizes_to_try
+from flowctl.pipeline.jobs.capacity import carried, sizes_to_try
 
 OPTIONS = CapacityOptions(bit_rate=2.5e6, slow_share=0.05, session_s=600.0)
 

@@ -172,8 +172,9 @@ def test_capacity_when_crowds_were_measured_answers_with_the_error_beside_it(spa
     """From a file of measurements: viewers per node, memory, and how far the largest crowd was from the prediction."""
     import json
 
+    from flowctl.pipeline.capacity.answer import CapacityOptions
     from flowctl.pipeline.capacity.model import Measurement
-    from flowctl.pipeline.jobs.capacity import CapacityOptions, run
+    from flowctl.pipeline.jobs.capacity import run
 
     def point(viewers, more=1.0):
         cpu = (5_000 + 240 * viewers) * more
@@ -195,7 +196,8 @@ def test_capacity_when_crowds_were_measured_answers_with_the_error_beside_it(spa
 
 def test_capacity_when_records_are_of_few_viewers_is_of_the_reference_machine(spark, tmp_path):
     """Six viewers on an idle thread are no ground for an answer, which is then told to be of another machine."""
-    from flowctl.pipeline.jobs.capacity import CapacityOptions, run
+    from flowctl.pipeline.capacity.answer import CapacityOptions
+    from flowctl.pipeline.jobs.capacity import run
 
     rows = [second(at, conn_id, sent=260_000) | {"thread_busy": 0.08} for at in range(20) for conn_id in range(6)]
     write_samples(tmp_path / "events", rows)
@@ -211,7 +213,8 @@ def test_capacity_when_memory_and_delay_were_not_measured_leaves_them_null(spark
     """Null in the table and in the summary, never a figure; and a node's memory cannot be asked for then."""
     import json
 
-    from flowctl.pipeline.jobs.capacity import CapacityOptions, run
+    from flowctl.pipeline.capacity.answer import CapacityOptions
+    from flowctl.pipeline.jobs.capacity import run
 
     points = [{"viewers": count, "bit_rate": 2.5e6, "cpu_us_per_s": 5_000 + 240 * count} for count in (100, 200)]
     text = json.dumps({"points": points})

@@ -10,6 +10,7 @@ from flowctl.errors import ConfigError
 from flowctl.pipeline.jobs.abuse import AbuseOptions
 from flowctl.pipeline.jobs.abuse import run as run_abuse
 from flowctl.pipeline.synth import job as synth
+from flowctl.pipeline.synth import visits
 from flowctl.pipeline.synth.kinds import FIRST_ABUSER, KINDS
 from flowctl.pipeline.synth.plan import SynthOptions, plan, steps_by_key
 from flowctl.pipeline.tables.io import read_table
@@ -36,7 +37,7 @@ def test_synth_when_cut_into_other_tasks_makes_the_same_rows(spark, monkeypatch)
     """Rows depend on the seed alone: with other tasks they are the same, with another seed they are others."""
     options = SynthOptions(events=2_000)
     first = checksum(synth.events(spark, options, plan(options)))
-    monkeypatch.setattr(synth, "VISITS_PER_TASK", 37)
+    monkeypatch.setattr(visits, "VISITS_PER_TASK", 37)
     assert checksum(synth.events(spark, options, plan(options))) == first
     other = SynthOptions(events=2_000, seed=2)
     assert checksum(synth.events(spark, other, plan(other))) != first
