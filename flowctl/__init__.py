@@ -56,8 +56,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.pollgroup import GroupState, Pollable, PollGroup, PollGroupStatistics
     from flowctl.pollgroups import Move, PollGroups
     from flowctl.reasons import CloseReason, DropReason
-    from flowctl.receiver import InputResult, Receiver, ReceiverStatistics
-    from flowctl.receiver import Verdict as InputVerdict
+    from flowctl.receiver import InputResult, InputVerdict, Receiver, ReceiverStatistics
     from flowctl.sender import FlushResult, Sender
     from flowctl.sending.contract import Frontend, SendOutcome, SendResult
     from flowctl.sending.figures import SenderStatistics
@@ -281,8 +280,6 @@ _HOMES: Final = {
     "flowctl.loop.work": ("WorkLimits",),
 }
 """Module of every public name."""
-_RENAMED: Final = {"InputVerdict": "Verdict"}
-"""Public name: its name at home, where two modules use one word (a policy's verdict, an input handler's verdict)."""
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 
 
@@ -291,7 +288,7 @@ def __getattr__(name: str) -> object:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(home), _RENAMED.get(name, name))
+    value: object = getattr(import_module(home), name)
     globals()[name] = value
     return value
 

@@ -68,7 +68,7 @@ from flowctl.loop.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, Work
 from flowctl.outgoing.streamlog import Wire
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
-from flowctl.receiver import ALL, BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, Receiver, Verdict
+from flowctl.receiver import ALL, BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, InputVerdict, Receiver
 from flowctl.sender import Sender
 from flowctl.sending.contract import SendResult
 from flowctl.sending.settings import SenderSettings
@@ -599,21 +599,21 @@ class Connection:
         if self._ending is not None:
             return DONE
         if self._receiving:
-            return InputResult(Verdict.BLOCK, 0)  # one at a time: its end triggers input
+            return InputResult(InputVerdict.BLOCK, 0)  # one at a time: its end triggers input
         if self.work.turn_over:
             self.receiver.trigger_input()  # at the tail, for the next turn of the loop
-            return InputResult(Verdict.BLOCK, 0)
+            return InputResult(InputVerdict.BLOCK, 0)
         began = self._begin_turn()
         try:
             result = self._hand_to_session(data, control_only=control_only)
         finally:
             took_s = self._charge(began)
-        done = result.verdict is Verdict.DONE or (
-            result.verdict is Verdict.NEED_MORE and result.consumed_bytes in (ALL, len(data))
+        done = result.verdict is InputVerdict.DONE or (
+            result.verdict is InputVerdict.NEED_MORE and result.consumed_bytes in (ALL, len(data))
         )
         if took_s >= TURN_S and done:
             self.receiver.trigger_input()  # what has come meanwhile is for the next turn, however much it is
-            return InputResult(Verdict.BLOCK, result.consumed_bytes)
+            return InputResult(InputVerdict.BLOCK, result.consumed_bytes)
         return result
 
     def _begin_turn(self) -> float:
@@ -1031,7 +1031,7 @@ def as_result(answer: object, size: int) -> InputResult:
     if isinstance(answer, InputResult):
         return answer
     if isinstance(answer, int):
-        return InputResult(Verdict.NEED_MORE, ALL if answer == size else answer)
+        return InputResult(InputVerdict.NEED_MORE, ALL if answer == size else answer)
     if asyncio.iscoroutine(answer):
         answer.close()
     raise InternalError(

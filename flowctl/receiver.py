@@ -60,7 +60,7 @@ OTHER_REASONS: Final = "other"
 ALL: Final = -1
 
 
-class Verdict(Enum):
+class InputVerdict(Enum):
     """What a handler wants after `InputHandler.process_input`."""
 
     DONE = "done"  #: took `consumed_bytes`; offer the rest, if any, again at once (it must have taken some)
@@ -72,15 +72,15 @@ class Verdict(Enum):
 class InputResult(NamedTuple):
     """The answer of `InputHandler.process_input`."""
 
-    verdict: Verdict
+    verdict: InputVerdict
     consumed_bytes: int = ALL  #: 0 to the length offered; `ALL` for all of it
     error: Exception | None = None  #: for ERROR; None: a `RemoteProtocolError` is made
 
 
 #: The usual answers, made once.
-DONE: Final = InputResult(Verdict.DONE)
-NEED_MORE: Final = InputResult(Verdict.NEED_MORE)
-BLOCK: Final = InputResult(Verdict.BLOCK)
+DONE: Final = InputResult(InputVerdict.DONE)
+NEED_MORE: Final = InputResult(InputVerdict.NEED_MORE)
+BLOCK: Final = InputResult(InputVerdict.BLOCK)
 
 
 class InputHandler(Protocol):
@@ -606,7 +606,7 @@ class Receiver:
                 return
             if self._over:  # the handler closed us
                 return
-            if verdict is Verdict.DONE and consumed == ALL:
+            if verdict is InputVerdict.DONE and consumed == ALL:
                 self._blocked = False
                 self._kept = b""
                 return
@@ -616,21 +616,21 @@ class Receiver:
                 self._fail(InternalError(f"the handler says it consumed {consumed} of {len(data)} bytes"))
                 return
             rest = data[consumed:]
-            if verdict is Verdict.DONE and rest and not consumed:
+            if verdict is InputVerdict.DONE and rest and not consumed:
                 self._fail(InternalError("the handler answered DONE but consumed nothing"))
                 return
-            if verdict is Verdict.ERROR:
+            if verdict is InputVerdict.ERROR:
                 self._fail(error or RemoteProtocolError("the input was refused"))
                 return
-            full = verdict is Verdict.NEED_MORE and len(rest) >= self._capacity_bytes
+            full = verdict is InputVerdict.NEED_MORE and len(rest) >= self._capacity_bytes
             if full and not control:
                 self._fail(LimitExceededError("input_buffer_bytes", len(rest), self._capacity_bytes))
                 return
-            if verdict is not Verdict.DONE or not rest or self._mode is InputMode.STOPPED:
+            if verdict is not InputVerdict.DONE or not rest or self._mode is InputMode.STOPPED:
                 # Stopped half-way through with DONE, the rest is offered on resumption: every change of the holders
                 # asks for an offer.
                 # Full while held, it waits for the end of the hold, as if blocked: that is no fault of the peer's.
-                self._blocked = full or verdict is Verdict.BLOCK
+                self._blocked = full or verdict is InputVerdict.BLOCK
                 self._kept = bytes(rest)
                 return
             data = rest

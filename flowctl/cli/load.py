@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowctl.loadtest.plan import LoadPlan
-    from flowctl.loadtest.results.failon import Condition, Verdict
+    from flowctl.loadtest.results.failon import Condition, ConditionResult
     from flowctl.loadtest.results.result import RunResult
 
 _VIEWERS_PER_S = 200
@@ -254,7 +254,7 @@ def _load(
         raise typer.Exit(FAILED)
 
 
-def _show(result: RunResult, verdicts: list[Verdict], *, as_json: bool) -> None:
+def _show(result: RunResult, verdicts: list[ConditionResult], *, as_json: bool) -> None:
     """Write the summary to standard output."""
     from flowctl.cli.common import print_json
     from flowctl.loadtest.results import summary
@@ -265,7 +265,7 @@ def _show(result: RunResult, verdicts: list[Verdict], *, as_json: bool) -> None:
         say("\n".join(summary.lines(result, verdicts)))
 
 
-def _write(result: RunResult, verdicts: list[Verdict], files: dict[str, Path | None]) -> None:
+def _write(result: RunResult, verdicts: list[ConditionResult], files: dict[str, Path | None]) -> None:
     """Write the files that were asked for, each of them whole or not at all.
 
     Raises:

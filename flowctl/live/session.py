@@ -32,7 +32,7 @@ from flowctl.live.statistics import EndedViewer, ViewerStatistics
 from flowctl.live.stream import Stream
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
-from flowctl.receiver import DONE, InputResult, Verdict
+from flowctl.receiver import DONE, InputResult, InputVerdict
 from flowctl.rtmp import commands
 from flowctl.rtmp import events as rtmp_events
 from flowctl.rtmp.messages import Acknowledgement
@@ -218,7 +218,7 @@ class LiveSession(Session):
         if done == size and not rtmp.backlog:
             return DONE
         self.connection.receiver.trigger_input()  # at the tail: the others on this thread come first
-        return InputResult(Verdict.BLOCK, done)
+        return InputResult(InputVerdict.BLOCK, done)
 
     def _count_input(self, messages: int) -> None:
         """Count messages against `messages_per_second`, and hold input while there are too many."""

@@ -74,7 +74,7 @@ class Answer(NamedTuple):
         return f"Answer(user={self.user!r})"
 
 
-class Verdict(NamedTuple):
+class LoginResult(NamedTuple):
     """What the server makes of an `Answer`.
 
     Args:
@@ -197,7 +197,7 @@ class AdobeAuthenticator:
     def __repr__(self) -> str:
         return f"AdobeAuthenticator({len(self._credentials)} users)"
 
-    def check(self, answer: Answer | None, now: float) -> Verdict:
+    def check(self, answer: Answer | None, now: float) -> LoginResult:
         """Judge what a client appended to its address.
 
         Args:
@@ -205,20 +205,20 @@ class AdobeAuthenticator:
             now: seconds on a clock that all callers of this object share.
         """
         if answer is None or not answer.user:
-            return Verdict(accepted=False, refusal=NEED_AUTH, reason="need-auth", user="")
+            return LoginResult(accepted=False, refusal=NEED_AUTH, reason="need-auth", user="")
         # The name is echoed and logged, so it is held to what a user name can be.
         if max(map(len, answer)) > FIELD_MAX_CHARS or not answer.user.isprintable():
-            return Verdict(accepted=False, refusal=AUTH_FAILED, reason="auth-failed", user="")
+            return LoginResult(accepted=False, refusal=AUTH_FAILED, reason="auth-failed", user="")
         period = int(now // CHALLENGE_PERIOD_S)
         if not answer.response or not answer.challenge:
             refusal = (
                 f"{_ASKED}needauth&user={answer.user}&salt={self._derive('salt', answer.user, 0)}"
                 f"&challenge={self._derive('challenge', answer.user, period)}"
             )
-            return Verdict(accepted=False, refusal=refusal, reason="challenged", user=answer.user)
+            return LoginResult(accepted=False, refusal=refusal, reason="challenged", user=answer.user)
         if self._proves(answer, period):
-            return Verdict(accepted=True, refusal="", reason="accepted", user=answer.user)
-        return Verdict(accepted=False, refusal=AUTH_FAILED, reason="auth-failed", user=answer.user)
+            return LoginResult(accepted=True, refusal="", reason="accepted", user=answer.user)
+        return LoginResult(accepted=False, refusal=AUTH_FAILED, reason="auth-failed", user=answer.user)
 
     def _proves(self, answer: Answer, period: int) -> bool:
         """Compare in a time that depends neither on the user being known nor on where the answer differs."""

@@ -10,7 +10,7 @@ from flowctl.connection import Connection, Session
 from flowctl.errors import RemoteProtocolError
 from flowctl.loop.work import ADDRESS_TURN_S, NO_WORK_LIMITS, PER_ADDRESS, PER_CONNECTION, TURN_S, WorkLimits
 from flowctl.reasons import CloseReason
-from flowctl.receiver import InputResult, Verdict
+from flowctl.receiver import InputResult, InputVerdict
 from flowctl.testing import ManualClock
 from flowctl.testing.driving import HandGroup, MemoryWire
 
@@ -158,7 +158,7 @@ class Sliced(Session):
         self.turns.append(taken)
         if taken < len(data):
             self.connection.receiver.trigger_input()
-            return InputResult(Verdict.BLOCK, taken)
+            return InputResult(InputVerdict.BLOCK, taken)
         return None
 
 

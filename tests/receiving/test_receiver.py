@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from receiver_kit import EOF, Kit
 
 from flowctl.errors import InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.receiver import ALL, BLOCK, DONE, NEED_MORE, InputResult, Verdict
+from flowctl.receiver import ALL, BLOCK, DONE, NEED_MORE, InputResult, InputVerdict
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_input_ready_when_there_is_nothing_does_nothing(kit):
 
 def test_need_more_when_answered_offers_the_rest_with_what_comes_next(kit):
     """Bytes not consumed are kept and offered again, in front of the next input."""
-    kit.handler.answers = [InputResult(Verdict.NEED_MORE, 2), InputResult(Verdict.NEED_MORE, 0), DONE]
+    kit.handler.answers = [InputResult(InputVerdict.NEED_MORE, 2), InputResult(InputVerdict.NEED_MORE, 0), DONE]
     kit.ready(b"abcd")
     assert kit.receiver.statistics().kept_bytes == 2
     kit.ready(b"ef")
@@ -63,14 +63,14 @@ def test_need_more_when_answered_offers_the_rest_with_what_comes_next(kit):
 
 def test_done_when_only_part_was_consumed_offers_the_rest_at_once(kit):
     """DONE with a rest goes on with the rest in the same turn, until all is consumed."""
-    kit.handler.answers = [InputResult(Verdict.DONE, 1), InputResult(Verdict.DONE, 2), DONE]
+    kit.handler.answers = [InputResult(InputVerdict.DONE, 1), InputResult(InputVerdict.DONE, 2), DONE]
     kit.ready(b"abcdef")
     assert kit.handler.offers == [b"abcdef", b"bcdef", b"def"]
 
 
 def test_block_when_answered_stops_reading_until_triggered(kit):
     """BLOCK stops reading; trigger_input offers what is kept, on the next round, and reading goes on."""
-    kit.handler.answers = [InputResult(Verdict.BLOCK, 1)]
+    kit.handler.answers = [InputResult(InputVerdict.BLOCK, 1)]
     kit.ready(b"abc")
     assert kit.watched == [True, False]
     assert kit.receiver.statistics().blocked
@@ -104,7 +104,7 @@ def test_trigger_input_when_called_inside_the_handler_runs_after_it(kit):
         kit.receiver.input_ready()
 
     kit.handler.on_offer = once
-    kit.handler.answers = [InputResult(Verdict.BLOCK, 1)]
+    kit.handler.answers = [InputResult(InputVerdict.BLOCK, 1)]
     kit.ready(b"xyz")
     assert kit.handler.offers == [b"xyz"]
     kit.rounds()
@@ -140,7 +140,7 @@ def test_input_ready_when_there_is_much_serves_the_others_after_the_budget():
 def test_need_more_when_the_buffer_is_full_is_a_protocol_error():
     """A handler that needs more than the buffer holds gets a LimitExceededError that names limit and size, once."""
     kit = Kit(capacity_bytes=16)
-    kit.handler.answers = [InputResult(Verdict.NEED_MORE, 0)] * 10
+    kit.handler.answers = [InputResult(InputVerdict.NEED_MORE, 0)] * 10
     kit.ready(b"0123456789")
     kit.ready(b"0123456789")
     (error,) = kit.handler.ends
@@ -157,13 +157,13 @@ def test_need_more_when_the_buffer_is_full_is_a_protocol_error():
 @pytest.mark.parametrize(
     ("answer", "kind", "text"),
     [
-        (InputResult(Verdict.ERROR, 0, RemoteProtocolError("bad chunk")), RemoteProtocolError, "bad chunk"),
-        (InputResult(Verdict.ERROR, 0), RemoteProtocolError, "refused"),
+        (InputResult(InputVerdict.ERROR, 0, RemoteProtocolError("bad chunk")), RemoteProtocolError, "bad chunk"),
+        (InputResult(InputVerdict.ERROR, 0), RemoteProtocolError, "refused"),
         (RemoteProtocolError("raised"), RemoteProtocolError, "raised"),
         (ValueError("bug"), InternalError, "bug"),
-        (InputResult(Verdict.DONE, 4), InternalError, "4 of 3"),
-        (InputResult(Verdict.NEED_MORE, -2), InternalError, "-2 of 3"),
-        (InputResult(Verdict.DONE, 0), InternalError, "nothing"),
+        (InputResult(InputVerdict.DONE, 4), InternalError, "4 of 3"),
+        (InputResult(InputVerdict.NEED_MORE, -2), InternalError, "-2 of 3"),
+        (InputResult(InputVerdict.DONE, 0), InternalError, "nothing"),
     ],
 )
 def test_handler_when_it_fails_gets_one_error_and_no_more_input(kit, answer, kind, text):
@@ -215,7 +215,7 @@ def test_read_error_when_raised_is_delivered_as_it_is(kit):
 
 def test_eof_when_input_is_held_waits_for_the_resumption(kit):
     """An end met while input is held for control only is kept, and delivered after what is kept was offered again."""
-    kit.handler.answers = [InputResult(Verdict.NEED_MORE, 1)]
+    kit.handler.answers = [InputResult(InputVerdict.NEED_MORE, 1)]
     kit.ready(b"ab")
     kit.receiver.pause("sender", "soft limit", control_bytes=100)
     kit.rounds()
@@ -259,7 +259,7 @@ def test_eof_when_the_handler_blocks_on_resumption_waits_for_the_trigger(kit):
 def test_close_when_called_inside_the_handler_ends_everything(kit):
     """After close nothing is read, handed on, delivered, or scheduled, and closing again is no error."""
     kit.handler.on_offer = lambda data: kit.receiver.close()
-    kit.handler.answers = [InputResult(Verdict.DONE, 1)]
+    kit.handler.answers = [InputResult(InputVerdict.DONE, 1)]
     kit.ready(b"abc", b"def", EOF)
     assert kit.receiver.statistics().kept_bytes == 0
     kit.receiver.trigger_input()
@@ -280,7 +280,7 @@ def test_close_when_called_inside_the_handler_ends_everything(kit):
 def test_attached_when_moved_to_another_group_takes_along_what_is_kept():
     """Detaching unwatches, attaching watches again, and what was kept is offered with the next input, in order."""
     kit = Kit()
-    kit.handler.answers = [InputResult(Verdict.NEED_MORE, 1)]
+    kit.handler.answers = [InputResult(InputVerdict.NEED_MORE, 1)]
     kit.ready(b"abc")
     kit.receiver.detached()
     kit.receiver.detached()
@@ -341,11 +341,11 @@ def parse_lines(handler_lines: list[bytes], blocks: list[bool]):
         text = bytes(data)
         end = text.find(b"\n")
         if end < 0:
-            return InputResult(Verdict.NEED_MORE, 0) if text else NEED_MORE
+            return InputResult(InputVerdict.NEED_MORE, 0) if text else NEED_MORE
         handler_lines.append(text[:end])
         if blocks and blocks.pop(0):
-            return InputResult(Verdict.BLOCK, end + 1)
-        return InputResult(Verdict.DONE, end + 1) if end + 1 < len(text) else InputResult(Verdict.DONE, ALL)
+            return InputResult(InputVerdict.BLOCK, end + 1)
+        return InputResult(InputVerdict.DONE, end + 1) if end + 1 < len(text) else InputResult(InputVerdict.DONE, ALL)
 
     return answer
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from receiver_kit import EOF, Kit
 
 from flowctl.errors import LocalProtocolError
-from flowctl.receiver import MAX_HOLDERS, MAX_REASONS, InputResult, Verdict
+from flowctl.receiver import MAX_HOLDERS, MAX_REASONS, InputResult, InputVerdict
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_pause_when_called_inside_the_handler_stops_before_the_next_read():
     """A handler that holds input gets nothing more, not even the rest of what it was given."""
     kit = Kit(capacity_bytes=4)
     kit.handler.on_offer = lambda data: kit.receiver.pause("policy", "busy")
-    kit.handler.answers = [InputResult(Verdict.DONE, 1)]
+    kit.handler.answers = [InputResult(InputVerdict.DONE, 1)]
     kit.ready(b"abcd", b"efgh")
     kit.rounds()
     assert kit.handler.offers == [b"abcd"]
@@ -62,7 +62,7 @@ def test_resume_when_the_buffer_is_full_offers_before_it_reads():
     """With a full buffer there is no room to read; the descriptor may be ready before the job, and must not read."""
     kit = Kit(capacity_bytes=4)
     kit.handler.on_offer = lambda data: kit.receiver.pause("policy", "busy")
-    kit.handler.answers = [InputResult(Verdict.BLOCK, 0)]
+    kit.handler.answers = [InputResult(InputVerdict.BLOCK, 0)]
     kit.ready(b"abcd", b"efgh")
     kit.rounds()
     kit.handler.on_offer = lambda data: None
@@ -170,7 +170,7 @@ def test_control_when_holds_flap_is_not_granted_anew(kit):
 
 def test_control_when_a_part_was_kept_before_is_offered_as_control(kit):
     """What was kept when the hold began is offered again, as control only, together with what comes."""
-    kit.handler.answers = [InputResult(Verdict.NEED_MORE, 1), InputResult(Verdict.NEED_MORE, 0)]
+    kit.handler.answers = [InputResult(InputVerdict.NEED_MORE, 1), InputResult(InputVerdict.NEED_MORE, 0)]
     kit.ready(b"abc")
     kit.receiver.pause("a", "x", control_bytes=10)
     kit.rounds()
@@ -308,15 +308,15 @@ class ReceiverMachine(RuleBasedStateMachine):
             return count
 
         object.__setattr__(self.kit.receiver, "_read_into", checked)
-        self.verdict = Verdict.DONE
+        self.verdict = InputVerdict.DONE
 
     def offered(self, data: memoryview) -> None:
         assert 0 not in self.holders.values(), "offered while a holder grants nothing"
         assert self.kit.handler.control[-1] == bool(self.holders)
         count = min(len(data), round(len(data) * self.fraction))
-        if self.verdict is Verdict.DONE and data and not count:
+        if self.verdict is InputVerdict.DONE and data and not count:
             count = 1
-        if self.verdict is Verdict.NEED_MORE and len(data) - count >= 64:
+        if self.verdict is InputVerdict.NEED_MORE and len(data) - count >= 64:
             count = len(data)
         self.taken += data[:count]
         self.kit.handler.answers = [InputResult(self.verdict, count)]
@@ -333,7 +333,10 @@ class ReceiverMachine(RuleBasedStateMachine):
             self.ended = True
             self.kit.ready(EOF)
 
-    @rule(verdict=st.sampled_from([Verdict.DONE, Verdict.NEED_MORE, Verdict.BLOCK]), fraction=st.floats(0, 1))
+    @rule(
+        verdict=st.sampled_from(InputVerdict),
+        fraction=st.floats(0, 1),
+    )
     def answer_from_now_on(self, verdict, fraction):
         self.verdict, self.fraction = verdict, fraction
 
@@ -384,7 +387,7 @@ class ReceiverMachine(RuleBasedStateMachine):
 
     def teardown(self):
         """In the end, with nobody holding and a willing handler, everything arrives and then the end, once."""
-        self.verdict, self.fraction = Verdict.DONE, 1.0
+        self.verdict, self.fraction = InputVerdict.DONE, 1.0
         self.ended_before = bool(self.kit.handler.ends)
         for owner in list(self.holders):
             self.resume(owner)

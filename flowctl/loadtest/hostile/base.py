@@ -25,7 +25,7 @@ from typing import Final
 from flowctl.errors import RemoteProtocolError
 from flowctl.loadtest.hostile import bystanders
 from flowctl.loadtest.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
-from flowctl.loadtest.hostile.types import WATCH_S, AttackContext, FormVerdict, Outcome, Verdict
+from flowctl.loadtest.hostile.types import WATCH_S, AttackContext, AttackResult, FormResult, Outcome
 from flowctl.loadtest.peers.ownfault import TesterFailedError
 from flowctl.loadtest.results.result import PeerEnd
 
@@ -37,12 +37,12 @@ __all__ = [
     "WATCH_S",
     "Attack",
     "AttackContext",
+    "AttackResult",
     "Form",
-    "FormVerdict",
+    "FormResult",
     "HostileProfile",
     "Outcome",
     "Run",
-    "Verdict",
 ]
 
 ANY: Final = frozenset({Outcome.CUT, Outcome.REFUSED, Outcome.CONTAINED})
@@ -197,7 +197,7 @@ class HostileProfile:
         """An attack that lasts at least this long can tell about every server with common settings; seconds."""
         return max(form.needs_s for form in self.forms) + WATCH_S
 
-    async def attack(self, context: AttackContext) -> Verdict:
+    async def attack(self, context: AttackContext) -> AttackResult:
         """Attack, watch what the server does, see whether it lets a newcomer in, and judge.
 
         Ends by ``context.duration_s`` and `bystanders.PROBE_S`. Connections are closed, also when cancelled.
@@ -218,11 +218,11 @@ class HostileProfile:
             for attack in attacks:
                 attack.close()
         newcomer = await bystanders.newcomer_gets_in(context) if context.probe else None
-        verdict = _verdict(found, [peer for attack in attacks for peer in attack.peers], context, newcomer=newcomer)
+        verdict = _result(found, [peer for attack in attacks for peer in attack.peers], context, newcomer=newcomer)
         return _with_witness(verdict, witness)
 
 
-async def _run(form: Form, attack: Attack, began: float) -> FormVerdict:
+async def _run(form: Form, attack: Attack, began: float) -> FormResult:
     """Carry out one form, judge it, and close its connections: what comes of them after that is not its doing.
 
     A form that is slow to learn of its end must not keep the others' connections, or they run into limits in time.
@@ -242,7 +242,7 @@ async def _run(form: Form, attack: Attack, began: float) -> FormVerdict:
     return verdict
 
 
-def _judge(form: Form, attack: Attack, problem: Exception | None, began: float) -> FormVerdict:
+def _judge(form: Form, attack: Attack, problem: Exception | None, began: float) -> FormResult:
     peer = attack.peers[0] if attack.peers else None
     outcome, end = Outcome.CONTAINED, PeerEnd.RUN_ENDED
     details = attack.details
@@ -267,7 +267,7 @@ def _judge(form: Form, attack: Attack, problem: Exception | None, began: float) 
         met = None
     said = peer.last_words if peer is not None else ""
     details = "; ".join(item for item in (*attack.faults, details, str(problem or ""), said) if item)
-    return FormVerdict(
+    return FormResult(
         form=form.name,
         outcome=outcome,
         met=met,
@@ -278,7 +278,7 @@ def _judge(form: Form, attack: Attack, problem: Exception | None, began: float) 
     )
 
 
-def _with_witness(verdict: Verdict, witness: bystanders.Witness) -> Verdict:
+def _with_witness(verdict: AttackResult, witness: bystanders.Witness) -> AttackResult:
     verdict.witness = witness.alone
     if witness.alone is False:
         verdict.met = False
@@ -290,11 +290,13 @@ _WORST: Final = (Outcome.BROKEN, Outcome.UNREACHABLE, Outcome.CONTAINED, Outcome
 """Which form speaks for the attack, where all or none are as expected."""
 
 
-def _verdict(found: list[FormVerdict], peers: list[Peer], context: AttackContext, *, newcomer: bool | None) -> Verdict:
+def _result(
+    found: list[FormResult], peers: list[Peer], context: AttackContext, *, newcomer: bool | None
+) -> AttackResult:
     """Put the forms together: the worst one speaks for all."""
     if not found:
         names = ", ".join(context.forms or ())
-        return Verdict(
+        return AttackResult(
             outcome=Outcome.UNREACHABLE, met=None, details=f"no form of the name {names}", end=PeerEnd.NOT_CONNECTED
         )
     rank = {False: 0, None: 1, True: 2}
@@ -305,7 +307,7 @@ def _verdict(found: list[FormVerdict], peers: list[Peer], context: AttackContext
     if newcomer is False:
         met, details = False, f"no newcomer was let in within {bystanders.PROBE_S:g} s afterwards; {details}"
     connected = [peer for peer in peers if peer.opened]
-    return Verdict(
+    return AttackResult(
         outcome=worst.outcome,
         met=met,
         details=details,

@@ -75,7 +75,7 @@ class AttackContext:
 
 
 @dataclass(slots=True, kw_only=True)
-class FormVerdict:
+class FormResult:
     """What came of one form.
 
     Args:
@@ -98,7 +98,7 @@ class FormVerdict:
 
 
 @dataclass(slots=True, kw_only=True)
-class Verdict:
+class AttackResult:
     """What came of an attack: that of the form that went worst, and all of them.
 
     Args:
@@ -133,7 +133,7 @@ class Verdict:
     connections: int = 0
     newcomer: bool | None = None
     witness: bool | None = None
-    forms: list[FormVerdict] = field(default_factory=list)
+    forms: list[FormResult] = field(default_factory=list)
     notes: str = ""
 
     @property

@@ -76,7 +76,7 @@ class Condition:
         """What has to be so instead, as it is shown beside a verdict: two negations are hard to read."""
         return self.text.replace(self.op, f" {_OPPOSITES[self.op]} ", 1)
 
-    def judge(self, figures: RunFigures) -> Verdict:
+    def judge(self, figures: RunFigures) -> ConditionResult:
         """Return whether it is so, after the run.
 
         Of a run that was interrupted nothing is judged; of one that broke off, only what failed by then: the rest of
@@ -84,12 +84,12 @@ class Condition:
         """
         value, result = figures.value(self.figure.name, self.scope), figures.result
         if result.interrupted:
-            return Verdict(self, value, failed=False, not_judged="interrupted")
+            return ConditionResult(self, value, failed=False, not_judged="interrupted")
         if value is None:
-            return Verdict(self, None, failed=True)
+            return ConditionResult(self, None, failed=True)
         failed = _OPERATORS[self.op](value, self.bound)
         not_judged = "" if failed or not result.failure else "the run went wrong"
-        return Verdict(self, value, failed=failed, not_judged=not_judged)
+        return ConditionResult(self, value, failed=failed, not_judged=not_judged)
 
     @property
     def where(self) -> str:
@@ -98,7 +98,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ConditionResult:
     """What became of a condition.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Final
 
 from flowctl.charts.page import Html, page, table, text, tiles
 from flowctl.charts.page import figures as figure_boxes
-from flowctl.loadtest.results.failon import Verdict
+from flowctl.loadtest.results.failon import ConditionResult
 from flowctl.loadtest.results.figures import FIGURES, RunFigures, format_value
 from flowctl.loadtest.results.plots import plots_of
 from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult, RunResult
@@ -50,7 +50,7 @@ _PROFILE_FIGURES: Final = (
 )
 
 
-def render(result: RunResult, verdicts: Sequence[Verdict] = ()) -> str:
+def render(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> str:
     """Return the page.
 
     Args:
@@ -92,7 +92,7 @@ def _header(result: RunResult) -> str:
     return "\n".join([*parts, "</header>"])
 
 
-def _verdicts(result: RunResult, verdicts: Sequence[Verdict]) -> str:
+def _verdicts(result: RunResult, verdicts: Sequence[ConditionResult]) -> str:
     """Return what failed and what held, and the tester's own doubts, before any figure."""
     problem = what_failed(result)
     items = [_verdict(text(f"The run failed: {problem}"), "", failed=True)] if problem else []

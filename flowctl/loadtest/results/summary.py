@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from flowctl.loadtest.results.failon import Verdict
+from flowctl.loadtest.results.failon import ConditionResult
 from flowctl.loadtest.results.figures import FIGURES, RunFigures, as_dict, format_value, run_figures
 from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult, RunResult
 from flowctl.loadtest.results.scope import quantile
@@ -171,7 +171,7 @@ def what_failed(result: RunResult) -> str | None:
     return None
 
 
-def summarize(result: RunResult, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]:
+def summarize(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> dict[str, Any]:
     """Return the run as plain values: figures by profile, ends, server, verdicts; without the single peers.
 
     Args:
@@ -205,7 +205,7 @@ def summarize(result: RunResult, verdicts: Sequence[Verdict] = ()) -> dict[str, 
     }
 
 
-def whole(result: RunResult, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]:
+def whole(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> dict[str, Any]:
     """Return everything: the summary, the samples of every second, and every peer."""
     return {
         **summarize(result, verdicts),
@@ -233,7 +233,7 @@ def align(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def lines(result: RunResult, verdicts: Sequence[Verdict] = ()) -> list[str]:
+def lines(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> list[str]:
     """Return the summary for people: doubts first, then who got what, who was cut, the server, the verdicts."""
     figures = RunFigures(result)
     shown = [part for text in result.warnings for part in fold(f"warning: {foreign(text, 400)}")]

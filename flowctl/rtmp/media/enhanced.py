@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from flowctl.flow.state import MessageClass
-from flowctl.rtmp.media.frames import Verdict, audio_info, classify_audio, classify_video, codec_name, video_info
+from flowctl.rtmp.media.frames import FrameFacts, audio_info, classify_audio, classify_video, codec_name, video_info
 from flowctl.rtmp.media.types import Body, Kind, MediaInfo
 
 MAX_TRACKS: Final = 32
@@ -39,7 +39,7 @@ _NANOSECONDS_PER_MS: Final = 1_000_000
 _read_u16: Final = struct.Struct(">H").unpack_from
 _read_u32: Final = struct.Struct(">I").unpack_from
 
-_Classify: TypeAlias = Callable[[str, int, int, Body, int, int], Verdict]
+_Classify: TypeAlias = Callable[[str, int, int, Body, int, int], FrameFacts]
 
 
 def inspect_enhanced_video(body: Body, size: int) -> MediaInfo:

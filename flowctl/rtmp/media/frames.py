@@ -33,11 +33,11 @@ _WITH_COMPOSITION: Final = frozenset({"avc1", "hvc1", "vvc1"})
 # Enhanced RTMP v2; AC-3, E-AC-3 and MP3 describe themselves in every frame. Everything else: at least something.
 _FEWEST_CONFIG_OCTETS: Final = {"avc1": 7, "hvc1": 23, "mp4a": 2, "Opus": 0, "ac-3": 0, "ec-3": 0, ".mp3": 0}
 
-Verdict: TypeAlias = tuple[MessageClass, Packet, int | None]
+FrameFacts: TypeAlias = tuple[MessageClass, Packet, int | None]
 """Class, packet and composition time in milliseconds of one track's data."""
 
-_VIDEO_MALFORMED: Final[Verdict] = (_INTER, "malformed", None)
-_AUDIO_MALFORMED: Final[Verdict] = (_AUDIO, "malformed", None)
+_VIDEO_MALFORMED: Final[FrameFacts] = (_INTER, "malformed", None)
+_AUDIO_MALFORMED: Final[FrameFacts] = (_AUDIO, "malformed", None)
 
 
 @functools.lru_cache(maxsize=_ANSWERS_KEPT)
@@ -98,7 +98,7 @@ def read_composition_ms(body: Body, position: int) -> int:
     return value - 0x1000000 if value & 0x800000 else value
 
 
-def classify_config(codec: str, start: int, end: int, packet: Packet = "sequence_header") -> Verdict:
+def classify_config(codec: str, start: int, end: int, packet: Packet = "sequence_header") -> FrameFacts:
     """Return the verdict on a video configuration in ``body[start:end]``: HEADER when it can be whole.
 
     A truncated one is passed on but is no HEADER: a cache would give it to every later viewer in place of the good one.
@@ -108,7 +108,7 @@ def classify_config(codec: str, start: int, end: int, packet: Packet = "sequence
     return (_HEADER, packet, None)
 
 
-def classify_video(codec: str, packet_type: int, frame_type: int, body: Body, start: int, end: int) -> Verdict:
+def classify_video(codec: str, packet_type: int, frame_type: int, body: Body, start: int, end: int) -> FrameFacts:
     """Return the verdict on the Enhanced RTMP video data in ``body[start:end]``.
 
     Args:
@@ -142,7 +142,7 @@ def classify_video(codec: str, packet_type: int, frame_type: int, body: Body, st
     return (_DATA, "sequence_end", None) if packet_type == 2 else (_INTER, "unknown", None)
 
 
-def classify_audio(codec: str, packet_type: int, _frame_type: int, _body: Body, start: int, end: int) -> Verdict:
+def classify_audio(codec: str, packet_type: int, _frame_type: int, _body: Body, start: int, end: int) -> FrameFacts:
     """Return the verdict on the Enhanced RTMP audio data in ``body[start:end]``; arguments as `classify_video`.
 
     Audio has no frame type and no composition time; classic AAC has the same packet types 0 and 1.

@@ -10,7 +10,7 @@ from typing import Final
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp import commands
-from flowctl.rtmp.adobe_auth import Verdict, split_answer
+from flowctl.rtmp.adobe_auth import LoginResult, split_answer
 from flowctl.rtmp.events import ConnectRequested
 from flowctl.rtmp.messages import Command
 from flowctl.rtmp.session_config import ServerSessionConfig
@@ -27,7 +27,7 @@ _PAGE_CHARS: Final = 2048
 """What is read of an address, and of the address of a page."""
 
 
-def read_connect(command: Command, config: ServerSessionConfig, now: float) -> ConnectRequested | Verdict:
+def read_connect(command: Command, config: ServerSessionConfig, now: float) -> ConnectRequested | LoginResult:
     """Return what a connect asks for, or, where there are credentials and it does not prove to know them, the refusal.
 
     Raises:

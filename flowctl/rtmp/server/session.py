@@ -43,7 +43,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.rtmp import commands
-from flowctl.rtmp.adobe_auth import Verdict
+from flowctl.rtmp.adobe_auth import LoginResult
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.amf.values import UNDEFINED
 from flowctl.rtmp.chunk.writer import ChunkWriter
@@ -824,7 +824,7 @@ class ServerSession:
         """Put a connect (section 7.2.1.1) to our caller; refuse it ourselves where it does not log in."""
         self._connect_id = call.command.transaction_id
         asked = read_connect(call.command, self._config, call.now)
-        if isinstance(asked, Verdict):
+        if isinstance(asked, LoginResult):
             # A step of Adobe authentication, or its end.
             self._send_rejection(commands.CONNECT_REJECTED, asked.refusal)
             self._move_connection(ConnectionInput.REJECT)

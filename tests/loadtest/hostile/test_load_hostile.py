@@ -13,7 +13,7 @@ from flowctl.loadtest.hostile import bystanders
 from flowctl.loadtest.hostile.base import ANY, ENDED, STAYS, AttackContext, Form, HostileProfile, Outcome
 from flowctl.loadtest.hostile.octets import MARK_AT, picture
 from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE, hostile_profile
-from flowctl.loadtest.hostile.types import FormVerdict, Verdict
+from flowctl.loadtest.hostile.types import AttackResult, FormResult
 from flowctl.loadtest.results.result import PeerEnd
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.media.media import inspect
@@ -234,10 +234,10 @@ def test_attack_when_a_fault_was_seen_is_not_met_whatever_the_outcome():
 def test_attack_when_forms_end_alike_tells_them_in_one_line():
     """Each outcome with its code stands once, with the names of its forms; a single form has nothing to list."""
     ways = [("zero", Outcome.CUT, "C", True), ("one", Outcome.CUT, "C", True), ("two", Outcome.CONTAINED, None, False)]
-    forms = [FormVerdict(form=name, outcome=how, code=code, met=met) for name, how, code, met in ways]
-    told = Verdict(outcome=Outcome.CUT, met=False, details="", end=PeerEnd.RUN_ENDED, forms=forms).form_words
+    forms = [FormResult(form=name, outcome=how, code=code, met=met) for name, how, code, met in ways]
+    told = AttackResult(outcome=Outcome.CUT, met=False, details="", end=PeerEnd.RUN_ENDED, forms=forms).form_words
     assert told.splitlines() == ["zero, one: cut (C)", "two: contained, which is not as it should be"]
-    assert Verdict(outcome=Outcome.CUT, met=True, details="", end=PeerEnd.LEFT, forms=forms[:1]).form_words == ""
+    assert AttackResult(outcome=Outcome.CUT, met=True, details="", end=PeerEnd.LEFT, forms=forms[:1]).form_words == ""
 
 
 def test_attack_when_one_form_is_asked_for_runs_that_one_only():
