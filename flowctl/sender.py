@@ -18,8 +18,9 @@ after each step of random histories (`check_life`).
 - ``_closing`` (no more is accepted) stays once it is set, and so does ``_close_reason`` (it is over), only beside it.
   Who is over follows nothing, and has nothing queued, no open episode of drops and nobody who waits.
 - ``_cohort`` (the fan-out) only with a cursor in the outbox; a cursor without it is between two fan-outs.
-- ``_member`` (the cohort writes the log for us) only with ``_cohort``, and while nothing is refused or left over: not
-  with ``_mask``, ``_blocked``, or the core's EAGAIN bit.
+- ``stands`` (where its fan-out has it, see `flowctl.sending.standing`) is GONE exactly where ``_cohort`` is None. It is
+  COHORT (that writes the log for us) only while nothing is refused or left over: not with ``_mask``, ``_blocked``, or
+  the core's EAGAIN bit.
 - ``_blocked`` (EAGAIN, and the kernel has not called back) only with the core's EAGAIN bit, ``_lagging``, ``_slow``.
 - ``_lagging`` (the last write left something) ends when all is taken. Dropping does not end it: the next flush does.
 - ``_held`` (the hard limit closes nothing) exactly in HARD_LIMIT, until it is over.
@@ -64,6 +65,7 @@ from flowctl.sending.figures import Account, Glance, SenderStatistics
 from flowctl.sending.postponed import PostponedCalls
 from flowctl.sending.settings import AgeSource, SenderSettings
 from flowctl.sending.slowpeer import HEALTHY_MS, SlowPeer, healthy_delay_ms
+from flowctl.sending.standing import Standing, step
 
 __all__ = ["FlushResult", "Sender"]
 
@@ -71,6 +73,7 @@ __all__ = ["FlushResult", "Sender"]
 ACCEPTED: Final = tuple(SendResult(SendOutcome.ACCEPTED, state) for state in SendState)
 DROPPED: Final = tuple(SendResult(SendOutcome.DROPPED, state) for state in SendState)
 CLOSED: Final = tuple(SendResult(SendOutcome.CLOSED, state) for state in SendState)
+_COHORT: Final = Standing.COHORT
 _RESET_ERRORS: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ETIMEDOUT})
 _JOIN_CHECK_S: Final = 0.5
 """How often a joiner's load is compared: shorter than any group of pictures, longer than several flushes."""
@@ -119,7 +122,6 @@ class Sender:
         "_lock",
         "_longest_stall_s",
         "_mask",
-        "_member",
         "_outbox",
         "_patience",
         "_pending",
@@ -132,6 +134,7 @@ class Sender:
         "_waiters",
         "deferred",
         "slot",
+        "stands",
     )
 
     def __init__(
@@ -152,7 +155,7 @@ class Sender:
         self._frontend = frontend
         self._settings = settings or _DEFAULT_SETTINGS
         self.deferred = deferred
-        self.slot = -1  # index among the members of a cohort; owned by the fan-out
+        self.slot = -1  # which one of the cohort's members it is, there; owned by the fan-out
         self._core = FlowCore(limits, now)  # guarded by _lock
         self._policy = policy or _KEEP_ALL  # guarded by _lock
         self._patience: tuple[float, ...] | None = None  # the policy's, once asked for; guarded by _lock
@@ -162,7 +165,7 @@ class Sender:
         self._held: tuple[int, int] | None = None  # guarded by _lock
         self._outbox = Outbox()  # guarded by _lock
         self._cohort: CohortLike[Sender] | None = None  # the fan-out of the followed log; guarded by _lock
-        self._member = False  # the cohort writes the log for us; guarded by _lock
+        self.stands = Standing.GONE  # where it stands with that; see `stand`; guarded by _lock
         self._pending: list[Callable[[float], None]] | None = None  # for the owning thread; guarded by _lock
         self._blocked = False  # the last write met EAGAIN and the kernel has not called back; guarded by _lock
         self._lagging = False  # the last write left something; guarded by _lock
@@ -306,8 +309,7 @@ class Sender:
                 self._open_episode_locked(cursor.joined_at)
             self._outbox.follow(cursor)
             self._joined_check = None
-            self._cohort = cohort
-            cohort.add(self)
+            self._come_locked(cohort)
 
     def unfollow(self) -> None:
         """Stop following: what is queued of the log is dropped, but a message in flight is finished. Owning thread."""
@@ -329,11 +331,7 @@ class Sender:
         """Leave the fan-out but keep the place in the log, to go on from there with another. Owning thread."""
         self._refuse_reentry("suspend_following")
         with self._lock:
-            cohort = self._cohort
-            if cohort is not None:
-                self._leave_locked()
-                cohort.remove(self)
-                self._cohort = None
+            self._go_locked()
 
     def resume_following(self, cohort: CohortLike[Sender]) -> None:
         """Go on where `suspend_following` left off, served by `cohort`. New owning thread.
@@ -348,8 +346,7 @@ class Sender:
                 return  # over, or it was closing already when it was to follow
             if cursor is None or self._cohort is not None or cohort.log is not cursor.log:
                 raise LocalProtocolError("a viewer can only be moved between fan-outs of the log it follows")
-            self._cohort = cohort
-            cohort.add(self)
+            self._come_locked(cohort)
 
     def move_to(self, cohort: CohortLike[Sender]) -> None:
         """Be served by another fan-out of the same log from the same byte on. The owning thread of both.
@@ -558,14 +555,14 @@ class Sender:
         self._refuse_reentry("standing")
         with self._lock:
             cursor = self._outbox.cursor
-            return (cursor.entry, cursor.log.tail) if self._member and cursor is not None else None
+            return (cursor.entry, cursor.log.tail) if self.stands is _COHORT and cursor is not None else None
 
     def account(self) -> Account:
         """Return what a sample of this peer is made of. Any thread; half of what `statistics` costs."""
         self._refuse_reentry("account")
         with self._lock:
             now = self._host.now()
-            outbox, core, slow, member = self._outbox, self._core, self._slow, self._member
+            outbox, core, slow, member = self._outbox, self._core, self._slow, self.stands is _COHORT
             load = self._load_locked(now)  # first: it moves the cursor past what is refused
             cursor = outbox.cursor
             # A cohort moves its members without our lock: before the accounts, and again after them.
@@ -615,7 +612,7 @@ class Sender:
                     return 0.0
                 now = self._host.now()
                 waiting = self._host.kernel_bytes() if kernel_bytes is None else kernel_bytes
-                if self._slow is None and (self._member or not self._outbox.cursor):
+                if self._slow is None and (self.stands is _COHORT or not self._outbox.cursor):
                     return self._sample_healthy_locked(now, waiting)
                 slow = self._slow_locked()
                 self._sample_locked(now, waiting)
@@ -685,7 +682,7 @@ class Sender:
             self._arm_locked(now)
             return FlushResult.BLOCKED if self._open_locked() else FlushResult.CLOSED
         if result is FlushResult.MORE:
-            if self._cohort is None or self._member:
+            if self._cohort is None or self.stands is _COHORT:
                 self._host.request_flush()
             else:
                 self._cohort.runnable(self)  # in turn with the other viewers
@@ -703,7 +700,7 @@ class Sender:
                 self._slow.kernel_asked()
             if self._settings.return_after_s:
                 self._return_after_stall_locked(self._host.now())
-            alone = self._cohort is not None and not self._member
+            alone = self._cohort is not None and self.stands is not _COHORT
         self._host.want_writable(False)
         if not alone or self._cohort is None:
             return self.flush()
@@ -746,9 +743,7 @@ class Sender:
                         self._sample_locked(now)
                     self._check_times_locked(now)
                     self._arm_locked(now)
-                    if not self._blocked and (
-                        self._core.would_block or not self._outbox.empty(with_log=not self._member)
-                    ):
+                    if not self._blocked and (self._core.would_block or not self._empty_locked()):
                         # Looking has queued something, the headers of a key frame, say; or it keeps up again.
                         self._host.request_flush()
         finally:
@@ -815,7 +810,7 @@ class Sender:
                 and not self._closing
                 and cursor.caught_up
                 and cursor.entry is at
-                and not self._member
+                and self.stands is not _COHORT
                 and not self._core.would_block
                 and cursor.plain
                 and self._outbox.empty(with_log=False)
@@ -824,9 +819,9 @@ class Sender:
     def enter_cohort(self, place: Place) -> None:
         """The cohort writes the log for this viewer from now on; it shares `place`, which is where it stands."""
         with self._lock:
-            cohort, cursor = self._cohort, self._outbox.cursor
-            if cohort is not None and cursor is not None:
-                self._member = True
+            cursor = self._outbox.cursor
+            if cursor is not None:
+                self.stand(_COHORT)
                 cursor.place = place  # its own would hold the log from here on
                 self._outbox.bytes_sent -= cursor.entry.offset  # added back when it is left, or asked for
 
@@ -834,13 +829,13 @@ class Sender:
         """Share another place of the cohort at the same entry."""
         with self._lock:
             cursor = self._outbox.cursor
-            if cursor is not None and self._member:
+            if cursor is not None and self.stands is _COHORT:
                 cursor.place = place
 
     def leave_cohort(self, written: int) -> None:
-        """Go on alone from where the cohort stands and `written` bytes on, which the kernel took."""
+        """Go on alone from where the cohort stands and `written` bytes on, which the kernel took. For the fan-out."""
         with self._lock:
-            self._leave_locked()
+            self._stand_alone_locked()
             if written:
                 self._progress_locked(self._host.now())
                 self._outbox.consume_followed(written)
@@ -944,13 +939,13 @@ class Sender:
     def _look_locked(self, now: float, *, queued: bool = False) -> None:
         """Notice what time and the growth of the log (`queued`) have changed since the last look."""
         cursor = self._outbox.cursor
-        if cursor is not None and not self._member:
+        if cursor is not None and self.stands is not _COHORT:
             if cursor.poll(now, replace=self._core.state >= SendState.SOFT_LIMIT):
                 self._open_episode_locked(now)
                 self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
             self._check_joining_locked(cursor, now)
             cursor.compact()
-        if self._close_reason is not None or not (self._blocked or self._outbox.empty(with_log=not self._member)):
+        if self._close_reason is not None or not (self._blocked or self._empty_locked()):
             return  # the kernel is about to be offered what waits: the write judges it
         core, load = self._core, self._counted_locked(now)
         if self._blocked and core.rises_to(load):
@@ -1117,7 +1112,7 @@ class Sender:
         It is given no more ahead than the kernel was told to take: that takes up to a segment of 64 KiB beyond.
         """
         settings, outbox, slow = self._settings, self._outbox, self._slow
-        budget, with_log = settings.turn_bytes, not self._member
+        budget, with_log = settings.turn_bytes, self.stands is not _COHORT
         if slow is None or not self._lags_locked():
             return outbox.write(self._transport, settings.turn_messages, budget, with_log=with_log)
         timing = self._timing_locked(slow, now)
@@ -1141,7 +1136,7 @@ class Sender:
         if failure is not None:
             self._broken_locked(failure)
             return FlushResult.CLOSED
-        core, outbox = self._core, self._outbox
+        core = self._core
         if blocked:
             if not written and not self._waits_locked():
                 self._progress_at = now  # a stall begins with the first write that is refused, not with the last taken
@@ -1152,7 +1147,7 @@ class Sender:
             if self._open_locked():
                 self._settle_locked(core.blocked(load, now), now)
             return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
-        if not outbox.empty(with_log=not self._member):
+        if not self._empty_locked():
             self._lagging = True
             if self._slow is not None:
                 self._began_to_wait_locked(self._slow, now)
@@ -1177,7 +1172,7 @@ class Sender:
                 self._host.limit_unsent(0)
         self._lagging = False
         cursor = outbox.cursor
-        if cursor is not None and not self._member and cursor.joining_to is not None:
+        if cursor is not None and self.stands is not _COHORT and cursor.joining_to is not None:
             cursor.end_joining(DropReason.REFUSED, now)
         self._forget_joining_locked()
         rest = EMPTY_LOAD
@@ -1229,7 +1224,7 @@ class Sender:
             self._core.would_block
             and self._core.limits.target_delay_ms != 0
             and cursor is not None
-            and not self._member
+            and self.stands is not _COHORT
             and cursor.joining_to is None
             and not self._closing
             and self._patience_locked() != ENDLESS
@@ -1300,7 +1295,7 @@ class Sender:
     def _sample_healthy_locked(self, now: float, kernel_bytes: int) -> float:
         """Return the delay of a peer that is in no trouble, in ms; begin to measure it where that is worth it."""
         cursor = self._outbox.cursor
-        rate = cursor.log.rates.bytes_per_s if cursor is not None and self._member else 0.0
+        rate = cursor.log.rates.bytes_per_s if cursor is not None and self.stands is _COHORT else 0.0
         delay_ms = healthy_delay_ms(kernel_bytes, rate)
         if delay_ms is not None:
             return delay_ms
@@ -1324,7 +1319,7 @@ class Sender:
     def _return_locked(self, now: float, cause: str) -> None:
         """Go to the newest key frame of the followed log, if there is one ahead, and say what that brought."""
         slow, cursor = self._slow, self._outbox.cursor
-        if slow is None or cursor is None or self._member or self._closing:
+        if slow is None or cursor is None or self.stands is _COHORT or self._closing:
             return
         before = self._oldest_locked(now)
         self._open_episode_locked(now)
@@ -1340,7 +1335,7 @@ class Sender:
         """Skip to the newest key frame of the followed log; where that frees nothing, drop what may be dropped."""
         self._lock.assert_owned()
         cursor = self._outbox.cursor
-        if cursor is None or self._member or self._closing:
+        if cursor is None or self.stands is _COHORT or self._closing:
             return
         before = cursor.entry
         self._slow_locked()
@@ -1382,7 +1377,7 @@ class Sender:
             bytes_sent=self._bytes_sent_locked(),
             transitions=self._core.transitions,
             delay_ms=0.0 if slow is None else slow.delay_ms,
-            lagging=self._lagging and not self._member,
+            lagging=self._lagging and self.stands is not _COHORT,
             joining=self._joining_locked(),
         )
 
@@ -1400,22 +1395,53 @@ class Sender:
 
     # -- the cohort
 
-    def _leave_locked(self) -> None:
-        """Leave the cohort, if in one, with the cursor where the cohort stands."""
-        cohort, cursor = self._cohort, self._outbox.cursor
-        if cohort is not None and cursor is not None and self._member:
-            cursor.place = Place(cursor.entry)
-            self._outbox.bytes_sent += cursor.entry.offset
-            self._member = False
-            cohort.left(self)
+    def stand(self, new: Standing) -> None:
+        """Stand at `new` from now on. Owning thread; into the cohort and out of it under the lock.
 
-    def _unfollow_locked(self, reason: DropReason) -> None:
-        self._lock.assert_owned()
+        The Sender takes the steps with which it comes and goes, enters the cohort and leaves it; the fan-out takes
+        those of its turns.
+
+        Raises:
+            InternalError: that is no legal step; see `flowctl.sending.standing`.
+        """
+        self.stands = step(self.stands, new)
+
+    def _come_locked(self, cohort: CohortLike[Sender]) -> None:
+        """Be served by `cohort` from now on."""
+        self._cohort = cohort
+        self.stand(Standing.QUEUED)
+        cohort.add(self)
+
+    def _go_locked(self) -> None:
+        """Be served no longer."""
         cohort = self._cohort
         if cohort is not None:
             self._leave_locked()
             cohort.remove(self)
             self._cohort = None
+            self.stand(Standing.GONE)
+
+    def _empty_locked(self) -> bool:
+        """Whether nothing waits that is for this Sender to write: the log of a member is for the cohort."""
+        return self._outbox.empty(with_log=self.stands is not _COHORT)
+
+    def _leave_locked(self) -> None:
+        """Leave the cohort, if in one, for reasons of our own."""
+        if self.stands is _COHORT and self._cohort is not None:
+            self._stand_alone_locked()
+            self._cohort.left(self)
+
+    def _stand_alone_locked(self) -> None:
+        """Go on with a cursor of our own, where the cohort stands."""
+        cursor = self._outbox.cursor
+        if cursor is not None:
+            cursor.place = Place(cursor.entry)
+            self._outbox.bytes_sent += cursor.entry.offset
+            self.stand(Standing.QUEUED)
+
+    def _unfollow_locked(self, reason: DropReason) -> None:
+        self._lock.assert_owned()
+        self._go_locked()
         if self._slow is not None:
             self._slow.last_share = self._picture_share_locked()
             self._slow.pictures.forget()
@@ -1477,7 +1503,7 @@ class Sender:
         before the loop tells that there is room, or before a flush that was asked for.
         """
         overdue = self._overdue_locked(now) if self._close_reason is None else None
-        if overdue is not None and not self._outbox.empty(with_log=not self._member):
+        if overdue is not None and not self._empty_locked():
             self._offer_locked(now)
             overdue = self._overdue_locked(now) if self._open_locked() and self._blocked else None
         if overdue is not None:
@@ -1491,7 +1517,7 @@ class Sender:
         if (
             self._close_deadline is not None
             and now >= self._close_deadline
-            and (self._blocked or not self._outbox.empty(with_log=not self._member))  # else it is for a flush to end
+            and (self._blocked or not self._empty_locked())  # else it is for a flush to end
         ):
             limit = settings.close_deadline_s
             return CloseReason.STUCK, f"not everything was taken within {limit:g} s after closing began"
@@ -1671,7 +1697,7 @@ class Sender:
                 knows; it is told of a write after this.
         """
         if self._core.would_block if refused is None else refused:
-            load = self._outbox.counted(now, limits or self._core.limits, log=not self._member)
+            load = self._outbox.counted(now, limits or self._core.limits, log=self.stands is not _COHORT)
         else:
             load = EMPTY_LOAD
         slow = self._slow
@@ -1680,7 +1706,7 @@ class Sender:
     def _bytes_sent_locked(self) -> int:
         """Return the wire bytes that the kernel has taken, those that the cohort wrote for us included."""
         cursor = self._outbox.cursor
-        return self._outbox.bytes_sent + (cursor.entry.offset if self._member and cursor is not None else 0)
+        return self._outbox.bytes_sent + (cursor.entry.offset if self.stands is _COHORT and cursor is not None else 0)
 
     def _oldest_locked(self, now: float) -> float:
         """Return since when the oldest message that is not in flight waits; `now` where none does."""
@@ -1690,7 +1716,7 @@ class Sender:
 
     def _joining_locked(self) -> bool:
         cursor = self._outbox.cursor
-        return cursor is not None and not self._member and cursor.joining_to is not None
+        return cursor is not None and self.stands is not _COHORT and cursor.joining_to is not None
 
     def _waits_locked(self) -> bool:
         """Whether the kernel owes us progress: something waits, here or with it, that it did not take.

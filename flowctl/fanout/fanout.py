@@ -23,7 +23,7 @@ costs nothing there either.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -36,6 +36,7 @@ from flowctl.fanout.piece import FILE_VIEWERS, Piece, gather
 from flowctl.loop.faults import as_exception
 from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.sender import FlushResult, Sender
+from flowctl.sending.standing import Standing
 
 DEFAULT_FLUSH_INTERVAL_S: Final = 0.040
 """Two and a half frames at 60 fps: the delay nobody sees, at a third of the cost of writing each message.
@@ -44,6 +45,10 @@ It is a ceiling: few viewers are served sooner."""
 DEFAULT_TURN_S: Final = 0.004
 """How long a fan-out keeps its thread at a time. A tenth of the flush interval: a round of a thousand viewers takes
 three turns, and what comes in between sees it a few milliseconds later, not a round."""
+
+_QUEUED: Final = Standing.QUEUED
+_SERVED: Final = Standing.SERVED
+_REFUSED: Final = Standing.REFUSED
 
 _MOST_LOOKS: Final = 32
 """Viewers whose limits are looked at on the spot when a message comes, at 20 us each; the others in turns."""
@@ -142,10 +147,8 @@ class Fanout:
         self._host = host
         self._cohort = Cohort(squad_size)
         self._alone: dict[Sender, None] = {}  # everybody else, in the order in which they came
-        self._runnable: dict[Sender, None] = {}  # those of them that the kernel has not refused
-        self._waiting: deque[Sender] = deque()  # runnable ones whose turn is to come; may hold some who have gone
-        self._waits: set[Sender] = set()  # the same, to be in it once
-        self._looks: deque[Sender] = deque()  # lagging ones to be looked at; may hold some who have gone
+        self._queue: OrderedDict[Sender, None] = OrderedDict()  # those of them that are QUEUED, next one first
+        self._looks: deque[Sender] = deque()  # REFUSED ones to be looked at; may hold some that are not any more
         self._armed = False  # a round is on its way or in progress
         self._going = False  # a turn is on its way or in progress
         self._looking = False  # a look at the crossings is on its way
@@ -166,28 +169,27 @@ class Fanout:
     # -- viewers come and go
 
     def add(self, sender: Sender) -> None:
-        """Serve `sender` from its own cursor until it has caught up."""
+        """Serve `sender`, which is QUEUED, from its own cursor until it has caught up."""
         self._alone[sender] = None
-        self._serve_soon(sender)
+        self._queue[sender] = None
+        self._go_on()
 
     def left(self, sender: Sender) -> None:
-        """Serve a member from its own cursor from now on."""
+        """Serve a member, which is QUEUED by now, from its own cursor."""
         self._cohort.forget(sender)
         self._left += 1
-        self._alone[sender] = None
-        self._serve_soon(sender)
+        self.add(sender)
 
     def runnable(self, sender: Sender) -> None:
         """Serve `sender` in its turn: the kernel takes more again, or it has more to write."""
-        if sender in self._alone:
-            self._serve_soon(sender)
+        if sender in self._alone and sender.stands is not _QUEUED:
+            self._enqueue(sender)
+            self._go_on()
 
     def remove(self, sender: Sender) -> None:
-        """Serve `sender` no longer; harmless when it is not served."""
-        if sender.slot >= 0:
-            self._cohort.forget(sender)
+        """Serve `sender`, which has left the cohort, no longer; harmless when it is not served."""
         self._alone.pop(sender, None)
-        self._runnable.pop(sender, None)
+        self._queue.pop(sender, None)
         self._crossings.forget(sender)
 
     def limits_changed(self, sender: Sender) -> None:
@@ -199,8 +201,7 @@ class Fanout:
         """Listen to the log no longer; the viewers must have been removed."""
         self._closed = True
         self._behind.clear()
-        self._waiting.clear()
-        self._waits.clear()
+        self._queue.clear()
         self._looks.clear()
         self._drop_piece()
         self._target = None
@@ -229,20 +230,13 @@ class Fanout:
         """The squads of the cohort. Any thread, to look at; they move on with each round."""
         return self._cohort.squads()
 
-    def _serve_soon(self, sender: Sender) -> None:
-        self._runnable[sender] = None
-        self._enqueue(sender)
-        self._go_on()
-
     def _enqueue(self, sender: Sender) -> None:
-        if sender not in self._waits:
-            self._waits.add(sender)
-            self._waiting.append(sender)
+        sender.stand(_QUEUED)
+        self._queue[sender] = None
 
     def _admit(self, sender: Sender, tail: Entry) -> None:
         """Take `sender`, who stands at `tail`, into the cohort."""
         self._alone.pop(sender, None)
-        self._runnable.pop(sender, None)
         self._crossings.forget(sender)
         sender.enter_cohort(self._cohort.admit(sender, tail))
 
@@ -306,8 +300,9 @@ class Fanout:
             return
         self._target = tail
         self._behind.extend(squad for squad in self._cohort.squads() if squad.entry is not tail)
-        for sender in self._runnable:
-            self._enqueue(sender)
+        for sender in self._alone:
+            if sender.stands is _SERVED:
+                self._enqueue(sender)
         if not self._going:  # otherwise a turn is on its way
             self._turn()
 
@@ -360,15 +355,15 @@ class Fanout:
         began = self._turn_from = host.now()
         try:
             # Half a turn where others wait too: rounds that follow each other without a pause must not starve them.
-            crowded = self._waiting or self._looks
+            crowded = self._queue or self._looks
             self._write_squads(began + (self._turn_s / 2 if crowded else self._turn_s))
-            self._serve_waiting(began + self._turn_s)
+            self._serve_queue(began + self._turn_s)
         finally:
             ended = host.now()
             self._took_s += ended - self._turn_from
             self._meter.turn(ended - began)
             self._going = False
-            if self._target is not None or self._waiting or self._looks:  # `close` leaves nothing of these
+            if self._target is not None or self._queue or self._looks:  # `close` leaves nothing of these
                 self._go_on()
 
     def _write_squads(self, until: float) -> None:
@@ -402,6 +397,7 @@ class Fanout:
         self._host.bytes_out += written
         for sender, count, _ in slow:
             sender.leave_cohort(count)
+            self.left(sender)
         squad.entry = target
         # Code of the application, which may do something to others: when all books say what was written.
         for sender, _, failure in slow:
@@ -414,55 +410,56 @@ class Fanout:
         if piece is not None:
             piece.close()
 
-    def _serve_waiting(self, until: float) -> None:
+    def _serve_queue(self, until: float) -> None:
         """Give viewers their turns, one at least, and look at the limits of some."""
-        waiting, looks, now = self._waiting, self._looks, self._host.now
-        while waiting:
-            sender = waiting.popleft()
-            self._waits.discard(sender)
-            if sender in self._runnable:  # an earlier one's handler may have ended it
-                self._flush_alone(sender)
-                if now() >= until:
-                    break
+        queue, looks, now = self._queue, self._looks, self._host.now
+        while queue:
+            sender, _ = queue.popitem(last=False)
+            self._serve(sender)
+            if now() >= until:
+                break
         while looks:
-            sender = looks.popleft()
-            if sender in self._alone and sender not in self._runnable:
-                self._watch(sender)
-                if now() >= until:
-                    break
+            if self._watch(looks.popleft()) and now() >= until:
+                break
 
-    def _flush_alone(self, sender: Sender) -> None:
-        """Flush a viewer from its own cursor, and see where it belongs now."""
+    def _serve(self, sender: Sender) -> None:
+        """Give a viewer its turn, and see where it stands now."""
+        sender.stand(_SERVED)
         try:
             result = sender.flush()
         except BaseException as error:  # noqa: BLE001 - a fault in one viewer must not cost the others their stream
             self.remove(sender)
             sender.broken(as_exception(error))
             return
-        if sender not in self._runnable:
-            return  # it has ended, or its handler has ended the following
+        if sender.stands is not _SERVED:
+            return  # it asked for another turn; or it has ended, or its handler has ended the following
         if result is FlushResult.DRAINED:
             tail = self.log.tail
             if sender.ready_for_cohort(tail):
                 self._admit(sender, tail)
         elif result is FlushResult.BLOCKED:
-            self._runnable.pop(sender, None)
+            sender.stand(_REFUSED)
             self._watch(sender)
-        elif result is FlushResult.MORE:
-            self._enqueue(sender)
 
     # -- limits
 
-    def _watch(self, sender: Sender) -> None:
-        """Look at a lagging viewer again when the log has grown to where its next limit can be crossed."""
+    def _watch(self, sender: Sender) -> bool:
+        """Look at a viewer, and again when the log has grown to where its next limit can be crossed.
+
+        Returns:
+            False if there is nothing to look at: the kernel has not refused it anything, or it is not served here.
+        """
+        if sender.stands is not _REFUSED or sender not in self._alone:
+            return False
         try:
             offset, sequence = sender.log_grew()
         except BaseException as error:  # noqa: BLE001 - as for a flush
             self.remove(sender)
             sender.broken(as_exception(error))
-            return
-        if sender in self._alone:  # looking at it may have ended it
-            self._crossings.watch(sender, offset, sequence)
+        else:
+            if sender in self._alone:  # looking at it may have ended it
+                self._crossings.watch(sender, offset, sequence)
+        return True
 
     def _look_at_crossings(self) -> None:
         """Have the viewers whose next limit may be reached looked at; after a key frame, all that lag."""
@@ -472,14 +469,13 @@ class Fanout:
         due = self._crossings.due(log.tail.offset, log.tail.sequence)
         if log.gop.key_sequence != self._key_sequence:
             self._key_sequence = log.gop.key_sequence
-            due = [sender for sender in self._alone if sender not in self._runnable]
+            due = [sender for sender in self._alone if sender.stands is _REFUSED]
         for number, sender in enumerate(due):
             if number == _MOST_LOOKS:
                 self._looks.extend(due[number:])
                 self._go_on()
                 break
-            if sender in self._alone and sender not in self._runnable:
-                self._watch(sender)
+            self._watch(sender)
 
     def statistics(self) -> FanoutStatistics:
         """Return a snapshot."""

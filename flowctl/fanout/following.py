@@ -86,7 +86,7 @@ class FollowPlace:
         LocalProtocolError: the connection follows a log already, and goes on with that.
     """
 
-    __slots__ = ("connection", "fanouts", "group")
+    __slots__ = ("connection", "fanouts")
 
     def __init__(
         self,
@@ -100,7 +100,6 @@ class FollowPlace:
         group = connection.group
         self.connection = connection
         self.fanouts = fanouts
-        self.group: PollGroup | None = group
         if group is not None:
             try:
                 connection.sender.follow(fanouts.on(group), start=start, prefix=prefix, wait_for_key=wait_for_key)
@@ -111,23 +110,21 @@ class FollowPlace:
 
     def leave(self) -> None:
         """Leave the group's fan-out, keeping the place in the log."""
-        group, self.group = self.group, None
-        if group is not None:
-            self.connection.sender.suspend_following()
-            self.fanouts.release(group)
+        self.connection.sender.suspend_following()
+        self._release()
 
     def enter(self, group: PollGroup) -> None:
         """Go on from the place in the log on `group`."""
-        if self.group is None:
-            self.group = group
-            self.connection.sender.resume_following(self.fanouts.on(group))
+        self.connection.sender.resume_following(self.fanouts.on(group))
 
     def end(self) -> None:
         """Stop following; what is queued of the log is dropped and counted."""
-        group, self.group = self.group, None
-        if self.connection.place is not self:
-            return
-        self.connection.place = None
-        self.connection.sender.unfollow()
+        if self.connection.place is self:
+            self.connection.place = None
+            self.connection.sender.unfollow()
+            self._release()
+
+    def _release(self) -> None:
+        group = self.connection.group
         if group is not None:
             self.fanouts.release(group)

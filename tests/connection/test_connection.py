@@ -8,7 +8,7 @@ import struct
 import threading
 
 import pytest
-from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_until
+from connection_kit import WAIT_S, Noting, Reader, ask, failures, groups, link, wait_until
 
 from flowctl.connection import INPUT_BYTES_PER_VIEWER_S
 from flowctl.errors import InternalError, ReentryError, RemoteProtocolError
@@ -24,14 +24,6 @@ from flowctl.testing import ManualClock
 __all__ = ["failures", "groups", "link"]  # fixtures
 
 SMALL = SocketOptions(send_buffer_bytes=4096)
-
-
-def ask(connection, function, *args):
-    """Call `function` on the connection's thread and return its answer."""
-    done, answers = threading.Event(), []
-    assert connection.call_soon(lambda: (answers.append(function(*args)), done.set()))
-    assert done.wait(WAIT_S)
-    return answers[0]
 
 
 # -- input

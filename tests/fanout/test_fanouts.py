@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from connection_kit import Noting, failures, groups, link, wait_until
-from test_connection import ask
+from connection_kit import Noting, ask, failures, groups, link, wait_until
 
 from flowctl.errors import LocalProtocolError
 from flowctl.fanout.following import Fanouts, FollowPlace

@@ -50,6 +50,7 @@ UNLOCKED: dict[tuple[str, str], str] = {
     ("Sender.closed", "_closing"): "a flag that only ever goes from False to True",
     ("Sender.blocked", "_blocked"): "asked by the owning thread, the only one that sets it",
     ("Sender.following", "_cohort"): "changed by the owning thread only; others get one reference, maybe a stale one",
+    ("Sender.stand", "stands"): "changed by the owning thread only; into the cohort and out of it under the lock",
     ("Sender.writable", "_cohort"): "changed by the owning thread only, which is the one that runs this",
 }
 """(class.method, attribute): why it may be touched there without the lock."""

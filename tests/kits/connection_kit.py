@@ -24,6 +24,14 @@ def wait_until(condition, what="it"):
     return value
 
 
+def ask(connection, function, *args):
+    """Call `function` on the connection's thread and return its answer."""
+    done, answers = threading.Event(), []
+    assert connection.call_soon(lambda: (answers.append(function(*args)), done.set()))
+    assert done.wait(WAIT_S)
+    return answers[0]
+
+
 class Noting(Session):
     """Notes what it is told; `answer` decides what `received` returns."""
 

@@ -15,6 +15,7 @@ from flowctl.flow.state import MessageClass, SendState
 from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import DropReason
 from flowctl.sender import Sender
+from flowctl.sending.standing import Standing
 from flowctl.testing import ManualGroup, ManualHost
 
 CONTROL, HEADER, KEY, INTER, DISPOSABLE, AUDIO, DATA = MessageClass
@@ -264,12 +265,11 @@ def check_life(viewer: Viewer) -> None:
         if sender._close_reason is not None:
             assert sender._closing
             assert cursor is sender._cohort is sender._episode is None
-            assert not sender._member
             assert not sender._waiters
             assert not any(sender._outbox.figures()[2])
         assert sender._cohort is None or cursor is not None
-        if sender._member:
-            assert sender._cohort is not None
+        assert (sender.stands is Standing.GONE) is (sender._cohort is None)
+        if sender.stands is Standing.COHORT:
             assert not sender._mask
             assert not sender._blocked
             assert not core.would_block

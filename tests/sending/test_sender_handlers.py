@@ -68,7 +68,9 @@ CALLS = {
     "when_drained": lambda sender, _: sender.when_drained(print),
     "forget_drained": lambda sender, _: sender.forget_drained(print),
 }
-FOR_THE_FANOUT = {"log_grew", "ready_for_cohort", "enter_cohort", "leave_cohort", "move_in_cohort", "broken", "let_go"}
+FOR_THE_FANOUT = {
+    *{"log_grew", "ready_for_cohort", "enter_cohort", "leave_cohort", "move_in_cohort", "stand", "broken", "let_go"}
+}
 
 
 def test_reentry_calls_are_all_public_methods():

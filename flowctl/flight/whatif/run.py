@@ -465,6 +465,7 @@ class Run:
             self._key_sequence = self.log.gop.key_sequence  # key frames before this one found nobody to be looked at
         for seat in list(self._members.values()):
             seat.sender.leave_cohort(0)
+            self._part(seat)
 
     def _part(self, seat: Seat) -> None:
         self._settle_gauge(seat)

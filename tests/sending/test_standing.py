@@ -1,0 +1,88 @@
+"""Where a viewer stands with its fan-out: the table of legal steps, and that Sender and fan-out take no other."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from fanout_kit import Stage
+from flow_kit import HEAD_BYTES, Peer
+
+from flowctl.errors import InternalError
+from flowctl.fanout.fanout import Fanout
+from flowctl.flow.state import MessageClass
+from flowctl.sending.standing import STEPS, Standing, step
+
+GONE, QUEUED, SERVED, REFUSED, COHORT = Standing
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(Standing, Standing)))
+def test_step_when_it_is_not_in_the_table_is_refused(old, new):
+    """Every pair of standings is either a step of the table or an error of ours."""
+    if new in STEPS[old]:
+        assert step(old, new) is new
+    else:
+        with pytest.raises(InternalError, match=f"{old.name} cannot become {new.name}"):
+            step(old, new)
+
+
+def test_table_when_followed_leads_everywhere_and_out_again():
+    """A viewer comes to be queued, can reach every standing from there, and can go from each but none twice."""
+    assert STEPS[GONE] == {QUEUED}
+    assert all(GONE in STEPS[standing] for standing in (QUEUED, SERVED, REFUSED, COHORT))
+    assert all(standing not in STEPS[standing] for standing in Standing)
+    assert set().union(*STEPS.values()) == set(Standing)
+
+
+def test_viewer_when_it_keeps_up_lags_and_comes_back_stands_where_it_is_served():
+    """One field tells it all: queued when it comes, in the cohort, refused by the kernel, served, and gone."""
+    stage = Stage(0)
+    viewer = stage.viewer(Peer())
+    assert viewer.sender.stands is GONE
+    viewer.follow(stage.fanout)
+    assert viewer.sender.stands is QUEUED
+    stage.group.run()
+    assert viewer.sender.stands is COHORT
+    viewer.peer.room = 5
+    stage.publish("I")
+    assert viewer.sender.stands is REFUSED
+    viewer.peer.room = 2 * HEAD_BYTES
+    viewer.sender.writable()
+    assert viewer.sender.stands is QUEUED
+    stage.group.run()
+    assert viewer.sender.stands is COHORT
+    viewer.sender.suspend_following()
+    assert viewer.sender.stands is GONE
+    viewer.sender.resume_following(stage.fanout)
+    viewer.sender.unfollow()
+    assert viewer.sender.stands is GONE
+    assert stage.fanout.empty
+
+
+def test_viewer_when_it_waits_for_a_key_frame_has_a_turn_with_each_round():
+    """Who has taken all and may not enter the cohort yet is served with the rounds; in between it asks for no turn."""
+    stage = Stage(0)
+    viewer = stage.viewer(Peer())
+    viewer.sender.follow(stage.fanout, wait_for_key=True)
+    stage.publish("I")
+    assert viewer.sender.stands is SERVED
+    turns = stage.fanout.statistics().turns
+    stage.group.run()
+    assert (viewer.sender.stands, stage.fanout.statistics().turns) == (SERVED, turns)
+    stage.publish("KI")
+    assert viewer.sender.stands is COHORT
+
+
+def test_viewer_when_moved_in_its_turn_is_left_to_its_new_fanout():
+    """A turn in which the viewer changes its fan-out ends there: the old one does not say where it stands any more."""
+    stage = Stage(1)
+    (viewer,) = stage.viewers
+    other = Fanout(stage.published.log, stage.group, flush_interval_s=0)
+    viewer.peer.room = 5
+    stage.publish("I")
+    viewer.sender.send(b"own", MessageClass.CONTROL)
+    viewer.sender.when_drained(lambda _: viewer.sender.move_to(other))
+    viewer.peer.room = None
+    viewer.sender.writable()
+    stage.group.run()
+    assert (viewer.sender.stands, stage.fanout.empty, other.statistics().members) == (COHORT, True, 1)
