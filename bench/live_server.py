@@ -23,12 +23,12 @@ from typing import Any, Final
 import flowctl.live.server as live_module
 from flowctl.flow.limits import NO_LIMITS
 from flowctl.flow.policy import KeepAll
-from flowctl.live import build_live_server
+from flowctl.live import LiveConfig, build_live_server
 from flowctl.live.server import LiveServer
 from flowctl.log import configure
 from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import AdmissionLimits
-from flowctl.server.program import ServeOptions
+from flowctl.telemetry.options import EventsOptions
 
 _AT_ONCE: Final = 10
 _PAUSE_S: Final = 0.001
@@ -104,7 +104,7 @@ def all_sent() -> dict[str, Any]:
     """Make the server one that leaves nothing out, as most do; return what has to be said of it in its options."""
     # A server has no such setting, since nobody would want it. It is here to be compared with.
     vars(live_module)["LIVE_POLICIES"] = {"all-or-cut": KeepAll()}
-    known = {field.name for field in dataclasses.fields(ServeOptions)}
+    known = {field.name for field in dataclasses.fields(LiveConfig)}
     times = {field.name for field in dataclasses.fields(SenderSettings)}
     off: dict[str, Any] = {name: 0.0 for name in ("soft_too_long_s", "return_delay_s") if name in times}
     options = {"limits": NO_LIMITS, "settings": SenderSettings(**off), "return_after_s": 0.0}
@@ -123,16 +123,15 @@ def main() -> None:
     parser.add_argument("--no-samples", action="store_true", help="record events only")
     arguments = parser.parse_args()
     configure("error")
-    extra = {"flush_adaptive": "no"} if arguments.fixed else {}
     changes = all_sent() if arguments.all_sent else {}
     server = build_live_server(
-        ServeOptions(
+        LiveConfig(
             port=arguments.port,
             admission=AdmissionLimits(connections=0, connections_per_address=0, new_per_address_and_s=0),
             group_count=arguments.groups,
             flush_interval_s=arguments.flush,
-            events=arguments.events,
-            extra={**extra, "events_samples": "no"} if arguments.no_samples else extra,
+            flush_adaptive=not arguments.fixed,
+            events=EventsOptions(folder=str(arguments.events or ""), samples=not arguments.no_samples),
             **changes,
         )
     )

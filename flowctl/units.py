@@ -36,6 +36,7 @@ _TIME_UNITS: Final[dict[str, float]] = {
     "min": 60.0,
     "h": 3600.0,
 }
+_EXACT_UNITS: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
 _RATE_PREFIXES: Final[dict[str, int]] = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 
 
@@ -85,6 +86,37 @@ def parse_bit_rate(text: str, field: str = "rate") -> int:
     if prefix not in _RATE_PREFIXES:
         raise ConfigError(f"{field}: unknown unit {unit!r} in {text!r}", hint="use k, M or G, meaning kbit/s and so on")
     return round(number * _RATE_PREFIXES[prefix])
+
+
+def parse_share(text: str, field: str = "share") -> float:
+    """Return the share, 0 to 1, that `text` (``1%``, ``0.5%``, ``0.01``) stands for.
+
+    Raises:
+        ConfigError: it is no number from 0 to 1 (100%); names `field`.
+    """
+    number, percent = (text[:-1], 100.0) if text.endswith("%") else (text, 1.0)
+    try:
+        share = float(number) / percent
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ConfigError(f"{field} is {text!r}, it must be a share, 0 to 1", hint="for example 1% or 0.01")
+    return share
+
+
+def write_size(value_bytes: int) -> str:
+    """Return `value_bytes` as `parse_size` reads it, exactly: a unit is used only where nothing is lost by it."""
+    for unit, factor in _EXACT_UNITS:
+        if value_bytes and value_bytes % factor == 0:
+            return f"{value_bytes // factor}{unit}"
+    return str(value_bytes)
+
+
+def write_duration(value_s: float) -> str:
+    """Return `value_s` as `parse_duration` reads it, exactly to the millisecond."""
+    if value_s == int(value_s):
+        return f"{int(value_s)}s" if value_s else "0"
+    return f"{value_s * 1000:.15g}ms"
 
 
 def format_size(value_bytes: float) -> str:

@@ -28,8 +28,7 @@ from flowctl.flow.state import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageCla
 from flowctl.judging.shadow import Candidate
 from flowctl.judging.shares import ShareSettings
 from flowctl.live.config import LiveConfig
-from flowctl.live.records.telemetry import EVENTS_SETTINGS
-from flowctl.live.server import EXTRA_SETTINGS
+from flowctl.live.settings import settings_of
 from flowctl.loadtest import catalogue
 from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE
 from flowctl.loadtest.results.figures import FIGURES
@@ -109,6 +108,11 @@ def settings_table(cls: type, *, leave_out: frozenset[str] = frozenset(), instan
         if item.init and item.name not in leave_out and item.name in notes
     ]
     return table(["setting", "default", "meaning"], rows)
+
+
+def serve_settings() -> str:
+    rows = [[f"`{item.name}`", item.kind, item.default, item.what] for item in settings_of()]
+    return table(["setting", "type", "default", "what it does"], rows)
 
 
 def default_limits() -> str:
@@ -384,12 +388,13 @@ GENERATED = {
         leave_out=frozenset({"limits", "policy"}),
         instance=Candidate(limits=DEFAULT_LIMITS, policy=LivePolicy()),
     ),
-    "live-config": lambda: settings_table(LiveConfig, leave_out=frozenset({"rtmp", "cache", "work"})),
+    "live-config": lambda: settings_table(
+        LiveConfig, leave_out=frozenset({"rtmp", "cache", "work", "events", "flights"})
+    ),
     "flow-events": lambda: record_columns("flow_events"),
     "flow-samples": lambda: record_columns("flow_samples"),
     "event-names": event_names,
-    "events-settings": lambda: table(["NAME", "is"], [[f"`{name}`", text] for name, text in EVENTS_SETTINGS.items()]),
-    "live-settings": lambda: table(["NAME", "is"], [[f"`{name}`", text] for name, text in EXTRA_SETTINGS.items()]),
+    "serve-settings": serve_settings,
     "close-reasons": close_reasons,
     "drop-reasons": drop_reasons,
     "load-profiles": lambda: table(["profile", "what it does", "a sound server"], catalogue.as_rows()),

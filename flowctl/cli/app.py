@@ -46,7 +46,7 @@ def options(
     common.settings.log_level = log_level
 
 
-app.command("serve")(serve.serve)
+app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("publish")(publish.publish)
 app.command("play")(play.play)
 app.command("load")(load.load)

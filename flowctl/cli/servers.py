@@ -7,7 +7,7 @@ import importlib.metadata
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.server.program import ServerProgram, settings_hint
+from flowctl.server.program import ServerProgram
 
 GROUP: Final = "flowctl.servers"
 
@@ -38,23 +38,3 @@ def load_server(name: str) -> ServerProgram:
     if not isinstance(program, ServerProgram):
         raise ConfigError(f"{point.value} is a {type(program).__name__}, not a flowctl.server.program.ServerProgram")
     return program
-
-
-def check_extra(program: ServerProgram, pairs: list[str]) -> dict[str, str]:
-    """Return the settings written as ``name=value``.
-
-    Raises:
-        ConfigError: one is not of that form, is given twice, or the program has no such setting.
-    """
-    values: dict[str, str] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--set {pair!r} is not name=value")
-        if name in values:
-            raise ConfigError(f"--set {name} is given twice")
-        if name not in program.extra:
-            hint = settings_hint(name, program.extra)
-            raise ConfigError(f"server {program.name!r} has no setting {name!r}", hint=hint)
-        values[name] = value
-    return values

@@ -76,29 +76,11 @@ class FlightOptions:
         return self.share > 0 or bool(self.addresses)
 
 
-def parse_share(text: str) -> float:
-    """Return the share in ``1%``, ``0.5%`` or ``0.01``.
-
-    Raises:
-        ConfigError: it is no number from 0 to 1 (100%).
-    """
-    number, percent = (text[:-1], 100.0) if text.endswith("%") else (text, 1.0)
-    try:
-        share = float(number) / percent
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise ConfigError(
-            f"--flights is {text!r}, it must be a share of the connections", hint="for example 1% or 0.01"
-        )
-    return share
-
-
-def parse_networks(text: str) -> tuple[Network, ...]:
+def parse_networks(text: str, field: str = "flights_addresses") -> tuple[Network, ...]:
     """Return the networks in ``127.0.0.9,10.0.0.0/8``; an address is a network of one.
 
     Raises:
-        ConfigError: one is neither.
+        ConfigError: one is neither; names `field`.
     """
     found = []
     for part in filter(None, (item.strip() for item in text.split(","))):
@@ -106,7 +88,7 @@ def parse_networks(text: str) -> tuple[Network, ...]:
             found.append(ipaddress.ip_network(part, strict=False))
         except ValueError as error:
             raise ConfigError(
-                f"flights_addresses: {part!r} is no address and no network", hint="for example 127.0.0.9,10.0.0.0/8"
+                f"{field}: {part!r} is no address and no network", hint="for example 127.0.0.9,10.0.0.0/8"
             ) from error
     return tuple(found)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
-from flowctl.units import format_duration, format_size, parse_duration, parse_size
+from flowctl.units import format_duration, format_size, parse_duration, parse_size, write_duration, write_size
 
 MOST_TARGET_MS: Final = 3_600_000
 """Longest target delay: a longer one means off."""
@@ -145,9 +145,9 @@ class Limits:
         Raises:
             ConfigError: a text does not parse or breaks the order of marks; names the field.
         """
-        softs = _parse_marks(soft, "soft")
-        hards: list[int | None] = [None, None, None] if hard is None else _parse_marks(hard, "hard")
-        lows: list[int | None] = [None, None, None] if low is None else _parse_marks(low, "low")
+        softs = parse_marks(soft, "soft")
+        hards: list[int | None] = [None, None, None] if hard is None else parse_marks(hard, "hard")
+        lows: list[int | None] = [None, None, None] if low is None else parse_marks(low, "low")
         axes = [
             AxisLimits(soft=softs[i] or 0, hard=hards[i], low=lows[i], name=name)
             for i, name in enumerate(("bytes", "messages", "age (ms)"))
@@ -179,6 +179,12 @@ def target_marks(limits: Limits) -> str:
     """Return the target delay of `limits` as `parse_target_delay` reads it."""
     target_ms = limits.target_delay_ms
     return f"{target_ms}ms" if target_ms else "auto" if target_ms is None else "off"
+
+
+def write_marks(limits: Limits, which: Literal["soft", "hard", "low"]) -> str:
+    """Return the ``soft``, ``hard`` or ``low`` marks of `limits` as `Limits.parse` reads them, exactly."""
+    size, count, age_ms = (getattr(axis, which) or 0 for axis in (limits.size, limits.messages, limits.age_ms))
+    return f"{write_size(size)},{count},{write_duration(age_ms / 1000)}"
 
 
 def parse_target_delay(text: str, field_name: str) -> int | None:
@@ -218,8 +224,12 @@ def _marks_text(size_bytes: int, messages: int, age_ms: int) -> str:
     return f"{size}, {count}, {format_duration(age_ms / 1000) if age_ms else 'any age'}"
 
 
-def _parse_marks(text: str, field_name: str) -> list[int | None]:
-    """Return [bytes, messages, age in ms or None where the text has no third part]."""
+def parse_marks(text: str, field_name: str) -> list[int | None]:
+    """Return [bytes, messages, age in ms or None where the text has no third part].
+
+    Raises:
+        ConfigError: the text is not ``bytes,messages`` or ``bytes,messages,age``; names `field_name`.
+    """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) not in (2, 3) or not all(parts):
         raise ConfigError(

@@ -34,7 +34,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.flow.limits import DEFAULT_OVERHEAD_BYTES, HardPolicy, Limits, parse_target_delay, target_marks
+from flowctl.flow.limits import (
+    DEFAULT_OVERHEAD_BYTES,
+    HardPolicy,
+    Limits,
+    parse_target_delay,
+    target_marks,
+    write_marks,
+)
 
 VERSION: Final = 1
 """Counted up when a key changes its meaning; a server refuses what it does not know, rather than guess."""
@@ -49,7 +56,6 @@ _MOST_OVERHEAD: Final = 1024 * 1024
 _TOP: Final = frozenset({"version", "objective", "made_at", "limits", "times"})
 _LIMITS: Final = frozenset({"soft", "hard", "low", "hard_policy", "overhead_bytes", "target_delay"})
 _TIMES: Final = ("stuck_s", "soft_too_long_s", "return_after_s")
-_SIZE_UNITS: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,14 +96,44 @@ def parse_limits_file(text: str, where: str) -> LimitsFile:
         ConfigError: it is no TOML, has a key that is unknown, or a value that is not allowed; names the file, the line
             or key, the value, and what is allowed.
     """
+    return _Reader(text, where).read(read_toml(text, where))
+
+
+def read_toml(text: str, where: str) -> dict[str, Any]:
+    """Return the tables of a TOML file of settings.
+
+    Raises:
+        ConfigError: it is too long, or no TOML; names the file and the line.
+    """
     if len(text.encode(errors="replace")) > MOST_BYTES:
-        raise ConfigError(f"{where}: it has more than {MOST_BYTES} bytes, a limits file is a page at most")
+        raise ConfigError(f"{where}: it has more than {MOST_BYTES} bytes, settings are a page at most")
     try:
-        table = tomllib.loads(text)
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError; so is a number of 5000 digits
         said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ConfigError(f"{where}: not valid TOML: {said}", hint="see docs/how-to.md for an example") from error
-    return _Reader(text, where).read(table)
+
+
+def place_of(lines: list[str], where: str, section: str, key: str) -> str:
+    """Return file and line of a key, for errors; those of its section where it is missing or written uncommonly.
+
+    Args:
+        lines: of the file.
+        where: its name.
+        section: table that the key stands in; empty: the top.
+        key: name of the key, or of a table at the top.
+    """
+    now, place = "", f"{where}, [{section}]" if section else where
+    for number, line in enumerate(lines, 1):
+        if header := re.match(r"\s*+\[++([^\]#]++)\]", line):
+            now = header[1].strip().strip("\"'")
+            if not section and now == key:
+                return f"{where}, line {number}"
+            if section and now == section:
+                place = f"{where}, line {number}"
+        elif now == section and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[.=]", line):
+            return f"{where}, line {number}"
+    return place
 
 
 def render(file: LimitsFile) -> str:
@@ -107,13 +143,10 @@ def render(file: LimitsFile) -> str:
         ConfigError: a value is one that a limits file may not have.
     """
     limits = file.limits
-    soft = (limits.size.soft, limits.messages.soft, limits.age_ms.soft)
-    hard = tuple(axis.hard or 0 for axis in (limits.size, limits.messages, limits.age_ms))
-    low = tuple(axis.low or 0 for axis in (limits.size, limits.messages, limits.age_ms))
     lines = [f"version = {VERSION}"]
     lines += [f"{name} = {_quoted(getattr(file, name))}" for name in ("objective", "made_at") if getattr(file, name)]
     lines += ["", "[limits]", "# bytes, messages, age; 0 turns an axis off"]
-    lines += [f'{name} = "{_marks(*marks)}"' for name, marks in (("soft", soft), ("hard", hard), ("low", low))]
+    lines += [f'{name} = "{write_marks(limits, name)}"' for name in ("soft", "hard", "low")]
     lines.append(f'hard_policy = "{limits.hard_policy.value}"')
     lines.append(f'target_delay = "{target_marks(limits)}"')
     if limits.overhead_bytes != DEFAULT_OVERHEAD_BYTES:
@@ -124,17 +157,6 @@ def render(file: LimitsFile) -> str:
     text = "\n".join(lines) + "\n"
     parse_limits_file(text, "the limits file to be written")  # what cannot be read is not written
     return text
-
-
-def _marks(size_bytes: int, messages: int, age_ms: int) -> str:
-    """Return one mark of each axis, exactly: units are used only where nothing is lost by them."""
-    size = str(size_bytes)
-    for unit, factor in _SIZE_UNITS:
-        if size_bytes and size_bytes % factor == 0:
-            size = f"{size_bytes // factor}{unit}"
-            break
-    age = f"{age_ms // 1000}s" if age_ms % 1000 == 0 else f"{age_ms}ms"
-    return f"{size},{messages},{age if age_ms else '0'}"
 
 
 def _quoted(text: str) -> str:
@@ -240,18 +262,7 @@ class _Reader:
         return ConfigError(f"{self._place(section, key)}: {key} {shown}, it must be {allowed}")
 
     def _place(self, section: str, key: str) -> str:
-        """Return file and line of a key; those of its section where it is missing or written in an uncommon way."""
-        now, place = "", f"{self._where}, [{section}]" if section else self._where
-        for number, line in enumerate(self._lines, 1):
-            if header := re.match(r"\s*+\[++([^\]#]++)\]", line):
-                now = header[1].strip().strip("\"'")
-                if not section and now == key:
-                    return f"{self._where}, line {number}"
-                if section and now == section:
-                    place = f"{self._where}, line {number}"
-            elif now == section and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[.=]", line):
-                return f"{self._where}, line {number}"
-        return place
+        return place_of(self._lines, self._where, section, key)
 
 
 def _short(value: Any) -> str:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
 from flowctl.fanout.fanout import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields, check_type
+from flowctl.flight.flights import FlightOptions
 from flowctl.flow.limits import MOST_TARGET_MS, Limits, parse_target_delay, target_marks
+from flowctl.flow.limitsfile import LimitsFile
 from flowctl.flow.policy import LIVE_POLICIES
 from flowctl.judging.shadow import Candidate
 from flowctl.loop.work import WorkLimits
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.sending.settings import SenderSettings
+from flowctl.server.program import ServeOptions
+from flowctl.telemetry.options import EventsOptions
 
 _POLICY_NAMES: Final = "all-or-cut, audio-first or pictures-first"
 
@@ -110,11 +116,14 @@ def _audience_target_ms(word: str, streams: str) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LiveConfig:
-    """Settings of the live server; immutable.
+class LiveConfig(ServeOptions):
+    """All settings of a live server; immutable, one object from the command line to each stream and session.
 
     Args:
         rtmp: of each RTMP session, limits included.
+        policy: what is left out for a slow viewer, a key of `flowctl.flow.policy.LIVE_POLICIES`.
+        return_after_s: when a viewer's kernel takes something again after so long, what became old meanwhile is
+            skipped. 0: everything is sent. (It stands in for that of `settings`, which is 0 for any other server.)
         flush_interval_s: longest time between two flushes of a stream to its viewers, in seconds.
         flush_adaptive: whether a stream whose viewers cost little is flushed sooner; if not, the interval is fixed.
         cache: bounds of the GOP cache of each stream.
@@ -143,12 +152,20 @@ class LiveConfig:
         shadow: limits and policy to be compared with the real ones for every viewer that lags; they act on nothing.
             None: there is no comparison.
         audiences: target delay and policy of the viewers of some streams; the first whose pattern fits counts.
+        hooks: ``package.module:Name`` of a `LiveHooks` class, for who gives no object; empty: none.
+        limits_file: limits that are read at the start, instead of `limits`, and again whenever the file changes; see
+            `flowctl.flow.limitsfile`. None: there is no file.
+        bans_file: the same of a ban list, which need not be there yet; see `flowctl.server.bans`. None: there is none.
+        events: what is recorded, and where to; without a folder, nothing.
+        flights: which connections are recorded so that they can be replayed; needs the folder of `events`.
 
     Raises:
         ConfigError: a value is out of range.
     """
 
     rtmp: ServerSessionConfig = field(default_factory=ServerSessionConfig)
+    policy: str = "all-or-cut"
+    return_after_s: float = 3.0
     flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S
     flush_adaptive: bool = True
     cache: CacheLimits = field(default_factory=CacheLimits)
@@ -166,10 +183,22 @@ class LiveConfig:
     work: WorkLimits = field(default_factory=WorkLimits)
     shadow: Candidate | None = None
     audiences: tuple[Audience, ...] = ()
+    hooks: str = ""
+    limits_file: Path | None = None
+    bans_file: Path | None = None
+    events: EventsOptions = field(default_factory=EventsOptions)
+    flights: FlightOptions = field(default_factory=FlightOptions)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        # Two arguments: with slots the class is made twice, and the short form would look in the first one.
+        super(LiveConfig, self).__post_init__()
+        if self.policy not in LIVE_POLICIES:
+            raise ConfigError(f"policy is {self.policy!r}, it must be {_POLICY_NAMES}")
+        if self.flights.on and not self.events.folder:
+            raise ConfigError("flights are asked for, but nothing is recorded", hint="give events a folder as well")
         for name in (
+            "flush_interval_s",
+            "return_after_s",
             "return_grace_s",
             "media_silence_s",
             "publishers_per_address",
@@ -183,6 +212,19 @@ class LiveConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 1 or more")
         for item in self.audiences:
             check_type("LiveConfig.audiences", item, Audience)
+
+    @property
+    def sender(self) -> SenderSettings:
+        """Settings of each viewer's Sender: `settings`, with the return to live."""
+        return replace(self.settings, return_after_s=self.return_after_s)
+
+    def with_limits(self, file: LimitsFile) -> LiveConfig:
+        """Return these settings with what a limits file says; what it does not say stays."""
+        times: dict[str, Any] = file.times
+        return_after_s = times.pop("return_after_s", self.return_after_s)
+        return replace(
+            self, limits=file.limits, return_after_s=return_after_s, settings=replace(self.settings, **times)
+        )
 
     def audience(self, stream: str) -> Audience | None:
         """Return the audience of ``app/stream``. None: the usual one."""

@@ -41,7 +41,7 @@ _ENDED_KEPT: Final = 256
 _SILENT_S: Final = 1.0
 """A publisher that sent neither sound nor picture for so long is not there, when its owner asks for the name again:
 encoders send both many times a second."""
-_TAKEN_HINT: Final = "choose another name, or start the server with --set second_publisher=replace"
+_TAKEN_HINT: Final = "choose another name, or start the server with --second-publisher replace"
 _LEAST_TOLD_S: Final = 1.0
 """Between two ends of a stream that are told to its viewers, and so between two beginnings: sooner, the name is kept as
 within the grace time, and a publisher that is back goes on where it stopped."""

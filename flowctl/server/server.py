@@ -43,7 +43,7 @@ of a log would reach a slow viewer too late by its policy is left out, by the st
 
 _ACCEPTS_PER_TURN: Final = 64
 """Connections accepted before others get their turn: a burst of joins must not stop the media of those who are in."""
-_LAST_PORT: Final = 65535
+LAST_PORT: Final = 65535
 _BACKLOG: Final = 1024
 _PAUSE_S: Final = 0.1
 """How long accepting rests when the process has no descriptor left; the connections wait in the backlog."""
@@ -578,9 +578,9 @@ def _listen(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: the address does not resolve, is in use, or may not be used.
     """
-    if not 0 <= port <= _LAST_PORT:
+    if not 0 <= port <= LAST_PORT:
         # getaddrinfo takes 70000, and means 4464.
-        raise ConfigError(f"port is {port}, it must be 0 (any) to {_LAST_PORT}")
+        raise ConfigError(f"port is {port}, it must be 0 (any) to {LAST_PORT}")
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = infos[0]

@@ -45,8 +45,9 @@ class EventsOptions:
     """What is recorded, and where to; immutable.
 
     Args:
-        folder: where the tables' folders are made.
-        node: name of this server in records and file names: letters, digits, ``.``, ``_`` and ``-``, 64 at most.
+        folder: where the tables' folders are made; empty: nothing is recorded.
+        node: name of this server in records and file names: letters, digits, ``.``, ``_`` and ``-``, 64 at most; empty:
+            the server that records puts its host name and port.
         samples: whether each connection is sampled (`flow_samples`).
         interval_s: time between two samples of a connection, in seconds.
         rotate_s: a file is finished after so many seconds: what a crash can lose, and how late readers see a record.
@@ -62,8 +63,8 @@ class EventsOptions:
         ConfigError: a value is out of range.
     """
 
-    folder: str
-    node: str
+    folder: str = ""
+    node: str = ""
     samples: bool = True
     interval_s: float = 1.0
     rotate_s: float = 10.0
@@ -76,7 +77,7 @@ class EventsOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not _NODE.fullmatch(self.node):
+        if self.node and not _NODE.fullmatch(self.node):
             raise ConfigError(
                 f"events_node is {self.node!r}, it must be 1 to 64 letters, digits, '.', '_' or '-', "
                 "and begin with a letter or digit"

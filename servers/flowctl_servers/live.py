@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from flowctl.live import build_live_server
-from flowctl.live.server import EXTRA_SETTINGS
 from flowctl.server.program import ServerProgram
 
 SERVER = ServerProgram(
@@ -11,5 +10,4 @@ SERVER = ServerProgram(
     summary="Live RTMP server: publish and play; slow viewers get what their line carries, stalled ones are cut.",
     default_port=1935,
     build=build_live_server,
-    extra=EXTRA_SETTINGS,
 )

@@ -7,15 +7,17 @@ import pytest
 from flowctl.cli.figures import summary
 from flowctl.connection import Session
 from flowctl.flow.limits import Limits
-from flowctl.live import build_live_server
-from flowctl.server.program import ServeOptions
+from flowctl.flow.policy import LivePolicy
+from flowctl.judging.shadow import Candidate
+from flowctl.live import LiveConfig, LiveServer
 from flowctl.server.server import Server
+from flowctl.telemetry.options import EventsOptions
 
 
 def test_figures_when_of_a_live_server_tell_of_slow_viewers_memory_and_shadow():
     """What was asked for is in the line: viewers without all pictures, delay, memory held, who gave way, a shadow."""
-    options = ServeOptions(memory_budget_bytes=1 << 30, shadow_limits=Limits.parse("1MiB,100"))
-    server = build_live_server(options)
+    shadow = Candidate(limits=Limits.parse("1MiB,100"), policy=LivePolicy())
+    server = LiveServer(LiveConfig(memory_budget_bytes=1 << 30, shadow=shadow))
     try:
         figures = summary(server)
     finally:
@@ -29,7 +31,7 @@ def test_figures_when_of_a_live_server_tell_of_slow_viewers_memory_and_shadow():
 
 def test_figures_when_records_are_kept_are_those_of_the_files(tmp_path):
     """Events by name, limits that were hit and records lost are in the line, as the recorder's feed counts them."""
-    server = build_live_server(ServeOptions(events=tmp_path))
+    server = LiveServer(LiveConfig(events=EventsOptions(folder=str(tmp_path))))
     try:
         recorder, events = server.recording.recorder, server.recording.events
         recorder._files.prepare()

@@ -36,7 +36,7 @@ def test_help_when_the_terminal_has_80_columns_shows_option_names_whole(monkeypa
         run_app(app, [*words, "--help"])
         text = capsys.readouterr().out
         shown = set(re.findall(r"--[a-z][a-z0-9-]*", text))
-        for parameter in command.params:
+        for parameter in command.get_params(typer.Context(command)):
             options = [item for item in getattr(parameter, "opts", []) if item.startswith("--")]
             wrong += [f"{' '.join(words)} {item}" for item in options if item not in shown and not parameter.hidden]
         wrong += [f"{' '.join(words)}: {line}" for line in text.splitlines() if len(line) > 80]
@@ -45,16 +45,20 @@ def test_help_when_the_terminal_has_80_columns_shows_option_names_whole(monkeypa
 
 
 @pytest.mark.parametrize("name", ["live", "echo"])
-def test_settings_when_listed_are_those_that_set_takes(name):
-    """What --set takes is listed with what it is, its unit and its default, for people and programs."""
+def test_settings_when_listed_are_those_of_the_server(name):
+    """All settings are listed with what they are, their kind and their default, for people and programs."""
     from flowctl.cli.servers import load_server
+    from flowctl.live.settings import settings_of
 
+    found = settings_of(load_server(name))
     status, output, errors = run("serve", name, "--list-settings", "--json")
     assert (status, errors) == (0, "")
-    assert json.loads(output) == dict(load_server(name).extra)
+    assert json.loads(output) == {
+        item.name: {"type": item.kind, "default": item.default, "what": item.what} for item in found
+    }
     status, output, _ = run("serve", name, "--list-settings")
     assert status == 0
-    assert all(setting in output for setting in load_server(name).extra)
+    assert [item.name for item in found if f"{item.name}: " not in output] == []
     assert max(map(len, output.splitlines())) <= 80
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 
@@ -13,10 +12,8 @@ from typer.testing import CliRunner
 
 from flowctl.cli import app, errors, main
 from flowctl.cli import serve as serve_module
-from flowctl.cli.serve import serve
 from flowctl.errors import BrokenError, ConfigError, FlowctlError
-from flowctl.flow.limits import Limits
-from flowctl.server.server import DEFAULT_LIMITS
+from flowctl.live.config import LiveConfig
 
 COMMANDS = ("serve", "publish", "play", "load", "demo", "version")
 
@@ -37,19 +34,24 @@ def test_help_when_a_command_is_named(command):
         assert "Usage" in result.output
 
 
-def test_help_of_serve_when_it_states_the_default_limits():
-    """The limits named in the help are those that a server has."""
-    soft, hard = re.search(r"limits\s+they are (\S+) soft and (\S+) hard", serve.__doc__).groups()
-    assert Limits.parse(soft, hard, target_delay_ms=None) == DEFAULT_LIMITS
-
-
-@pytest.mark.parametrize("given", [("--hard", "5MiB,5000,9s"), ("--low", "1KiB,1,1s")])
-def test_limits_when_the_soft_one_is_not_given(given):
-    """Where only another limit is given, the soft one is the default."""
-    marks = {"hard": None, "low": None} | {given[0][2:]: given[1]}
-    assert serve_module._limits(None, **marks, target_delay="800ms") == Limits.parse(
-        "2MiB,2048,4s", **marks, target_delay_ms=800
-    )
+def test_settings_when_given_on_the_command_line_are_what_the_server_is_built_with(monkeypatch, tmp_path):
+    """Options, --set, environment and file come together in one object, which is handed on."""
+    built = []
+    monkeypatch.setattr(serve_module, "_run", lambda program, options, *_, **__: built.append(options))
+    path = tmp_path / "flowctl.toml"
+    path.write_text('soft_too_long = "1s"\nstuck = "1s"\nflush = "1s"\ngroups = 4\n')
+    for source in ({"args": ["--config", str(path)]}, {"args": [], "FLOWCTL_CONFIG": str(path)}):
+        arguments = source.pop("args")
+        for name, value in source.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("FLOWCTL_STUCK", "2s")
+        monkeypatch.setenv("FLOWCTL_FLUSH", "2s")
+        assert main(["serve", *arguments, "--flush", "3s", "--set", "groups=3"]) == 0
+        (options,) = built
+        assert isinstance(options, LiveConfig)
+        assert (options.settings.soft_too_long_s, options.settings.stuck_s) == (1.0, 2.0)
+        assert (options.flush_interval_s, options.group_count, options.port) == (3.0, 3, 1935)
+        built.clear()
 
 
 def test_version_when_asked_for_json():
@@ -74,29 +76,35 @@ def test_version_when_asked_for_text(capsys):
         (["serv"], "No such command 'serv'", "flowctl --help"),
         (["play"], "Missing argument 'URL'", "flowctl play --help"),
         (["play", "--rate"], "--rate", "flowctl play --help"),
-        (["serve", "--groups", "0"], "--groups", "flowctl serve --help"),
+        (["serve", "--groups", "0"], "--groups: group_count is 0", "--list-settings"),
         (["serve", "nothing"], "unknown server 'nothing'", "known servers: echo, live"),
         (["serve", "ehco"], "unknown server 'ehco'", "did you mean echo?"),
         (["serve", "--soft", "2MiB"], "soft: '2MiB'", "2MiB,2048"),
         (["serve", "--soft", "2MiB,2", "--hard", "1MiB,2"], "hard limit of bytes", ""),
-        (["serve", "--hard", "1MiB,100"], "the soft limit 2097152, which is the default", "give --soft as well"),
+        (["serve", "--hard", "1MiB,100"], "the soft limit 2097152, which is the default", "give soft as well"),
         (["serve", "--hard", "much"], "hard: 'much'", "2MiB,2048"),
         (["serve", "echo", "--flush", "40ms"], "no streams, it would ignore --flush", "leave it out"),
         (["serve", "echo", "--memory-budget", "1MiB"], "no streams, it would ignore --memory-budget", "leave it out"),
         (["serve", "--memory-budget", "much"], "--memory-budget", "2MiB"),
         (["serve", "--target-delay", "up"], "--target-delay: 'up'", "auto"),
         (["serve", "--limits", "x", "--target-delay", "2s"], "--target-delay and --limits both set the limits", ""),
-        (["serve", "--policy", "all"], "--policy is 'all', it must be all-or-cut, audio-first or pictures-first", ""),
-        (["serve", "--age-axis", "media"], "--age-axis is 'media', it must be queue or delay", ""),
+        (
+            ["serve", "--policy", "all"],
+            "--policy is 'all', it must be all-or-cut, audio-first or pictures-first",
+            "",
+        ),
+        (["serve", "--age-axis", "media"], "--age-axis is 'media', it must be 'queue' or 'delay'", ""),
         (["serve", "--return-after", "soon"], "--return-after", "8s"),
         (["serve", "--shadow-limits", "1MiB"], "soft: '1MiB'", "2MiB,2048"),
         (["serve", "--set", "audiences=x"], "audiences: 'x' is not app/stream=", ""),
         (["serve", "--flush", "soon"], "--flush", "8s"),
         (["serve", "--port", "70000"], "--port is 70000", ""),
-        (["serve", "--set", "color=red"], "no setting 'color'", "second_publisher"),
+        (["serve", "--set", "color=red"], "no setting 'color'", "--list-settings"),
         (["serve", "--set", "color"], "not name=value", ""),
-        (["serve", "--set", "cache_byte=1"], "no setting 'cache_byte'", "did you mean cache_bytes ("),
-        (["serve", "echo", "--set", "x=1"], "'echo' has no setting 'x'", "it has none"),
+        (["serve", "--set", "gop_cach=1"], "no setting 'gop_cach'", "did you mean gop_cache?"),
+        (["serve", "--chunk-streams", "8"], "no option --chunk-streams any more", "WireLimits"),
+        (["serve", "--config", "/nowhere.toml"], "cannot read the settings in /nowhere.toml", "--config"),
+        (["serve", "echo", "--set", "x=1"], "'echo' has no setting 'x'", "--list-settings"),
         (["serve", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1", "address"),
         (["--log-level", "loud", "serve"], "log level 'loud'", ""),
         (["play", "http://host/live/room"], "scheme 'http'", "rtmp://"),

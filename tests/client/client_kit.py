@@ -9,13 +9,13 @@ import time
 from flowctl.client.connect import parse_address, start_client
 from flowctl.connection import Session
 from flowctl.live import build_live_server
+from flowctl.live.config import LiveConfig
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.pollgroup import PollGroup
 from flowctl.rtmp.events import ConnectRefused, ConnectRequested, PlayRequested, PublishRequested
 from flowctl.rtmp.server.session import ServerSession
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.rtmp.wire import Message
-from flowctl.server.program import ServeOptions
 from flowctl.server.server import Server
 
 PATIENCE_S = 20.0
@@ -36,8 +36,8 @@ def wait_until(condition, what="the condition"):
 
 @contextlib.contextmanager
 def live_server(**options):
-    """A live server on a free port; `options` as for `ServeOptions`."""
-    with build_live_server(ServeOptions(**options)) as server:
+    """A live server on a free port; `options` as for `LiveConfig`."""
+    with build_live_server(LiveConfig(**options)) as server:
         yield server
 
 

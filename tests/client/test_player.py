@@ -225,7 +225,7 @@ def test_play_when_it_does_not_acknowledge():
 
 def test_play_when_the_stream_is_absent_and_waiting_is_not_allowed():
     """A refused player says by which code."""
-    with client_group() as group, live_server(extra={"players_may_wait": "no"}) as server:
+    with client_group() as group, live_server(players_may_wait=False) as server:
         player = play(group, server)
         wait_until(lambda: player.ended, "the player's end")
     assert player.rejected is not None

@@ -23,7 +23,6 @@ from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.server.admission import AdmissionLimits
-from flowctl.server.program import ServeOptions
 
 PATIENCE_S = 20.0
 NAME = "live/stream"
@@ -48,15 +47,14 @@ def wait_until(condition, what, timeout_s=PATIENCE_S):
 
 
 @contextlib.contextmanager
-def open_live_server(*, limits=None, wire=None, rtmp=None, config=None, **options):
+def open_live_server(*, limits=None, wire=None, rtmp=None, **options):
     """Run a live server; fail if one of its handlers raised.
 
     Args:
         limits: of the viewers. None: the server's defaults.
         wire: fields of `WireLimits`.
         rtmp: fields of `ServerSessionConfig`.
-        config: fields of `LiveConfig`.
-        options: fields of `ServeOptions`.
+        options: further fields of `LiveConfig`.
     """
     failures = []
     if limits is not None:
@@ -65,10 +63,11 @@ def open_live_server(*, limits=None, wire=None, rtmp=None, config=None, **option
     options.setdefault("admission", AdmissionLimits(connections_per_address=64, burst_per_address=64))
     session = ServerSessionConfig(limits=WireLimits(**(wire or {})), **(rtmp or {}))
     server = LiveServer(
-        ServeOptions(
-            on_error=lambda where, error: failures.append((where, "".join(format_exception(error)))), **options
-        ),
-        LiveConfig(rtmp=session, **(config or {})),
+        LiveConfig(
+            rtmp=session,
+            on_error=lambda where, error: failures.append((where, "".join(format_exception(error)))),
+            **options,
+        )
     )
     with server:
         yield server

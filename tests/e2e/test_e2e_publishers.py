@@ -54,7 +54,7 @@ def assert_headers_then_key(play, start):
 def test_viewers_go_on_when_a_killed_publisher_is_back_in_time(live, clients, programs, sample, tmp_path):
     """A publisher crashes and comes back within the grace time: no end is announced, and no clock goes back."""
     source = sample("plain")
-    server = live(config={"return_grace_s": 15.0})
+    server = live(return_grace_s=15.0)
     ours = clients.play(server)
     recorded = programs.play(server, tmp_path / "recorded.flv")
     wait_for_viewers(server, 2)
@@ -87,7 +87,7 @@ def test_viewers_go_on_when_a_killed_publisher_is_back_in_time(live, clients, pr
 def test_players_are_told_and_ffmpeg_ends_when_a_publisher_is_gone_for_good(live, clients, programs, sample, tmp_path):
     """A publisher crashes and stays away: after the grace time players get UnpublishNotify, and FFmpeg ends."""
     source = sample("plain")
-    server = live(config={"return_grace_s": 0.3})
+    server = live(return_grace_s=0.3)
     staying, leaving = clients.play(server, STAY), clients.play(server)
     recorded = programs.play(server, tmp_path / "recorded.flv")
     wait_for_viewers(server, 3)
@@ -128,7 +128,7 @@ def test_second_publisher_is_refused_when_the_setting_says_so(live, clients, pro
 def test_viewers_go_on_with_the_second_publisher_when_it_replaces_the_first(live, clients, programs, sample):
     """With "replace" the first publisher is closed, and viewers see the second from its headers and key frame on."""
     source = sample("other")
-    server = live(config={"second_publisher": SecondPublisher.REPLACE})
+    server = live(second_publisher=SecondPublisher.REPLACE)
     player = clients.play(server)
     wait_for_viewers(server, 1)
     first = clients.publish(server, SyntheticSource(video_bit_rate=500_000, key_interval_s=0.5))
@@ -153,7 +153,7 @@ def test_viewers_go_on_with_the_standby_when_the_first_publisher_goes(
     orderly, live, clients, programs, sample, tmp_path
 ):
     """With "standby" the newcomer waits and takes over: viewers get its headers, then its key frame, and decode it."""
-    server = live(config={"second_publisher": SecondPublisher.STANDBY})
+    server = live(second_publisher=SecondPublisher.STANDBY)
     player = clients.play(server)
     wait_for_viewers(server, 1)
     first = programs.publish(server, sample("plain"))

@@ -6,12 +6,10 @@ import pytest
 from flight_kit import Rows
 
 from flowctl.errors import ConfigError
-from flowctl.flight.flights import FlightOptions, Flights, parse_networks, parse_share
+from flowctl.flight.flights import FlightOptions, Flights, parse_networks
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity
-from flowctl.live.records.flights import flight_options
 from flowctl.reasons import CloseReason
-from flowctl.server.program import ServeOptions
 from flowctl.testing import ManualHost, ScriptedTransport
 
 
@@ -90,19 +88,6 @@ def test_flights_when_the_recorder_is_full_are_cut_and_counted():
     assert flights.statistics().open == 0
 
 
-@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.5%", 0.005), ("0.01", 0.01), ("100%", 1.0), ("0", 0.0)])
-def test_share_when_written_is_read(text, share):
-    """A share is written in per cent or as a part of one."""
-    assert parse_share(text) == pytest.approx(share)
-
-
-@pytest.mark.parametrize("text", ["", "%", "2", "101%", "-1%", "nan", "half"])
-def test_share_when_no_share_is_refused(text):
-    """What is no share between nothing and all is an error that shows how to write one."""
-    with pytest.raises(ConfigError, match="--flights"):
-        parse_share(text)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -126,18 +111,3 @@ def test_networks_when_one_is_none_is_refused():
     """A word that is no network is named."""
     with pytest.raises(ConfigError, match="'somewhere' is no address"):
         parse_networks("10.0.0.1,somewhere")
-
-
-def test_settings_when_given_on_the_command_line_become_options(tmp_path):
-    """Settings of the program are read with their units; without records they are refused."""
-    extra = {"flights_addresses": "127.0.0.9", "flights_at_once": "7", "flights_rows": "500", "flights_time": "2min"}
-    found = flight_options(ServeOptions(events=tmp_path, flights=0.25, extra=extra))
-    assert (found.share, found.most_at_once, found.most_rows, found.most_s) == (0.25, 7, 500, 120.0)
-    assert found.on
-    assert not flight_options(ServeOptions()).on
-    with pytest.raises(ConfigError, match="--flights is set, but nothing is recorded"):
-        flight_options(ServeOptions(flights=0.5))
-    with pytest.raises(ConfigError, match="flights_rows is set, but nothing is recorded"):
-        flight_options(ServeOptions(extra={"flights_rows": "500"}))
-    with pytest.raises(ConfigError, match="flights_rows is 'many'"):
-        flight_options(ServeOptions(events=tmp_path, extra={"flights_rows": "many"}))

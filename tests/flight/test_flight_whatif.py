@@ -15,13 +15,11 @@ from flowctl.flight.whatif.engine import POLICIES, Choice, evaluate
 from flowctl.flight.words import TablePolicy
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
-from flowctl.live.config import parse_audiences
+from flowctl.live.config import LiveConfig, parse_audiences
 from flowctl.live.records.telemetry import _described
 from flowctl.pipeline.whatif.grid import audiences_of, in_force
 from flowctl.pipeline.whatif.viewers import flight_viewer
 from flowctl.sending.settings import SenderSettings
-from flowctl.server.program import ServeOptions
-from flowctl.telemetry.options import EventsOptions
 
 EXTEND_S = 30.0
 
@@ -160,8 +158,7 @@ def test_choice_when_read_from_a_flight_has_the_policy_in_force(policy):
 def test_choice_when_read_from_the_start_of_a_server_has_its_policy(name, tmp_path):
     """The first record of a process names policy and audiences; where it does not, the policy is the usual one."""
     audiences = parse_audiences("talk/*=audio-first")
-    options = ServeOptions(policy=name)
-    detail = _described(options, SenderSettings(), EventsOptions(folder=str(tmp_path), node="n"), audiences)
+    detail = _described(LiveConfig(policy=name, audiences=audiences))
     assert detail["audiences"] == "talk/*=audio-first"
     assert POLICIES[in_force(json.dumps(detail)).policy].__class__ is LIVE_POLICIES[name].__class__
     del detail["policy"]
@@ -173,7 +170,7 @@ def test_choice_when_the_record_is_from_before_target_delays_has_the_one_by_the_
     begin = json.loads(
         begin_detail(0.0, Limits(), SenderSettings(), TablePolicy.of(LivePolicy(), pytest.fail), deferred=False)
     )
-    start = _described(ServeOptions(), SenderSettings(), EventsOptions(folder=str(tmp_path), node="n"), ())
+    start = _described(LiveConfig())
     del begin["limits"]["target_delay_ms"], begin["policy"]["patience"], start["marks"]["target_delay_ms"]
     begin["settings"]["ladder"] = {"dwell_full_s": 1.0}
     for detail in (begin, start):

@@ -11,13 +11,13 @@ from live_kit import AAC_HEADER, AVC_HEADER, STEP_S, World, audio, inter, key
 
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.flow.state import MessageClass
+from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import TOO_SLOW, UNDECIDED, HookRunner, LiveFrame, LiveHooks, LiveRequest, Question
 from flowctl.live.server import build_live_server
 from flowctl.rtmp import commands
 from flowctl.rtmp.events import PlayStarted, PublishStarted, Rejected
 from flowctl.rtmp.url import parse_url
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
-from flowctl.server.program import ServeOptions
 
 WAIT_S = 10.0
 
@@ -474,12 +474,12 @@ def test_hooks_named_in_a_setting_are_made(tmp_path, monkeypatch):
         "from flowctl.live import LiveHooks\nclass Ours(LiveHooks):\n    decide_s = 1.5\nclass Other: pass\n"
     )
     monkeypatch.chdir(tmp_path)
-    server = build_live_server(ServeOptions(extra={"hooks": "our_hooks_here:Ours"}))
+    server = build_live_server(LiveConfig(hooks="our_hooks_here:Ours"))
     assert server.hub.hooks.decide_s == 1.5
     server.stop(0.1)
-    for text in ("our_hooks_here:Other", "our_hooks_here:None", "our_hooks_here", "no_such_module:Ours", ""):
+    for text in ("our_hooks_here:Other", "our_hooks_here:None", "our_hooks_here", "no_such_module:Ours"):
         with pytest.raises(ConfigError, match="hooks"):
-            build_live_server(ServeOptions(extra={"hooks": text}))
+            build_live_server(LiveConfig(hooks=text))
 
 
 @pytest.mark.parametrize("hooks", [LiveHooks, object(), "module:Hooks"])

@@ -12,7 +12,6 @@ from pathlib import Path
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
 from flowctl.server.admission import AdmissionLimits
-from flowctl.server.program import ServeOptions
 
 NGINX = Path("/usr/sbin/nginx")
 NGINX_RTMP = Path("/usr/lib/nginx/modules/ngx_rtmp_module.so")
@@ -39,11 +38,11 @@ rtmp {{
 def open_server():
     """Run a live server that many viewers may come to from one address; fail if one of its handlers raised."""
     failures = []
-    options = ServeOptions(
+    config = LiveConfig(
         admission=AdmissionLimits(connections_per_address=2000, burst_per_address=2000),
         on_error=lambda where, error: failures.append((where, repr(error))),
     )
-    with LiveServer(options, LiveConfig()) as server:
+    with LiveServer(config) as server:
         yield server
     assert failures == []
 

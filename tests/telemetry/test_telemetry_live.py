@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,6 @@ from flowctl.rtmp import commands
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl
 from flowctl.rtmp.wire import Message
-from flowctl.sending.settings import SenderSettings
-from flowctl.server.program import ServeOptions
 from flowctl.telemetry.events import Sight
 from flowctl.telemetry.options import Addresses, EventsOptions, Streams
 
@@ -321,7 +320,7 @@ def test_records_when_not_written_at_the_stop_are_counted_and_said(tmp_path, mon
     if disk == "full":
         monkeypatch.setattr(recording.recorder._files, "write", full)
     with structlog.testing.capture_logs() as logs:
-        recording.start(ServeOptions(), SenderSettings())
+        recording.start(LiveConfig())
         recording.stop(7, 20.0)
     left = [(line["rows"], line["why"]) for line in logs if line["event"] == "records not written at the stop"]
     (last,) = [line for line in logs if line["event"] == "records written"]
@@ -336,7 +335,7 @@ def test_records_when_not_written_at_the_stop_are_counted_and_said(tmp_path, mon
 def test_start_when_audiences_were_set_in_code_says_them(tmp_path, monkeypatch):
     """What-if names who was judged with another target delay than its own, however set; no name of a stream."""
     settings = LiveConfig(audiences=(Audience("talk/*", 800, "audio-first"), Audience("cams/s3cret", 0), Audience("*")))
-    server = LiveServer(ServeOptions(port=0, events=tmp_path), settings)
+    server = LiveServer(replace(settings, events=EventsOptions(folder=str(tmp_path))))
     said = []
     monkeypatch.setattr(server.recording.events, "server_started", lambda now, detail: said.append(detail))
     with server:

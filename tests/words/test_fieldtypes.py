@@ -40,7 +40,7 @@ from flowctl.telemetry.options import EventsOptions
         (ServeOptions, "settings", None),
         (ServeOptions, "admission", 64),
         (ServeOptions, "host", None),
-        (ServeOptions, "limits_file", "limits.toml"),
+        (LiveConfig, "limits_file", "limits.toml"),
         (ServeOptions, "extra", ["a=b"]),
         (LiveConfig, "rtmp", WireLimits()),
         (ServerSessionConfig, "limits", {}),

@@ -7,7 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
-from flowctl.units import format_bit_rate, format_duration, format_size, parse_bit_rate, parse_duration, parse_size
+from flowctl.units import (
+    format_bit_rate,
+    format_duration,
+    format_size,
+    parse_bit_rate,
+    parse_duration,
+    parse_share,
+    parse_size,
+    write_duration,
+    write_size,
+)
 
 PARSERS = {"size": parse_size, "duration": parse_duration, "rate": parse_bit_rate}
 
@@ -207,3 +217,30 @@ def test_format_duration_when_near_a_unit_takes_the_one_that_reads_well(seconds,
 def test_format_bit_rate_when_near_a_unit_takes_the_one_that_reads_well(bits_per_s, shown):
     """A figure is never shown as 1000 of a unit where there is a larger one."""
     assert format_bit_rate(bits_per_s) == shown
+
+
+@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.5%", 0.005), ("0.01", 0.01), ("100%", 1.0), ("0", 0.0)])
+def test_share_when_written_is_read(text, share):
+    """A share is written in per cent or as a part of one."""
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "%", "2", "101%", "-1%", "nan", "half"])
+def test_share_when_no_share_is_refused(text):
+    """What is no share between nothing and all is an error that shows how to write one."""
+    with pytest.raises(ConfigError, match="flights"):
+        parse_share(text, "flights")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (1, "1"), (1 << 20, "1MiB"), (1000, "1000"), (10 << 30, "10GiB")]
+)
+def test_size_when_written_reads_as_the_same(value, text):
+    """A unit is used only where nothing is lost by it."""
+    assert (write_size(value), parse_size(text)) == (text, value)
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (0.04, "40ms"), (15.0, "15s"), (1.5, "1500ms"), (90.0, "90s")])
+def test_duration_when_written_reads_as_the_same(value, text):
+    """Whole seconds are seconds, all else milliseconds."""
+    assert (write_duration(value), parse_duration(text)) == (text, value)

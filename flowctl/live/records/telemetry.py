@@ -1,4 +1,4 @@
-"""Records of a live server: its settings on the command line, and the recorder, events and sampler that make them."""
+"""Records of a live server: the recorder, events and sampler that make them."""
 
 from __future__ import annotations
 
@@ -6,94 +6,34 @@ import contextlib
 import importlib.metadata
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
 from flowctl.connection import Connection
-from flowctl.errors import ConfigError, LimitExceededError
+from flowctl.errors import LimitExceededError
 from flowctl.flight.words import limits_as_dict
-from flowctl.live.config import Audience
+from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub
 from flowctl.live.records.sampler import Sampler
 from flowctl.live.records.sessions import SessionRecords
-from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import BANNED
-from flowctl.server.program import ServeOptions
 from flowctl.telemetry.events import Events
 from flowctl.telemetry.options import Addresses, EventsOptions, Streams
-from flowctl.telemetry.privacy import Privacy, read_key
+from flowctl.telemetry.privacy import Privacy
 from flowctl.telemetry.recorder import Recorder
-from flowctl.units import parse_duration, parse_size
 
 _log: Final = structlog.get_logger("flowctl.live")
 
-EVENTS_PREFIX: Final = "events_"
-EVENTS_SETTINGS: Final = {
-    "events_node": "records: name of this server, in records and file names (host name and port)",
-    "events_samples": "records: yes (default) or no: whether each connection is sampled, in `flow_samples`",
-    "events_interval": "records: time between two samples of a connection (1s)",
-    "events_rotate": "records: a file is finished after so long; a crash loses no more than that (10s)",
-    "events_max": "records: what this server's files may take on the disk, then the oldest go (10GiB); 0: no limit",
-    "events_queue": "records: rows that may wait for the disk before they are lost and counted (100000)",
-    "events_addresses": "records: addresses of peers: plain (default), truncated (/24, /48) or hashed",
-    "events_streams": "records: names of streams: hash (default), because they may be keys, or plain",
-    "events_key_file": "records: file with the key of the hashes; without it they differ after each restart",
-}
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9._-]")
-_MOST_DIGITS: Final = 9
-
-
-def events_options(options: ServeOptions, port: int) -> EventsOptions | None:
-    """Return the settings of the records. None: there are to be none.
-
-    Args:
-        options: those of the command line; the settings are in `extra`.
-        port: that the server listens on, for the node's usual name.
-
-    Raises:
-        ConfigError: a setting has a wrong value, or is there without a folder.
-    """
-    given = {name: text for name, text in options.extra.items() if name.startswith(EVENTS_PREFIX)}
-    if options.events is None:
-        if given:
-            raise ConfigError(f"{min(given)} is set, but nothing is recorded", hint="give --events FOLDER as well")
-        return None
-    values: dict[str, Any] = {"node": given.get("events_node") or usual_node(port)}
-    if "events_samples" in given:
-        values["samples"] = _one_of(given, "events_samples", ["yes", "no"]) == "yes"
-    for name, field in (("events_interval", "interval_s"), ("events_rotate", "rotate_s")):
-        if name in given:
-            values[field] = parse_duration(given[name], name)
-    if "events_max" in given:
-        values["max_bytes"] = parse_size(given["events_max"], "events_max")
-    if "events_queue" in given:
-        text = given["events_queue"]
-        if not text.isdecimal() or len(text) > _MOST_DIGITS:
-            raise ConfigError(f"events_queue is {text!r}, it must be a whole number of rows, 100 or more")
-        values["queue_rows"] = int(text)
-    if "events_addresses" in given:
-        values["addresses"] = Addresses(_one_of(given, "events_addresses", [item.value for item in Addresses]))
-    if "events_streams" in given:
-        values["streams"] = Streams(_one_of(given, "events_streams", [item.value for item in Streams]))
-    if "events_key_file" in given:
-        values["key"] = read_key(Path(given["events_key_file"]))
-    return EventsOptions(folder=str(options.events), **values)
 
 
 def usual_node(port: int) -> str:
     """Return the name of a server that was given none: host and port, so that two on a machine are two."""
     name = _UNFIT.sub("-", socket.gethostname()).strip("-._")[:48] or "node"
     return f"{name}-{port}"
-
-
-def _one_of(given: Mapping[str, str], name: str, choices: list[str]) -> str:
-    if given[name] not in choices:
-        raise ConfigError(f"{name} is {given[name]!r}, it must be {', '.join(choices[:-1])} or {choices[-1]}")
-    return given[name]
 
 
 class Recording:
@@ -131,21 +71,20 @@ class Recording:
         if options.key is None and (options.streams is Streams.HASH or options.addresses is Addresses.HASHED):
             _log.info("hashes of names in the records will be others after a restart", set="events_key_file")
 
-    def start(self, options: ServeOptions, settings: SenderSettings, audiences: tuple[Audience, ...] = ()) -> None:
+    def start(self, config: LiveConfig) -> None:
         """Begin to record.
 
         Args:
-            options: of the server, for the first record.
-            settings: of its Senders.
-            audiences: those of its viewers that have a target delay or policy of their own.
+            config: of the server, with the limits and times in force; for the first record.
 
         Raises:
             ConfigError: the folder cannot be written to.
         """
         self.recorder.start()
         self._began = True
-        told = tuple(replace(item, streams=self._pattern(item.streams)) for item in audiences)
-        self.events.server_started(self._clock(), _described(options, settings, self.recorder.options, told))
+        told = tuple(replace(item, streams=self._pattern(item.streams)) for item in config.audiences)
+        detail = _described(replace(config, audiences=told, events=self.recorder.options))
+        self.events.server_started(self._clock(), detail)
         self.sampler.start()
 
     def refused(self, peer: tuple[str, int], error: LimitExceededError) -> None:
@@ -189,26 +128,25 @@ class Recording:
         )
 
 
-def _described(
-    options: ServeOptions, settings: SenderSettings, events: EventsOptions, audiences: tuple[Audience, ...]
-) -> dict[str, Any]:
+def _described(config: LiveConfig) -> dict[str, Any]:
     """Return what the first record of a process says of its settings."""
     version = "unknown"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version("flowctl")
+    settings, events = config.sender, config.events
     return {
         "version": version,
-        "limits": str(options.limits),
-        "marks": limits_as_dict(options.limits),
-        "policy": options.policy,
-        "audiences": "; ".join(map(str, audiences)),
+        "limits": str(config.limits),
+        "marks": limits_as_dict(config.limits),
+        "policy": config.policy,
+        "audiences": "; ".join(map(str, config.audiences)),
         "stuck_s": settings.stuck_s,
         "soft_too_long_s": settings.soft_too_long_s,
         "return_after_s": settings.return_after_s,
         "age_from": settings.age_from.value,
-        "flush_interval_s": options.flush_interval_s,
-        "groups": options.group_count,
-        "memory_budget_bytes": options.memory_budget_bytes,
+        "flush_interval_s": config.flush_interval_s,
+        "groups": config.group_count,
+        "memory_budget_bytes": config.memory_budget_bytes,
         "samples": events.samples,
         "interval_s": events.interval_s,
         "addresses": events.addresses.value,

@@ -22,7 +22,6 @@ from flowctl.loop.sockets import SocketOptions
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sending.settings import SenderSettings
-from flowctl.server.program import ServeOptions
 
 TIMES = {
     "handshake_time_s": 1.5,
@@ -43,20 +42,19 @@ def build(failures: list[str]) -> LiveServer:
     Args:
         failures: takes every exception of a handler.
     """
-    config = LiveConfig(
-        rtmp=ServerSessionConfig(limits=WireLimits(**TIMES)),
-        second_publisher=SecondPublisher(sys.argv[1]) if len(sys.argv) > 1 else SecondPublisher.REFUSE,
-        return_grace_s=0.5,
-        media_silence_s=3.5,
+    return LiveServer(
+        LiveConfig(
+            rtmp=ServerSessionConfig(limits=WireLimits(**TIMES)),
+            second_publisher=SecondPublisher(sys.argv[1]) if len(sys.argv) > 1 else SecondPublisher.REFUSE,
+            return_grace_s=0.5,
+            media_silence_s=3.5,
+            settings=SenderSettings(stuck_s=2.5, soft_too_long_s=5.0),
+            socket_options=SocketOptions(
+                notsent_lowat_bytes=16 * 1024, send_buffer_bytes=64 * 1024, receive_buffer_bytes=64 * 1024
+            ),
+            on_error=lambda where, error: failures.append(f"{where}: {''.join(format_exception(error))}"),
+        )
     )
-    options = ServeOptions(
-        settings=SenderSettings(stuck_s=2.5, soft_too_long_s=5.0),
-        socket_options=SocketOptions(
-            notsent_lowat_bytes=16 * 1024, send_buffer_bytes=64 * 1024, receive_buffer_bytes=64 * 1024
-        ),
-        on_error=lambda where, error: failures.append(f"{where}: {''.join(format_exception(error))}"),
-    )
-    return LiveServer(options, config)
 
 
 def figures(server: LiveServer, failures: list[str]) -> dict:

@@ -15,12 +15,14 @@ import sys
 from e2e_kit import connection_to, wait_for_end, wait_for_viewers, wait_until
 
 from flowctl.client.player import PlayProfile
+from flowctl.flight.flights import FlightOptions, parse_networks
 from flowctl.flight.replay import compare, read_flight, replay
 from flowctl.flow.limits import Limits
 from flowctl.loop.sockets import SocketOptions
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.sending.settings import SenderSettings
 from flowctl.telemetry.flightfiles import flight_files, list_flights
+from flowctl.telemetry.options import EventsOptions, Streams
 
 SOURCE = SyntheticSource(video_bit_rate=2_000_000, key_interval_s=1.0)
 SMALL = SocketOptions(notsent_lowat_bytes=16 * 1024, send_buffer_bytes=16 * 1024)
@@ -28,7 +30,7 @@ LIMITS = Limits.parse("120KiB,90,1500ms", "8MiB,9000,60s")
 TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0)
 SLOW = PlayProfile(rate=500_000, resume_after_s=4.0)
 STALLS = PlayProfile(stall_after_s=1.0, resume_after_s=4.0)
-PLAIN = {"events_streams": "plain", "events_rotate": "1s"}
+PLAIN = {"streams": Streams.PLAIN, "rotate_s": 1.0}
 
 
 def check_all(folder):
@@ -45,7 +47,12 @@ def check_all(folder):
 def test_flights_when_viewers_are_slow_on_two_threads_replay_identically(live, clients, tmp_path):
     """Slow, stalling and healthy viewers on two poll groups, some of them moved in mid-stream: all flights replay."""
     server = live(
-        group_count=2, limits=LIMITS, settings=TIMELESS, socket_options=SMALL, events=tmp_path, flights=1.0, extra=PLAIN
+        group_count=2,
+        limits=LIMITS,
+        settings=TIMELESS,
+        socket_options=SMALL,
+        events=EventsOptions(folder=str(tmp_path), **PLAIN),
+        flights=FlightOptions(share=1.0),
     )
     slow = [clients.play(server, profile) for profile in (SLOW, SLOW, STALLS, STALLS)]
     healthy = [clients.play(server) for _ in range(3)]
@@ -80,7 +87,10 @@ def test_flights_when_viewers_are_slow_on_two_threads_replay_identically(live, c
 
 def test_flights_when_asked_for_by_address_or_ahead_are_of_those_alone(live, clients, tmp_path):
     """Nobody is recorded but who was asked for: an address, or the next connections."""
-    server = live(events=tmp_path, extra=PLAIN | {"flights_addresses": "127.0.0.77"})
+    server = live(
+        events=EventsOptions(folder=str(tmp_path), **PLAIN),
+        flights=FlightOptions(addresses=parse_networks("127.0.0.77")),
+    )
     first = clients.play(server)
     wait_for_viewers(server, 1)
     assert server.flights.statistics().begun == 0

@@ -11,7 +11,6 @@ from e2e_programs import watch, write_flv
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import LiveHooks
 from flowctl.live.server import LiveServer
-from flowctl.server.program import ServeOptions
 
 WORDS = "The stream key is wrong."
 
@@ -44,7 +43,7 @@ def server():
     """A live server with hooks; a handler that raised fails the test."""
     failures = []
     hooks = Hooks()
-    with LiveServer(ServeOptions(on_error=lambda *failure: failures.append(failure)), LiveConfig(), hooks) as server:
+    with LiveServer(LiveConfig(on_error=lambda *failure: failures.append(failure)), hooks) as server:
         server.told = hooks
         yield server
     assert failures == []

@@ -80,7 +80,7 @@ def test_limits_when_the_file_changes_reach_a_viewer_with_a_target_delay_of_its_
     """New marks come with that target delay, and never first with that of the file; others have the file's."""
     path = tmp_path / "limits.toml"
     path.write_text(limits_text("1MiB,1000,4s"), "utf-8")
-    server = live(limits_file=path, config={"audiences": parse_audiences(f"{NAME}=800ms")})
+    server = live(limits_file=path, audiences=parse_audiences(f"{NAME}=800ms"))
     viewer, other = clients.play(server), clients.play(server, name="live/other")
     wait_for_viewers(server, 1)
     wait_for_viewers(server, 1, name="live/other")

@@ -11,12 +11,11 @@ import structlog
 from flowctl.errors import ConfigError
 from flowctl.flow.limits import Limits
 from flowctl.flow.limitsfile import LimitsFile
+from flowctl.live.config import LiveConfig
 from flowctl.live.reload.reload import Reload
 from flowctl.live.reload.watchfile import WatchedFile
-from flowctl.live.server import settings_from, with_limits
 from flowctl.sending.settings import SenderSettings
 from flowctl.server.bans import BanList
-from flowctl.server.program import ServeOptions
 from flowctl.server.signals import EndSignals
 
 GOOD = 'version = 1\n[limits]\nsoft = "{size},100,4s"\n'
@@ -330,10 +329,10 @@ def test_reload_when_it_runs_takes_a_file_at_once_on_a_signal_and_ends_when_told
 
 def test_with_limits_when_the_file_is_silent_keeps_what_the_server_was_started_with():
     """Only what is said changes; the limits always are."""
-    started = ServeOptions(settings=SenderSettings(stuck_s=7.0), return_after_s=2.0)
+    started = LiveConfig(settings=SenderSettings(stuck_s=7.0), return_after_s=2.0)
     limits = Limits.parse("1MiB,100,1s")
-    silent = with_limits(started, LimitsFile(limits=limits))
+    silent = started.with_limits(LimitsFile(limits=limits))
     assert (silent.limits, silent.settings, silent.return_after_s) == (limits, started.settings, 2.0)
     said = LimitsFile(limits=limits, stuck_s=3.0, soft_too_long_s=0.0, return_after_s=1.0)
-    settings = settings_from(with_limits(started, said))
+    settings = started.with_limits(said).sender
     assert (settings.stuck_s, settings.soft_too_long_s, settings.return_after_s) == (3.0, 0.0, 1.0)

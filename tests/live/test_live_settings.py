@@ -1,0 +1,365 @@
+"""Text that becomes settings: each from file, environment and option, which of them counts, and what errors say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from flowctl.errors import ConfigError
+from flowctl.flow.limits import Limits
+from flowctl.live.config import LiveConfig, SecondPublisher, parse_audiences
+from flowctl.live.server import LiveServer
+from flowctl.live.settings import RENAMED, LiveSettings, hint_for_former, read_credentials, read_settings, settings_of
+from flowctl.rtmp.limits import WireLimits
+from flowctl.sending.settings import AgeSource
+from flowctl.server.program import ServeOptions, ServerProgram
+from flowctl.server.server import DEFAULT_LIMITS
+from flowctl.telemetry.options import Addresses, Streams
+
+LIVE = ServerProgram(name="live", summary="", default_port=1935, build=LiveServer)
+OTHER = dataclasses.replace(LIVE, name="other", has_streams=False, default_port=7000, extra={"colour": "of the lines"})
+KEY = b"0123456789abcdef"
+RECORDS = {"events": "/records"}
+
+EXAMPLES = {
+    "host": ("0.0.0.0", "host", "0.0.0.0"),
+    "port": ("1936", "port", 1936),
+    "groups": ("2", "group_count", 2),
+    "trusted_proxies": ("10.0.0.0/8, 192.0.2.1", "trusted_proxies", ("10.0.0.0/8", "192.0.2.1")),
+    "notsent_lowat": ("32KiB", "socket_options.notsent_lowat_bytes", 32 << 10),
+    "soft": ("1MiB,100,1s", "limits", Limits.parse("1MiB,100,1s")),
+    "hard": ("5MiB,5000,9s", "limits", Limits.parse("2MiB,2048,4s", "5MiB,5000,9s")),
+    "low": ("1KiB,1,1s", "limits", Limits.parse("2MiB,2048,4s", low="1KiB,1,1s")),
+    "limits": ("limits.toml", "limits_file", Path("limits.toml")),
+    "stuck": ("7s", "settings.stuck_s", 7.0),
+    "soft_too_long": ("2min", "settings.soft_too_long_s", 120.0),
+    "target_delay": ("800ms", "limits", dataclasses.replace(DEFAULT_LIMITS, target_delay_ms=800)),
+    "policy": ("audio-first", "policy", "audio-first"),
+    "audiences": ("talk/*=800ms audio-first", "audiences", parse_audiences("talk/*=800ms audio-first")),
+    "age_axis": ("delay", "settings.age_from", AgeSource.DELAY),
+    "return_after": ("0", "return_after_s", 0.0),
+    "memory_budget": ("2GiB", "memory_budget_bytes", 2 << 30),
+    "memory_budget_per_address": ("yes", "memory_budget_per_address", True),
+    "shadow_limits": ("1MiB,100/3MiB,200", "shadow.limits", Limits.parse("1MiB,100", "3MiB,200")),
+    "max_connections": ("500", "admission.connections", 500),
+    "per_address": ("0", "admission.connections_per_address", 0),
+    "new_per_address": ("2.5", "admission.new_per_address_and_s", 2.5),
+    "publishers_per_address": ("3", "publishers_per_address", 3),
+    "work_share_per_connection": ("10%", "work.share_per_connection", 0.1),
+    "work_share_per_address": ("0.2", "work.share_per_address", 0.2),
+    "bans": ("bans.jsonl", "bans_file", Path("bans.jsonl")),
+    "credentials_file": ("users", "rtmp.credentials", {"ann": "pw"}),
+    "hooks": ("mine:Hooks", "hooks", "mine:Hooks"),
+    "flush": ("100ms", "flush_interval_s", 0.1),
+    "gop_cache": ("1MiB", "cache.size_bytes", 1 << 20),
+    "media_message": ("4MiB", "rtmp.limits.media_message_bytes", 4 << 20),
+    "second_publisher": ("standby", "second_publisher", SecondPublisher.STANDBY),
+    "return_grace": ("1500ms", "return_grace_s", 1.5),
+    "first_media": ("5s", "rtmp.limits.first_media_s", 5.0),
+    "media_silence": ("0", "media_silence_s", 0.0),
+    "players_may_wait": ("no", "players_may_wait", False),
+    "player_wait": ("2min", "rtmp.limits.player_wait_s", 120.0),
+    "ping_after": ("0", "rtmp.limits.ping_after_s", 0.0),
+    "events": ("/records", "events.folder", "/records"),
+    "events_node": ("edge-7", "events.node", "edge-7"),
+    "events_interval": ("500ms", "events.interval_s", 0.5),
+    "events_rotate": ("1min", "events.rotate_s", 60.0),
+    "events_max": ("2GiB", "events.max_bytes", 2 << 30),
+    "events_addresses": ("truncated", "events.addresses", Addresses.TRUNCATED),
+    "events_streams": ("plain", "events.streams", Streams.PLAIN),
+    "events_key_file": ("key", "events.key", KEY),
+    "flights": ("25%", "flights.share", 0.25),
+    "flights_addresses": ("127.0.0.9", "flights.addresses", (ip_network("127.0.0.9"),)),
+    "flights_at_once": ("7", "flights.most_at_once", 7),
+}
+"""What is written, the field of `LiveConfig` in which it is seen, and what stands there then."""
+
+
+def at(settings, path):
+    for name in path.split("."):
+        settings = getattr(settings, name)
+    return settings
+
+
+def read(program=LIVE, tmp_path=None, file=None, **given):
+    """Read settings; `file` is the text of a file."""
+    if file is not None:
+        given["file"] = tmp_path / "flowctl.toml"
+        given["file"].write_text(file)
+    return read_settings(program, **given)
+
+
+def refused(*args, **given):
+    """Return message and hint of the error of `read`."""
+    with pytest.raises(ConfigError) as caught:
+        read(*args, **given)
+    return str(caught.value), caught.value.hint
+
+
+def test_examples_when_compared_with_the_settings_are_all_of_them():
+    """There is an example below for each setting, and none for what is not there."""
+    assert list(EXAMPLES) == [item.name for item in settings_of()]
+
+
+@pytest.mark.parametrize("source", ["file", "environment", "option", "set"])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_setting_when_given_is_seen_in_its_place(name, source, tmp_path, monkeypatch):
+    """Each setting has its effect, and no other, from wherever it comes."""
+    monkeypatch.chdir(tmp_path)
+    for file, data in (("users", b"ann:pw\n"), ("key", KEY)):
+        Path(file).write_bytes(data)
+        Path(file).chmod(0o600)
+    text, path, expected = EXAMPLES[name]
+    given = {name: text} | (RECORDS if name.startswith(("events_", "flights")) else {})
+    if source == "file":
+        config = read(tmp_path=tmp_path, file="".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items()))
+    elif source == "environment":
+        config = read(environment={f"FLOWCTL_{key.upper()}": value for key, value in given.items()})
+    elif source == "option":
+        config = read(options=given)
+    else:
+        config = read(pairs=[f"{key}={value}" for key, value in given.items()])
+    assert isinstance(config, LiveConfig)
+    assert at(config, path) == expected
+    usual = dataclasses.replace(LiveConfig(), port=1935)
+    top = {path.partition(".")[0]} | (set(RECORDS) if given.keys() & RECORDS.keys() else set())
+    changed = {
+        item.name for item in dataclasses.fields(config) if getattr(config, item.name) != getattr(usual, item.name)
+    }
+    assert changed == top
+
+
+def test_settings_when_none_are_given_are_those_of_the_dataclasses():
+    """No default is written twice: nothing said is what code gets that says nothing, but for the port."""
+    assert read() == dataclasses.replace(LiveConfig(), port=1935)
+    assert read(OTHER) == ServeOptions(port=7000)
+    assert LiveSettings().options(LIVE, {}) == read()
+
+
+def test_defaults_when_written_as_text_read_as_the_same():
+    """What the tables call the default can be written, and changes nothing."""
+    written = {item.name: item.default for item in settings_of() if item.default}
+    assert len(written) > 35
+    assert read(options=written | RECORDS) == read(options=RECORDS)
+
+
+def test_setting_when_given_by_all_is_that_of_the_option(tmp_path):
+    """Option before environment before file before default."""
+    file, environment = "stuck = 1\nflush = 0.1\ngroups = 2\n", {"FLOWCTL_STUCK": "2s", "FLOWCTL_FLUSH": "0"}
+    config = read(tmp_path=tmp_path, file=file, environment=environment, options={"stuck": "3s"})
+    assert (config.settings.stuck_s, config.flush_interval_s, config.group_count) == (3.0, 0.0, 2)
+
+
+def test_file_when_it_has_numbers_and_lists_means_bytes_seconds_and_each(tmp_path):
+    """In a file numbers need no quotes, truth has a word of its own, and several are a list."""
+    file = (
+        'stuck = 7.5\nmemory_budget = 1024\nplayers_may_wait = false\ntrusted_proxies = ["10.0.0.0/8", "192.0.2.1"]\n'
+    )
+    config = read(tmp_path=tmp_path, file=file)
+    assert (config.settings.stuck_s, config.memory_budget_bytes, config.players_may_wait) == (7.5, 1024, False)
+    assert config.trusted_proxies == ("10.0.0.0/8", "192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("groups", "0", "group_count is 0, it must be 1 to 256"),
+        ("port", "70000", "is 70000, it must be 0 (any) to 65535"),
+        ("second_publisher", "both", "is 'both', it must be 'refuse', 'replace' or 'standby'"),
+        ("return_grace", "soon", "'soon' is not a number with a unit"),
+        ("return_grace", "-1", "'-1' is not a number with a unit"),
+        ("players_may_wait", "maybe", "is 'maybe', it must be yes or no"),
+        ("publishers_per_address", "x", "is 'x', it must be a whole number"),
+        ("publishers_per_address", "inf", "is 'inf', it must be a whole number"),
+        ("publishers_per_address", "2.5", "is '2.5', it must be a whole number"),
+        ("publishers_per_address", "9" * 5000, "is '999"),
+        ("media_message", "1", "media_message_bytes is 1, allowed is a whole number from 512 to 16777215"),
+        ("media_message", "big", "'big' is not a number with a unit"),
+        ("new_per_address", "many", "is 'many', it must be a number"),
+        ("new_per_address", "nan", "is nan"),
+        ("player_wait", "1year", "unknown unit 'year'"),
+        ("gop_cache", "-1", "'-1' is not a number with a unit"),
+        ("work_share_per_address", "2", "is '2', it must be a share, 0 to 1"),
+        ("policy", "all", "is 'all', it must be all-or-cut, audio-first or pictures-first"),
+        ("age_axis", "media", "is 'media', it must be 'queue' or 'delay'"),
+        ("target_delay", "up", "'up' is not a number with a unit"),
+        ("audiences", "live/*", "audiences: 'live/*' is not app/stream=target delay and policy"),
+        ("audiences", "live/*=soon", "audiences, 'live/*': 'soon'"),
+        ("soft", "2MiB", "'2MiB' is not bytes,messages"),
+        ("shadow_limits", "1MiB", "'1MiB' is not bytes,messages"),
+        ("limits", "", "is empty, it must be a path"),
+        ("events", "", "is empty, it must be a path"),
+        ("events_addresses", "none", "is 'none', it must be 'plain', 'truncated' or 'hashed'"),
+        ("events_rotate", "2h", "is 7200 s, allowed is 0.5 s to 1 h"),
+        ("events_node", "a b", "is 'a b'"),
+        ("flights_addresses", "somewhere", "'somewhere' is no address and no network"),
+    ],
+)
+def test_setting_when_wrong_is_refused_with_source_value_and_hint(name, text, said, tmp_path):
+    """An error says where the value stands, what it is and what is allowed, and what to do."""
+    given = {name: text} | (RECORDS if name.startswith(("events_", "flights")) else {})
+    file = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
+    option = "--" + name.replace("_", "-")
+    for source, sources in (
+        (option, {"options": given}),
+        (f"FLOWCTL_{name.upper()}", {"environment": {f"FLOWCTL_{key.upper()}": value for key, value in given.items()}}),
+        (f"{tmp_path}/flowctl.toml, line 1: {name}", {"tmp_path": tmp_path, "file": file}),
+    ):
+        message, hint = refused(**sources)
+        assert message.startswith(source)
+        assert said in message
+        assert hint
+
+
+@pytest.mark.parametrize("value", ["true", "[]", "{}", "-1", "nan", "2026-11-22"])
+def test_setting_when_the_file_has_another_type_is_refused(value, tmp_path):
+    """A truth value is no number of seconds, nor is a date."""
+    message, hint = refused(tmp_path=tmp_path, file=f"# mine\nstuck = {value}\n")
+    assert message.startswith(f"{tmp_path}/flowctl.toml, line 2: stuck")
+    assert hint
+
+
+def test_limits_when_they_do_not_go_together_name_the_mark():
+    """Where only another limit is given, the soft one is the default, and the error says so."""
+    message, hint = refused(options={"hard": "1MiB,100"})
+    assert message == (
+        "--hard: hard limit of bytes is 1048576, it must be at least the soft limit 2097152, which is the default"
+    )
+    assert hint == "give soft as well"
+    message, _ = refused(environment={"FLOWCTL_SOFT": "2MiB,2"}, options={"hard": "1MiB,2"})
+    assert message.startswith("--hard: hard limit of bytes is 1048576")
+
+
+def test_limits_when_marks_stand_beside_a_file_of_limits_are_refused():
+    """One of the two would be ignored: both are named, wherever they come from."""
+    message, hint = refused(environment={"FLOWCTL_SOFT": "2MiB,2"}, options={"limits": "x"})
+    assert (message, hint) == ("FLOWCTL_SOFT and --limits both set the limits", "leave one of the two out")
+
+
+@pytest.mark.parametrize("name", ["events_node", "flights", "flights_addresses"])
+def test_records_when_there_is_no_folder_are_refused(name):
+    """A setting of records without a folder would do nothing, and says so."""
+    message, hint = refused(pairs=[f"{name}={EXAMPLES[name][0]}"])
+    assert message == f"--set {name} is set, but nothing is recorded"
+    assert "--events" in hint
+
+
+def test_setting_when_unknown_is_refused_with_the_nearest(tmp_path):
+    """A slip of the pen is no setting that silently stays as it was, from wherever it comes."""
+    listed = "flowctl serve live --list-settings lists what there is"
+    assert refused(pairs=["gop_cach=1"]) == (
+        "--set gop_cach: server 'live' has no setting 'gop_cach'",
+        f"did you mean gop_cache? {listed}",
+    )
+    assert refused(environment={"FLOWCTL_X": "1"}) == ("FLOWCTL_X: server 'live' has no setting 'x'", listed)
+    message, _ = refused(tmp_path=tmp_path, file="stuck = 3\n[streams]\n")
+    assert message == f"{tmp_path}/flowctl.toml, line 2: streams: server 'live' has no setting 'streams'"
+
+
+def test_environment_when_it_has_variables_of_other_parts_leaves_them():
+    """Log level, cache folder and the like are no settings of a server; nor is what does not begin like one."""
+    others = dict.fromkeys(("FLOWCTL_LOG_LEVEL", "FLOWCTL_CACHE", "FLOWCTL_FFMPEG", "FLOWCTL_CONFIG", "STUCK"), "x")
+    assert read(environment=others) == read()
+
+
+def test_setting_when_it_has_gone_is_refused_with_what_became_of_it():
+    """What was renamed says its new name, what is fixed says so; neither is a setting any more."""
+    message, hint = refused(pairs=["cache_bytes=1MiB"])
+    assert message == "--set cache_bytes: server 'live' has no setting 'cache_bytes'"
+    assert hint == "it is called gop_cache now"
+    assert "it is a fixed figure now, see WireLimits" in refused(environment={"FLOWCTL_CHUNK_STREAMS": "8"})[1]
+    names = {item.name for item in settings_of()}
+    assert set(RENAMED.values()) <= names
+    former = {item.name for item in dataclasses.fields(WireLimits)} - {"amf", "trusted"}
+    assert all(hint_for_former(name) for name in former)
+    assert not any(hint_for_former(name) for name in names)
+
+
+def test_setting_when_given_twice_is_refused():
+    """The last of two does not win silently."""
+    assert refused(pairs=["stuck=1s", "stuck=2s"])[0] == "--set stuck and --set stuck set the same"
+    assert refused(options={"stuck": "1s"}, pairs=["stuck=2s"])[0] == "--stuck and --set stuck set the same"
+    assert refused(pairs=["stuck"]) == ("--set 'stuck' is not name=value", "for example --set stuck=20s")
+
+
+@pytest.mark.parametrize("source", ["--flush", "FLOWCTL_FLUSH"])
+def test_setting_of_streams_when_the_server_has_none_is_refused(source):
+    """A server without streams would ignore it, and says so."""
+    given = {"options": {"flush": "1s"}} if source == "--flush" else {"environment": {source: "1s"}}
+    message, hint = refused(OTHER, **given)
+    assert (message, hint) == (f"server 'other' has no streams, it would ignore {source}", "leave it out")
+
+
+def test_setting_of_one_program_when_given_is_its_own_text(tmp_path):
+    """What a program adds comes from the same places, as text; another program has no such setting."""
+    assert read(OTHER, pairs=["colour=red"]).extra == {"colour": "red"}
+    assert read(OTHER, tmp_path=tmp_path, file='colour = "red"\n', environment={"FLOWCTL_COLOUR": "blue"}).extra == {
+        "colour": "blue"
+    }
+    assert "no setting 'colour'" in refused(pairs=["colour=red"])[0]
+    assert settings_of(OTHER)[-1][:4] == ("colour", "text", "", "of the lines")
+    assert "flush" not in {item.name for item in settings_of(OTHER)}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("stuck = ", "not valid TOML"),
+        ("stuck = 1\nstuck = 2\n", "not valid TOML"),
+        ("# \udcff", "cannot read the settings in"),
+    ],
+)
+def test_file_when_it_cannot_be_read_is_named(text, said, tmp_path):
+    """No file, no TOML, no UTF-8: an error with a hint, never a server with its defaults."""
+    path = tmp_path / "flowctl.toml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_settings(LIVE, file=path)
+    assert str(path) in str(caught.value)
+    assert caught.value.hint
+    with pytest.raises(ConfigError, match="No such file"):
+        read_settings(LIVE, file=tmp_path / "absent.toml")
+
+
+def test_shadow_when_its_limits_are_given_is_all_else_like_the_real_policy():
+    """The candidate differs from the real settings in the marks of its limits alone."""
+    config = read(options={"shadow_limits": "1MiB,100", "stuck": "7s", "policy": "audio-first"})
+    assert (config.shadow.limits, config.shadow.marks_only) == (Limits.parse("1MiB,100"), True)
+    assert (config.shadow.stuck_s, config.shadow.soft_too_long_s) == (7.0, 60.0)
+    assert read().shadow is None
+
+
+def test_credentials_when_read_are_by_user_and_never_shown(tmp_path):
+    """Comments and empty lines are skipped; errors name the line, not the password."""
+    path = tmp_path / "users"
+    path.write_text("# people\nann:a:b\n\nbob:secret word\n")
+    path.chmod(0o600)
+    assert read_credentials(path) == {"ann": "a:b", "bob": "secret word"}
+    for text, words in (("ann\n", "line 1"), (":pw-hidden\n", "line 1"), ("# nobody\n", "holds no user")):
+        path.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            read_credentials(path)
+        assert words in str(caught.value)
+        assert "pw-hidden" not in str(caught.value)
+    for mode in (0o644, 0o640, 0o604, 0o620):
+        path.chmod(mode)
+        with pytest.raises(ConfigError, match=f"users has mode {mode:04o}") as caught:
+            read_credentials(path)
+        assert caught.value.hint == f"chmod 600 {path}"
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_credentials(tmp_path / "absent")
+
+
+def test_server_when_built_of_settings_has_them_whole():
+    """One object goes from the text to the server, its hub and its streams."""
+    config = read(options={"port": "0", "soft": "1MiB,100,1s", "stuck": "7s", "per_address": "5", "groups": "2"})
+    server = LiveServer(config)
+    server.stop()
+    assert server.config is server.hub.config is config
+    assert (server.limits, server._settings.stuck_s) == (Limits.parse("1MiB,100,1s"), 7.0)
+    assert len(server.groups.groups) == 2
+    assert server.admission.limits is config.admission
