@@ -13,6 +13,8 @@ call, so that the rows of two threads never mix.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import ceil
 from types import TracebackType
 from typing import Any, Final
@@ -53,18 +55,23 @@ END_LIMIT: Final = "limit"
 
 
 class NotingSender(Sender):
-    """A Sender that tells of what it notes in its ledger, without the ledger's bounds: what came out of a flight."""
+    """A Sender that tells of what it notes in its ledger, without the ledger's bounds: what came out of a flight.
 
-    __slots__ = ()
+    Args:
+        noted: is given each entry, and for an edge all that waits. Under the Sender's lock.
+        others: as of `Sender`.
+    """
+
+    __slots__ = ("_noted",)
+
+    def __init__(self, *others: Any, noted: Callable[[LedgerEntry, Load | None], None], **options: Any) -> None:
+        self._noted: Final = noted
+        super().__init__(*others, **options)
 
     def _note_locked(self, entry: LedgerEntry) -> None:
         super()._note_locked(entry)
         # The edge was decided on the load of this moment, so that looking once more changes nothing.
-        self._output_locked(entry, self._load_locked(entry.at) if entry.kind is LedgerKind.STATE else None)
-
-    def _output_locked(self, entry: LedgerEntry, load: Load | None) -> None:
-        """Note one entry; `load`: all that waits, for an edge."""
-        raise NotImplementedError
+        self._noted(entry, self._load_locked(entry.at) if entry.kind is LedgerKind.STATE else None)
 
     @property
     def refused(self) -> bool:
@@ -157,6 +164,7 @@ class RecordedSender(NotingSender):
         super().__init__(
             TapedHost(host, tape),
             TapedTransport(transport, tape),
+            noted=partial(_write_output, tape),
             limits=limits,
             policy=table,
             frontend=frontend,
@@ -228,13 +236,6 @@ class RecordedSender(NotingSender):
             self._load_locked(self.tape.now_us / MICROSECONDS)
             if self.tape.on:
                 self._end_flight_locked(END_LIMIT)
-
-    def _output_locked(self, entry: LedgerEntry, load: Load | None) -> None:
-        tape = self.tape
-        if tape.on:
-            row = output_row(entry, load, tape.offset_us)
-            if row is not None:
-                tape.write(row)
 
     def _before_look_locked(self) -> None:
         """Make ready for who looks: where something is refused, looking steps over it, and that is noted."""
@@ -446,6 +447,13 @@ class RecordedSender(NotingSender):
         """Return False: what a cohort writes for its members, nobody could note."""
         del at
         return False
+
+
+def _write_output(tape: Tape, entry: LedgerEntry, load: Load | None) -> None:
+    if tape.on:
+        row = output_row(entry, load, tape.offset_us)
+        if row is not None:
+            tape.write(row)
 
 
 def begin_detail(now_s: float, limits: Limits, settings: SenderSettings, policy: TablePolicy, *, deferred: bool) -> str:

@@ -142,29 +142,6 @@ class _Surroundings:
     add = left = runnable = remove = limits_changed = nothing
 
 
-class _ReplayedSender(NotingSender):
-    """A Sender whose outputs are collected."""
-
-    __slots__ = ("_surroundings", "outputs")
-
-    def __init__(self, surroundings: _Surroundings, flight: Flight) -> None:
-        self._surroundings = surroundings
-        self.outputs: list[FlightRow] = []
-        super().__init__(
-            surroundings,
-            surroundings,
-            limits=flight.limits,
-            policy=flight.policy,
-            settings=flight.settings,
-            deferred=flight.deferred,
-        )
-
-    def _output_locked(self, entry: LedgerEntry, load: Load | None) -> None:
-        row = output_row(entry, load, 0)
-        if row is not None:
-            self.outputs.append(row)
-
-
 class Rerun:
     """One replay: the Sender, its surroundings, and the calls by name."""
 
@@ -172,8 +149,17 @@ class Rerun:
         self.flight = flight
         self.around = around = _Surroundings()
         around.now_us = flight.clock_us
-        self.sender = _ReplayedSender(around, flight)
         self.outputs: list[FlightRow] = []
+        self._offset_us = 0  # of the call in progress, since the beginning
+        self.sender = NotingSender(
+            around,
+            around,
+            noted=self._collect,
+            limits=flight.limits,
+            policy=flight.policy,
+            settings=flight.settings,
+            deferred=flight.deferred,
+        )
         self.calls = 0
         self._unchecked_bytes = 0  # queued since the last look at how much waits
         self.first: Entry | None = None
@@ -210,29 +196,26 @@ class Rerun:
                 around.is_strained = True
             else:
                 around.answers.append(answer)
+        self._offset_us = row.offset_us
         blocked = sender.refused
         try:
             self.make(row, values)
-        except (DivergedError, CutError):
-            self.collect(row, drained=False)
-            raise
         except LocalProtocolError:
             pass  # the caller was told then, too: it asked for what the state does not allow
         except OSError as error:
             raise DivergedError(f"{error!r} came out of {row.reason}") from error
         except _ReplayedError:
             pass  # a transport's own kind of error, which nobody but the fan-out catches
-        self.collect(row, drained=blocked and not sender.refused)
+        if blocked and not sender.refused:
+            self.outputs.append(FlightRow(row.offset_us, FlightKind.DRAINED.value))
         if around.answers and not last:
             raise DivergedError(f"{len(around.answers)} recorded writes were not made")
         self.calls += 1
 
-    def collect(self, row: FlightRow, *, drained: bool) -> None:
-        """Take over what came out, with the time of the call."""
-        self.outputs += [item._replace(offset_us=row.offset_us) for item in self.sender.outputs]
-        self.sender.outputs.clear()
-        if drained:
-            self.outputs.append(FlightRow(row.offset_us, FlightKind.DRAINED.value))
+    def _collect(self, entry: LedgerEntry, load: Load | None) -> None:
+        row = output_row(entry, load, self._offset_us)
+        if row is not None:
+            self.outputs.append(row)
 
     def make(self, row: FlightRow, values: dict[str, Any]) -> None:
         """Call the Sender."""
