@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.amf.amf0_walk import walk
 from flowctl.rtmp.amf.limits import DEFAULT_LIMITS, MAX_DEPTH
 from flowctl.rtmp.amf.values import simplify
 from flowctl.rtmp.chunk.writer import serialise
@@ -275,7 +274,7 @@ def read_metadata(message: Message, limits: WireLimits) -> Message | None:
     if not payload.startswith(_ON_METADATA_OCTETS):
         return None
     try:
-        if not walk(payload, limits.amf.for_data(len(payload))):
+        if not amf0.walk(payload, limits.amf.for_data(len(payload))):
             # References and AMF3 may stand for more than their octets, and have to be made values to be sent on: that
             # costs some hundred times as much.
             few = dataclasses.replace(limits.amf, nodes=min(limits.amf.nodes, REWRITTEN_VALUES))

@@ -1,4 +1,4 @@
-"""What one AMF message may cost, and the accounts by which both decoders stay inside it.
+"""What one AMF message may cost, and the accounts by which readers and writers of both formats stay inside it.
 
 Theory of operation. AMF0 and AMF3 data comes from strangers and can be small and yet expensive in four ways: deep
 nesting (which exhausts the stack of the code that walks the value), counts that promise more than follows, very
@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Final, TypeAlias
 
-from flowctl.errors import ConfigError, LimitExceededError, RemoteProtocolError
+from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.fieldtypes import check_fields
 from flowctl.rtmp.amf.values import AmfValue
 
@@ -62,11 +62,6 @@ class AmfLimits:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        """Check every field.
-
-        Raises:
-            ConfigError: a field is not an int, is below 1, or `depth` is above 128.
-        """
         for item in fields(self):
             value = getattr(self, item.name)
             maximum = MAX_DEPTH if item.name == "depth" else None
@@ -132,8 +127,7 @@ class Meter:
         Raises:
             LimitExceededError: it is too deep (``amf_depth``).
         """
-        if depth > self._depth_max:
-            raise LimitExceededError("amf_depth", depth, self._depth_max)
+        self.check_depth(depth)
         mark = (self.room, pos + self._repeated, self._deepest, depth)
         self._deepest = depth
         return mark
@@ -150,6 +144,15 @@ class Meter:
         shared = (value, room - self.room, pos + self._repeated - start, self._deepest - depth + 1)
         self._deepest = max(deepest, self._deepest)
         return shared
+
+    def check_depth(self, depth: int) -> None:
+        """Refuse a level that is too deep.
+
+        Raises:
+            LimitExceededError: it is (``amf_depth``).
+        """
+        if depth > self._depth_max:
+            raise LimitExceededError("amf_depth", depth, self._depth_max)
 
     def take(self, count: int) -> None:
         """Pay for `count` values before they are read.
@@ -200,8 +203,7 @@ class Meter:
                 code="amf-cyclic-reference",
             )
         value, nodes, octets, levels = shared
-        if depth + levels > self._depth_max:
-            raise LimitExceededError("amf_depth", depth + levels, self._depth_max)
+        self.check_depth(depth + levels)
         self._deepest = max(self._deepest, depth + levels)
         self.take(nodes)
         self.repeat(octets)
@@ -232,11 +234,26 @@ class Meter:
         return text
 
 
-def as_bytes(data: bytes | bytearray | memoryview) -> bytes:
-    """Return `data` as bytes: itself when it is bytes, else a copy. Indexing and slicing bytes is what is fast."""
-    return data if type(data) is bytes else bytes(data)
+class WriteMeter:
+    """The account of one message that is written: AMF0 and the AMF3 values in it together.
 
+    Attributes:
+        room: values that may still be written.
+    """
 
-def truncated(what: str) -> RemoteProtocolError:
-    """Return the error for data that ends inside a value; `what` names the format, ``"AMF0"`` or ``"AMF3"``."""
-    return RemoteProtocolError(f"{what} data ends inside a value", code="amf-truncated")
+    __slots__ = ("room",)
+
+    def __init__(self) -> None:
+        self.room = MAX_ENCODED_NODES
+
+    def enter(self, count: int, depth: int) -> None:
+        """Begin a container of `count` values at level `depth`.
+
+        Raises:
+            LocalProtocolError: it is deeper than `MAX_DEPTH`, or makes more than `MAX_ENCODED_NODES`.
+        """
+        self.room -= count
+        if depth > MAX_DEPTH or self.room < 0:
+            raise LocalProtocolError(
+                f"AMF structure beyond {MAX_DEPTH} levels or {MAX_ENCODED_NODES} values; does it contain itself?"
+            )

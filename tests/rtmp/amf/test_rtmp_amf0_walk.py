@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.amf.amf0_walk import walk
+from flowctl.rtmp.amf.amf0 import walk
 from flowctl.rtmp.amf.limits import AmfLimits
 from flowctl.rtmp.amf.values import AvmPlus, Date, EcmaArray, TypedObject, Xml
 

@@ -5,7 +5,7 @@ import enum
 import pytest
 
 from flowctl.errors import LocalProtocolError
-from flowctl.rtmp.amf import amf0, amf0_writer
+from flowctl.rtmp.amf import amf0, limits
 from flowctl.rtmp.amf.limits import AmfLimits
 from flowctl.rtmp.amf.values import (
     Amf3Array,
@@ -93,9 +93,17 @@ def test_encode_writes_128_levels():
 
 def test_encode_refuses_a_structure_that_unfolds_without_end(monkeypatch):
     """Shared parts are written out, and the number of values written is limited."""
-    monkeypatch.setattr(amf0_writer, "MAX_ENCODED_NODES", 1000)
+    monkeypatch.setattr(limits, "MAX_ENCODED_NODES", 1000)
     value = [None, None]
     for _ in range(20):
         value = [value, value]
     with pytest.raises(LocalProtocolError, match="1000 values"):
         amf0.encode(value)
+
+
+def test_encode_counts_amf3_values_within_amf0_with_the_rest(monkeypatch):
+    """A message has one account: values in AMF3 parts count together with the others."""
+    monkeypatch.setattr(limits, "MAX_ENCODED_NODES", 100)
+    amf0.encode(AvmPlus([None] * 60), [None] * 40)
+    with pytest.raises(LocalProtocolError, match="100 values"):
+        amf0.encode(AvmPlus([None] * 60), AvmPlus([None] * 41))

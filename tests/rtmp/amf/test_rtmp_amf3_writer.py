@@ -5,7 +5,7 @@ import enum
 import pytest
 
 from flowctl.errors import LocalProtocolError
-from flowctl.rtmp.amf import amf0, amf3, amf3_writer
+from flowctl.rtmp.amf import amf0, amf3, limits
 from flowctl.rtmp.amf.limits import AmfLimits
 from flowctl.rtmp.amf.values import (
     UNDEFINED,
@@ -106,7 +106,7 @@ def test_encode_writes_128_levels():
 
 def test_encode_refuses_a_structure_that_unfolds_without_end(monkeypatch):
     """Shared parts are written out, and the number of values written is limited."""
-    monkeypatch.setattr(amf3_writer, "MAX_ENCODED_NODES", 1000)
+    monkeypatch.setattr(limits, "MAX_ENCODED_NODES", 1000)
     value = [None, None]
     for _ in range(20):
         value = [value, value]
