@@ -17,7 +17,7 @@ from flowctl.errors import LimitExceededError
 from flowctl.flow.state import MessageClass
 from flowctl.live.config import LiveConfig
 from flowctl.live.owner import Owner
-from flowctl.live.wirelog import Headers, WireLog
+from flowctl.live.wirelog import HEADERS, HEADERS_BYTES, Headers, WireLog
 from flowctl.loop.locks import OwnedLock
 from flowctl.outgoing.streamlog import Entry
 from flowctl.rtmp.media.media import MediaInfo, inspect, refers_back
@@ -95,6 +95,8 @@ class Stream:
         # When its last one is shown, in ms, where pictures that are shown before it may refer to ones that came before
         # it (open GOP); guarded by _lock
         self._open_from: int | None = None
+        # Size of the pictures of other tracks that go before its next key frame. None: there are none; guarded by _lock
+        self._ahead_bytes: int | None = None
         self._began_at = now  # when this publisher began; guarded by _lock
         self.media_at = now  # when the publisher that counts began, or sent audio or video last
         self.published_at: float | None = None
@@ -133,7 +135,7 @@ class Stream:
             self.media_at = now
             self._shift = None
             self._key_seen = False
-            self._key_track = self._open_from = None
+            self._key_track = self._open_from = self._ahead_bytes = None
             self._began_at = now
             if publisher is None:
                 return
@@ -174,7 +176,8 @@ class Stream:
                 return False
             if type_id in MEDIA_TYPES:
                 self.media_at = now
-            if message_class is MessageClass.KEY:
+            opens = message_class is MessageClass.KEY
+            if opens:
                 message_class = self._key_class(info, now)
             timestamp = self._rebase(timestamp, message_class, now)
             self.messages_in[message_class] += 1
@@ -195,10 +198,20 @@ class Stream:
             if len(self._wires) > 1:
                 self._drop_unused(key=message_class is MessageClass.KEY)
             leading = self._leads(info, message_class, timestamp, payload)
+            ahead = self._goes_ahead(info, message_class, len(payload), opens=opens)
             over: LimitExceededError | None = None
             for wire in self._wires.values():
                 try:
-                    wire.append(type_id, timestamp, payload, message_class, now, header_key=header_key, leading=leading)
+                    wire.append(
+                        type_id,
+                        timestamp,
+                        payload,
+                        message_class,
+                        now,
+                        header_key=header_key,
+                        leading=leading,
+                        ahead=ahead,
+                    )
                 except LimitExceededError as error:
                     over = error
             if over is not None:
@@ -208,9 +221,9 @@ class Stream:
     def _key_class(self, info: MediaInfo, now: float) -> MessageClass:
         """Return KEY for a key frame of the lowest track, where viewers start, and INTER for one of any other.
 
-        Tracks have their key frames at one time, one message after the other. Who started at the last of them would
-        have no picture of the tracks before it; who starts at the first gets the others right behind it. A track that
-        ends gives way to the next one.
+        Tracks have their key frames at one time, one message after the other. Who starts at one of them gets those that
+        come before it with the headers (`_goes_ahead`), and the others right behind it. A track that ends gives way to
+        the next one.
         """
         self._lock.assert_owned()
         track = min(info.tracks)
@@ -235,6 +248,27 @@ class Stream:
                 return True
             self._open_from = None
         return False
+
+    def _goes_ahead(self, info: MediaInfo, message_class: MessageClass, size_bytes: int, *, opens: bool) -> bool | None:
+        """Whether a picture is for those too who start at the next key frame, see `WireLog.append`.
+
+        That is a key frame of another track, and what follows it in that one, up to the next picture of the lowest
+        track: where that is no key frame, the tracks have theirs at different times, and there is nothing to be done.
+        """
+        self._lock.assert_owned()
+        before = self._ahead_bytes
+        if message_class is MessageClass.KEY:
+            self._ahead_bytes = None
+        elif message_class is MessageClass.INTER and self._key_track in info.tracks:
+            self._ahead_bytes = None
+            return None if before is None else False
+        elif message_class is MessageClass.INTER and (opens or before is not None):
+            self._ahead_bytes = (before or 0) + max(size_bytes, HEADERS_BYTES // HEADERS)
+            if self._ahead_bytes <= HEADERS_BYTES:
+                return True
+            self._ahead_bytes = None
+            return False
+        return None
 
     def _rebase(self, timestamp: int, message_class: MessageClass, now: float) -> int:
         """Return `timestamp` on the stream's own timeline.

@@ -4,6 +4,9 @@ A message is serialised once. A header (codec configuration, metadata) goes into
 the same octets are kept for those who start at a later key frame, as long as no other takes its place. So a key frame
 costs its own octets, however many headers there are and however often it comes. The headers keep the time at which
 they came, which no player goes by; metadata has none.
+
+Of several tracks viewers start at the key frames of the main one. Those of the others come just before it or just
+behind it; the ones before it go out with the headers.
 """
 
 from __future__ import annotations
@@ -99,7 +102,7 @@ class WireLog:
         flush_adaptive: whether the fan-outs may flush sooner where that costs little.
     """
 
-    __slots__ = ("chunk_size", "fanouts", "headers", "log", "msid", "published", "viewers")
+    __slots__ = ("_ahead", "chunk_size", "fanouts", "headers", "log", "msid", "published", "viewers")
 
     def __init__(
         self,
@@ -117,6 +120,7 @@ class WireLog:
         self.chunk_size = chunk_size
         self.log = StreamLog(f"{name}#{msid}", cache=cache)
         self.headers: Headers[bytes] = Headers()  # of the publisher that counts; guarded by the stream's lock
+        self._ahead: list[bytes] = []  # what goes before the next key frame too; guarded by the stream's lock
         self.fanouts = Fanouts(self.log, flush_interval_s=flush_interval_s, adaptive=flush_adaptive)
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
@@ -134,20 +138,35 @@ class WireLog:
         *,
         header_key: object = None,
         leading: bool = False,
+        ahead: bool | None = None,
     ) -> None:
         """Publish one message.
 
-        `header_key` is the place of a header among those that go before each key frame to viewers who start there;
-        `leading` is said of a picture, see `flowctl.outgoing.streamlog.Entry`.
+        Args:
+            type_id: RTMP message type.
+            timestamp: in ms.
+            payload: the body.
+            message_class: its class.
+            now: time in seconds.
+            header_key: the place of a header among those that go before each key frame to viewers who start there.
+            leading: of a picture, see `flowctl.outgoing.streamlog.Entry`.
+            ahead: whether those who start at the next key frame get it as well, before that. False: neither this nor
+                what was kept so far. None: what was kept so far.
 
         Raises:
             LimitExceededError: a header was published, but is not kept, see `Headers.keep`.
         """
         wire = self.serialise(type_id, timestamp, payload)
-        restart = self.headers.values if message_class is MessageClass.KEY else ()
-        self.log.append(wire, message_class, now, restart=restart, leading=leading)
+        key = message_class is MessageClass.KEY
+        restart = (*self.headers.values, *self._ahead) if self._ahead else self.headers.values
+        self.log.append(wire, message_class, now, restart=restart if key else (), leading=leading)
         if message_class is MessageClass.HEADER:
             self._keep(header_key, type_id, timestamp, payload, wire)
+        elif ahead:
+            self._ahead.append(wire)
+        elif self._ahead and (key or ahead is False):
+            self._ahead.clear()
+            self.log.headers = self.headers.values  # who goes on in the middle of a group needs no old pictures
 
     def _keep(self, key: object, type_id: int, timestamp: int, payload: bytes, wire: bytes) -> None:
         """Keep a header as it was published; metadata without its time, or FFmpeg opens a stray data stream for it."""
@@ -162,6 +181,7 @@ class WireLog:
     def forget_headers(self) -> None:
         """Keep the headers no longer: their publisher has gone."""
         self.headers = Headers()
+        self._ahead.clear()
         self.log.headers = ()
 
     def seed(self, other: WireLog) -> None:
@@ -186,6 +206,7 @@ class WireLog:
                 leading=entry.leading,
             )
             entry = entry.next
+        self._ahead = [self._readdressed(wire) for wire in other._ahead]
         self.log.headers = self.headers.values  # as in `_keep`
 
     def _readdressed(self, wire: bytes) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +18,7 @@ from flowctl.live.wirelog import WireLog
 from flowctl.rtmp.amf.amf0 import encode
 from flowctl.rtmp.chunk.reader import ChunkReader
 from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.messages import SetChunkSize, encode_control
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
 
@@ -374,8 +375,60 @@ def test_tracks_in_any_order_start_at_the_lowest(stream, tracks):
     stream.take_over(publisher, 0.0)
     publish_tracks(stream, publisher, tracks, 3)
     before, after = viewed(stream)
-    assert sorted(before) == sorted(of_track(track, AVC_HEADER) for track in tracks)
+    others = tracks[: tracks.index(min(tracks))]
+    assert sorted(before[: len(tracks)]) == sorted(of_track(track, AVC_HEADER) for track in tracks)
+    assert before[len(tracks) :] == [of_track(track, key(b"2")) for track in others]
     assert after[0] == of_track(min(tracks), key(b"2"))
+
+
+@pytest.mark.parametrize("tracks", list(permutations((0, 1, 2))))
+def test_tracks_in_any_order_can_be_decoded_by_who_goes_on_at_a_key_frame(stream, tracks):
+    """The first picture of each track is a key frame, for newcomers and for who was cut; those before it are given."""
+    stream.take_over(Member(), 0.0)
+    log = stream.join(1).log
+    entry = log.tail
+    publish_tracks(stream, stream.publisher, tracks, 4)
+    starts = []
+    while entry.next is not None:
+        if entry.gop.key_sequence == entry.sequence and entry.enqueued_at >= 1:  # the first group shows who is lowest
+            starts.append(entry)
+        entry = entry.next
+    assert len(starts) == 3
+    for start in starts:
+        wires, entry = list(start.gop.restart), start
+        while entry.next is not None:
+            wires.append(entry.wire)
+            entry = entry.next
+        pictures = [inspect(TYPE_VIDEO, message.payload) for message in read(wires)]
+        firsts = {}
+        for picture in pictures:
+            if picture.message_class is not MessageClass.HEADER:
+                firsts.setdefault(picture.track, picture.message_class)
+        assert firsts == dict.fromkeys(tracks, MessageClass.KEY)
+    assert log.headers == stream.join(1).headers.values  # no old pictures for who goes on in the middle of a group
+
+
+def test_key_frame_of_another_track_when_pictures_of_the_lowest_follow_is_not_given_again(stream):
+    """Tracks with key frames at different times: an old picture would only take the line from newer ones."""
+    publisher = Member()
+    stream.take_over(publisher, 0.0)
+    publish_tracks(stream, publisher, (0, 1), 1)
+    for at, track, body in ((1000, 1, key(b"a")), (1500, 0, inter(b"b")), (2000, 0, key(b"c"))):
+        stream.publish(publisher, TYPE_VIDEO, at, of_track(track, body), at / 1000)
+    assert viewed(stream)[0] == [of_track(track, AVC_HEADER) for track in (0, 1)]
+
+
+@pytest.mark.parametrize(("count", "size"), [(65, 10), (17, 65536)])
+def test_pictures_of_another_track_when_they_come_without_end_are_not_kept(stream, count, size):
+    """What is given before a key frame has the bounds of the headers: 64 messages, 1 MiB."""
+    publisher = Member()
+    stream.take_over(publisher, 0.0)
+    publish_tracks(stream, publisher, (0, 1), 1)
+    for number in range(count):
+        body = of_track(1, (inter if number else key)(b"%d" % number)).ljust(size, b".")
+        stream.publish(publisher, TYPE_VIDEO, 1000 + number, body, 1.0)
+    stream.publish(publisher, TYPE_VIDEO, 2000, key(b"c"), 2.0)
+    assert viewed(stream)[0] == [of_track(track, AVC_HEADER) for track in (0, 1)]
 
 
 def test_track_that_ends_gives_way_to_the_next(stream):
