@@ -44,7 +44,7 @@ from threading import get_ident
 from typing import Final, TypeVar
 
 from flowctl.errors import LocalProtocolError, ReentryError
-from flowctl.flow.counts import total
+from flowctl.flow.counts import NO_FIGURES, total
 from flowctl.flow.forecast import Forecast
 from flowctl.flow.ledger import Ledger, LedgerEntry, LedgerKind, describe_change
 from flowctl.flow.limits import NO_LIMITS, OFF_MARK, Limits
@@ -61,7 +61,7 @@ from flowctl.reasons import CloseReason, DropReason
 from flowctl.sending.contract import CohortLike, FlushResult, Frontend, NoHost, SenderHost, SendOutcome, SendResult
 from flowctl.sending.episode import DropEpisode
 from flowctl.sending.explain import explain
-from flowctl.sending.figures import Account, Glance, SenderStatistics
+from flowctl.sending.figures import Account, SenderStatistics
 from flowctl.sending.postponed import PostponedCalls
 from flowctl.sending.settings import AgeSource, SenderSettings
 from flowctl.sending.slowpeer import HEALTHY_MS, SlowPeer, healthy_delay_ms
@@ -514,12 +514,6 @@ class Sender:
         with self._lock:
             return self._load_locked(self._host.now())
 
-    def glance(self) -> Glance:
-        """Return what is cheap to tell, for who looks at many Senders a few times a second. Any thread."""
-        self._refuse_reentry("glance")
-        with self._lock:
-            return self._glance_locked()
-
     def ledger(self) -> tuple[LedgerEntry, ...]:
         """Return the last changes of state, episodes of drops, and the close, oldest first. Any thread."""
         self._refuse_reentry("ledger")
@@ -549,46 +543,55 @@ class Sender:
         """
         return self._outbox.bytes_sent if self._slow is None else None
 
-    @property
-    def standing(self) -> tuple[Entry, Entry] | None:
-        """(where it stands, the end of the log), of a member of a cohort. None: it is none. Any thread."""
-        self._refuse_reentry("standing")
-        with self._lock:
-            cursor = self._outbox.cursor
-            return (cursor.entry, cursor.log.tail) if self.stands is _COHORT and cursor is not None else None
+    def account(self, *, rows: bool = True) -> Account:
+        """Return how it stands, at half of what `statistics` costs. Any thread.
 
-    def account(self) -> Account:
-        """Return what a sample of this peer is made of. Any thread; half of what `statistics` costs."""
-        self._refuse_reentry("account")
+        Args:
+            rows: whether load, figures by class and place in the cohort are wanted too; without them it is a third.
+        """
+        if HANDLERS:
+            self._refuse_reentry("account")
         with self._lock:
-            now = self._host.now()
-            outbox, core, slow, member = self._outbox, self._core, self._slow, self.stands is _COHORT
-            load = self._load_locked(now)  # first: it moves the cursor past what is refused
+            outbox, slow, member = self._outbox, self._slow, self.stands is _COHORT
+            load, stalled_s = EMPTY_LOAD, 0.0
+            if rows:
+                now = self._host.now()
+                load = outbox.load(now, self._core.limits.overhead_bytes)  # first: it moves past what is refused
+                if self._core.would_block:
+                    stalled_s = self._stalled_s_locked(now)
             cursor = outbox.cursor
-            # A cohort moves its members without our lock: before the accounts, and again after them.
-            entry = cursor.entry if cursor is not None and member else None
-            tail = cursor.log.tail if cursor is not None and entry is not None else None
-            accepted, dropped, queued = outbox.figures()
-            sent_bytes = self._bytes_sent_locked()
-            still = cursor is not None and cursor.entry is entry and cursor.log.tail is tail
-            idle = not any(queued)
+            entry = None if cursor is None else cursor.entry
+            bytes_sent = outbox.bytes_sent
+            if member and entry is not None:
+                bytes_sent += entry.offset
+            accepted = sent = dropped = queued = NO_FIGURES
+            cohort = None
+            if rows:
+                # A cohort moves its members without our lock: before the figures, and again after them.
+                tail = cursor.log.tail if cursor is not None and member else None
+                accepted, dropped, queued = outbox.figures()
+                sent = tuple(map(sub, map(sub, accepted, queued), dropped))
+                if tail is not None and cursor is not None and cursor.entry is entry and cursor.log.tail is tail:
+                    cohort = (cursor.log, cursor.entry, tail)
             return Account(
-                now,
-                accepted,
-                tuple(map(sub, map(sub, accepted, queued), dropped)),
-                dropped,
-                sent_bytes,
-                idle,
-                core.state,
-                self._picture_share_locked(),
-                load,
-                self._stalled_s_locked(now),
-                None if slow is None else slow.drain.rate,
+                self._core.state,
+                1.0 if slow is None else self._picture_share_locked(),
                 0.0 if slow is None else slow.delay_ms,
                 self._lagging and not member,
-                (entry, tail) if still and entry is not None and tail is not None else None,
-                cursor.log if cursor is not None and member else None,
+                cursor is not None and not member and cursor.joining_to is not None,
+                self._ledger is not None,
+                bytes_sent,
                 outbox.bytes_sent if slow is None else None,
+                entry,
+                *outbox.own,
+                load,
+                stalled_s,
+                None if slow is None else slow.drain.rate,
+                accepted,
+                sent,
+                dropped,
+                not any(queued),
+                cohort,
             )
 
     # -- how far behind the peer is
@@ -1365,22 +1368,6 @@ class Sender:
             remarks.append(f"the hard limit ({forecast.axis.value}) is {forecast.seconds:.0f} s away")
         return remarks
 
-    def _glance_locked(self) -> Glance:
-        slow, cursor = self._slow, self._outbox.cursor
-        own_bytes, own_messages = self._outbox.own
-        return Glance(
-            state=self._core.state,
-            picture_share=self._picture_share_locked(),
-            entry=None if cursor is None else cursor.entry,
-            own_bytes=own_bytes,
-            own_messages=own_messages,
-            bytes_sent=self._bytes_sent_locked(),
-            transitions=self._core.transitions,
-            delay_ms=0.0 if slow is None else slow.delay_ms,
-            lagging=self._lagging and self.stands is not _COHORT,
-            joining=self._joining_locked(),
-        )
-
     def _picture_share_locked(self) -> float:
         """Return the share of the pictures of the last 20 s that were sent, 0 to 1; of who has ended, at its end."""
         slow, cursor = self._slow, self._outbox.cursor
@@ -1701,7 +1688,7 @@ class Sender:
         else:
             load = EMPTY_LOAD
         slow = self._slow
-        return load if slow is None or self._joining_locked() else slow.aged(load)
+        return load if slow is None or not slow.by_delay or self._joining_locked() else slow.aged(load)
 
     def _bytes_sent_locked(self) -> int:
         """Return the wire bytes that the kernel has taken, those that the cohort wrote for us included."""

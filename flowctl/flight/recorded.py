@@ -44,7 +44,7 @@ from flowctl.outgoing.transport import Transport
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sending.contract import CohortLike, FlushResult, Frontend, SenderHost, SendResult
-from flowctl.sending.figures import Glance, SenderStatistics
+from flowctl.sending.figures import Account, SenderStatistics
 from flowctl.sending.settings import SenderSettings
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
 
@@ -422,13 +422,15 @@ class RecordedSender(NotingSender):
             self._before_look_locked()
             return super().forecast()
 
-    def glance(self) -> Glance:
-        """Return what is cheap to tell, as `Sender.glance`; its place is one of the stream's log."""
-        with _Public(self, "glance"), self._lock:
-            glance, feed = super().glance(), self._feed
-            if feed is None or glance.entry is None:
-                return glance
-            return glance._replace(entry=feed.entry_in_stream(glance.entry))
+    def account(self, *, rows: bool = True) -> Account:
+        """Return how it stands, as `Sender.account`; its place is one of the stream's log."""
+        with _Public(self, "account"), self._lock:
+            if rows:
+                self._before_look_locked()
+            account, feed = super().account(rows=rows), self._feed
+            if feed is None or account.entry is None:
+                return account
+            return account._replace(entry=feed.entry_in_stream(account.entry))
 
     # -- what is another with a private log
 

@@ -28,7 +28,6 @@ from flowctl.live.statistics import (
     HubSummary,
     StreamStatistics,
     ViewerStatistics,
-    brief_of,
 )
 from flowctl.live.stream import Stream, StreamMember
 from flowctl.loop.locks import OwnedLock
@@ -466,13 +465,17 @@ class Hub:
         states, missing = [0, 0, 0, 0], 0
         least_share, worst_ms, dropped, returns = 1.0, 0.0, 0, 0
         for viewer in Pace().over(viewers):
-            brief = brief_of(viewer.connection.sender)
-            states[brief.state] += 1
-            missing += brief.picture_share < 1
-            least_share = min(least_share, brief.picture_share)
-            worst_ms = max(worst_ms, brief.delay_ms)
-            dropped += brief.dropped_messages
-            returns += brief.returns
+            sender = viewer.connection.sender
+            account = sender.account(rows=False)
+            states[account.state] += 1
+            if not (account.lagging or account.noted):
+                continue  # what was dropped is in the ledger, and so is that it was asked for
+            statistics = sender.statistics()
+            missing += account.picture_share < 1
+            least_share = min(least_share, account.picture_share)
+            worst_ms = max(worst_ms, account.delay_ms if account.lagging else 0.0)
+            dropped += statistics.dropped_messages
+            returns += statistics.returns
         return HubSummary(
             streams=published,
             states=(states[0], states[1], states[2], states[3]),

@@ -510,7 +510,7 @@ class LiveSession(Session):
     def _acknowledged(self, sequence_number: int) -> None:
         """Tell the Sender what the player's application says it has read: a number of octets modulo 2^32."""
         if self._playing is not None:
-            sent = self.connection.sender.glance().bytes_sent
+            sent = self.connection.sender.account(rows=False).bytes_sent
             self.connection.sender.peer_acknowledged(sent - Acknowledgement(sequence_number).behind(sent))
 
     def _start_playing(self, event: rtmp_events.PlayRequested) -> None:

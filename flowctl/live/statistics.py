@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
 
 from flowctl.flow.state import SendState
 from flowctl.judging.budget import NO_BUDGET, BudgetStatistics
 from flowctl.judging.shadow import NO_SHADOW, ShadowReport
 from flowctl.reasons import CloseReason
-from flowctl.sender import Sender
 from flowctl.sending.figures import SenderStatistics
 from flowctl.server.totals import NO_FLOW, FlowTotals
 
@@ -43,38 +41,6 @@ class ViewerStatistics:
     totals: FlowTotals = NO_FLOW
     viewer_delay_ms: float = 0.0
     work_s: float = 0.0
-
-
-class ViewerBrief(NamedTuple):
-    """What is cheap to tell of a viewer.
-
-    Attributes:
-        state: of its Sender.
-        picture_share: share of the pictures of the last 20 s that it was sent, 0 to 1.
-        delay_ms: how far behind it was at its last sample; 0 for one that keeps up.
-        dropped_messages: dropped since it connected.
-        returns: times it was brought back to live.
-    """
-
-    state: SendState = SendState.READY
-    picture_share: float = 1.0
-    delay_ms: float = 0.0
-    dropped_messages: int = 0
-    returns: int = 0
-
-
-_UNTROUBLED: Final = ViewerBrief()
-"""The brief of every viewer that has always kept up."""
-
-
-def brief_of(sender: Sender) -> ViewerBrief:
-    """Return what is cheap to tell of a viewer. Any thread."""
-    glance = sender.glance()
-    if not (glance.lagging or glance.transitions or sender.ledger()):
-        return _UNTROUBLED  # what was dropped is in the ledger, and so is that it was asked for
-    statistics = sender.statistics()
-    delay_ms = glance.delay_ms if glance.lagging else 0.0
-    return ViewerBrief(glance.state, glance.picture_share, delay_ms, statistics.dropped_messages, statistics.returns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,79 +5,58 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from flowctl.flow.counts import NO_COUNTS, Counts, Figures
+from flowctl.flow.counts import NO_COUNTS, NO_FIGURES, Counts, Figures
 from flowctl.flow.forecast import Forecast
 from flowctl.flow.state import EMPTY_LOAD, Load, SendState
 from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.reasons import CloseReason, DropReason
 
 
-class Glance(NamedTuple):
-    """What is cheap to tell of a Sender, for who looks at many of them a few times a second.
+class Account(NamedTuple):
+    """How a Sender stands at one instant, for callers that look at thousands of them: see `Sender.account`.
 
     Attributes:
         state: present state.
         picture_share: share of the pictures of the last 20 s that were sent, 0 to 1.
-        entry: where it stands in the followed log. None: it follows none.
-        own_bytes: bytes queued for this peer alone: all that is not read from the log.
-        own_messages: the same in messages.
-        bytes_sent: wire bytes that the kernel has taken.
-        transitions: edges of the state so far.
         delay_ms: how far behind the peer was at the last sample.
         lagging: whether something was left over at the last write, so that the kernel had enough to do since.
         joining: whether it is still taking the GOP cache, and not judged on that.
-    """
-
-    state: SendState
-    picture_share: float
-    entry: Entry | None
-    own_bytes: int
-    own_messages: int
-    bytes_sent: int
-    transitions: int
-    delay_ms: float
-    lagging: bool
-    joining: bool
-
-
-class Account(NamedTuple):
-    """What a sampler asks of a Sender, all of one instant.
-
-    Attributes:
-        now: the instant, in seconds on the Sender's clock.
+        noted: whether its ledger has anything: with nothing in it, nothing was ever done to the peer.
+        bytes_sent: wire bytes that the kernel has taken.
+        pulse: see `Sender.pulse`.
+        entry: where it stands in the followed log. None: it follows none.
+        own_bytes: bytes queued for this peer alone: all that is not read from the log.
+        own_messages: the same in messages.
+        load: what is queued, on three axes. This and what follows are there where rows were asked for.
+        stalled_s: for how long the kernel has taken nothing while something is queued.
+        drain_bytes_per_s: what the peer takes when there is always something to take. None: not measured.
         accepted: figures by class: what it was offered.
         sent: the same: what the kernel took completely.
         dropped: the same: what was not sent, for whatever reason.
-        bytes_sent: wire bytes that the kernel took.
         idle: whether nothing is queued.
-        state: present state.
-        picture_share: share of the pictures of the last 20 s that were sent, 0 to 1.
-        load: what is queued, on three axes.
-        stalled_s: for how long the kernel has taken nothing while something is queued.
-        drain_bytes_per_s: what the peer takes when there is always something to take. None: not measured.
-        delay_ms: how far behind the peer was at the last sample.
-        lagging: whether something was left over at the last write.
-        standing: see `Sender.standing`.
-        log: that of `standing`. None: it is no member of a cohort.
-        pulse: see `Sender.pulse`.
+        cohort: (log, where it stands, end of the log), of a member of a cohort: its figures are of that instant. None:
+            it is none, or the cohort went on meanwhile.
     """
 
-    now: float
-    accepted: Figures
-    sent: Figures
-    dropped: Figures
-    bytes_sent: int
-    idle: bool
-    state: SendState
-    picture_share: float
-    load: Load
-    stalled_s: float
-    drain_bytes_per_s: float | None
-    delay_ms: float
-    lagging: bool
-    standing: tuple[Entry, Entry] | None
-    log: StreamLog | None
-    pulse: int | None
+    state: SendState = SendState.READY
+    picture_share: float = 1.0
+    delay_ms: float = 0.0
+    lagging: bool = False
+    joining: bool = False
+    noted: bool = False
+    bytes_sent: int = 0
+    pulse: int | None = 0
+    entry: Entry | None = None
+    own_bytes: int = 0
+    own_messages: int = 0
+    load: Load = EMPTY_LOAD
+    stalled_s: float = 0.0
+    drain_bytes_per_s: float | None = None
+    accepted: Figures = NO_FIGURES
+    sent: Figures = NO_FIGURES
+    dropped: Figures = NO_FIGURES
+    idle: bool = True
+    cohort: tuple[StreamLog, Entry, Entry] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

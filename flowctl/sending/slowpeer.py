@@ -241,9 +241,8 @@ class SlowPeer:
 
     def aged(self, load: Load) -> Load:
         """Return `load` with the delay as its age, where that counts and is more."""
-        if not self.by_delay or self.age_ms <= load.age_ms:
-            return load
-        return Load(load.size_bytes, load.messages, self.age_ms)
+        age_ms = self.age_ms
+        return Load(load.size_bytes, load.messages, age_ms) if self.by_delay and age_ms > load.age_ms else load
 
     @property
     def harmless(self) -> bool:

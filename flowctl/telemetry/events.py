@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from flowctl.addresses import address_key
 from flowctl.flow.counts import Counts, total
@@ -21,6 +21,7 @@ from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.state import MessageClass, SendState, StateChange
 from flowctl.loop.locks import OwnedLock
 from flowctl.reasons import CloseReason, DropReason
+from flowctl.sending.figures import Account
 from flowctl.telemetry.privacy import Privacy
 from flowctl.telemetry.recorder import Lane, Recorder, Row, WallClock, server_row
 from flowctl.telemetry.schema import FLOW_EVENTS, EventName, Role, conn_id_of
@@ -33,24 +34,6 @@ within a second or so."""
 _MOST_REFUSED: Final = 4096
 """Addresses (see `flowctl.addresses`) whose refusals are remembered for that."""
 _CLASSES: Final = tuple(item.name.lower() for item in MessageClass)
-
-
-class Sight(NamedTuple):
-    """How a connection stands at the moment of a record.
-
-    Attributes:
-        queued_bytes: queued and not yet taken by the kernel.
-        queued_messages: the same in messages.
-        queued_age_ms: age of the oldest of them.
-        sent_bytes: wire bytes that the kernel has taken since the connection was opened.
-        delay_ms: how far behind the peer was at the last sample.
-    """
-
-    queued_bytes: int
-    queued_messages: int
-    queued_age_ms: float
-    sent_bytes: int
-    delay_ms: float
 
 
 def row(
@@ -66,7 +49,7 @@ def row(
     axis: str | None = None,
     value: float | None = None,
     limit: float | None = None,
-    sight: Sight | None = None,
+    account: Account | None = None,
     dropped_messages: int | None = None,
     dropped_bytes: int | None = None,
     sent_bytes: int | None = None,
@@ -90,20 +73,21 @@ def row(
         axis: as above.
         value: as above.
         limit: as above.
-        sight: how the connection stands: queue, what was sent, delay.
+        account: how its Sender stands: queue, what was sent, delay.
         dropped_messages: as above.
         dropped_bytes: as above.
-        sent_bytes: where no `sight` has it.
+        sent_bytes: where no `account` has it.
         rtt_us: as above.
         unsent_bytes: as above.
-        delay_ms: where no `sight` has it.
+        delay_ms: where no `account` has it.
         reason: as above.
         detail: more; stored as JSON.
     """
     queue: tuple[int | None, int | None, float | None] = (None, None, None)
-    if sight is not None:
-        queue = sight[:3]
-        sent_bytes, delay_ms = sight.sent_bytes, sight.delay_ms
+    if account is not None:
+        load = account.load
+        queue = load.size_bytes, load.messages, load.age_ms
+        sent_bytes, delay_ms = account.bytes_sent, account.delay_ms
     more = json.dumps(detail, separators=(",", ":")) if detail else None
     return (
         ts_us,
@@ -431,33 +415,37 @@ class ConnectionEvents:
         """Record that it went over a limit, with its name, what was reached and what is allowed."""
         self.put(at, EventName.LIMIT_HIT, axis=limit, value=value, limit=maximum)
 
-    def sample(self, at: float, state: SendState, sight: Sight, rtt_us: int, unsent_bytes: int) -> None:
+    def sample(self, at: float, account: Account, rtt_us: int, unsent_bytes: int) -> None:
         """Record how a viewer in trouble stands. The sampler's thread."""
-        self.put(at, EventName.SAMPLE, state_to=state.name, sight=sight, rtt_us=rtt_us, unsent_bytes=unsent_bytes)
+        self.put(
+            at, EventName.SAMPLE, state_to=account.state.name, account=account, rtt_us=rtt_us, unsent_bytes=unsent_bytes
+        )
 
     # -- what its Sender did
 
-    def ledger_entry(self, entry: LedgerEntry, sight: Sight) -> None:
+    def ledger_entry(self, entry: LedgerEntry, account: Account) -> None:
         """Record what an entry of the ledger tells; LIMITS and CLOSE have records of their own."""
         kind, change = entry.kind, entry.change
         if change is not None:
-            self._edge(change, sight)
+            self._edge(change, account)
         elif kind is LedgerKind.DROPS:
-            self._drops(entry, sight)
+            self._drops(entry, account)
         elif kind is LedgerKind.LATE:
-            self.put(entry.at, EventName.PICTURES_LATE, reason=entry.why or None, sight=sight)
+            self.put(entry.at, EventName.PICTURES_LATE, reason=entry.why or None, account=account)
         elif kind is LedgerKind.RETURN:
-            self.put(entry.at, EventName.RETURNED, value=entry.delay_removed_ms, reason=entry.why or None, sight=sight)
+            self.put(
+                entry.at, EventName.RETURNED, value=entry.delay_removed_ms, reason=entry.why or None, account=account
+            )
         elif kind is LedgerKind.PAUSE:
             self.put(entry.at, EventName.INPUT_PAUSED, reason=_after_colon(entry.why))
         elif kind is LedgerKind.RESUME:
             self.put(entry.at, EventName.INPUT_RESUMED, value=entry.duration_s * 1000, reason=_after_colon(entry.why))
 
-    def _edge(self, change: StateChange, sight: Sight) -> None:
+    def _edge(self, change: StateChange, account: Account) -> None:
         missed = change.sequence - self._sequence - 1
         self._edges_missed += missed
         if change.old is SendState.READY:
-            self._left_ready = change.at, sight.sent_bytes
+            self._left_ready = change.at, account.bytes_sent
         elif missed:
             self._left_ready = None  # it may have been READY in between
         value = change.value
@@ -473,12 +461,12 @@ class ConnectionEvents:
             axis=None if change.axis is None else change.axis.value,
             value=value,
             limit=change.limit,
-            sight=sight,
+            account=account,
             detail={"edges_missed": missed} if missed else None,
         )
         self._sequence, self._state, self._at = change.sequence, change.new, change.at
 
-    def _drops(self, entry: LedgerEntry, sight: Sight) -> None:
+    def _drops(self, entry: LedgerEntry, account: Account) -> None:
         dropped = entry.dropped or {}
         whole = total(dropped.values())
         detail: dict[str, Any] = {"dropped": by_reason(dropped)}
@@ -495,7 +483,7 @@ class ConnectionEvents:
             dropped_messages=whole.total_messages,
             dropped_bytes=whole.total_bytes,
             reason=max(dropped, key=lambda item: dropped[item].total_messages).value if dropped else None,
-            sight=sight,
+            account=account,
             detail=detail,
         )
 

@@ -134,7 +134,7 @@ def test_sender_when_over_and_let_go_is_freed_and_still_answers(recorded):
     assert sender.send(b"x").outcome is SendOutcome.CLOSED
     assert sender.statistics().close_reason is CloseReason.KICKED
     assert "enough" in sender.why()
-    for name in ("load", "glance", "account", "flush", "tick", "ledger", "sample_delay"):
+    for name in ("load", "account", "flush", "tick", "ledger", "sample_delay"):
         getattr(sender, name)()
     del sender
     assert sender_gone() is None

@@ -231,7 +231,7 @@ def test_viewer_when_recorded_is_no_member_and_misses_nothing():
     check_accounts(viewer)
     check_edges(viewer)
     assert viewer.sender.following is stage.published.log
-    place = viewer.sender.glance().entry
+    place = viewer.sender.account().entry
     tail = stage.published.log.tail
     assert (place.offset, place.sequence, place.counts, place.sizes) == (
         tail.offset,
@@ -283,7 +283,8 @@ def test_looking_when_messages_are_refused_is_noted():
     stage.publish("IDAIDAIDA", 60)
     stage.group.run(3.0)
     stage.publish("IDAIDAIDA", 60)
-    for look in (viewer.sender.statistics, viewer.sender.load, viewer.sender.why, viewer.sender.forecast):
+    sender = viewer.sender
+    for look in (sender.statistics, sender.account, sender.load, sender.why, sender.forecast):
         before = calls(viewer.rows).count("look")
         look()
         assert calls(viewer.rows).count("look") == before + 1

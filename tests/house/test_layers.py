@@ -38,7 +38,7 @@ LAYERS = {
     "receiving": layer("receiver", "words loop"),
     "connection": layer("connection fanout", "words flow outgoing loop sending receiving"),
     "server": layer("server", "words flow outgoing loop sending receiving connection"),
-    "telemetry": layer("telemetry", "words flow outgoing loop text"),
+    "telemetry": layer("telemetry", "words flow outgoing loop sending text"),
     "flight": layer("flight", "words flow outgoing loop sending telemetry"),
     "testing": layer("testing", "words flow outgoing loop sending receiving connection"),
     "media": layer("media", "words wire"),

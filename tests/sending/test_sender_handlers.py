@@ -60,7 +60,6 @@ CALLS = {
     "sample_delay": lambda sender, _: sender.sample_delay(),
     "peer_acknowledged": lambda sender, _: sender.peer_acknowledged(1),
     "forecast": lambda sender, _: sender.forecast(),
-    "glance": lambda sender, _: sender.glance(),
     "account": lambda sender, _: sender.account(),
     "relieve": lambda sender, _: sender.relieve("memory"),
     "close_after_flush": lambda sender, _: sender.close_after_flush(),
@@ -311,7 +310,6 @@ def test_recorded_sender_when_a_handler_fails_reports_without_the_lock_as_well()
 
 LOOKS = {
     "note": lambda sender, _: sender.note(LedgerKind.PAUSE, "input paused"),
-    "standing": lambda sender, _: sender.standing,
 }
 
 

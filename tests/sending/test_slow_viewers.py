@@ -429,7 +429,7 @@ def test_state_when_a_cut_lasts_long_is_not_that_of_a_viewer_that_keeps_up():
     for second in range(1, 76):
         scene.run([entry for entry in messages if second - 1 <= entry[0] < second], second)
         statistics = scene.sender.statistics()
-        seen.append((scene.sender.glance().state, statistics.dropped.get(DropReason.LATE, NO_COUNTS).total_messages))
+        seen.append((scene.sender.state, statistics.dropped.get(DropReason.LATE, NO_COUNTS).total_messages))
     scene.check()
     missed = [state for (_, before), (state, after) in itertools.pairwise(seen) if after > before]
     assert len(missed) > 20

@@ -44,7 +44,7 @@ def test_share_when_another_thread_asks_all_the_time_is_that_of_its_own_rhythm(e
 
 
 def told_shares(sender):
-    return sender.statistics().picture_share, sender.account().picture_share, sender.glance().picture_share
+    return tuple(item.picture_share for item in (sender.statistics(), sender.account(), sender.account(rows=False)))
 
 
 def test_share_when_a_viewer_was_served_whole_for_20_s_is_one_again():

@@ -30,7 +30,7 @@ from flowctl.rtmp import commands
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl
 from flowctl.rtmp.wire import Message
-from flowctl.telemetry.events import Sight
+from flowctl.sending.figures import Account
 from flowctl.telemetry.options import Addresses, EventsOptions, Streams
 
 PLAIN = {"streams": Streams.PLAIN}
@@ -141,11 +141,11 @@ def test_pictures_when_late_are_told_at_once_and_with_their_shares_at_the_end(tm
     world = RecordedWorld(tmp_path)
     world.publisher()
     player = world.player()
-    record, sight = world.events.open[player.connection.number], Sight(0, 0, 0.0, 0, 0.0)
-    record.ledger_entry(LedgerEntry(LedgerKind.LATE, world.clock(), "pictures would be late"), sight)
+    record, account = world.events.open[player.connection.number], Account()
+    record.ledger_entry(LedgerEntry(LedgerKind.LATE, world.clock(), "pictures would be late"), account)
     lost = {DropReason.LATE: Counts((0, 0, 0, 7, 0, 0, 0), (0, 0, 0, 700, 0, 0, 0))}
     shares = {"picture_share": 0.77, "line_share": 0.98, "delay_max_ms": 912.0}
-    record.ledger_entry(LedgerEntry(LedgerKind.DROPS, world.clock(), "", dropped=lost, **shares), sight)
+    record.ledger_entry(LedgerEntry(LedgerKind.DROPS, world.clock(), "", dropped=lost, **shares), account)
     late, dropped = [item for item in world.told() if item["event"] in ("pictures_late", "dropped")]
     assert late["reason"] == "pictures would be late"
     assert dropped["reason"] == "late"
@@ -364,7 +364,7 @@ def test_details_of_a_close_when_written_are_those_of_the_documents(tmp_path):
     change = StateChange(
         sequence=3, old=SendState.READY, new=SendState.SOFT_LIMIT, axis=None, value=1, limit=1, cause=Cause.TICK, at=2.0
     )
-    record.ledger_entry(LedgerEntry(LedgerKind.STATE, 2.0, "", change=change), Sight(0, 0, 0.0, 0, 0.0))
+    record.ledger_entry(LedgerEntry(LedgerKind.STATE, 2.0, "", change=change), Account())
     record.closed(
         3.0,
         CloseReason.PROTOCOL_ERROR,

@@ -1,7 +1,7 @@
 """Looks at all viewers that lag, a few times a second: memory budget, shares of viewers, shadow policy, delay.
 
 Theory of operation. One timer on the server's first poll group. A *look* asks the fan-outs who is served from its own
-cursor, and each of those Senders for a `Glance`; who keeps up costs nothing here. A look is done in slices of a few
+cursor, and each of those Senders for a `Account`; who keeps up costs nothing here. A look is done in slices of a few
 milliseconds: in between the thread serves its viewers. The next one begins after it has ended. What is held goes to the
 `MemoryBudget`, whose victims are relieved or closed through their Senders, which do it on their own threads. States and
 pictures are counted per stream for the `Signals`. Each lagging viewer has a `Shadow`, where a candidate is set. Where
@@ -411,7 +411,8 @@ class Oversight:
         """Show one shadow what has happened; return whether it goes on."""
         if sender.closed or sender.following is not shadowed.log:
             return False
-        now, glance, tail, rates = self._clock(), sender.glance(), shadowed.log.tail, shadowed.log.rates
+        now, account = self._clock(), sender.account(rows=False)
+        tail, rates = shadowed.log.tail, shadowed.log.rates
         candidate = self._candidate
         try:
             if candidate is not None and candidate.marks_only:
@@ -419,16 +420,16 @@ class Oversight:
             shadowed.shadow.sample(
                 now,
                 offered=(tail.counts, tail.sizes),
-                taken_bytes=glance.bytes_sent,
-                busy=glance.lagging,
-                live=glance.state,
+                taken_bytes=account.bytes_sent,
+                busy=account.lagging,
+                live=account.state,
                 gop_s=shadowed.log.gop_duration_s,
                 per_second=(rates.bytes_per_s, rates.messages_per_s),
             )
         except BaseException as error:  # noqa: BLE001 - as above
             self._candidate_failed(error)
             return False
-        return glance.lagging or not (shadowed.shadow.drained or shadowed.shadow.closed)
+        return account.lagging or not (shadowed.shadow.drained or shadowed.shadow.closed)
 
     def _candidate_failed(self, error: BaseException) -> None:
         """Judge by it no longer: it would fail for every viewer, four times a second."""
@@ -488,19 +489,19 @@ def _cached_bytes(log: StreamLog) -> int:
 
 
 def _seen(stream: Stream, log: StreamLog, sender: Sender, headers_bytes: int) -> _Seen:
-    glance = sender.glance()
-    entry, tail = glance.entry, log.tail
+    account = sender.account(rows=False)
+    entry, tail = account.entry, log.tail
     return _Seen(
         stream,
         log,
         sender,
-        glance.state,
-        glance.picture_share,
-        glance.delay_ms,
-        glance.lagging and not glance.joining,
+        account.state,
+        account.picture_share,
+        account.delay_ms,
+        account.lagging and not account.joining,
         headers_bytes
         + (0 if entry is None else span_bytes(tail.offset - entry.offset, tail.sequence - entry.sequence)),
-        span_bytes(glance.own_bytes, glance.own_messages),
+        span_bytes(account.own_bytes, account.own_messages),
     )
 
 

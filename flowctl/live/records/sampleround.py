@@ -17,7 +17,7 @@ from flowctl.flow.counts import total
 from flowctl.flow.state import SendState
 from flowctl.sender import Sender
 from flowctl.sending.figures import SenderStatistics
-from flowctl.telemetry.events import ConnectionEvents, Sight
+from flowctl.telemetry.events import ConnectionEvents
 from flowctl.telemetry.sampling import (
     NO_TOTALS,
     NOTHING,
@@ -316,8 +316,8 @@ class Round:
         sender = connection.sender
         account = sender.account()
         pulse, mark = account.pulse, None
-        if pulse is not None and account.standing is not None and account.log is not None:
-            mark = Mark.of(account.log, *account.standing)  # without one it is asked again at the next sample
+        if pulse is not None and account.cohort is not None:
+            mark = Mark.of(*account.cohort)  # without one it is asked again at the next sample
         troubled = account.lagging or pulse is None
         rtt_us = connection.round_trip_us() if troubled else None
         unsent_bytes = connection.kernel_bytes() if troubled else None
@@ -345,8 +345,7 @@ class Round:
         self._block.add_row(who, condition, self._settle(book, sums_now, mark, pulse))
         book.still = mark is None and pulse is not None and account.idle
         if rtt_us is not None and unsent_bytes is not None and account.state >= self._told_from:
-            sight = Sight(load.size_bytes, load.messages, load.age_ms, account.bytes_sent, account.delay_ms)
-            record.sample(self._now, account.state, sight, rtt_us, unsent_bytes)
+            record.sample(self._now, account, rtt_us, unsent_bytes)
 
     def _settle(self, book: Book, so_far: _Sums, mark: Mark | None, pulse: int | None) -> Row:
         """Return what happened since the last sample, and enter it in the books."""

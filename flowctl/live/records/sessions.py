@@ -12,7 +12,7 @@ from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import events as rtmp_events
 from flowctl.rtmp.url import DEFAULT_APP
-from flowctl.telemetry.events import ConnectionEvents, Events, Sight
+from flowctl.telemetry.events import ConnectionEvents, Events
 from flowctl.telemetry.schema import Role
 
 
@@ -94,10 +94,7 @@ class SessionRecords:
         if entry.kind is LedgerKind.CLOSE:
             record.ended_at = entry.at
             return
-        sender = connection.sender
-        glance, load = sender.glance(), sender.load()
-        sight = Sight(load.size_bytes, load.messages, load.age_ms, glance.bytes_sent, glance.delay_ms)
-        record.ledger_entry(entry, sight)
+        record.ledger_entry(entry, connection.sender.account())
 
     def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
         """Record the end, with the totals."""
