@@ -109,7 +109,9 @@ class ClientEnd:
 
 
 class RtmpClient(Session):
-    """One RTMP client; derive from it and override `ask`, `media`, `event` and `due`.
+    """One RTMP client; derive from it and override `media`, `event` and `due`.
+
+    What it is for is said when it is made: ``self._protocol.play()`` or ``self._protocol.publish()``.
 
     Args:
         url: where to connect.
@@ -170,10 +172,6 @@ class RtmpClient(Session):
 
     # -- for derived classes to override; all on the connection's thread
 
-    def ask(self, protocol: ClientSession) -> None:
-        """Say what the connection is for: ``protocol.play()`` or ``protocol.publish()``."""
-        raise NotImplementedError
-
     def media(self, message: Message, now: float) -> None:
         """Take one audio, video or data message."""
 
@@ -229,7 +227,6 @@ class RtmpClient(Session):
 
     def opened(self) -> None:
         """Start the handshake."""
-        self.ask(self._protocol)
         self._protocol.connect(self.url, parameters=self._parameters)
         self.flush_protocol()
         self._arm(self.connection.clock())

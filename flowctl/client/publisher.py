@@ -25,7 +25,6 @@ from flowctl.flow.state import MessageClass, SendState, StateChange
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO, FlvTag
 from flowctl.media.stamp import MAX_SEQUENCE, has_slot, stamp
 from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import ClientEvent, PublishStarted, StreamEnded
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl
@@ -125,6 +124,7 @@ class RtmpPublisher(RtmpClient):
         on_end: Callable[[Any], None] | None = None,
     ) -> None:
         super().__init__(url, config=config, parameters=parameters, on_end=on_end)
+        self._protocol.publish()
         if not 0 <= pace <= MAX_PACE:
             raise ConfigError(f"pace is {pace}, it must be 0 (unpaced) to {MAX_PACE:g}")
         self._pace = pace
@@ -165,10 +165,6 @@ class RtmpPublisher(RtmpClient):
         )
 
     # -- the session
-
-    def ask(self, protocol: ClientSession) -> None:
-        """Ask to publish."""
-        protocol.publish()
 
     def opened(self) -> None:
         """Start, with a job for the pump."""

@@ -50,13 +50,11 @@ class PacedPublisher(RtmpClient):
 
     def __init__(self, url, tags, viewers):
         super().__init__(url)
+        self._protocol.publish()
         self.tags = tags
         self.viewers = viewers
         self.frames = 0
         self.pumping = False
-
-    def ask(self, protocol):
-        protocol.publish()
 
     def event(self, event, now):
         if isinstance(event, PublishStarted):

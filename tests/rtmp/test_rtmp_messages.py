@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp import messages
+from flowctl.rtmp import messages, wire
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.amf.limits import AmfLimits
 from flowctl.rtmp.amf.values import UNDEFINED, AvmPlus, EcmaArray
 from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.media.aggregate import split_aggregate
 from flowctl.rtmp.messages import (
     Abort,
     Acknowledgement,
@@ -27,7 +28,6 @@ from flowctl.rtmp.messages import (
     encode_command,
     encode_control,
     encode_data,
-    split_aggregate,
 )
 from flowctl.rtmp.wire import Message
 
@@ -68,7 +68,7 @@ def test_message_compares_by_value_and_shows_itself_in_short():
 
 def test_message_type_ids_are_those_of_the_specification():
     """The numbers of RTMP 1.0, sections 5.4, 6.2 and 7.1."""
-    found = {name: value for name, value in vars(messages).items() if name.startswith("TYPE_")}
+    found = {name: value for name, value in vars(wire).items() if name.startswith("TYPE_")}
     assert found == {
         "TYPE_SET_CHUNK_SIZE": 1,
         "TYPE_ABORT": 2,

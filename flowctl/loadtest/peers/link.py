@@ -54,19 +54,21 @@ class Target:
 
 
 class Link:
-    """One connection; derive from it and override `ask`, `input`, `event` and `tuned`.
+    """One connection; derive from it and override `input`, `event` and `tuned`.
 
     Args:
         reactor: of this thread.
         target: where to connect to.
         url: what to ask for.
         result: its row, filled in on the way.
+        asks: says what the session is for: `ClientSession.play` or `ClientSession.publish`.
         config: of the protocol.
         began: start of the run, seconds of `time.monotonic`.
         on_end: told when it is over.
     """
 
     __slots__ = (
+        "_asks",
         "_began",
         "_config",
         "_half_closed",
@@ -94,6 +96,7 @@ class Link:
         url: RtmpUrl,
         result: PeerResult,
         *,
+        asks: Callable[[ClientSession], None],
         config: ClientSessionConfig,
         began: float,
         on_end: Callable[[Any], None],
@@ -101,6 +104,7 @@ class Link:
         self._reactor = reactor
         self._target = target
         self._url = url
+        self._asks = asks
         self._config = config
         self._began = began
         self._on_end = on_end
@@ -118,10 +122,6 @@ class Link:
         self.sock: socket.socket | None = None
 
     # -- for derived classes
-
-    def ask(self, session: ClientSession) -> None:
-        """Say what the connection is for."""
-        raise NotImplementedError
 
     def tuned(self, sock: socket.socket) -> None:
         """Set options of the socket before it connects."""
@@ -191,7 +191,7 @@ class Link:
         self.result.address = f"{host}:{port}"
         self.watch(READ)
         session = self.session = ClientSession(self._config, now=now)
-        self.ask(session)
+        self._asks(session)
         session.connect(self._url)
         self.send(session.data_to_send(), now)
 

@@ -73,7 +73,8 @@ class Publisher(Link):
         began: float,
         on_end: Callable[[Any], None],
     ) -> None:
-        super().__init__(reactor, target, url, result, config=config, began=began, on_end=on_end)
+        asks = ClientSession.publish
+        super().__init__(reactor, target, url, result, asks=asks, config=config, began=began, on_end=on_end)
         self._tags: Iterator[TimedTag] = iter(Timeline(source, loop=loop))
         self._next: TimedTag | None = None
         self._numbers = {TAG_VIDEO: 0, TAG_AUDIO: 0}
@@ -82,10 +83,6 @@ class Publisher(Link):
         self._start_at = 0.0  # when the first tag is due
         self.max_lag_s = 0.0
         self.publishing = False
-
-    def ask(self, session: ClientSession) -> None:
-        """Ask to publish."""
-        session.publish()
 
     def event(self, event: ClientEvent, now: float) -> None:
         """Begin when the server says so; end when it takes the stream away."""

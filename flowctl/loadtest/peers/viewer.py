@@ -26,6 +26,7 @@ from flowctl.loadtest.results.result import PeerEnd, PeerResult
 from flowctl.rtmp import commands
 from flowctl.rtmp.chunk.writer import serialise
 from flowctl.rtmp.client.session import ClientSession
+from flowctl.rtmp.media.aggregate import split_aggregate
 from flowctl.rtmp.messages import (
     EVENT_PING_REQUEST,
     EVENT_PING_RESPONSE,
@@ -36,7 +37,6 @@ from flowctl.rtmp.messages import (
     WindowAckSize,
     decode_message,
     encode_control,
-    split_aggregate,
 )
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl
@@ -99,7 +99,8 @@ class Viewer(Link):
         began: float,
         on_end: Callable[[Any], None],
     ) -> None:
-        super().__init__(reactor, target, url, result, config=config, began=began, on_end=on_end)
+        asks = ClientSession.play
+        super().__init__(reactor, target, url, result, asks=asks, config=config, began=began, on_end=on_end)
         self._manner = manner
         self._measure = measure
         self._book = book
@@ -132,10 +133,6 @@ class Viewer(Link):
     def tuned(self, sock: socket.socket) -> None:
         """Make the socket of the profile."""
         prepare_socket(sock, self._manner)
-
-    def ask(self, session: ClientSession) -> None:
-        """Ask to play."""
-        session.play()
 
     def input(self, now: float) -> None:
         """Read as much as the pace allows."""

@@ -45,6 +45,7 @@ from flowctl.rtmp.events import (
     StreamEnded,
 )
 from flowctl.rtmp.handshake.handshake import Handshake
+from flowctl.rtmp.media.aggregate import split_aggregate
 from flowctl.rtmp.messages import (
     EVENT_SET_BUFFER_LENGTH,
     EVENT_STREAM_EOF,
@@ -54,7 +55,6 @@ from flowctl.rtmp.messages import (
     decode_command,
     decode_message,
     encode_control,
-    split_aggregate,
 )
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl, from_connect, parse_url

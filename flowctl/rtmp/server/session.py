@@ -63,6 +63,7 @@ from flowctl.rtmp.events import (
     StreamClosed,
 )
 from flowctl.rtmp.handshake.handshake import Handshake
+from flowctl.rtmp.media.aggregate import split_aggregate
 from flowctl.rtmp.messages import (
     EVENT_STREAM_BEGIN,
     EVENT_STREAM_DRY,
@@ -71,7 +72,6 @@ from flowctl.rtmp.messages import (
     PeerBandwidth,
     decode_command,
     encode_control,
-    split_aggregate,
 )
 from flowctl.rtmp.server import replies
 from flowctl.rtmp.server.connect import read_connect

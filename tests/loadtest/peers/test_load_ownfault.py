@@ -16,6 +16,7 @@ from flowctl.loadtest.peers.link import Link, Target
 from flowctl.loadtest.peers.reactor import Reactor
 from flowctl.loadtest.results import summary
 from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult
+from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import parse_url
 
@@ -71,15 +72,13 @@ def test_attack_when_its_source_address_is_not_ours_is_the_testers_fault(monkeyp
     assert (verdict.end, verdict.met, verdict.newcomer) == (PeerEnd.TESTER_FAILED, None, None)
 
 
-class Clumsy(Link):
-    """A link with a mistake of ours in it."""
-
-    def ask(self, session):
-        del session
-        raise ZeroDivisionError("a mistake of ours")
+def clumsy(session):
+    """Make a mistake of ours."""
+    del session
+    raise ZeroDivisionError("a mistake of ours")
 
 
-def end_of(source="", link=Link, guard=contextlib.nullcontext):
+def end_of(source="", asks=ClientSession.play, guard=contextlib.nullcontext):
     """Start a link to a port that accepts; return its row when it has ended."""
 
     async def run():
@@ -89,11 +88,12 @@ def end_of(source="", link=Link, guard=contextlib.nullcontext):
         with socket.create_server(("127.0.0.1", 0)) as server:
             target = Target(socket.AF_INET, server.getsockname())
             row = PeerResult(number=0, profile="healthy", kind=PeerKind.HEALTHY, url="")
-            item = link(
+            item = Link(
                 reactor,
                 target,
                 parse_url(f"rtmp://127.0.0.1:{target.address[1]}/live/room"),
                 row,
+                asks=asks,
                 config=ClientSessionConfig(),
                 began=time.monotonic(),
                 on_end=lambda _: ended.set(),
@@ -112,7 +112,7 @@ def end_of(source="", link=Link, guard=contextlib.nullcontext):
     [
         ({"guard": no_descriptors}, "no socket: Too many open files"),
         ({"source": FOREIGN}, "Cannot assign requested address"),
-        ({"link": Clumsy}, "in the load tester: ZeroDivisionError: a mistake of ours"),
+        ({"asks": clumsy}, "in the load tester: ZeroDivisionError: a mistake of ours"),
     ],
 )
 def test_viewer_when_the_tester_fails_is_not_counted_as_the_servers_doing(options, words):
