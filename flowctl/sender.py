@@ -75,6 +75,8 @@ DROPPED: Final = tuple(SendResult(SendOutcome.DROPPED, state) for state in SendS
 CLOSED: Final = tuple(SendResult(SendOutcome.CLOSED, state) for state in SendState)
 _COHORT: Final = Standing.COHORT
 _RESET_ERRORS: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ETIMEDOUT})
+_JOIN_GRACE_S: Final = 2.0
+"""How long a joiner is not judged on its load where the age axis is off: half of the usual soft mark of age."""
 _JOIN_CHECK_S: Final = 0.5
 """How often a joiner's load is compared: shorter than any group of pictures, longer than several flushes."""
 _KEY_POLL_S: Final = 0.25
@@ -1450,7 +1452,7 @@ class Sender:
         if cursor.joining_to is None:
             return
         age_limits = self._core.limits.age_ms
-        grace_s = (age_limits.low or 0) / 1000 if age_limits.on else self._settings.join_grace_s
+        grace_s = (age_limits.low or 0) / 1000 if age_limits.on else _JOIN_GRACE_S
         load = self._outbox.joining_load_bytes
         checked = self._joined_check
         slow = False

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flowctl.live.config import LiveConfig
+from flowctl.live.hub import MOST_STREAMS
+from flowctl.live.session import MESSAGES_PER_TURN
+from flowctl.live.stream import KEY_WAIT_S
 from flowctl.loadtest.hostile.base import Outcome
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.reasons import CloseReason
@@ -20,6 +23,8 @@ from flowctl.server.admission import AdmissionLimits
 CUT, REFUSED, CONTAINED = Outcome.CUT, Outcome.REFUSED, Outcome.CONTAINED
 OWNERS = (WireLimits, AmfLimits, ServerSessionConfig, AdmissionLimits, LiveConfig, SenderSettings, CacheLimits)
 """Where settings are looked up, for their defaults."""
+CONSTANTS = {"streams": MOST_STREAMS, "messages_per_turn": MESSAGES_PER_TURN, "key_wait_s": KEY_WAIT_S}
+"""Figures that are no settings."""
 COUNTED_ELSEWHERE = {"amf_depth": "depth", "ping_silence_s": "ping_after_s"}
 """Names of counters whose setting has another name."""
 
@@ -212,6 +217,8 @@ DEFENCES = {
 
 def default_of(setting: str) -> object:
     """Return the default of a setting."""
+    if setting in CONSTANTS:
+        return CONSTANTS[setting]
     owners = [owner for owner in OWNERS if setting in owner.__dataclass_fields__]
     assert owners, f"no setting {setting}"
     return getattr(owners[0](), setting)

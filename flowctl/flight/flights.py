@@ -17,7 +17,7 @@ import structlog
 
 from flowctl.errors import ConfigError
 from flowctl.flight.recorded import RecordedSender
-from flowctl.flight.tape import MOST_ROWS, MOST_S, FlightSink, Identity, Tape
+from flowctl.flight.tape import FlightSink, Identity, Tape
 from flowctl.loop.locks import OwnedLock
 from flowctl.outgoing.transport import Transport
 from flowctl.sender import Sender
@@ -45,8 +45,6 @@ class FlightOptions:
         addresses: networks whose connections are all recorded.
         most_at_once: connections recorded at a time; each costs 1.3 to 2.1 ms of processor time per second more than
             one that keeps up in a cohort (docs/benchmarks.md), so that 50 are a tenth of a core.
-        most_rows: rows of one flight.
-        most_s: seconds of one flight.
 
     Raises:
         ConfigError: a value is out of range.
@@ -55,8 +53,6 @@ class FlightOptions:
     share: float = 0.0
     addresses: tuple[Network, ...] = field(default=())
     most_at_once: int = 50
-    most_rows: int = MOST_ROWS
-    most_s: float = MOST_S
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
@@ -65,10 +61,6 @@ class FlightOptions:
             raise ConfigError(f"flights_addresses names {len(self.addresses)} networks, {_MOST_NETWORKS} are allowed")
         if not 1 <= self.most_at_once <= 100_000:
             raise ConfigError(f"flights_at_once is {self.most_at_once}, it must be 1 to 100000")
-        if not 100 <= self.most_rows <= MOST_ROWS:
-            raise ConfigError(f"flights_rows is {self.most_rows}, it must be 100 to {MOST_ROWS}")
-        if not 1 <= self.most_s <= MOST_S:
-            raise ConfigError(f"flights_time is {self.most_s:g} s, it must be 1 s to {MOST_S / 3600:g} h")
 
     @property
     def on(self) -> bool:
@@ -171,13 +163,7 @@ class Flights:
         peer: tuple[str, int] = getattr(host, "peer", ("", 0))
         if not self._take_place(number, peer[0]):
             return Sender(host, transport, **settings)
-        options = self.options
-        tape = Tape(
-            self._row,
-            self._identity(number, peer, host.now()),
-            most_rows=options.most_rows,
-            most_s=options.most_s,
-        )
+        tape = Tape(self._row, self._identity(number, peer, host.now()))
         sender = RecordedSender(host, transport, tape=tape, **settings)
         with self._lock:
             self._open.add(sender)

@@ -174,7 +174,8 @@ def settings_from(values: Mapping[str, Any]) -> SenderSettings:
     """
     given = dict(values)
     given["age_from"] = AgeSource(given["age_from"])
-    given.pop("ladder", None)  # of format 1
+    for former in ("ladder", "join_grace_s"):  # of format 1; a constant now
+        given.pop(former, None)
     return SenderSettings(**given)
 
 

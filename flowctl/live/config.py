@@ -137,13 +137,6 @@ class LiveConfig(ServeOptions):
         players_may_wait: whether a player of an absent stream waits for it; if not, it is refused.
         publishers_per_address: streams that one address may publish at a time, and names that are kept for it (see
             `return_grace_s`). 0: any number.
-        streams: streams published or waited for at a time.
-        control_bytes_per_s: input that a viewer at its soft limit or above may still send per second, so that its
-            acknowledgements, pongs and close are seen.
-        messages_per_turn: messages of one connection that are treated before the others on its thread get their turn;
-            a publisher of tiny messages is slowed down by that, others are not.
-        key_wait_s: how long frames of a stream that has not shown a key frame yet are held back; they are let through
-            after that, because some encoders refresh without key frames.
         memory_budget_bytes: what may wait for slow viewers of this server, bytes that several wait for counted once,
             before those who hold most give way; another server in the process has its own. 0: there is no limit.
         memory_budget_per_address: whether the viewers of one address count as one where it is weighed who gives way.
@@ -174,10 +167,6 @@ class LiveConfig(ServeOptions):
     media_silence_s: float = 10.0
     players_may_wait: bool = True
     publishers_per_address: int = 8
-    streams: int = 10_000
-    control_bytes_per_s: int = 16 * 1024
-    messages_per_turn: int = 256
-    key_wait_s: float = 10.0
     memory_budget_bytes: int = 0
     memory_budget_per_address: bool = False
     work: WorkLimits = field(default_factory=WorkLimits)
@@ -202,14 +191,10 @@ class LiveConfig(ServeOptions):
             "return_grace_s",
             "media_silence_s",
             "publishers_per_address",
-            "key_wait_s",
             "memory_budget_bytes",
         ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 or more")
-        for name in ("streams", "control_bytes_per_s", "messages_per_turn"):
-            if not getattr(self, name) >= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, it must be 1 or more")
         for item in self.audiences:
             check_type("LiveConfig.audiences", item, Audience)
 

@@ -44,6 +44,9 @@ _TAKEN_HINT: Final = "choose another name, or start the server with --second-pub
 _LEAST_TOLD_S: Final = 1.0
 """Between two ends of a stream that are told to its viewers, and so between two beginnings: sooner, the name is kept as
 within the grace time, and a publisher that is back goes on where it stopped."""
+MOST_STREAMS: Final = 10_000
+"""Streams published or waited for at a time: far more than one process can serve. Names cost memory, and players may
+wait for any number of them."""
 _MOST_STANDBY: Final = 8
 """Publishers that may stand by for one name."""
 
@@ -355,8 +358,8 @@ class Hub:
     def _stream_locked(self, name: str, now: float) -> Stream:
         stream = self._streams.get(name)
         if stream is None:
-            if len(self._streams) >= self.config.streams:
-                raise LimitExceededError("streams", len(self._streams) + 1, self.config.streams)
+            if len(self._streams) >= MOST_STREAMS:
+                raise LimitExceededError("streams", len(self._streams) + 1, MOST_STREAMS)
             tap = None if self.hooks is None else self.hooks.tap
             stream = self._streams[name] = Stream(name, self.config, now, tap)
         return stream

@@ -52,6 +52,12 @@ _NOTHING: Final = memoryview(b"")
 _REFUSED_S: Final = 2.0
 """How long a client whose publish was refused may take to ask for another name. Most leave by themselves; librtmp, like
 OBS, does not know the code for a bad name and waits for our close, which of SRS and nginx-rtmp comes at once."""
+MESSAGES_PER_TURN: Final = 256
+"""Messages of one connection that are treated before the others on its thread get their turn: some 1.5 ms of work. A
+publisher of tiny messages is slowed down by that, others are not."""
+_CONTROL_BYTES_PER_S: Final = 16 * 1024
+"""Input that a viewer at its soft limit or above may still send: far more than its acknowledgements, pongs and close
+take, so that they are seen, and too little to make us work."""
 _SMALLEST_PIECE: Final = 512
 _LARGEST_PIECE: Final = 4096
 """Octets parsed at a time. A message takes one octet at least and some 6 us, so the first piece of a flood costs 25 ms
@@ -195,11 +201,11 @@ class LiveSession(Session):
         self._arm()
 
     def received(self, data: memoryview) -> InputResult:
-        """Take input, at most `messages_per_turn` and for one turn: unfinished messages are the wire session's.
+        """Take input, at most `MESSAGES_PER_TURN` and for one turn: unfinished messages are the wire session's.
 
         How many messages a piece holds shows when it is parsed, so pieces are small, and smaller while messages are.
         """
-        most, size, rtmp = self._config.messages_per_turn, len(data), self._rtmp
+        most, size, rtmp = MESSAGES_PER_TURN, len(data), self._rtmp
         done = count = 0
         if rtmp.backlog:  # what came before goes first
             count = self._take(lambda _, now: rtmp.resume(now))
@@ -569,7 +575,7 @@ class LiveSession(Session):
         """Pause input at SOFT_LIMIT and above: who does not read is not to make us work. Under the Sender's lock."""
         connection = self.connection
         if state >= SendState.SOFT_LIMIT and change.old < SendState.SOFT_LIMIT:
-            connection.pause_input(_FLOW, "soft limit", control_bytes=self._config.control_bytes_per_s)
+            connection.pause_input(_FLOW, "soft limit", control_bytes=_CONTROL_BYTES_PER_S)
         elif state < SendState.SOFT_LIMIT <= change.old:
             connection.resume_input(_FLOW)
 

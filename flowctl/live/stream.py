@@ -35,6 +35,9 @@ MOST_WIRES: Final = 8
 _GIVEN_WIRES: Final = MOST_WIRES // 2
 """Ids up to this one are never refused: createStream gives out the lowest free one, so players who make up numbers, or
 open many streams, do not use up those of the others."""
+KEY_WAIT_S: Final = 10.0
+"""How long frames of a stream that has not shown a key frame yet are held back, since nobody could decode them: the
+longest time between key frames that encoders are usually set to. Some refresh without any: theirs pass after that."""
 _LONGEST_GAP_MS: Final = 3_600_000
 
 
@@ -189,7 +192,7 @@ class Stream:
             elif message_class is MessageClass.KEY:
                 self._key_seen = True
             elif message_class in _FRAMES and not self._key_seen:
-                if now - self._began_at < self.config.key_wait_s:
+                if now - self._began_at < KEY_WAIT_S:
                     self.before_key_count += 1  # nobody could decode it
                     return True
                 self._key_seen = True
@@ -227,7 +230,7 @@ class Stream:
         """
         self._lock.assert_owned()
         track = min(info.tracks)
-        if self._key_track is None or track <= self._key_track or now - self._key_at > self.config.key_wait_s:
+        if self._key_track is None or track <= self._key_track or now - self._key_at > KEY_WAIT_S:
             self._key_track, self._key_at = track, now
             return MessageClass.KEY
         return MessageClass.INTER

@@ -32,7 +32,7 @@ from flowctl.rtmp.messages import (
     decode_message,
     encode_control,
 )
-from flowctl.rtmp.session_config import ControlConfig
+from flowctl.rtmp.session_config import WINDOW_ACK_SIZE_BYTES, ControlConfig
 from flowctl.rtmp.wire import TYPE_PEER_BANDWIDTH, TYPE_SET_CHUNK_SIZE, Message
 
 _NEVER: Final = float("-inf")
@@ -80,7 +80,7 @@ class Endpoint:
         self._command_count = 0
         self._control_count = 0
         self._counters: dict[str, int] | None = None
-        self._ack_interval = self._interval(config.window_ack_size_bytes)
+        self._ack_interval = self._interval(WINDOW_ACK_SIZE_BYTES)
         self._ack_due = self._ack_interval
         self._out: bytearray | None = None
         self._phase_since: float | None = now

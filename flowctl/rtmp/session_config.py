@@ -16,7 +16,7 @@ _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 
 WINDOW_ACK_SIZE_BYTES: Final = 2_500_000
-"""Acknowledgement window that SRS and gortmplib announce."""
+"""Acknowledgement window we announce, that of SRS and gortmplib. We never wait for an acknowledgement."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,9 +29,6 @@ class ControlConfig:
 
     limits: WireLimits = dataclasses.field(default_factory=WireLimits)
     """Limits that the peer is held to."""
-
-    window_ack_size_bytes: int = WINDOW_ACK_SIZE_BYTES
-    """Acknowledgement window we announce, 1..2^32-1. We never wait for an acknowledgement."""
 
     ack_floor_bytes: int = 64 * _KIB
     """We acknowledge at most once per this many octets, however small the peer's window is: a window of 0 or 1 would
@@ -66,7 +63,6 @@ class ControlConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         for name, low, high in (
-            ("window_ack_size_bytes", 1, 0xFFFFFFFF),
             ("ack_floor_bytes", 1, 0xFFFFFFFF),
             ("ping_answer_interval_s", 0, 3600),
             ("control_messages_per_second", 0, 1_000_000),
@@ -96,9 +92,6 @@ class ServerSessionConfig(ControlConfig):
 
     sample_access: bool = False
     """True sends ``|RtmpSampleAccess`` to players, which only Flash players need."""
-
-    fms_version: str = "FMS/3,0,1,123"
-    """What the server calls itself; clients look for FMS (the value of nginx-rtmp and many others)."""
 
     caps_ex: int = 15
     """Enhanced RTMP v2 capabilities told to clients that tell theirs: media passes through untouched, so all four."""

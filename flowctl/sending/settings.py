@@ -30,7 +30,6 @@ class SenderSettings:
         turn_bytes: how much one connection writes before others get their turn.
         turn_messages: the same in messages, a message in flight included; at most IOV_MAX (1024), which is what one
             system call takes.
-        join_grace_s: how long a joiner is not judged on its age where the age axis is off.
         return_after_s: when the kernel takes something again after so long, go to the newest key frame of the
             followed log instead of sending what is old. 0: send everything.
         return_delay_s: the same whenever a peer that takes something is so far behind. 0: never.
@@ -45,7 +44,6 @@ class SenderSettings:
     control_messages: int = 1024
     turn_bytes: int = 256 * 1024
     turn_messages: int = 512
-    join_grace_s: float = 2.0
     return_after_s: float = 0.0
     return_delay_s: float = 0.0
     age_from: AgeSource = AgeSource.QUEUE
@@ -53,7 +51,7 @@ class SenderSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        times = "stuck_s soft_too_long_s close_deadline_s join_grace_s return_after_s return_delay_s"
+        times = "stuck_s soft_too_long_s close_deadline_s return_after_s return_delay_s"
         for name in times.split():
             if not getattr(self, name) >= 0:  # NaN is neither
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 (off) or more seconds")

@@ -93,8 +93,6 @@ def test_flights_when_the_recorder_is_full_are_cut_and_counted():
     [
         ({"share": 1.5}, "share of recorded connections is 1.5"),
         ({"most_at_once": 0}, "flights_at_once is 0"),
-        ({"most_rows": 5}, "flights_rows is 5"),
-        ({"most_s": 7200.0}, "flights_time is 7200 s"),
         (
             {"addresses": tuple(parse_networks(",".join(f"10.0.{item}.0/24" for item in range(200)))) * 2},
             "400 networks",

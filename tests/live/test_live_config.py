@@ -16,10 +16,9 @@ from flowctl.server.program import ServeOptions
         ("return_grace_s", -0.1),
         ("return_grace_s", float("nan")),
         ("publishers_per_address", -1),
-        ("key_wait_s", -1.0),
-        ("streams", 0),
-        ("control_bytes_per_s", 0),
-        ("messages_per_turn", 0),
+        ("memory_budget_bytes", -1),
+        ("flush_interval_s", -0.1),
+        ("return_after_s", float("nan")),
     ],
 )
 def test_field_when_out_of_range_is_named_with_its_value(field, value):

@@ -59,9 +59,10 @@ def flood(world, rate=500.0, count=3000):
     return publisher, viewer, len(viewer.payloads)
 
 
-def test_flood_when_beyond_the_rate_is_slowed_and_loses_nothing():
+def test_flood_when_beyond_the_rate_is_slowed_and_loses_nothing(monkeypatch):
     """After the burst the messages come at the rate, all of them and in order; it is counted and logged once."""
-    world = World(config(wire={"messages_per_second": 500.0}, messages_per_turn=64))
+    monkeypatch.setattr("flowctl.live.session.MESSAGES_PER_TURN", 64)
+    world = World(config(wire={"messages_per_second": 500.0}))
     with capture_logs() as lines:
         publisher, viewer, first = flood(world)
         assert BURST_S * 500 <= first <= BURST_S * 500 + 2 * (64 + 4096 // 14)

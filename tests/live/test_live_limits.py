@@ -41,9 +41,10 @@ def test_publishers_when_too_many_of_an_address_are_refused():
     assert world.connect().publish("live/5").has(PublishStarted)
 
 
-def test_streams_when_too_many_are_refused_to_publishers_and_players():
+def test_streams_when_too_many_are_refused_to_publishers_and_players(monkeypatch):
     """The number of names is limited, those of waiting players included."""
-    world = World(config(streams=2))
+    monkeypatch.setattr("flowctl.live.hub.MOST_STREAMS", 2)
+    world = World()
     world.publisher("live/1")
     waiting = world.player("live/2")
     assert world.connect().publish("live/3").codes == [commands.PUBLISH_BAD_NAME]
@@ -209,9 +210,10 @@ def test_viewer_when_closing_at_its_soft_limit_is_heard():
     assert world.stream().viewers == []
 
 
-def test_flood_when_of_tiny_messages_gives_way_to_others_between_turns():
+def test_flood_when_of_tiny_messages_gives_way_to_others_between_turns(monkeypatch):
     """However many messages a read holds, a turn treats a bounded number of them; none is lost."""
-    world = World(config(messages_per_turn=64))
+    monkeypatch.setattr("flowctl.live.session.MESSAGES_PER_TURN", 64)
+    world = World()
     publisher = world.publisher()
     viewer = world.player()
     session = publisher.session

@@ -50,9 +50,10 @@ def test_observers_when_a_player_waits_and_plays_hear_of_its_life_in_order():
     assert first.heard == second.heard
 
 
-def test_observers_when_a_limit_is_hit_hear_of_it_once():
+def test_observers_when_a_limit_is_hit_hear_of_it_once(monkeypatch):
     """A limit of the wire session, one in time and one on a request are told once each, with value and maximum."""
-    world, ears = observed(config(wire={"player_wait_s": 5.0}, streams=1))
+    monkeypatch.setattr("flowctl.live.hub.MOST_STREAMS", 1)
+    world, ears = observed(config(wire={"player_wait_s": 5.0}))
     player = world.player()
     world.player("live/other")
     assert [item[2:5] for item in ears.names("limit_hit")] == [("streams", 2, 1)]

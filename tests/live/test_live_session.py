@@ -452,9 +452,10 @@ def test_headers_when_repeated_or_changed_reach_everybody_and_newcomers_get_the_
     assert world.player().payloads == [AAC_HEADER, changed, key(b"2")]
 
 
-def test_frames_when_before_the_first_key_frame_are_held_back_for_a_while():
-    """Nobody could decode them; after key_wait_s they pass, for encoders that refresh without key frames."""
-    world = World(config(key_wait_s=5.0))
+def test_frames_when_before_the_first_key_frame_are_held_back_for_a_while(monkeypatch):
+    """Nobody could decode them; after `KEY_WAIT_S` they pass, for encoders that refresh without key frames."""
+    monkeypatch.setattr("flowctl.live.stream.KEY_WAIT_S", 5.0)
+    world = World()
     publisher = world.publisher()
     viewer = world.player()
     publisher.video(0, inter(b"1"))

@@ -8,7 +8,7 @@ from itertools import pairwise, permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, inter, key
+from live_kit import AAC_HEADER, AVC_HEADER, World, audio, inter, key
 
 from flowctl.errors import LimitExceededError
 from flowctl.flow.state import MessageClass
@@ -302,9 +302,10 @@ def test_end_when_told_empties_the_cache_and_says_so_in_every_log(stream):
     assert [wire.log.cached for wire in stream.wires] == [None, None]
 
 
-def test_join_when_there_is_never_a_key_frame_gets_the_headers_after_the_wait():
+def test_join_when_there_is_never_a_key_frame_gets_the_headers_after_the_wait(monkeypatch):
     """A stream that refreshes without key frames can be joined late: when the wait is over, headers come first."""
-    world = World(config(key_wait_s=1.0))
+    monkeypatch.setattr("flowctl.live.stream.KEY_WAIT_S", 1.0)
+    world = World()
     publisher = world.publisher()
     publisher.video(0, AVC_HEADER)
     for number in range(60):

@@ -56,7 +56,7 @@ from flowctl.rtmp.messages import (
     decode_message,
     encode_control,
 )
-from flowctl.rtmp.session_config import ClientSessionConfig
+from flowctl.rtmp.session_config import WINDOW_ACK_SIZE_BYTES, ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl, from_connect, parse_url
 from flowctl.rtmp.wire import (
     TYPE_AGGREGATE,
@@ -594,7 +594,7 @@ class ClientSession:
         caps_ex = commands.whole(commands.member(information, "capsEx"), 0) & 0xFFFFFFFF
         properties = commands.properties(command.object)
         events.append(Connected(properties=properties, information=information, caps_ex=caps_ex))
-        self._endpoint.announce_window(self._config.window_ack_size_bytes)
+        self._endpoint.announce_window(WINDOW_ACK_SIZE_BYTES)
         self._create_stream()
 
     def _created(self, command: Command, events: list[ClientEvent]) -> None:

@@ -11,6 +11,8 @@ from flowctl.rtmp.amf.values import UNDEFINED, AmfValue
 from flowctl.rtmp.messages import UserControl, encode_control
 from flowctl.rtmp.wire import Message
 
+_FMS_VERSION: Final = "FMS/3,0,1,123"
+"""What the server calls itself: clients look for FMS. The value of nginx-rtmp and many others."""
 _DESCRIPTION_CHARS: Final = 1024
 """Longest words for a client; FFmpeg and librtmp read 255 octets of them."""
 
@@ -32,16 +34,15 @@ def stream_event(event: int, stream_id: int) -> Message:
 
 
 @lru_cache(64)
-def connect_result(transaction_id: float, fms_version: str, object_encoding: int, caps_ex: int | None) -> Message:
+def connect_result(transaction_id: float, object_encoding: int, caps_ex: int | None) -> Message:
     """Return the answer to a connect that is accepted.
 
     Args:
         transaction_id: of the connect.
-        fms_version: what we say we are.
         object_encoding: 0 or 3, as the client asked.
         caps_ex: our capabilities, for a client that knows Enhanced RTMP. None: it has not said so.
     """
-    server = {"fmsVer": fms_version, "capabilities": 31.0, "mode": 1.0}
+    server = {"fmsVer": _FMS_VERSION, "capabilities": 31.0, "mode": 1.0}
     more: dict[str, Any] = {"objectEncoding": float(object_encoding)}
     if caps_ex is not None:
         # Only to clients that told theirs: the others cannot read it, and it doubles the length of the result.

@@ -84,7 +84,7 @@ from flowctl.rtmp.server.states import (
     next_connection_state,
 )
 from flowctl.rtmp.server.streams import PLAYER_STATES, PLAYING_STATES, MessageStream, MessageStreams
-from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.rtmp.session_config import WINDOW_ACK_SIZE_BYTES, ServerSessionConfig
 from flowctl.rtmp.url import RtmpUrl
 from flowctl.rtmp.wire import (
     TYPE_AGGREGATE,
@@ -595,12 +595,11 @@ class ServerSession:
         in chunks of 128 octets.
         """
         self._move_connection(ConnectionInput.ACCEPT)
-        config = self._config
-        self._endpoint.announce_window(config.window_ack_size_bytes)
-        self._send(encode_control(PeerBandwidth(config.window_ack_size_bytes)))
+        self._endpoint.announce_window(WINDOW_ACK_SIZE_BYTES)
+        self._send(encode_control(PeerBandwidth(WINDOW_ACK_SIZE_BYTES)))
         self._send_chunk_size()
-        caps_ex = config.caps_ex if self._enhanced else None
-        self._send(replies.connect_result(self._connect_id, config.fms_version, self._object_encoding, caps_ex))
+        caps_ex = self._config.caps_ex if self._enhanced else None
+        self._send(replies.connect_result(self._connect_id, self._object_encoding, caps_ex))
 
     def reject_connect(self, description: str, code: str = commands.CONNECT_REJECTED) -> None:
         """Turn the client away; close the connection once the reply has been flushed.

@@ -415,7 +415,6 @@ def test_output_is_whole_messages_with_full_headers(client):
     ("field", "value"),
     [
         ("out_chunk_size", 127),
-        ("window_ack_size_bytes", 0),
         ("name_max_chars", 0),
         ("paused_input_bytes", 0),
         ("control_messages_per_second", -1),
