@@ -1,9 +1,9 @@
 """Runs benchmarks, prints their tables and writes them into the document: ``python bench/run.py [NAME ...]``.
 
-A benchmark is a file ``bench_NAME.py`` beside this one with a function ``run()`` that takes no arguments that must be
-given and returns rows: dictionaries with the same keys, and a dictionary ``QUICK`` of arguments with which that takes
-seconds. Its docstring says what is measured and beside what. All rows
-are also written to ``bench/results/NAME.json``, with machine and time, so that runs can be compared.
+A benchmark is a file ``NAME.py`` in one of the rooms ``core`` and ``whole`` with a function ``run()`` that takes no
+arguments that must be given and returns rows: dictionaries with the same keys, and a dictionary ``QUICK`` of arguments
+with which that takes seconds. Its docstring says what is measured and beside what. All rows are also written to
+``bench/results/NAME.json``, with machine and time, so that runs can be compared.
 
 What it wrote stands in docs/benchmarks.md, between the marks of that name, where the document has them. A module with
 a function ``document(rows, images)`` says itself what that is; for others it is the table. A function
@@ -23,11 +23,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-import documents
-from machine import HERE, RESULTS, machine
-from tables import table
+from kit import documents
+from kit.machine import HERE, RESULTS, machine
+from kit.tables import table
 
-PREFIX: Final = "bench_"
+ROOMS: Final = ("core", "whole")
+"""Those that hold benchmarks, each in a file of its own."""
 ON_REQUEST: Final = frozenset({"fanout"})
 """Left out unless named: what they show is a part of what another one shows."""
 MACHINE_PART: Final = "machine"
@@ -35,7 +36,11 @@ MACHINE_PART: Final = "machine"
 
 def names() -> list[str]:
     """Return the names of all benchmarks, sorted."""
-    return sorted(path.stem.removeprefix(PREFIX) for path in HERE.glob(f"{PREFIX}*.py"))
+    return sorted(_room_of())
+
+
+def _room_of() -> dict[str, str]:
+    return {path.stem: room for room in ROOMS for path in (HERE / room).glob("[a-z]*.py")}
 
 
 def load(name: str) -> ModuleType:
@@ -44,11 +49,12 @@ def load(name: str) -> ModuleType:
     Raises:
         SystemExit: there is none of that name, or it has no `run`.
     """
-    if name not in names():
+    room = _room_of().get(name)
+    if room is None:
         raise SystemExit(f"error: no benchmark {name!r}\nhint: there are {', '.join(names())}")
-    module = importlib.import_module(PREFIX + name)
+    module = importlib.import_module(f"{room}.{name}")
     if not callable(getattr(module, "run", None)) or not isinstance(getattr(module, "QUICK", None), dict):
-        raise SystemExit(f"error: bench/{PREFIX}{name}.py has no run() or no QUICK")
+        raise SystemExit(f"error: bench/{room}/{name}.py has no run() or no QUICK")
     return module
 
 

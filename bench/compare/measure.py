@@ -12,8 +12,9 @@ import sys
 import time
 from typing import Any, Final
 
-import processes
-from compare.rivals import BENCH, Contender, Running, Settings
+from compare.rivals import Contender, Running, Settings
+from kit import processes
+from kit.machine import PROGRAMS
 
 IDLE_SHARE: Final = 0.03
 """Below this share of idle time the cores were full, and whose delay it was cannot be told."""
@@ -71,7 +72,7 @@ def measure(contender: Contender, settings: Settings, *, window_s: float, measur
     with contender.start(settings) as running:
         if contender.bare:
             return _watch(running, settings, window_s, 0)
-        publish = [sys.executable, str(BENCH / "publisher.py"), _url(running)]
+        publish = [sys.executable, str(PROGRAMS / "publisher.py"), _url(running)]
         publish += ["--bit-rate", str(settings.bit_rate), "--duration", str(settings.duration_s)]
         with processes.process(publish, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
             time.sleep(settings.settle_s)
@@ -85,7 +86,7 @@ def _url(running: Running) -> str:
 def _watch(running: Running, settings: Settings, window_s: float, measured: int) -> dict[str, Any]:
     """Send the viewers to a server and measure it meanwhile."""
     base = processes.resident_bytes(running.pids)
-    crowd = [sys.executable, str(BENCH / "crowd.py"), "--port", str(running.port), "--window", str(window_s)]
+    crowd = [sys.executable, str(PROGRAMS / "crowd.py"), "--port", str(running.port), "--window", str(window_s)]
     crowd += ["--viewers", str(settings.viewers - measured), "--measure-every", str(settings.viewers)]
     crowd += ["--nap", str(settings.nap_s), "--settle", str(settings.settle_s)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -95,8 +96,7 @@ def _watch(running: Running, settings: Settings, window_s: float, measured: int)
             return _window(running, settings, window_s, base, [child])
     reader = [sys.executable, "-m", "compare.reader", _url(running), "--viewers", str(measured)]
     reader += ["--window", str(window_s)]
-    path = os.pathsep.join(filter(None, (str(BENCH), os.environ.get("PYTHONPATH"))))
-    with processes.process(reader, env={**os.environ, "PYTHONPATH": path}, **pipes) as measuring:
+    with processes.process(reader, **pipes) as measuring:
         playing = processes.read_json(measuring)["playing"]
         with processes.process(crowd, **pipes) as child:
             playing += processes.read_json(child)["playing"]

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import charts
 from compare.plan import Item
 from compare.rivals import versions
-from tables import table
+from kit import charts
+from kit.tables import table
 
 _MEDIANS: Final = (
     "cpu_us_per_viewer_s",

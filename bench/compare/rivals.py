@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
-import processes
 from compare.plan import PATIENT
+from kit import processes
+from kit.machine import HERE, PROGRAMS
 
-BENCH: Final = Path(__file__).resolve().parents[1]
 NGINX_MODULE: Final = Path("/usr/lib/nginx/modules/ngx_rtmp_module.so")
 NODE_VERSION: Final = "2.7.4"
 """The last of the second generation."""
@@ -110,7 +110,14 @@ def flowctl_two_groups(settings: Settings) -> Iterator[Running]:
 
 @contextlib.contextmanager
 def _live_server(settings: Settings, *, groups: int) -> Iterator[Running]:
-    command = [sys.executable, str(BENCH / "live_server.py"), "--flush", str(settings.flush_s), "--groups", str(groups)]
+    command = [
+        sys.executable,
+        str(PROGRAMS / "live_server.py"),
+        "--flush",
+        str(settings.flush_s),
+        "--groups",
+        str(groups),
+    ]
     with processes.process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         port = int(processes.read_json(child)["port"])
 
@@ -124,7 +131,7 @@ def _live_server(settings: Settings, *, groups: int) -> Iterator[Running]:
 @contextlib.contextmanager
 def bare_loop(settings: Settings) -> Iterator[Running]:
     """Run the loop that sends the same bytes to the same number of sockets, and does nothing else."""
-    command = [sys.executable, str(BENCH / "bare_loop.py"), "--viewers", str(settings.viewers)]
+    command = [sys.executable, str(PROGRAMS / "bare_loop.py"), "--viewers", str(settings.viewers)]
     command += ["--bit-rate", str(settings.bit_rate), "--interval", str(settings.interval_s)]
     command += ["--duration", str(settings.duration_s)]
     with processes.process(command, stdout=subprocess.PIPE) as child:
@@ -161,7 +168,7 @@ def no_nginx() -> str:
 def node_folder() -> Path:
     """Return where Node-Media-Server is installed: a folder of its own in FLOWCTL_CACHE, or beside the benches."""
     named = os.environ.get("FLOWCTL_CACHE")
-    return (Path(named) if named else BENCH / ".cache") / f"node-media-server-{NODE_VERSION}"
+    return (Path(named) if named else HERE / ".cache") / f"node-media-server-{NODE_VERSION}"
 
 
 def no_node() -> str:
@@ -169,7 +176,7 @@ def no_node() -> str:
     if not shutil.which("node"):
         return "Node.js is not installed (Debian, Ubuntu: nodejs and npm)"
     if not (node_folder() / "node_modules" / "node-media-server").is_dir():
-        return "Node-Media-Server is not installed (make rivals, or python bench/bench_compare.py --install)"
+        return "Node-Media-Server is not installed (make rivals, or python bench compare --install)"
     return ""
 
 
@@ -197,7 +204,7 @@ def install_node() -> str:
 def node(settings: Settings) -> Iterator[Running]:
     """Run Node-Media-Server, RTMP only, with its GOP cache, as its own documentation shows."""
     del settings
-    command = ["node", str(BENCH / "compare" / "node_server.js"), str(processes.free_port())]
+    command = ["node", str(HERE / "compare" / "node_server.js"), str(processes.free_port())]
     environment = {**os.environ, "NODE_PATH": str(node_folder() / "node_modules"), "NODE_ENV": "production"}
     with processes.process(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
         processes.wait_for_port(int(command[-1]), child)

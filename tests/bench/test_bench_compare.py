@@ -8,11 +8,11 @@ import json
 
 import pytest
 
-import bench_compare
-import bench_soak
-import charts
 from compare import measure, plan, render, rivals
 from flowctl.testing import ManualClock
+from kit import charts
+from whole import compare as bench_compare
+from whole import soak as bench_soak
 
 PLAN = plan.Plan(contenders=("flowctl", "bare loop"), viewers=(10, 20), lazy_viewers=(20,), bit_rates=(1000,), repeat=2)
 SOUND = {

@@ -12,14 +12,14 @@ import json
 import pytest
 from source_kit import ROOT, functions_of, tree_of
 
-import documents
 import run as bench_run
 from flowctl.flv import TAG_VIDEO, FlvWriter
 from flowctl.pipeline.capacity.model import parse_measurements
-from tables import table
-from trend import trend
+from kit import documents
+from kit.tables import table
+from kit.trend import trend
 
-BENCHES = sorted((ROOT / "bench").glob("bench_*.py"))
+BENCHES = sorted(path for room in bench_run.ROOMS for path in (ROOT / "bench" / room).glob("[a-z]*.py"))
 COMPUTING = ["amf", "bans", "chunk", "deferred", "profile", "sender", "whatif"]
 """Those without servers and clients; the others are run in real time."""
 

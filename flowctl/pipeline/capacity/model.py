@@ -303,7 +303,7 @@ def parse_measurements(text: str, where: str) -> list[Measurement]:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"{where}: no measurements: {type(error).__name__}: {error}",
-            hint="give what bench/bench_capacity.py left, or what flowctl load --json --server-pid PID wrote",
+            hint="give what python bench capacity left, or what flowctl load --json --server-pid PID wrote",
         ) from error
     if not points:
         raise ConfigError(f"{where}: there are no measurements in it")

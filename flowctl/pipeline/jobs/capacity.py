@@ -265,7 +265,7 @@ def run(spark: SparkSession, events: str | None, out: str, options: CapacityOpti
     if options.memory_bytes is not None and basis.model.idle_memory_bytes is None:
         raise ConfigError(
             "a node's memory is to be kept, but what a viewer takes of it was not measured",
-            hint="give --measurements of crowds of several sizes with memory (bench/bench_capacity.py), or no --memory",
+            hint="give --measurements of crowds of several sizes with memory (python bench capacity), or no --memory",
         )
     rows = _simulated(spark, basis.model, options)
     names = [part.split()[0] for part in CAPACITY_DDL.split(", ")]

@@ -1,0 +1,14 @@
+"""One benchmark by itself, with options of its own, for those who look closer: ``python bench NAME --help``."""
+
+from __future__ import annotations
+
+import sys
+
+from run import load, names
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        raise SystemExit(f"usage: python bench NAME [options]\nhint: there are {', '.join(names())}")
+    name = sys.argv.pop(1)
+    sys.argv[0] = f"bench {name}"
+    sys.exit(load(name).main())

@@ -1,0 +1,230 @@
+"""What a message costs in a Sender, in a stream log and in a cohort, beside the plainest thing that does the same.
+
+Run ``python bench sender``. No sockets: all transports take everything and keep nothing, so that only our
+own work is measured. Each way of ours stands beside a rival of a few lines: a Sender beside a `collections.deque`
+with a lock, a log beside a list, a cohort beside a bare loop over the viewers' ``send``. The rivals know no limits,
+states, classes, accounts or lagging viewers, so the ratio is the price of these. Figures of one machine at one moment
+mean little by themselves: compare the ratio. The best of several repetitions counts, ours and the rival's in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from flowctl.fanout.fanout import Fanout
+from flowctl.flow.limits import Limits
+from flowctl.flow.policy import LivePolicy
+from flowctl.flow.state import MessageClass
+from flowctl.outgoing.streamlog import StreamLog
+from flowctl.sender import Sender
+from flowctl.testing import ManualGroup, ManualHost
+
+MESSAGE: Final = bytes(1200)
+"""About a video frame at 300 kbit/s and 30 frames a second: small, so that the cost per message shows."""
+
+BATCH: Final = 32
+"""Messages that are queued between two flushes in deferred mode: 40 ms of a busy stream."""
+
+GROUP: Final = 60
+"""Messages from one key frame to the next."""
+
+LIMITS: Final = Limits.parse("2MiB,2048,4s")
+"""On all three axes, as a live server has them; no measurement reaches them."""
+
+
+class NullTransport:
+    """A kernel that takes everything at once and keeps nothing."""
+
+    def send(self, data: bytes, /) -> int:
+        """Take all of it."""
+        return len(data)
+
+    def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
+        """Take all of them."""
+        return sum(map(len, buffers))
+
+
+class BenchHost(ManualHost):
+    """A host whose flushes are called by the measurement itself; its time stands still and costs nothing."""
+
+    def request_flush(self) -> None:
+        """Do nothing: the measurement flushes after each batch."""
+
+
+def make_sender(*, deferred: bool) -> Sender:
+    """Return a Sender with limits and a policy, as a viewer of a live server has them."""
+    host = BenchHost()
+    host.sender = Sender(host, NullTransport(), limits=LIMITS, policy=LivePolicy(), deferred=deferred)
+    return host.sender
+
+
+def immediate(count: int) -> float:
+    """Send messages that are written at once; seconds per message."""
+    send = make_sender(deferred=False).send
+    began = time.perf_counter()
+    for _ in range(count):
+        send(MESSAGE, MessageClass.DISPOSABLE)
+    return (time.perf_counter() - began) / count
+
+
+def immediate_lock(count: int) -> float:
+    """Do the same with a lock around the write, where nothing is queued."""
+    lock, queue, write = threading.Lock(), deque[bytes](), NullTransport().send
+    began = time.perf_counter()
+    for _ in range(count):
+        with lock:
+            if queue:
+                queue.append(MESSAGE)
+            elif write(MESSAGE) < len(MESSAGE):
+                raise AssertionError("a null transport takes everything")
+    return (time.perf_counter() - began) / count
+
+
+def deferred(count: int) -> float:
+    """Queue messages and flush each batch; seconds per message."""
+    sender = make_sender(deferred=True)
+    send, flush = sender.send, sender.flush
+    began = time.perf_counter()
+    for _ in range(count // BATCH):
+        for _ in range(BATCH):
+            send(MESSAGE, MessageClass.DISPOSABLE)
+        flush()
+    return (time.perf_counter() - began) / (count // BATCH * BATCH)
+
+
+def deferred_deque(count: int) -> float:
+    """Do the same with a deque and a lock."""
+    lock, queue, write = threading.Lock(), deque[bytes](), NullTransport().sendmsg
+    began = time.perf_counter()
+    for _ in range(count // BATCH):
+        for _ in range(BATCH):
+            with lock:
+                queue.append(MESSAGE)
+        with lock:
+            write(queue)
+            queue.clear()
+    return (time.perf_counter() - began) / (count // BATCH * BATCH)
+
+
+def append(count: int) -> float:
+    """Append to a stream log that nobody follows; seconds per message."""
+    log = StreamLog()
+    began = time.perf_counter()
+    for number in range(count):
+        log.append(MESSAGE, MessageClass.INTER if number % GROUP else MessageClass.KEY, number / 1000)
+    return (time.perf_counter() - began) / count
+
+
+def append_list(count: int) -> float:
+    """Do the same with a list that begins anew at each key frame."""
+    cache: list[tuple[bytes, MessageClass, float]] = []
+    began = time.perf_counter()
+    for number in range(count):
+        if not number % GROUP:
+            cache.clear()
+        cache.append((MESSAGE, MessageClass.INTER if number % GROUP else MessageClass.KEY, number / 1000))
+    return (time.perf_counter() - began) / count
+
+
+def cohort(viewers: int, flushes: int) -> float:
+    """Publish a message and flush it to a cohort; seconds per viewer and flush."""
+    group = ManualGroup()
+    log = StreamLog()
+    fanout = Fanout(log, group, flush_interval_s=0)
+    senders = []  # held here: a fan-out's viewers belong to their connections
+    for _ in range(viewers):
+        host = ManualHost(group)
+        host.sender = Sender(host, NullTransport(), limits=LIMITS, policy=LivePolicy(), deferred=True)
+        host.sender.follow(fanout)
+        senders.append(host.sender)
+    group.run()
+    members = fanout.statistics().members
+    if members != viewers:
+        raise AssertionError(f"{members} of {viewers} viewers are in the cohort: something else would be measured")
+    began = time.perf_counter()
+    for _ in range(flushes):
+        log.append(MESSAGE, MessageClass.INTER, 0.0)
+        fanout.flush()
+    taken_s = time.perf_counter() - began
+    sent = senders[-1].statistics().bytes_sent
+    if sent != flushes * len(MESSAGE):
+        raise AssertionError(f"a viewer was sent {sent} bytes of {flushes * len(MESSAGE)}")
+    return taken_s / flushes / viewers
+
+
+def cohort_loop(viewers: int, flushes: int) -> float:
+    """Do the same with a bare loop over the sends of all viewers."""
+    sends = [NullTransport().send for _ in range(viewers)]
+    began = time.perf_counter()
+    for _ in range(flushes):
+        for send in sends:
+            if send(MESSAGE) < len(MESSAGE):
+                raise AssertionError("a null transport takes everything")
+    return (time.perf_counter() - began) / flushes / viewers
+
+
+QUICK: Final[dict[str, Any]] = {"count": 2000, "repeat": 1}
+"""Arguments of `run` for a look at whether it works, in a second or so."""
+
+
+def run(*, count: int = 100_000, repeat: int = 3) -> list[dict[str, Any]]:
+    """Measure every way beside its plain rival.
+
+    Args:
+        count: messages per measurement (viewers times flushes for the cohorts), at least 1000.
+        repeat: measurements of each, of which the fastest counts, 1 or more.
+
+    Returns:
+        One dict per way: ``way``, ``us`` (microseconds per message, or per viewer and flush), ``rival``,
+        ``rival_us``, ``ratio`` (our time to the rival's).
+    """
+    ways: list[tuple[str, Callable[[], float], str, Callable[[], float]]] = [
+        ("Sender, immediate", partial(immediate, count), "lock and write", partial(immediate_lock, count)),
+        (f"Sender, deferred by {BATCH}", partial(deferred, count), "deque and lock", partial(deferred_deque, count)),
+        ("StreamLog.append", partial(append, count), "list per group", partial(append_list, count)),
+    ]
+    for viewers in (1, 10, 100, 1000):
+        flushes = max(1, count // max(viewers, 10))  # one viewer alone costs a whole flush each time
+        ways.append(
+            (
+                f"cohort of {viewers:,}, per viewer and flush",
+                partial(cohort, viewers, flushes),
+                "bare loop of sends",
+                partial(cohort_loop, viewers, flushes),
+            )
+        )
+    rows = []
+    for way, ours, rival, theirs in ways:
+        pairs = [(ours(), theirs()) for _ in range(repeat)]  # in turns: a busy machine hurts both
+        best, rival_best = (min(figures) for figures in zip(*pairs, strict=True))
+        rows.append(
+            {
+                "way": way,
+                "us": round(best * 1e6, 3),
+                "rival": rival,
+                "rival_us": round(rival_best * 1e6, 3),
+                "ratio": round(best / rival_best, 2),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--count", type=int, default=100_000, help="messages per measurement (default 100000)")
+    parser.add_argument("--repeat", type=int, default=3, help="measurements of each; the fastest counts (default 3)")
+    arguments = parser.parse_args()
+    print(f"{'way':<36} {'us':>8}  {'rival':<20} {'us':>8} {'ratio':>6}")
+    for row in run(count=max(1000, arguments.count), repeat=max(1, arguments.repeat)):
+        print(f"{row['way']:<36} {row['us']:>8.3f}  {row['rival']:<20} {row['rival_us']:>8.3f} {row['ratio']:>6.2f}")
+
+
+if __name__ == "__main__":
+    main()

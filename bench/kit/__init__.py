@@ -1,0 +1,4 @@
+"""What benches share: processes, tables, charts, documents.
+
+Begin with `processes.py`.
+"""

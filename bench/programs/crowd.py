@@ -1,0 +1,185 @@
+"""A crowd of viewers in one process: play one RTMP stream (or read bare TCP), discard the bytes, measure a few.
+
+Run by `whole/fanout.py` in a process of its own. Most viewers are read with MSG_TRUNC, which lets the kernel discard
+what arrived without copying it; every n-th one is parsed, for its delay and its missing frames. Prints one JSON line
+when all have connected, and one with the results at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import select
+import socket
+import sys
+import time
+from typing import Any
+
+from flowctl.media.stamp import read_stamp
+from flowctl.rtmp.chunk.reader import ChunkReader
+from flowctl.rtmp.client.session import ClientSession
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.session_config import ClientSessionConfig
+from flowctl.rtmp.wire import Message
+
+_TRUNCATED = socket.MSG_TRUNC
+_WIDE = 1 << 20
+
+
+class Viewer:
+    """One connection of the crowd."""
+
+    def __init__(self, sock: socket.socket, url: str | None, *, measured: bool) -> None:
+        self.sock = sock
+        self.measured = measured
+        self.bytes = 0
+        self.delays_us: list[int] = []
+        self.sequences: list[int] = []
+        self.playing = url is None
+        self.session: ClientSession | None = None
+        self._reader: ChunkReader | None = None
+        if url is not None:
+            self.session = ClientSession(ClientSessionConfig(limits=WireLimits()))
+            self.session.connect(url)
+            self.session.play()
+            sock.sendall(self.session.data_to_send())
+
+    def readable(self) -> None:
+        """Read what there is."""
+        if self.session is not None:
+            data = self.sock.recv(_WIDE)
+            if not data:
+                raise ConnectionError("the server closed the connection")
+            self.bytes += len(data)
+            self._take(data)
+            return
+        count = self.sock.recv_into(_SINK, _WIDE, _TRUNCATED)
+        if not count:
+            raise ConnectionError("the server closed the connection")
+        self.bytes += count
+
+    def _take(self, data: bytes) -> None:
+        session = self.session
+        if session is None:
+            return
+        events = session.receive(data, time.monotonic())
+        reply = session.data_to_send()
+        if reply:
+            self.sock.sendall(reply)
+        now_us = time.monotonic_ns() // 1000
+        for event in events:
+            if isinstance(event, Message):
+                self.playing = True
+                found = read_stamp(event.payload) if event.type_id == 9 else None
+                if found is not None:
+                    self.sequences.append(found[0])
+                    self.delays_us.append(now_us - found[1])
+        if self.playing and not self.measured:
+            self.session = None  # from here on the kernel may throw it away
+
+
+_SINK = bytearray(_WIDE)
+
+
+def connect(address: tuple[str, int], source: str, receive_buffer_bytes: int) -> socket.socket:
+    """Connect from `source`, an address of 127.0.0.0/8; a receive buffer of 0 bytes leaves the kernel's autotuning."""
+    sock = socket.socket()
+    if receive_buffer_bytes:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.bind((source, 0))
+    sock.connect(address)
+    return sock
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Connect, wait for the window to pass, and return the figures of the measured window."""
+    address = (arguments.host, arguments.port)
+
+    def url_of(index: int) -> str | None:
+        if arguments.bare:
+            return None
+        name = f"{arguments.stream}-{index % arguments.streams}" if arguments.streams else arguments.stream
+        return f"rtmp://{arguments.host}:{arguments.port}/{name}"
+
+    poll = select.epoll()
+    viewers: dict[int, Viewer] = {}
+    lost = 0
+    nap_s = 0.0  # while connecting, each handshake is answered at once
+
+    def pump(until: float) -> int:
+        failed = 0
+        while (left := until - time.monotonic()) > 0:
+            if nap_s:
+                time.sleep(min(left, nap_s))
+            for fd, _ in poll.poll(min(left, 0.05)):
+                viewer = viewers.get(fd)
+                if viewer is None:
+                    continue
+                try:
+                    viewer.readable()
+                except OSError:
+                    poll.unregister(fd)
+                    viewer.sock.close()
+                    del viewers[fd]
+                    failed += 1
+        return failed
+
+    for index in range(arguments.viewers):
+        sock = connect(address, f"127.0.{1 + index // 250}.{1 + index % 250}", arguments.receive_buffer)
+        viewer = Viewer(sock, url_of(index), measured=index % arguments.measure_every == 0)
+        viewers[sock.fileno()] = viewer
+        poll.register(sock, select.EPOLLIN)
+        if index % 20 == 19 and not arguments.burst:
+            lost += pump(time.monotonic() + 0.01)
+    nap_s = arguments.nap
+    lost += pump(time.monotonic() + arguments.settle)
+    playing = sum(viewer.playing for viewer in viewers.values())
+    print(json.dumps({"connected": len(viewers), "playing": playing}), flush=True)
+    sys.stdin.readline()  # the bench says when the window begins
+    for viewer in viewers.values():
+        viewer.bytes = 0
+        viewer.delays_us.clear()
+        viewer.sequences.clear()
+    began = time.monotonic()
+    lost += pump(began + arguments.window)
+    took = time.monotonic() - began
+    delays = sorted(delay for viewer in viewers.values() for delay in viewer.delays_us)
+    missing = 0
+    for viewer in viewers.values():
+        numbers = viewer.sequences
+        if numbers:
+            missing += numbers[-1] - numbers[0] + 1 - len(numbers)
+    return {
+        "viewers": len(viewers),
+        "lost": lost,
+        "bytes_per_viewer_and_s": sum(viewer.bytes for viewer in viewers.values()) / max(len(viewers), 1) / took,
+        "least_bytes": min((viewer.bytes for viewer in viewers.values()), default=0),
+        "measured": sum(1 for viewer in viewers.values() if viewer.sequences),
+        "frames": len(delays),
+        "missing": missing,
+        "delay_p50_ms": delays[len(delays) // 2] / 1000 if delays else None,
+        "delay_p99_ms": delays[len(delays) * 99 // 100] / 1000 if delays else None,
+    }
+
+
+def main() -> None:
+    """Parse the arguments, run, print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--stream", default="live/bench")
+    parser.add_argument("--streams", type=int, default=0, help="spread over NAME-0 to NAME-n instead of NAME")
+    parser.add_argument("--burst", action="store_true", help="connect all at once")
+    parser.add_argument("--viewers", type=int, default=1000)
+    parser.add_argument("--measure-every", type=int, default=50)
+    parser.add_argument("--settle", type=float, default=2.0)
+    parser.add_argument("--window", type=float, default=10.0)
+    parser.add_argument("--receive-buffer", type=int, default=0)
+    parser.add_argument("--nap", type=float, default=0.0, help="pause between two rounds of reading, in seconds")
+    parser.add_argument("--bare", action="store_true")
+    print(json.dumps(run(parser.parse_args())), flush=True)
+
+
+if __name__ == "__main__":
+    main()
