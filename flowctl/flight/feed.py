@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import floor
-from operator import add
+from operator import add, sub
 from typing import Any, Final
 
 from flowctl.flight.tape import Tape
 from flowctl.flight.words import LOG_LANE, MICROSECONDS, dump
 from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.state import MessageClass
-from flowctl.outgoing.streamlog import CacheLimits, Entry, StreamLog, subtract
+from flowctl.outgoing.streamlog import CacheLimits, Entry, StreamLog
 from flowctl.sender import Sender
 from flowctl.sending.contract import CohortLike
 from flowctl.telemetry.schema import CLASS_NAMES
@@ -54,7 +54,11 @@ def seed_of(log: StreamLog, start: Entry, clock_us: int) -> dict[str, Any]:
         "largest_bytes": log.largest_bytes,
         "gop_duration_us": round(log.gop_duration_s * MICROSECONDS),
         "rates": [
-            [round(at * MICROSECONDS) - clock_us, subtract(counts, start.counts), subtract(sizes, start.sizes)]
+            [
+                round(at * MICROSECONDS) - clock_us,
+                list(map(sub, counts, start.counts)),
+                list(map(sub, sizes, start.sizes)),
+            ]
             for at, counts, sizes in log.rates.notes
         ],
     }

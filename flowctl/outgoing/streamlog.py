@@ -306,8 +306,3 @@ def _owned(messages: tuple[bytes | bytearray | memoryview, ...]) -> tuple[bytes,
     if all(type(message) is bytes for message in messages):
         return cast("tuple[bytes, ...]", messages)
     return tuple(map(owned_bytes, messages))
-
-
-def subtract(after: tuple[int, ...], before: tuple[int, ...]) -> list[int]:
-    """Return `after` - `before` by class: what lies between two entries' totals."""
-    return [a - b for a, b in zip(after, before, strict=True)]
