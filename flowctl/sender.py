@@ -394,8 +394,7 @@ class Sender:
                 if self._close_reason is not None:
                     return
                 if self._foreign_locked():
-                    self._pending = [*(self._pending or ()), action]
-                    self._host.request_flush()
+                    self._leave_to_owner_locked(action)
                 else:
                     now = self._host.now()
                     self._run_pending_locked(now)  # what was asked for first comes first
@@ -404,6 +403,11 @@ class Sender:
         finally:
             if self._after:
                 self._run_after()
+
+    def _leave_to_owner_locked(self, action: Callable[[float], None]) -> None:
+        """Have `action` done by the owning thread, in the flush that it is asked for."""
+        self._pending = [*(self._pending or ()), action]
+        self._host.request_flush()
 
     def _run_pending_locked(self, now: float) -> None:
         """Do what other threads have asked for; after the end of the Sender there is nothing to do it to."""
@@ -767,8 +771,7 @@ class Sender:
             if self._settings.close_deadline_s:
                 self._close_deadline = self._host.now() + self._settings.close_deadline_s
                 self._host.set_deadline(self._close_deadline)
-            self._pending = [*(self._pending or ()), self._stop_following_locked]
-            self._host.request_flush()
+            self._leave_to_owner_locked(self._stop_following_locked)
 
     def close(self, reason: CloseReason, details: str = "") -> None:
         """End now: what is queued is dropped and counted. The first reason counts. Any thread."""
@@ -779,8 +782,7 @@ class Sender:
                 if self._close_reason is not None:
                     return
                 if self._foreign_locked():
-                    self._pending = [*(self._pending or ()), lambda _: self._fail_locked(reason, details)]
-                    self._host.request_flush()
+                    self._leave_to_owner_locked(lambda _: self._fail_locked(reason, details))
                 else:
                     self._fail_locked(reason, details)
         finally:
@@ -1057,11 +1059,11 @@ class Sender:
         control = message_class is MessageClass.CONTROL
         if control:
             reason, details = CloseReason.LIMIT_HIT, self._control_words_locked()
-        self._host.request_flush()
         if self._control_over_locked() if control else full:
             self._closing = True
-            self._pending = [*(self._pending or ()), lambda _: self._fail_locked(reason, details)]
+            self._leave_to_owner_locked(lambda _: self._fail_locked(reason, details))
             return CLOSED[self._core.state]
+        self._host.request_flush()
         return ACCEPTED[self._core.state]
 
     def _offer_locked(self, now: float) -> None:
@@ -1323,8 +1325,8 @@ class Sender:
 
     def _return_locked(self, now: float, cause: str) -> None:
         """Go to the newest key frame of the followed log, if there is one ahead, and say what that brought."""
-        slow, cursor = self._slow, self._outbox.cursor
-        if slow is None or cursor is None or self.stands is _COHORT or self._closing:
+        cursor = self._outbox.cursor
+        if cursor is None or self.stands is _COHORT or self._closing:
             return
         before = self._oldest_locked(now)
         self._open_episode_locked(now)
@@ -1333,7 +1335,7 @@ class Sender:
         if not skipped:
             return
         removed_ms = max(self._oldest_locked(now) - before, 0.0) * 1000
-        self._note_locked(slow.returned(now, removed_ms, cause))
+        self._note_locked(self._slow_locked().returned(now, removed_ms, cause))
         self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
 
     def _relieve_locked(self, now: float, cause: str) -> None:
@@ -1343,7 +1345,6 @@ class Sender:
         if cursor is None or self.stands is _COHORT or self._closing:
             return
         before = cursor.entry
-        self._slow_locked()
         self._return_locked(now, cause)
         if self._close_reason is None and cursor.entry is before:
             self._thin_request_locked(Thin.DROPPABLE, now)

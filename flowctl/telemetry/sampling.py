@@ -13,16 +13,13 @@ from array import array
 from operator import sub
 from typing import Any, Final, NamedTuple
 
-from flowctl.flow.state import CLASS_COUNT, SendState
+from flowctl.flow.counts import NO_FIGURES, Figures
+from flowctl.flow.state import SendState
 from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.telemetry.schema import FLOW_SAMPLES
 from flowctl.telemetry.writer import arrow_type
 
 Row = tuple[Any, ...]
-Totals = tuple[int, ...]
-
-NO_TOTALS: Final[Totals] = (0,) * (2 * CLASS_COUNT)
-"""Messages by class, then bytes by class: how accounts are kept here, so that a difference is one `map`."""
 _COLUMNS: Final = tuple(column for column in FLOW_SAMPLES.columns if column.name not in {"node", "seq"})
 _NAMES: Final = tuple(column.name for column in _COLUMNS)
 _SHARED: Final = (_COLUMNS[0], *_COLUMNS[4:])
@@ -49,10 +46,10 @@ class Mark(NamedTuple):
     log: StreamLog
     offset: int
     sequence: int
-    place: Totals
+    place: Figures
     end_offset: int
     end_sequence: int
-    end: Totals
+    end: Figures
     since: float
 
     @classmethod
@@ -70,7 +67,7 @@ class Mark(NamedTuple):
         )
 
 
-def minus(after: Totals, before: Totals) -> Totals:
+def minus(after: Figures, before: Figures) -> Figures:
     """Return `after` - `before`."""
     return tuple(map(sub, after, before))
 
@@ -99,17 +96,19 @@ class Condition(NamedTuple):
     viewer_delay_ms: float | None = 0.0
 
 
-def sums(sent_bytes: int, accepted: Totals, sent: Totals, dropped: Totals) -> Row:
+def sums(sent_bytes: int, accepted: Figures, sent: Figures, dropped: Figures) -> Row:
     """Return the last columns of a record: what happened in the interval."""
     return (sent_bytes, *accepted, *sent, *dropped)
 
 
 def following(before: Mark, after: Mark) -> Row:
     """Return the last columns for a viewer that was sent the log from `before` to `after`, and nothing else."""
-    return sums(after.offset - before.offset, minus(after.end, before.end), minus(after.place, before.place), NO_TOTALS)
+    return sums(
+        after.offset - before.offset, minus(after.end, before.end), minus(after.place, before.place), NO_FIGURES
+    )
 
 
-NOTHING: Final = sums(0, NO_TOTALS, NO_TOTALS, NO_TOTALS)
+NOTHING: Final = sums(0, NO_FIGURES, NO_FIGURES, NO_FIGURES)
 
 
 class Crowd:

@@ -13,13 +13,12 @@ from typing import Any, Final
 from flowctl.connection import Connection
 from flowctl.fanout.cohort import Squad
 from flowctl.fanout.fanout import Fanout
-from flowctl.flow.counts import total
+from flowctl.flow.counts import NO_FIGURES, Figures, total
 from flowctl.flow.state import SendState
 from flowctl.sender import Sender
 from flowctl.sending.figures import SenderStatistics
 from flowctl.telemetry.events import ConnectionEvents
 from flowctl.telemetry.sampling import (
-    NO_TOTALS,
     NOTHING,
     Condition,
     Crowd,
@@ -27,7 +26,6 @@ from flowctl.telemetry.sampling import (
     Row,
     Run,
     SampleBlock,
-    Totals,
     following,
     minus,
     sums,
@@ -41,7 +39,7 @@ _NUMBER: Final = attrgetter("number")
 _Thread = tuple[float | None, bool | None]
 """How busy a poll group is, 0 to 1, and whether it had no room; None where a connection is on none."""
 
-_Sums = tuple[int, Totals, Totals, Totals]
+_Sums = tuple[int, Figures, Figures, Figures]
 """Wire bytes sent, and by class what was accepted, sent and dropped, since a connection was opened."""
 
 
@@ -108,7 +106,7 @@ class Book:
     __slots__ = ("accepted", "at", "dropped", "pulse", "round", "seen", "sent", "sent_bytes", "still")
 
     def __init__(self, at: float) -> None:
-        self.accepted = self.sent = self.dropped = NO_TOTALS
+        self.accepted = self.sent = self.dropped = NO_FIGURES
         self.sent_bytes = 0
         self.pulse: int | None = None
         self.seen: Seen | None = None
@@ -157,9 +155,9 @@ class Books:
 
 
 @lru_cache(1024)
-def _shared(totals: Totals) -> Totals:
-    """Return one object for all totals that are equal to `totals`: most of a crowd's are, at 0.5 kB each."""
-    return totals
+def _shared(figures: Figures) -> Figures:
+    """Return one object for all that are equal to `figures`: most of a crowd's are, at 0.5 kB each."""
+    return figures
 
 
 class Round:
@@ -360,14 +358,14 @@ class Round:
             sent_bytes - bytes_before,
             minus(accepted, accepted_before),
             minus(sent, sent_before),
-            NO_TOTALS if dropped == book.dropped else minus(dropped, book.dropped),
+            NO_FIGURES if dropped == book.dropped else minus(dropped, book.dropped),
         )
         book.seen = None if mark is None else Seen([], [], mark, self._number, self._now)
         # Less the mark, viewers who came at one place have the same books, and keep one object of them.
         book.accepted = accepted if mark is None else _shared(minus(accepted, mark.end))
         book.sent = sent if mark is None else _shared(minus(sent, mark.place))
         book.sent_bytes = sent_bytes - (0 if mark is None else mark.offset)
-        book.dropped = dropped if any(dropped) else NO_TOTALS
+        book.dropped = dropped if any(dropped) else NO_FIGURES
         book.pulse, book.at, book.round = pulse, self._now, self._number
         return happened
 
