@@ -414,7 +414,7 @@ def test_frames_for_a_recorder_that_stands_still_are_bounded_and_counted(run):
     runner.stop(WAIT_S)
     assert len(recorder.told) < 40
     assert sent + 1 == len(recorder.told) + sum(frame.lost_count for frame in recorder.told)
-    assert recorder.told[-1].lost_count > 40
+    assert recorder.told[-1].lost_count > 0  # the queue was full when the last of them came
 
 
 def test_hook_that_raises_on_news_is_reported_and_told_the_next(run):
