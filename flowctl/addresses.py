@@ -1,4 +1,4 @@
-"""What counts as one address, wherever something is limited or weighed per address (pure).
+"""Addresses and networks (pure): how networks are written, and what counts as one address where limits are per address.
 
 An IPv6 network of 64 bits is what one subscriber is given, and every address in it is his: a limit on single ones would
 be none. An IPv4 address that comes mapped into IPv6 (a listener on ``::``) is that IPv4 address.
@@ -7,6 +7,31 @@ be none. An IPv4 address that comes mapped into IPv6 (a listener on ``::``) is t
 from __future__ import annotations
 
 import ipaddress
+from typing import TypeAlias
+
+from flowctl.errors import ConfigError
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def parse_network(text: str, field: str, *, exact: bool = False) -> Network:
+    """Return the network that `text` (``10.0.0.0/8``, ``2001:db8::/32``) names; an address is a network of one.
+
+    Args:
+        text: blanks around it do not count.
+        field: where it was given, for the error.
+        exact: whether bits behind the prefix are an error, as in ``192.0.2.7/24``; if not, they do not count.
+
+    Raises:
+        ConfigError: it is neither an address nor a network; names `field`.
+    """
+    try:
+        return ipaddress.ip_network(text.strip(), strict=exact)
+    except ValueError as error:
+        reason = f": {error}" if exact else ""
+        raise ConfigError(
+            f"{field}: {text!r} is no address and no network{reason}", hint="write it like 192.0.2.7 or 10.0.0.0/8"
+        ) from error
 
 
 def address_key(address: str) -> str:

@@ -7,6 +7,7 @@ Every parser names the field, the text and an example in its error.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from flowctl.errors import ConfigError
@@ -14,7 +15,7 @@ from flowctl.errors import ConfigError
 # At most 15 digits on each side: beyond, a float is no longer exact, and with hundreds it becomes infinite.
 _NUMBER = re.compile(r"\s*+(\d{1,15}(?:\.\d{1,15})?)\s*+([A-Za-z/]*)\s*", re.ASCII)
 
-_SIZE_UNITS: Final[dict[str, int]] = {
+SIZE_UNITS: Final[Mapping[str, int]] = {
     "": 1,
     "b": 1,
     "kb": 1000,
@@ -27,7 +28,9 @@ _SIZE_UNITS: Final[dict[str, int]] = {
     "mib": 1024**2,
     "gib": 1024**3,
 }
-_TIME_UNITS: Final[dict[str, float]] = {
+"""Bytes of each unit of size, in lower case."""
+
+TIME_UNITS: Final[Mapping[str, float]] = {
     "us": 1e-6,
     "ms": 1e-3,
     "": 1.0,
@@ -36,6 +39,8 @@ _TIME_UNITS: Final[dict[str, float]] = {
     "min": 60.0,
     "h": 3600.0,
 }
+"""Seconds of each unit of time."""
+
 _EXACT_UNITS: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
 _RATE_PREFIXES: Final[dict[str, int]] = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 
@@ -54,9 +59,9 @@ def parse_size(text: str, field: str = "size") -> int:
         ConfigError: `text` has no number or an unknown unit; names `field`.
     """
     number, unit = _split(text, field, "2MiB")
-    if unit not in _SIZE_UNITS:
+    if unit not in SIZE_UNITS:
         raise ConfigError(f"{field}: unknown unit {unit!r} in {text!r}", hint="use B, KiB, MiB, GiB, kB, MB or GB")
-    return round(number * _SIZE_UNITS[unit])
+    return round(number * SIZE_UNITS[unit])
 
 
 def parse_duration(text: str, field: str = "duration") -> float:
@@ -66,9 +71,9 @@ def parse_duration(text: str, field: str = "duration") -> float:
         ConfigError: `text` has no number or an unknown unit; names `field`.
     """
     number, unit = _split(text, field, "8s")
-    if unit not in _TIME_UNITS:
+    if unit not in TIME_UNITS:
         raise ConfigError(f"{field}: unknown unit {unit!r} in {text!r}", hint="use us, ms, s, min or h")
-    return number * _TIME_UNITS[unit]
+    return number * TIME_UNITS[unit]
 
 
 def parse_bit_rate(text: str, field: str = "rate") -> int:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import structlog
 
+from flowctl.addresses import Network, parse_network
 from flowctl.errors import ConfigError
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import FlightSink, Identity, Tape
@@ -25,7 +26,6 @@ from flowctl.sending.contract import SenderHost
 
 _log: Final = structlog.get_logger("flowctl.flight")
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _MOST_NEXT: Final = 100_000
 """Connections that may be asked for ahead: more is what a share is for."""
 _MOST_NETWORKS: Final = 256
@@ -74,15 +74,7 @@ def parse_networks(text: str, field: str = "flights_addresses") -> tuple[Network
     Raises:
         ConfigError: one is neither; names `field`.
     """
-    found = []
-    for part in filter(None, (item.strip() for item in text.split(","))):
-        try:
-            found.append(ipaddress.ip_network(part, strict=False))
-        except ValueError as error:
-            raise ConfigError(
-                f"{field}: {part!r} is no address and no network", hint="for example 127.0.0.9,10.0.0.0/8"
-            ) from error
-    return tuple(found)
+    return tuple(parse_network(part.strip(), field) for part in text.split(",") if part.strip())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,8 +30,9 @@ from pydantic import (
     model_validator,
 )
 
+from flowctl.addresses import Network
 from flowctl.errors import ConfigError
-from flowctl.flight.flights import Network, parse_networks
+from flowctl.flight.flights import parse_networks
 from flowctl.flow.limits import Limits, parse_marks, parse_target_delay, target_marks, write_marks
 from flowctl.flow.limitsfile import place_of, read_toml
 from flowctl.flow.policy import LIVE_POLICIES

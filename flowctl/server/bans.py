@@ -30,6 +30,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
+from flowctl.addresses import Network
 from flowctl.errors import ConfigError
 
 MOST_BYTES: Final = 16 * 1024 * 1024
@@ -58,7 +59,6 @@ call may find the interpreter taken."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _Key = TypeVar("_Key", str, int)
-_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class BanAction(enum.Enum):
@@ -109,7 +109,7 @@ class Ban:
                 raise ConfigError(f"evidence {_short(name)} is {_short(value)}, it must be a number with a short name")
 
     @property
-    def network(self) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    def network(self) -> Network:
         """The network."""
         return _network_of(self.cidr)
 
@@ -288,7 +288,7 @@ def lasts_longer(one: Ban, other: Ban) -> bool:
     return one.expires > other.expires
 
 
-def merge_bans(there: Iterable[Ban], own: Iterable[Ban], now_utc: float, allow: Sequence[_Network] = ()) -> list[Ban]:
+def merge_bans(there: Iterable[Ban], own: Iterable[Ban], now_utc: float, allow: Sequence[Network] = ()) -> list[Ban]:
     """Return what a list holds after somebody who is not its only writer has written to it.
 
     Several may write one list: a job once a day, a watch all the time, a person by hand. Nobody may end a ban of
@@ -321,7 +321,7 @@ def _joined(one: Ban, other: Ban) -> Ban:
     return replace(worst, expires=last.expires)
 
 
-def _touches(network: _Network, others: Sequence[_Network]) -> bool:
+def _touches(network: Network, others: Sequence[Network]) -> bool:
     """Return whether `network` has an address in common with one of `others`."""
     return any(network.version == other.version and network.overlaps(other) for other in others)
 
@@ -417,14 +417,14 @@ def _ban_of(line: str) -> Ban:
 
 
 @lru_cache(maxsize=1024)
-def _network_of(cidr: str) -> _Network:
+def _network_of(cidr: str) -> Network:
     """Return the network that `cidr` names; IPv4 written as IPv6 is IPv4.
 
     Raises:
         ConfigError: it is no network, has bits set behind its prefix, or is too wide.
     """
     try:
-        network: _Network = ipaddress.ip_network(cidr)
+        network: Network = ipaddress.ip_network(cidr)
     except ValueError as error:
         raise ConfigError(f"cidr is {_short(cidr)}: {error}", hint="write it like 203.0.113.7/32") from error
     if isinstance(network, ipaddress.IPv6Network) and network.prefixlen >= _MAPPED_BITS:

@@ -20,6 +20,7 @@ import ipaddress
 from collections.abc import Iterable
 from typing import Final
 
+from flowctl.addresses import parse_network
 from flowctl.errors import ConfigError, RemoteProtocolError
 
 HEADER_BYTES: Final = 2048
@@ -43,7 +44,6 @@ _NO_ADDRESS: Final = frozenset({0x00, 0x31})
 
 Origin = tuple[str, int | None] | None
 """Whom a proxy speaks for: address and port (None: not said). None: for itself, as health checks do."""
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class ProxyHeaderError(RemoteProtocolError):
@@ -68,15 +68,7 @@ class TrustedProxies:
             raise ConfigError(
                 f"trusted_proxies is {networks!r} (str), it must be several", hint=f"{networks.split(',')!r}"
             )
-        found: list[Network] = []
-        for text in networks:
-            try:
-                found.append(ipaddress.ip_network(text.strip(), strict=False))
-            except ValueError as error:
-                raise ConfigError(
-                    f"trusted proxies: {text!r} is no address and no network", hint="for example 127.0.0.1,10.0.0.0/8"
-                ) from error
-        self.networks: Final = tuple(found)
+        self.networks: Final = tuple(parse_network(text, "trusted proxies") for text in networks)
 
     def __bool__(self) -> bool:
         return bool(self.networks)

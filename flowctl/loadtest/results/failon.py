@@ -19,6 +19,7 @@ from flowctl.errors import ConfigError
 from flowctl.loadtest.results.figures import FIGURES, Figure, RunFigures, format_value
 from flowctl.loadtest.results.result import PeerKind
 from flowctl.loadtest.results.scope import SCOPES, in_scope
+from flowctl.units import SIZE_UNITS, TIME_UNITS
 
 MAX_CONDITIONS: Final = 100
 """More than anybody reads; a bound on what a run works out at its end."""
@@ -32,8 +33,8 @@ _OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = {
     "<": operator.lt,
 }
 _OPPOSITES: Final = {">": "<=", "<": ">=", ">=": "<", "<=": ">", "==": "!=", "!=": "=="}
-_TIME: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
-_SIZE: Final = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_TIME: Final = {unit: TIME_UNITS[unit] for unit in ("us", "ms", "s", "min")}
+_SIZE: Final = {unit: SIZE_UNITS[unit.lower()] for unit in ("B", "kB", "MB", "GB", "KiB", "MiB", "GiB")}
 _UNITS: Final[Mapping[str, Mapping[str, float]]] = {
     "ms": {unit: seconds / 1e-3 for unit, seconds in _TIME.items()},
     "us": {unit: seconds / 1e-6 for unit, seconds in _TIME.items()},

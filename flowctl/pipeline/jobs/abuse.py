@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
+from flowctl.addresses import Network
 from flowctl.errors import ConfigError
 from flowctl.pipeline.jobs.evidence import evidence, halved, harmful, points, proves, standing, starts_of
 from flowctl.pipeline.jobs.weights import Weights
 from flowctl.pipeline.tables import addresses, io
 from flowctl.pipeline.tables.accounts import JobResult
-from flowctl.pipeline.tables.addresses import Network
 from flowctl.pipeline.tables.banfile import BANS_FILE, locked, read_bans
 from flowctl.pipeline.tables.place import Place
 from flowctl.server.bans import MOST_BANS, Ban, BanAction, merge_bans, render

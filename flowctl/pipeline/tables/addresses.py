@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
+from flowctl.addresses import Network, parse_network
 from flowctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ PRIVATE: Final = tuple(
 MOST_NETWORKS: Final = 200
 """Networks that an address may be compared with in one expression; beyond, plans take seconds to compile."""
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
 
 def parse_networks(texts: Sequence[str], option: str) -> list[Network]:
     """Return the networks that `texts` name, an address meaning itself alone.
@@ -53,13 +52,7 @@ def parse_networks(texts: Sequence[str], option: str) -> list[Network]:
     """
     if len(texts) > MOST_NETWORKS:
         raise ConfigError(f"{option} was given {len(texts)} times, {MOST_NETWORKS} are allowed")
-    networks: list[Network] = []
-    for text in texts:
-        try:
-            networks.append(ipaddress.ip_network(text.strip()))
-        except ValueError as error:
-            raise ConfigError(f"{option} is {text!r}: {error}", hint="write it like 192.0.2.0/24") from error
-    return networks
+    return [parse_network(text, option, exact=True) for text in texts]
 
 
 def digits(address: Column) -> Column:

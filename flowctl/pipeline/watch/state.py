@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from flowctl.addresses import Network
 from flowctl.errors import ConfigError
-from flowctl.pipeline.tables.addresses import Network
 from flowctl.pipeline.tables.banfile import BANS_FILE, locked, read_local
 from flowctl.server.bans import MOST_BANS, Ban, BanAction, BanList, lasts_longer, merge_bans, render
 from flowctl.text.files import write_text

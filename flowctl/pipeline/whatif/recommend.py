@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.units import format_size, parse_duration, parse_size
+from flowctl.units import format_size, parse_duration, parse_share, parse_size
 
 MEASURES: Final = {
     "disconnects": "disconnected_share",
@@ -114,11 +114,7 @@ def _bound(measure: str, text: str) -> float:
         return float(parse_size(text, where))
     if measure.startswith("delay"):
         return parse_duration(text, where) * 1000
-    share, scale = (text[:-1], 0.01) if text.endswith("%") else (text, 1.0)
-    try:
-        return float(share) * scale
-    except ValueError:
-        raise ConfigError(f"{where}: {text!r} is no share", hint="write it like 1% or 0.01") from None
+    return parse_share(text, where)
 
 
 def mark_front(rows: Sequence[Row]) -> list[bool]:

@@ -1,0 +1,40 @@
+"""Networks as people write them."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+
+from flowctl.addresses import parse_network
+from flowctl.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10.0.0.0/8", "10.0.0.0/8"),
+        (" 192.0.2.7 ", "192.0.2.7/32"),
+        ("192.0.2.7/24", "192.0.2.0/24"),
+        ("2001:db8::/32", "2001:db8::/32"),
+        ("2001:db8::1", "2001:db8::1/128"),
+    ],
+)
+def test_network_when_written_as_people_do_is_read(text, expected):
+    """An address is a network of one; bits behind the prefix do not count."""
+    assert parse_network(text, "allow") == ipaddress.ip_network(expected)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("text", ["somewhere", "", "10.0.0.0/33", "1"])
+def test_network_when_it_is_none_is_refused_by_name(text, exact):
+    """The error names the field and the text, and shows how to write one."""
+    with pytest.raises(ConfigError, match=f"allow: '{text}' is no address and no network") as caught:
+        parse_network(text, "allow", exact=exact)
+    assert caught.value.hint
+
+
+def test_network_when_it_has_to_be_exact_has_no_bits_behind_its_prefix():
+    """Where a list decides who is spared, 192.0.2.7/24 may mean one address or 256."""
+    with pytest.raises(ConfigError, match="has host bits set"):
+        parse_network("192.0.2.7/24", "allow", exact=True)
