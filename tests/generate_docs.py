@@ -44,6 +44,7 @@ from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.server.states import CONNECTION_TABLE, STREAM_TABLE, ConnectionInput
 from flowctl.rtmp.session_config import ControlConfig, ServerSessionConfig
 from flowctl.sending.settings import SenderSettings
+from flowctl.sending.standing import STEPS, Standing
 from flowctl.server.admission import AdmissionLimits
 from flowctl.server.server import DEFAULT_LIMITS
 from flowctl.telemetry.schema import ARROW_TYPES, TABLES, EventName
@@ -252,6 +253,12 @@ def from_table(states: dict[tuple[enum.Enum, enum.Enum], enum.Enum], leave_out: 
     return diagram(edges, next(iter(states))[0].name)
 
 
+def standings() -> str:
+    """Return the diagram of where a viewer stands with its fan-out."""
+    edges = {(old.name, new.name): [why] for (old, new), why in STEPS.items()}
+    return diagram(edges, Standing.GONE.name)
+
+
 def send_states() -> str:
     """Return the diagram of the send states, found by trying every input in every situation of a small queue.
 
@@ -412,6 +419,7 @@ GENERATED = {
     "pipeline-fleet": lambda: pipeline_columns("fleet", fleet_streams="STREAM_COLUMNS", fleet_subnets="SUBNET_COLUMNS"),
     "pipeline-whatif": lambda: pipeline_columns("whatif", whatif_choices="CHOICES_DDL"),
     "group-states": lambda: from_table(pollgroup._TABLE, frozenset()),
+    "standings": standings,
     "connection-states": lambda: from_table(CONNECTION_TABLE, frozenset({ConnectionInput.FAIL})),
     "stream-states": lambda: from_table(STREAM_TABLE, frozenset()),
     "client-states": lambda: from_table(CLIENT_TABLE, frozenset()),

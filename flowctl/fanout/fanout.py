@@ -1,24 +1,23 @@
 """Fan-out: writes a stream log to the viewers of one poll group, one system call per viewer and flush.
 
-Theory of operation. Viewers that keep up form the *cohort* (see `flowctl.fanout.cohort`): squads of viewers who
-share a place
-of the log. A *round* brings all squads to the log's tail: the bytes from their place to there are joined once, and
-written to one member after the other. Nothing else is done per viewer: no lock, no queue, no counter (what a member
+Theory of operation. Viewers that keep up form the *cohort* (see `flowctl.fanout.cohort`): squads of viewers who share a
+place of the log. A *round* brings all squads to the log's tail: the bytes from their place to there are joined once,
+and written to one member after the other. Nothing else is done per viewer: no lock, no queue, no counter (what a member
 was sent is the distance its place moved, see `Sender.statistics`).
 
 A member for which the kernel takes less leaves the cohort with its cursor where it stands, and is served alone, from
 its own cursor, in turn with others like it, whenever its socket is writable and with each round. Once it has taken
-everything and nothing is refused for it, it enters the cohort again. New viewers start alone, with the GOP cache.
+everything and nothing is refused for it, it enters the cohort again. New viewers start alone, with the GOP cache. Where
+a viewer stands is one field, `Sender.stands` (see `flowctl.sending.standing`); those that are QUEUED are in one queue.
 
 None of this keeps the thread for long. Rounds, viewers served alone, and looks at limits are done in *turns* of a few
 milliseconds, between which the loop sees to everything else: input, other streams, and viewers that have been waiting.
 
 A round begins at most every flush interval, and at once after a pause: the first message after a quiet interval does
 not wait. The interval follows what rounds cost, up to a ceiling (see `flowctl.fanout.pacing`). What has not been
-offered to
-the kernel yet does not count against a viewer's limits, so members have none to cross. Those who lag are looked at
-when the log has grown to where their next limit can be crossed, and after each key frame: who is far from any limit
-costs nothing there either.
+offered to the kernel yet does not count against a viewer's limits, so members have none to cross. Viewers that lag are
+looked at when the log has grown to where their next limit can be crossed, and after each key frame: one that is far
+from any limit costs nothing there either.
 """
 
 from __future__ import annotations

@@ -26,13 +26,17 @@ class Standing(enum.IntEnum):
 
 
 STEPS: Final = {
-    Standing.GONE: frozenset({Standing.QUEUED}),
-    Standing.QUEUED: frozenset({Standing.SERVED, Standing.COHORT, Standing.GONE}),  # COHORT: what-if knows no turns
-    Standing.SERVED: frozenset({Standing.QUEUED, Standing.REFUSED, Standing.COHORT, Standing.GONE}),
-    Standing.REFUSED: frozenset({Standing.QUEUED, Standing.GONE}),
-    Standing.COHORT: frozenset({Standing.QUEUED, Standing.GONE}),
+    (Standing.GONE, Standing.QUEUED): "it comes",
+    (Standing.QUEUED, Standing.SERVED): "its turn",
+    (Standing.QUEUED, Standing.COHORT): "it has taken everything (what-if, which has no turns)",
+    (Standing.SERVED, Standing.QUEUED): "more to write, the next round, or the kernel takes more",
+    (Standing.SERVED, Standing.REFUSED): "EAGAIN",
+    (Standing.SERVED, Standing.COHORT): "it has taken everything",
+    (Standing.REFUSED, Standing.QUEUED): "the kernel takes more",
+    (Standing.COHORT, Standing.QUEUED): "EAGAIN, or it is to be treated alone",
+    **{(old, Standing.GONE): "it goes" for old in Standing if old},
 }
-"""The legal steps: from where, to where."""
+"""The legal steps, from where and to where, and what causes them."""
 
 
 def step(old: Standing, new: Standing) -> Standing:
@@ -41,6 +45,6 @@ def step(old: Standing, new: Standing) -> Standing:
     Raises:
         InternalError: it may not.
     """
-    if new not in STEPS[old]:
+    if (old, new) not in STEPS:
         raise InternalError(f"a viewer that is {old.name} cannot become {new.name}")
     return new
