@@ -99,6 +99,17 @@ def _text(parse: Callable[[str, str], Any]) -> BeforeValidator:
     return BeforeValidator(read)
 
 
+def _only_text(parse: Callable[[str, str], Any]) -> BeforeValidator:
+    """Return the same, for what can only be written as a text."""
+
+    def read(value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, str):
+            raise ValueError("no text")  # noqa: TRY004 - pydantic takes it; what is said of it is in `_validated`
+        return parse(value, _source(info))
+
+    return BeforeValidator(read)
+
+
 def _source(info: ValidationInfo) -> str:
     name = info.field_name or ""
     return str((info.context or {}).get(name, name))
@@ -139,10 +150,19 @@ def _shadow(text: str) -> Limits:
     return Limits.parse(soft, hard if slash else None)
 
 
+def _proxies(text: str, source: str) -> tuple[str, ...]:
+    return tuple(map(str, parse_networks(text, source)))
+
+
 def _items(value: Any) -> Any:
     """Let a list of the file be written as such."""
     texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
     return ",".join(value) if texts else value
+
+
+def _seconds(value: Any) -> Any:
+    """Let a number of the file be one of seconds, as for any duration."""
+    return f"{value:f}" if type(value) in {int, float} else value
 
 
 def _commas(values: Iterable[object]) -> str:
@@ -151,33 +171,32 @@ def _commas(values: Iterable[object]) -> str:
 
 _STRICT: Final = Field(strict=True)
 """A number is no text and no truth value."""
-Duration = Annotated[float, _text(parse_duration), _STRICT, Kind("duration", write_duration)]
+_FINITE: Final = Field(strict=True, allow_inf_nan=False)
+Duration = Annotated[float, _text(parse_duration), _FINITE, Kind("duration", write_duration)]
 Size = Annotated[int, _text(parse_size), _STRICT, Kind("size", write_size)]
 Count = Annotated[int, _text(_whole), _STRICT, Kind("number")]
-Rate = Annotated[float, _text(_number), _STRICT, Kind("rate", "{:g}".format)]
-Share = Annotated[float, _text(parse_share), _STRICT, Kind("share", "{:.15g}".format)]
+Rate = Annotated[float, _text(_number), _FINITE, Kind("rate", "{:g}".format)]
+Share = Annotated[float, _text(parse_share), _FINITE, Kind("share", "{:.15g}".format)]
 Flag = Annotated[bool, _text(_yes), _STRICT, Kind("yes|no", lambda value: "yes" if value else "no")]
 Text = Annotated[str, Kind("text")]
-File = Annotated[Path | None, _text(_path), Kind("path")]
-Marks = Annotated[str | None, _text(_marks), Kind("bytes,messages,age")]
+File = Annotated[Path | None, _only_text(_path), Kind("path")]
+Marks = Annotated[str | None, _only_text(_marks), Kind("bytes,messages,age")]
 Target = Annotated[
     int | None,
-    _text(parse_target_delay),
+    _only_text(parse_target_delay),
+    BeforeValidator(_seconds),
     Kind("auto|off|duration", lambda value: target_marks(Limits(target_delay_ms=value))),
 ]
 Policy = Annotated[str, Kind("|".join(LIVE_POLICIES))]
 Audiences = Annotated[
     tuple[Audience, ...],
-    _text(lambda text, _: parse_audiences(text)),
+    _only_text(lambda text, _: parse_audiences(text)),
     Kind("app/stream=delay policy;...", lambda items: "; ".join(map(str, items))),
 ]
-Words = Annotated[
-    tuple[str, ...],
-    _text(lambda text, _: tuple(filter(None, map(str.strip, text.split(","))))),
-    BeforeValidator(_items),
-    Kind("addresses", _commas),
+Proxies = Annotated[tuple[str, ...], _only_text(_proxies), BeforeValidator(_items), Kind("addresses", _commas)]
+Networks = Annotated[
+    tuple[Network, ...], _only_text(parse_networks), BeforeValidator(_items), Kind("addresses", _commas)
 ]
-Networks = Annotated[tuple[Network, ...], _text(parse_networks), BeforeValidator(_items), Kind("addresses", _commas)]
 Age = Annotated[AgeSource, Kind("queue|delay", lambda item: item.value)]
 Second = Annotated[SecondPublisher, Kind("refuse|replace|standby", lambda item: item.value)]
 HowAddresses = Annotated[Addresses, Kind("plain|truncated|hashed", lambda item: item.value)]
@@ -222,7 +241,7 @@ class LiveSettings(BaseModel):
         "Port; 0 for any free one. Default: the server's own.", path="port", streams=False
     )
     groups: Count = _at("group_count", "Poll groups, that is threads.")
-    trusted_proxies: Words = _at(
+    trusted_proxies: Proxies = _at(
         "trusted_proxies", "Proxies that say first whom they speak for (PROXY protocol v1, v2)."
     )
     notsent_lowat: Size = _at(
@@ -248,7 +267,7 @@ class LiveSettings(BaseModel):
     memory_budget_per_address: Flag = _at(
         "memory_budget_per_address", "Count the viewers of one address as one for the budget."
     )
-    shadow_limits: Annotated[Limits | None, _text(lambda text, _: _shadow(text)), Kind("soft[/hard]")] = _own(
+    shadow_limits: Annotated[Limits | None, _only_text(lambda text, _: _shadow(text)), Kind("soft[/hard]")] = _own(
         "Compare with these limits, which do nothing; each as bytes,messages,age."
     )
 
@@ -281,7 +300,7 @@ class LiveSettings(BaseModel):
     player_wait: Duration = _at("rtmp.limits.player_wait_s", "How long they may wait; 0: for ever.")
     ping_after: Duration = _at("rtmp.limits.ping_after_s", "Ask a peer that is silent whether it is there; 0: never.")
 
-    events: Annotated[str, _text(lambda text, source: str(_path(text, source))), Kind("path")] = _at(
+    events: Annotated[str, _only_text(lambda text, source: str(_path(text, source))), Kind("path")] = _at(
         "events.folder", "Record what happens to each connection as Parquet files there."
     )
     events_node: Text = _at("events.node", "Name of this server in records. Default: host name and port.")
@@ -389,6 +408,9 @@ def _replaced(settings: Any, tree: Mapping[str, Any]) -> Any:
     return dataclasses.replace(settings, **changes)
 
 
+_USERS: Final = "one user:password per line; chmod 600"
+
+
 def read_credentials(path: Path) -> dict[str, str]:
     """Return the passwords by user of a file with one ``user:password`` per line; ``#`` begins a comment line.
 
@@ -400,14 +422,14 @@ def read_credentials(path: Path) -> dict[str, str]:
         check_private(path)
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the credentials file {path}: {error}") from error
+        raise ConfigError(f"cannot read the credentials file {path}: {error}", hint=_USERS) from error
     credentials = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         user, colon, password = line.partition(":")
         if not (user and colon and password):
-            raise ConfigError(f"{path}, line {number}: it must be user:password")
+            raise ConfigError(f"{path}, line {number}: it must be user:password", hint=_USERS)
         credentials[user] = password
     if not credentials:
         raise ConfigError(f"{path} holds no user", hint="without credentials_file there is no authentication")
@@ -443,6 +465,11 @@ class Setting(NamedTuple):
         return self.kind if "|" in self.kind else self.kind.upper()
 
 
+def kind_of(name: str) -> Kind:
+    """Return how the value of a setting is written."""
+    return next(item for item in reversed(LiveSettings.model_fields[name].metadata) if isinstance(item, Kind))
+
+
 def settings_of(program: ServerProgram | None = None) -> list[Setting]:
     """Return the settings of a server. None: all but those that only one program has."""
     usual = {name: write_marks(_DEFAULTS.limits, name) for name in ("soft", "hard", "low")}
@@ -450,7 +477,7 @@ def settings_of(program: ServerProgram | None = None) -> list[Setting]:
     for name, field in LiveSettings.model_fields.items():
         if program is not None and _extra(name)["streams"] and not program.has_streams:
             continue
-        kind = next(item for item in reversed(field.metadata) if isinstance(item, Kind))
+        kind = kind_of(name)
         known = field.default is not None or name == "target_delay"
         default = kind.write(field.default) if known else usual.get(name, "")
         found.append(Setting(name, kind.word, default, field.description or ""))
@@ -576,8 +603,7 @@ def _validated(given: Mapping[str, Given]) -> LiveSettings:
         name = str(first["loc"][0] if first["loc"] else cause).split(maxsplit=1)[0]
         source = context.get(name, "")
         if not isinstance(cause, ConfigError):
-            said = f"{source} is {_short(first['input'])}, {first['msg'].replace('Input should be', 'it must be', 1)}"
-            cause = ConfigError(said)
+            cause = ConfigError(f"{source} is {_short(given[name].value)}, allowed: {kind_of(name).word}")
         said = str(cause)
         if said.startswith(f"{name} is "):
             said = source + said.removeprefix(name)

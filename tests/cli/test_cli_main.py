@@ -93,7 +93,7 @@ def test_version_when_asked_for_text(capsys):
             "--policy is 'all', it must be all-or-cut, audio-first or pictures-first",
             "",
         ),
-        (["serve", "--age-axis", "media"], "--age-axis is 'media', it must be 'queue' or 'delay'", ""),
+        (["serve", "--age-axis", "media"], "--age-axis is 'media', allowed: queue|delay", ""),
         (["serve", "--return-after", "soon"], "--return-after", "8s"),
         (["serve", "--shadow-limits", "1MiB"], "soft: '1MiB'", "2MiB,2048"),
         (["serve", "--set", "audiences=x"], "audiences: 'x' is not app/stream=", ""),
