@@ -991,18 +991,8 @@ class Sender:
         if cursor is None or not self._lagging:
             return OFF_MARK, OFF_MARK
         tail = cursor.log.tail  # read first: what is published meanwhile makes the answer too early, never too late
-        load = self._counted_locked(now)
-        size_mark, messages_mark, _ = self._core.marks_above(load)
-        offset, sequence = tail.offset + _LOOK_BYTES, tail.sequence + _LOOK_MESSAGES
-        if size_mark < OFF_MARK:
-            # Bytes and overhead add up to the mark, so one of the two has to grow by half of the gap at least.
-            half = max((size_mark - load.size_bytes) // 2, 1)
-            overhead = self._core.limits.overhead_bytes
-            offset = min(offset, tail.offset + half)
-            sequence = min(sequence, tail.sequence + max(half // overhead, 1)) if overhead else sequence
-        if messages_mark < OFF_MARK:
-            sequence = min(sequence, tail.sequence + max(messages_mark - load.messages, 1))
-        return offset, sequence
+        size_bytes, messages = self._core.room(self._counted_locked(now))
+        return tail.offset + min(size_bytes, _LOOK_BYTES), tail.sequence + min(messages, _LOOK_MESSAGES)
 
     # -- queueing
 
@@ -1036,7 +1026,7 @@ class Sender:
         """Judge what `send` has queued. Before a mark is judged on it, it is offered to the kernel."""
         self._lock.assert_owned()
         core, backlog = self._core, self._outbox.backlog
-        due = self._control_over_locked()
+        due = self._control_over_locked() is not None
         if not due and core.would_block:
             due = core.rises_to(self._counted_locked(now))
         elif not due:
@@ -1055,13 +1045,15 @@ class Sender:
         all the same: beyond the hard marks what may be dropped was refused, and the rest ends the connection.
         """
         self._lock.assert_owned()
-        reason, details = CloseReason.HARD_LIMIT, "another thread queued what may not be dropped beyond the hard limit"
-        control = message_class is MessageClass.CONTROL
-        if control:
-            reason, details = CloseReason.LIMIT_HIT, self._control_words_locked()
-        if self._control_over_locked() if control else full:
+        end: tuple[CloseReason, str] | None = None
+        if message_class is not MessageClass.CONTROL:
+            if full:
+                end = CloseReason.HARD_LIMIT, "another thread queued what may not be dropped beyond the hard limit"
+        elif (over := self._control_over_locked()) is not None:
+            end = CloseReason.LIMIT_HIT, over
+        if end is not None:
             self._closing = True
-            self._leave_to_owner_locked(lambda _: self._fail_locked(reason, details))
+            self._leave_to_owner_locked(lambda _: self._fail_locked(*end))
             return CLOSED[self._core.state]
         self._host.request_flush()
         return ACCEPTED[self._core.state]
@@ -1555,17 +1547,21 @@ class Sender:
 
     # -- limits and the end
 
-    def _control_over_locked(self) -> bool:
-        """Whether the control lane holds more than it may."""
+    def _control_over_locked(self) -> str | None:
+        """Return by how much the control lane is over its limit, in words. None: it is not."""
         backlog, settings = self._outbox.backlog, self._settings
-        return backlog.control_bytes > settings.control_bytes or (
-            backlog.control is not None and len(backlog.control) > settings.control_messages
+        size_bytes, messages = backlog.control_bytes, len(backlog.control or ())
+        if size_bytes <= settings.control_bytes and messages <= settings.control_messages:
+            return None
+        return (
+            f"control lane holds {size_bytes} bytes in {messages} messages, "
+            f"the limit is {settings.control_bytes} bytes, {settings.control_messages} messages"
         )
 
     def _check_control_locked(self) -> None:
         """End the connection for a control lane over its limit, if that is the peer's doing: the kernel refuses."""
-        if self._core.would_block and self._control_over_locked():
-            self._fail_locked(CloseReason.LIMIT_HIT, self._control_words_locked())
+        if self._core.would_block and (over := self._control_over_locked()) is not None:
+            self._fail_locked(CloseReason.LIMIT_HIT, over)
 
     def _check_held_locked(self) -> None:
         """End the connection where a held hard limit has let in more headers than the control lane may hold.
@@ -1582,13 +1578,6 @@ class Sender:
                 f"since the hard limit is held, {size_bytes} bytes in {messages} headers and control messages wait, "
                 f"the limit is {settings.control_bytes} bytes, {settings.control_messages} messages",
             )
-
-    def _control_words_locked(self) -> str:
-        backlog, settings = self._outbox.backlog, self._settings
-        return (
-            f"control lane holds {backlog.control_bytes} bytes in {len(backlog.control or ())} messages, "
-            f"the limit is {settings.control_bytes} bytes, {settings.control_messages} messages"
-        )
 
     def _undroppable_locked(self) -> tuple[int, int]:
         """Return (messages, wire bytes) of what is queued and not refused by anything: control and headers."""

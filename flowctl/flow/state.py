@@ -271,6 +271,22 @@ class FlowCore:
             OFF_MARK if reached else soft[2] if age < soft[2] < OFF_MARK and not self._level else hard[2],
         )
 
+    def room(self, load: Load) -> tuple[int, int]:
+        """Return (bytes, messages) that may come beside `load` before a mark can be reached; `OFF_MARK`: any number.
+
+        It cannot be reached before either of the two has come.
+        """
+        size_mark, messages_mark, _ = self.marks_above(load)
+        size = messages = OFF_MARK
+        if size_mark < OFF_MARK:
+            # Bytes and overhead add up to the mark, so one of the two has to grow by half of the gap at least.
+            size = max((size_mark - load.size_bytes) // 2, 1)
+            if self.limits.overhead_bytes:
+                messages = max(size // self.limits.overhead_bytes, 1)
+        if messages_mark < OFF_MARK:
+            messages = min(messages, max(messages_mark - load.messages, 1))
+        return size, messages
+
     # -- the rule
 
     def _update(self, cause: Cause, load: Load, now: float, old_level: int | None = None) -> StateChange | None:

@@ -259,6 +259,21 @@ def test_marks_above_when_load_stays_below_them_no_edge_comes(limits, history, d
             assert edge.limit == mark
 
 
+@given(all_limits, st.lists(steps, min_size=1, max_size=10), st.data())
+@settings(max_examples=200, deadline=None)
+def test_room_when_less_than_that_comes_no_edge_comes(limits, history, data):
+    """Whoever waits until as many bytes or as many messages have come misses no edge."""
+    core, load = FlowCore(limits, 0.0), EMPTY_LOAD
+    for _, cause, shown in history:
+        load = EMPTY_LOAD if cause is Cause.DRAINED else shown
+        apply(core, cause, load, 1.0)
+    size_bytes, count = core.room(load)
+    more = data.draw(st.integers(0, min(count - 1, 200)))
+    more_bytes = data.draw(st.integers(0, min(size_bytes - 1, 2000))) + more * limits.overhead_bytes
+    grown = Load(load.size_bytes + more_bytes, load.messages + more, load.age_ms)
+    assert core.queued(grown, 2.0) is None
+
+
 def test_marks_above_when_the_soft_mark_is_off_names_the_hard_one():
     """An axis with a hard mark alone is waited for at that mark."""
     core = FlowCore(Limits.parse("0,0", "1000,20"), 0.0)
