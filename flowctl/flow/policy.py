@@ -3,10 +3,9 @@
 A policy decides by state and message class alone: `decide` says what happens to a message that is offered, `thin`
 what is done to the queue when a state is entered, and `patience` how long a lagging viewer of a log waits for a class
 of messages before it is left out (`flowctl.flow.timing`). That it is a pure function is what makes it cheap (the
-decisions
-of a state are worked out once and become a bit mask), what lets one viewer of a shared log be thinned without walking
-the log, and what lets recorded sessions be judged again under another policy. `flowctl.testing.check_drop_policy`
-tests one's own.
+decisions of a state are worked out once and become a bit mask), what lets one viewer of a shared log be thinned without
+walking the log, and what lets recorded sessions be judged again under another policy.
+`flowctl.testing.check_drop_policy` tests one's own.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Thin(enum.Enum):
 
     DROPPABLE throws away everything that may be dropped. TO_KEY_FRAME skips to a key frame: the first from which on
     the load is at or below the low mark; else the newest with its audio only; else the next one to be published.
-    Where there is no video, the oldest audio goes until the low mark is reached.
+    Where there is no video, and of what was sent to one peer alone, the oldest goes until the low mark is reached.
     """
 
     NOTHING = "nothing"
@@ -113,9 +112,8 @@ class LivePolicy:
     """The policy for live media, *all or cut*: who keeps up gets all, who lags the first pictures of each group.
 
     A viewer that lags behind a log is served as far as its line carries (see `patience` and `flowctl.flow.timing`).
-    Without
-    a target delay, OVERLOADED refuses frames that no other frame needs, and SOFT_LIMIT skips to a key frame and takes
-    only key frames and audio until the load is at the low mark; with one, it skips where the viewer has stalled.
+    Without a target delay, OVERLOADED refuses frames that no other frame needs, and SOFT_LIMIT skips to a key frame and
+    takes only key frames and audio until the load is at the low mark; with one, it skips where the viewer has stalled.
     HARD_LIMIT takes nothing more: the states protect the server.
     """
 

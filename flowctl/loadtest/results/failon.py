@@ -2,8 +2,8 @@
 
 Grammar: ``[scope.]figure OP number[unit]``, with OP one of ``> >= < <= == !=``. Figures are those of
 `flowctl.loadtest.results.figures`, scopes those of `flowctl.loadtest.results.scope`. A wrong condition is refused
-before the run. A
-figure that was not measured fails its condition: a check that nobody could make must not look like one that was passed.
+before the run. A figure that was not measured fails its condition: a check that nobody could make must not look like
+one that was passed.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ size at which 95 % of the nodes are below the wanted busy share, and the delay t
 bound.
 
 How far that reaches: no size above `flowctl.pipeline.capacity.model.MOST_REACH` times the largest measured crowd is
-tried, and an
-answer that would be larger is told as "at least". What was not measured (memory, delay) is null in table and summary.
+tried, and an answer that would be larger is told as "at least". What was not measured (memory, delay) is null in table
+and summary.
 
 How sure that is: the model's own residual (twice its root mean square) gives the range of the answer; and where there
 are measurements of several crowds, the largest is predicted from the others, and that error is stated beside it.

@@ -1,8 +1,7 @@
 """The ban list of a folder of results, which more than one may write: `abuse`, `all`, `watch`, and people.
 
-Who writes takes a lock on the folder, reads what is there, adds its own (`flowctl.server.bans.merge_bans`) and
-replaces the
-file by rename. So none of them ends a ban of another, and a server that watches the file finds the old or the new
+Who writes takes a lock on the folder, reads what is there, adds its own (`flowctl.server.bans.merge_bans`) and replaces
+the file by rename. So none of them ends a ban of another, and a server that watches the file finds the old or the new
 list. A list that cannot be read is never written over: it may be what somebody wrote by hand, with a typing error.
 """
 
