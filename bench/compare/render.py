@@ -5,11 +5,14 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from compare.plan import Item
 from compare.rivals import versions
+from flowctl.charts.page import Figure
+from flowctl.charts.pictures import COLOURS, Dot, Dots, colour
 from kit import charts
 from kit.tables import table
 
@@ -29,8 +32,6 @@ _MOST: Final = ("missing", "lost", "longest_round_s")
 
 OURS: Final = "flowctl"
 CHART: Final = "compare.svg"
-_MARKERS: Final = "oXD^vP"
-_TICKS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 def rows(found: Mapping[Item, dict[str, Any]], absent: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -133,60 +134,34 @@ def document(all_rows: list[dict[str, Any]], images: Path) -> str:
 
 
 def chart(all_rows: list[dict[str, Any]], path: Path, alt: str) -> None:
-    """Draw cost against delay, one panel per bit rate; the bare loop, which has no frames, stands at its interval."""
-    plt = charts.plotting()
+    """Draw delay over cost, one panel per bit rate; the bare loop, which has no frames, stands at its interval."""
     measured = [row for row in all_rows if row.get("cpu_us_per_viewer_s") is not None and not row["nap_s"]]
-    bit_rates = sorted({row["bit_rate"] for row in measured}) or [0]
     names = list(dict.fromkeys(row["name"] for row in measured))
-    crowds = sorted({row["viewers"] for row in measured})
-    figure, axes = plt.subplots(1, len(bit_rates), figsize=(4.8 * len(bit_rates), 4.2), squeeze=False)
-    for panel, bit_rate in zip(axes[0], bit_rates, strict=True):
-        for index, name in enumerate(names):
-            points = [row for row in measured if row["name"] == name and row["bit_rate"] == bit_rate]
-            look = {"color": charts.COLOURS[index % 6], "marker": _MARKERS[index % 6]}
-            _draw(panel, name, sorted(points, key=lambda row: row["viewers"]), crowds, look)
-        panel.set_title(f"{bit_rate / 1e6:g} Mbit/s", fontsize=10)
-        panel.set_xlabel("delay, 99th percentile (ms)")
-        panel.set_xscale("log")
-        low, high = _limits(panel.get_xlim())
-        ticks = [tick for tick in _TICKS if low <= tick <= high]
-        panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-        panel.set_xticks([], minor=True)
-        panel.set_xlim(low, high)
-        panel.set_ylim(bottom=0)
-    axes[0][0].set_ylabel("processor time per viewer and second (us)")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", ncols=max(len(names), 1), bbox_to_anchor=(0.5, 1.06))
-    sizes = ", ".join(f"{count:,}" for count in crowds)
-    note = f"size: {sizes} viewers; hollow: machine or server was full; bare loop: at its interval"
-    figure.text(0.5, -0.04, note, ha="center", fontsize=9)
-    charts.save(figure, path, alt)
+    legend = [(name, colour(place % COLOURS + 1)) for place, name in enumerate(names)]
+    panels = []
+    for bit_rate in sorted({row["bit_rate"] for row in measured}):
+        rows = [row for row in measured if row["bit_rate"] == bit_rate]
+        dots = [dot for name, paint in legend for dot in _dots([row for row in rows if row["name"] == name], paint)]
+        dots_of = Dots(
+            name=f"cost-{bit_rate}",
+            title=f"{bit_rate / 1e6:g} Mbit/s",
+            description=alt,
+            dots=dots,
+            x_label="processor time per viewer and second (us)",
+            y_label="delay, 99th percentile (ms)",
+        )
+        panels.append(Figure(dots_of, legend=legend))
+    crowds = ", ".join(f"{count:,}" for count in sorted({row["viewers"] for row in measured}))
+    note = f"area: viewers ({crowds}); hollow: machine or server was full; bare loop: at its interval"
+    charts.save(panels, path, alt, note=note)
 
 
-def _limits(limits: tuple[float, float]) -> tuple[float, float]:
-    """Return the ticks next to the limits of an axis, so that two of them stand at its ends."""
-    return (
-        max((tick for tick in _TICKS if tick <= limits[0]), default=_TICKS[0]),
-        min((tick for tick in _TICKS if tick >= limits[1]), default=_TICKS[-1]),
-    )
-
-
-def _draw(panel: Any, name: str, points: list[dict[str, Any]], crowds: list[int], look: dict[str, str]) -> None:
-    """Draw one contender into a panel: a point per crowd, and a line through them."""
-    places: list[tuple[float, float]] = []
-    for row in points:
+def _dots(points: list[dict[str, Any]], paint: str) -> list[Dot]:
+    """Return a dot per crowd of one contender; the largest bears its name."""
+    dots = []
+    for row in sorted(points, key=lambda row: row["viewers"]):
         delay = row["delay_p99_ms"] if row["delay_p99_ms"] is not None else row["interval_ms"]
-        if not delay:
-            continue
-        place = (delay, row["cpu_us_per_viewer_s"])
-        size = 5 + 3 * crowds.index(row["viewers"])
-        face = "none" if row["doubts"] else look["color"]
-        label = None if places else name
-        panel.plot(*place, markersize=size, markerfacecolor=face, linestyle="", label=label, alpha=0.9, **look)
-        if name == OURS:
-            panel.annotate(
-                f"{row['viewers']:,}", place, textcoords="offset points", xytext=(-8, 2), fontsize=8, ha="right"
-            )
-        places.append(place)
-    if len(places) > 1:
-        panel.plot(*zip(*places, strict=True), color=look["color"], alpha=0.35, linewidth=1)
+        if delay:
+            said = f"{row['name']}, {row['viewers']:,} viewers"
+            dots.append(Dot(row["cpu_us_per_viewer_s"], delay, row["viewers"], said, paint, hollow=bool(row["doubts"])))
+    return [*dots[:-1], replace(dots[-1], label=points[0]["name"])] if dots else []

@@ -1,90 +1,64 @@
-"""Charts as SVG files that are the same for the same figures, readable in light and dark, and small.
-
-Text stays text. Page and text follow the reader's colour scheme where the program that shows the file knows it; the
-colours of what is drawn are of middle lightness, so that they can be told from either page.
-"""
+"""Figures of several pictures as one SVG file for a document: the same octets for the same figures, light and dark."""
 
 from __future__ import annotations
 
-import io
-import re
+import html
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-INK: Final = "#767e88"
-"""Of text and axes: at least 4 to 1 against white and against the darkest grey of the usual dark pages."""
-COLOURS: Final = ("#2f81f7", "#db6d28", "#2da44e", "#a371f7", "#bf8700", "#e5534b")
-"""In turn. The shapes and labels differ as well: colour alone tells nobody apart for everyone."""
+from flowctl.charts.axes import HEIGHT, WIDTH, said
+from flowctl.charts.page import MARKS, PALETTE, Figure
+from flowctl.charts.pictures import Lines, draw
+
 MOST_BYTES: Final = 150_000
 """Of one file: these are in the repository."""
-
-_SCHEME: Final = (
-    "<style>.page{fill:#ffffff} @media (prefers-color-scheme: light){text{fill:#1f2328!important}} "
-    "@media (prefers-color-scheme: dark){.page{fill:#0d1117} text{fill:#e6edf3!important}}</style>"
-    '<rect class="page" width="100%" height="100%" fill="#ffffff"/>'
-)
-"""The page is a part of the picture: a site may be light for a reader whose system is dark."""
-_STYLE: Final[dict[str, Any]] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "flowctl",  # else identifiers are random, and the file differs each time
-    "font.family": "sans-serif",
-    "font.size": 10.0,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": INK,
-    "grid.alpha": 0.25,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "savefig.facecolor": "none",
-    "legend.frameon": False,
-    "path.simplify": True,
-    "path.simplify_threshold": 0.5,
-}
+_HEAD: Final = 44
+"""Above each picture: its title, and its legend."""
+_STYLE: Final = "svg{font-family:sans-serif}.paper{fill:var(--paper)}.head{font-size:15px;font-weight:600}"
+_CHAR: Final = 7.0
+"""Width of a letter of a legend, about."""
 
 
-def plotting() -> Any:
-    """Return matplotlib's pyplot in our style, drawing into files only.
-
-    Raises:
-        SystemExit: matplotlib is not installed.
-    """
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 - measuring needs none of it
-    except ImportError:
-        raise SystemExit("error: charts need matplotlib\nhint: pip install '.[dev]'") from None
-    mpl.use("svg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - after the choice of what it draws with
-
-    settings: dict[Any, Any] = _STYLE  # the names are too many for a type
-    plt.rcdefaults()
-    plt.rcParams.update(settings)
-    return plt
-
-
-def save(figure: Any, path: Path, alt: str) -> None:
-    """Write a figure as SVG and close it.
+def save(figures: Sequence[Figure], path: Path, alt: str, *, columns: int = 2, note: str = "") -> None:
+    """Write figures, side by side and then below each other, as one SVG file.
 
     Args:
-        figure: of `plotting`.
+        figures: what to draw; their tables are left out.
         path: of the file; its folder is made where it is missing.
         alt: what the chart shows, for those who do not see it.
+        columns: figures beside each other.
+        note: below them.
 
     Raises:
         ValueError: the file would be larger than `MOST_BYTES`.
     """
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Title": alt}, bbox_inches="tight")
-    plotting().close(figure)
-    text = re.sub(r"(<svg [^>]*>)", lambda match: match[1] + _SCHEME, out.getvalue(), count=1, flags=re.DOTALL)
-    text = re.sub(r"[ \t]+\n", "\n", text)
+    rows = -(-len(figures) // columns)
+    width, height = WIDTH * min(columns, len(figures)), rows * (HEIGHT + _HEAD) + (24 if note else 0)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
+        f"<title>{html.escape(alt)}</title>",
+        f"<style>{PALETTE}{MARKS}{_STYLE}</style>",
+        '<rect class="paper" width="100%" height="100%"/>',
+        *(_panel(figure, index % columns, index // columns) for index, figure in enumerate(figures)),
+        said(10, height - 8, note) if note else "",
+        "</svg>",
+    ]
+    text = "\n".join(filter(None, parts)) + "\n"
     if len(text.encode()) > MOST_BYTES:
         raise ValueError(f"{path.name} has {len(text.encode())} bytes, it may have {MOST_BYTES}: draw fewer points")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, "utf-8")
+
+
+def _panel(figure: Figure, column: int, row: int) -> str:
+    left, top = column * WIDTH, row * (HEIGHT + _HEAD)
+    picture = figure.picture
+    parts = [f'<text class="strong head" x="{left + 10}" y="{top + 18}">{html.escape(picture.title)}</text>']
+    at = left + 10.0
+    for label, paint in figure.legend or (picture.legend if isinstance(picture, Lines) else ()):
+        parts.append(f'<rect x="{at:.0f}" y="{top + 28}" width="14" height="4" rx="2" style="fill:{paint}"/>')
+        parts.append(said(at + 20, top + 34, label))
+        at += 36 + len(label) * _CHAR
+    place = f' x="{left}" y="{top + _HEAD}" width="{WIDTH}" height="{picture.height}"'
+    return "\n".join([*parts, draw(picture, place)])

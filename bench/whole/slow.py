@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from compare import rivals
+from flowctl.charts.page import Figure
+from flowctl.charts.pictures import Lines, Series
 from flowctl.client.source import FlvFile
 from flowctl.flow.state import MessageClass
 from flowctl.flv import TAG_VIDEO
@@ -376,27 +378,37 @@ def document(rows: list[dict[str, Any]], images: Path) -> str:
 
 def chart(rows: list[dict[str, Any]], path: Path, alt: str) -> None:
     """Draw pictures and delay against the line, of the middle time between key frames, without B-frames."""
-    plt = charts.plotting()
     gops = sorted({row["gop_s"] for row in rows})
     gop = gops[len(gops) // 2]
     constant = [row for row in rows if row["line"].endswith("%") and row["gop_s"] == gop and not row["b_frames"]]
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.4))
-    for index, name in enumerate(dict.fromkeys(row["server"] for row in constant)):
-        mine = [row for row in constant if row["server"] == name]
-        places = list(dict.fromkeys(row["line"] for row in mine))
-        look = {"color": charts.COLOURS[index], "marker": "os^"[index % 3], "label": name, "linewidth": 1.4}
-        for panel, key in zip(panels, ("pictures_percent", "delay_p95_s"), strict=True):
-            middles = [(place, _middle([row for row in mine if row["line"] == place], key)) for place in places]
-            points = [(float(place.rstrip("%")), value) for place, value in middles if value is not None]
-            panel.plot([at for at, _ in points], [value for _, value in points], **look)
-    panels[0].plot([20, 95], [20, 95], color=charts.INK, linewidth=0.8, linestyle=":")
-    panels[0].set_ylabel("pictures, % of the stream's")
-    panels[1].set_ylabel("delay p95, s (logarithmic)")
-    panels[1].set_yscale("log")
-    for panel in panels:
-        panel.set_xlabel(f"line, % of the stream's rate (GOP {gop:g} s, no B-frames)")
-    panels[0].legend()
-    charts.save(figure, path, alt)
+    servers = list(dict.fromkeys(row["server"] for row in constant))
+    found: dict[str, list[Series]] = {"pictures_percent": [], "delay_p95_s": []}
+    for key, series in found.items():
+        for number, name in enumerate(servers, 1):
+            mine = [row for row in constant if row["server"] == name]
+            places = sorted({float(row["line"].rstrip("%")) for row in mine})
+            middles = [
+                (at, _middle([row for row in mine if float(row["line"].rstrip("%")) == at], key)) for at in places
+            ]
+            series.append(Series(name, [(at, value) for at, value in middles if value is not None], number))
+    found["pictures_percent"].insert(0, Series("the line itself", [(20.0, 20.0), (95.0, 95.0)], 0))
+    label = f"line, % of the stream's rate (GOP {gop:g} s, no B-frames)"
+    panels = [
+        Lines(
+            name=key,
+            title=title,
+            description=alt,
+            series=found[key],
+            x_label=label,
+            y_label=unit,
+            y_log=key == "delay_p95_s",
+        )
+        for key, title, unit in (
+            ("pictures_percent", "What share of the pictures did viewers get?", "pictures, % of the stream's"),
+            ("delay_p95_s", "How late were they?", "delay p95, s (logarithmic)"),
+        )
+    ]
+    charts.save([Figure(item) for item in panels if not item.empty], path, alt)
 
 
 QUICK: Final[dict[str, Any]] = {

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from flowctl.charts import page
+from flowctl.charts.pictures import COLOURS, Lines, Series, highest, thin
 from kit import charts, processes
 from kit.machine import PROGRAMS, RESULTS
 from kit.tables import table
@@ -212,18 +214,22 @@ def document(rows: list[dict[str, Any]], images: Path, source: Path = SAMPLES) -
 
 def chart(samples: Sequence[dict[str, Any]], path: Path, alt: str) -> None:
     """Draw connections and every figure over time, one above the other."""
-    plt = charts.plotting()
-    minutes = [sample["at_s"] / 60 for sample in samples]
     panels = [("connections", [sample["connections"] for sample in samples])]
     panels += [(figure.name, [sample[figure.key] / figure.scale for sample in samples]) for figure in FIGURES]
-    drawing, axes = plt.subplots(len(panels), 1, figsize=(8, 1.5 * len(panels)), sharex=True)
-    for index, (panel, (name, values)) in enumerate(zip(axes, panels, strict=True)):
-        panel.plot(minutes, values, color=charts.COLOURS[index % len(charts.COLOURS)], linewidth=1.2)
-        panel.set_title(name, fontsize=9, loc="left")
-        panel.set_ylim(0, max(*values, 1e-9) * 1.15)
-    axes[-1].set_xlabel("minutes")
-    drawing.tight_layout()
-    charts.save(drawing, path, alt)
+    lines = []
+    for place, (name, values) in enumerate(panels):
+        points = thin([(sample["at_s"] / 60, value) for sample, value in zip(samples, values, strict=True)], highest)
+        lines.append(
+            Lines(
+                name=f"soak-{place}",
+                title=name,
+                description=f"{name}: {values[0]:g} at first, {values[-1]:g} at last",
+                series=[Series(name, points, place % COLOURS + 1)],
+                x_label="minutes",
+                y_label="",
+            )
+        )
+    charts.save([page.Figure(item) for item in lines], path, alt)
 
 
 def main() -> int:

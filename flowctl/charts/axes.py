@@ -123,8 +123,21 @@ def x_axis(low: float, high: float, label: str, write: Callable[[float], str], *
     return Axis(Scale(low, max(high, 1e-9), LEFT, RIGHT), ticks, label, write)
 
 
-def y_axis(top: float, label: str, write: Callable[[float], str], *, exact: bool = False) -> Axis:
-    """Return the axis up the paper, from 0 to a round number above `top`, or exactly to it."""
+def y_axis(
+    top: float, label: str, write: Callable[[float], str], *, exact: bool = False, low: float | None = None
+) -> Axis:
+    """Return the axis up the paper, to a round number above `top`, or exactly to it.
+
+    Args:
+        top: the largest value.
+        label: see `Axis`.
+        write: see `Axis`.
+        exact: whether the axis ends at `top`.
+        low: the least value of a logarithmic axis, above 0. None: the axis begins at 0.
+    """
+    if low is not None:
+        ticks = log_ticks(low, top)
+        return Axis(Scale(ticks[0], ticks[-1], BOTTOM, TOP, log=True), ticks, label, write)
     ticks = linear_ticks(top)
     end = top if exact else ticks[-1]
     return Axis(Scale(0, end, BOTTOM, TOP), [tick for tick in ticks if tick <= end * 1.0001], label, write)

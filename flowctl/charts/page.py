@@ -18,13 +18,29 @@ from typing import Any, Final
 from flowctl.charts.pictures import Lines, Picture, draw
 from flowctl.printable import foreign
 
-STYLE: Final = """
+PALETTE: Final = """
 :root{color-scheme:light dark;--paper:#fcfcfb;--card:#fff;--ink:#0b0b0b;--soft:#52514e;--muted:#75736e;--grid:#e6e5e0;
 --base:#bdbbb3;--edge:#e3e2dd;--good:#0a7a2f;--bad:#c3302f;--doubt:#8a5a00;--quiet:#a3a19a;
 --s1:#2a78d6;--s2:#eb6834;--s3:#1baf7a;--s4:#eda100;--s5:#e87ba4;--s6:#4a3aa7;--s7:#7b7a75;--s8:#e34948}
-@media(prefers-color-scheme:dark){:root{--paper:#131312;--card:#1c1c1a;--ink:#f7f6f2;--soft:#c5c3ba;--muted:#98968e;
+@media(prefers-color-scheme: dark){:root{--paper:#131312;--card:#1c1c1a;--ink:#f7f6f2;--soft:#c5c3ba;--muted:#98968e;
 --grid:#2f2f2c;--base:#4a4944;--edge:#32322f;--good:#4cc274;--bad:#f07c78;--doubt:#e0a93b;--quiet:#6d6c66;
 --s1:#3987e5;--s2:#d95926;--s3:#199e70;--s4:#c98500;--s5:#d55181;--s6:#9085e9;--s7:#98968e;--s8:#e66767}}
+""".strip()
+"""Two sets of colours, by the colour scheme of the reader."""
+
+MARKS: Final = """
+svg text{font-size:12px;fill:var(--muted);font-family:inherit;
+font-variant-numeric:tabular-nums}
+svg .grid{stroke:var(--grid);fill:none}svg .base{stroke:var(--base);fill:none}
+svg .line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
+svg .area{stroke:none}svg text.strong{fill:var(--ink)}
+svg .dot{fill-opacity:.75;stroke:var(--card)}svg .hollow{stroke-width:2}
+svg .marked{fill-opacity:1;stroke:var(--ink);stroke-width:1.5}
+svg .hit{fill:transparent}svg .hit:hover{fill:var(--ink);fill-opacity:.07}
+""".strip()
+"""How pictures are drawn."""
+
+_LAYOUT: Final = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
 main{max-width:1180px;margin:0 auto;padding:24px 20px 40px}
@@ -44,13 +60,7 @@ flex-direction:column-reverse;justify-content:flex-end}
 .tiles dd{margin:0;font-size:24px;font-weight:600;white-space:nowrap}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr));gap:16px;margin-bottom:16px}
 .plots section{margin:0}
-svg{display:block;width:100%;height:auto}svg text{font-size:12px;fill:var(--muted);font-family:inherit;
-font-variant-numeric:tabular-nums}
-svg .grid{stroke:var(--grid);fill:none}svg .base{stroke:var(--base);fill:none}
-svg .line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
-svg .area{stroke:none}svg text.strong{fill:var(--ink)}
-svg .dot{fill-opacity:.75;stroke:var(--card)}svg .marked{fill-opacity:1;stroke:var(--ink);stroke-width:1.5}
-svg .hit{fill:transparent}svg .hit:hover{fill:var(--ink);fill-opacity:.07}
+svg{display:block;width:100%;height:auto}
 .legend{display:flex;flex-wrap:wrap;gap:2px 16px;margin:0 0 6px;color:var(--soft);font-size:13px}
 .legend i{display:inline-block;width:14px;height:3px;border-radius:2px;margin-right:6px;vertical-align:middle}
 .legend i.box{width:11px;height:11px;border-radius:2px;border:1px solid var(--edge)}.note{font-size:13px}
@@ -66,6 +76,9 @@ tbody tr:last-child th,tbody tr:last-child td{border-bottom:0}
 footer p{font-size:13px;color:var(--muted)}
 @media print{section,.tiles div{break-inside:avoid}details{display:none}}
 """.strip()
+
+STYLE: Final = f"{PALETTE}\n{MARKS}\n{_LAYOUT}"
+"""The style sheet of every page."""
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 

@@ -16,18 +16,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.charts.axes import (
-    BOTTOM,
     HEIGHT,
     LEFT,
     RIGHT,
-    TOP,
     WIDTH,
     Axis,
     Scale,
     column,
     frame,
     linear_ticks,
-    log_ticks,
     plain,
     said,
     title,
@@ -119,6 +116,7 @@ class Lines:
         x_label: of the axis, with its unit.
         y_label: likewise.
         x_log: whether x is logarithmic; its points must be above 0 then.
+        y_log: the same of y, which else begins at 0.
         y_top: least upper end of the y axis.
         y_text: writes a value of y.
         x_text: writes a value of x.
@@ -131,6 +129,7 @@ class Lines:
     x_label: str
     y_label: str
     x_log: bool = False
+    y_log: bool = False
     y_top: float = 0.0
     y_text: Callable[[float], str] = plain
     x_text: Callable[[float], str] = plain
@@ -151,7 +150,7 @@ class Lines:
         xs = [x for series in self.series for x, _ in series.points]
         ys = [y for series in self.series for _, y in series.points]
         x = x_axis(min(xs) if self.x_log else 0.0, max(xs), self.x_label, self.x_text, log=self.x_log)
-        y = y_axis(max(*ys, self.y_top), self.y_label, self.y_text)
+        y = y_axis(max(*ys, self.y_top), self.y_label, self.y_text, low=min(ys) if self.y_log else None)
         lines = [_line(series, x.scale, y.scale) for series in self.series if series.points]
         return [*frame(x, y), *lines, *self._columns(x)]
 
@@ -356,6 +355,7 @@ class Dot:
         paint: CSS colour.
         label: stands beside it; "": nothing does, and the dot is a quiet one.
         front: whether it is drawn over those that are not.
+        hollow: whether only its edge is drawn.
     """
 
     x: float
@@ -365,6 +365,7 @@ class Dot:
     paint: str = "var(--quiet)"
     label: str = ""
     front: bool = False
+    hollow: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,18 +409,18 @@ class Dots:
             # Area, not radius, follows the figure: that is what eyes compare.
             radius = 4 + 7 * math.sqrt(max(dot.size, 0.0) / largest)
             kind = "dot marked" if dot.label else "dot"
+            paint = f"fill:{dot.paint}"
+            if dot.hollow:
+                kind, paint = "dot hollow", f"fill:none;stroke:{dot.paint}"
             place = f'cx="{x.scale(dot.x):.1f}" cy="{y.scale(dot.y):.1f}" r="{radius:.1f}"'
-            parts.append(f'<circle class="{kind}" style="fill:{dot.paint}" {place}>{title([dot.title])}</circle>')
+            parts.append(f'<circle class="{kind}" style="{paint}" {place}>{title([dot.title])}</circle>')
         return [*parts, *_labels([dot for dot in self.dots if dot.label], x.scale, y.scale)]
 
     def _axes(self) -> tuple[Axis, Axis]:
         x_ticks = linear_ticks(max(dot.x for dot in self.dots), 8)
         x = Axis(Scale(0, x_ticks[-1], LEFT, RIGHT), x_ticks, self.x_label, self.x_text)
         lowest, highest = (max(limit(dot.y for dot in self.dots), self.y_least) for limit in (min, max))
-        if highest <= lowest * _FAR:
-            return x, y_axis(highest, self.y_label, self.y_text)
-        y_ticks = log_ticks(lowest, highest)
-        return x, Axis(Scale(y_ticks[0], y_ticks[-1], BOTTOM, TOP, log=True), y_ticks, self.y_label, self.y_text)
+        return x, y_axis(highest, self.y_label, self.y_text, low=lowest if highest > lowest * _FAR else None)
 
 
 def _labels(marked: Sequence[Dot], x: Scale, y: Scale) -> list[str]:
@@ -441,14 +442,19 @@ def _labels(marked: Sequence[Dot], x: Scale, y: Scale) -> list[str]:
 Picture = Lines | Stack | Bars | Dots
 
 
-def draw(picture: Picture) -> str:
-    """Return a picture as an ``<svg>`` element; "" if there is nothing to draw."""
+def draw(picture: Picture, place: str = "") -> str:
+    """Return a picture as an ``<svg>`` element; "" if there is nothing to draw.
+
+    Args:
+        picture: what to draw.
+        place: attributes that say where it stands in another ``<svg>``. "": it is part of a page.
+    """
     if picture.empty:
         return ""
     ids = f"{picture.name}-title {picture.name}-description"
     return "\n".join(
         [
-            f'<svg viewBox="0 0 {WIDTH} {picture.height}" role="img" aria-labelledby="{ids}">',
+            f'<svg{place} viewBox="0 0 {WIDTH} {picture.height}" role="img" aria-labelledby="{ids}">',
             f'<title id="{picture.name}-title">{html.escape(picture.title)}</title>',
             f'<desc id="{picture.name}-description">{html.escape(picture.description)}</desc>',
             *picture.marks(),

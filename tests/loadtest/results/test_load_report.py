@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from page_kit import Page
 from result_kit import NASTY, some_run, some_samples, viewer
 
-from flowctl.charts.axes import linear_ticks, log_ticks, tick_texts
 from flowctl.charts.page import STYLE
-from flowctl.charts.pictures import Lines, Series, draw, highest, thin
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.loadtest.results import parquet as parquet_module
 from flowctl.loadtest.results import summary
@@ -130,48 +128,6 @@ def test_report_when_there_are_many_profiles_shares_lines():
     (playing, *_) = plots_of(RunFigures(run))
     assert [series.label for series in playing.picture.series][-2:] == ["25 other profiles", "hostile"]
     assert len({series.colour for series in playing.picture.series}) == len(playing.picture.series) <= 8
-
-
-# ------------------------------------------------------------------------------------------------ charts
-
-
-@given(st.floats(1e-3, 1e9))
-@settings(max_examples=200, deadline=None)
-def test_ticks_when_linear_are_few_and_reach_the_top(top):
-    """Ticks begin at 0, are equally far apart, and the last one alone is not below the top."""
-    ticks = linear_ticks(top)
-    assert ticks[0] == 0
-    assert ticks[-1] >= top * 0.99
-    assert ticks[-2] < top
-    assert 2 <= len(ticks) <= 7
-
-
-@given(st.floats(1e-2, 1e6), st.floats(1, 1e5))
-@settings(max_examples=200, deadline=None)
-def test_ticks_when_logarithmic_hold_all_values(low, factor):
-    """Ticks rise from below the least value to above the largest."""
-    ticks = log_ticks(low, low * factor)
-    assert ticks == sorted(set(ticks))
-    assert ticks[0] <= low * 1.001
-    assert ticks[-1] >= low * factor * 0.999
-    assert len(ticks) <= 14
-
-
-def test_points_when_too_many_are_thinned_by_the_worst():
-    """Of many points the highest of each stretch stay, in their order."""
-    points = [(float(place), float(place == 777)) for place in range(5000)]
-    kept = thin(points, highest, 100)
-    assert len(kept) == 100
-    assert (777.0, 1.0) in kept
-    assert kept == sorted(kept)
-
-
-@pytest.mark.parametrize("log", [True, False])
-def test_chart_when_it_has_one_point_or_none_is_drawn_or_left_out(log):
-    """A single point is a dot, no point is no chart; nothing is divided by zero."""
-    values = {"name": "x", "title": "t", "description": "d", "x_label": "x", "y_label": "y", "x_log": log}
-    assert draw(Lines(series=[Series("a", [(1.0, 0.0)], 1)], **values)).count("<path class=") >= 2
-    assert draw(Lines(series=[Series("a", [], 1)], **values)) == ""
 
 
 # ------------------------------------------------------------------------------------------------ summary
@@ -496,10 +452,3 @@ def test_display_when_the_run_goes_on_shows_it(kind, stream, monkeypatch):
         assert "slow@200k" in text
     else:
         assert "1200 frames missing (healthy 0)" in text
-
-
-def test_ticks_when_they_would_look_alike_have_more_digits():
-    """No two marks of an axis have one label; where labels differ they stay as they were."""
-    assert tick_texts(linear_ticks(2.2), lambda value: f"{value:.0f}") == ["0.0", "0.5", "1.0", "1.5", "2.0", "2.5"]
-    assert tick_texts(linear_ticks(2000), lambda value: f"{value:,.0f}") == ["0", "500", "1,000", "1,500", "2,000"]
-    assert tick_texts(linear_ticks(1.2), lambda value: f"{value:.0f} %")[1:3] == ["0.5 %", "1.0 %"]

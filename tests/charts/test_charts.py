@@ -1,0 +1,116 @@
+"""Pictures and pages: ticks and scales, what is drawn of few and many values, and texts of others on a page."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.charts.axes import Scale, linear_ticks, log_ticks, tick_texts
+from flowctl.charts.page import Figure, Html, figure, page, table, text
+from flowctl.charts.pictures import Bar, Bars, Dot, Dots, Lines, Series, Stack, draw, highest, thin
+
+LABELS = {"name": "x", "title": "t", "description": "d", "x_label": "x", "y_label": "y"}
+
+
+@given(st.floats(1e-3, 1e9))
+@settings(max_examples=200, deadline=None)
+def test_ticks_when_linear_are_few_and_reach_the_top(top):
+    """Ticks begin at 0, are equally far apart, and the last one alone is not below the top."""
+    ticks = linear_ticks(top)
+    assert ticks[0] == 0
+    assert ticks[-1] >= top * 0.99
+    assert ticks[-2] < top
+    assert 2 <= len(ticks) <= 7
+
+
+@given(st.floats(1e-2, 1e6), st.floats(1, 1e5))
+@settings(max_examples=200, deadline=None)
+def test_ticks_when_logarithmic_hold_all_values(low, factor):
+    """Ticks rise from below the least value to above the largest."""
+    ticks = log_ticks(low, low * factor)
+    assert ticks == sorted(set(ticks))
+    assert ticks[0] <= low * 1.001
+    assert ticks[-1] >= low * factor * 0.999
+    assert len(ticks) <= 14
+
+
+def test_points_when_too_many_are_thinned_by_the_worst():
+    """Of many points the highest of each stretch stay, in their order."""
+    points = [(float(place), float(place == 777)) for place in range(5000)]
+    kept = thin(points, highest, 100)
+    assert len(kept) == 100
+    assert (777.0, 1.0) in kept
+    assert kept == sorted(kept)
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_chart_when_it_has_one_point_or_none_is_drawn_or_left_out(log):
+    """A single point is a dot, no point is no chart; nothing is divided by zero."""
+    values = {"name": "x", "title": "t", "description": "d", "x_label": "x", "y_label": "y", "x_log": log}
+    assert draw(Lines(series=[Series("a", [(1.0, 0.0)], 1)], **values)).count("<path class=") >= 2
+    assert draw(Lines(series=[Series("a", [], 1)], **values)) == ""
+
+
+def test_ticks_when_they_would_look_alike_have_more_digits():
+    """No two marks of an axis have one label; where labels differ they stay as they were."""
+    assert tick_texts(linear_ticks(2.2), lambda value: f"{value:.0f}") == ["0.0", "0.5", "1.0", "1.5", "2.0", "2.5"]
+    assert tick_texts(linear_ticks(2000), lambda value: f"{value:,.0f}") == ["0", "500", "1,000", "1,500", "2,000"]
+    assert tick_texts(linear_ticks(1.2), lambda value: f"{value:.0f} %")[1:3] == ["0.5 %", "1.0 %"]
+
+
+@given(st.floats(1e-3, 1e6), st.floats(1.1, 1e6), st.floats(0, 1), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_scale_when_read_backwards_gives_the_value(low, factor, share, log):
+    """A place on the paper stands for the value that stands there, on axes of both kinds; beyond an end is the end."""
+    high = low * factor
+    scale = Scale(low, high, 400.0, 20.0, log=log)
+    value = low + share * (high - low)
+    assert scale.value_at(scale(value)) == pytest.approx(value, rel=1e-6)
+    assert (scale(low / 2), scale(high * 2)) == (pytest.approx(400.0), pytest.approx(20.0))
+
+
+def test_lines_when_y_is_logarithmic_have_equal_steps_for_equal_factors():
+    """1, 10 and 100 stand equally far apart."""
+    points = [(0.0, 1.0), (1.0, 10.0), (2.0, 100.0)]
+    drawn = draw(Lines(series=[Series("a", points, 1)], y_log=True, **LABELS))
+    path = re.search(r'class="line"[^>]* d="([^"]*)"', drawn)[1]
+    ys = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", path)]
+    assert ys[0] - ys[1] == pytest.approx(ys[1] - ys[2], abs=0.2)
+
+
+def test_dots_when_hollow_have_an_edge_only():
+    """A hollow dot is told from a full one without its colour."""
+    dots = [Dot(1.0, 1.0, 1.0, "full", "red"), Dot(2.0, 2.0, 1.0, "empty", "red", hollow=True)]
+    drawn = draw(Dots(dots=dots, **LABELS))
+    assert drawn.count("fill:none;stroke:red") == drawn.count("fill:red") == 1
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        Lines(series=[], **LABELS),
+        Dots(dots=[], **LABELS),
+        Bars(name="x", title="t", description="d", bars=[]),
+        Stack(xs=[], x_end=0.0, layers=[], y_top=1.0, **LABELS),
+    ],
+)
+def test_picture_when_there_is_nothing_to_draw_is_no_text(picture):
+    """Every kind of picture draws nothing of nothing, instead of failing or of an empty frame."""
+    assert picture.empty
+    assert draw(picture) == ""
+
+
+def test_text_when_it_is_of_others_is_escaped_once_everywhere():
+    """Cells, titles and legends are escaped; what is HTML already goes through as it is."""
+    evil = "<b>&"
+    bars = Bars(name="x", title=evil, description=evil, bars=[Bar(evil, 1.0, evil)])
+    shown = page(
+        evil, [figure(Figure(bars, ("a",), [[evil]], legend=[(evil, "red")], note=evil)), table((evil,), [[evil]])]
+    )
+    assert "<b>&" not in shown
+    assert "&amp;lt;" not in shown
+    assert text(text(evil)) == "&lt;b&gt;&amp;"
+    assert table(("a", "b"), [["x", Html("<i>y</i>")]]).count("<i>y</i>") == 1
