@@ -22,9 +22,8 @@ from flowctl.deferred import Job
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.flow.counts import NO_COUNTS, Counts, Tally
 from flowctl.flow.state import MessageClass, SendState, StateChange
-from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO, FlvTag
-from flowctl.media.stamp import MAX_SEQUENCE, has_slot, stamp
-from flowctl.rtmp.amf import amf0
+from flowctl.flv import FlvTag
+from flowctl.media.stamp import Stamper
 from flowctl.rtmp.events import ClientEvent, PublishStarted, StreamEnded
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import RtmpUrl
@@ -40,8 +39,6 @@ _LOOK_AGAIN_S: Final = 0.05
 """The pump rests at most this long while it waits for room, should no edge of the Sender wake it."""
 
 MAX_PACE: Final = 10_000.0
-
-_SET_DATA_FRAME: Final = amf0.encode("@setDataFrame")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,10 +93,10 @@ class RtmpPublisher(RtmpClient):
         "_job",
         "_max_lag_s",
         "_next",
-        "_numbers",
         "_on_sent",
         "_pace",
         "_sent_ms",
+        "_stamper",
         "_started_at",
         "_tags",
         "_tally",
@@ -131,7 +128,7 @@ class RtmpPublisher(RtmpClient):
         self._timeline = Timeline(source, loop=loop, duration_s=duration_s)
         self._tags: Iterator[TimedTag] = iter(self._timeline)
         self._next: TimedTag | None = None  # taken from the timeline, not yet sent
-        self._numbers = {TAG_VIDEO: 0, TAG_AUDIO: 0}  # of the next stamped frame
+        self._stamper = Stamper()
         self._on_sent = on_sent
         self._job: Job | None = None  # runs the pump; made when the connection is there
         self._sent_ms = 0  # media time of the last tag sent
@@ -248,19 +245,8 @@ class RtmpPublisher(RtmpClient):
         """Give one tag to the Sender; return its size on the wire."""
         type_id, timestamp, payload = timed.tag
         self._sent_ms = timed.due_ms
-        if has_slot(payload):
-            number = self._numbers[type_id]
-            self._numbers[type_id] = number + 1 & MAX_SEQUENCE
-            payload = stamp(payload, number, time.time_ns() // 1000)
-        protocol = self._protocol
-        if type_id == TAG_VIDEO:
-            octets = protocol.send_video(timestamp, payload)
-        elif type_id == TAG_AUDIO:
-            octets = protocol.send_audio(timestamp, payload)
-        else:
-            # A file holds onMetaData bare; a server wants it wrapped (as OBS and FFmpeg send it).
-            wrapped = type_id == TAG_SCRIPT and not payload.startswith(_SET_DATA_FRAME)
-            octets = protocol.send_data(timestamp, _SET_DATA_FRAME + payload if wrapped else payload)
+        payload = self._stamper.stamped(type_id, payload, time.time_ns() // 1000)
+        octets = self._protocol.send_tag(type_id, timestamp, payload)
         self.connection.sender.send(octets, timed.message_class, droppable=False)
         self._tally.add(timed.message_class, len(payload))
         if self._on_sent is not None:

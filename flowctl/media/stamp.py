@@ -82,6 +82,23 @@ def stamp(payload: bytes | memoryview, sequence: int, time_us: int) -> bytes:
     return b"".join((payload[:at], numbers, payload[at + len(numbers) :]))
 
 
+class Stamper:
+    """Stamps the frames of one publisher as they are sent, each track with numbers of its own that go on over loops."""
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}  # track -> number of its next stamped frame
+
+    def stamped(self, track: int, payload: bytes, time_us: int) -> bytes:
+        """Return `payload` with the track's next number and this time; one without a slot as it is."""
+        if not has_slot(payload):
+            return payload
+        number = self._numbers.get(track, 0)
+        self._numbers[track] = number + 1 & MAX_SEQUENCE
+        return stamp(payload, number, time_us)
+
+
 def read_stamp(payload: bytes | memoryview) -> tuple[int, int] | None:
     """Return (sequence, time_us) of a stamped frame, or None for every other payload. Never raises."""
     at = _numbers_at(payload)

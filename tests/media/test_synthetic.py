@@ -14,7 +14,7 @@ from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.flow.state import MessageClass
 from flowctl.flv import FlvWriter
 from flowctl.media.bits import BitWriter, escape
-from flowctl.media.stamp import MAX_SEQUENCE, MAX_TIME_US, has_slot
+from flowctl.media.stamp import MAX_SEQUENCE, MAX_TIME_US, Stamper, has_slot
 from flowctl.media.synthetic import SyntheticSource, read_stamp, stamp
 from flowctl.media.tiny_aac import padding
 from flowctl.rtmp.amf import amf0
@@ -176,6 +176,15 @@ def test_stamp_round_trip(payload, sequence, time_us):
     assert len(stamped) == len(payload)
     type_id = VIDEO if payload[0] in (0x17, 0x27) else AUDIO
     assert inspect(type_id, stamped) == inspect(type_id, payload)
+
+
+def test_stamper_when_tracks_alternate_counts_each_and_leaves_others_alone():
+    """Numbers go on from 0 for each track; what has no slot is passed on as it is."""
+    stamper = Stamper()
+    found = [read_stamp(stamper.stamped(track, FRAMES[0], 7)) for track in (VIDEO, AUDIO, VIDEO, VIDEO, AUDIO)]
+    assert found == [(0, 7), (0, 7), (1, 7), (2, 7), (1, 7)]
+    assert stamper.stamped(VIDEO, b"no slot", 7) == b"no slot"
+    assert read_stamp(stamper.stamped(VIDEO, FRAMES[0], 8)) == (3, 8)
 
 
 @given(st.integers(0, MAX_SEQUENCE), st.integers(0, MAX_TIME_US))

@@ -20,8 +20,7 @@ from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO, FlvTag
 from flowctl.loadtest.peers.link import Link, Target
 from flowctl.loadtest.peers.reactor import Reactor
 from flowctl.loadtest.results.result import PeerEnd, PeerResult
-from flowctl.media.stamp import MAX_SEQUENCE, has_slot, stamp
-from flowctl.rtmp.amf import amf0
+from flowctl.media.stamp import Stamper
 from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import ClientEvent, PublishStarted, StreamEnded
 from flowctl.rtmp.session_config import ClientSessionConfig
@@ -29,7 +28,6 @@ from flowctl.rtmp.url import RtmpUrl
 
 _QUEUED_MAX_BYTES: Final = 1024 * 1024
 _LOOK_AGAIN_S: Final = 0.02
-_SET_DATA_FRAME: Final = amf0.encode("@setDataFrame")
 _READ_MOST: Final = 64 * 1024
 
 
@@ -50,9 +48,9 @@ class Publisher(Link):
 
     __slots__ = (
         "_next",
-        "_numbers",
         "_on_start",
         "_source_error",
+        "_stamper",
         "_start_at",
         "_tags",
         "max_lag_s",
@@ -77,7 +75,7 @@ class Publisher(Link):
         super().__init__(reactor, target, url, result, asks=asks, config=config, began=began, on_end=on_end)
         self._tags: Iterator[TimedTag] = iter(Timeline(source, loop=loop))
         self._next: TimedTag | None = None
-        self._numbers = {TAG_VIDEO: 0, TAG_AUDIO: 0}
+        self._stamper = Stamper()
         self._on_start = on_start
         self._source_error = ""
         self._start_at = 0.0  # when the first tag is due
@@ -147,22 +145,17 @@ class Publisher(Link):
 
     def _octets(self, session: ClientSession, timed: TimedTag) -> bytes:
         type_id, timestamp, payload = timed.tag
-        if has_slot(payload):
-            number = self._numbers[type_id]
-            self._numbers[type_id] = number + 1 & MAX_SEQUENCE
-            payload = stamp(payload, number, time.time_ns() // 1000)
+        payload = self._stamper.stamped(type_id, payload, time.time_ns() // 1000)
         result = self.result
         media = timed.message_class is not MessageClass.HEADER
         if type_id == TAG_VIDEO:
             result.video += media
             result.keys += timed.message_class is MessageClass.KEY
-            return session.send_video(timestamp, payload)
-        if type_id == TAG_AUDIO:
+        elif type_id == TAG_AUDIO:
             result.audio += media
-            return session.send_audio(timestamp, payload)
-        result.data += 1
-        wrapped = type_id == TAG_SCRIPT and not payload.startswith(_SET_DATA_FRAME)
-        return session.send_data(timestamp, _SET_DATA_FRAME + payload if wrapped else payload)
+        else:
+            result.data += 1
+        return session.send_tag(type_id, timestamp, payload)
 
     def input(self, now: float) -> None:
         """Read what the server says; not counted: a publisher's octets are those it sent."""

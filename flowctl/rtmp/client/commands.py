@@ -19,6 +19,10 @@ _VIDEO_CODECS: Final = 252.0
 _CAPABILITIES: Final = 15.0
 
 
+SET_DATA_FRAME: Final = amf0.encode("@setDataFrame")
+"""What stands before metadata and other script data that a server is to keep and pass on."""
+
+
 def connect_object(
     config: ClientSessionConfig, url: RtmpUrl, *, parameters: str, app: str | None, playing: bool
 ) -> dict[str, Any]:
@@ -60,4 +64,4 @@ def connect_object(
 
 def metadata_payload(values: dict[str, Any]) -> bytes:
     """Return the body of the data message by which a publisher sets its metadata, as OBS sends it."""
-    return amf0.encode("@setDataFrame", "onMetaData", EcmaArray(values))
+    return SET_DATA_FRAME + amf0.encode("onMetaData", EcmaArray(values))

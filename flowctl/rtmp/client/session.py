@@ -75,9 +75,7 @@ _DATA: Final = frozenset({TYPE_DATA_AMF0, TYPE_DATA_AMF3})
 _COMMANDS: Final = frozenset({TYPE_COMMAND_AMF0, TYPE_COMMAND_AMF3})
 
 # Chunk streams of media: one each, so that audio can go between the chunks of a long video frame (section 5.3.1).
-_AUDIO_CSID: Final = 4
-_VIDEO_CSID: Final = 6
-_DATA_CSID: Final = 7
+_CSIDS: Final = {TYPE_AUDIO: 4, TYPE_VIDEO: 6, TYPE_DATA_AMF0: 7}
 
 _AWAITING_REPLY: Final = frozenset({ClientState.CONNECTING, ClientState.CREATING, ClientState.ASKING})
 
@@ -309,15 +307,24 @@ class ClientSession:
 
     def send_audio(self, timestamp: int, payload: bytes) -> bytes:
         """Return an audio message for the socket; `timestamp` in ms. Raises `LocalProtocolError` if not publishing."""
-        return self._media(_AUDIO_CSID, timestamp, TYPE_AUDIO, payload)
+        return self._media(TYPE_AUDIO, timestamp, payload)
 
     def send_video(self, timestamp: int, payload: bytes) -> bytes:
         """Return a video message for the socket; `timestamp` in ms. Raises `LocalProtocolError` if not publishing."""
-        return self._media(_VIDEO_CSID, timestamp, TYPE_VIDEO, payload)
+        return self._media(TYPE_VIDEO, timestamp, payload)
 
     def send_data(self, timestamp: int, payload: bytes) -> bytes:
         """Return an AMF0 data message for the socket; `payload` is encoded AMF0. Raises like `send_video`."""
-        return self._media(_DATA_CSID, timestamp, TYPE_DATA_AMF0, payload)
+        return self._media(TYPE_DATA_AMF0, timestamp, payload)
+
+    def send_tag(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
+        """Return a tag of an FLV file (audio, video or script data) for the socket. Raises like `send_video`.
+
+        A file holds ``onMetaData`` bare; a server wants it wrapped, as OBS and FFmpeg send it.
+        """
+        if type_id == TYPE_DATA_AMF0 and not payload.startswith(client_commands.SET_DATA_FRAME):
+            payload = client_commands.SET_DATA_FRAME + payload
+        return self._media(type_id, timestamp, payload)
 
     def send_metadata(self, values: dict[str, Any], timestamp: int = 0) -> bytes:
         """Return ``@setDataFrame onMetaData`` for the socket. Raises like `send_video`."""
@@ -340,10 +347,10 @@ class ClientSession:
         """Queue a ping request; the answer becomes a `Pong` with the round trip time."""
         self._endpoint.ping(now)
 
-    def _media(self, csid: int, timestamp: int, type_id: int, payload: bytes) -> bytes:
+    def _media(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
         if self._state is not ClientState.ACTIVE or not self._publishes:
             raise LocalProtocolError(f"not publishing, the session is {self._state.value}")
-        return self._behind_waiting(Message(csid, timestamp, type_id, self._stream_id, payload))
+        return self._behind_waiting(Message(_CSIDS[type_id], timestamp, type_id, self._stream_id, payload))
 
     def _behind_waiting(self, message: Message) -> bytes:
         octets = self._endpoint.writer.write(message)

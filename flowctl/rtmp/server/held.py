@@ -36,8 +36,12 @@ class HeldMessages:
         self.size_bytes += _charge(message)
 
     def put_first(self, messages: Sequence[Message]) -> None:
-        """Put `messages` before the others: they came in one whose turn it was."""
-        self._keep([*messages, *(self._messages or ())])
+        """Put `messages` before the others: they came in one whose turn it was. Costs nothing for the others."""
+        if messages:
+            if self._messages is None:
+                self._messages = deque()
+            self._messages.extendleft(reversed(messages))
+            self.size_bytes += sum(map(_charge, messages))
 
     def pop(self) -> Message:
         """Take the first message; there is one."""
@@ -51,12 +55,10 @@ class HeldMessages:
     def drop_stream(self, stream_id: int) -> int:
         """Forget the messages of a message stream; return how many there were."""
         before = len(self)
-        self._keep([message for message in self._messages or () if message.msid != stream_id])
-        return before - len(self)
-
-    def _keep(self, messages: Sequence[Message]) -> None:
-        self._messages = deque(messages) if messages else None
-        self.size_bytes = sum(map(_charge, messages))
+        kept = [message for message in self._messages or () if message.msid != stream_id]
+        self._messages = deque(kept) if kept else None
+        self.size_bytes = sum(map(_charge, kept))
+        return before - len(kept)
 
 
 def _charge(message: Message) -> int:

@@ -320,6 +320,19 @@ def test_media_is_sent_on_the_stream(publisher):
     assert found == [(8, 10, 1, b"\xaf\1a"), (9, 20, 1, b"\x17\1v"), (9, 60, 1, b"\x27\1v")]
 
 
+def test_tags_of_a_file_are_sent_as_messages(publisher):
+    """Each kind goes out on a chunk stream of its own; metadata is wrapped once, as servers want it."""
+    publisher.start(PUBLISH_START)
+    publisher.requests()
+    bare = amf0.encode("onMetaData", {"width": 640.0})
+    wrapped = amf0.encode("@setDataFrame") + bare
+    tags = [(18, 0, bare), (18, 0, wrapped), (8, 10, b"\xaf\1a"), (9, 20, b"\x17\1v")]
+    found = publisher.reader.feed(b"".join(publisher.session.send_tag(*tag) for tag in tags))
+    expected = [(18, 0, wrapped), (18, 0, wrapped), *tags[2:]]
+    assert [(message.type_id, message.timestamp, message.payload) for message in found] == expected
+    assert len({message.csid for message in found}) == 3
+
+
 def test_pending_output_stands_before_media(publisher):
     """A reply that nobody collected goes out with the next media, in order."""
     publisher.start(PUBLISH_START)
