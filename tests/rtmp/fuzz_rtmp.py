@@ -35,7 +35,8 @@ from flowctl.rtmp.chunk.reader import ChunkReader
 from flowctl.rtmp.chunk.writer import ChunkWriter, serialise
 from flowctl.rtmp.handshake.handshake import Handshake
 from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.wire import Message
+from flowctl.rtmp.media.aggregate import split_aggregate
+from flowctl.rtmp.wire import TYPE_AGGREGATE, Message
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
 
@@ -106,7 +107,7 @@ def _check_message(message: Message) -> None:
     code = None
     try:
         value = messages.decode_message(message, LIMITS)
-        parts = messages.split_aggregate(message, LIMITS) if message.type_id == messages.TYPE_AGGREGATE else []
+        parts = split_aggregate(message, LIMITS) if message.type_id == TYPE_AGGREGATE else []
     except RemoteProtocolError as error:
         code = error.code
     if code is not None:
