@@ -196,7 +196,7 @@ def test_cli_when_only_its_help_is_wanted_loads_no_server():
         reached.add(module)
         for item in arrows(module):
             top = item.module.split(".")[0]
-            if item.late or top in sys.stdlib_module_names:
+            if item.late or item.typing_only or top in sys.stdlib_module_names:
                 continue
             if not item.module.startswith(CLI_MAY_LOAD):
                 wrong.append(f"{shown(module_files()[module], item.line)} imports {item.module}")
