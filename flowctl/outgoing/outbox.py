@@ -181,7 +181,8 @@ class Outbox:
     @property
     def own(self) -> tuple[int, int]:
         """(bytes, messages) that are queued for this peer alone: all that is not read from the followed log."""
-        size, messages = self.backlog.size_bytes, len(self.backlog)
+        messages = len(self.backlog)
+        size = self.backlog.size_bytes if messages else 0
         if self._inflight is not None:
             size += len(self._inflight.rest)
             messages += 1
@@ -213,7 +214,8 @@ class Outbox:
             given: whether what joining gave is part of it.
         """
         backlog, cursor, inflight = self.backlog, self.cursor, self._inflight
-        size, messages, oldest = backlog.size_bytes, len(backlog), backlog.oldest_at
+        messages = len(backlog)
+        size, oldest = (backlog.size_bytes, backlog.oldest_at) if messages else (0, None)
         joining = cursor is not None and cursor.joining_to is not None
         if inflight is not None and (given or not (joining and inflight.given)):
             size += len(inflight.rest)
