@@ -78,8 +78,8 @@ def _check_alone(names: list[str], beside: str) -> None:
 def _close_the_loop(duration: str, healthy: int, folder: Path | None, *, as_json: bool) -> None:
     """Run the demonstration of the pipeline."""
     from flowctl.cli.common import set_up_log
-    from flowctl.demo.loop import run_loop
-    from flowctl.demo.loopplan import LoopPlan
+    from flowctl.demo.loop.plan import LoopPlan
+    from flowctl.demo.loop.run import run_loop
     from flowctl.demo.plan import cache_directory
     from flowctl.errors import FlowctlError
     from flowctl.pipeline.spark.java import find_java

@@ -7,7 +7,7 @@ from typing import Any
 from flowctl.flow.state import SendState
 from flowctl.judging.shadow import ShadowReport
 from flowctl.live import LiveServer
-from flowctl.live.records.telemetry import Recording
+from flowctl.live.records.recording import Recording
 from flowctl.server.server import Server
 from flowctl.units import format_size
 

@@ -22,7 +22,7 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
 from flowctl.live.records.flights import make_flights
-from flowctl.live.records.telemetry import Recording, usual_node
+from flowctl.live.records.recording import Recording, usual_node
 from flowctl.live.reload.reload import Reload
 from flowctl.live.session import LiveSession
 from flowctl.server.bans import Ban, BanList, utc_text

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from flowctl.cli import main
-from flowctl.demo.loop import run_loop
-from flowctl.demo.loopplan import LoopPlan
-from flowctl.demo.loopreport import Comparison, Side, addresses, side_of
+from flowctl.demo.loop.plan import LoopPlan
+from flowctl.demo.loop.report import Comparison, Side, addresses, side_of
+from flowctl.demo.loop.run import run_loop
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.loadtest.results.result import PeerKind, PeerResult, RunResult
 
@@ -86,7 +86,7 @@ def test_side_when_made_of_a_run_counts_who_is_who():
 
 def test_loop_when_the_analysis_makes_nothing_says_so(tmp_path, monkeypatch):
     """Without files there is nothing to hand over; no server is left behind."""
-    monkeypatch.setattr("flowctl.demo.loop.run_load", lambda plan, _: RunResult(url=plan.url))
+    monkeypatch.setattr("flowctl.demo.loop.run.run_load", lambda plan, _: RunResult(url=plan.url))
     with pytest.raises(FlowctlError, match=r"the analysis made no limits.toml"):
         run_loop(QUICK, tmp_path, decide=lambda *_: None, record=False)
 
@@ -106,7 +106,7 @@ def test_demo_when_the_analysis_cannot_run_says_so_before_the_load(missing, monk
     def absent():
         raise ConfigError("it is not there", hint="get it")
 
-    monkeypatch.setattr("flowctl.demo.loop.run_loop", lambda *_, **__: pytest.fail("the load has begun"))
+    monkeypatch.setattr("flowctl.demo.loop.run.run_loop", lambda *_, **__: pytest.fail("the load has begun"))
     monkeypatch.setattr("flowctl.pipeline.spark.java.find_java", lambda: None)
     monkeypatch.setattr("flowctl.pipeline.spark.session.check_available", lambda: None)
     monkeypatch.setattr(missing, absent)

@@ -16,7 +16,7 @@ from flowctl.flight.words import TablePolicy
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
 from flowctl.live.config import LiveConfig, parse_audiences
-from flowctl.live.records.telemetry import _described
+from flowctl.live.records.recording import _described
 from flowctl.pipeline.whatif.grid import audiences_of, in_force
 from flowctl.pipeline.whatif.viewers import flight_viewer
 from flowctl.sending.settings import SenderSettings

@@ -23,7 +23,7 @@ from flowctl.flow.state import Cause, MessageClass, SendState, StateChange
 from flowctl.live import LiveServer
 from flowctl.live.config import Audience, LiveConfig
 from flowctl.live.records import sessions
-from flowctl.live.records.telemetry import Recording
+from flowctl.live.records.recording import Recording
 from flowctl.live.session import CONTROL_LANE
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp import commands

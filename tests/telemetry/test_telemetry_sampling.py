@@ -6,7 +6,7 @@ from recorded_kit import RecordedWorld, inter, key
 from telemetry_kit import read
 
 from flowctl.flow.state import MessageClass
-from flowctl.live.records.sampleround import Round
+from flowctl.live.records.round import Round
 from flowctl.telemetry.sampling import NOTHING, Condition, Crowd, Run, SampleBlock
 from flowctl.telemetry.schema import FLOW_SAMPLES
 

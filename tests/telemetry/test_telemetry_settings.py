@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from flowctl.cli.app import app
 from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer
-from flowctl.live.records.telemetry import usual_node
+from flowctl.live.records.recording import usual_node
 from flowctl.telemetry.options import Addresses, EventsOptions, Streams
 
 

@@ -36,7 +36,7 @@ from flowctl.fanout.fanout import Fanout
 from flowctl.flow.state import SendState
 from flowctl.live.hub import Hub
 from flowctl.live.oversight.pace import Allowance, Pace
-from flowctl.live.records.sampleround import Books, Round, Seen
+from flowctl.live.records.round import Books, Round, Seen
 from flowctl.sending.figures import SenderStatistics
 from flowctl.telemetry.events import ConnectionEvents, Events
 from flowctl.telemetry.schema import FLOW_SAMPLES

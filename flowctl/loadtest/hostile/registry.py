@@ -6,27 +6,19 @@ from types import MappingProxyType
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.loadtest.hostile import (
-    amf_attacks,
-    chunk_attacks,
-    control_attacks,
-    publisher_attacks,
-    reader_attacks,
-    session_attacks,
-    work_attacks,
-)
+from flowctl.loadtest.hostile.attacks import amf, chunk, control, publisher, reader, session, work
 from flowctl.loadtest.hostile.base import HostileProfile
 
 HOSTILE_PROFILES: Final[tuple[HostileProfile, ...]] = tuple(
     sorted(
         (
-            *chunk_attacks.PROFILES,
-            *amf_attacks.PROFILES,
-            *session_attacks.PROFILES,
-            *reader_attacks.PROFILES,
-            *publisher_attacks.PROFILES,
-            *control_attacks.PROFILES,
-            *work_attacks.PROFILES,
+            *chunk.PROFILES,
+            *amf.PROFILES,
+            *session.PROFILES,
+            *reader.PROFILES,
+            *publisher.PROFILES,
+            *control.PROFILES,
+            *work.PROFILES,
         ),
         key=lambda profile: profile.id,
     )

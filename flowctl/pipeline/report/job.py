@@ -16,7 +16,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.report import gather, gather_jobs
+from flowctl.pipeline.report import gather, outcomes
 from flowctl.pipeline.report.data import JobNote, JobState, ReportData
 from flowctl.pipeline.report.page import render
 from flowctl.pipeline.spark.session import one_line
@@ -218,27 +218,27 @@ def _take_fleet(source: _Source, data: ReportData) -> ReportData:
             moments_from=moments_from,
             moment_s=moment_s,
             moments=moments,
-            streams=gather_jobs.streams(streams),
+            streams=outcomes.streams(streams),
         )
     if subnets is not None:
-        data = replace(data, subnets=gather_jobs.subnets(subnets))
+        data = replace(data, subnets=outcomes.subnets(subnets))
     return data
 
 
-def _moments(source: _Source, data: ReportData, streams: DataFrame) -> gather_jobs.Moments:
+def _moments(source: _Source, data: ReportData, streams: DataFrame) -> outcomes.Moments:
     """Return the figures over time: from the samples where a minute, the grain of `fleet_streams`, would be too coarse.
 
     Records that have gone since, or that are of another kind, are no reason to have no picture.
     """
     if data.began_at is not None and data.ended_at is not None:
-        moment_s = gather_jobs.moment_length_s((data.ended_at - data.began_at).total_seconds())
-        if moment_s < gather_jobs.FLEET_MINUTE_S and io.has_table(source.spark, source.events, "flow_samples"):
+        moment_s = outcomes.moment_length_s((data.ended_at - data.began_at).total_seconds())
+        if moment_s < outcomes.FLEET_MINUTE_S and io.has_table(source.spark, source.events, "flow_samples"):
             try:
                 samples = io.read_table(source.spark, source.events, "flow_samples", count="later").frame
-                return gather_jobs.moments_of_samples(samples, data.began_at, moment_s)
+                return outcomes.moments_of_samples(samples, data.began_at, moment_s)
             except ConfigError:
                 pass
-    return gather_jobs.moments_of_fleet(streams)
+    return outcomes.moments_of_fleet(streams)
 
 
 def _take_abuse(source: _Source, data: ReportData) -> ReportData:
@@ -246,8 +246,8 @@ def _take_abuse(source: _Source, data: ReportData) -> ReportData:
     text = source.place.read_text("bans.jsonl")
     return replace(
         data,
-        scores=None if scores is None else gather_jobs.scores(scores),
-        bans=None if text is None else gather_jobs.bans(text),
+        scores=None if scores is None else outcomes.scores(scores),
+        bans=None if text is None else outcomes.bans(text),
     )
 
 
@@ -255,11 +255,11 @@ def _take_whatif(source: _Source, data: ReportData) -> ReportData:
     choices = source.table("whatif_choices")
     return replace(
         data,
-        choices=None if choices is None else gather_jobs.choices(choices),
+        choices=None if choices is None else outcomes.choices(choices),
         limits_toml=source.place.read_text("limits.toml"),
     )
 
 
 def _take_capacity(source: _Source, data: ReportData) -> ReportData:
     table = source.table("capacity")
-    return replace(data, capacity=None if table is None else gather_jobs.capacity(table))
+    return replace(data, capacity=None if table is None else outcomes.capacity(table))

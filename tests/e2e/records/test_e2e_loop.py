@@ -7,9 +7,9 @@ import statistics
 
 import pytest
 
-from flowctl.demo.loop import run_loop
-from flowctl.demo.loopplan import LoopPlan
-from flowctl.demo.loopreport import addresses
+from flowctl.demo.loop.plan import LoopPlan
+from flowctl.demo.loop.report import addresses
+from flowctl.demo.loop.run import run_loop
 from flowctl.errors import FlowctlError
 from flowctl.flow.limitsfile import parse_limits_file
 from flowctl.reasons import CloseReason

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hostile_kit import Arena
 
-from flowctl.loadtest.hostile.work_attacks import PROFILES
+from flowctl.loadtest.hostile.attacks.work import PROFILES
 from flowctl.loop.work import MEMORY_S, WorkLimits
 
 MIB = 1 << 20

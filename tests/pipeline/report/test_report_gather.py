@@ -14,7 +14,7 @@ from page_kit import Page
 from report_kit import NASTY
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.report import gather, gather_jobs
+from flowctl.pipeline.report import gather, outcomes
 from flowctl.pipeline.report import job as report
 from flowctl.pipeline.report.data import JobNote, JobState
 from flowctl.pipeline.tables.place import Place
@@ -257,7 +257,7 @@ def test_moments_when_made_of_minutes_weigh_viewers(spark, tmp_path):
     """A stream of thirty viewers counts three times as much as one of ten, in shares and in delays."""
     rows = [fleet_minute(0), fleet_minute(0, "big", viewers=30.0, share_ready=0.4, share_hard=0.4, delay_p50_ms=60.0)]
     write(tmp_path, "fleet_streams", [*rows, fleet_minute(2)])
-    began_at, moment_s, moments = gather_jobs.moments_of_fleet(gather.read(spark, str(tmp_path / "fleet_streams")))
+    began_at, moment_s, moments = outcomes.moments_of_fleet(gather.read(spark, str(tmp_path / "fleet_streams")))
     assert (began_at, moment_s) == (T0, 60.0)
     assert [row["at_s"] for row in moments] == [0.0, 120.0]
     assert moments[0]["ready"] == pytest.approx((10 * 0.8 + 30 * 0.4) / 40)
@@ -280,7 +280,7 @@ def test_moments_when_the_run_was_short_are_of_the_samples(spark):
         sample | {"ts": T0 + timedelta(seconds=11), "state": "HARD_LIMIT", "interval_ms": 4000.0, "conn_id": 2},
     ]
     frame = spark.createDataFrame(pa.Table.from_pylist(rows).to_pandas())
-    _, moment_s, moments = gather_jobs.moments_of_samples(frame, T0, 5)
+    _, moment_s, moments = outcomes.moments_of_samples(frame, T0, 5)
     assert moment_s == 5.0
     assert [(row["at_s"], row["ready"], row["soft"], row["hard"], row["viewers"]) for row in moments] == [
         (0.0, 0.4, 0.6, 0.0, 2),
@@ -293,7 +293,7 @@ def test_moments_when_the_run_was_short_are_of_the_samples(spark):
 @given(st.floats(0, 1e9))
 def test_moments_when_time_is_of_any_length_are_few(span_s):
     """Whatever the time, there are at most so many places, and they are whole seconds."""
-    length = gather_jobs.moment_length_s(span_s)
+    length = outcomes.moment_length_s(span_s)
     assert length >= 2
     assert span_s / length <= gather.MOST_MOMENTS
 
@@ -335,5 +335,5 @@ def test_scores_when_gathered_have_bans_first_and_the_innocent_left_out(spark, t
     cut = data_of(spark, tmp_path).scores
     assert ([row["cidr"] for row in cut.rows], cut.total) == (["10.0.0.1/32", "10.0.0.2/32"], 2)
     lines = '{"cidr": "10.0.0.1/32", "score": 1}\n\n{"cidr": "10.0.0.2/32", "score": 5}\nnot JSON\n[1]\n'
-    bans = gather_jobs.bans(lines)
+    bans = outcomes.bans(lines)
     assert ([row["score"] for row in bans.rows], bans.total) == ([5, 1], 4)

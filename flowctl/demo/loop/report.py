@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from flowctl.demo.loopplan import LoopPlan
+from flowctl.demo.loop.plan import LoopPlan
 from flowctl.loadtest.crowd import source_address
 from flowctl.loadtest.plan import LoadPlan
 from flowctl.loadtest.profiles import parse_profile

@@ -1,4 +1,4 @@
-"""The rest of `gather`: figures of the report from the tables of fleet, abuse, what-if and capacity.
+"""Figures of the report from what other jobs have left: the tables of fleet, abuse, what-if and capacity.
 
 Quantiles of delay that cover several rows of `fleet_streams` are those over viewers of the quantile of their stream and
 minute: the p95 of a place along time is what 95 % of its viewers' streams did not exceed at their own p95. That is no

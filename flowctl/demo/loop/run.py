@@ -19,9 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from flowctl.demo.loopplan import LoopPlan
-from flowctl.demo.loopreport import Comparison, Side, addresses, side_of
-from flowctl.demo.loopserver import EVENTS_ROTATE_S, LoopServer
+from flowctl.demo.loop.plan import LoopPlan
+from flowctl.demo.loop.report import Comparison, Side, addresses, side_of
+from flowctl.demo.loop.server import EVENTS_ROTATE_S, LoopServer
 from flowctl.errors import FlowctlError
 from flowctl.flow.limitsfile import parse_limits_file
 from flowctl.flow.limitsfile import render as render_limits
