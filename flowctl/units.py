@@ -41,6 +41,9 @@ TIME_UNITS: Final[Mapping[str, float]] = {
 }
 """Seconds of each unit of time."""
 
+_MOST_DIGITS: Final = 15
+"""Of a whole number: more cannot be meant, and int() refuses some thousands."""
+
 _EXACT_UNITS: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
 _RATE_PREFIXES: Final[dict[str, int]] = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 
@@ -107,6 +110,17 @@ def parse_share(text: str, field: str = "share") -> float:
     if not 0 <= share <= 1:
         raise ConfigError(f"{field} is {text!r}, it must be a share, 0 to 1", hint="for example 1% or 0.01")
     return share
+
+
+def parse_count(text: str, field: str = "count") -> int:
+    """Return the whole number, 0 or more, that `text` stands for.
+
+    Raises:
+        ConfigError: it is none, or has more digits than can be meant; names `field`.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise ConfigError(f"{field} is {text!r:.60}, it must be a whole number, 0 or more")
+    return int(text)
 
 
 def write_size(value_bytes: int) -> str:

@@ -12,7 +12,15 @@ from typing import Final, Literal
 
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
-from flowctl.units import format_duration, format_size, parse_duration, parse_size, write_duration, write_size
+from flowctl.units import (
+    format_duration,
+    format_size,
+    parse_count,
+    parse_duration,
+    parse_size,
+    write_duration,
+    write_size,
+)
 
 MOST_TARGET_MS: Final = 3_600_000
 """Longest target delay: a longer one means off."""
@@ -211,10 +219,6 @@ NO_LIMITS: Final = Limits()
 """Every axis off; the target delay is by the stream."""
 
 
-_MOST_DIGITS: Final = 15
-"""Of a number of messages: more cannot be meant, and int() refuses some thousands."""
-
-
 def _marks_text(size_bytes: int, messages: int, age_ms: int) -> str:
     """Return one mark of each axis; those that are off are called so, because a limit of 0 would let nothing pass."""
     if not (size_bytes or messages or age_ms):
@@ -237,12 +241,11 @@ def parse_marks(text: str, field_name: str) -> list[int | None]:
             hint="write it like 2MiB,2048 or 2MiB,2048,4s; 0 turns an axis off",
         )
     size = parse_size(parts[0], f"{field_name} bytes")
-    if not (parts[1].isascii() and parts[1].isdecimal() and len(parts[1]) <= _MOST_DIGITS):
-        raise ConfigError(f"{field_name} messages: {parts[1]!r} is not a whole number, 0 or more")
+    count = parse_count(parts[1], f"{field_name} messages")
     age = None
     if len(parts) == 3:
         seconds = parse_duration(parts[2], f"{field_name} age")
         age = round(seconds * 1000)
         if seconds and not age:
             raise ConfigError(f"{field_name} age: {parts[2]!r} is less than 1 ms", hint="0 turns the axis off")
-    return [size, int(parts[1]), age]
+    return [size, count, age]

@@ -43,13 +43,11 @@ from flowctl.sending.settings import AgeSource
 from flowctl.server.program import ServeOptions, ServerProgram
 from flowctl.telemetry.options import Addresses, Streams
 from flowctl.telemetry.privacy import check_private, read_key
-from flowctl.units import parse_duration, parse_share, parse_size, write_duration, write_size
+from flowctl.units import parse_count, parse_duration, parse_share, parse_size, write_duration, write_size
 
 ENVIRONMENT: Final = "FLOWCTL_"
 _NOT_SETTINGS: Final = frozenset({"CACHE", "CONFIG", "FFMPEG", "LOG_LEVEL", "MASTER"})
 """Variables of other parts of flowctl, without their prefix."""
-_MOST_DIGITS: Final = 15
-"""Of a whole number: more are a typing error, and Python refuses to read thousands of them."""
 _DEFAULTS: Final = LiveConfig()
 _OF_ALL: Final = frozenset(item.name for item in dataclasses.fields(ServeOptions))
 """Fields of `LiveConfig` that every server has."""
@@ -115,12 +113,6 @@ def _source(info: ValidationInfo) -> str:
     return str((info.context or {}).get(name, name))
 
 
-def _whole(text: str, source: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
-        raise ConfigError(f"{source} is {_short(text)}, it must be a whole number, 0 or more")
-    return int(text)
-
-
 def _number(text: str, source: str) -> float:
     try:
         return float(text)  # what is not finite is in no range
@@ -174,7 +166,7 @@ _STRICT: Final = Field(strict=True)
 _FINITE: Final = Field(strict=True, allow_inf_nan=False)
 Duration = Annotated[float, _text(parse_duration), _FINITE, Kind("duration", write_duration)]
 Size = Annotated[int, _text(parse_size), _STRICT, Kind("size", write_size)]
-Count = Annotated[int, _text(_whole), _STRICT, Kind("number")]
+Count = Annotated[int, _text(parse_count), _STRICT, Kind("number")]
 Rate = Annotated[float, _text(_number), _FINITE, Kind("rate", "{:g}".format)]
 Share = Annotated[float, _text(parse_share), _FINITE, Kind("share", "{:.15g}".format)]
 Flag = Annotated[bool, _text(_yes), _STRICT, Kind("yes|no", lambda value: "yes" if value else "no")]

@@ -12,6 +12,7 @@ from flowctl.units import (
     format_duration,
     format_size,
     parse_bit_rate,
+    parse_count,
     parse_duration,
     parse_share,
     parse_size,
@@ -244,3 +245,17 @@ def test_size_when_written_reads_as_the_same(value, text):
 def test_duration_when_written_reads_as_the_same(value, text):
     """Whole seconds are seconds, all else milliseconds."""
     assert (write_duration(value), parse_duration(text)) == (text, value)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("0", 0), ("2048", 2048), ("9" * 15, 10**15 - 1)])
+def test_count_when_it_is_a_whole_number_is_read(text, expected):
+    """Digits, and nothing else."""
+    assert parse_count(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "1k", " 1", "\u0663", "9" * 5000])
+def test_count_when_it_is_none_is_refused_by_name(text):
+    """The error names the field, and is one line whatever the text is."""
+    with pytest.raises(ConfigError, match=r"messages is .* whole number") as caught:
+        parse_count(text, "messages")
+    assert len(str(caught.value)) < 120

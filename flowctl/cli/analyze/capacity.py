@@ -49,7 +49,7 @@ def command(
     from flowctl.cli.analyze.common import run_job, session_options
     from flowctl.errors import ConfigError
     from flowctl.pipeline.spark.session import check_available
-    from flowctl.units import parse_bit_rate, parse_duration, parse_size
+    from flowctl.units import parse_bit_rate, parse_duration, parse_share, parse_size
 
     check_available()
     from flowctl.pipeline.capacity.answer import CapacityOptions
@@ -64,9 +64,9 @@ def command(
     wanted = CapacityOptions(
         viewers=_count(viewers),
         bit_rate=None if bit_rate is None else parse_bit_rate(bit_rate, "--bit-rate"),
-        slow_share=None if slow_share is None else _share(slow_share, "--slow-share"),
+        slow_share=None if slow_share is None else parse_share(slow_share, "--slow-share"),
         session_s=None if session is None else parse_duration(session, "--session"),
-        busy=_share(busy, "--busy"),
+        busy=parse_share(busy, "--busy"),
         p99_ms=parse_duration(p99, "--p99") * 1000,
         memory_bytes=None if memory is None else parse_size(memory, "--memory"),
         measurements=text,
@@ -87,14 +87,3 @@ def _count(text: str) -> int:
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 9):
         raise ConfigError(f"--viewers is {text!r}, it must be a whole number, like 250k or 1M")
     return int(digits) * factor
-
-
-def _share(text: str, option: str) -> float:
-    """Return a share, like 5% or 0.05."""
-    from flowctl.errors import ConfigError
-
-    digits, scale = (text[:-1], 0.01) if text.endswith("%") else (text, 1.0)
-    try:
-        return float(digits) * scale
-    except ValueError:
-        raise ConfigError(f"{option} is {text!r}, it must be a share, like 5%") from None
