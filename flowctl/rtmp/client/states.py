@@ -1,8 +1,8 @@
 """The state machine of a client session as a table.
 
-Theory of operation. As in `server_states`: a state changes only by looking up (state, input) here, and a missing pair
-is an error of the side that gave the input. One client session has one message stream, which is what publishers and
-players need; more streams are more sessions.
+Theory of operation. As in `flowctl.rtmp.server.states`: a state changes only by looking up (state, input) here, and a
+missing pair is an error of the side that gave the input. One client session has one message stream, which is what
+publishers and players need; more streams are more sessions.
 """
 
 from __future__ import annotations
