@@ -1268,18 +1268,15 @@ class Sender:
             return
         self._measure_locked(slow, now, self._host.kernel_bytes() if kernel_bytes is None else kernel_bytes)
         if not foreign:  # what follows happens on the owning thread
-            self._act_on_sample_locked(slow, now)
+            cause = slow.why_return(now, max(now - self._oldest_locked(now), 0.0) * 1000)
+            if cause is not None and self._core.would_block:
+                self._return_locked(now, cause)
+            soft = self._core.state is SendState.SOFT_LIMIT and self._judges_pictures_locked(self._mask)
+            if soft and self._thin_for_locked(SendState.SOFT_LIMIT, now):
+                # It has stalled since it got there, or more has come.
+                self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
         if self._core.state is SendState.READY and slow.harmless and slow.healthy:
             self._slow = None
-
-    def _act_on_sample_locked(self, slow: SlowPeer, now: float) -> None:
-        cause = slow.why_return(now, max(now - self._oldest_locked(now), 0.0) * 1000)
-        if cause is not None and self._core.would_block:
-            self._return_locked(now, cause)
-        soft = self._core.state is SendState.SOFT_LIMIT and self._judges_pictures_locked(self._mask)
-        if soft and self._thin_for_locked(SendState.SOFT_LIMIT, now):
-            # It has stalled since it got there, or more has come.
-            self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
 
     def _measure_locked(self, slow: SlowPeer, now: float, kernel_bytes: int) -> None:
         queued_bytes = self._queued_bytes_locked(now)
@@ -1301,13 +1298,6 @@ class Sender:
         slow = self._slow_locked()
         self._measure_locked(slow, now, kernel_bytes)
         return slow.delay_ms
-
-    def _stream_rates_locked(self, now: float) -> tuple[list[float], list[float]] | None:
-        cursor = self._outbox.cursor
-        if cursor is None:
-            return None
-        tail = cursor.log.tail
-        return cursor.log.rates.per_second(now, tail.counts, tail.sizes)
 
     def _return_after_stall_locked(self, now: float) -> None:
         """Skip what became old while the kernel took nothing, if that was for long; it takes something again."""
@@ -1343,13 +1333,16 @@ class Sender:
 
     def _forecast_locked(self, now: float) -> Forecast | None:
         """Return when the hard limit will be reached if all goes on as now; None: never, or nothing is known."""
-        slow, core = self._slow, self._core
+        slow, core, cursor = self._slow, self._core, self._outbox.cursor
         if slow is None or not core.would_block or not self._open_locked():
             return None
         if not slow.drain.stalled(now) and self._judges_pictures_locked(self._mask):
             return None  # what its line cannot carry is left out, and its queue does not grow
-        load, per_second = self._counted_locked(now), self._stream_rates_locked(now)
-        return slow.forecast(now, load, core.limits, per_second, self._mask)
+        per_second = None
+        if cursor is not None:
+            tail = cursor.log.tail
+            per_second = cursor.log.rates.per_second(now, tail.counts, tail.sizes)
+        return slow.forecast(now, self._counted_locked(now), core.limits, per_second, self._mask)
 
     def _remarks_locked(self, now: float) -> list[str]:
         """Return what is told of shares, samples and forecast, for `why`."""
