@@ -7,7 +7,7 @@ has to tell a member it does through the member's own thread (`Member.on_thread`
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
@@ -15,6 +15,7 @@ import structlog
 from flowctl.addresses import address_key
 from flowctl.connection import Connection
 from flowctl.errors import BusyError, LimitExceededError
+from flowctl.fanout.fanout import Fanout
 from flowctl.judging.shadow import NO_SHADOW
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hooks import HookRunner
@@ -407,6 +408,12 @@ class Hub:
         """Return all streams, with their numbers of viewers. Any thread."""
         with self._lock:
             return {stream: len(stream.viewers) for stream in self._streams.values()}
+
+    def fanouts(self) -> Iterator[Fanout]:
+        """Iterate over the fan-outs of all streams that have viewers. Any thread."""
+        for stream in self.streams():
+            for wire in stream.wires:
+                yield from wire.fanouts.active
 
     def snapshot(self) -> HubStatistics:
         """Return figures of all streams and viewers. Any thread; not on that of a poll group, where others wait for it.

@@ -92,7 +92,7 @@ class LiveServer(Server):
             self.reload.read_first()
             if config.events.folder:
                 events = dataclasses.replace(config.events, node=config.events.node or usual_node(self.address[1]))
-                self.recording = Recording(events, self.hub, self.connections, self.clock)
+                self.recording = Recording(events, self.hub.fanouts, self.connections, self.clock)
                 self.hub.observers = (self.recording.sessions,)
                 self.flights = make_flights(config.flights, self.recording.events)
                 self._make_sender = self.flights.make_sender

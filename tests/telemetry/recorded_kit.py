@@ -36,7 +36,7 @@ class RecordedWorld(World):
         self.recorder = recorder(folder, self.clock, **(record or {}))
         options = self.recorder.options
         self.events = Events(self.recorder, Privacy(options.addresses, options.streams, options.key))
-        self.sampler = Sampler(self.hub, self.open, self.events, self.clock)
+        self.sampler = Sampler(self.hub.fanouts, self.open, self.events, self.clock)
         self.hub.observers = (SessionRecords(self.events, self.sampler),)
         self.seen = []
         self.sampled = []

@@ -316,7 +316,7 @@ def test_records_when_not_written_at_the_stop_are_counted_and_said(tmp_path, mon
 
     world = RecordedWorld(tmp_path / "other")
     options = EventsOptions(folder=str(tmp_path), node="n1", key=b"k" * 16)
-    recording = Recording(options, world.hub, list, world.clock)
+    recording = Recording(options, world.hub.fanouts, list, world.clock)
     if disk == "full":
         monkeypatch.setattr(recording.recorder._files, "write", full)
     with structlog.testing.capture_logs() as logs:

@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,9 +14,9 @@ import structlog
 
 from flowctl.connection import Connection
 from flowctl.errors import LimitExceededError
+from flowctl.fanout.fanout import Fanout
 from flowctl.flight.words import limits_as_dict
 from flowctl.live.config import LiveConfig
-from flowctl.live.hub import Hub
 from flowctl.live.records.sampler import Sampler
 from flowctl.live.records.sessions import SessionRecords
 from flowctl.server.admission import BANNED
@@ -41,7 +41,7 @@ class Recording:
 
     Args:
         options: of the records.
-        hub: the streams.
+        fanouts: returns those that have viewers. Any thread.
         connections: returns the open connections.
         clock: monotonic seconds, that of the connections.
 
@@ -58,13 +58,13 @@ class Recording:
     def __init__(
         self,
         options: EventsOptions,
-        hub: Hub,
+        fanouts: Callable[[], Iterable[Fanout]],
         connections: Callable[[], list[Connection]],
         clock: Callable[[], float],
     ) -> None:
         self.recorder: Final = Recorder(options, clock)
         self.events: Final = Events(self.recorder, Privacy(options.addresses, options.streams, options.key))
-        self.sampler: Final = Sampler(hub, connections, self.events, clock)
+        self.sampler: Final = Sampler(fanouts, connections, self.events, clock)
         self.sessions: Final = SessionRecords(self.events, self.sampler)
         self._clock = clock
         self._began = False

@@ -24,7 +24,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from operator import sub
 from typing import Final
 
@@ -34,7 +34,6 @@ from flowctl.connection import Connection
 from flowctl.fanout.cohort import Squad
 from flowctl.fanout.fanout import Fanout
 from flowctl.flow.state import SendState
-from flowctl.live.hub import Hub
 from flowctl.live.oversight.pace import Allowance, Pace
 from flowctl.live.records.round import Books, Round, Seen
 from flowctl.sending.figures import SenderStatistics
@@ -61,7 +60,7 @@ class Sampler:
     """Samples the connections of a server.
 
     Args:
-        hub: knows the streams.
+        fanouts: returns those that have viewers. Any thread.
         connections: returns all open connections.
         events: of the server; its recorder takes the samples.
         clock: monotonic seconds.
@@ -73,12 +72,12 @@ class Sampler:
 
     def __init__(
         self,
-        hub: Hub,
+        fanouts: Callable[[], Iterable[Fanout]],
         connections: Callable[[], list[Connection]],
         events: Events,
         clock: Callable[[], float],
     ) -> None:
-        self._hub = hub
+        self._fanouts = fanouts
         self._connections = connections
         self._clock = clock
         self._open = events.open
@@ -170,8 +169,3 @@ class Sampler:
         if self._rows:
             return self._books.left(connections, squads, self.rounds)
         return [connection for connection in connections if connection.sender.pulse is None]
-
-    def _fanouts(self) -> Iterator[Fanout]:
-        for stream in self._hub.streams():
-            for wire in stream.wires:
-                yield from wire.fanouts.active
