@@ -20,11 +20,10 @@ from typing import Any, Final
 import structlog
 
 from flowctl.flow.state import SendState
-from flowctl.live import LiveServer, build_live_server
+from flowctl.live import LiveConfig, LiveServer
 from flowctl.live.statistics import ViewerStatistics
 from flowctl.loop.sockets import SocketOptions
 from flowctl.server.admission import AdmissionLimits
-from flowctl.server.program import ServeOptions
 from kit import processes
 from kit.machine import PROGRAMS
 
@@ -35,7 +34,7 @@ def build(lowat_bytes: int) -> LiveServer:
     """Return a live server with one value of the option."""
     admission = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0)
     options = SocketOptions(notsent_lowat_bytes=lowat_bytes)
-    return build_live_server(ServeOptions(admission=admission, socket_options=options))
+    return LiveServer(LiveConfig(admission=admission, socket_options=options))
 
 
 def viewers(server: LiveServer) -> list[ViewerStatistics]:

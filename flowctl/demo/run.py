@@ -18,7 +18,7 @@ from flowctl.demo.report import FLOOD_LIMIT, Report, make_report
 from flowctl.demo.show import Display, choose_display
 from flowctl.demo.watch import Watch
 from flowctl.errors import FlowctlError
-from flowctl.live import LiveServer, build_live_server
+from flowctl.live import LiveConfig, LiveServer
 from flowctl.loadtest.results.failon import parse_condition
 from flowctl.loadtest.results.figures import RunFigures
 from flowctl.loadtest.results.report import render
@@ -26,7 +26,6 @@ from flowctl.loadtest.results.result import RunResult, Sample
 from flowctl.loadtest.run import run_load
 from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import AdmissionLimits
-from flowctl.server.program import ServeOptions
 from flowctl.text.files import write_text
 from flowctl.text.output import say
 
@@ -40,7 +39,7 @@ def _build_server(plan: DemoPlan) -> LiveServer:
     # All viewers come at once, and an attacker tries again afterwards.
     admission = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0)
     settings = SenderSettings(stuck_s=plan.stuck_s)
-    return build_live_server(ServeOptions(limits=plan.limits, settings=settings, admission=admission))
+    return LiveServer(LiveConfig(limits=plan.limits, settings=settings, admission=admission))
 
 
 class _Looker:

@@ -60,17 +60,21 @@ RENAMED: Final = {
     "player_wait_s": "player_wait",
 }
 GONE: Final = {
-    "cache_messages": "CacheLimits",
-    "cache_s": "CacheLimits",
-    "events_queue": "EventsOptions",
-    "events_samples": "EventsOptions",
-    "flights_rows": "FlightOptions",
-    "flights_time": "FlightOptions",
-    "flush_adaptive": "LiveConfig",
-    "work_cut_after_s": "WorkLimits",
-    **{item.name: "WireLimits" for item in dataclasses.fields(WireLimits) if type(item.default) in {int, float}},
+    "cache_messages": "CacheLimits in docs/reference.md",
+    "cache_s": "CacheLimits in docs/reference.md",
+    "events_queue": "EventsOptions in docs/telemetry.md",
+    "events_samples": "EventsOptions in docs/telemetry.md",
+    "flights_rows": "docs/flight.md",
+    "flights_time": "docs/flight.md",
+    "flush_adaptive": "LiveConfig in docs/reference.md",
+    "work_cut_after_s": "WorkLimits in docs/reference.md",
+    **{
+        item.name: "WireLimits in docs/rtmp.md"
+        for item in dataclasses.fields(WireLimits)
+        if type(item.default) in {int, float}
+    },
 }
-"""Settings of former versions, and the class that has the figure and its reason now."""
+"""Settings of former versions, and where the figure stands now."""
 
 
 # -- how values are written
@@ -536,7 +540,9 @@ def _of_file(file: Path | None) -> dict[str, Given]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the settings in {file}: {error}", hint="is --config right?") from error
+        raise ConfigError(
+            f"cannot read the settings in {file}: {error}", hint="is the path right (--config, FLOWCTL_CONFIG)?"
+        ) from error
     lines = text.splitlines()
     table = read_toml(text, str(file))
     return {name: Given(value, f"{place_of(lines, str(file), '', name)}: {name}") for name, value in table.items()}
@@ -575,7 +581,7 @@ def hint_for_former(name: str) -> str | None:
     """Return what became of a setting of former versions. None: there was none of that name."""
     if name in RENAMED:
         return f"it is called {RENAMED[name]} now"
-    return f"it is a fixed figure now, see {GONE[name]} in docs/reference.md; leave it out" if name in GONE else None
+    return f"it is a fixed figure now, see {GONE[name]}; leave it out" if name in GONE else None
 
 
 def _hint(name: str, program: ServerProgram) -> str:

@@ -212,7 +212,16 @@ def test_cli_when_only_its_help_is_wanted_loads_no_server():
         "uvloop",
         "structlog",
         "asyncio",
+        "pydantic",
     }
+
+
+def test_imports_of_the_library_of_settings_when_text_becomes_settings_are_the_only_ones():
+    """One module imports Pydantic, and in flowctl only commands import that one, when they run."""
+    users = {name for name in MODULES for item in imports_of(module_files()[name]) if item.module == "pydantic"}
+    assert users == {"flowctl.live.settings"}
+    importers = {name for name in MODULES for item in imports_of(module_files()[name]) if item.module in users}
+    assert importers == {"flowctl.cli.serve"}
 
 
 MOST_FILES = 16

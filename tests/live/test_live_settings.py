@@ -270,7 +270,10 @@ def test_setting_when_it_has_gone_is_refused_with_what_became_of_it():
     message, hint = refused(pairs=["cache_bytes=1MiB"])
     assert message == "--set cache_bytes: server 'live' has no setting 'cache_bytes'"
     assert hint == "it is called gop_cache now"
-    assert "it is a fixed figure now, see WireLimits" in refused(environment={"FLOWCTL_CHUNK_STREAMS": "8"})[1]
+    assert (
+        "it is a fixed figure now, see WireLimits in docs/rtmp.md"
+        in refused(environment={"FLOWCTL_CHUNK_STREAMS": "8"})[1]
+    )
     names = {item.name for item in settings_of()}
     assert set(RENAMED.values()) <= names
     former = {item.name for item in dataclasses.fields(WireLimits)} - {"amf", "trusted"}
