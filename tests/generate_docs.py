@@ -28,7 +28,7 @@ from flowctl.flow.state import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageCla
 from flowctl.judging.shadow import Candidate
 from flowctl.judging.shares import ShareSettings
 from flowctl.live.config import LiveConfig
-from flowctl.live.settings import settings_of
+from flowctl.live.settings.model import settings_of
 from flowctl.loadtest import catalogue
 from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE
 from flowctl.loadtest.results.figures import FIGURES

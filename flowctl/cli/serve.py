@@ -31,7 +31,7 @@ class ServeCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, but for an option that was there once: of that it says what became of it."""
         from flowctl.errors import ConfigError
-        from flowctl.live.settings import hint_for_former
+        from flowctl.live.settings.sources import hint_for_former
 
         for word in args:
             option = word.partition("=")[0]
@@ -42,7 +42,7 @@ class ServeCommand(TyperCommand):
 
 def _setting_options() -> list[Any]:
     """Return an option for each setting, as typer makes it of a parameter of that name."""
-    from flowctl.live.settings import settings_of
+    from flowctl.live.settings.model import settings_of
 
     def settings(**_: str | None) -> None: ...
 
@@ -104,7 +104,7 @@ def serve(
 
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.cli.servers import load_server
-    from flowctl.live.settings import read_settings
+    from flowctl.live.settings.sources import read_settings
     from flowctl.server.signals import EndSignals
 
     ended = context.with_resource(EndSignals())  # first of all: no signal is to kill a server that begins
@@ -124,7 +124,7 @@ def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
     import textwrap
 
     from flowctl.cli.common import print_json
-    from flowctl.live.settings import settings_of
+    from flowctl.live.settings.model import settings_of
     from flowctl.text.output import say
 
     found = settings_of(program)

@@ -48,7 +48,7 @@ def test_help_when_the_terminal_has_80_columns_shows_option_names_whole(monkeypa
 def test_settings_when_listed_are_those_of_the_server(name):
     """All settings are listed with what they are, their kind and their default, for people and programs."""
     from flowctl.cli.servers import load_server
-    from flowctl.live.settings import settings_of
+    from flowctl.live.settings.model import settings_of
 
     found = settings_of(load_server(name))
     status, output, errors = run("serve", name, "--list-settings", "--json")

@@ -217,11 +217,11 @@ def test_cli_when_only_its_help_is_wanted_loads_no_server():
 
 
 def test_imports_of_the_library_of_settings_when_text_becomes_settings_are_the_only_ones():
-    """One module imports Pydantic, and in flowctl only commands import that one, when they run."""
+    """One room imports Pydantic, and only the command that reads settings imports that room."""
     users = {name for name in MODULES for item in imports_of(module_files()[name]) if item.module == "pydantic"}
-    assert users == {"flowctl.live.settings"}
+    assert {name.rpartition(".")[0] for name in users} == {"flowctl.live.settings"}
     importers = {name for name in MODULES for item in imports_of(module_files()[name]) if item.module in users}
-    assert importers == {"flowctl.cli.serve"}
+    assert {name for name in importers if not name.startswith("flowctl.live.settings.")} == {"flowctl.cli.serve"}
 
 
 MOST_FILES = 16

@@ -13,7 +13,9 @@ from flowctl.errors import ConfigError
 from flowctl.flow.limits import Limits
 from flowctl.live.config import LiveConfig, SecondPublisher, parse_audiences
 from flowctl.live.server import LiveServer
-from flowctl.live.settings import RENAMED, LiveSettings, hint_for_former, read_credentials, read_settings, settings_of
+from flowctl.live.settings.credentials import read_credentials
+from flowctl.live.settings.model import LiveSettings, settings_of
+from flowctl.live.settings.sources import RENAMED, hint_for_former, read_settings
 from flowctl.rtmp.limits import WireLimits
 from flowctl.sending.settings import AgeSource
 from flowctl.server.program import ServeOptions, ServerProgram

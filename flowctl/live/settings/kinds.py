@@ -1,0 +1,155 @@
+"""How the values of settings are written: a reader, a word and a writer for each kind.
+
+A kind is a type for fields of `flowctl.live.settings.model.LiveSettings`. Text is read by the parsers that the rest of
+flowctl has; a file may say numbers, truth and lists as such. Errors begin with the source of the value, which
+validation is given as its context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+)
+
+from flowctl.addresses import Network
+from flowctl.errors import ConfigError
+from flowctl.flight.flights import parse_networks
+from flowctl.flow.limits import Limits, parse_marks, parse_target_delay, target_marks
+from flowctl.flow.policy import LIVE_POLICIES
+from flowctl.live.config import Audience, SecondPublisher, parse_audiences
+from flowctl.sending.settings import AgeSource
+from flowctl.telemetry.options import Addresses, Streams
+from flowctl.units import parse_count, parse_duration, parse_share, parse_size, write_duration, write_size
+
+
+class Kind(NamedTuple):
+    """How values of one kind are written.
+
+    Attributes:
+        word: for it, in tables.
+        write: returns the text of a value.
+    """
+
+    word: str
+    write: Callable[[Any], str] = str
+
+
+def _text(parse: Callable[[str, str], Any]) -> BeforeValidator:
+    """Return what reads a text with `parse(text, name for errors)` and leaves what is no text as it is."""
+
+    def read(value: Any, info: ValidationInfo) -> Any:
+        return parse(value, _source(info)) if isinstance(value, str) else value
+
+    return BeforeValidator(read)
+
+
+def _only_text(parse: Callable[[str, str], Any]) -> BeforeValidator:
+    """Return the same, for what can only be written as a text."""
+
+    def read(value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, str):
+            raise ValueError("no text")  # noqa: TRY004 - pydantic takes it; what is said of it is in `_validated`
+        return parse(value, _source(info))
+
+    return BeforeValidator(read)
+
+
+def _source(info: ValidationInfo) -> str:
+    name = info.field_name or ""
+    return str((info.context or {}).get(name, name))
+
+
+def _number(text: str, source: str) -> float:
+    try:
+        return float(text)  # what is not finite is in no range
+    except ValueError:
+        raise ConfigError(f"{source} is {short(text)}, it must be a number") from None
+
+
+def _yes(text: str, source: str) -> bool:
+    if text not in {"yes", "no"}:
+        raise ConfigError(f"{source} is {short(text)}, it must be yes or no")
+    return text == "yes"
+
+
+def _path(text: str, source: str) -> Path:
+    if not text:
+        raise ConfigError(f"{source} is empty, it must be a path")
+    return Path(text)
+
+
+def _marks(text: str, source: str) -> str:
+    parse_marks(text, source)  # by themselves; whether they go together is seen when all are there
+    return text
+
+
+def _shadow(text: str) -> Limits:
+    soft, slash, hard = text.partition("/")
+    return Limits.parse(soft, hard if slash else None)
+
+
+def _proxies(text: str, source: str) -> tuple[str, ...]:
+    return tuple(map(str, parse_networks(text, source)))
+
+
+def _items(value: Any) -> Any:
+    """Let a list of the file be written as such."""
+    texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return ",".join(value) if texts else value
+
+
+def _seconds(value: Any) -> Any:
+    """Let a number of the file be one of seconds, as for any duration."""
+    return f"{value:f}" if type(value) in {int, float} else value
+
+
+def _commas(values: Iterable[object]) -> str:
+    return ",".join(map(str, values))
+
+
+_STRICT: Final = Field(strict=True)
+"""A number is no text and no truth value."""
+_FINITE: Final = Field(strict=True, allow_inf_nan=False)
+Duration = Annotated[float, _text(parse_duration), _FINITE, Kind("duration", write_duration)]
+Size = Annotated[int, _text(parse_size), _STRICT, Kind("size", write_size)]
+Count = Annotated[int, _text(parse_count), _STRICT, Kind("number")]
+Rate = Annotated[float, _text(_number), _FINITE, Kind("rate", "{:g}".format)]
+Share = Annotated[float, _text(parse_share), _FINITE, Kind("share", "{:.15g}".format)]
+Flag = Annotated[bool, _text(_yes), _STRICT, Kind("yes|no", lambda value: "yes" if value else "no")]
+Text = Annotated[str, Kind("text")]
+File = Annotated[Path | None, _only_text(_path), Kind("path")]
+Marks = Annotated[str | None, _only_text(_marks), Kind("bytes,messages,age")]
+Target = Annotated[
+    int | None,
+    _only_text(parse_target_delay),
+    BeforeValidator(_seconds),
+    Kind("auto|off|duration", lambda value: target_marks(Limits(target_delay_ms=value))),
+]
+Shadow = Annotated[Limits | None, _only_text(lambda text, _: _shadow(text)), Kind("soft[/hard]")]
+Folder = Annotated[str, _only_text(lambda text, source: str(_path(text, source))), Kind("path")]
+Policy = Annotated[str, Kind("|".join(LIVE_POLICIES))]
+Audiences = Annotated[
+    tuple[Audience, ...],
+    _only_text(lambda text, _: parse_audiences(text)),
+    Kind("app/stream=delay policy;...", lambda items: "; ".join(map(str, items))),
+]
+Proxies = Annotated[tuple[str, ...], _only_text(_proxies), BeforeValidator(_items), Kind("addresses", _commas)]
+Networks = Annotated[
+    tuple[Network, ...], _only_text(parse_networks), BeforeValidator(_items), Kind("addresses", _commas)
+]
+Age = Annotated[AgeSource, Kind("queue|delay", lambda item: item.value)]
+Second = Annotated[SecondPublisher, Kind("refuse|replace|standby", lambda item: item.value)]
+HowAddresses = Annotated[Addresses, Kind("plain|truncated|hashed", lambda item: item.value)]
+HowStreams = Annotated[Streams, Kind("hash|plain", lambda item: item.value)]
+
+
+def short(value: object) -> str:
+    """Return `value` for an error: what is long is cut, since an error is one line of a log."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

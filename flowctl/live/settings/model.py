@@ -1,0 +1,308 @@
+"""The settings of a server that an operator may change, one line each.
+
+`LiveSettings` has a field for each of them; the options of ``flowctl serve``, the table of docs/reference.md and the
+listing are made of it. A field names its place in `LiveConfig` (``settings.stuck_s``). Its default is what stands
+there, and its range is what the dataclass there takes: neither is written twice. What has no field is for code alone.
+Pydantic is loaded with this room and by nothing else of flowctl.
+
+Levels (application, stream, role) are one more table of the file each, whose names are fields of this model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, NamedTuple, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from flowctl.errors import ConfigError
+from flowctl.flow.limits import Limits, write_marks
+from flowctl.flow.policy import LIVE_POLICIES
+from flowctl.judging.shadow import Candidate
+from flowctl.live.config import LiveConfig
+from flowctl.live.settings.credentials import read_credentials
+from flowctl.live.settings.kinds import (
+    Age,
+    Audiences,
+    Count,
+    Duration,
+    File,
+    Flag,
+    Folder,
+    HowAddresses,
+    HowStreams,
+    Kind,
+    Marks,
+    Networks,
+    Policy,
+    Proxies,
+    Rate,
+    Second,
+    Shadow,
+    Share,
+    Size,
+    Target,
+    Text,
+)
+from flowctl.server.program import ServeOptions, ServerProgram
+from flowctl.telemetry.privacy import read_key
+
+_DEFAULTS: Final = LiveConfig()
+_OF_ALL: Final = frozenset(item.name for item in dataclasses.fields(ServeOptions))
+"""Fields of `LiveConfig` that every server has."""
+
+
+def _at(path: str, what: str, *, streams: bool | None = None) -> Any:
+    """Return the field of a setting that has a place in `LiveConfig`, with the default that stands there.
+
+    Args:
+        path: of the place.
+        what: it does, in a line.
+        streams: whether it means nothing to a server without streams. None: as its place says.
+    """
+    streams = path.partition(".")[0] not in _OF_ALL if streams is None else streams
+    return Field(
+        default=_value(_DEFAULTS, path), description=what, json_schema_extra={"path": path, "streams": streams}
+    )
+
+
+def _own(what: str, *, path: str | None = None, streams: bool = True) -> Any:
+    """Return the field of a setting that is not there unless it is given, or that takes more than putting somewhere."""
+    return Field(default=None, description=what, json_schema_extra={"path": path, "streams": streams})
+
+
+def _value(settings: Any, path: str) -> Any:
+    for name in path.split("."):
+        settings = getattr(settings, name)
+    return settings
+
+
+class LiveSettings(BaseModel):
+    """The settings of a server that an operator may change."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    host: Text = _at("host", "Address to listen on; 0.0.0.0 for all.")
+    port: Annotated[Count | None, Kind("number")] = _own(
+        "Port; 0 for any free one. Default: the server's own.", path="port", streams=False
+    )
+    groups: Count = _at("group_count", "Poll groups, that is threads.")
+    trusted_proxies: Proxies = _at(
+        "trusted_proxies", "Proxies that say first whom they speak for (PROXY protocol v1, v2)."
+    )
+    notsent_lowat: Size = _at(
+        "socket_options.notsent_lowat_bytes", "Unsent bytes the kernel takes before it says stop; 0: its own choice."
+    )
+
+    soft: Marks = _own("Soft limit of what waits for one peer.", streams=False)
+    hard: Marks = _own("Hard limit; without it twice the soft one.", streams=False)
+    low: Marks = _own("Low mark; without it half the soft one.", streams=False)
+    limits: File = _at("limits_file", "Read the limits from this TOML file, now and when it changes.")
+    stuck: Duration = _at("settings.stuck_s", "Cut a peer whose connection takes nothing for so long; 0: off.")
+    soft_too_long: Duration = _at("settings.soft_too_long_s", "Cut a peer above its soft limit for so long; 0: off.")
+    target_delay: Target = _at(
+        "limits.target_delay_ms", "How late pictures may reach a slow viewer; later ones are left out.", streams=True
+    )
+    policy: Policy = _at("policy", "What is left out for slow viewers.")
+    audiences: Audiences = _at("audiences", "Target delay and policy of some streams; the first that fits counts.")
+    age_axis: Age = _at("settings.age_from", "Age limit: of what is queued, or the viewer's whole delay.", streams=True)
+    return_after: Duration = _at(
+        "return_after_s", "Bring a viewer back to live that took nothing for so long; 0: send all that is old."
+    )
+    memory_budget: Size = _at("memory_budget_bytes", "What may wait for all slow viewers together; 0: no limit.")
+    memory_budget_per_address: Flag = _at(
+        "memory_budget_per_address", "Count the viewers of one address as one for the budget."
+    )
+    shadow_limits: Shadow = _own("Compare with these limits, which do nothing; each as bytes,messages,age.")
+
+    max_connections: Count = _at("admission.connections", "Connections in all; 0: what the limit of open files allows.")
+    per_address: Count = _at("admission.connections_per_address", "Connections of one address; 0: any number.")
+    new_per_address: Rate = _at(
+        "admission.new_per_address_and_s", "New connections of one address per second; 0: any number."
+    )
+    publishers_per_address: Count = _at(
+        "publishers_per_address", "Streams that one address may publish at a time; 0: any number."
+    )
+    work_share_per_connection: Share = _at(
+        "work.share_per_connection", "Of a thread's time, what the input of one connection may take; 0: any."
+    )
+    work_share_per_address: Share = _at("work.share_per_address", "The same of all connections of one address; 0: any.")
+    bans: File = _at("bans_file", "Keep out whom this file of JSON lines names, now and when it changes.")
+    credentials_file: File = _own("File of user:password lines for Adobe authentication; without it there is none.")
+    hooks: Text = _at("hooks", "package.module:Name of a LiveHooks class of yours: who may publish and play.")
+
+    flush: Duration = _at("flush_interval_s", "Longest time between two flushes of a stream.")
+    gop_cache: Size = _at("cache.size_bytes", "GOP cache of a stream; 0: none.")
+    media_message: Size = _at("rtmp.limits.media_message_bytes", "Largest audio or video message that is taken.")
+    second_publisher: Second = _at("second_publisher", "What happens when a name is published twice.")
+    return_grace: Duration = _at(
+        "return_grace_s", "How long a publisher whose connection broke may stay away unnoticed; 0: not at all."
+    )
+    first_media: Duration = _at("rtmp.limits.first_media_s", "Cut a publisher that sends nothing at first; 0: never.")
+    media_silence: Duration = _at("media_silence_s", "Cut a publisher without sound and picture; 0: never.")
+    players_may_wait: Flag = _at("players_may_wait", "Whether players may wait for a publisher.")
+    player_wait: Duration = _at("rtmp.limits.player_wait_s", "How long they may wait; 0: for ever.")
+    ping_after: Duration = _at("rtmp.limits.ping_after_s", "Ask a peer that is silent whether it is there; 0: never.")
+
+    events: Folder = _at("events.folder", "Record what happens to each connection as Parquet files there.")
+    events_node: Text = _at("events.node", "Name of this server in records. Default: host name and port.")
+    events_interval: Duration = _at("events.interval_s", "Time between two samples of a connection.")
+    events_rotate: Duration = _at(
+        "events.rotate_s", "A file is finished after so long; a crash loses no more than that."
+    )
+    events_max: Size = _at(
+        "events.max_bytes", "What this server's files may take on the disk, then the oldest go; 0: any."
+    )
+    events_addresses: HowAddresses = _at("events.addresses", "Addresses of peers in records (truncated: /24, /48).")
+    events_streams: HowStreams = _at("events.streams", "Names of streams in records; they may be keys.")
+    events_key_file: File = _own("File with the key of the hashes; without it they differ after each restart.")
+    flights: Share = _at("flights.share", "Share of the connections to record for flowctl replay, such as 1%.")
+    flights_addresses: Networks = _at("flights.addresses", "Addresses whose connections are all recorded.")
+    flights_at_once: Count = _at("flights.most_at_once", "Connections recorded at a time.")
+
+    @field_validator("*")
+    @classmethod
+    def _in_range(cls, value: Any, info: ValidationInfo) -> Any:
+        """See that the dataclass that has the setting takes the value."""
+        path = place(info.field_name or "")
+        if path is not None and value != _value(_DEFAULTS, path):
+            owner, _, name = path.rpartition(".")
+            dataclasses.replace(_value(_DEFAULTS, owner) if owner else _DEFAULTS, **{name: value})
+        return value
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        """See that the limits go together."""
+        self._limits()
+        return self
+
+    def options(self, program: ServerProgram, extra: Mapping[str, str]) -> ServeOptions:
+        """Return what these settings make of the usual ones: a `LiveConfig` for a program with streams.
+
+        Args:
+            program: the server.
+            extra: settings that only it has.
+
+        Raises:
+            ConfigError: settings do not go together, or a file that one names cannot be used.
+        """
+        tree: dict[str, Any] = {"port": program.default_port, "extra": dict(extra)}
+        for name in self.model_fields_set:
+            if (path := place(name)) is not None:
+                _put(tree, path, getattr(self, name))
+        if self.model_fields_set & {"soft", "hard", "low", "target_delay"}:
+            tree["limits"] = self._limits()
+        if self.credentials_file is not None:
+            _put(tree, "rtmp.credentials", read_credentials(self.credentials_file))
+        if self.events_key_file is not None:
+            _put(tree, "events.key", read_key(self.events_key_file))
+        options: Any = _replaced(LiveConfig() if program.has_streams else ServeOptions(), tree)
+        return options if self.shadow_limits is None else _with_shadow(options, self.shadow_limits)
+
+    def _limits(self) -> Limits:
+        """Return the limits; the soft marks are the default where only others are given."""
+        usual = write_marks(_DEFAULTS.limits, "soft")
+        try:
+            return Limits.parse(self.soft or usual, self.hard, self.low, target_delay_ms=self.target_delay)
+        except ConfigError as error:
+            if self.soft is not None:
+                raise
+            raise ConfigError(f"{error}, which is the default", hint="give soft as well") from error
+
+
+def _with_shadow(options: LiveConfig, limits: Limits) -> LiveConfig:
+    """Return `options` with a shadow that differs from the real settings in the marks of its limits alone."""
+    shadow = Candidate(
+        limits=limits,
+        policy=LIVE_POLICIES[options.policy],
+        name="shadow limits",
+        stuck_s=options.settings.stuck_s,
+        soft_too_long_s=options.settings.soft_too_long_s,
+        marks_only=True,
+    )
+    return dataclasses.replace(options, shadow=shadow)
+
+
+def place(name: str) -> str | None:
+    """Return the place of a setting in `LiveConfig`. None: it has none of its own."""
+    found: str | None = _extra(name)["path"]
+    return found
+
+
+def of_streams(name: str) -> bool:
+    """Return whether a setting means nothing to a server without streams."""
+    return bool(_extra(name)["streams"])
+
+
+def _extra(name: str) -> Any:
+    return LiveSettings.model_fields[name].json_schema_extra
+
+
+def _put(tree: dict[str, Any], path: str, value: Any) -> None:
+    *outer, last = path.split(".")
+    for name in outer:
+        tree = tree.setdefault(name, {})
+    tree[last] = value
+
+
+def _replaced(settings: Any, tree: Mapping[str, Any]) -> Any:
+    """Return the dataclass `settings` with the values of `tree`, whose tables are dataclasses within it."""
+    changes = {}
+    for name, value in tree.items():
+        now = getattr(settings, name)
+        within = isinstance(value, dict) and dataclasses.is_dataclass(now)
+        changes[name] = _replaced(now, value) if within else value
+    return dataclasses.replace(settings, **changes)
+
+
+class Setting(NamedTuple):
+    """A setting, in words.
+
+    Attributes:
+        name: of it; ``--name`` with hyphens, ``FLOWCTL_NAME``, a key of the file.
+        kind: how its value is written.
+        default: written so; empty: there is none.
+        what: it does.
+    """
+
+    name: str
+    kind: str
+    default: str
+    what: str
+
+    @property
+    def option(self) -> str:
+        """Its option."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def metavar(self) -> str:
+        """Its kind as it stands in a help: in capitals, but for words to choose from."""
+        return self.kind if "|" in self.kind else self.kind.upper()
+
+
+def kind_of(name: str) -> Kind:
+    """Return how the value of a setting is written."""
+    return next(item for item in reversed(LiveSettings.model_fields[name].metadata) if isinstance(item, Kind))
+
+
+def settings_of(program: ServerProgram | None = None) -> list[Setting]:
+    """Return the settings of a server. None: all but those that only one program has."""
+    usual = {name: write_marks(_DEFAULTS.limits, name) for name in ("soft", "hard", "low")}
+    found = []
+    for name, field in LiveSettings.model_fields.items():
+        if program is not None and of_streams(name) and not program.has_streams:
+            continue
+        kind = kind_of(name)
+        known = field.default is not None or name == "target_delay"
+        default = kind.write(field.default) if known else usual.get(name, "")
+        found.append(Setting(name, kind.word, default, field.description or ""))
+    return found + [Setting(name, "text", "", what) for name, what in (program.extra if program else {}).items()]
