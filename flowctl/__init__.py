@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.flow.counts import Counts
     from flowctl.flow.forecast import Forecast
     from flowctl.flow.ledger import LedgerEntry, LedgerKind
-    from flowctl.flow.limits import NO_LIMITS, Axis, AxisLimits, HardPolicy, Limits
+    from flowctl.flow.limits import DEFAULT_LIMITS, NO_LIMITS, Axis, AxisLimits, HardPolicy, Limits
     from flowctl.flow.policy import (
         AudioFirst,
         DropDroppable,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.server.admission import AdmissionLimits
     from flowctl.server.bans import Ban, BanAction, BanList
     from flowctl.server.program import ServeOptions, ServerProgram
-    from flowctl.server.server import DEFAULT_LIMITS, Server, ServerStatistics, serve
+    from flowctl.server.server import Server, ServerStatistics, serve
     from flowctl.server.totals import FlowTotals
 
 __all__ = [
@@ -208,6 +208,7 @@ _HOMES: Final = {
         "LedgerKind",
     ),
     "flowctl.flow.limits": (
+        "DEFAULT_LIMITS",
         "Axis",
         "AxisLimits",
         "HardPolicy",
@@ -260,7 +261,6 @@ _HOMES: Final = {
     ),
     "flowctl.outgoing.transport": ("Transport",),
     "flowctl.server.server": (
-        "DEFAULT_LIMITS",
         "Server",
         "ServerStatistics",
         "serve",

@@ -22,7 +22,7 @@ from pathlib import Path
 from hostile_defences import DEFENCES, default_of
 
 from flowctl import pollgroup
-from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.flow.limits import DEFAULT_LIMITS, AxisLimits, HardPolicy, Limits
 from flowctl.flow.policy import LivePolicy
 from flowctl.flow.state import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
 from flowctl.judging.shadow import Candidate
@@ -46,7 +46,6 @@ from flowctl.rtmp.session_config import ControlConfig, ServerSessionConfig
 from flowctl.sending.settings import SenderSettings
 from flowctl.sending.standing import STEPS, Standing
 from flowctl.server.admission import AdmissionLimits
-from flowctl.server.server import DEFAULT_LIMITS
 from flowctl.telemetry.schema import ARROW_TYPES, TABLES, EventName
 from flowctl.units import format_duration
 

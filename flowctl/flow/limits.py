@@ -249,3 +249,8 @@ def parse_marks(text: str, field_name: str) -> list[int | None]:
         if seconds and not age:
             raise ConfigError(f"{field_name} age: {parts[2]!r} is less than 1 ms", hint="0 turns the axis off")
     return [size, count, age]
+
+
+DEFAULT_LIMITS: Final = Limits.parse("2MiB,2048,4s", "4MiB,4096,8s")
+"""Limits of a server that is given none: at 2.5 Mbit/s about 6 s and 13 s of media, or 4 s and 8 s of age; what
+of a log would reach a slow viewer too late by its policy is left out, by the stream's target delay."""

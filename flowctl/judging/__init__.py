@@ -1,4 +1,4 @@
-"""What follows from how many peers fare (pure): memory budget, shadow policies, shares.
+"""Decisions about many peers, made from figures alone (pure): memory budget and its victims, shadow policies, shares.
 
 Begin with `shadow.py`.
 """

@@ -1,4 +1,4 @@
-"""Live streaming: the hub of streams, publications, publish and play sessions, and the drop policy.
+"""Live streaming over RTMP: the hub, streams and their headers, publish and play sessions, hooks, settings.
 
 Begin with `session.py`.
 """

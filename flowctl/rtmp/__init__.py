@@ -1,4 +1,4 @@
-"""RTMP without I/O: handshakes, chunks, AMF, messages and sessions as state machines that are handed bytes and time.
+"""RTMP without I/O: the wire, messages, commands, limits, and sessions that are handed bytes and time.
 
 Begin with `messages.py`.
 """

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
-from flowctl.flow.limits import Limits
+from flowctl.flow.limits import DEFAULT_LIMITS, Limits
 from flowctl.loop.sockets import SocketOptions
 from flowctl.pollgroup import LoopFactory
 from flowctl.pollgroups import MAX_GROUPS
 from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import AdmissionLimits
-from flowctl.server.server import DEFAULT_LIMITS, LAST_PORT, Server
+from flowctl.server.server import LAST_PORT, Server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

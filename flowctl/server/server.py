@@ -18,7 +18,7 @@ from flowctl.connection import Connection, Session
 from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.fieldtypes import check_type
-from flowctl.flow.limits import Limits
+from flowctl.flow.limits import DEFAULT_LIMITS, Limits
 from flowctl.flow.policy import DropPolicy
 from flowctl.loop.locks import OwnedLock
 from flowctl.loop.sockets import SocketOptions, close_socket
@@ -36,10 +36,6 @@ from flowctl.server.signals import EndSignals
 from flowctl.server.totals import NO_FLOW, FlowTotals, totals_of
 
 _P = ParamSpec("_P")
-
-DEFAULT_LIMITS: Final = Limits.parse("2MiB,2048,4s", "4MiB,4096,8s")
-"""Limits of a server that is given none: at 2.5 Mbit/s about 6 s and 13 s of media, or 4 s and 8 s of age; what
-of a log would reach a slow viewer too late by its policy is left out, by the stream's target delay."""
 
 _ACCEPTS_PER_TURN: Final = 64
 """Connections accepted before others get their turn: a burst of joins must not stop the media of those who are in."""

@@ -1,4 +1,4 @@
-"""What a live server does about many viewers at once: memory, shadow policies, signals, episodes.
+"""Looks at all slow viewers of a server in turn, and does what `judging` decides; tells publishers; logs episodes.
 
 Begin with `oversight.py`.
 """

@@ -1,4 +1,4 @@
-"""What a load run found, and how it is shown.
+"""What a load run found, and how it is shown: figures, conditions, tables, pictures, pages.
 
 Begin with `result.py`.
 """

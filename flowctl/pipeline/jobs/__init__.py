@@ -1,4 +1,4 @@
-"""The jobs: sessions, fleet, abuse, and all of them.
+"""The analyses and the columns of their tables: sessions, fleet, abuse, capacity, what-if, and all of them in one run.
 
 Begin with `sessions.py`.
 """

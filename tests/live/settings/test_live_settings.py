@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.flow.limits import Limits
+from flowctl.flow.limits import DEFAULT_LIMITS, Limits
 from flowctl.live.config import LiveConfig, SecondPublisher, parse_audiences
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.credentials import read_credentials
@@ -19,7 +19,6 @@ from flowctl.live.settings.sources import RENAMED, hint_for_former, read_setting
 from flowctl.rtmp.limits import WireLimits
 from flowctl.sending.settings import AgeSource
 from flowctl.server.program import ServeOptions, ServerProgram
-from flowctl.server.server import DEFAULT_LIMITS
 from flowctl.telemetry.options import Addresses, Streams
 
 LIVE = ServerProgram(name="live", summary="", default_port=1935, build=LiveServer)
