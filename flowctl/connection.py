@@ -112,9 +112,9 @@ class Session:
     Methods run on the thread of the connection's poll group, so they need no lock between them; the exception is
     `send_state_changed`. While a coroutine of `opened` or `received` runs, input is not read: a slow handler slows its
     peer down instead of filling memory. While any coroutine runs, the connection stays on its thread; it is cancelled
-    when the connection ends. What a handler raises, be it no `Exception`
-    (CancelledError, SystemExit), is reported and ends this connection with reason INTERNAL, and nothing else; so does a
-    coroutine that somebody else cancels. A `RemoteProtocolError` ends it as the peer's fault, without a report.
+    when the connection ends. What a handler raises, be it no `Exception` (CancelledError, SystemExit), is reported and
+    ends this connection with reason INTERNAL, and nothing else; so does a coroutine that somebody else cancels. A
+    `RemoteProtocolError` ends it as the peer's fault, without a report.
 
     Attributes:
         connection: set before `opened` is called.

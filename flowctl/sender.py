@@ -1357,7 +1357,7 @@ class Sender:
         return remarks
 
     def _picture_share_locked(self) -> float:
-        """Return the share of the pictures of the last 20 s that were sent, 0 to 1; of who has ended, at its end."""
+        """Return the share of the pictures of the last 20 s that were sent, 0 to 1; once ended, as at the end."""
         slow, cursor = self._slow, self._outbox.cursor
         if slow is None or cursor is None:
             return slow.last_share if slow is not None and self._close_reason is not None else 1.0
@@ -1559,7 +1559,7 @@ class Sender:
     def _check_held_locked(self) -> None:
         """End the connection where a held hard limit has let in more headers than the control lane may hold.
 
-        Nothing else bounds them then: they are never refused, so that whoever recovers can decode what comes.
+        Nothing else bounds them then: they are never refused, so that a peer that recovers can decode what comes.
         """
         if self._held is None or self._close_reason is not None:
             return

@@ -162,7 +162,7 @@ class Progress:
         self._done_estimate_s = 0.0
 
     def done(self, item: Item) -> None:
-        """Take note that `item` has been measured."""
+        """Note that `item` has been measured."""
         del self._left[item]
         self._done_estimate_s += item.estimate_s(self._window_s)
 

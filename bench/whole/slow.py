@@ -2,12 +2,11 @@
 
 For each bit rate, time between key frames and kind of H.264 one stream, and for each line one viewer of it that reads
 evenly at the rate of its line; beside them one without a line, by which the others are measured. The same crowd plays
-from kit.machine import PROGRAMS
-from flowctl as it is, from flowctl told to leave nothing out (`all sent`), and from nginx-rtmp where it is installed.
-What counts is a window after a warm-up: the share of the line that was used, of the stream's pictures and sound that
-came, their delay, and the longest time without a picture. What each viewer got is decoded by FFmpeg, which must find no
-error, and compared with the stream: no picture may come without those that it needs (`broken`).
-``python bench slow``; every row is kept in ``bench/results/slow.json``.
+from kit.machine import PROGRAMS from flowctl as it is, from flowctl told to leave nothing out (`all sent`), and from
+nginx-rtmp where it is installed. What counts is a window after a warm-up: the share of the line that was used, of the
+stream's pictures and sound that came, their delay, and the longest time without a picture. What each viewer got is
+decoded by FFmpeg, which must find no error, and compared with the stream: no picture may come without those that it
+needs (`broken`). ``python bench slow``; every row is kept in ``bench/results/slow.json``.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ class Fanout:
             self._note_growth(log)
         except ClosedError:
             # The group is gone: the publisher and its other listeners go on. It stays on the log's list, for this is
-            # not the thread to change that list; whoever releases the fan-out does it.
+            # not the thread to change that list; the code that releases the fan-out does it.
             self._closed = True
 
     def _note_growth(self, log: StreamLog) -> None:

@@ -238,7 +238,7 @@ class RecordedSender(NotingSender):
                 self._end_flight_locked(END_LIMIT)
 
     def _before_look_locked(self) -> None:
-        """Make ready for who looks: where something is refused, looking steps over it, and that is noted."""
+        """Make ready for a look: where something is refused, looking steps over it, and that is noted."""
         self._lock.assert_owned()
         tape = self.tape
         if tape.depth:

@@ -90,7 +90,7 @@ def shared(counts: Counts) -> Counts:
 
 
 class Tally(list[int]):
-    """A running row of figures; guarded by whoever owns it.
+    """A running row of figures; its owner guards it.
 
     It is the list itself: each viewer has two or three, and an object with two lists is 272 bytes instead of 184.
     """

@@ -145,7 +145,7 @@ class LiveConfig(ServeOptions):
         shadow: limits and policy to be compared with the real ones for every viewer that lags; they act on nothing.
             None: there is no comparison.
         audiences: target delay and policy of the viewers of some streams; the first whose pattern fits counts.
-        hooks: ``package.module:Name`` of a `LiveHooks` class, for who gives no object; empty: none.
+        hooks: ``package.module:Name`` of a `LiveHooks` class, where no object is given; empty: none.
         limits_file: limits that are read at the start, instead of `limits`, and again whenever the file changes; see
             `flowctl.flow.limitsfile`. None: there is no file.
         bans_file: the same of a ban list, which need not be there yet; see `flowctl.server.bans`. None: there is none.

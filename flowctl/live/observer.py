@@ -18,27 +18,27 @@ class Observer(Protocol):
     """
 
     def opened(self, connection: Connection) -> None:
-        """Take note of a new connection."""
+        """Note a new connection."""
 
     def asked(self, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
-        """Take note of an event of the wire session that is no media, before it is answered."""
+        """Note an event of the wire session that is no media, before it is answered."""
 
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
-        """Take note that it publishes `stream`, or stands by for it."""
+        """It publishes `stream`, or stands by for it."""
 
     def play_started(self, connection: Connection, stream: str, now: float) -> None:
-        """Take note that it is given media of `stream` from now on; again after each wait for a publisher."""
+        """It is given media of `stream` from now on; again after each wait for a publisher."""
 
     def limit_hit(
         self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float
     ) -> None:
-        """Take note that it went over `limit`; None: how far, or what is allowed, is not known."""
+        """It went over `limit`; None: how far, or what is allowed, is not known."""
 
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
-        """Take note of what its Sender did."""
+        """Note what its Sender did."""
 
     def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
-        """Take note of the end.
+        """Note the end.
 
         Args:
             connection: that has ended.

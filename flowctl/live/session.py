@@ -304,7 +304,7 @@ class LiveSession(Session):
             raise
 
     def _ended_by(self, error: LimitExceededError) -> None:
-        """Take note that a limit is about to end the connection."""
+        """A limit is about to end the connection."""
         self._limit_hit = error.limit
         self._tell_limit(error.limit, error.value, error.maximum)
 

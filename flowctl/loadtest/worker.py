@@ -2,8 +2,8 @@
 
 Theory of operation. The first line of standard input is what to do (see `Orders`). The worker answers ``ready``, waits
 for ``begin``, and from then on writes a line of figures each second and a line for each peer that has ended. At
-``stop`` it ends all its peers in order, writes the rest and ``done``, and ends. When its input is closed, whoever
-started it is gone, and it stops likewise. Ctrl-C is left to its parent.
+``stop`` it ends all its peers in order, writes the rest and ``done``, and ends. When its input is closed, the
+process that started it is gone, and it stops likewise. Ctrl-C is left to its parent.
 
 One process either publishes or views: a publisher that waits for its turn among a thousand viewers would be late, and
 all delays with it.

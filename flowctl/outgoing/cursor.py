@@ -356,7 +356,7 @@ class LogCursor:
                 return
 
     def _note_picture(self, entry: Entry) -> None:
-        """Take note that `entry` comes, which is not left out: no leading ones come behind other pictures."""
+        """Remember that `entry` comes, which is not left out: no leading ones come behind other pictures."""
         if entry.message_class in (_INTER, MessageClass.DISPOSABLE) and self._went_on[-1] <= entry.gop.key_sequence:
             self._went_on = ()
 

@@ -11,7 +11,7 @@ Python's reference counts do the book-keeping that a ring buffer would need a "s
 falls behind costs no memory of its own. How far behind one may fall is bounded by its limits. For this to hold, every
 reference in here points forwards: an entry to the next one and to its group, a group to the *next* key frame, never
 to its own. A group that held its own key frame would be a cycle, which only the garbage collector could free, and
-would keep all of a group alive for whoever stands at its end.
+would keep all of a group alive for a viewer at its end.
 
 Appending is for one thread at a time (the publisher's). Reading is for any thread and needs no lock: an entry is
 filled before its `next` is set, and `tail` is replaced last.
@@ -106,7 +106,7 @@ class LogListener(Protocol):
     """Someone who flushes viewers of a log: one per log and poll group."""
 
     def appended(self, log: StreamLog) -> None:
-        """Take note that `log` has grown; called on the publisher's thread, must not block."""
+        """The log has grown; called on the publisher's thread, must not block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,7 +164,7 @@ class StreamLog:
         self.gop = Gop(-1, (), 0.0)
         self.tail = Entry(0, 0, _ZEROS, _ZEROS, self.gop)
         self.has_video = False
-        self.headers: tuple[bytes, ...] = ()  # the newest, for who goes on in the middle of a group
+        self.headers: tuple[bytes, ...] = ()  # the newest, for a viewer that goes on in the middle of a group
         self.largest_bytes = 0  # largest message seen: a soft limit below twice of it cannot work
         self.rates = ClassRates()  # what a second of it holds, by class
         self.gop_duration_s = 0.0  # length of the last complete group

@@ -8,9 +8,7 @@ anew, with its answer appended to ``app`` and ``tcUrl``::
     live?authmod=adobe&user=U                            P : [ authmod=adobe ] : ?reason=needauth&Q
     live?authmod=adobe&user=U&challenge=D&response=R     accepted, or P : [ authmod=adobe ] : ?reason=authfailed
 
-    P = [ AccessManager.Reject ]
-    Q = user=U&salt=S&challenge=C
-    R = base64(md5(base64(md5(U + S + password)) + C + D))
+    P = [ AccessManager.Reject ] Q = user=U&salt=S&challenge=C R = base64(md5(base64(md5(U + S + password)) + C + D))
 
 OBS, FFmpeg, librtmp, GStreamer and Wirecast speak it. The words around the parameters are those of Flash Media Server:
 GStreamer matches all of them, the others look for parts. gortmplib alone wants shorter ones, but its client answers for

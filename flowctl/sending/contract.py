@@ -106,7 +106,7 @@ class SenderHost(Protocol):
         """Log that a handler or policy of the application raised. Any thread, no lock held."""
 
     def ledger_grew(self) -> None:
-        """Take note that `Sender.unread_ledger` has something. Any thread; must only schedule."""
+        """The Sender has something in `Sender.unread_ledger`. Any thread; must only schedule."""
 
     def kernel_bytes(self) -> int:
         """Return what the kernel has taken and the peer has not acknowledged; 0 where that cannot be told."""

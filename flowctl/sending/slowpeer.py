@@ -95,7 +95,7 @@ class SlowPeer:
         self._cutting = False  # something was left out for being late since the peer last kept up
         self._late = 0  # messages that the followed log has left out, when last looked
         self._left_out_at = _NEVER  # when it was last seen to leave something out
-        self._sampled_at = _NEVER  # time of the last sample, whoever took it
+        self._sampled_at = _NEVER  # time of the last sample
         # Time of the last sample that was acted on: the timer counts from here, so that statistics of another thread,
         # which only measure, cannot keep the peer from being looked at.
         self._acted_at = _NEVER
@@ -110,7 +110,7 @@ class SlowPeer:
         return now - self._acted_at >= self._settings.sample_s - _EARLY_S
 
     def asked_too_soon(self, now: float) -> bool:
-        """Return whether a sample would disturb the rhythm of the meters: whoever asks gets the last answer again."""
+        """Return whether a sample would disturb the rhythm of the meters: the last answer is given again."""
         return now - self._sampled_at < self._settings.sample_s - _EARLY_S
 
     def next_sample_at(self, now: float) -> float:
@@ -154,7 +154,7 @@ class SlowPeer:
         return f"{behind_ms / 1000:.1f} s behind" if too_far else None
 
     def returned(self, now: float, removed_ms: float, cause: str) -> LedgerEntry:
-        """Take note that old media were skipped, which made the queue younger by `removed_ms`; return what to note."""
+        """Old media were skipped, which made the queue younger by `removed_ms`; return what to note."""
         self.returns += 1
         self.delay_removed_ms += removed_ms
         why = f"returned to live: {removed_ms / 1000:.1f} s of delay removed; {cause}"
@@ -193,7 +193,7 @@ class SlowPeer:
         return min(most_bytes, max(self._allowed_bytes, 1)) if self.ahead_bytes else most_bytes
 
     def gave(self, written_bytes: int) -> bool:
-        """Take note of a write; return whether the kernel has got all it is to have until it asks for more."""
+        """Account for a write; return whether the kernel has got all it is to have until it asks for more."""
         if not self.ahead_bytes:
             return False
         self._allowed_bytes -= written_bytes
@@ -227,7 +227,7 @@ class SlowPeer:
         return self._left_out_at + min(max(_HOLD_S, 2 * gop_s), 2 * MOST_TARGET_S)
 
     def kept_up(self) -> bool:
-        """Take note that it lags no longer; return whether the kernel is to be told that it takes as usual again."""
+        """It lags no longer; return whether the kernel is to be told that it takes as usual again."""
         self._cutting = False
         paced, self.ahead_bytes = self.ahead_bytes, 0
         return paced > 0

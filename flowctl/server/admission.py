@@ -3,8 +3,8 @@
 A network that the ban list limits has one bucket of its own, whichever of its addresses comes.
 
 An address is an IPv4 address or the /64 of an IPv6 one (`flowctl.addresses`). The rate is a token bucket per address.
-Addresses are kept in the order in which they were last seen, so that what
-memory they may take is freed from the front, without a search, however many addresses a flood comes from.
+Addresses are kept in the order in which they were last seen, so that what memory they may take is freed from the front,
+without a search, however many addresses a flood comes from.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """What of a peer may stand in a record: addresses, stream names and texts are let through, cut or hashed here.
 
-Theory of operation. There is no place in a record for a secret: query strings, passwords and tokens are never handed
-to the recorder at all. What remains is the *name* of a stream. An RTMP publisher is known by it alone ("stream key"),
-so it is a secret on most servers, and players use the same name; a record holds a keyed hash of it unless the setting
-says that names are public. The name is everything behind the first part of the path, since whoever publishes
-``key/720p`` hands out a key as well; that first part, the application, is stored as it is if it was named at connect.
-Addresses are stored as the setting
-says. Texts that a peer chose (what it calls itself) are cut, cleaned, and lose what looks like an address with
-credentials.
+Theory of operation. There is no place in a record for a secret: query strings, passwords and tokens are never handed to
+the recorder at all. What remains is the *name* of a stream. An RTMP publisher is known by it alone ("stream key"), so
+it is a secret on most servers, and players use the same name; a record holds a keyed hash of it unless the setting says
+that names are public. The name is everything behind the first part of the path, since a client that publishes
+``key/720p``
+hands out a key as well; that first part, the application, is stored as it is if it was named at connect. Addresses are
+stored as the setting says. Texts that a peer chose (what it calls itself) are cut, cleaned, and lose what looks like an
+address with credentials.
 
 Hashes are BLAKE2b with a key: without it, nobody can find a name or one of four thousand million addresses by trying.
 Source: RFC 7693 (BLAKE2), NIST SP 800-122 section 4.2 (de-identifying by keyed hashing).

@@ -165,3 +165,18 @@ def test_words_when_counted_explain_the_source():
         words += len(documented.intersection(filled))
         code += len(filled)
     assert words / code >= 0.25
+
+
+TWISTED = re.compile(r"\bwhoever\b|\b(?:for|of|by|to|with) who (?:\w+s|has|is)\b|\b[Tt]ake note\b")
+"""Turns of phrase that nobody says aloud: "for callers that sample many", not "for who looks at many"."""
+
+
+def test_words_when_read_aloud_are_plain():
+    """Docstrings and comments name who does something by a noun."""
+    wrong = [
+        shown(path, number)
+        for path in SOURCE
+        for number, line in enumerate(text_of(path).splitlines(), 1)
+        if TWISTED.search(line)
+    ]
+    assert wrong == []

@@ -1,8 +1,8 @@
 """One log line where a viewer becomes slow, one where it gets worse, one where it has recovered: never one per packet.
 
 An episode begins with the first edge of the Sender's state and ends when the viewer has been READY for a while and
-nothing more is dropped for it. A viewer that merely meets
-EAGAIN and recovers, as every viewer does now and then, is logged at debug level only. Drops without an edge are no
+nothing more is dropped for it. A viewer that merely meets EAGAIN and recovers, as every viewer does now and then, is
+logged at debug level only. Drops without an edge are no
 trouble: the viewer has muted a track, or waits for its first key frame.
 """
 

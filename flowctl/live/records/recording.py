@@ -46,7 +46,7 @@ class Recording:
         clock: monotonic seconds, that of the connections.
 
     Attributes:
-        recorder: queues and files; whoever records more (flights) has a lane of it.
+        recorder: queues and files; other records (flights) have a lane of it.
         events: what is said of connections and the server.
         sampler: samples the connections.
         sessions: observes the live sessions.

@@ -6,7 +6,7 @@ deadline whatever the server does. What the server did with the first connection
 it was CUT, REFUSED, or CONTAINED (it is still there and gets nothing it should not get). A form that knows more says
 so: `Attack.fault` is a thing that no sound server does.
 
-From outside one cannot see memory or processor time; whoever runs the profiles gives the server's process id to the
+From outside one cannot see memory or processor time; the caller gives the server's process id to the
 load tester for that. What can always be seen is whether others suffer: a *witness*, a connection that does nothing
 wrong, is kept beside every attack, and a server that ends it without a word has most likely ended altogether. And
 whether the server still lets newcomers in is tried at the end.

@@ -111,7 +111,7 @@ class Skimmer:
         limits: what the server is held to.
 
     Attributes:
-        control: what came and is not media, whole; whoever takes it empties the list.
+        control: what came and is not media, whole; the reader empties the list.
     """
 
     __slots__ = ("_book", "_lanes", "_reader", "control")

@@ -3,8 +3,8 @@
 These are the lines of flowctl in the table *Comparison: cost against delay* of that document: one poll group on one
 thread of a virtual AMD EPYC with two cores that carried the crowd too, loopback, H.264 at 30 frames per second and AAC,
 measured on 2026-11-21 with ``python bench compare``. Absolute figures moved by a third between hours on that
-very machine, and another one differs by more: they answer "thousands or tens of thousands", and whoever wants more
-measures (``flowctl load --server-pid``, ``python bench capacity``).
+very machine, and another one differs by more: they answer "thousands or tens of thousands", and an operator who
+wants more measures (``flowctl load --server-pid``, ``python bench capacity``).
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """``capacity``: how many viewers a node carries, and how much memory it needs for them.
 
-Theory of operation. A node model (`flowctl.pipeline.capacity.model`) is fitted to measurements. Where a file of
-them is given,
-these; else the recorded busy share of the servers' threads in ``flow_samples``, where crowds were large enough to say
-something; else the reference measurements that come with flowctl (`flowctl.pipeline.capacity.reference`), and the
-answer begins with saying that they are of another machine. Then a crowd is simulated, a row per viewer, with Spark's
-built-in functions alone: each viewer's link, session and noise follow from a hash of its number and the seed, so that
-the same crowd comes out on any cluster. Viewers are dealt to nodes; a node's processor time is the sum over its
+Theory of operation. A node model (`flowctl.pipeline.capacity.model`) is fitted to measurements. Where a file of them is
+given, these; else the recorded busy share of the servers' threads in ``flow_samples``, where crowds were large enough
+to say something; else the reference measurements that come with flowctl (`flowctl.pipeline.capacity.reference`), and
+the answer begins with saying that they are of another machine. Then a crowd is simulated, a row per viewer, with
+Spark's built-in functions alone: each viewer's link, session and noise follow from a hash of its number and the seed,
+so that the same crowd comes out on any cluster. Viewers are dealt to nodes; a node's processor time is the sum over its
 viewers, plus what the joins of that second cost. This is done for a row of sizes of a node; the answer is the largest
 size at which 95 % of the nodes are below the wanted busy share, and the delay that the model gives there is below the
 bound.

@@ -79,9 +79,9 @@ def whole(sessions: DataFrame) -> tuple[Row, datetime | None, datetime | None]:
     Returns:
         One row: connections, open, viewers, troubled, worst_<state>, cut_slow, play_ms, trouble_ms, recoveries,
         troubled_picture_share (mean), troubled_line_of_stream (median), recover_mean_ms, returns_to_live, paused,
-        accepted_messages, dropped_messages, dropped_bytes, sent_bytes,
-        stall_count, stall_ratio, startup_p50_ms, startup_p95_ms, exits_before_start, delay_p50_of_p50_ms,
-        delay_p95_of_p95_ms; the figures from viewers on are of viewers alone.
+        accepted_messages, dropped_messages, dropped_bytes, sent_bytes, stall_count, stall_ratio, startup_p50_ms,
+        startup_p95_ms, exits_before_start, delay_p50_of_p50_ms, delay_p95_of_p95_ms; the figures from viewers on are of
+        viewers alone.
     """
     all_of = sessions.agg(
         f.count("*").alias("connections"),

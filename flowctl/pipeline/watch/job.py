@@ -2,8 +2,8 @@
 
 Theory of operation. A structured stream reads files as they appear. `flowctl.pipeline.jobs.evidence` turns records into
 evidence, which is added up per address in windows that overlap by half, so that what happens across the end of one is
-whole in the next. Spark keeps the sums (its state) and gives back, at each trigger, those that have changed; whoever
-is at or above the threshold is looked at closer, in the records of the last day: who else behaves at that address?
+whole in the next. Spark keeps the sums (its state) and gives back, at each trigger, those that have changed; a reader
+that is at or above the threshold is looked at closer, in the records of the last day: who else behaves at that address?
 Then it is banned, or limited, in the same batch. So a ban leaves within one trigger of the evidence.
 
 Exactly once: Spark's checkpoint makes a batch the same when it is run again, and `flowctl.pipeline.watch.state` makes

@@ -7,8 +7,7 @@ in a table (`ServerSession.rules`, and `COURTESIES` for those that only want an 
 collected with `data_to_send`, always whole messages (after the handshake), so our caller may put media of its own
 between any two results of it::
 
-    events = session.receive(octets, now)
-    while events or session.backlog:
+    events = session.receive(octets, now) while events or session.backlog:
         for event in events: ...          # on ConnectRequested: session.accept_connect(), and so on
         events = session.resume(now)      # what was held back until the answer, some at a time
     connection.send(session.data_to_send())
