@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import Phase, assume, given, settings
+from hypothesis import Phase, assume, example, given, settings
 from hypothesis import strategies as st
 from slow_kit import LIVE_LIMITS, Steady
 
@@ -71,7 +71,19 @@ def recordings(draw):
     return RecordedViewer(events=events, given=draw(st.integers(0, 4)), ended_at=on_grid(at + rest))
 
 
+EMPTIED_BY_ITS_CLOCK = RecordedViewer(
+    events=[
+        *((on_grid(0.01), KEY, 1000), (on_grid(0.07), KEY, 100), (on_grid(1.01), REFUSED, 0)),
+        *((on_grid(1.01), REFUSED, 1000), (on_grid(1.01), KEY, 100), (on_grid(1.43), TAKEN, 0)),
+        *((on_grid(1.43), DISPOSABLE, 100), (on_grid(1.45), REFUSED, 0), (on_grid(3.49), AUDIO, 100)),
+    ],
+    ended_at=4.0,
+)
+"""A tick leaves out what is late, so nothing waits any more: the sound that comes next finds room to ask for."""
+
+
 @given(viewer=recordings())
+@example(viewer=EMPTIED_BY_ITS_CLOCK)
 @settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_evaluate_when_choices_are_served_together_gives_what_each_input_shown_one_by_one_gives(viewer):
     """Lockstep and inputs that are not shown change no outcome of any choice, not even a time or a byte."""

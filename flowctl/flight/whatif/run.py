@@ -213,7 +213,8 @@ class Seat:
         """Nobody counts the bytes of all."""
 
     def request_flush(self) -> None:
-        """There is a write when the recording has one."""
+        """A round of the fan-out offers it a write: what was late was left out, say, and nothing is queued."""
+        self.run.hungry = True
 
     def want_writable(self, wanted: bool) -> None:  # noqa: FBT001 - the signature of the protocol
         """The link tells by itself."""
@@ -281,7 +282,7 @@ class Run:
         self._place = Place(self.log.tail)
         self._common = Gauge()
         self._alone: dict[int, Seat] = {}
-        self._hungry = False  # somebody alone is not blocked: it may write between recorded writes
+        self.hungry = False  # somebody alone is not blocked: it may write between recorded writes
         self._offset = self._sequence = OFF_MARK  # of the log, before which nobody is to be looked at
         self._key_sequence = -1
         self._wrote_at = self.now
@@ -407,7 +408,7 @@ class Run:
             )
         if not self._together:
             self._show_all()
-        if self._hungry and self._link.lagging:
+        if self.hungry and self._link.lagging:
             self._feed()
 
     def _look(self, seats: list[Seat]) -> None:
@@ -497,7 +498,7 @@ class Run:
         self._served()
 
     def _served(self) -> None:
-        self._hungry = any(not seat.sender.blocked for seat in self._alone.values())
+        self.hungry = any(not seat.sender.blocked for seat in self._alone.values())
         self._find_next()
 
     def _measure(self, seat: Seat) -> None:
