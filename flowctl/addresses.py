@@ -10,6 +10,7 @@ import ipaddress
 from typing import TypeAlias
 
 from flowctl.errors import ConfigError
+from flowctl.printable import short
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -30,7 +31,7 @@ def parse_network(text: str, field: str, *, exact: bool = False) -> Network:
     except ValueError as error:
         reason = f": {error}" if exact else ""
         raise ConfigError(
-            f"{field}: {text!r} is no address and no network{reason}", hint="write it like 192.0.2.7 or 10.0.0.0/8"
+            f"{field}: {short(text)} is no address and no network{reason}", hint="write it like 192.0.2.7 or 10.0.0.0/8"
         ) from error
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from flowctl.errors import ConfigError
+from flowctl.printable import short
 
 
 def check_fields(settings: Any) -> None:
@@ -48,7 +49,7 @@ def check_type(name: str, value: object, *allowed: Any) -> None:
         "None" if kind is type(None) else kind.__name__ for kind in allowed if kind is not int or float not in allowed
     ]
     parse = next((kind.__name__ for kind in allowed if isinstance(value, str) and hasattr(kind, "parse")), None)
-    shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
+    shown = short(value)
     raise ConfigError(
         f"{name} is {shown} ({type(value).__name__}), it must be {' or '.join(names)}",
         hint=None if parse is None else f"{parse}.parse({shown})",

@@ -47,6 +47,12 @@ def foreign(text: Any, most: int = 200) -> str:
     return shown if len(shown) <= most else shown[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
+def short(value: object) -> str:
+    """Return `value` for an error: what is long is cut, since an error is one line of a log."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def _is_unfit(char: str) -> bool:
     if unicodedata.category(char) in _UNFIT_CATEGORIES:
         return char not in _JOINERS

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from flowctl.errors import ConfigError
+from flowctl.printable import short
 
 # At most 15 digits on each side: beyond, a float is no longer exact, and with hundreds it becomes infinite.
 _NUMBER = re.compile(r"\s*+(\d{1,15}(?:\.\d{1,15})?)\s*+([A-Za-z/]*)\s*", re.ASCII)
@@ -51,7 +52,7 @@ _RATE_PREFIXES: Final[dict[str, int]] = {"": 1, "k": 1000, "m": 1000**2, "g": 10
 def _split(text: str, field: str, example: str) -> tuple[float, str]:
     match = _NUMBER.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{field}: {text!r} is not a number with a unit", hint=f"write it like {example}")
+        raise ConfigError(f"{field}: {short(text)} is not a number with a unit", hint=f"write it like {example}")
     return float(match[1]), match[2].lower()
 
 
@@ -63,7 +64,9 @@ def parse_size(text: str, field: str = "size") -> int:
     """
     number, unit = _split(text, field, "2MiB")
     if unit not in SIZE_UNITS:
-        raise ConfigError(f"{field}: unknown unit {unit!r} in {text!r}", hint="use B, KiB, MiB, GiB, kB, MB or GB")
+        raise ConfigError(
+            f"{field}: unknown unit {short(unit)} in {short(text)}", hint="use B, KiB, MiB, GiB, kB, MB or GB"
+        )
     return round(number * SIZE_UNITS[unit])
 
 
@@ -75,7 +78,7 @@ def parse_duration(text: str, field: str = "duration") -> float:
     """
     number, unit = _split(text, field, "8s")
     if unit not in TIME_UNITS:
-        raise ConfigError(f"{field}: unknown unit {unit!r} in {text!r}", hint="use us, ms, s, min or h")
+        raise ConfigError(f"{field}: unknown unit {short(unit)} in {short(text)}", hint="use us, ms, s, min or h")
     return number * TIME_UNITS[unit]
 
 
@@ -92,7 +95,9 @@ def parse_bit_rate(text: str, field: str = "rate") -> int:
             prefix = unit.removesuffix(suffix)
             break
     if prefix not in _RATE_PREFIXES:
-        raise ConfigError(f"{field}: unknown unit {unit!r} in {text!r}", hint="use k, M or G, meaning kbit/s and so on")
+        raise ConfigError(
+            f"{field}: unknown unit {short(unit)} in {short(text)}", hint="use k, M or G, meaning kbit/s and so on"
+        )
     return round(number * _RATE_PREFIXES[prefix])
 
 
@@ -108,7 +113,7 @@ def parse_share(text: str, field: str = "share") -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise ConfigError(f"{field} is {text!r}, it must be a share, 0 to 1", hint="for example 1% or 0.01")
+        raise ConfigError(f"{field} is {short(text)}, it must be a share, 0 to 1", hint="for example 1% or 0.01")
     return share
 
 

@@ -40,6 +40,8 @@ from flowctl.sending.standing import Standing
 DEFAULT_FLUSH_INTERVAL_S: Final = 0.040
 """Two and a half frames at 60 fps: the delay nobody sees, at a third of the cost of writing each message.
 It is a ceiling: few viewers are served sooner."""
+MOST_FLUSH_INTERVAL_S: Final = 10.0
+"""Beyond, a stream is no live one."""
 
 DEFAULT_TURN_S: Final = 0.004
 """How long a fan-out keeps its thread at a time. A tenth of the flush interval: a round of a thousand viewers takes
@@ -138,8 +140,10 @@ class Fanout:
         turn_s: float = DEFAULT_TURN_S,
         squad_size: int = SQUAD_SIZE,
     ) -> None:
-        if not 0 <= flush_interval_s <= 10:
-            raise ConfigError(f"flush_interval_s is {flush_interval_s}, it must be between 0 and 10 s")
+        if not 0 <= flush_interval_s <= MOST_FLUSH_INTERVAL_S:
+            raise ConfigError(
+                f"flush_interval_s is {flush_interval_s}, it must be between 0 and {MOST_FLUSH_INTERVAL_S:g} s"
+            )
         self.log = log
         self.pacing: Final = Pacing(flush_interval_s, adaptive=adaptive)
         self._turn_s = turn_s

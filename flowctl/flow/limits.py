@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
+from flowctl.printable import short
 from flowctl.units import (
     format_duration,
     format_size,
@@ -237,7 +238,7 @@ def parse_marks(text: str, field_name: str) -> list[int | None]:
     parts = [part.strip() for part in text.split(",")]
     if len(parts) not in (2, 3) or not all(parts):
         raise ConfigError(
-            f"{field_name}: {text!r} is not bytes,messages or bytes,messages,age",
+            f"{field_name}: {short(text)} is not bytes,messages or bytes,messages,age",
             hint="write it like 2MiB,2048 or 2MiB,2048,4s; 0 turns an axis off",
         )
     size = parse_size(parts[0], f"{field_name} bytes")

@@ -26,7 +26,6 @@ above, and the others are as shown. Text in, values out: no file is opened here 
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -42,6 +41,7 @@ from flowctl.flow.limits import (
     target_marks,
     write_marks,
 )
+from flowctl.printable import short
 
 VERSION: Final = 1
 """Counted up when a key changes its meaning; a server refuses what it does not know, rather than guess."""
@@ -258,16 +258,8 @@ class _Reader:
                 raise ConfigError(f"{self._place(section, name)}: unknown key {name!r}", hint=hint)
 
     def _error(self, section: str, key: str, value: Any, allowed: str) -> ConfigError:
-        shown = "is missing" if value is None else f"is {_short(value)}"
+        shown = "is missing" if value is None else f"is {short(value)}"
         return ConfigError(f"{self._place(section, key)}: {key} {shown}, it must be {allowed}")
 
     def _place(self, section: str, key: str) -> str:
         return place_of(self._lines, self._where, section, key)
-
-
-def _short(value: Any) -> str:
-    """Return `value` for an error: what is long is cut, since an error is one line of a log."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.fanout.fanout import DEFAULT_FLUSH_INTERVAL_S
+from flowctl.fanout.fanout import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields, check_type
 from flowctl.flight.flights import FlightOptions
 from flowctl.flow.limits import MOST_TARGET_MS, Limits, parse_target_delay, target_marks
@@ -18,6 +18,7 @@ from flowctl.flow.policy import LIVE_POLICIES
 from flowctl.judging.shadow import Candidate
 from flowctl.loop.work import WorkLimits
 from flowctl.outgoing.streamlog import CacheLimits
+from flowctl.printable import short
 from flowctl.rtmp.session_config import ServerSessionConfig
 from flowctl.sending.settings import SenderSettings
 from flowctl.server.program import ServeOptions
@@ -182,11 +183,14 @@ class LiveConfig(ServeOptions):
         # Two arguments: with slots the class is made twice, and the short form would look in the first one.
         super(LiveConfig, self).__post_init__()
         if self.policy not in LIVE_POLICIES:
-            raise ConfigError(f"policy is {self.policy!r}, it must be {_POLICY_NAMES}")
+            raise ConfigError(f"policy is {short(self.policy)}, it must be {_POLICY_NAMES}")
         if self.flights.on and not self.events.folder:
             raise ConfigError("flights are asked for, but nothing is recorded", hint="give events a folder as well")
+        if not 0 <= self.flush_interval_s <= MOST_FLUSH_INTERVAL_S:  # or each viewer would learn of it
+            raise ConfigError(
+                f"flush_interval_s is {self.flush_interval_s}, it must be between 0 and {MOST_FLUSH_INTERVAL_S:g} s"
+            )
         for name in (
-            "flush_interval_s",
             "return_after_s",
             "return_grace_s",
             "media_silence_s",

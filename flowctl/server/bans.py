@@ -32,6 +32,7 @@ from typing import Any, Final, TypeVar
 
 from flowctl.addresses import Network
 from flowctl.errors import ConfigError
+from flowctl.printable import short
 
 MOST_BYTES: Final = 16 * 1024 * 1024
 """Longest ban file: `MOST_BANS` lines with some evidence each."""
@@ -95,18 +96,18 @@ class Ban:
         object.__setattr__(self, "cidr", str(_network_of(self.cidr)))
         object.__setattr__(self, "expires", _whole_second(self.expires))
         if not isinstance(self.action, BanAction):
-            raise ConfigError(f"action is {_short(self.action)}, it must be a BanAction")
+            raise ConfigError(f"action is {short(self.action)}, it must be a BanAction")
         if len(self.reason) > _MOST_REASON or not self.reason.isprintable():
             raise ConfigError(
-                f"reason is {_short(self.reason)}, it must be up to {_MOST_REASON} characters that can be printed"
+                f"reason is {short(self.reason)}, it must be up to {_MOST_REASON} characters that can be printed"
             )
         if not _is_number(self.score) or self.score < 0:
-            raise ConfigError(f"score is {_short(self.score)}, it must be a number, 0 or more")
+            raise ConfigError(f"score is {short(self.score)}, it must be a number, 0 or more")
         if len(self.evidence) > MOST_EVIDENCE:
             raise ConfigError(f"evidence has {len(self.evidence)} kinds, {MOST_EVIDENCE} are allowed")
         for name, value in self.evidence.items():
             if len(name) > _MOST_TEXT or not _is_number(value):
-                raise ConfigError(f"evidence {_short(name)} is {_short(value)}, it must be a number with a short name")
+                raise ConfigError(f"evidence {short(name)} is {short(value)}, it must be a number with a short name")
 
     @property
     def network(self) -> Network:
@@ -344,7 +345,7 @@ def parse_utc(text: str) -> datetime:
         moment = None
     if moment is None:
         raise ConfigError(
-            f"expires is {_short(text)}, it must be a time with its zone", hint="write it like 2026-11-21T17:00:00Z"
+            f"expires is {short(text)}, it must be a time with its zone", hint="write it like 2026-11-21T17:00:00Z"
         )
     return moment
 
@@ -358,7 +359,7 @@ def _whole_second(moment: Any) -> datetime | None:
     if moment is None:
         return None
     if not isinstance(moment, datetime) or moment.tzinfo is None:
-        raise ConfigError(f"expires is {_short(moment)}, it must be a datetime with its zone, or None")
+        raise ConfigError(f"expires is {short(moment)}, it must be a datetime with its zone, or None")
     try:
         found: datetime = moment.astimezone(UTC)
         if found.microsecond:
@@ -366,7 +367,7 @@ def _whole_second(moment: Any) -> datetime | None:
     except OverflowError:
         found = _EPOCH - timedelta(1)
     if found < _EPOCH:
-        raise ConfigError(f"expires is {_short(str(moment))}, it must be from 1970 to 9999")
+        raise ConfigError(f"expires is {short(str(moment))}, it must be from 1970 to 9999")
     return found
 
 
@@ -385,27 +386,27 @@ def _ban_of(line: str) -> Ban:
         said = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise ConfigError(f"not valid JSON: {said}", hint="each line is one JSON object") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"it is {_short(value)}, it must be a JSON object")
+        raise ConfigError(f"it is {short(value)}, it must be a JSON object")
     for name in value:
         if name not in _KEYS:
-            raise ConfigError(f"unknown key {_short(name)}", hint=f"there are {', '.join(sorted(_KEYS))}")
+            raise ConfigError(f"unknown key {short(name)}", hint=f"there are {', '.join(sorted(_KEYS))}")
     for name in ("cidr", "expires"):
         if name not in value:
             raise ConfigError(f"{name} is missing", hint='"expires": null is a ban that stays')
     expires, cidr = value["expires"], value["cidr"]
     if not isinstance(cidr, str):
-        raise ConfigError(f"cidr is {_short(cidr)}, it must be a text")
+        raise ConfigError(f"cidr is {short(cidr)}, it must be a text")
     if expires is not None and not isinstance(expires, str):
-        raise ConfigError(f"expires is {_short(expires)}, it must be a text or null")
+        raise ConfigError(f"expires is {short(expires)}, it must be a text or null")
     evidence = value.get("evidence", {})
     if not isinstance(evidence, dict):
-        raise ConfigError(f"evidence is {_short(evidence)}, it must be an object")
+        raise ConfigError(f"evidence is {short(evidence)}, it must be an object")
     action, actions = value.get("action", BanAction.BAN.value), [item.value for item in BanAction]
     if action not in actions:
-        raise ConfigError(f"action is {_short(action)}, it must be {' or '.join(actions)}")
+        raise ConfigError(f"action is {short(action)}, it must be {' or '.join(actions)}")
     reason = value.get("reason", "")
     if not isinstance(reason, str):
-        raise ConfigError(f"reason is {_short(reason)}, it must be a text")
+        raise ConfigError(f"reason is {short(reason)}, it must be a text")
     return Ban(
         cidr=cidr,
         expires=None if expires is None else parse_utc(expires),
@@ -426,14 +427,14 @@ def _network_of(cidr: str) -> Network:
     try:
         network: Network = ipaddress.ip_network(cidr)
     except ValueError as error:
-        raise ConfigError(f"cidr is {_short(cidr)}: {error}", hint="write it like 203.0.113.7/32") from error
+        raise ConfigError(f"cidr is {short(cidr)}: {error}", hint="write it like 203.0.113.7/32") from error
     if isinstance(network, ipaddress.IPv6Network) and network.prefixlen >= _MAPPED_BITS:
         mapped = network.network_address.ipv4_mapped
         if mapped is not None:
             network = ipaddress.IPv4Network((mapped, network.prefixlen - _MAPPED_BITS))
     widest = WIDEST_IPV4 if network.version == 4 else WIDEST_IPV6
     if network.prefixlen < widest:
-        raise ConfigError(f"cidr is {_short(cidr)}, the widest network that may be banned is /{widest}")
+        raise ConfigError(f"cidr is {short(cidr)}, the widest network that may be banned is /{widest}")
     return network
 
 
@@ -442,9 +443,3 @@ def _is_number(value: Any) -> bool:
     if type(value) is int:
         return -(2**63) <= value < 2**63
     return type(value) is float and math.isfinite(value)
-
-
-def _short(value: Any) -> str:
-    """Return `value` for an error: what is long is cut, since an error is one line of a log."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

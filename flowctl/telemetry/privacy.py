@@ -47,10 +47,13 @@ def check_private(path: Path) -> None:
     """See that nobody but its owner may read or change a file of secrets.
 
     Raises:
-        ConfigError: its group or others may.
+        ConfigError: its group or others may, or it is a folder.
         OSError: it cannot be looked at.
     """
-    mode = stat.S_IMODE(path.stat().st_mode)
+    found = path.stat().st_mode
+    if stat.S_ISDIR(found):  # with mode 600 nobody would reach what is in it
+        raise ConfigError(f"{path} is a folder, it must be a file", hint="name a file in it")
+    mode = stat.S_IMODE(found)
     if mode & 0o077:
         raise ConfigError(f"{path} has mode {mode:04o}: others than its owner may use it", hint=f"chmod 600 {path}")
 

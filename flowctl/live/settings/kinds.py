@@ -7,6 +7,7 @@ validation is given as its context.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -23,6 +24,7 @@ from flowctl.flight.flights import parse_networks
 from flowctl.flow.limits import Limits, parse_marks, parse_target_delay, target_marks
 from flowctl.flow.policy import LIVE_POLICIES
 from flowctl.live.config import Audience, SecondPublisher, parse_audiences
+from flowctl.printable import short
 from flowctl.sending.settings import AgeSource
 from flowctl.telemetry.options import Addresses, Streams
 from flowctl.units import parse_count, parse_duration, parse_share, parse_size, write_duration, write_size
@@ -66,10 +68,9 @@ def _source(info: ValidationInfo) -> str:
 
 
 def _number(text: str, source: str) -> float:
-    try:
-        return float(text)  # what is not finite is in no range
-    except ValueError:
-        raise ConfigError(f"{source} is {short(text)}, it must be a number") from None
+    if not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,15})?", text):
+        raise ConfigError(f"{source} is {short(text)}, it must be a number, 0 or more, such as 2.5")
+    return float(text)
 
 
 def _yes(text: str, source: str) -> bool:
@@ -147,9 +148,3 @@ Age = Annotated[AgeSource, Kind("queue|delay", lambda item: item.value)]
 Second = Annotated[SecondPublisher, Kind("refuse|replace|standby", lambda item: item.value)]
 HowAddresses = Annotated[Addresses, Kind("plain|truncated|hashed", lambda item: item.value)]
 HowStreams = Annotated[Streams, Kind("hash|plain", lambda item: item.value)]
-
-
-def short(value: object) -> str:
-    """Return `value` for an error: what is long is cut, since an error is one line of a log."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

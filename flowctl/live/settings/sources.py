@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from flowctl.errors import ConfigError
 from flowctl.flow.limitsfile import place_of, read_toml
-from flowctl.live.settings.kinds import short
 from flowctl.live.settings.model import LiveSettings, kind_of, of_streams, settings_of
+from flowctl.printable import short
 from flowctl.rtmp.limits import WireLimits
 from flowctl.server.program import ServeOptions, ServerProgram
 
@@ -116,6 +116,11 @@ def _of_file(file: Path | None) -> dict[str, Given]:
 
 def _of_environment(environment: Mapping[str, str]) -> dict[str, Given]:
     names = {key.removeprefix(ENVIRONMENT): key for key in environment if key.startswith(ENVIRONMENT)}
+    for name, key in names.items():
+        if name != name.lower().upper():  # FLOWCTL_stuck would be a second FLOWCTL_STUCK
+            raise ConfigError(
+                f"{short(key)}: variables of settings are in capitals", hint=f"{ENVIRONMENT}{name.lower().upper():.60}"
+            )
     return {name.lower(): Given(environment[key], key) for name, key in names.items() if name not in _NOT_SETTINGS}
 
 
@@ -169,7 +174,7 @@ def _validated(given: Mapping[str, Given]) -> LiveSettings:
         if not isinstance(cause, ConfigError):
             cause = ConfigError(f"{source} is {short(given[name].value)}, allowed: {kind_of(name).word}")
         said = str(cause)
-        if said.startswith(f"{name} is "):
+        if said.startswith((f"{name} is ", f"{name}: ", f"{name}, ")):
             said = source + said.removeprefix(name)
         elif not said.startswith(source):
             said = f"{source}: {said}"

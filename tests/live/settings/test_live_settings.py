@@ -175,15 +175,15 @@ def test_file_when_it_has_numbers_and_lists_means_bytes_seconds_and_each(tmp_pat
         ("media_message", "1", "media_message_bytes is 1, allowed is a whole number from 512 to 16777215"),
         ("media_message", "big", "'big' is not a number with a unit"),
         ("new_per_address", "many", "is 'many', it must be a number"),
-        ("new_per_address", "nan", "is 'nan', allowed: rate"),
+        ("new_per_address", "nan", "is 'nan', it must be a number, 0 or more"),
         ("player_wait", "1year", "unknown unit 'year'"),
         ("gop_cache", "-1", "'-1' is not a number with a unit"),
         ("work_share_per_address", "2", "is '2', it must be a share, 0 to 1"),
         ("policy", "all", "is 'all', it must be all-or-cut, audio-first or pictures-first"),
         ("age_axis", "media", "is 'media', allowed: queue|delay"),
         ("target_delay", "up", "'up' is not a number with a unit"),
-        ("audiences", "live/*", "audiences: 'live/*' is not app/stream=target delay and policy"),
-        ("audiences", "live/*=soon", "audiences, 'live/*': 'soon'"),
+        ("audiences", "live/*", "'live/*' is not app/stream=target delay and policy"),
+        ("audiences", "live/*=soon", "'live/*': 'soon'"),
         ("soft", "2MiB", "'2MiB' is not bytes,messages"),
         ("shadow_limits", "1MiB", "'1MiB' is not bytes,messages"),
         ("limits", "", "is empty, it must be a path"),
@@ -366,3 +366,46 @@ def test_server_when_built_of_settings_has_them_whole():
     assert (server.limits, server._settings.stuck_s) == (Limits.parse("1MiB,100,1s"), 7.0)
     assert len(server.groups.groups) == 2
     assert server.admission.limits is config.admission
+
+
+@pytest.mark.parametrize("name", ["FLOWCTL_stuck", "FLOWCTL_Stuck", "FLOWCTL_STUC\u212a"])
+def test_variable_when_not_in_capitals_is_refused(name):
+    """Two variables for one setting would count by the order of the environment; a sign that looks like K is no K."""
+    said, hint = refused(environment={"FLOWCTL_STUCK": "3s", name: "9s"})
+    assert name in said
+    assert hint == "FLOWCTL_STUCK"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["stuck", "gop_cache", "new_per_address", "work_share_per_address", "policy", "soft", "groups", "trusted_proxies"],
+)
+def test_value_when_long_is_cut_in_the_error(name):
+    """An error is one line of a log, whatever was given."""
+    assert len(refused(pairs=[f"{name}={'9x' * 3000}"])[0]) < 250
+
+
+def test_value_when_wrong_is_named_once():
+    """What a parser of its own says begins with the source, not with source and name."""
+    assert refused(pairs=["audiences=x"])[0].startswith("--set audiences: 'x' is not")
+    assert refused(pairs=["audiences=a=soon"])[0].startswith("--set audiences, 'a': 'soon' is")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1e400", "1_0", " 5 ", "\uff11\uff12", "-1", ""])
+def test_rate_when_no_plain_number_is_told_what_one_is(value):
+    """A rate is written like any other number: digits, and a point."""
+    assert refused(pairs=[f"new_per_address={value}"])[0].endswith("it must be a number, 0 or more, such as 2.5")
+
+
+@pytest.mark.parametrize("value", ["11s", "1h", "999999999999999h"])
+def test_flush_when_too_long_is_refused_at_the_start(value):
+    """It is what a fan-out takes: else each viewer would be closed with an error of the server's."""
+    assert "flush_interval_s is" in refused(pairs=[f"flush={value}"])[0]
+
+
+@pytest.mark.parametrize("setting", ["credentials_file", "events_key_file"])
+def test_file_of_secrets_when_a_folder_is_not_to_be_shut(setting, tmp_path):
+    """Nobody is told to take the rights off a folder."""
+    said, hint = refused(options={**RECORDS, setting: str(tmp_path)})
+    assert "is a folder" in said
+    assert hint == "name a file in it"
