@@ -36,6 +36,11 @@ _LONGEST_HEADER: Final = 12
 _ONE_OCTET_CSIDS: Final = 64
 """Chunk streams below it have a basic header of one octet (section 5.3.1.1)."""
 
+_TYPE1: Final = 0x40
+_TYPE2: Final = 0x80
+_TYPE3: Final = 0xC0
+"""First octet of a header from which on it is of this type."""
+
 _WORD: Final = struct.Struct(">I").unpack_from
 _LITTLE: Final = struct.Struct("<I").unpack_from
 
@@ -114,14 +119,15 @@ class Skimmer:
         control: what came and is not media, whole; the reader empties the list.
     """
 
-    __slots__ = ("_book", "_lanes", "_reader", "control")
+    __slots__ = ("_book", "_lanes", "_media", "_reader", "control")
 
     def __init__(self, book: FrameBook, limits: WireLimits) -> None:
         self._reader = ChunkReader(limits, head_bytes=HEAD_BYTES)
         self._book = book
-        # First octet of a type 0 or 1 header -> its chunk stream, of those that have carried media and whose id takes
-        # one octet: they are the ones that the quick way is for.
+        # First octet of a header -> its chunk stream, of those that have carried media and whose id takes one octet:
+        # they are the ones that the quick way is for.
         self._lanes: dict[int, ChunkStream] = {}
+        self._media: list[Skimmed] = []  # what the piece has completed so far; empty between pieces
         self.control: list[Message] = []
 
     @property
@@ -135,40 +141,44 @@ class Skimmer:
         Raises:
             RemoteProtocolError: see `ChunkReader.feed`.
         """
-        reader = self._reader
-        media: list[Skimmed] = []
-        view = memoryview(data)
-        while view:
-            if reader.at_header:
-                view = self._pass_whole(view, media)
-                if not view:
-                    break
-            view, message = reader.feed_message(view)
-            if message is not None:
-                self._take(message, media)
+        completed = self._reader.feed_around(data, self._pass_whole)
+        if completed:
+            self._take(completed)
+        media, self._media = self._media, []
         return media
 
-    def _pass_whole(self, view: memoryview, media: list[Skimmed]) -> memoryview:
-        """Take media messages that lie whole in the piece, with type 0 or 1 headers, one after the other.
+    def _pass_whole(self, view: memoryview, at: int, completed: list[Message]) -> int:
+        """Take media messages that lie whole in the piece, one after the other, after what the reader `completed`.
 
         Returns:
-            What follows the last one.
+            The position after the last one; `at` if there is none.
         """
-        lanes = self._lanes
+        if completed:
+            self._take(completed)
+        lanes, media = self._lanes, self._media
         size = self._reader.chunk_size
         known = self._book.known
-        at, end = 0, len(view)
+        end = len(view)
         while end - at > _LONGEST_HEADER:
             first = view[at]
             stream = lanes.get(first)
             if stream is None or stream.missing:
                 break
             field = _WORD(view, at)[0] & EXTENDED
-            word = _WORD(view, at + 4)[0]
-            length = word >> 8
-            type_id = word & 0xFF
-            body = at + 8 if first & 0x40 else at + 12
-            if field == EXTENDED or type_id not in _MEDIA or not length:
+            if first < _TYPE2:
+                word = _WORD(view, at + 4)[0]
+                length = word >> 8
+                type_id = word & 0xFF
+                body = at + 8 if first >= _TYPE1 else at + 12
+            else:
+                length, type_id = stream.length, stream.type_id
+                body = at + 4
+                if first >= _TYPE3:
+                    if stream.extended:
+                        break
+                    field = stream.delta
+                    body = at + 1
+            if field == EXTENDED or type_id not in _MEDIA:
                 break
             after = body + length
             if length > size:
@@ -180,7 +190,7 @@ class Skimmer:
                     break
             elif after > end:
                 break
-            if first & 0x40:
+            if first >= _TYPE1:
                 timestamp = (stream.timestamp + field) & CLOCK_MASK
             else:
                 timestamp = field
@@ -191,22 +201,22 @@ class Skimmer:
             stream.type_id = type_id
             stream.extended = False
             stream.extended_value = field
-            key = (
-                type_id,
-                bytes(view[body : body + HEAD_BYTES] if length >= HEAD_BYTES else view[body : body + length]),
-            )
+            head = view[body : body + HEAD_BYTES] if length >= HEAD_BYTES else view[body : body + length]
+            key = (type_id, head.tobytes())
             media.append((timestamp, known.get(key) or self._book.learn(key)))
             at = after
-        return view[at:]
+        return at
 
-    def _take(self, message: Message, media: list[Skimmed]) -> None:
-        """Take what the reader read."""
-        if message.type_id not in _MEDIA:
-            self.control.append(message)
-            return
-        csid = message.csid
-        if csid < _ONE_OCTET_CSIDS and csid not in self._lanes:
-            stream = self._reader.chunk_stream(csid)
-            if stream is not None:
-                self._lanes[csid] = self._lanes[0x40 | csid] = stream
-        media.append((message.timestamp, self._book.of(message.type_id, message.payload)))
+    def _take(self, completed: list[Message]) -> None:
+        """Take out what the reader has completed."""
+        for message in completed:
+            if message.type_id not in _MEDIA:
+                self.control.append(message)
+                continue
+            csid = message.csid
+            if csid < _ONE_OCTET_CSIDS and csid not in self._lanes:
+                stream = self._reader.chunk_stream(csid)
+                if stream is not None:
+                    self._lanes.update(dict.fromkeys((csid, _TYPE1 | csid, _TYPE2 | csid, _TYPE3 | csid), stream))
+            self._media.append((message.timestamp, self._book.of(message.type_id, message.payload)))
+        completed.clear()

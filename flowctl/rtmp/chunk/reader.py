@@ -18,6 +18,7 @@ views, so one octet of an unfinished message never keeps a whole piece of input 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final, Literal
 
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError, RemoteProtocolError
@@ -91,7 +92,6 @@ class ChunkReader:
 
     __slots__ = (
         "_chunk_left",  # payload octets still to come of the current chunk; 0: a header is expected
-        "_chunk_size",  # the peer's chunk size
         "_current",  # ChunkStream of the current chunk
         "_extended_absolute",
         "_head_bytes",
@@ -101,6 +101,7 @@ class ChunkReader:
         "_tail",  # octets of a header that is not complete yet; less than _HEADER_MAX
         "_type0_delta",  # whether a type 0 timestamp counts as the delta of a following type 3 chunk
         "bytes_received",
+        "chunk_size",
         "completed_before_fault",
         "failed",
         "unfinished_bytes",
@@ -122,12 +123,13 @@ class ChunkReader:
         self._type0_delta = type3_after_type0 == "delta"
         self._extended_absolute = extended_delta == "absolute"
         self._head_bytes = head_bytes
-        self._chunk_size = DEFAULT_CHUNK_SIZE
         self._streams: tuple[ChunkStream, ...] = ()
         self._more_streams: dict[int, ChunkStream] | None = None
         self._current = _NO_STREAM
         self._chunk_left = 0
         self._tail = b""
+        self.chunk_size = DEFAULT_CHUNK_SIZE
+        """Octets of payload that the peer puts into a chunk; it changes with its Set Chunk Size."""
         self.bytes_received = 0
         """Octets fed so far, headers included; acknowledgements report it modulo 2^32."""
         self.unfinished_bytes = 0
@@ -138,19 +140,9 @@ class ChunkReader:
         """After a fault: messages of the same piece that came before it, which `feed` could not return."""
 
     @property
-    def chunk_size(self) -> int:
-        """The chunk size, in octets, that the peer's chunks are read with."""
-        return self._chunk_size
-
-    @property
     def chunk_streams(self) -> int:
         """How many chunk streams the peer has opened so far."""
         return len(self._streams) + len(self._more_streams or ())
-
-    @property
-    def at_header(self) -> bool:
-        """Whether the next octet begins a chunk."""
-        return not (self._chunk_left or self._tail or self.failed)
 
     def chunk_stream(self, csid: int) -> ChunkStream | None:
         """Return what is remembered of a chunk stream. None: the peer has not opened it."""
@@ -182,42 +174,48 @@ class ChunkReader:
             raise
         return completed
 
-    def feed_message(self, data: memoryview) -> tuple[memoryview, Message | None]:
-        """Read `data` up to the end of the first message that it completes, for callers that pass over others.
+    def feed_around(
+        self, data: bytes | bytearray | memoryview, pass_over: Callable[[memoryview, int, list[Message]], int]
+    ) -> list[Message]:
+        """Read one piece as `feed` does, except for the messages that the caller passes over.
 
         Args:
-            data: the next octets, at least one.
+            data: as for `feed`.
+            pass_over: called where a chunk header begins, with the octets, the position of the header in them and
+                the messages completed so far, which it may take out. It returns the position to go on at: the same,
+                or one after whole messages, what their headers said being entered in their `ChunkStream`.
 
         Returns:
-            What was not read, to be passed over or fed next, and the message. None: `data` ends before one is complete.
+            The completed messages that `pass_over` has left.
 
         Raises:
             RemoteProtocolError, LimitExceededError, LocalProtocolError: as `feed`.
         """
         self._check_sound()
         completed: list[Message] = []
-        at = 0
         self.bytes_received += len(data)
         try:
+            view, at = memoryview(data), 0
             if self._tail:
-                data, at = self._read_split_header(data, completed)
-            while at < len(data) and not completed:
+                view, at = self._read_split_header(view, completed)
+            end = len(view)
+            while at < end:
                 if self._chunk_left:
-                    at = self._read_payload(data, at, len(data), completed)
-                elif (after := self._read_header(data, at, len(data))) < 0:
-                    self._tail = bytes(data[at:])
-                    at = len(data)
-                else:
-                    at = after
+                    at = self._read_payload(view, at, end, completed)
+                    continue
+                after = pass_over(view, at, completed)
+                if after == at:
+                    after = self._read_header(view, at, end)
+                    if after < 0:
+                        self._tail = bytes(view[at:])
+                        break
                     if self._current.missing == 0:
                         self._complete(self._current, b"", completed)
+                at = after
         except RemoteProtocolError:
             self._give_up(completed)
             raise
-        # It begins in the piece before where octets that looked like a header turned out to be payload.
-        rest = data[at:]
-        self.bytes_received -= len(rest)
-        return rest, completed[0] if completed else None
+        return completed
 
     def _check_sound(self) -> None:
         if self.failed:
@@ -388,7 +386,7 @@ class ChunkReader:
 
     def _begin_chunk(self, stream: ChunkStream) -> None:
         self._current = stream
-        missing, size = stream.missing, self._chunk_size
+        missing, size = stream.missing, self.chunk_size
         self._chunk_left = missing if missing < size else size  # noqa: FURB136 - a call less for each chunk
 
     # ------------------------------------------------------------------ payload
@@ -429,7 +427,7 @@ class ChunkReader:
             How many octets of `data` were taken.
         """
         left = self._chunk_left
-        size = self._chunk_size
+        size = self.chunk_size
         header = len(stream.type3)
         if stream.extended and stream.extended_in_type3:
             header += 4
@@ -470,11 +468,16 @@ class ChunkReader:
         Raises:
             LimitExceededError: more would be held in unfinished messages than is allowed; nothing was appended.
         """
-        if self._head_bytes and stream.type_id in _HEADED and self._chunk_size >= self._head_bytes:
-            # The head lies in the first chunk, so none of the headers in `data` is in it.
-            data = data[: max(self._head_bytes - len(stream.body), 0)]
-            stream.missing -= payload - len(data)
-            payload = len(data)
+        if self._head_bytes and stream.type_id in _HEADED and self.chunk_size >= self._head_bytes:
+            # The head lies in the first chunk, so none of the headers in `data` is in it. No limit is looked at: all
+            # that is held is a head for each chunk stream.
+            stream.missing -= payload
+            wanted = self._head_bytes - len(stream.body)
+            if wanted > 0:
+                head = data[:wanted]
+                self.unfinished_bytes += len(head)
+                stream.body = stream.body + head  # never in place: `NO_BODY` is shared
+            return
         held = self.unfinished_bytes + payload
         if held > self._limits.unfinished_bytes:
             raise LimitExceededError("unfinished_bytes", held, self._limits.unfinished_bytes)
@@ -487,6 +490,8 @@ class ChunkReader:
 
     def _finish(self, stream: ChunkStream, rest: bytes | memoryview, completed: list[Message]) -> None:
         """Complete the message in progress with `rest`, its last octets."""
+        if self._head_bytes and stream.type_id in _HEADED:
+            rest = rest[: max(self._head_bytes - len(stream.body), 0)]
         payload = b"".join((stream.body, rest))
         self.unfinished_bytes -= stream.discard()
         self._complete(stream, payload, completed)
@@ -510,7 +515,7 @@ class ChunkReader:
                 code="set-chunk-size",
             )
         self._limits.check_chunk_size(size)
-        self._chunk_size = size
+        self.chunk_size = size
 
     def _abort(self, body: bytes) -> None:
         """Discard the message in progress on the chunk stream that the body names (section 5.4.2).

@@ -19,7 +19,7 @@ plays has three chunk streams, and commands that come whole need no buffer."""
 class ChunkStream:
     """The reading state of one chunk stream.
 
-    Written by `flowctl.rtmp.chunk.reader.ChunkReader`, and by callers of its `feed_message` for what they pass over.
+    Written by `flowctl.rtmp.chunk.reader.ChunkReader`, and by callers of its `feed_around` for what they pass over.
 
     Args:
         csid: its number.

@@ -6,6 +6,9 @@ import itertools
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rtmp_chunk_peer import ChunkPeer, basic, header0, interleave, random_messages
 
 from flowctl.client.gaps import GapFinder
 from flowctl.flow.state import MessageClass
@@ -151,6 +154,40 @@ def test_skim_when_timestamps_are_extended_sees_the_same():
     media, other = skimmed(cut(octets, [700]))
     assert parsed(octets) == (media, other)
     assert max(item[2] for item in media) > 0xFFFFFF
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    csids=st.lists(st.sampled_from([3, 4, 6, 63, 64, 320]), min_size=1, max_size=4, unique=True),
+    chunk_sizes=st.lists(st.sampled_from([128, 200, 1000, 4096]), max_size=4),
+    longest=st.sampled_from([1, 20, 200, 5000, 1 << 20]),
+)
+def test_skim_when_headers_are_of_any_type_sees_the_same(seed, csids, chunk_sizes, longest):
+    """Headers of type 2 and 3 leave length and type out, and the clock runs by what the header before them said."""
+    rng = random.Random(seed)
+    # Of commands, which are kept whole, only short ones: what is held is looked at.
+    made = [item for item in random_messages(rng, 40, csids) if item.type_id != 20 or len(item.payload) < 16]
+    made.append(Message(2, 0, 3, 0, b"ackn"))  # the one before must not end like an extended timestamp
+    octets, _ = interleave(ChunkPeer(rng), made, chunk_sizes)
+    assert parsed(octets) == skimmed(cut(octets, [longest, 7]))
+
+
+def test_skim_when_a_piece_ends_with_a_chunk_takes_the_next_header_as_part_of_the_message():
+    """A type 3 header inside a message looks like one that opens the next."""
+    chunk = b"v" * 128
+    octets = header0(6, 10, 256, 9) + chunk + (basic(3, 6) + chunk) * 7
+    first_and_a_half = 12 + 256 + 1 + 129
+    assert [item[2] for item in parsed(octets)[0]] == [10, 20, 30, 40]
+    assert parsed(octets) == skimmed(cut(octets, [first_and_a_half, 1 << 20]))
+
+
+def test_skim_when_type_3_opens_a_message_after_an_extended_timestamp_sees_the_same():
+    """Such a header repeats the extended timestamp, which is no payload."""
+    start, body = 1 << 24, b"v" * 100
+    octets = header0(6, start, 100, 9) + body + (basic(3, 6) + start.to_bytes(4, "big") + body) * 3
+    assert [item[2] for item in parsed(octets)[0]] == [start, 2 * start, 3 * start, 4 * start]
+    assert parsed(octets) == skimmed(cut(octets, [12 + 4 + 100, 1 << 20]))
 
 
 def test_skim_when_a_table_is_full_forgets_and_goes_on():

@@ -28,12 +28,16 @@ from flowctl.rtmp.wire import Message
 HEAD_BYTES = 16
 
 
-def one_by_one(reader: ChunkReader, piece: bytes) -> list[Message]:
-    """Feed `piece` with `feed_message` until nothing of it is left; return the messages."""
-    found, rest = [], memoryview(piece)
-    while rest:
-        rest, message = reader.feed_message(rest)
-        found += [] if message is None else [message]
+def taken_at_headers(reader: ChunkReader, piece: bytes) -> list[Message]:
+    """Feed `piece` with `feed_around`, pass over nothing and take what is completed at each header; return it all."""
+    found = []
+
+    def take(_view: memoryview, at: int, completed: list[Message]) -> int:
+        found.extend(completed)
+        completed.clear()
+        return at
+
+    found += reader.feed_around(piece, take)
     return found
 
 
@@ -43,7 +47,7 @@ def heads(messages: list[Message]) -> list[Message]:
 
 
 def read(data: bytes, **options) -> list[Message]:
-    """Read `data` whole, one octet at a time, at random splits, and message by message; all must agree."""
+    """Read `data` whole, one octet at a time, at random splits, and around headers; all must agree."""
     whole = ChunkReader(**options)
     expected = whole.feed(data)
     single = ChunkReader(**options)
@@ -54,11 +58,10 @@ def read(data: bytes, **options) -> list[Message]:
         headed = ChunkReader(**options, head_bytes=HEAD_BYTES)
         cut = list(pieces(data, random.Random(seed), 300))
         assert [message for piece in cut for message in split.feed(piece)] == expected
-        assert [message for piece in cut for message in one_by_one(stepped, piece)] == expected
+        assert [message for piece in cut for message in taken_at_headers(stepped, piece)] == expected
         assert heads([message for piece in cut for message in headed.feed(piece)]) == heads(expected)
         for reader in (split, stepped, headed):
             assert reader.bytes_received == len(data) == whole.bytes_received == single.bytes_received
-            assert reader.at_header == whole.at_header
         assert split.unfinished_bytes == stepped.unfinished_bytes == whole.unfinished_bytes >= headed.unfinished_bytes
     return expected
 
@@ -67,13 +70,12 @@ def fault(data: bytes, **options) -> RemoteProtocolError:
     """Return what reading `data` raises; whole, bytewise, split and stepped readers must raise the same."""
     found = []
     for cut in ([data], [bytes([octet]) for octet in data], list(pieces(data, random.Random(1), 40))):
-        for feed in (ChunkReader.feed, one_by_one):
+        for feed in (ChunkReader.feed, taken_at_headers):
             reader = ChunkReader(**options)
             with pytest.raises(RemoteProtocolError) as caught:
                 [feed(reader, piece) for piece in cut]
             found.append(caught.value)
             assert reader.failed
-            assert not reader.at_header
     assert {(error.code, str(error)) for error in found} == {(found[0].code, str(found[0]))}
     return found[0]
 
@@ -432,6 +434,37 @@ def test_options_name_what_is_allowed():
         ChunkReader(type3_after_type0="one")
     with pytest.raises(ConfigError, match="extended_delta is 'relative'"):
         ChunkReader(extended_delta="relative")
+
+
+def test_feed_around_when_a_message_is_passed_over_reads_the_others():
+    """Headers after it refer to what the caller has entered in the chunk stream."""
+    reader = ChunkReader()
+    first = header0(6, 100, 3, 9) + b"abc"
+    passed = header1(6, 40, 2, 9) + b"de"
+
+    def pass_second(_view: memoryview, at: int, _completed: list[Message]) -> int:
+        if at != len(first):
+            return at
+        stream = reader.chunk_stream(6)
+        stream.timestamp, stream.length = 140, 2
+        return at + len(passed)
+
+    octets = first + passed + header2(6, 5) + b"fg"
+    assert reader.feed_around(octets, pass_second) == [Message(6, 100, 9, 1, b"abc"), Message(6, 145, 9, 1, b"fg")]
+    assert reader.bytes_received == len(octets)
+
+
+def test_feed_around_when_a_media_message_is_cut_keeps_its_head():
+    """What is held, and what is returned of a message in several pieces, is a head."""
+    reader = ChunkReader(head_bytes=HEAD_BYTES)
+    octets = header0(6, 0, 100, 9) + bytes(range(100))
+    cut = [octets[:20], octets[20:60], octets[60:]]
+    held = []
+    for piece in cut:
+        messages = taken_at_headers(reader, piece)
+        held.append(reader.unfinished_bytes)
+    assert held == [8, HEAD_BYTES, 0]
+    assert messages == [Message(6, 0, 9, 1, bytes(range(HEAD_BYTES)))]
 
 
 # ---------------------------------------------------------------------------------------------------- properties
