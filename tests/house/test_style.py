@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
-from source_kit import ROOT, classes_of, functions_of, module_files, shown, text_of, tree_of
+from source_kit import ROOT, classes_of, functions_of, imports_of, module_files, shown, text_of, tree_of
 
 MAX_FUNCTION_LINES = 80
 """Beyond that a function has more than one subject. Files have no such fence: a class is whole in one file."""
@@ -180,3 +181,17 @@ def test_words_when_read_aloud_are_plain():
         if TWISTED.search(line)
     ]
     assert wrong == []
+
+
+def test_test_files_when_run_alone_find_what_they_import():
+    """A file imports from its own folder and from those that pytest puts on the path, so that it runs alone too."""
+    pytest_options = tomllib.loads(text_of(ROOT / "pyproject.toml"))["tool"]["pytest"]["ini_options"]
+    paths = {ROOT / name for name in pytest_options["pythonpath"]}
+    homes = {path.stem: path.parent for path in (ROOT / "tests").rglob("*.py")}
+    lost = [
+        f"{path.name} imports {item.module}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for item in imports_of(path)
+        if (home := homes.get(item.module.split(".")[0])) and home not in {path.parent, *paths}
+    ]
+    assert lost == []
