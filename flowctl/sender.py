@@ -58,6 +58,7 @@ from flowctl.outgoing.outbox import Outbox, write_one
 from flowctl.outgoing.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
 from flowctl.outgoing.transport import Transport
 from flowctl.reasons import CloseReason, DropReason
+from flowctl.sending.clocks import JOIN_CHECK_S, KEY_POLL_S, Clocks
 from flowctl.sending.contract import CohortLike, FlushResult, Frontend, NoHost, SenderHost, SendOutcome, SendResult
 from flowctl.sending.episode import DropEpisode
 from flowctl.sending.explain import explain
@@ -77,10 +78,6 @@ _COHORT: Final = Standing.COHORT
 _RESET_ERRORS: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ETIMEDOUT})
 _JOIN_GRACE_S: Final = 2.0
 """How long a joiner is not judged on its load where the age axis is off: half of the usual soft mark of age."""
-_JOIN_CHECK_S: Final = 0.5
-"""How often a joiner's load is compared: shorter than any group of pictures, longer than several flushes."""
-_KEY_POLL_S: Final = 0.25
-"""How often a blocked viewer that waits for a key frame is looked after; the log's growth does it sooner."""
 _LOOK_BYTES: Final = 512 * 1024
 _LOOK_MESSAGES: Final = 1024
 """How much a log may grow before a lagging viewer is looked at even where it can reach no limit: what it holds of the
@@ -178,7 +175,7 @@ class Sender:
         self._closing = False  # no more sends are taken; guarded by _lock
         self._close_reason: CloseReason | None = None  # set once, when the Sender is over; guarded by _lock
         self._close_details = ""  # guarded by _lock
-        self._close_deadline: float | None = None  # guarded by _lock
+        self._close_deadline = inf  # guarded by _lock
         self._sends_after_close = 0  # guarded by _lock
         self._waiters: list[Callable[[bool], object]] | None = None  # see `when_drained`; guarded by _lock
         # What is to be called once the lock is released: reports of handlers that failed, and waiters.
@@ -751,7 +748,6 @@ class Sender:
                     if self._slow is not None and self._slow.due(now):
                         self._sample_locked(now)
                     self._check_times_locked(now)
-                    self._arm_locked(now)
                     if not self._blocked and (self._core.would_block or not self._empty_locked()):
                         # Looking has queued something, the headers of a key frame, say; or it keeps up again.
                         self._host.request_flush()
@@ -1444,7 +1440,7 @@ class Sender:
         slow = False
         if checked is None or now - cursor.joined_at <= grace_s:
             self._joined_check = (now, load)
-        elif now - checked[0] >= _JOIN_CHECK_S:
+        elif now - checked[0] >= JOIN_CHECK_S:
             self._joined_check = (now, load)
             slow = load >= checked[1]
         if slow or (self._lagging and self._outbox.cache_taken):
@@ -1472,71 +1468,64 @@ class Sender:
             self._slow = None
 
     def _check_times_locked(self, now: float) -> None:
-        """End the connection where something has taken too long. Before that, the kernel is asked once more.
+        """End the connection where something has taken too long, else ask for the next tick.
 
-        Our thread may have been held for as long, by a handler or a stopped process: a deadline is then looked at
-        before the loop tells that there is room, or before a flush that was asked for.
+        Before the end, the kernel is asked once more. Our thread may have been held for as long, by a handler or a
+        stopped process: a deadline is then looked at before the loop tells that there is room, or before a flush that
+        was asked for.
         """
-        overdue = self._overdue_locked(now) if self._close_reason is None else None
+        if self._close_reason is not None:
+            return
+        clocks = self._clocks_locked(now)
+        overdue = self._overdue_locked(clocks, now)
         if overdue is not None and not self._empty_locked():
             self._offer_locked(now)
-            overdue = self._overdue_locked(now) if self._open_locked() and self._blocked else None
+            if not self._open_locked():
+                return
+            clocks = self._clocks_locked(now)
+            overdue = self._overdue_locked(clocks, now) if self._blocked else None
         if overdue is not None:
             self._fail_locked(*overdue)
+        elif (when := clocks.next_at) < inf:
+            self._host.set_deadline(when)
 
-    def _overdue_locked(self, now: float) -> tuple[CloseReason, str] | None:
-        """Return what has taken too long, as reason and details of the end. None: nothing has."""
-        settings, core = self._settings, self._core
-        stalled_s = now - self._stalled_since_locked(now)
-        soft_s = now - core.slow_since if core.slow_since is not None else 0.0
-        if (
-            self._close_deadline is not None
-            and now >= self._close_deadline
-            and (self._blocked or not self._empty_locked())  # else it is for a flush to end
-        ):
-            limit = settings.close_deadline_s
-            return CloseReason.STUCK, f"not everything was taken within {limit:g} s after closing began"
-        if core.would_block and 0 < settings.stuck_s <= stalled_s:
-            limit = settings.stuck_s
-            return CloseReason.STUCK, f"the kernel took nothing for {stalled_s:.1f} s, the limit is {limit:g} s"
-        if core.slow_since is not None and 0 < settings.soft_too_long_s <= soft_s:
-            limit = settings.soft_too_long_s
-            return CloseReason.SOFT_TOO_LONG, f"at or above SOFT_LIMIT for {soft_s:.1f} s, the limit is {limit:g} s"
-        return None
+    def _overdue_locked(self, clocks: Clocks, now: float) -> tuple[CloseReason, str] | None:
+        return clocks.overdue(now, self._settings, waits=self._blocked or not self._empty_locked())
 
     def _arm_locked(self, now: float) -> None:
         """Ask for a tick at the earliest time at which something could change by time alone."""
-        if self._close_reason is not None:
-            return
-        settings, core, outbox = self._settings, self._core, self._outbox
-        times = [self._close_deadline] if self._close_deadline is not None else []
+        if self._close_reason is None and (when := self._clocks_locked(now).next_at) < inf:
+            self._host.set_deadline(when)
+
+    def _clocks_locked(self, now: float) -> Clocks:
+        """Return what runs, and until when."""
+        settings, core, outbox, slow = self._settings, self._core, self._outbox, self._slow
+        stuck_at = soft_at = rises_at = looks_at = held_until = samples_at = inf
         if core.would_block:
-            load = self._counted_locked(now)
+            load, cursor = self._counted_locked(now), outbox.cursor
             age_mark = core.marks_above(load)[2]
-            if age_mark < OFF_MARK and (load.messages or outbox.cursor is not None):
+            if age_mark < OFF_MARK and (cursor is not None or load.messages):
                 # Who follows a log also where thinning has emptied the queue: what comes next is as old in that time,
                 # and nobody looks at a viewer because a single message came. Without a log, the next message that is
                 # queued asks for this by itself. A delay does not grow by waiting, only by the next sample.
                 least_ms = 1.0 if settings.age_from is AgeSource.QUEUE else 50.0
-                times.append(now + max(age_mark - load.age_ms, least_ms) / 1000)
-            if settings.stuck_s and (outbox.cursor is not None or self._load_locked(now).messages):
-                times.append(self._stalled_since_locked(now) + settings.stuck_s)
-            if self._joining_locked():
-                times.append(now + _JOIN_CHECK_S)
+                rises_at = now + max(age_mark - load.age_ms, least_ms) / 1000
+            if settings.stuck_s and (cursor is not None or self._load_locked(now).messages):
+                stuck_at = self._stalled_since_locked(now) + settings.stuck_s
+            if cursor is not None and cursor.joining_to is not None:
+                looks_at = now + JOIN_CHECK_S
             elif outbox.waiting_for_key:
-                times.append(now + _KEY_POLL_S)
+                looks_at = now + KEY_POLL_S
+            if slow is not None and (until := self._held_until_locked(slow)) > now:
+                held_until = until
         if settings.soft_too_long_s and core.slow_since is not None:
-            times.append(core.slow_since + settings.soft_too_long_s)
-        slow = self._slow
-        if slow is not None and core.would_block and (until := self._held_until_locked(slow)) > now:
-            times.append(until)
+            soft_at = core.slow_since + settings.soft_too_long_s
         if slow is not None and (
             (core.would_block and (settings.steers or self._lags_locked()))
             or (slow.by_delay and (slow.delay_ms >= HEALTHY_MS or core.state >= SendState.SOFT_LIMIT))
         ):
-            times.append(slow.next_sample_at(now))
-        if times:
-            self._host.set_deadline(min(times))
+            samples_at = slow.next_sample_at(now)
+        return Clocks(self._close_deadline, stuck_at, soft_at, rises_at, looks_at, held_until, samples_at)
 
     # -- limits and the end
 

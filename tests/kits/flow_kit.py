@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
+from math import inf
 
 from flowctl.fanout.fanout import Fanout
 from flowctl.flow.counts import total
@@ -279,7 +280,7 @@ def check_life(viewer: Viewer) -> None:
             assert sender._slow is not None
         if sender._close_reason is None:
             assert (sender._held is not None) is (core.state is SendState.HARD_LIMIT)
-        assert sender._close_deadline is None or sender._closing
+        assert sender._close_deadline == inf or sender._closing
 
 
 def check_stream(viewer: Viewer, published: Published, *, key_wait_expired: bool = False) -> None:
