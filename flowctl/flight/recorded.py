@@ -39,6 +39,7 @@ from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import NO_LIMITS, Limits
 from flowctl.flow.policy import DropPolicy, Thin
 from flowctl.flow.state import Load, MessageClass
+from flowctl.outgoing.backlog import NEEDED
 from flowctl.outgoing.streamlog import Entry, StreamLog, Wire, owned_bytes
 from flowctl.outgoing.transport import Transport
 from flowctl.reasons import CloseReason
@@ -263,7 +264,8 @@ class RecordedSender(NotingSender):
         if type(data) is not bytes:
             data = owned_bytes(data)
         with _Public(self, "send"), self._lock:
-            if self.tape.depth or self._closing or not data:  # refused: it never reaches the core
+            frame = message_class in NEEDED and droppable is not False
+            if self.tape.depth or self._closing or not data or frame:  # refused: it never reaches the core
                 return super().send(data, message_class, droppable=droppable)
             tape = self.tape
             self._begin_call_locked()

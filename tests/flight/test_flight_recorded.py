@@ -8,7 +8,7 @@ import json
 import pytest
 from fanout_kit import Stage
 from flight_kit import STEERED, RecordedViewer, Rows, check_flight, slow_history
-from flow_kit import AUDIO, CONTROL, Viewer, check_accounts, check_edges, check_stream, frame
+from flow_kit import AUDIO, CONTROL, INTER, KEY, Viewer, check_accounts, check_edges, check_stream, frame
 
 from flowctl.errors import LocalProtocolError, ReentryError
 from flowctl.fanout.fanout import Fanout
@@ -146,6 +146,21 @@ def test_flight_when_writes_are_partial_and_immediate_replays():
         viewer.host.poll_writable()
     flight, _, _ = check_flight(viewer.rows)
     assert sum(row.taken_bytes or 0 for row in flight.rows if row.kind == "sent") == 160
+
+
+@pytest.mark.parametrize("item", [KEY, INTER])
+def test_flight_when_a_frame_is_refused_to_its_caller_holds_nothing_of_it(item):
+    """What never was in the queue is no row: who views the flight would see it queued."""
+    viewer = RecordedViewer(ManualGroup())
+    before = len(viewer.rows)
+    for droppable in (None, True):
+        with pytest.raises(LocalProtocolError):
+            viewer.sender.send(bytes(5000), item, droppable=droppable)
+    assert len(viewer.rows) == before
+    viewer.sender.send(bytes(30), item, droppable=False)
+    viewer.group.run(0.1)
+    flight, _, _ = check_flight(viewer.rows)
+    assert [row.size_bytes for row in flight.rows if row.kind == "queued"] == [30]
 
 
 def test_flight_when_limits_and_policy_change_from_another_thread_replays():
