@@ -1,7 +1,7 @@
 """The paper of all pictures: its size, scales, ticks, the frame of two axes, and places that a pointer finds (pure).
 
-Colours are CSS variables of the page, so that one picture serves light and dark. Every text is escaped here, since
-names of streams, agents and reasons come from peers.
+Colours are CSS variables of the page, so that one picture serves light and dark. Every text is made printable and
+escaped here, since names of streams, agents and reasons come from peers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from flowctl.printable import printable
 
 WIDTH: Final = 640
 HEIGHT: Final = 264
@@ -159,10 +161,15 @@ def frame(x: Axis, y: Axis) -> list[str]:
     return parts
 
 
+def escaped(text: str) -> str:
+    """Return any text as one of a picture: neither a control character nor half a character, which no file takes."""
+    return html.escape(printable(text, lines=True))
+
+
 def said(x: float, y: float, text: str, *, anchor: str = "start", strong: bool = False) -> str:
     """Return a text on the paper; `anchor`: which end of it stands at `x` (start, middle, end)."""
     kind = ' class="strong"' if strong else ""
-    return f'<text{kind} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
+    return f'<text{kind} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escaped(text)}</text>'
 
 
 def column(first: float, last: float, lines: Iterable[str]) -> str:
@@ -173,4 +180,4 @@ def column(first: float, last: float, lines: Iterable[str]) -> str:
 
 def title(lines: Iterable[str]) -> str:
     """Return a tooltip, which every browser shows where a pointer rests."""
-    return f"<title>{html.escape(chr(10).join(lines))}</title>"
+    return f"<title>{chr(10).join(map(escaped, lines))}</title>"

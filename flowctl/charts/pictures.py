@@ -8,7 +8,6 @@ what a reader without eyes wants is in the title and description of the picture.
 from __future__ import annotations
 
 import bisect
-import html
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from flowctl.charts.axes import (
     Axis,
     Scale,
     column,
+    escaped,
     frame,
     linear_ticks,
     plain,
@@ -455,8 +455,8 @@ def draw(picture: Picture, place: str = "") -> str:
     return "\n".join(
         [
             f'<svg{place} viewBox="0 0 {WIDTH} {picture.height}" role="img" aria-labelledby="{ids}">',
-            f'<title id="{picture.name}-title">{html.escape(picture.title)}</title>',
-            f'<desc id="{picture.name}-description">{html.escape(picture.description)}</desc>',
+            f'<title id="{picture.name}-title">{escaped(picture.title)}</title>',
+            f'<desc id="{picture.name}-description">{escaped(picture.description)}</desc>',
             *picture.marks(),
             "</svg>",
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ET
 
 import pytest
 from hypothesis import given, settings
@@ -114,3 +115,19 @@ def test_text_when_it_is_of_others_is_escaped_once_everywhere():
     assert "&amp;lt;" not in shown
     assert text(text(evil)) == "&lt;b&gt;&amp;"
     assert table(("a", "b"), [["x", Html("<i>y</i>")]]).count("<i>y</i>") == 1
+
+
+@pytest.mark.parametrize("bad", ["\x1b]0;x\x07", "\x00", "\ud800", "\u202e", "\ufffe", "<script>&\"'"])
+def test_text_of_a_picture_when_hostile_leaves_a_file_that_can_be_read(bad):
+    """What no file takes, or what turns the direction of a line, is written out wherever a text can stand."""
+    words = {"name": "x", "title": bad, "description": bad}
+    axes = {"x_label": bad, "y_label": bad}
+    for picture in (
+        Bars(**words, bars=[Bar(bad, 1.0, bad)]),
+        Dots(**words, **axes, dots=[Dot(1.0, 2.0, 3.0, f"{bad}\nsecond line", label=bad)]),
+        Lines(**words, **axes, series=[Series(bad, [(0.0, 1.0), (1.0, 2.0)], 1)]),
+    ):
+        drawn = draw(picture)
+        ET.fromstring(drawn.encode())
+        assert bad not in drawn
+    assert "\nsecond line" in draw(Dots(**words, **axes, dots=[Dot(1.0, 2.0, 3.0, "first\nsecond line")]))
