@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -40,6 +41,7 @@ class ServeCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+@functools.cache  # typer asks several times
 def _setting_options() -> list[Any]:
     """Return an option for each setting, as typer makes it of a parameter of that name."""
     from flowctl.live.settings.model import settings_of

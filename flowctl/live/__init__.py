@@ -1,12 +1,20 @@
 """Live streaming over RTMP: the hub, streams and their headers, publish and play sessions, hooks, settings.
 
+A name is loaded when it is first used, as those of `flowctl` are: to read settings takes no server.
+
 Begin with `session.py`.
 """
 
-from flowctl.live.config import Audience, LiveConfig, SecondPublisher
-from flowctl.live.hooks import LiveFrame, LiveHooks, LiveRequest
-from flowctl.live.server import LiveServer, build_live_server
-from flowctl.live.statistics import EndedViewer, HubStatistics, StreamStatistics, ViewerStatistics
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flowctl.live.config import Audience, LiveConfig, SecondPublisher
+    from flowctl.live.hooks import LiveFrame, LiveHooks, LiveRequest
+    from flowctl.live.server import LiveServer, build_live_server
+    from flowctl.live.statistics import EndedViewer, HubStatistics, StreamStatistics, ViewerStatistics
 
 __all__ = [
     "Audience",
@@ -22,3 +30,19 @@ __all__ = [
     "ViewerStatistics",
     "build_live_server",
 ]
+
+_HOMES = {
+    "config": ("Audience", "LiveConfig", "SecondPublisher"),
+    "hooks": ("LiveFrame", "LiveHooks", "LiveRequest"),
+    "server": ("LiveServer", "build_live_server"),
+    "statistics": ("EndedViewer", "HubStatistics", "StreamStatistics", "ViewerStatistics"),
+}
+
+
+def __getattr__(name: str) -> object:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
