@@ -6,12 +6,13 @@ import heapq
 import itertools
 from collections.abc import Callable
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from flowctl.reasons import CloseReason
 from flowctl.sender import FlushResult, Sender
 from flowctl.testing.clock import ManualClock
 
+_T = TypeVar("_T")
 MOST_CALLS: Final = 100_000
 """Calls in one run of a group: more is an endless loop, and a test that reports it is better than one that hangs."""
 
@@ -148,11 +149,14 @@ class ManualHost:
     def _flush(self) -> None:
         self._flush_requested = False
         if self.sender is not None:
-            foreign, self.foreign = self.foreign, False  # this is the owning thread, in any case
-            try:
-                self.sender.flush()
-            finally:
-                self.foreign = foreign
+            self._in_thread(self.sender.flush)
+
+    def _in_thread(self, call: Callable[[], _T]) -> _T:
+        foreign, self.foreign = self.foreign, False  # this is the owning thread, in any case
+        try:
+            return call()
+        finally:
+            self.foreign = foreign
 
     def want_writable(self, wanted: bool) -> None:  # noqa: FBT001 - the signature of the protocol
         """Note it."""
@@ -169,7 +173,7 @@ class ManualHost:
             return  # an earlier time was asked for since
         self._due = inf
         if self.sender is not None:
-            self.sender.tick()
+            self._in_thread(self.sender.tick)
 
     def terminate(self, reason: CloseReason, details: str) -> None:
         """Note it."""
@@ -187,4 +191,4 @@ class ManualHost:
         """Tell the Sender that the kernel can take more, if it asked to be told."""
         if not self.wants_writable or self.sender is None:
             return None
-        return self.sender.writable()
+        return self._in_thread(self.sender.writable)

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import LocalProtocolError
+from flowctl.fanout.fanout import Fanout
 from flowctl.flow.limits import Limits
+from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason
 from flowctl.sender import FlushResult, Sender
 from flowctl.sending.contract import SendOutcome
@@ -268,6 +270,23 @@ def test_host_when_foreign_pretends_to_be_another_thread_but_flushes_on_its_own(
     host.group.run()
     assert seen == [True]
     assert host.foreign is True
+
+
+def test_host_when_foreign_is_still_ticked_and_told_of_room_on_its_own_thread():
+    """A tick that were taken for another thread's would act on no sample, and ask for itself again without end."""
+    group = ManualGroup()
+    host, fanout = ManualHost(group), Fanout(StreamLog(), group)
+    sender = host.sender = Sender(
+        host, ScriptedTransport([would_block] * 99), settings=SenderSettings(return_delay_s=9)
+    )
+    sender.send(b"message")
+    sender.follow(fanout)
+    group.run(0.1)
+    assert host.wants_writable
+    host.foreign = True
+    group.run(3.0)
+    assert host.poll_writable() is FlushResult.MORE
+    assert not host.in_thread()
 
 
 def test_host_when_a_handler_fails_keeps_the_exception():
