@@ -7,10 +7,13 @@ be none. An IPv4 address that comes mapped into IPv6 (a listener on ``::``) is t
 from __future__ import annotations
 
 import ipaddress
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from flowctl.errors import ConfigError
 from flowctl.printable import short
+
+LAST_PORT: Final = 65535
+"""Of TCP."""
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 

@@ -30,18 +30,12 @@ from typing import Any, Final, Protocol
 from flowctl.errors import ClosedError, ConfigError
 from flowctl.fanout.cohort import SQUAD_SIZE, Cohort, Slow, Squad
 from flowctl.fanout.crossings import Crossings
-from flowctl.fanout.pacing import Pacing, RoundMeter
+from flowctl.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S, Pacing, RoundMeter
 from flowctl.fanout.piece import FILE_VIEWERS, Piece, gather
 from flowctl.loop.faults import as_exception
 from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.sender import FlushResult, Sender
 from flowctl.sending.standing import Standing
-
-DEFAULT_FLUSH_INTERVAL_S: Final = 0.040
-"""Two and a half frames at 60 fps: the delay nobody sees, at a third of the cost of writing each message.
-It is a ceiling: few viewers are served sooner."""
-MOST_FLUSH_INTERVAL_S: Final = 10.0
-"""Beyond, a stream is no live one."""
 
 DEFAULT_TURN_S: Final = 0.004
 """How long a fan-out keeps its thread at a time. A tenth of the flush interval: a round of a thousand viewers takes

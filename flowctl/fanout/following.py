@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from flowctl.fanout.fanout import DEFAULT_FLUSH_INTERVAL_S, Fanout
+from flowctl.fanout.fanout import Fanout
+from flowctl.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.loop.locks import OwnedLock
 from flowctl.outgoing.streamlog import Entry, StreamLog
 from flowctl.pollgroup import PollGroup

@@ -15,6 +15,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
+DEFAULT_FLUSH_INTERVAL_S: Final = 0.040
+"""Two and a half frames at 60 fps: the delay nobody sees, at a third of the cost of writing each message.
+It is a ceiling: few viewers are served sooner."""
+MOST_FLUSH_INTERVAL_S: Final = 10.0
+"""Beyond, a stream is no live one."""
 ROUND_SHARE: Final = 0.05
 """Share of a thread's time that the rounds of one stream may take before it is flushed less often than each message:
 at 10 us a viewer that is some 10 viewers at 2 ms and 200 at the usual ceiling of 40 ms."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.fanout.fanout import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S
+from flowctl.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields, check_type
-from flowctl.flight.flights import FlightOptions
+from flowctl.flight.options import FlightOptions
 from flowctl.flow.limits import MOST_TARGET_MS, Limits, parse_target_delay, target_marks
 from flowctl.flow.limitsfile import LimitsFile
 from flowctl.flow.policy import LIVE_POLICIES

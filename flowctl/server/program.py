@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from flowctl.addresses import LAST_PORT
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
 from flowctl.flow.limits import DEFAULT_LIMITS, Limits
@@ -16,7 +18,9 @@ from flowctl.pollgroup import LoopFactory
 from flowctl.pollgroups import MAX_GROUPS
 from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import AdmissionLimits
-from flowctl.server.server import LAST_PORT, Server
+
+if TYPE_CHECKING:
+    from flowctl.server.server import Server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

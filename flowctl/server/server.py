@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, ParamSpec, Self
 
+from flowctl.addresses import LAST_PORT
 from flowctl.connection import Connection, Session
 from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
@@ -39,7 +40,6 @@ _P = ParamSpec("_P")
 
 _ACCEPTS_PER_TURN: Final = 64
 """Connections accepted before others get their turn: a burst of joins must not stop the media of those who are in."""
-LAST_PORT: Final = 65535
 _BACKLOG: Final = 1024
 _PAUSE_S: Final = 0.1
 """How long accepting rests when the process has no descriptor left; the connections wait in the backlog."""

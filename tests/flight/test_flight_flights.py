@@ -6,7 +6,8 @@ import pytest
 from flight_kit import Rows
 
 from flowctl.errors import ConfigError
-from flowctl.flight.flights import FlightOptions, Flights, parse_networks
+from flowctl.flight.flights import Flights
+from flowctl.flight.options import FlightOptions, parse_networks
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity
 from flowctl.reasons import CloseReason

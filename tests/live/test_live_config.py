@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.flight.flights import FlightOptions
+from flowctl.flight.options import FlightOptions
 from flowctl.live.config import Audience, LiveConfig, parse_audiences
 from flowctl.server.program import ServeOptions
 

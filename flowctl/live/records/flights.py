@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flowctl.flight.flights import FlightOptions, Flights
+from flowctl.flight.flights import Flights
+from flowctl.flight.options import FlightOptions
 from flowctl.flight.recorded import RecordedSender
 from flowctl.flight.tape import Identity
 from flowctl.sender import Sender

@@ -20,7 +20,7 @@ from pydantic import (
 
 from flowctl.addresses import Network
 from flowctl.errors import ConfigError
-from flowctl.flight.flights import parse_networks
+from flowctl.flight.options import parse_networks
 from flowctl.flow.limits import Limits, parse_marks, parse_target_delay, target_marks
 from flowctl.flow.policy import LIVE_POLICIES
 from flowctl.live.config import Audience, SecondPublisher, parse_audiences

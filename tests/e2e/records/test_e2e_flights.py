@@ -15,7 +15,7 @@ import sys
 from e2e_kit import connection_to, wait_for_end, wait_for_viewers, wait_until
 
 from flowctl.client.player import PlayProfile
-from flowctl.flight.flights import FlightOptions, parse_networks
+from flowctl.flight.options import FlightOptions, parse_networks
 from flowctl.flight.replay import compare, read_flight, replay
 from flowctl.flow.limits import Limits
 from flowctl.loop.sockets import SocketOptions
