@@ -1,0 +1,207 @@
+"""A ZeroMQ socket on a poll group: real sockets over inproc and ipc, on uvloop and asyncio."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import pytest
+import zmq
+
+from flowctl.pollgroup import LoopFactory, PollGroup
+from flowctl.zeromq.context import new_context
+from flowctl.zeromq.socket import MESSAGES_PER_TURN, MOST_FRAMES, ZmqSocket
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def group(loop_factory: LoopFactory) -> Iterator[PollGroup]:
+    group = PollGroup("zeromq", loop_factory=loop_factory)
+    group.start()
+    yield group
+    group.stop()
+
+
+@pytest.fixture
+def sockets() -> Iterator[Callable[[int], zmq.Socket[bytes]]]:
+    """Make sockets of one context; they are closed at the end."""
+    context = new_context()
+    made: list[zmq.Socket[bytes]] = []
+
+    def make(kind: int) -> zmq.Socket[bytes]:
+        made.append(context.socket(kind))
+        return made[-1]
+
+    yield make
+    for item in made:
+        item.close(linger=0)
+    context.term()
+
+
+def on(group: PollGroup, call: Callable[[], object]) -> None:
+    """Run `call` on the group's thread, and wait for it."""
+    done: Future[object] = Future()
+    group.call_soon(lambda: done.set_result(call()))
+    done.result(WAIT_S)
+
+
+def test_messages_when_more_than_a_turn_allows_arrive_all_and_in_order(group, sockets):
+    """What the budget of one turn leaves is read in the next ones, though the descriptor says nothing again."""
+    router = sockets(zmq.ROUTER)
+    router.bind("inproc://many")
+    count, got, done = 3 * MESSAGES_PER_TURN + 7, [], threading.Event()
+
+    def received(frames: list[bytes]) -> None:
+        got.append(frames[1])
+        if len(got) == count:
+            done.set()
+
+    dealer = sockets(zmq.DEALER)
+    dealer.connect("inproc://many")
+    for number in range(count):
+        dealer.send(b"%d" % number)
+    reader = ZmqSocket(group, router, received)
+    on(group, reader.start)
+    assert done.wait(WAIT_S)
+    assert got == [b"%d" % number for number in range(count)]
+    on(group, reader.close)
+
+
+def test_answers_when_each_waits_for_the_one_before_never_stall(group, sockets):
+    """A send reads the mailbox of its socket: the look after it finds what came meanwhile."""
+    router, dealer = sockets(zmq.ROUTER), sockets(zmq.DEALER)
+    router.bind("inproc://ping")
+    dealer.connect("inproc://ping")
+    count, done, left = 2000, threading.Event(), [2000]
+
+    def pinged(frames: list[bytes]) -> None:
+        server.send(frames)
+
+    def ponged(frames: list[bytes]) -> None:
+        left[0] -= 1
+        if left[0]:
+            client.send([b"%d" % left[0]])
+        else:
+            done.set()
+
+    server, client = ZmqSocket(group, router, pinged), ZmqSocket(group, dealer, ponged)
+    on(group, server.start)
+    on(group, client.start)
+    on(group, lambda: client.send([b"%d" % count]))
+    assert done.wait(WAIT_S)
+    for item in (server, client):
+        on(group, item.close)
+
+
+def test_message_when_a_handler_raises_costs_only_itself(sockets, loop_factory):
+    """The exception is reported, and the next message is handed on."""
+    errors: list[Exception] = []
+    group = PollGroup("zeromq", loop_factory=loop_factory, on_error=lambda _, error: errors.append(error))
+    group.start()
+    pull, push = sockets(zmq.PULL), sockets(zmq.PUSH)
+    pull.bind("inproc://raises")
+    push.connect("inproc://raises")
+    done = threading.Event()
+
+    def received(frames: list[bytes]) -> None:
+        if frames == [b"bad"]:
+            raise ValueError("bad message")
+        done.set()
+
+    reader = ZmqSocket(group, pull, received)
+    on(group, reader.start)
+    push.send(b"bad")
+    push.send(b"good")
+    assert done.wait(WAIT_S)
+    assert [str(error) for error in errors] == ["bad message"]
+    on(group, reader.close)
+    group.stop()
+
+
+def test_message_when_of_too_many_frames_is_thrown_away_and_counted(group, sockets):
+    """The messages before and after it arrive."""
+    pull, push = sockets(zmq.PULL), sockets(zmq.PUSH)
+    pull.bind("inproc://frames")
+    push.connect("inproc://frames")
+    got, done = [], threading.Event()
+
+    def received(frames: list[bytes]) -> None:
+        got.append(len(frames))
+        if frames[0] == b"end":
+            done.set()
+
+    reader = ZmqSocket(group, pull, received)
+    on(group, reader.start)
+    push.send_multipart([b"x"] * MOST_FRAMES)
+    push.send_multipart([b"x"] * (MOST_FRAMES + 1))
+    push.send(b"end")
+    assert done.wait(WAIT_S)
+    assert (got, reader.too_long_count) == ([MOST_FRAMES, 1], 1)
+    on(group, reader.close)
+
+
+def test_metadata_when_asked_for_comes_with_the_message(group, sockets, tmp_path):
+    """The second frame is kept as ZeroMQ's own where the caller wants it, and is the same octets."""
+    router, dealer = sockets(zmq.ROUTER), sockets(zmq.DEALER)
+    router.bind(f"ipc://{tmp_path}/s")
+    dealer.routing_id = b"me"
+    dealer.connect(f"ipc://{tmp_path}/s")
+    got, done = [], threading.Event()
+
+    def received(frames: list[bytes]) -> None:
+        got.append((frames, None if reader.frame is None else reader.frame.get("Socket-Type")))
+        if len(got) == 2:
+            done.set()
+
+    asked: list[bytes] = []
+
+    def wants(route: bytes) -> bool:
+        asked.append(route)
+        return len(asked) == 1
+
+    reader = ZmqSocket(group, router, received, wants)
+    on(group, reader.start)
+    dealer.send_multipart([b"one", b"two"])
+    dealer.send_multipart([b"three"])
+    assert done.wait(WAIT_S)
+    assert got == [([b"me", b"one", b"two"], "DEALER"), ([b"me", b"three"], None)]
+    on(group, reader.close)
+
+
+def test_send_when_the_queue_is_full_raises_again_and_keeps_nothing(group, sockets):
+    """A peer that does not read costs `SNDHWM` messages, and no waiting."""
+    push = sockets(zmq.PUSH)
+    push.sndhwm = 3
+    pull = sockets(zmq.PULL)
+    pull.rcvhwm = 1
+    pull.bind("inproc://full")
+    push.connect("inproc://full")
+    writer = ZmqSocket(group, push, lambda frames: None)
+    sent: list[int] = []
+
+    def fill() -> None:
+        for number in range(100):
+            writer.send([b"a", b"%d" % number])
+            sent.append(number)
+
+    with pytest.raises(zmq.Again):
+        on_raising(group, fill)
+    assert [pull.recv_multipart() for _ in sent] == [[b"a", b"%d" % number] for number in sent]
+    with pytest.raises(zmq.Again):
+        pull.recv(zmq.NOBLOCK)
+    on(group, writer.close)
+
+
+def on_raising(group: PollGroup, call: Callable[[], object]) -> None:
+    done: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except zmq.ZMQError as error:
+            done.set_exception(error)
+
+    group.call_soon(run)
+    done.result(WAIT_S)
