@@ -38,8 +38,6 @@ LAYERS = {
     "log": layer("log", "words text rtmp"),
     "loop": layer("loop deferred pollgroup pollgroups", "words"),
     "zeromq": layer("zeromq", "words loop"),
-    "rpc": layer("rpc", "words outcomes loop zeromq"),
-    "messenger": layer("messenger", "words flow outcomes loop zeromq"),
     "sending": layer("sender sending", "words flow outgoing loop"),
     "receiver": layer("receiver", "words loop"),
     "fanout": layer("fanout", "words flow outgoing loop sending"),
@@ -54,9 +52,6 @@ LAYERS = {
         "live", "words flow rtmp outgoing judging log loop sending receiver fanout connection server telemetry flight"
     ),
     "loadtest": layer("loadtest", "words text flow rtmp charts log media client"),
-    "control": layer(
-        "control", "words flow outcomes loop sending connection server telemetry flight live rpc messenger zeromq"
-    ),
     "demo": layer("demo", "words text flow log sending server live loadtest"),
     "pipeline": layer("pipeline", "words text flow charts server telemetry flight"),
     "cli": layer(
