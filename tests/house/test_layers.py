@@ -38,6 +38,7 @@ LAYERS = {
     "log": layer("log", "words text rtmp"),
     "loop": layer("loop deferred pollgroup pollgroups", "words"),
     "zeromq": layer("zeromq", "words loop"),
+    "rpc": layer("rpc", "words outcomes loop zeromq"),
     "sending": layer("sender sending", "words flow outgoing loop"),
     "receiver": layer("receiver", "words loop"),
     "fanout": layer("fanout", "words flow outgoing loop sending"),

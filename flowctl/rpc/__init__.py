@@ -1,0 +1,1 @@
+"""RPC that speaks OxenMQ: categories of commands, requests, access, jobs; one node is server and client at once."""

@@ -1,0 +1,177 @@
+"""Addresses of RPC peers: what is parsed, printed and refused; the examples of the maintainers' own test among them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.errors import ConfigError
+from flowctl.rpc.wire.addresses import MOST_CHARS, MOST_PATH_BYTES, Address, Transport
+from flowctl.zeromq.keytext import KeyEncoding
+
+KEY = bytes.fromhex("f16ba5591039f089b42a834175093094074d0d937a79e53e5ce730f946e14b88")
+HEX = KEY.hex()
+B32Z = "6fi4kseo88aeupbkopyzknjo1odw4dcuxjh6kx1hhhax1tzbjqry"
+B64 = "8WulWRA58Im0KoNBdQkwlAdNDZN6eeU+XOcw+UbhS4g"
+SLASHED = bytes([255]) * 32  # in base64 it is nothing but slashes, nearly
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "zmq"),
+    [
+        ("tcp://1.2.3.4:5678", "1.2.3.4", 5678, "tcp://1.2.3.4:5678"),
+        ("tcp://[::1]:1111", "[::1]", 1111, "tcp://[::1]:1111"),
+        ("tcp://example.com:80", "example.com", 80, "tcp://example.com:80"),
+        (f"curve://a:1/{HEX}", "a", 1, "tcp://a:1"),
+        (f"tcp+curve://a:1/{B32Z}", "a", 1, "tcp://a:1"),
+        (f"CURVE://$::1$:1/{B32Z.upper()}", "[::1]", 1, "tcp://[::1]:1"),
+        ("TCP://PUBLIC.EXAMPLE:12345", "public.example", 12345, "tcp://public.example:12345"),
+    ],
+)
+def test_address_when_tcp_has_host_and_port(text, host, port, zmq):
+    """What stands in the text is in the fields, and ZeroMQ gets its part of it."""
+    address = Address.parse(text)
+    assert (Transport.TCP, host, port, zmq) == (address.transport, address.host, address.port, address.zmq_address)
+
+
+@pytest.mark.parametrize(
+    ("text", "socket"),
+    [
+        ("ipc:///path/to/foo", "/path/to/foo"),
+        ("ipc://../foo", "../foo"),
+        ("ipc://@abstract", "@abstract"),
+        (f"ipc+curve://my.sock/{HEX}", "my.sock"),
+        (f"ipc+curve://../my.sock/{B32Z}", "../my.sock"),
+        (f"ipc+curve:///my.sock/{B32Z.upper()}", "/my.sock"),
+        (f"ipc+curve://./my.sock/{B64}=", "./my.sock"),
+        (f"ipc+curve://a/{HEX}/{B32Z}", f"a/{HEX}"),
+    ],
+)
+def test_address_when_ipc_has_a_path(text, socket):
+    """The key is what stands at the end; the path may have slashes."""
+    address = Address.parse(text)
+    assert (Transport.IPC, socket, f"ipc://{socket}") == (address.transport, address.socket, address.zmq_address)
+    assert address.pubkey == (KEY if "curve" in text else b"")
+
+
+def test_address_when_the_key_has_slashes_in_base64_is_cut_at_the_right_one():
+    """Base64 has the slash among its letters: the key begins 43 letters from the end."""
+    address = Address(Transport.IPC, socket="a/b", pubkey=SLASHED)
+    text = address.full_address(KeyEncoding.BASE64)
+    assert text.count("/") > 40
+    assert (address, address) == (Address.parse(text), Address.parse(text + "="))
+    tcp = Address(Transport.TCP, host="a", port=1, pubkey=SLASHED)
+    assert tcp == Address.parse(tcp.full_address(KeyEncoding.BASE64))
+
+
+def test_addresses_when_they_say_the_same_are_equal():
+    """The encoding of the key, and the form for QR codes, make no difference; key, host and transport do."""
+    texts = [f"tcp+curve://a:1/{HEX}", f"curve://a:1/{B32Z}", f"curve://a:1/{B64}", f"CURVE://A:1/{B32Z.upper()}"]
+    assert {Address.parse(text) for text in texts} == {Address(Transport.TCP, host="a", port=1, pubkey=KEY)}
+    assert Address.parse(f"CURVE://A:1/{HEX.upper()}") == Address.parse(texts[0])
+    assert Address.parse("tcp://a:1") != Address.parse(texts[0])
+    assert Address.parse("tcp://A:1") != Address.parse("TCP://A:1")
+    assert Address.parse(texts[0]).with_pubkey(b"") == Address.parse("tcp://a:1")
+
+
+def test_address_when_printed_has_the_key_in_the_encoding_asked_for():
+    """Base32z unless another is asked for, and the maintainers' name of the transport."""
+    address = Address.parse(f"tcp+curve://a:1/{HEX}")
+    assert f"curve://a:1/{B32Z}" == str(address) == address.full_address()
+    assert f"curve://a:1/{HEX}" == address.full_address(KeyEncoding.HEX)
+    assert f"curve://a:1/{B64}" == address.full_address(KeyEncoding.BASE64)
+    assert f"ipc+curve://./s/{HEX}" == Address.parse(f"ipc+curve://./s/{B64}").full_address(KeyEncoding.HEX)
+    with pytest.raises(ConfigError, match="z85"):
+        address.full_address(KeyEncoding.Z85)
+
+
+def test_address_when_shown_as_a_qr_code_uses_its_letters_only():
+    """Upper case, upper-case base32z, and dollars around an IPv6 address; and it is read again."""
+    plain = Address.parse("tcp://public.example:12345")
+    curve = plain.with_pubkey(KEY)
+    six = Address.parse("tcp://[fe80::1]:1")
+    assert plain.qr_address == "TCP://PUBLIC.EXAMPLE:12345"
+    assert curve.qr_address == f"CURVE://PUBLIC.EXAMPLE:12345/{B32Z.upper()}"
+    assert six.qr_address == "TCP://$FE80::1$:1"
+    assert [plain, curve, six] == [Address.parse(item.qr_address) for item in (plain, curve, six)]
+    for text in ("ipc://a", "inproc://a", "tcp://a_b:1"):
+        with pytest.raises(ConfigError, match="QR"):
+            _ = Address.parse(text).qr_address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "tcp", "tcp://", "://a:1", "tcpz://localhost:123", "tcp://abc", "tcp://1:1:1", "tcp://localhost:0"),
+        *("tcp://[::1:1080", "tcp://[::1]1080", "tcp://[]:1", "tcp://[::g]:1", "tcp://:1", "tcp://a:65536", "tcp://a:"),
+        *(
+            "tcp://a:+1",
+            "tcp://a:1 ",
+            "tcp://a:\u0661",
+            "tcp://a b:1",
+            "tcp://a\n:1",
+            "tcp://é:1",
+            "tcp://a:1/",
+            "tcp://*:1",
+        ),
+        *(f"tcp://a:1/{HEX}", "curve://a:1", "curve://a:1/", f"curve://a:1/{HEX}0", f"curve://a:1/{HEX}/x"),
+        *(f"ipc+curve://my.sock/{HEX[:63]}", f"ipc+curve://my.sock/{B32Z[:51]}", f"ipc+curve://my.sock/{B64[:42]}"),
+        *(
+            "ipc+curve://my.sock",
+            "ipc+curve://my.sock/",
+            f"ipc+curve:///{HEX}",
+            f"ipc+curve://{HEX}",
+            "ipc://",
+            "ipc://a\0b",
+        ),
+        *(f"CURVE://PUBLIC.EXAMPLe:1/{B32Z.upper()}", f"CURVE://A:1/{B32Z}", f"CURVE://A:1/{HEX}", "TCP://[::1]:1"),
+        *(
+            f"CURVE://A:1/{'A' * 43}",
+            f"CURVE://A:1/{'A' * 43}=",
+            "Tcp://a:1",
+            "TCP://$::1:1",
+            "tcp://$::1$:1",
+            "IPC://A",
+        ),
+        *(
+            "inproc://",
+            "ipc://" + "a" * (MOST_PATH_BYTES + 1),
+            "tcp://" + "a" * MOST_CHARS,
+            "tcp://" + "a" * 254 + ":1",
+        ),
+    ],
+)
+def test_text_when_no_address_is_refused_with_a_short_line(text):
+    """The error shows what was given, cut and without control characters, and says how it is written."""
+    with pytest.raises(ConfigError) as caught:
+        Address.parse(text)
+    assert len(str(caught.value)) < 400
+    assert str(caught.value).isprintable()
+    assert "tcp://host:port" in (caught.value.hint or "")
+
+
+def test_address_when_made_of_parts_that_do_not_fit_is_refused():
+    """A key has 32 octets, and what never leaves the process has none."""
+    for parts in (
+        {"transport": Transport.TCP, "host": "a", "port": 1, "pubkey": b"short"},
+        {"transport": Transport.TCP, "host": "a"},
+        {"transport": Transport.TCP, "port": 1},
+        {"transport": Transport.INPROC, "socket": "a", "pubkey": KEY},
+    ):
+        with pytest.raises(ConfigError):
+            Address(**parts)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.text(max_size=120),
+    st.sampled_from(["", "tcp://", "curve://", "CURVE://", "ipc://", "ipc+curve://", "inproc://"]),
+)
+def test_text_when_anything_is_an_address_or_an_error_of_ours(text, scheme):
+    """Nothing else is raised, and what is an address is the same one after printing."""
+    try:
+        address = Address.parse(scheme + text)
+    except ConfigError:
+        return
+    assert address == Address.parse(str(address))
