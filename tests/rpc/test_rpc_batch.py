@@ -1,0 +1,95 @@
+"""Batches as objects: what they refuse, and whom they tell what."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowctl.errors import ConfigError, LocalProtocolError
+from flowctl.rpc.jobs.batch import NODE_THREAD, Batch, JobResult, TaggedThread
+from flowctl.rpc.jobs.slots import Slots
+
+
+def test_results_when_jobs_end_in_any_order_are_in_the_order_of_the_jobs():
+    """The completion gets one result per job, a value or what was raised, where the job stood."""
+    batch: Batch[int] = Batch()
+    for number in range(3):
+        batch.add_job(lambda number=number: number)
+    got = []
+    batch.completion(got.extend)
+    jobs = batch.start()
+    error = ValueError("no 1s")
+    assert batch.ended(2, jobs[2][0](), None) is False
+    assert batch.ended(1, None, error) is False
+    assert batch.ended(0, jobs[0][0](), None) is True
+    call, thread = batch.complete()
+    call()
+    assert thread is None
+    assert [got[0].get(), got[1].error, got[2].get()] == [0, error, 2]
+    with pytest.raises(ValueError, match="no 1s"):
+        got[1].get()
+    assert repr(got) == "[JobResult(0), JobResult(error=ValueError('no 1s')), JobResult(2)]"
+
+
+def test_get_when_the_job_returned_an_exception_returns_it():
+    """An exception that is a value is told from one that was raised."""
+    error = ValueError("a value")
+    assert JobResult(error, None).get() is error
+
+
+def test_batch_when_it_has_no_jobs_is_refused():
+    """A batch of no jobs is an error (OX-78)."""
+    batch: Batch[int] = Batch()
+    batch.completion(lambda _: None)
+    with pytest.raises(LocalProtocolError, match="no jobs"):
+        batch.start()
+
+
+def test_completion_when_set_twice_is_refused():
+    """There is one completion, and it cannot be replaced unnoticed (OX-78)."""
+    batch: Batch[int] = Batch()
+    batch.completion(lambda _: None)
+    with pytest.raises(LocalProtocolError, match="one completion"):
+        batch.completion(lambda _: None)
+
+
+def test_job_when_for_the_nodes_own_thread_is_refused():
+    """A job may not run on the node's own thread; a completion may (OX-78)."""
+    batch: Batch[int] = Batch()
+    with pytest.raises(ConfigError, match="the node's own"):
+        batch.add_job(lambda: 1, NODE_THREAD)
+    batch.add_job(lambda: 1)
+    batch.completion(lambda _: None, NODE_THREAD)
+    batch.start()
+    assert batch.ended(0, 1, None)
+    assert batch.complete()[1] is NODE_THREAD
+
+
+def test_batch_when_submitted_takes_nothing_more():
+    """Whatever is added later, or a second submission, is refused."""
+    batch: Batch[int] = Batch()
+    batch.add_job(lambda: 1, TaggedThread("disk", Slots.tagged_thread("disk")))
+    assert [thread.name for _, thread in batch.start()] == ["disk"]
+    for late in (lambda: batch.add_job(lambda: 2), lambda: batch.completion(lambda _: None), batch.start):
+        with pytest.raises(LocalProtocolError, match="was submitted"):
+            late()
+
+
+def test_batch_when_no_completion_is_set_ends_silently():
+    """Without a completion there is nothing to call."""
+    batch: Batch[None] = Batch()
+    batch.add_job(lambda: None)
+    batch.start()
+    assert not batch.has_completion
+    assert batch.ended(0, None, None)
+    assert batch.complete() is None
+
+
+def test_ended_when_told_twice_of_a_job_is_refused():
+    """Each job has one outcome: a second would complete the batch too early."""
+    batch: Batch[int] = Batch()
+    batch.add_job(lambda: 1)
+    batch.add_job(lambda: 2)
+    batch.start()
+    batch.ended(0, 1, None)
+    with pytest.raises(LocalProtocolError, match="twice"):
+        batch.ended(0, 1, None)

@@ -1,0 +1,386 @@
+"""The reservation rule, as scripts of arrivals and ends, and against a model that scans everything each time."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowctl.errors import ConfigError, InternalError
+from flowctl.rpc.jobs import slots as slots_module
+from flowctl.rpc.jobs.slots import Job, Lane, LaneKind, Slots, Verdict
+
+
+class Script:
+    """Slots with lanes that have letters: "B" batch, "R" reply, others are categories; jobs are named like "A2"."""
+
+    def __init__(self, general=4, batch=0, reply=0, **categories):
+        self.slots = Slots(general, batch, reply)
+        self.lanes = {"B": self.slots.batch, "R": self.slots.reply}
+        for letter, options in categories.items():
+            self.lanes[letter] = self.slots.add_category(letter, *options)
+        self.counts = dict.fromkeys(self.lanes, 0)
+        self.running = []
+        self.now = 0.0
+
+    def arrive(self, letters, deadline=inf, size_bytes=0):
+        """Have a job of each letter arrive; return the letters of the verdicts, s, w or d."""
+        verdicts = ""
+        for letter in letters:
+            self.counts[letter] += 1
+            name = f"{letter}{self.counts[letter]}"
+            job = Job(self.lanes[letter], lambda: None, deadline=deadline, size_bytes=size_bytes, name=name)
+            verdict = self.slots.arrived(job, self.now)
+            verdicts += verdict.value[0]
+            if verdict is Verdict.START:
+                self.running.append(name)
+        return verdicts
+
+    def end(self, name):
+        """End a running job; return the names of those that start."""
+        self.running.remove(name)
+        started = [job.name for job in self.slots.ended(self.lanes[name[0]], self.now)]
+        self.running += started
+        return started
+
+
+def readme():
+    return Script(4, A=(2,), C=(0,))
+
+
+def test_slots_when_the_third_of_four_late_ones_comes_have_it_wait():
+    """AACCCC with 4 general threads and 2 reserved for A: 4 run, the last two wait (OX-52)."""
+    script = readme()
+    assert script.arrive("AACCCC") == "ssssww"
+    assert script.running == ["A1", "A2", "C1", "C2"]
+
+
+def test_slots_when_the_reservation_is_used_up_have_more_of_the_category_wait():
+    """AACCAA: two of A run already, so the late ones have no reserved slot left (OX-53)."""
+    script = readme()
+    assert script.arrive("AACCAA") == "ssssww"
+
+
+def test_slots_when_others_fill_the_general_ones_lend_one_more_to_the_category():
+    """CCCAAA: the second A is the fifth that runs, the third waits (OX-54)."""
+    script = readme()
+    assert script.arrive("CCCAAA") == "sssssw"
+    assert script.slots.active == 5
+
+
+def test_slots_when_both_reserved_ones_are_extra_run_six():
+    """CCCCCCAAA: C5, C6 and A3 wait; A3 starts when an A ends, C5 not before only three run (the fourth example)."""
+    script = readme()
+    assert script.arrive("CCCCCCAAA") == "sssswwssw"
+    assert (script.slots.active, script.slots.max_workers) == (6, 6)
+    assert script.end("A1") == ["A3"]
+    assert script.end("C1") == []
+    assert script.end("C2") == []
+    assert script.end("A2") == ["C5"]  # three were left: the general slot goes to the oldest
+    assert script.slots.active == 4
+
+
+def test_slots_when_only_three_run_start_the_third_of_the_category_too():
+    """In the fourth example the third A also starts once the general slots have room and nobody older waits."""
+    script = readme()
+    script.arrive("CCCCAAA")
+    assert [script.end("C1"), script.end("C2"), script.end("C3")] == [[], [], ["A3"]]
+
+
+@pytest.mark.parametrize(("max_queue", "waits"), [(0, 0), (3, 3), (-1, 250), (200, 200)])
+def test_queue_when_full_drops_the_next_one(max_queue, waits):
+    """Without a slot as many wait as the category says, none with 0, all with -1; the rest is dropped (OX-56)."""
+    script = Script(1, C=(0, max_queue))
+    assert script.arrive("C" * 251) == "s" + "w" * waits + "d" * (250 - waits)
+    lane = script.lanes["C"]
+    assert (lane.dropped_count, len(lane.waiting)) == (250 - waits, waits)
+
+
+def test_queue_when_nothing_is_said_holds_two_hundred():
+    """The 201st that would wait is dropped (OX-56)."""
+    script = Script(1, C=())
+    assert script.arrive("C" * 202) == "s" + "w" * 200 + "d"
+
+
+def test_queue_when_one_category_is_full_takes_those_of_others():
+    """Each category has a queue of its own."""
+    script = Script(1, C=(0, 1), D=(0, 1))
+    assert script.arrive("CCCDD") == "swdwd"
+
+
+def test_queue_when_messages_are_large_is_bounded_in_octets_too(monkeypatch):
+    """What waits in bounded queues may not hold more memory than the node allows; an unbounded one was asked for."""
+    monkeypatch.setattr(slots_module, "MOST_WAITING_BYTES", 1000)
+    script = Script(1, C=(), D=(0, -1))
+    assert script.arrive("CCCC", size_bytes=400) == "swwd"
+    assert script.arrive("DD", size_bytes=10_000) == "ww"
+    assert script.end("C1") == ["C2"]
+    assert script.arrive("C", size_bytes=600) == "w"
+
+
+def test_order_when_a_slot_frees_is_batch_reply_and_then_arrival():
+    """Jobs of the program's own go first, then commands as they came, whatever their category (OX-57)."""
+    script = Script(1, C=(), D=())
+    assert script.arrive("CDCRDBB") == "swwwwww"
+    order = []
+    while script.running:
+        order += script.end(script.running[0])
+    assert order == ["B1", "B2", "R1", "D1", "C2", "D2"]
+
+
+def test_order_when_a_category_has_a_reserved_slot_lets_it_overtake():
+    """A later command starts before an older one whose category has no slot (OX-57)."""
+    script = Script(2, A=(1,), C=())
+    assert script.arrive("CCACA") == "ss" + "sww"
+    assert script.end("A1") == ["A2"]  # C3 is older, but two run, and C reserves nothing
+    assert script.end("C1") == []  # C2 and A2 are two
+    assert script.end("A2") == ["C3"]
+
+
+def test_order_when_both_a_general_and_a_reserved_slot_are_free_starts_two():
+    """The general slot goes to the batch, and the category whose job has ended still has its own (OX-57)."""
+    script = Script(1, A=(1,))
+    assert script.arrive("AABB") == "swww"
+    assert script.end("A1") == ["B1", "A2"]
+
+
+def test_reservations_when_for_batches_and_replies_work_like_those_of_categories():
+    """Batch jobs and replies have reserved threads of their own beyond the general ones."""
+    script = Script(2, 1, 1, C=())
+    assert script.arrive("CCCBBRR") == "sswswsw"
+    assert script.end("R1") == ["R2"]
+    assert script.end("B1") == ["B2"]
+    assert script.end("C1") == []
+    assert script.slots.max_workers == 4
+
+
+@pytest.mark.parametrize(("general", "batch", "reply"), [(1, 1, 1), (4, 2, 1), (8, 4, 1), (9, 5, 2), (17, 9, 3)])
+def test_threads_when_not_set_follow_the_general_ones(general, batch, reply):
+    """Batches reserve half of the general threads and replies an eighth, both rounded up."""
+    slots = Slots(general)
+    assert (slots.batch.reserved, slots.reply.reserved, slots.max_workers) == (batch, reply, general + batch + reply)
+    slots.set_threads(batch=0, reply=7)
+    slots.set_threads(general=3)
+    assert (slots.batch.reserved, slots.reply.reserved, slots.max_workers) == (0, 7, 10)
+    slots.set_threads(batch=-1)
+    assert slots.batch.reserved == 2
+
+
+@pytest.mark.parametrize("numbers", [{"general": 0}, {"batch": -2}, {"reply": -2}, {"general": 1025}])
+def test_threads_when_out_of_range_are_refused(numbers):
+    """At least one general thread, and -1 or more of the others; nothing has changed afterwards."""
+    slots = Slots(3)
+    with pytest.raises(ConfigError, match=f"{next(iter(numbers))}_threads is"):
+        slots.set_threads(**numbers)
+    assert slots.general == 3
+
+
+@pytest.mark.parametrize(("reserved", "max_queue"), [(-1, 0), (2000, 0), (0, -2)])
+def test_category_when_its_numbers_are_out_of_range_is_refused(reserved, max_queue):
+    """Reserved threads are 0 or more, a queue is -1 or more."""
+    with pytest.raises(ConfigError):
+        Slots().add_category("a", reserved, max_queue)
+
+
+def test_tagged_thread_when_busy_has_its_jobs_wait_and_nobody_elses():
+    """A tagged thread runs one job at a time, in order, and takes no worker's slot (OX-57)."""
+    script = Script(1, C=())
+    script.lanes["T"], script.counts["T"] = Slots.tagged_thread("disk"), 0
+    assert script.arrive("TTTC") == "swws"
+    assert script.slots.active == 1
+    assert [script.end("T1"), script.end("T2"), script.end("T3")] == [["T2"], ["T3"], []]
+    assert script.running == ["C1"]
+
+
+def test_deadline_when_passed_in_the_queue_has_the_job_not_started():
+    """Work nobody waits for any more is not begun: the next one gets the slot, and each late one is told of once."""
+    script = Script(1, C=())
+    script.arrive("C")
+    script.arrive("CC", deadline=5.0)
+    script.arrive("C", deadline=9.0)
+    script.now = 5.0
+    assert script.end("C1") == ["C4"]
+    assert [job.name for job in script.slots.take_late()] == ["C2", "C3"]
+    assert (script.slots.take_late(), script.lanes["C"].late_count) == ([], 2)
+
+
+def test_deadline_when_passed_makes_room_in_a_full_queue():
+    """Late commands do not keep out a new one."""
+    script = Script(1, C=(0, 2))
+    script.arrive("C")
+    assert script.arrive("CCC", deadline=5.0) == "wwd"
+    script.now = 6.0
+    assert script.arrive("CCC") == "wwd"
+    assert [job.name for job in script.slots.take_late()] == ["C2", "C3"]
+
+
+def test_expire_when_time_passes_removes_what_is_late_from_all_queues():
+    """Late commands do not hold memory until a slot frees, which may be never."""
+    script = Script(1, C=(), D=())
+    script.arrive("C")
+    script.arrive("CD", deadline=5.0)
+    script.arrive("CD", deadline=7.0)
+    script.slots.expire(4.9)
+    assert script.slots.waiting == 4
+    script.slots.expire(6.0)
+    assert [job.name for job in script.slots.take_late()] == ["C2", "D1"]
+    assert script.end("C1") == ["C3"]
+
+
+def test_withdraw_when_a_job_waits_takes_it_out_once():
+    """A job taken back is not started; one that runs or is gone cannot be taken back."""
+    script = Script(1, C=())
+    script.arrive("C")
+    lane = script.lanes["C"]
+    jobs = [Job(lane, lambda: None, name=name) for name in ("x", "y")]
+    for job in jobs:
+        script.slots.arrived(job, 0.0)
+    assert [script.slots.withdraw(jobs[0]), script.slots.withdraw(jobs[0])] == [True, False]
+    assert script.slots.ended(lane, 0.0) == [jobs[1]]
+    assert not script.slots.withdraw(jobs[1])
+
+
+def test_close_when_jobs_wait_gives_them_back_and_starts_none_any_more():
+    """After the close nothing starts: neither what arrives, nor what waited (OX-82)."""
+    script = Script(1, C=())
+    script.arrive("CCBR")
+    assert [job.name for job in script.slots.close()] == ["B1", "R1", "C2"]
+    assert script.arrive("CBR") == "ddd"
+    assert script.end("C1") == []
+    assert (script.slots.close(), script.slots.active, script.slots.waiting) == ([], 0, 0)
+
+
+def test_ended_when_nothing_runs_is_an_error_of_ours():
+    """Giving back a slot twice would let too many run: it is noticed."""
+    slots = Slots()
+    with pytest.raises(InternalError, match="more jobs of 'a' ended than ran"):
+        slots.ended(slots.add_category("a"), 0.0)
+
+
+def test_room_when_jobs_wait_is_what_is_left():
+    """Whoever submits many jobs can ask before whether all of them would be taken."""
+    slots = Slots(1, 0, 0)
+    before = slots.room(slots.batch)
+    for _ in range(3):
+        slots.arrived(Job(slots.batch, lambda: None), 0.0)
+    assert slots.room(slots.batch) == before - 2
+    slots.close()
+    assert slots.room(slots.batch) == 0
+
+
+def test_statistics_when_asked_for_are_a_snapshot_of_each_lane():
+    """Introspection gets numbers that stay as they were."""
+    script = Script(1, C=(1, 1))
+    script.arrive("CCC")
+    shot = Slots.statistics(script.lanes["C"])
+    script.end("C1")
+    assert (shot.name, shot.reserved, shot.running, shot.waiting, shot.dropped_count) == ("C", 1, 1, 1, 1)
+    assert [lane.name for lane in script.slots.lanes()] == ["batch", "reply", "C"]
+
+
+class Model:
+    """What the rule says, without any thought of speed: at each event all that waits is looked at, in order."""
+
+    def __init__(self, general, reserved, max_queue):
+        self.general, self.reserved, self.max_queue = general, reserved, max_queue
+        self.running = dict.fromkeys(reserved, 0)
+        self.waiting = []  # (rank of the lane, arrival, lane, deadline)
+
+    def may(self, lane):
+        return self.running[lane] < self.reserved[lane] or sum(self.running.values()) < self.general
+
+    def arrived(self, number, lane, deadline, now):
+        if self.may(lane):
+            self.running[lane] += 1
+            return Verdict.START
+        mine = [item for item in self.waiting if item[2] == lane]
+        if len(mine) >= self.max_queue[lane] >= 0:
+            self.waiting = [item for item in self.waiting if item[2] != lane or item[3] > now]
+            mine = [item for item in self.waiting if item[2] == lane]
+        if len(mine) >= self.max_queue[lane] >= 0:
+            return Verdict.DROP
+        rank = {"B": 0, "R": 1}.get(lane, 2)
+        self.waiting = sorted([*self.waiting, (rank, number, lane, deadline)])
+        return Verdict.WAIT
+
+    def ended(self, lane, now):
+        self.running[lane] -= 1
+        started = []
+        for item in list(self.waiting):
+            if self.may(item[2]):
+                self.waiting.remove(item)
+                if item[3] > now:
+                    self.running[item[2]] += 1
+                    started.append(item[1])
+        return started
+
+
+LETTERS = "BRACD"
+
+
+@given(
+    st.integers(1, 5),
+    st.tuples(*[st.integers(0, 2)] * 5),
+    st.tuples(*[st.integers(-1, 3)] * 3),
+    st.lists(st.tuples(st.sampled_from([*LETTERS, "end", "end", "time"]), st.integers(0, 30)), max_size=120),
+)
+def test_slots_when_run_beside_the_plain_rule_do_the_same(general, reserved, queues, steps):
+    """Any history: same starts in the same order, each job once, never above the maximum, nobody with a slot waits."""
+    script = Script(general, reserved[0], reserved[1], A=(reserved[2], queues[0]), C=(reserved[3], queues[1]))
+    script.lanes["D"] = script.slots.add_category("D", reserved[4], queues[2])
+    sizes = dict(zip(LETTERS, (10**6, -1, *queues), strict=True))
+    model = Model(general, dict(zip(LETTERS, reserved, strict=True)), sizes)
+    running, verdicts, late, now = [], [], set(), 0.0
+    for what, number in steps:
+        if what == "time":
+            now += number / 10
+        elif what == "end":
+            if running:
+                lane, _ = running.pop(number % len(running))
+                jobs = script.slots.ended(script.lanes[lane], now)
+                assert [job.size_bytes for job in jobs] == model.ended(lane, now)
+                running += [(job.name, job.size_bytes) for job in jobs]
+        else:
+            key = len(verdicts)  # carried as the size, which is too small to matter
+            deadline = inf if number > 20 else now + number / 10 + 0.05
+            job = Job(script.lanes[what], lambda: None, deadline=deadline, size_bytes=key, name=what)
+            verdicts.append(script.slots.arrived(job, now))
+            assert verdicts[-1] is model.arrived(key, what, deadline, now)
+            if verdicts[-1] is Verdict.START:
+                running.append((what, key))
+        late |= {job.size_bytes for job in script.slots.take_late()}
+        slots = script.slots
+        assert slots.active == len(running) == sum(model.running.values()) <= slots.max_workers
+        assert not any(model.may(item[2]) for item in model.waiting)
+        assert {lane: sum(item[0] == lane for item in running) for lane in LETTERS} == {
+            lane: script.lanes[lane].running for lane in LETTERS
+        }
+    lanes = list(script.slots.lanes())
+    waiting = sum(len(lane.waiting) for lane in lanes)
+    assert waiting == script.slots.waiting == len(model.waiting)
+    assert len(verdicts) == waiting + len(late) + sum(lane.started_count + lane.dropped_count for lane in lanes)
+    assert len(late) == sum(lane.late_count for lane in lanes)
+
+
+def test_memory_when_jobs_overtake_for_long_keeps_nothing_of_them():
+    """A command that waits for ever at the head does not make the queues keep those that overtook it."""
+    script = Script(1, A=(1, -1), C=(0, -1))
+    assert script.arrive("CCAA") == "swsw"
+    for number in range(1, 500):
+        script.arrive("A")
+        assert script.end(f"A{number}") == [f"A{number + 1}"]
+    assert (script.slots.waiting, len(script.slots._commands)) == (2, 2)
+
+
+def test_lane_when_made_says_whose_jobs_it_has():
+    """The three kinds of lanes are told apart by their kind alone: names of categories are free."""
+    slots = Slots(1, 0, 0)
+    lane = slots.add_category("batch")
+    assert isinstance(lane, Lane)
+    assert [lane.kind, slots.batch.kind, Slots.tagged_thread("batch").kind] == [
+        LaneKind.COMMANDS,
+        LaneKind.OWN,
+        LaneKind.TAGGED,
+    ]
