@@ -39,6 +39,7 @@ LAYERS = {
     "loop": layer("loop deferred pollgroup pollgroups", "words"),
     "zeromq": layer("zeromq", "words loop"),
     "rpc": layer("rpc", "words outcomes loop zeromq"),
+    "messenger": layer("messenger", "words flow outcomes loop zeromq"),
     "sending": layer("sender sending", "words flow outgoing loop"),
     "receiver": layer("receiver", "words loop"),
     "fanout": layer("fanout", "words flow outgoing loop sending"),

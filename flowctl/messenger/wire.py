@@ -1,0 +1,181 @@
+"""The wire of a messenger (pure): text header, acknowledgements, and the extension that only those who know it see.
+
+A message is ``{message id}-{source callback}-{destination callback}-{body}`` in one frame: ids in decimal, 0 to
+2^64 - 1, and the body is everything after the third ``-``. A DEALER sends ``['', message]``; a ROUTER sends
+``[destination, own identity, '', message]``, of which the DEALER at the other end receives the last three. Frames after
+these are payload. An acknowledgement of message 7 is ``7-0-2-``.
+
+The extension. A peer that understands it says so in its ZMTP handshake, as the property `ANNOUNCEMENT` with its
+incarnation, which ZeroMQ hands over with each message and a peer that does not ask never sees. To such a peer
+
+- a message has one frame more, behind the header's: incarnation of the sender, number of the message among those to
+  this peer, and what is needed to keep an order (`Extension`);
+- one acknowledgement speaks of many messages: its body is ``{incarnation}:{first}-{last},...`` in hexadecimal.
+
+Source of the header and the envelopes: NoisePage, ``src/messenger/messenger.cpp``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from flowctl.errors import RemoteProtocolError
+
+NOOP: Final = 0
+"""Callback id: do nothing."""
+ECHO: Final = 1
+"""Callback id: send the message back, to its source callback."""
+ACK: Final = 2
+"""Callback id: the message says that another was received."""
+FIRST_CALLBACK: Final = 4
+"""The first id of a callback that is not built in; 3 is reserved."""
+MAX_ID: Final = 2**64 - 1
+MAX_IDENTITY_BYTES: Final = 255
+"""ZeroMQ's limit on routing ids."""
+ANNOUNCEMENT: Final = "X-Flowctl-Messenger"
+"""Property of the ZMTP handshake: ``1:{incarnation in hexadecimal}``."""
+METADATA_OPTION: Final = 95
+"""``ZMQ_METADATA``, which pyzmq names only where libzmq was built with its drafts; libzmq has it since 4.3."""
+MAX_RANGES: Final = 4096
+"""Ranges of one acknowledgement: as many messages as are read before acknowledgements leave, and some."""
+
+_HEADER_BYTES: Final = 3 * 20 + 3
+_EXTENSION: Final = struct.Struct(">8sQQQQQ")
+_MAGIC: Final = b"\x00flowct\x01"
+
+
+class Header(NamedTuple):
+    """The front of a message."""
+
+    message_id: int
+    source_callback: int
+    destination_callback: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """What travels with a message between peers that both announce it; all numbers are 0 to 2^64 - 1.
+
+    Args:
+        incarnation: of the sender; another one is another life of it.
+        sequence: 1 for the first message of this incarnation to this peer, then counting up without a gap.
+        floor: all messages of lower sequence have their outcome: they will not come any more.
+        after: sequence of the message that has to be handled before this one. 0: none has.
+        target: incarnation of the receiver whose callback is answered. 0: not known.
+    """
+
+    incarnation: int
+    sequence: int
+    floor: int = 0
+    after: int = 0
+    target: int = 0
+
+    def encode(self) -> bytes:
+        """Return the frame."""
+        return _EXTENSION.pack(_MAGIC, self.incarnation, self.sequence, self.floor, self.after, self.target)
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Extension | None:
+        """Return what a frame says. None: it is no extension, but payload."""
+        if len(frame) != _EXTENSION.size or not frame.startswith(_MAGIC):
+            return None
+        return cls(*_EXTENSION.unpack(frame)[1:])
+
+
+def encode_message(message_id: int, source_callback: int, destination_callback: int, body: bytes) -> bytes:
+    """Return the frame of a message."""
+    return b"%d-%d-%d-%b" % (message_id, source_callback, destination_callback, body)
+
+
+def parse_message(frame: bytes) -> Header:
+    """Take a frame apart.
+
+    Raises:
+        RemoteProtocolError: it does not begin with three numbers of 0 to 2^64 - 1, each followed by ``-``.
+    """
+    parts = frame.split(b"-", 3)
+    if len(parts) == 4:
+        first, second, third, body = parts
+        if first.isdigit() and second.isdigit() and third.isdigit() and len(frame) - len(body) <= _HEADER_BYTES:
+            header = Header(int(first), int(second), int(third), body)
+            if header[0] <= MAX_ID and header[1] <= MAX_ID and header[2] <= MAX_ID:
+                return header
+    raise RemoteProtocolError(
+        f"a message begins with {frame[:_HEADER_BYTES]!r}, not with three ids of 0 to 2^64 - 1 and a '-' after each",
+        code="messenger-header",
+    )
+
+
+def encode_ack(message_id: int) -> bytes:
+    """Return the acknowledgement of one message, which every peer understands."""
+    return b"%d-0-2-" % message_id
+
+
+def encode_acks(incarnation: int, message_ids: Iterable[int]) -> list[bytes]:
+    """Return acknowledgements of many messages, for a peer that announced the extension.
+
+    Args:
+        incarnation: of the sender of these messages.
+        message_ids: one or more.
+    """
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(message_ids):
+        if ranges and number <= ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], number
+        else:
+            ranges.append((number, number))
+    return [
+        b"%d-0-2-%x:%b" % (part[0][0], incarnation, b",".join(b"%x-%x" % item for item in part))
+        for part in (ranges[at : at + MAX_RANGES] for at in range(0, len(ranges), MAX_RANGES))
+    ]
+
+
+def parse_acks(header: Header, incarnation: int) -> list[tuple[int, int]]:
+    """Return which messages an acknowledgement speaks of, as ranges: first and last of each.
+
+    Args:
+        header: of a message to `ACK`.
+        incarnation: ours; what is said to another life of us is nothing to us.
+
+    Raises:
+        RemoteProtocolError: its body is not that of an acknowledgement.
+    """
+    message_id, _, _, body = header
+    if not body:
+        return [(message_id, message_id)]
+    try:
+        whose, _, text = body.partition(b":")
+        parts = text.split(b",", MAX_RANGES)
+        if len(parts) <= MAX_RANGES and len(whose) <= 16:
+            if int(whose, 16) != incarnation:
+                return []
+            pairs = [part.split(b"-") for part in parts]
+            return [(int(first, 16), int(last, 16)) for first, last in pairs if len(first) <= 16 and len(last) <= 16]
+    except ValueError:
+        pass
+    raise RemoteProtocolError(f"an acknowledgement says {body[:64]!r}", code="messenger-ack")
+
+
+def encode_announcement(incarnation: int) -> bytes:
+    """Return the property of the handshake, as the option `METADATA_OPTION` takes it."""
+    return b"%b:1:%x" % (ANNOUNCEMENT.encode(), incarnation)
+
+
+def parse_announcement(text: str | None) -> int | None:
+    """Return the incarnation that a peer announced. None: it announced nothing, or nothing that we know."""
+    version, _, incarnation = (text or "").partition(":")
+    if version != "1" or not 0 < len(incarnation) <= 16:
+        return None
+    try:
+        return int(incarnation, 16)
+    except ValueError:
+        return None
+
+
+def as_identity(identity: str | bytes) -> bytes:
+    """Return an identity as octets; of a text, in UTF-8."""
+    return identity.encode() if isinstance(identity, str) else identity

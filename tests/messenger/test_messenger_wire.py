@@ -1,0 +1,114 @@
+"""The wire of a messenger: header, acknowledgements, extension, announcement."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowctl.errors import RemoteProtocolError
+from flowctl.messenger.wire import (
+    MAX_ID,
+    MAX_RANGES,
+    Extension,
+    encode_ack,
+    encode_acks,
+    encode_announcement,
+    encode_message,
+    parse_acks,
+    parse_announcement,
+    parse_message,
+)
+
+IDS = st.integers(0, MAX_ID)
+
+
+@pytest.mark.parametrize("body", [b"a-b-c", b"\x00-\xff-\x00", b"", b"-", b"7-0-2-"])
+def test_body_when_it_holds_any_octets_is_all_after_the_third_dash(body):
+    """The header ends at the third dash, whatever follows (ME-06)."""
+    assert parse_message(b"1-2-3-" + body) == (1, 2, 3, body)
+
+
+@given(IDS, IDS, IDS, st.binary(max_size=100))
+def test_message_when_encoded_and_parsed_is_the_same(message_id, source, destination, body):
+    """Ids of 0 to 2^64 - 1 and any body survive."""
+    frame = encode_message(message_id, source, destination, body)
+    assert parse_message(frame) == (message_id, source, destination, body)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        *(
+            b"x-1-2-3",
+            b"1-2-3",
+            b"",
+            b"-",
+            b"---",
+            b"1-2-x-",
+            b"1--2-",
+            b" 1-2-3-",
+            b"+1-2-3-",
+            b"1_0-2-3-",
+            b"0x1-2-3-",
+        ),
+        *(b"%d-0-0-" % (MAX_ID + 1), b"0-%d-0-" % (MAX_ID + 1), b"0-0-%d-" % (MAX_ID + 1)),
+        *(b"0" * 10_000 + b"1-0-0-", "²-0-0-".encode(), "\u0661-0-0-".encode()),
+    ],
+)
+def test_header_when_malformed_is_refused(frame):
+    """Three plain decimal numbers of at most 2^64 - 1 are asked for, nothing that Python's int takes beside (ME-07)."""
+    with pytest.raises(RemoteProtocolError, match="three ids") as caught:
+        parse_message(frame)
+    assert len(str(caught.value)) < 500
+
+
+@given(st.sets(st.integers(0, 60), min_size=1), st.integers(0, MAX_ID))
+def test_acks_when_of_many_messages_name_exactly_those(ids, incarnation):
+    """One acknowledgement speaks of many messages, as ranges."""
+    (frame,) = encode_acks(incarnation, ids)
+    ranges = parse_acks(parse_message(frame), incarnation)
+    assert {number for first, last in ranges for number in range(first, last + 1)} == ids
+    assert parse_acks(parse_message(frame), incarnation ^ 1) == []
+
+
+def test_acks_when_of_very_many_ranges_are_several():
+    """No acknowledgement has more ranges than a receiver takes."""
+    ids = range(0, 2 * (MAX_RANGES + 1), 2)
+    frames = encode_acks(7, ids)
+    assert len(frames) == 2
+    named = [number for frame in frames for number, _ in parse_acks(parse_message(frame), 7)]
+    assert named == list(ids)
+
+
+def test_ack_when_of_one_message_is_that_of_any_peer():
+    """``{id}-0-2-`` with an empty body."""
+    assert encode_ack(41) == b"41-0-2-"
+    assert parse_acks(parse_message(b"41-0-2-"), 5) == [(41, 41)]
+
+
+@pytest.mark.parametrize("body", [b"x", b"5:", b"5:1", b"5:1-", b"5:1-2-3", b"5:1-2,", b":1-2", b"5:1-2," * 5000])
+def test_acks_when_malformed_are_refused(body):
+    """What is no list of ranges clears nothing."""
+    with pytest.raises(RemoteProtocolError, match="acknowledgement"):
+        parse_acks(parse_message(b"1-0-2-" + body), 5)
+
+
+@given(st.builds(Extension, IDS, IDS, IDS, IDS, IDS))
+def test_extension_when_encoded_and_decoded_is_the_same(extension):
+    """All five numbers survive."""
+    assert Extension.decode(extension.encode()) == extension
+
+
+@given(st.binary(max_size=60))
+def test_extension_when_a_frame_is_something_else_is_none(frame):
+    """Payload is not taken for an extension."""
+    assert Extension.decode(frame) is None
+
+
+def test_announcement_when_understood_tells_the_incarnation():
+    """What is not there, or of another version, announces nothing."""
+    name, _, value = encode_announcement(0xABC).decode().partition(":")
+    assert name.startswith("X-")
+    assert parse_announcement(value) == 0xABC
+    assert [parse_announcement(text) for text in (None, "", "1", "1:", "2:abc", "1:xyz", "1:" + "f" * 17)] == [None] * 7
