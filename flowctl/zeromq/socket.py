@@ -5,8 +5,8 @@ readable when something *may* have changed. It says so once (it is edge-triggere
 after each send, which reads the mailbox too, one has to look until there is nothing (libzmq issue 3641), or a message
 waits for ever. So
 
-- `_ready` reads until EAGAIN, or until its budget is used up; then it goes on in the next turn of the loop, and other
-  descriptors get theirs;
+- `_ready` reads until there is nothing, or until its budget is used up; then it goes on in the next turn of the loop,
+  and other descriptors get theirs;
 - after a send outside of `_ready` one look is queued for this turn, however many sends there are.
 
 The `zmq.asyncio` socket does the same with a future per message, which costs four times as much.
@@ -15,7 +15,7 @@ The `zmq.asyncio` socket does the same with a future per message, which costs fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 
@@ -25,10 +25,16 @@ if TYPE_CHECKING:
 MESSAGES_PER_TURN: Final = 256
 """Messages read of one socket before others get their turn: some 2 ms of work."""
 
+MESSAGES_PER_LOOK: Final = 16
+"""Most messages read before ZeroMQ is asked again what there is. Only then it hears of peers that had nothing to say
+before: without, one that floods is read 100 times (libzmq's ``inbound_poll_rate``) before another one's first message.
+"""
+
 MOST_FRAMES: Final = 1024
 """Most frames of one message. ZeroMQ has no limit, and each is an object."""
 
-_MORE_WAIT: Final = zmq.NOBLOCK | zmq.SNDMORE
+_NO_WAIT: Final = int(zmq.NOBLOCK)
+_MORE_NO_WAIT: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class ZmqSocket:
@@ -39,8 +45,8 @@ class ZmqSocket:
         socket: raw (`zmq.Context.socket`), bound and connected by the caller; from `start` to `close` it is ours.
         received: called with the frames of each message, in order. Exceptions are reported and contained.
         wants_metadata: asked with the first frame of each message of two or more (of a ROUTER: the routing id). Where
-            it says yes, the second frame is kept in `frame` while the message is handed on: what ZeroMQ knows of the
-            peer (``frame.get("User-Id")``, ``"Peer-Address"``) costs a microsecond that most messages need not pay.
+            it says yes, the last frame is kept in `frame` while the message is handed on: what ZeroMQ knows of the
+            peer (``frame.get("User-Id")``, ``"Peer-Address"``).
 
     Attributes:
         raw: the socket.
@@ -55,6 +61,7 @@ class ZmqSocket:
         "_raw_send",
         "_reading",
         "_received",
+        "_routed",
         "_wants_metadata",
         "frame",
         "raw",
@@ -74,6 +81,7 @@ class ZmqSocket:
         # Past the Python layer of pyzmq, which only looks at arguments that we never give.
         self._raw_send: Final = super(zmq.Socket, socket).send
         self._wants_metadata: Final = wants_metadata
+        self._routed: Final = socket.get(zmq.TYPE) == zmq.ROUTER
         self._look_queued = False
         self._reading = False
         self._closed = False
@@ -99,8 +107,8 @@ class ZmqSocket:
         send = self._raw_send
         last = len(frames) - 1
         for index in range(last):
-            send(frames[index], _MORE_WAIT)
-        send(frames[last], zmq.NOBLOCK)
+            send(frames[index], _MORE_NO_WAIT)
+        send(frames[last], _NO_WAIT)
         if not (self._reading or self._look_queued):
             self._look_soon()
 
@@ -132,40 +140,60 @@ class ZmqSocket:
         if self._closed or self._reading:
             return
         self._reading = True
-        recv, received, wants = self.raw.recv, self._received, self._wants_metadata
+        get: Callable[[int], Any] = self.raw.get
+        left, at_once = MESSAGES_PER_TURN, 1
         try:
-            for _ in range(MESSAGES_PER_TURN):
-                try:
-                    frames = [recv(zmq.NOBLOCK)]
-                except zmq.Again:
+            # To ask costs less than the exception that says there is nothing, and more than a message: a single one is
+            # asked for and asked after, of many ever more are read between.
+            while get(zmq.EVENTS) & zmq.POLLIN:
+                if left <= 0:
+                    self._look_soon()
                     return
-                if wants is not None and wants(frames[0]):
-                    self._read_frame(frames)
-                self._read_rest(frames)
-                if len(frames) > MOST_FRAMES:
-                    self.too_long_count += 1
-                    continue
-                try:
-                    received(frames)
-                except BaseException as error:  # noqa: BLE001  (one message's fault must not cost the next ones)
-                    self._group.report("a message of a ZeroMQ socket", error)
-                self.frame = None
-                if self.closed:  # by what was received
+                if not self._read_some(at_once):
                     return
-            self._look_soon()
+                left -= at_once
+                at_once = min(2 * at_once, MESSAGES_PER_LOOK)
         finally:
             self._reading = False
 
-    def _read_frame(self, frames: list[bytes]) -> None:
-        """Read the second frame, and keep it with its metadata."""
-        if self.raw.get(zmq.RCVMORE):
-            self.frame = self.raw.recv(zmq.NOBLOCK, copy=False)
-            frames.append(self.frame.bytes)
+    def _read_some(self, count: int) -> bool:
+        """Hand on up to `count` messages; False: there are no more, or one of them had the socket closed."""
+        received, wants = self._received, self._wants_metadata
+        for _ in range(count):
+            try:
+                frames, frame = self._read()
+            except zmq.Again:
+                return False
+            if len(frames) > MOST_FRAMES:
+                self.too_long_count += 1
+                continue
+            if wants is not None and len(frames) > 1 and wants(frames[0]):
+                self.frame = frame
+            try:
+                received(frames)
+            except BaseException as error:  # noqa: BLE001  (one message's fault must not cost the next ones)
+                self._group.report("a message of a ZeroMQ socket", error)
+            self.frame = None
+            if self._closed:
+                return False
+        return True
 
-    def _read_rest(self, frames: list[bytes]) -> None:
-        """Read the frames that are left of a message; of one that is too long they are thrown away as they come."""
-        get, recv = self.raw.get, self.raw.recv
-        while get(zmq.RCVMORE):
-            octets = recv(zmq.NOBLOCK)
+    def _read(self) -> tuple[list[bytes], zmq.Frame]:
+        """Read a message; of one that is too long the rest is thrown away as it comes.
+
+        A frame that is not copied knows whether more follow: asking the socket after each costs more than all the rest.
+
+        Returns:
+            Its frames, and the last one as ZeroMQ has it.
+
+        Raises:
+            zmq.Again: there is none.
+        """
+        recv = self.raw.recv
+        frames = [recv(_NO_WAIT)] if self._routed else []  # after a routing id there is more
+        while True:
+            frame = recv(_NO_WAIT, False)
             if len(frames) <= MOST_FRAMES:
-                frames.append(octets)
+                frames.append(frame.bytes)
+            if not frame.more:
+                return frames, frame

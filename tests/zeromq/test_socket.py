@@ -143,7 +143,7 @@ def test_message_when_of_too_many_frames_is_thrown_away_and_counted(group, socke
 
 
 def test_metadata_when_asked_for_comes_with_the_message(group, sockets, tmp_path):
-    """The second frame is kept as ZeroMQ's own where the caller wants it, and is the same octets."""
+    """The last frame is kept as ZeroMQ's own where the caller wants it, and is the same octets."""
     router, dealer = sockets(zmq.ROUTER), sockets(zmq.DEALER)
     router.bind(f"ipc://{tmp_path}/s")
     dealer.routing_id = b"me"
