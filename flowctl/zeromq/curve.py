@@ -1,0 +1,151 @@
+"""Key pairs of CURVE: made, checked, and kept in files that only their owner can read.
+
+A file has the form of ZeroMQ's own certificates (`zmq.auth`, czmq), so that each reads those of the other::
+
+    curve
+        public-key = "<40 letters of Z85>"
+        secret-key = "<40 letters of Z85>"
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+import zmq
+
+from flowctl.errors import ConfigError
+from flowctl.printable import short
+from flowctl.zeromq.keytext import KEY_BYTES, KeyEncoding, decode_key, encode_key
+
+_MOST_FILE_BYTES: Final = 4096
+"""Of a file with keys: comments and metadata of others are in it too."""
+_OWNER_ONLY: Final = 0o600
+_FILE: Final = """\
+#   ZeroMQ CURVE **Secret** Certificate
+#   DO NOT PROVIDE THIS FILE TO OTHER USERS nor change its permissions.
+
+metadata
+curve
+    public-key = "{public}"
+    secret-key = "{secret}"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A public key and the secret key that it belongs to, 32 octets each; never shows the secret one.
+
+    Raises:
+        ConfigError: a key has another length, or they do not belong together.
+    """
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for name, key in (("public", self.public), ("secret", self.secret)):
+            if not isinstance(key, bytes):
+                raise ConfigError(f"the {name} key is of type {type(key).__name__}, it must be {KEY_BYTES} bytes")
+            if len(key) != KEY_BYTES:
+                raise ConfigError(f"the {name} key has {len(key)} octets, it must have {KEY_BYTES}")
+        if public_of(self.secret) != self.public:
+            raise ConfigError("the public key does not belong to the secret key")
+
+    def __repr__(self) -> str:
+        """Return a text with the public key alone."""
+        return f"KeyPair({self.public.hex()})"
+
+    @classmethod
+    def generate(cls) -> Self:
+        """Return a new key pair."""
+        _check_has_curve()
+        public, secret = zmq.curve_keypair()
+        return cls(_octets(public), _octets(secret))
+
+    @classmethod
+    def of_secret(cls, secret: bytes) -> Self:
+        """Return the pair of a secret key of 32 octets.
+
+        Raises:
+            ConfigError: it has another length.
+        """
+        if len(secret) != KEY_BYTES:
+            raise ConfigError(f"the secret key has {len(secret)} octets, it must have {KEY_BYTES}")
+        return cls(public_of(secret), secret)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the keys in a file.
+
+        Raises:
+            ConfigError: there is no such file, or one with no keys; or others than its owner can read it.
+        """
+        try:
+            with path.open("rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                text = file.read(_MOST_FILE_BYTES + 1)
+        except OSError as error:
+            raise ConfigError(f"cannot read the keys in {short(str(path))}: {error.strerror}") from error
+        if mode & 0o077:
+            raise ConfigError(
+                f"others than its owner can use {short(str(path))} (mode {mode:04o}), which has a secret key in it",
+                hint=f"chmod 600 {path}",
+            )
+        keys = _keys_in(text.decode("utf-8", "replace")) if len(text) <= _MOST_FILE_BYTES else None
+        if keys is None:
+            raise ConfigError(
+                f"{short(str(path))} has no public and secret key of CURVE in it",
+                hint="make one with `flowctl rpc keygen`",
+            )
+        return cls(*keys)
+
+    def write(self, path: Path) -> None:
+        """Write the keys to a new file that only its owner can read (mode 0600).
+
+        Raises:
+            ConfigError: it is there already, or cannot be made. A key that is overwritten is gone.
+        """
+        text = _FILE.format(
+            public=encode_key(self.public, KeyEncoding.Z85), secret=encode_key(self.secret, KeyEncoding.Z85)
+        )
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _OWNER_ONLY)
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                os.fchmod(file.fileno(), _OWNER_ONLY)  # whatever the umask
+                file.write(text)
+        except OSError as error:
+            raise ConfigError(f"cannot write keys to {short(str(path))}: {error.strerror}") from error
+
+
+def public_of(secret: bytes) -> bytes:
+    """Return the public key of a secret one of 32 octets."""
+    _check_has_curve()
+    return _octets(zmq.curve_public(encode_key(secret, KeyEncoding.Z85).encode("ascii")))
+
+
+def _keys_in(text: str) -> tuple[bytes, bytes] | None:
+    found: dict[str, bytes] = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        key = decode_key(value.strip(" \t'\""), KeyEncoding.Z85) if equals else None
+        if key is not None:
+            found.setdefault(name.strip(), key)
+    try:
+        return found["public-key"], found["secret-key"]
+    except KeyError:
+        return None
+
+
+def _octets(z85: bytes) -> bytes:
+    key = decode_key(z85.decode("ascii"), KeyEncoding.Z85)
+    assert key is not None  # noqa: S101  (ZeroMQ's own letters)
+    return key
+
+
+def _check_has_curve() -> None:
+    if not zmq.has("curve"):
+        raise ConfigError("this libzmq has no CURVE", hint="install a pyzmq wheel, which comes with one that has")
