@@ -77,6 +77,25 @@ class BusyError(FlowctlError):
     """Two users want what only one may have, for example a stream name."""
 
 
+class RpcError(FlowctlError):
+    """A request to another node ended without its reply.
+
+    Args:
+        message: which request, and why.
+        code: why, as it stands on the wire: ``UNKNOWNCOMMAND``, ``FORBIDDEN``, ``HANDLER_FAILED``, ``QUEUE_FULL``,
+            ``DISCONNECTED``, ``TIMEOUT``, ``SHUTTING_DOWN``, ...
+        hint: see `FlowctlError`.
+    """
+
+    def __init__(self, message: str, *, code: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
+class RpcTimeoutError(RpcError, TimeoutError):
+    """The deadline of a request passed; its code is ``TIMEOUT``."""
+
+
 class InternalError(FlowctlError):
     """A bug of flowctl; please report it with the message."""
 

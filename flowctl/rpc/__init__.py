@@ -1,1 +1,4 @@
-"""RPC that speaks OxenMQ: categories of commands, requests, access, jobs; one node is server and client at once."""
+"""RPC that speaks OxenMQ: categories of commands, requests, access, jobs; one node is server and client at once.
+
+Begin with `node.py`.
+"""

@@ -1,0 +1,4 @@
+"""Who may call what: access levels of categories, and what a connection has proven.
+
+Begin with `access.py`.
+"""

@@ -1,0 +1,172 @@
+"""What a handler is given: the parts of a command or request, who sent it, and ways to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from flowctl.errors import LocalProtocolError
+from flowctl.rpc.access.access import AuthLevel
+from flowctl.rpc.peers.peer import ConnectionID, Peer
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+Part = str | bytes | bytearray | memoryview
+"""One part of a message; text is sent as UTF-8."""
+
+
+def octets(part: Part) -> bytes:
+    """Return a part as it is sent.
+
+    Raises:
+        LocalProtocolError: it is neither text nor octets.
+    """
+    if isinstance(part, bytes):
+        return part
+    if isinstance(part, str):
+        return part.encode()
+    if isinstance(part, (bytearray, memoryview)):
+        return bytes(part)
+    raise LocalProtocolError(f"a part of a message is text or octets, not {type(part).__name__}")
+
+
+def parts_of(value: object) -> list[bytes]:
+    """Return what a handler returned as parts: text or octets are one, of lists, tuples and the like each element is.
+
+    Raises:
+        LocalProtocolError: there is something else in it.
+    """
+    if isinstance(value, (str, bytes, bytearray, memoryview)):
+        return [octets(value)]
+    if isinstance(value, dict) or not hasattr(value, "__iter__"):
+        raise LocalProtocolError(
+            f"a reply is text, octets, or a list of them, not {type(value).__name__}",
+            hint="encode it in the handler, for example with json.dumps",
+        )
+    return [part for item in value for part in parts_of(item)]
+
+
+class Answering(Protocol):
+    """What a message needs of its node to be answered; any thread."""
+
+    def send_reply(self, peer: Peer, tag: bytes, parts: tuple[Part, ...]) -> None:
+        """Answer the request with that tag."""
+
+    def send(self, conn: ConnectionID, command: str, *parts: Part) -> None:
+        """Send a command."""
+
+    def request(
+        self,
+        conn: ConnectionID,
+        command: str,
+        *parts: Part,
+        on_reply: Callable[[bool, list[bytes]], object],
+        timeout_s: float = ...,
+    ) -> None:
+        """Send a request."""
+
+    def request_future(
+        self, conn: ConnectionID, command: str, *parts: Part, timeout_s: float = ...
+    ) -> Future[list[bytes]]:
+        """Send a request."""
+
+
+class Message:
+    """A command or request as its handler sees it; any thread.
+
+    Args:
+        node: that received it.
+        peer: that sent it.
+        command: as it was sent.
+        tag: of a request; None: it is a command.
+        data: its parts.
+        deadline: when the caller gives up, on the node's clock; None: not known.
+    """
+
+    __slots__ = ("_node", "command", "data", "deadline", "peer", "tag")
+
+    def __init__(
+        self,
+        node: Answering,
+        peer: Peer,
+        command: bytes,
+        tag: bytes | None,
+        data: list[bytes],
+        deadline: float | None,
+    ) -> None:
+        self._node: Final = node
+        self.peer: Final = peer
+        self.command: Final = command
+        self.tag: Final = tag
+        self.data: Final = data
+        self.deadline: Final = deadline
+
+    @property
+    def conn(self) -> ConnectionID:
+        """Names the connection it came by, for sending to it now or later."""
+        return self.peer.conn
+
+    @property
+    def auth(self) -> AuthLevel:
+        """What the sender may call."""
+        return self.peer.identity.auth
+
+    @property
+    def remote(self) -> str:
+        """IP address of the sender; empty where there is none."""
+        return self.peer.identity.address
+
+    def reply(self, *parts: Part) -> None:
+        """Answer the request. The first answer counts: a second one, or what the handler returns after it, is dropped.
+
+        Raises:
+            LocalProtocolError: it is a command; or a part is neither text nor octets.
+        """
+        if self.tag is None:
+            raise LocalProtocolError(
+                f"{self.command.decode(errors='replace')} came as a command, which has no reply", hint="use back()"
+            )
+        self._node.send_reply(self.peer, self.tag, parts)
+
+    def back(self, command: str, *parts: Part) -> None:
+        """Send a command to the sender."""
+        self._node.send(self.peer.conn, command, *parts)
+
+    def send_request(
+        self, command: str, *parts: Part, on_reply: Callable[[bool, list[bytes]], object], timeout_s: float = 15.0
+    ) -> None:
+        """Send a request to the sender; see `RpcNode.request`."""
+        self._node.request(self.peer.conn, command, *parts, on_reply=on_reply, timeout_s=timeout_s)
+
+    def later(self) -> DeferredSend:
+        """Return what answers later, on any thread; the handler then returns None."""
+        return DeferredSend(self)
+
+
+class DeferredSend:
+    """An answer that is given later, once, on any thread: a reply to a request, else a command back.
+
+    Call it with the parts of the reply, or with the command and its parts.
+    """
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: Message) -> None:
+        self._message: list[Message] = [message]
+
+    def __call__(self, *parts: Part) -> None:
+        """Answer.
+
+        Raises:
+            LocalProtocolError: it was used before; or a part is neither text nor octets.
+        """
+        try:
+            message = self._message.pop()  # atomic: of two threads one gets it
+        except IndexError:
+            raise LocalProtocolError("this deferred answer was given already") from None
+        if message.tag is not None:
+            message.reply(*parts)
+            return
+        command, *rest = parts
+        message.back(octets(command).decode(), *rest)

@@ -1,0 +1,898 @@
+"""A node: serves commands and requests, and sends them, over connections that either side may have opened.
+
+Theory of operation. All state belongs to the thread of one poll group; what other threads ask for is handed to it. A
+message is looked up in one table by its first frame. A request of ours waits in the table of the peer that was asked,
+so what another peer says about it does not count; it leaves the table before its caller is told, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from random import SystemRandom
+from typing import Any, Final, Self, TypeAlias
+
+import zmq
+
+from flowctl.errors import ClosedError, InternalError, LocalProtocolError, RpcError, RpcTimeoutError
+from flowctl.loop.faults import ErrorHook
+from flowctl.outcomes.pending import Pending
+from flowctl.pollgroup import LoopFactory, PollGroup
+from flowctl.rpc.access.access import Access, AuthLevel, Identity
+from flowctl.rpc.message import Message, Part, octets, parts_of
+from flowctl.rpc.peers.peer import Call, ConnectionID, Peer
+from flowctl.rpc.wire import frames as wire
+from flowctl.rpc.wire.tag import NUMBERS, make_tag, read_tag
+from flowctl.zeromq.context import new_context
+from flowctl.zeromq.socket import ZmqSocket
+
+REQUEST_TIMEOUT_S: Final = 15.0
+CONNECT_TIMEOUT_S: Final = 10.0
+MAX_MESSAGE_BYTES: Final = 1 << 20
+HEARTBEAT_MS: Final = 15_000
+HEARTBEAT_TIMEOUT_MS: Final = 30_000
+HANDSHAKE_MS: Final = 10_000
+RECONNECT_MS: Final = (250, 5_000)
+LINGER_S: Final = 5.0
+
+MOST_RUNNING: Final = 10_000
+"""Coroutines of one category that may run at once; each holds some kilobytes."""
+
+Handler: TypeAlias = Callable[[Message], Any]
+Settle: TypeAlias = Callable[[bool, list[bytes]], object]
+_Raw: TypeAlias = "zmq.Socket[bytes]"
+
+
+class Category:
+    """A category of commands, as it was added."""
+
+    __slots__ = ("access", "max_queue", "name", "reserved_threads", "running_count")
+
+    def __init__(self, name: str, access: Access, reserved_threads: int, max_queue: int) -> None:
+        self.name: Final = name
+        self.access: Final = access
+        self.reserved_threads: Final = reserved_threads
+        self.max_queue: Final = max_queue
+        self.running_count = 0
+
+
+class Command:
+    """A command or request command, as it was added."""
+
+    __slots__ = ("category", "handler", "is_request")
+
+    def __init__(self, category: Category, handler: Handler, *, is_request: bool) -> None:
+        self.category: Final = category
+        self.handler: Final = handler
+        self.is_request: Final = is_request
+
+
+class _Dialled:
+    """A connection that we open: until it is answered, whom to tell."""
+
+    __slots__ = ("failed", "monitor", "peer", "ready", "timer")
+
+    def __init__(
+        self,
+        peer: Peer,
+        monitor: ZmqSocket,
+        ready: Callable[[ConnectionID], object],
+        failed: Callable[[ConnectionID, str], object],
+    ) -> None:
+        self.peer: Final = peer
+        self.monitor: Final = monitor
+        self.ready: Callable[[ConnectionID], object] | None = ready
+        self.failed: Final = failed
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class _Listener:
+    """A bound socket and those who have sent something to it."""
+
+    __slots__ = ("auth", "id", "routes", "socket")
+
+    def __init__(self, number: int, auth: AuthLevel) -> None:
+        self.id: Final = number
+        self.auth: Final = auth
+        self.socket: ZmqSocket | None = None
+        self.routes: dict[bytes, Peer] = {}
+
+
+class RpcNode:
+    """A node of RPC: server and client at once.
+
+    Categories and commands are added first; then `start` runs it on a thread of its own, or ``async with`` on the
+    loop of the caller, which spares every message the way between two threads. All methods may be called from any
+    thread and from any callback unless they say otherwise.
+
+    Args:
+        name: of its thread, for logs.
+        loop_factory: makes the loop of that thread. None: uvloop where it is installed.
+        clock: monotonic seconds.
+        on_error: told of every exception of a handler or callback. None: they are logged.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "rpc",
+        loop_factory: LoopFactory | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_error: ErrorHook | None = None,
+    ) -> None:
+        self._name: Final = name
+        self._on_error: Final = on_error
+        self._clock: Final = clock
+        self._group = PollGroup(name, loop_factory=loop_factory, clock=clock, on_error=on_error)
+        self._started = False
+        self._stopping = False
+        self._context: Final = new_context()
+        self._numbers: Final = count(SystemRandom().randrange(NUMBERS))
+        self._ids: Final = count(1)
+        self._categories: dict[str, Category] = {}
+        self._commands: dict[bytes, Command] = {}
+        self._aliases: dict[bytes, bytes] = {}
+        self._listeners: list[tuple[_Listener, _Raw]] = []
+        # Only for the node's thread:
+        self._accepting: dict[int, _Listener] = {}
+        self._dialled: dict[int, _Dialled] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._malformed_count = 0
+        self._late_count = 0
+        self._queue_full_count = 0
+
+    # --- before start --------------------------------------------------------------------------------------------
+
+    def add_category(
+        self,
+        name: str,
+        access: Access | AuthLevel = AuthLevel.NONE,
+        reserved_threads: int = 0,
+        max_queue: int = 200,
+    ) -> None:
+        """Add a category of commands.
+
+        Args:
+            name: 1 to 50 octets without a dot.
+            access: what its callers need.
+            reserved_threads: worker threads that are kept for it beside the general ones.
+            max_queue: commands that may wait for a worker; 0: none, -1: any number.
+
+        Raises:
+            LocalProtocolError: the name is not allowed or taken, or the node was started.
+        """
+        self._check_not_started("add_category")
+        size = len(name.encode())
+        if not name or "." in name or size > wire.MAX_CATEGORY_BYTES:
+            raise LocalProtocolError(
+                f"category {name!r}: a name has 1 to {wire.MAX_CATEGORY_BYTES} octets (it has {size}) and no dot"
+            )
+        if name in self._categories:
+            raise LocalProtocolError(f"category {name!r} was added before")
+        needed = access if isinstance(access, Access) else Access(access)
+        self._categories[name] = Category(name, needed, reserved_threads, max_queue)
+
+    def add_command(self, category: str, name: str, handler: Handler) -> None:
+        """Add a command: called with a `Message`; nothing is sent back but what it sends itself.
+
+        Raises:
+            LocalProtocolError: the category is not there, the name is too long or taken, or the node was started.
+        """
+        self._add(category, name, handler, is_request=False)
+
+    def add_request_command(self, category: str, name: str, handler: Handler) -> None:
+        """Add a request command: what the handler returns is the reply; None: it answers itself, now or later.
+
+        Raises:
+            LocalProtocolError: see `add_command`.
+        """
+        self._add(category, name, handler, is_request=True)
+
+    def add_command_alias(self, alias: str, target: str) -> None:
+        """Have ``category.command`` `alias` mean `target`, with its access. Aliases of aliases mean nothing.
+
+        Raises:
+            LocalProtocolError: `alias` has no dot or is an alias already, or the node was started.
+        """
+        self._check_not_started("add_command_alias")
+        source = alias.encode()
+        if wire.split_name(source) is None:
+            raise LocalProtocolError(f"alias {alias!r} must be category.command, at most {wire.MAX_NAME_BYTES} octets")
+        if source in self._aliases:
+            raise LocalProtocolError(f"alias {alias!r} was added before")
+        self._aliases[source] = target.encode()
+
+    def _add(self, category: str, name: str, handler: Handler, *, is_request: bool) -> None:
+        self._check_not_started("add_command")
+        owner = self._categories.get(category)
+        if owner is None:
+            raise LocalProtocolError(f"category {category!r} was not added", hint="call add_category() first")
+        size = len(name.encode())
+        if size > wire.MAX_COMMAND_BYTES:
+            raise LocalProtocolError(
+                f"command {name!r} has {size} octets, at most {wire.MAX_COMMAND_BYTES} are allowed"
+            )
+        full = f"{category}.{name}".encode()
+        if full in self._commands:
+            raise LocalProtocolError(f"command {full.decode()!r} was added before")
+        if not inspect.iscoroutinefunction(handler):
+            raise LocalProtocolError(f"the handler of {full.decode()!r} must be a coroutine function")
+        self._commands[full] = Command(owner, handler, is_request=is_request)
+
+    def _check_not_started(self, what: str) -> None:
+        if self._started:
+            raise LocalProtocolError(f"{what} after start", hint="set up a node wholly, then start it")
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Run the node on a thread of its own; returns when it runs.
+
+        Raises:
+            LocalProtocolError: it was started before.
+        """
+        self._check_not_started("start")
+        self._prepare()
+        self._group.start()
+        self._group.call_soon(self._begin)
+
+    async def __aenter__(self) -> Self:
+        """Run the node on the running loop."""
+        self._check_not_started("start")
+        self._prepare()
+        self._group = PollGroup.on_running_loop(self._name, clock=self._clock, on_error=self._on_error)
+        self._begin()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop it."""
+        await self._wind_up()
+        self._group.stop()
+        self._context.destroy(linger=0)
+
+    def stop(self, deadline_s: float = 5.0) -> bool:
+        """End the node: handlers are cancelled, requests fail with ``SHUTTING_DOWN``, what was sent is flushed.
+
+        Not from the node's own thread.
+
+        Args:
+            deadline_s: how long to wait at most.
+
+        Returns:
+            Whether all has ended.
+
+        Raises:
+            LocalProtocolError: called on the node's thread.
+        """
+        if self._group.in_thread():
+            raise LocalProtocolError("stop() on the node's own thread", hint="use `async with` there")
+        if not self._started:
+            self._started = True
+            for _, raw in self._listeners:
+                raw.close(0)
+            self._context.destroy(linger=0)
+            return True
+        done: Future[None] = Future()
+
+        def end() -> None:
+            task = self._group.loop.create_task(self._wind_up())
+            task.add_done_callback(lambda _: done.set_result(None))
+
+        with suppress(ClosedError):
+            self._group.call_soon(end)
+            with suppress(TimeoutError):
+                done.result(deadline_s)
+        ended = self._group.stop(deadline_s)
+        if ended:
+            self._context.destroy(linger=0)
+        return ended
+
+    def _prepare(self) -> None:
+        self._started = True
+        for alias, target in self._aliases.items():
+            command = self._commands.get(target)
+            if command is None:
+                self._commands.pop(alias, None)
+            else:
+                self._commands[alias] = command
+
+    def _begin(self) -> None:
+        for listener, raw in self._listeners:
+            self._open(listener, raw)
+
+    async def _wind_up(self) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=LINGER_S)
+        for listener in list(self._accepting.values()):
+            for peer in list(listener.routes.values()):
+                self._forget(peer, wire.SHUTTING_DOWN)
+            if listener.socket is not None:
+                listener.socket.close(LINGER_S)
+        for dialled in list(self._dialled.values()):
+            self._hang_up(dialled, "the node was stopped", code=wire.SHUTTING_DOWN, linger_s=LINGER_S)
+
+    # --- listening and connecting --------------------------------------------------------------------------------
+
+    def listen_plain(
+        self,
+        address: str,
+        allow: AuthLevel = AuthLevel.NONE,
+        on_bind: Callable[[bool], object] | None = None,
+    ) -> str:
+        """Listen without encryption, before or after start.
+
+        Args:
+            address: of ZeroMQ: ``tcp://127.0.0.1:5000`` (port ``*``: any), ``ipc://path``, ``inproc://name``.
+            allow: what those who connect may call.
+            on_bind: told whether it could be bound; failure is then not raised.
+
+        Returns:
+            The address that was bound.
+
+        Raises:
+            ClosedError: the node was stopped.
+            OSError: it cannot be bound.
+        """
+        raw = self._new_socket(zmq.ROUTER)
+        raw.set(zmq.ROUTER_HANDOVER, 1)
+        raw.set(zmq.ROUTER_MANDATORY, 1)
+        try:
+            raw.bind(address)
+        except zmq.ZMQError as error:
+            raw.close(0)
+            if on_bind is not None:
+                on_bind(False)
+                return address
+            raise OSError(error.errno, f"cannot listen on {address}: {error}") from error
+        listener = _Listener(next(self._ids), allow)
+        bound = raw.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self._started:
+            self._do(self._open, listener, raw)
+        else:
+            self._listeners.append((listener, raw))
+        if on_bind is not None:
+            on_bind(True)
+        return bound
+
+    def connect_remote(
+        self,
+        address: str,
+        on_connect: Callable[[ConnectionID], object] | None = None,
+        on_failure: Callable[[ConnectionID, str], object] | None = None,
+        *,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+        auth: AuthLevel = AuthLevel.NONE,
+    ) -> ConnectionID:
+        """Connect to a listener.
+
+        Args:
+            address: where it listens.
+            on_connect: called when it has answered. Neither this nor `on_failure`: wait for it.
+            on_failure: called, with why, when it has not answered in time.
+            timeout_s: how long to wait for its answer, in seconds.
+            auth: what it may call here.
+
+        Returns:
+            The connection; with callbacks, one that is not yet there.
+
+        Raises:
+            LocalProtocolError: asked to wait on the node's own thread.
+            RpcError: it has not answered; only without callbacks.
+        """
+        conn = ConnectionID(next(self._ids))
+        if on_connect is not None or on_failure is not None:
+            self._do(self._dial, conn, address, timeout_s, auth, on_connect or _nothing, on_failure or _nothing)
+            return conn
+        if self._group.in_thread():
+            raise LocalProtocolError(
+                "connect_remote() would wait on the node's own thread", hint="await connect(), or give callbacks"
+            )
+        done: Future[ConnectionID] = Future()
+        self._do(self._dial, conn, address, timeout_s, auth, done.set_result, partial(_refuse, done, address))
+        return done.result()
+
+    async def connect(
+        self, address: str, *, timeout_s: float = CONNECT_TIMEOUT_S, auth: AuthLevel = AuthLevel.NONE
+    ) -> ConnectionID:
+        """Connect to a listener; see `connect_remote`.
+
+        Raises:
+            RpcError: it has not answered in time.
+        """
+        done: Future[ConnectionID] = Future()
+        conn = ConnectionID(next(self._ids))
+        self._do(self._dial, conn, address, timeout_s, auth, done.set_result, partial(_refuse, done, address))
+        return await asyncio.wrap_future(done)
+
+    def disconnect(self, conn: ConnectionID, linger_s: float = 1.0) -> None:
+        """Close a connection; what was sent goes on being sent for `linger_s` seconds. Not there: nothing happens."""
+        self._do(self._disconnect, conn, linger_s)
+
+    def _new_socket(self, kind: int) -> _Raw:
+        raw = self._context.socket(kind)
+        raw.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        raw.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        raw.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        raw.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        return raw
+
+    def _open(self, listener: _Listener, raw: _Raw) -> None:
+        routes = listener.routes
+
+        def received(frames: list[bytes]) -> None:
+            peer = routes.get(frames[0])
+            if peer is None:
+                peer = self._accepted(listener, frames[0])
+            if len(frames) < 2:
+                self._malformed_count += 1
+                return
+            self._received(peer, frames, 1)
+
+        listener.socket = ZmqSocket(self._group, raw, received, lambda route: route not in routes)
+        self._accepting[listener.id] = listener
+        listener.socket.start()
+
+    def _accepted(self, listener: _Listener, route: bytes) -> Peer:
+        """Make the peer of a route that was not seen before."""
+        socket = listener.socket
+        if socket is None:
+            raise InternalError("a message of a listener that is not open")
+        address = ""
+        if socket.frame is not None:
+            with suppress(zmq.ZMQError):
+                address = str(socket.frame.get("Peer-Address"))
+        conn = ConnectionID(listener.id, route)
+        peer = Peer(conn, socket, Identity(auth=listener.auth, address=address), self._calls_due)
+        listener.routes[route] = peer
+        return peer
+
+    def _dial(
+        self,
+        conn: ConnectionID,
+        address: str,
+        timeout_s: float,
+        auth: AuthLevel,
+        ready: Callable[[ConnectionID], object],
+        failed: Callable[[ConnectionID, str], object],
+    ) -> None:
+        if self._stopping:
+            failed(conn, "the node was stopped")
+            return
+        raw = self._new_socket(zmq.DEALER)
+        raw.set(zmq.RECONNECT_IVL, RECONNECT_MS[0])
+        raw.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
+        raw_monitor = raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        try:
+            raw.connect(address)
+        except zmq.ZMQError as error:
+            raw.disable_monitor()
+            raw.close(0)
+            failed(conn, f"cannot connect to {address}: {error}")
+            return
+
+        def received(frames: list[bytes]) -> None:
+            self._received(peer, frames, 0)
+
+        def lost(_: list[bytes]) -> None:
+            self._fail_calls(peer, wire.DISCONNECTED)
+
+        socket = ZmqSocket(self._group, raw, received)
+        peer = Peer(conn, socket, Identity(auth=auth), self._calls_due)
+        dialled = _Dialled(peer, ZmqSocket(self._group, raw_monitor, lost), ready, failed)
+        self._dialled[conn.id] = dialled
+        dialled.timer = self._group.call_later(timeout_s, self._not_answered, dialled)
+        socket.start()
+        dialled.monitor.start()
+        socket.send([wire.HI])
+
+    def _not_answered(self, dialled: _Dialled) -> None:
+        dialled.timer = None
+        self._hang_up(dialled, "connection attempt timed out", code=wire.DISCONNECTED)
+
+    def _hang_up(self, dialled: _Dialled, why: str, *, code: bytes, linger_s: float = 0.0) -> None:
+        """Close a connection that we opened; tell who waits for it, or because of it."""
+        peer = dialled.peer
+        if self._dialled.pop(peer.conn.id, None) is None:
+            return
+        if dialled.timer is not None:
+            dialled.timer.cancel()
+        dialled.monitor.close()
+        peer.socket.raw.disable_monitor()
+        peer.socket.close(linger_s)
+        waiting, dialled.ready = dialled.ready, None
+        self._forget(peer, code)
+        if waiting is not None:
+            self._call(dialled.failed, peer.conn, why)
+
+    def _disconnect(self, conn: ConnectionID, linger_s: float) -> None:
+        dialled = self._dialled.get(conn.id)
+        if dialled is not None:
+            self._hang_up(dialled, "disconnected", code=wire.DISCONNECTED, linger_s=linger_s)
+            return
+        peer = self._find(conn)
+        if peer is not None:
+            with suppress(zmq.ZMQError):
+                peer.send([wire.BYE])
+            self._forget(peer, wire.DISCONNECTED)
+
+    def _forget(self, peer: Peer, code: bytes) -> None:
+        """Drop a peer: its requests here are cancelled, ours to it fail."""
+        peer.closed = True
+        listener = self._accepting.get(peer.conn.id)
+        if listener is not None and listener.routes.get(peer.conn.route) is peer:
+            del listener.routes[peer.conn.route]
+        for cancel in list(peer.running.values()):
+            cancel()
+        self._fail_calls(peer, code)
+        self._group.deadlines.remove(peer)
+
+    def _find(self, conn: ConnectionID) -> Peer | None:
+        dialled = self._dialled.get(conn.id)
+        if dialled is not None:
+            return dialled.peer
+        listener = self._accepting.get(conn.id)
+        return None if listener is None else listener.routes.get(conn.route)
+
+    # --- sending -------------------------------------------------------------------------------------------------
+
+    def send(self, conn: ConnectionID, command: str, *parts: Part) -> None:
+        """Send a command. What cannot be sent (no such connection, full queue) is dropped and counted.
+
+        Raises:
+            LocalProtocolError: a part is neither text nor octets, or the node was not started.
+            ClosedError: the node was stopped.
+        """
+        self._do(self._send, conn, [command.encode(), *map(octets, parts)])
+
+    def request(
+        self,
+        conn: ConnectionID,
+        command: str,
+        *parts: Part,
+        on_reply: Settle,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
+        """Send a request.
+
+        Args:
+            conn: to whom.
+            command: ``category.command``.
+            parts: text is sent as UTF-8.
+            on_reply: called once, with True and the parts of the reply, or with False and the code of the failure
+                (``b"TIMEOUT"``) and maybe a text.
+            timeout_s: how long to wait for the reply, in seconds; the server is told.
+
+        Raises:
+            LocalProtocolError: a part is neither text nor octets, or the node was not started.
+            ClosedError: the node was stopped.
+        """
+        self._do(self._request, conn, command.encode(), [octets(part) for part in parts], on_reply, timeout_s)
+
+    def request_future(
+        self, conn: ConnectionID, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> RequestFuture:
+        """Send a request; see `request`.
+
+        Returns:
+            What ``get()`` waits for, on another thread than the node's.
+        """
+        future = RequestFuture()
+        self.request(conn, command, *parts, on_reply=partial(_settle, future, command), timeout_s=timeout_s)
+        return future
+
+    async def call(
+        self, conn: ConnectionID, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> list[bytes]:
+        """Send a request and wait for its reply; on any loop.
+
+        Returns:
+            The parts of the reply.
+
+        Raises:
+            RpcTimeoutError: the deadline passed.
+            RpcError: it failed; its `code` says how.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[bool, list[bytes]]] = loop.create_future()
+        here = self._group.in_thread()
+
+        def settle(ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
+            if here:
+                if not future.done():
+                    future.set_result((ok, data))
+            else:
+                with suppress(RuntimeError):  # the caller's loop is closed
+                    loop.call_soon_threadsafe(_set_result, future, (ok, data))
+
+        self._do(self._request, conn, command.encode(), [octets(part) for part in parts], settle, timeout_s)
+        ok, data = await future
+        if ok:
+            return data
+        raise failure_of(command, data)
+
+    def send_reply(self, peer: Peer, tag: bytes, parts: tuple[Part, ...]) -> None:
+        """Answer the request of `peer` with that tag; for `Message`."""
+        self._do(self._send_to, peer, [wire.REPLY, tag, *parts_of(parts)])
+
+    def _send(self, conn: ConnectionID, frames: list[bytes]) -> None:
+        peer = self._find(conn)
+        if peer is not None:
+            self._send_to(peer, frames)
+
+    def _send_to(self, peer: Peer, frames: Sequence[bytes]) -> bool:
+        """Send what nobody waits for; return whether it could be."""
+        if peer.closed:
+            return False
+        try:
+            peer.send(frames)
+        except zmq.Again:
+            self._queue_full_count += 1
+        except zmq.ZMQError:
+            if peer.conn.route:
+                self._forget(peer, wire.DISCONNECTED)
+        else:
+            return True
+        return False
+
+    def _request(
+        self, conn: ConnectionID, command: bytes, parts: list[bytes], settle: Settle, timeout_s: float
+    ) -> None:
+        if self._stopping:
+            self._call(settle, False, [wire.SHUTTING_DOWN])
+            return
+        peer = self._find(conn)
+        if peer is None:
+            self._call(settle, False, [wire.DISCONNECTED])
+            return
+        tag = make_tag(next(self._numbers) % NUMBERS, timeout_s)
+        try:
+            peer.send([command, tag, *parts])
+        except zmq.Again:
+            self._queue_full_count += 1
+            self._call(settle, False, [wire.QUEUE_FULL])
+            return
+        except zmq.ZMQError:
+            if peer.conn.route:
+                self._forget(peer, wire.DISCONNECTED)
+            self._call(settle, False, [wire.DISCONNECTED])
+            return
+        calls = peer.calls
+        if calls is None:
+            calls = peer.calls = Pending()
+        deadline = self._clock() + timeout_s
+        if not calls:
+            self._group.deadlines.set(peer, deadline)
+        calls.add(tag, Call(command, settle), deadline)
+
+    def _calls_due(self, peer: Peer) -> None:
+        calls = peer.calls
+        if calls is None:
+            return
+        for _, call in calls.take_due(self._clock()):
+            self._call(call.settle, False, [wire.TIMEOUT])
+        following = calls.next_deadline()
+        if following is not None:
+            self._group.deadlines.set(peer, following)
+
+    def _fail_calls(self, peer: Peer, code: bytes) -> None:
+        if peer.calls is not None:
+            for _, call in peer.calls.take_all():
+                self._call(call.settle, False, [code])
+
+    # --- receiving -----------------------------------------------------------------------------------------------
+
+    def _received(self, peer: Peer, frames: list[bytes], at: int) -> None:
+        """Act on a message whose first frame is at `at`."""
+        name = frames[at]
+        command = self._commands.get(name)
+        if command is None:
+            self._received_other(peer, frames[at:])
+            return
+        tag: bytes | None = None
+        rest = at + 1
+        if command.is_request and len(frames) > rest:
+            tag = frames[rest]
+            rest += 1
+        refused = self._refused(command, peer, tag)
+        if refused is not None:
+            self._send_to(peer, wire.refusal(refused, name, tag))
+            return
+        deadline: float | None = None
+        if tag is not None:
+            read = read_tag(tag)
+            if read is not None:
+                deadline = self._clock() + read[0]
+        self._run(command, Message(self, peer, name, tag, frames[rest:], deadline))
+
+    def _refused(self, command: Command, peer: Peer, tag: bytes | None) -> bytes | None:
+        """Return the code with which the command of that peer is refused; None: it may run."""
+        access = command.category.access
+        if peer.identity.auth < access.auth:
+            return wire.FORBIDDEN
+        if access.local_sn:
+            return wire.NOT_A_SERVICE_NODE
+        if access.remote_sn:
+            return wire.FORBIDDEN_SN
+        if command.is_request and tag is None:
+            return wire.NO_REPLY_TAG
+        return None
+
+    def _received_other(self, peer: Peer, frames: list[bytes]) -> None:
+        """Act on what is no command of ours."""
+        name = frames[0]
+        if name == wire.REPLY:
+            self._received_reply(peer, frames)
+        elif name == wire.HI:
+            self._send_to(peer, [wire.HELLO])
+        elif name == wire.HELLO:
+            self._received_hello(peer)
+        elif name == wire.BYE:
+            dialled = self._dialled.get(peer.conn.id)
+            if dialled is not None:
+                self._hang_up(dialled, "the other end closed it", code=wire.DISCONNECTED)
+        elif name == wire.UNKNOWN_COMMAND:
+            self._received_unknown(peer, frames)
+        elif b"." not in name and (failed := wire.failed_request(frames)) is not None:
+            self._received_failure(peer, *failed)
+        elif name in {wire.FORBIDDEN, wire.FORBIDDEN_SN, wire.NOT_A_SERVICE_NODE, wire.NO_REPLY_TAG}:
+            pass  # a command of ours was refused; nobody waits for it
+        elif self._stopping:
+            pass
+        else:
+            self._send_to(peer, [wire.UNKNOWN_COMMAND, name])
+
+    def _received_hello(self, peer: Peer) -> None:
+        dialled = self._dialled.get(peer.conn.id)
+        if dialled is None or dialled.ready is None:
+            return
+        if dialled.timer is not None:
+            dialled.timer.cancel()
+            dialled.timer = None
+        ready, dialled.ready = dialled.ready, None
+        self._call(ready, peer.conn)
+
+    def _received_reply(self, peer: Peer, frames: list[bytes]) -> None:
+        if len(frames) < 2:
+            self._malformed_count += 1
+            return
+        call = None if peer.calls is None else peer.calls.take(frames[1])
+        if call is None:
+            self._late_count += 1
+        else:
+            self._call(call.settle, True, frames[2:])
+
+    def _received_failure(self, peer: Peer, code: bytes, tag: bytes, more: list[bytes]) -> None:
+        call = None if peer.calls is None else peer.calls.take(tag)
+        if call is None:
+            self._late_count += 1
+        else:
+            self._call(call.settle, False, [code, *more])
+
+    def _received_unknown(self, peer: Peer, frames: list[bytes]) -> None:
+        """Fail the oldest request with the command that the peer does not know: it does not say which."""
+        calls = peer.calls
+        if calls is None or len(frames) < 2:
+            return
+        for tag in calls:
+            call = calls.get(tag)
+            if call is not None and call.command == frames[1]:
+                calls.take(tag)
+                self._call(call.settle, False, [wire.UNKNOWN_COMMAND])
+                return
+
+    # --- handlers ------------------------------------------------------------------------------------------------
+
+    def _run(self, command: Command, message: Message) -> None:
+        if self._stopping:
+            self._fail(message, wire.SHUTTING_DOWN)
+            return
+        if command.category.running_count >= MOST_RUNNING:
+            self._fail(message, wire.QUEUE_FULL)
+            return
+        command.category.running_count += 1
+        task = self._group.loop.create_task(self._serve(command, message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, command: Command, message: Message) -> None:
+        """Run a coroutine handler; what it returns is the reply."""
+        peer, tag = message.peer, message.tag
+        task = asyncio.current_task()
+        timer: asyncio.TimerHandle | None = None
+        if tag is not None and task is not None:
+            peer.running[tag] = task.cancel
+            if message.deadline is not None:
+                timer = self._group.loop.call_later(max(0.0, message.deadline - self._clock()), task.cancel)
+        try:
+            answer: Awaitable[Any] = command.handler(message)
+            value = await answer
+            if tag is not None and value is not None:
+                self._send_to(peer, [wire.REPLY, tag, *parts_of(value)])
+        except asyncio.CancelledError:
+            self._fail(message, wire.SHUTTING_DOWN if self._stopping else wire.TIMEOUT)
+        except Exception as error:  # noqa: BLE001  (a handler's fault costs its request, and nothing else)
+            self._group.report(f"handler of {message.command.decode(errors='replace')}", error)
+            self._fail(message, wire.HANDLER_FAILED)
+        finally:
+            command.category.running_count -= 1
+            if tag is not None:
+                peer.running.pop(tag, None)
+            if timer is not None:
+                timer.cancel()
+
+    def _fail(self, message: Message, code: bytes) -> None:
+        """Tell the sender of a request why it gets no reply."""
+        if message.tag is not None:
+            self._send_to(message.peer, wire.failure(code, message.tag))
+
+    # --- inner steps ---------------------------------------------------------------------------------------------
+
+    def _do(self, what: Callable[..., object], *args: Any) -> None:
+        """Do it on the node's thread: now if this is it, else soon and in the order of the calls."""
+        if self._group.in_thread():
+            what(*args)
+        else:
+            self._group.call_soon(what, *args)
+
+    def _call(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call back; what it raises is reported."""
+        try:
+            callback(*args)
+        except Exception as error:  # noqa: BLE001  (a callback's fault must not cost others their messages)
+            self._group.report(getattr(callback, "__qualname__", "callback"), error)
+
+
+class RequestFuture(Future[list[bytes]]):
+    """The outcome of a request, for other threads than the node's."""
+
+    def get(self, timeout_s: float | None = None) -> list[bytes]:
+        """Wait for the reply and return its parts.
+
+        Raises:
+            RpcTimeoutError: the deadline of the request passed.
+            RpcError: it failed; its `code` says how.
+            TimeoutError: `timeout_s` seconds passed first.
+        """
+        return self.result(timeout_s)
+
+
+def failure_of(command: str, data: Sequence[bytes]) -> RpcError:
+    """Return the exception for what a request failed with: its code, and maybe a text."""
+    code = data[0].decode(errors="replace")
+    text = f": {data[1].decode(errors='replace')}" if len(data) > 1 else ""
+    kind = RpcTimeoutError if data[0] == wire.TIMEOUT else RpcError
+    return kind(f"request {command} failed with {code}{text}", code=code)
+
+
+def _settle(future: RequestFuture, command: str, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
+    if not future.set_running_or_notify_cancel():
+        return
+    if ok:
+        future.set_result(data)
+    else:
+        future.set_exception(failure_of(command, data))
+
+
+def _set_result(future: asyncio.Future[Any], value: object) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _refuse(done: Future[ConnectionID], address: str, _: ConnectionID, why: str) -> None:
+    done.set_exception(RpcError(f"no connection to {address}: {why}", code="DISCONNECTED"))
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing."""

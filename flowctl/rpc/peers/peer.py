@@ -1,0 +1,102 @@
+"""The other end of a connection, whoever opened it: how it is reached, and what waits for it or because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from flowctl.outcomes.pending import Pending
+from flowctl.rpc.access.access import Identity
+from flowctl.zeromq.socket import ZmqSocket
+
+SERVICE_NODE: Final = -1
+"""`ConnectionID.id` of a service node that is meant by its key, over whatever connection there is."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConnectionID:
+    """Names the other end of a connection; any thread may keep it and use it to send later.
+
+    Two are equal if both name service nodes with the same key, or else if they are of one socket and route.
+
+    Args:
+        id: number of the socket in its node.
+        route: of a connection that was accepted: its routing id. Empty where we dialled.
+        pubkey: the key that the other end has proven, 32 octets; empty: none.
+        service_node: whether it is meant as a service node, by its key.
+    """
+
+    id: int
+    route: bytes = b""
+    pubkey: bytes = b""
+    service_node: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ConnectionID):
+            return NotImplemented
+        if self.service_node and other.service_node:
+            return self.pubkey == other.pubkey
+        return (self.id, self.route, self.service_node) == (other.id, other.route, other.service_node)
+
+    def __hash__(self) -> int:
+        return hash(self.pubkey) if self.service_node else hash((self.id, self.route))
+
+
+class Call:
+    """A request of ours that waits for its outcome.
+
+    Args:
+        command: as it was sent.
+        settle: called once, with whether there is a reply, and with the parts of the reply or the code and text of the
+            failure.
+    """
+
+    __slots__ = ("command", "item", "settle")
+
+    def __init__(
+        self,
+        command: bytes,
+        settle: Callable[[bool, list[bytes]], object],
+        item: Callable[[list[bytes]], object] | None = None,
+    ) -> None:
+        self.command: Final = command
+        self.settle: Final = settle
+        self.item: Final = item
+
+
+class Peer:
+    """The other end of one connection; all methods on the node's thread only.
+
+    Args:
+        conn: names it.
+        socket: by which it is reached.
+        identity: what it has proven.
+        due: called when requests to it have passed their deadlines.
+    """
+
+    __slots__ = ("_due", "calls", "closed", "conn", "identity", "running", "socket")
+
+    def __init__(self, conn: ConnectionID, socket: ZmqSocket, identity: Identity, due: Callable[[Peer], None]) -> None:
+        self.conn: Final = conn
+        self.socket: Final = socket
+        self.identity = identity
+        self._due: Final = due
+        self.closed = False
+        #: Our requests to it, by their tags; None: there has been none.
+        self.calls: Pending[bytes, Call] | None = None
+        #: What runs for it here and may be cancelled, by the tags of its requests.
+        self.running: dict[bytes, Callable[[], object]] = {}
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Send a message.
+
+        Raises:
+            zmq.ZMQError: see `ZmqSocket.send`.
+        """
+        route = self.conn.route
+        self.socket.send([route, *frames] if route else frames)
+
+    def deadline_due(self, now: float) -> None:
+        """Have the requests told whose time is up."""
+        self._due(self)

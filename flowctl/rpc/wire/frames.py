@@ -1,0 +1,95 @@
+"""The frames of a message, without the routing id that a ROUTER puts in front (pure).
+
+=================  ==========================================  =====================================================
+what               frames                                      remarks
+=================  ==========================================  =====================================================
+command            ``[category.command, part...]``
+request            ``[category.command, tag, part...]``        whether it is one is known to the server alone
+reply              ``[REPLY, tag, part...]``                   the tag is echoed as it came
+refused command    ``[CODE, category.command]``                the command as it was sent, not what it is an alias of
+refused request    ``[CODE, REPLY, tag]``                      `UNKNOWN_COMMAND` and `NO_REPLY_TAG`: as for a command
+handshake          ``[HI]``, answered by ``[HELLO]``
+closing            ``[BYE]``                                   the one who dialled closes the connection
+=================  ==========================================  =====================================================
+
+These are OxenMQ's. Added to them, in forms that a node which does not know them takes for an unknown command:
+
+=================  ==========================================  =====================================================
+failed request     ``[CODE, REPLY, tag, text]``                the text is for people, and may be missing
+streamed item      ``[ITEM, tag, part...]``                    only in answer to a tag with credit
+more credit        ``[CREDIT, tag, count]``                    decimal digits
+given up           ``[CANCEL, tag]``                           the caller does not want the answer any more
+=================  ==========================================  =====================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+REPLY: Final = b"REPLY"
+HI: Final = b"HI"
+HELLO: Final = b"HELLO"
+BYE: Final = b"BYE"
+ITEM: Final = b"ITEM"
+CREDIT: Final = b"CREDIT"
+CANCEL: Final = b"CANCEL"
+
+UNKNOWN_COMMAND: Final = b"UNKNOWNCOMMAND"
+FORBIDDEN: Final = b"FORBIDDEN"
+FORBIDDEN_SN: Final = b"FORBIDDEN_SN"
+NOT_A_SERVICE_NODE: Final = b"NOT_A_SERVICE_NODE"
+NO_REPLY_TAG: Final = b"NO_REPLY_TAG"
+
+HANDLER_FAILED: Final = b"HANDLER_FAILED"
+QUEUE_FULL: Final = b"QUEUE_FULL"
+SHUTTING_DOWN: Final = b"SHUTTING_DOWN"
+TIMEOUT: Final = b"TIMEOUT"
+DISCONNECTED: Final = b"DISCONNECTED"
+
+MAX_CATEGORY_BYTES: Final = 50
+MAX_COMMAND_BYTES: Final = 200
+MAX_NAME_BYTES: Final = MAX_CATEGORY_BYTES + 1 + MAX_COMMAND_BYTES
+
+MOST_CREDIT: Final = 1 << 20
+"""Most items that one `CREDIT` adds: a number of more digits is not even read."""
+
+_CREDIT_DIGITS: Final = len(str(MOST_CREDIT))
+
+
+def split_name(name: bytes) -> tuple[bytes, bytes] | None:
+    """Return category and command of ``category.command``; None: it is not of that form, or too long.
+
+    The first dot parts them, so a command may have dots and a category may not.
+    """
+    if len(name) > MAX_NAME_BYTES:
+        return None
+    category, dot, command = name.partition(b".")
+    return (category, command) if category and dot else None
+
+
+def refusal(code: bytes, name: bytes, tag: bytes | None) -> list[bytes]:
+    """Return the frames that refuse a command, or the request with that tag."""
+    if tag is None or code in {UNKNOWN_COMMAND, NO_REPLY_TAG}:
+        return [code, name]
+    return [code, REPLY, tag]
+
+
+def failure(code: bytes, tag: bytes, text: bytes = b"") -> list[bytes]:
+    """Return the frames that tell why the request with that tag has no reply."""
+    return [code, REPLY, tag, text] if text else [code, REPLY, tag]
+
+
+def failed_request(frames: Sequence[bytes]) -> tuple[bytes, bytes, list[bytes]] | None:
+    """Return code, tag and further parts of what refuses a request; None: it is something else."""
+    if len(frames) >= 3 and frames[1] == REPLY and b"." not in frames[0]:
+        return frames[0], frames[2], list(frames[3:])
+    return None
+
+
+def credit_of(frames: Sequence[bytes]) -> int | None:
+    """Return how many items a `CREDIT` allows beyond those allowed before; None: it is malformed."""
+    if len(frames) != 3 or not 0 < len(frames[2]) <= _CREDIT_DIGITS or not frames[2].isdigit():
+        return None
+    count = int(frames[2])
+    return count if 0 < count <= MOST_CREDIT else None
