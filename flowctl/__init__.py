@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
         LocalProtocolError,
         ReentryError,
         RemoteProtocolError,
+        RpcError,
+        RpcTimeoutError,
     )
     from flowctl.fanout.fanout import Fanout, FanoutStatistics
     from flowctl.fanout.following import Fanouts, FollowPlace
@@ -131,6 +133,8 @@ __all__ = [
     "ReentryError",
     "Registration",
     "RemoteProtocolError",
+    "RpcError",
+    "RpcTimeoutError",
     "SendOutcome",
     "SendResult",
     "SendState",
@@ -178,6 +182,8 @@ _HOMES: Final = {
         "LocalProtocolError",
         "ReentryError",
         "RemoteProtocolError",
+        "RpcError",
+        "RpcTimeoutError",
     ),
     "flowctl.fanout.fanout": (
         "Fanout",

@@ -20,7 +20,8 @@ PUBLIC = """
     Frontend Gop GroupState HardPolicy InputResult InputVerdict InternalError Job KeepAll LedgerEntry LedgerKind
     LimitExceededError Limits LivePolicy Load LocalProtocolError MessageClass Move NO_LIMITS PollGroup
     PollGroupStatistics PollGroups Pollable Receiver ReceiverStatistics ReentryError Registration
-    RemoteProtocolError SendOutcome SendResult SendState Sender SenderSettings SenderStatistics ServeOptions Server
+    RemoteProtocolError RpcError RpcTimeoutError
+    SendOutcome SendResult SendState Sender SenderSettings SenderStatistics ServeOptions Server
     ServerProgram ServerStatistics Session SocketOptions StateChange StreamLog Thin Transport Verdict WorkLimits serve
 """
 TESTING = (

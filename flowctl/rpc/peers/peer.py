@@ -1,4 +1,4 @@
-"""The other end of a connection, whoever opened it: how it is reached, and what waits for it or because of it."""
+"""The other end of a connection, no matter who opened it: how it is reached, and what waits because of it."""
 
 from __future__ import annotations
 
