@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
         RemoteProtocolError,
         RpcError,
         RpcTimeoutError,
+        StoreError,
     )
     from flowctl.fanout.fanout import Fanout, FanoutStatistics
     from flowctl.fanout.following import Fanouts, FollowPlace
@@ -150,6 +151,7 @@ __all__ = [
     "ShareSettings",
     "SocketOptions",
     "StateChange",
+    "StoreError",
     "StreamLog",
     "Thin",
     "Transport",
@@ -184,6 +186,7 @@ _HOMES: Final = {
         "RemoteProtocolError",
         "RpcError",
         "RpcTimeoutError",
+        "StoreError",
     ),
     "flowctl.fanout.fanout": (
         "Fanout",

@@ -102,3 +102,18 @@ class InternalError(FlowctlError):
 
 class DamagedFlightError(FlowctlError):
     """The rows of a recorded flight are not those that were written: some are missing, or say what nobody wrote."""
+
+
+class StoreError(FlowctlError):
+    """The file of a messenger's store cannot be used, or did not take what was to be written.
+
+    Args:
+        message: which file, and why.
+        code: ``"full"``, ``"damaged"``, ``"foreign"``, ``"version"``, ``"busy"``, ``"path"``, ``"effect"`` or
+            ``"closed"``.
+        hint: see `FlowctlError`.
+    """
+
+    def __init__(self, message: str, *, code: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code

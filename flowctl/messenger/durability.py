@@ -21,12 +21,15 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+
+from flowctl.errors import LocalProtocolError
+from flowctl.printable import short
 
 Done = Callable[[Exception | None], object]
 """Told None once something is on the disk, else why it is not."""
-Effect = Callable[[sqlite3.Connection], object]
-"""Run inside the transaction, on the store's thread."""
+Effect = Callable[["Transaction"], object]
+"""Run inside the transaction, on the store's thread, which it must not block."""
 Post = Callable[..., object]
 """Calls its arguments on the messenger's thread, soon, in order (`PollGroup.call_soon`)."""
 
@@ -36,6 +39,35 @@ IDS: Final = b"i"
 """The same where numbers are message ids: of messages that came before the sender knew that we understand more."""
 ANNOUNCES: Final = b"a"
 """Prefix of a destination that is marked once it is known to understand the extension."""
+
+
+_TRANSACTIONAL: Final = ("BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE")
+
+
+class Transaction:
+    """What an effect may do with the file: statements, on tables of its own; the store commits.
+
+    Valid while the effect runs. Names of tables that begin with ``messenger_`` are the store's.
+    """
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection: Final = connection
+
+    def execute(self, statement: str, values: Iterable[Any] = ()) -> sqlite3.Cursor:
+        """Run one statement; see `sqlite3.Connection.execute`.
+
+        Raises:
+            LocalProtocolError: it would begin or end a transaction.
+        """
+        if statement.lstrip()[:9].upper().startswith(_TRANSACTIONAL):
+            raise LocalProtocolError(f"{short(statement)} in an effect: the store begins and ends transactions")
+        return self._connection.execute(statement, tuple(values))
+
+    def executemany(self, statement: str, rows: Iterable[Iterable[Any]]) -> sqlite3.Cursor:
+        """Run one statement for each row of values; see `sqlite3.Connection.executemany`."""
+        return self._connection.executemany(statement, (tuple(row) for row in rows))
 
 
 class StoredMessage(Protocol):

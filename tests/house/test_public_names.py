@@ -22,7 +22,8 @@ PUBLIC = """
     PollGroupStatistics PollGroups Pollable Receiver ReceiverStatistics ReentryError Registration
     RemoteProtocolError RpcError RpcTimeoutError
     SendOutcome SendResult SendState Sender SenderSettings SenderStatistics ServeOptions Server
-    ServerProgram ServerStatistics Session SocketOptions StateChange StreamLog Thin Transport Verdict WorkLimits serve
+    ServerProgram ServerStatistics Session SocketOptions StateChange StoreError StreamLog Thin Transport Verdict
+    WorkLimits serve
 """
 TESTING = (
     "Driven drive ManualClock ManualGroup ManualHost ScriptedTransport ThrottledPeer check_drop_policy would_block"

@@ -1,0 +1,312 @@
+"""The file of a store: what is in it after it was closed, filled, damaged, or taken by two."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.errors import BusyError, LocalProtocolError, StoreError
+from flowctl.messenger.durability import Transaction
+from flowctl.messenger.storefile import Add, Forget, Mark, Remove, Run, Stored, StoreFile
+
+MAX_BYTES = 64 << 20
+Answers = list[Exception | None]
+
+
+@pytest.fixture
+def answers() -> Answers:
+    return []
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+def add(number: int, answers: Answers, *, peer: bytes = b"peer", record: bytes = b"record") -> Add:
+    return Add(number, peer, number, record, answers.append)
+
+
+def write(file: StoreFile, *changes) -> None:
+    for done, error in file.write(changes)[0]:
+        done(error)
+
+
+def counting(number: int) -> Callable[[Transaction], object]:
+    return lambda transaction: transaction.execute("INSERT INTO effects VALUES (?)", (number,))
+
+
+def make_effects(file: StoreFile) -> None:
+    write(file, Run(lambda transaction: transaction.execute("CREATE TABLE effects (number INTEGER)"), lambda _: None))
+
+
+def effects(path: Path) -> list[int]:
+    connection = sqlite3.connect(path)
+    try:
+        return [row[0] for row in connection.execute("SELECT number FROM effects ORDER BY rowid")]
+    finally:
+        connection.close()
+
+
+def test_outbox_when_opened_again_has_what_was_not_removed(path, answers):
+    """Messages come back in order with peer, sequence and record; ids and sequences go on behind those ever kept."""
+    file = StoreFile(path, MAX_BYTES)
+    write(file, *(add(number, answers) for number in range(3)), Add(3, b"b", 0, b"\0-\xff", answers.append))
+    write(file, Remove(0), Remove(2), Remove(99))
+    incarnation = file.incarnation
+    file.close()
+    again = StoreFile(path, MAX_BYTES)
+    assert answers == [None] * 4
+    assert [Stored(1, b"peer", 1, b"record"), Stored(3, b"b", 0, b"\0-\xff")] == list(again.pending())
+    assert (4, {b"peer": 3, b"b": 1}, incarnation) == (
+        again.next_message_id(),
+        again.next_sequences(),
+        again.incarnation,
+    )
+    again.close()
+
+
+def test_incarnations_when_two_files_are_made_differ(tmp_path):
+    """Each file has an incarnation of its own, by chance."""
+    files = [StoreFile(tmp_path / name, MAX_BYTES) for name in "ab"]
+    assert files[0].incarnation != files[1].incarnation
+    for file in files:
+        file.close()
+
+
+def test_seen_when_in_order_and_with_gaps_is_a_row_for_each_run(path, answers):
+    """A million messages in order would be one row; a gap makes two, and closing it makes one again."""
+    file = StoreFile(path, MAX_BYTES)
+    write(file, *(Mark(b"a", 7, number, number, answers.append) for number in (0, 1, 2, 5, 4, 9)))
+    assert file.seen() == [(b"a", 7, 0, 2), (b"a", 7, 4, 5), (b"a", 7, 9, 9)]
+    write(file, Mark(b"a", 7, 3, 3, answers.append), Mark(b"b", 7, 3, 3, answers.append))
+    assert file.seen() == [(b"a", 7, 0, 5), (b"a", 7, 9, 9), (b"b", 7, 3, 3)]
+    write(file, Mark(b"a", 7, 2, 100, answers.append))
+    assert file.seen() == [(b"a", 7, 0, 100), (b"b", 7, 3, 3)]
+    file.close()
+
+
+@settings(max_examples=30, deadline=None)
+@given(batches=st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), min_size=1), max_size=8))
+def test_seen_when_marked_in_any_order_and_batches_equals_the_set(tmp_path_factory, batches):
+    """Whatever is marked, one by one or in runs, the rows are the runs of the set of all of it."""
+    file = StoreFile(tmp_path_factory.mktemp("seen") / "store.db", MAX_BYTES)
+    wanted: set[int] = set()
+    for batch in batches:
+        write(file, *(Mark(b"a", 1, first, first + more, lambda _: None) for first, more in batch))
+        wanted.update(number for first, more in batch for number in range(first, first + more + 1))
+    rows = file.seen()
+    file.close()
+    assert wanted == {number for _, _, first, last in rows for number in range(first, last + 1)}
+    assert all(rows[index][3] + 1 < rows[index + 1][2] for index in range(len(rows) - 1)), "rows touch"
+
+
+def test_forget_when_a_peer_begins_anew_keeps_its_new_life_only(path):
+    """What was seen of other incarnations of that peer goes, also what the same transaction marked before."""
+    file = StoreFile(path, MAX_BYTES)
+    marks = [Mark(peer, life, 1, 1, lambda _: None) for peer in (b"a", b"b") for life in (1, 2)]
+    write(file, *marks, Forget(b"a", 2))
+    assert file.seen() == [(b"a", 2, 1, 1), (b"b", 1, 1, 1), (b"b", 2, 1, 1)]
+    file.close()
+
+
+def test_effect_when_run_is_kept_with_its_mark_and_not_run_again(path, answers):
+    """Effect and mark are of one transaction; for a message that is marked the effect is not run."""
+    file = StoreFile(path, MAX_BYTES)
+    make_effects(file)
+    same = [Mark(b"a", 1, 5, 5, answers.append, counting(5)) for _ in range(2)]
+    write(file, *same)
+    write(file, Mark(b"a", 1, 5, 5, answers.append, counting(5)), Mark(b"a", 1, 6, 6, answers.append, counting(6)))
+    assert answers == [None] * 4
+    assert effects(path) == [5, 6]
+    file.close()
+
+
+def test_effect_when_it_raises_leaves_nothing_and_others_alone(path, answers):
+    """What an effect wrote before it raised is taken back, with its mark or message; others of the turn are kept."""
+    file = StoreFile(path, MAX_BYTES)
+    make_effects(file)
+
+    def fails(transaction: Transaction) -> None:
+        transaction.execute("INSERT INTO effects VALUES (13)")
+        raise ValueError("no")
+
+    write(
+        file,
+        Mark(b"a", 1, 1, 1, answers.append, counting(1)),
+        Mark(b"a", 1, 2, 2, answers.append, fails),
+        Add(0, b"a", 0, b"", answers.append, fails),
+        Add(1, b"a", 1, b"", answers.append, counting(2)),
+    )
+    assert [type(item).__name__ for item in answers] == ["NoneType", "ValueError", "ValueError", "NoneType"]
+    assert (effects(path), file.seen()) == ([1, 2], [(b"a", 1, 1, 1)])
+    assert [item.message_id for item in file.pending()] == [1]
+    file.close()
+
+
+@pytest.mark.parametrize("word", ["commit", " ROLLBACK", "Begin", "savepoint x", "release effect", "end"])
+def test_effect_when_it_would_end_the_transaction_is_refused(path, answers, word):
+    """An effect may not begin or end transactions: that would part it from its mark."""
+    file = StoreFile(path, MAX_BYTES)
+    write(file, Run(lambda transaction: transaction.execute(word), answers.append), add(0, answers))
+    assert [LocalProtocolError, type(None)] == [type(item) for item in answers]
+    file.close()
+
+
+def test_effect_when_it_ends_the_transaction_all_the_same_fails_with_a_reason(path, answers):
+    """One that goes past the refusal is found out, and the file can be used afterwards."""
+    file = StoreFile(path, MAX_BYTES)
+    write(file, Run(lambda transaction: transaction.execute("SELECT 1").connection.commit(), answers.append))
+    write(file, add(0, answers))
+    assert isinstance(answers[0], StoreError)
+    assert (answers[0].code, answers[1]) == ("effect", None)
+    file.close()
+
+
+def test_file_when_full_refuses_what_is_to_be_sent_and_keeps_the_rest(path, answers):
+    """At its size it refuses messages with a hint; acknowledgements go on, and make room."""
+    file = StoreFile(path, 1 << 20)
+    marks: Answers = []
+    for number in range(200):
+        mark = Mark(b"a", 1, number, number, marks.append)
+        write(file, mark, add(number, answers, record=bytes(20_000)))
+    refused = [item for item in answers if item is not None]
+    assert 100 < len(refused) < 190
+    assert {"full"} == {item.code for item in refused}
+    assert "max_store_bytes" in refused[0].hint
+    assert marks == [None] * 200
+    kept = [item.message_id for item in file.pending()]
+    assert len(kept) == answers.count(None)
+    write(file, *(Remove(number) for number in kept))
+    assert list(file.pending()) == []
+    write(file, add(200, answers, record=bytes(20_000)))
+    assert answers[-1] is None
+    assert file.size_bytes() < 16 << 20
+    file.close()
+
+
+def test_disk_when_a_queue_comes_and_goes_is_given_back(path, answers):
+    """After a backlog of 30 MB the file shrinks again while small turns are written."""
+    file = StoreFile(path, MAX_BYTES)
+    for number in range(30):
+        write(file, add(number, answers, record=bytes(1 << 20)))
+    most = file.size_bytes()
+    write(file, *(Remove(number) for number in range(30)))
+    for number in range(100, 140):
+        write(file, add(number, answers), Remove(number))
+    file.close()
+    assert most > 30 << 20
+    assert path.stat().st_size < 12 << 20
+
+
+def test_file_when_open_is_refused_to_another_store_and_process(path):
+    """Two senders under the same numbers would lose messages; the error names the process that has it."""
+    file = StoreFile(path, MAX_BYTES)
+    with pytest.raises(BusyError, match=f"process '{os.getpid()}'"):
+        StoreFile(path, MAX_BYTES)
+    context = multiprocessing.get_context("fork")
+    with context.Pool(1) as pool:
+        assert pool.apply(_kind_of_refusal, (path,)) == "BusyError"
+    file.close()
+    StoreFile(path, MAX_BYTES).close()
+
+
+def _kind_of_refusal(path: Path) -> str:
+    try:
+        StoreFile(path, MAX_BYTES)
+    except BusyError:
+        return "BusyError"
+    return "opened"
+
+
+def test_file_when_damaged_foreign_or_newer_says_so_and_stays(tmp_path):
+    """What is no store of ours is refused with a hint, and not one octet of it is changed."""
+    made = tmp_path / "made"
+    file = StoreFile(made, MAX_BYTES)
+    write(file, *(add(number, [], record=bytes(3000)) for number in range(50)))
+    file.close()
+    good = made.read_bytes()
+    foreign = tmp_path / "foreign.db"
+    connection = sqlite3.connect(foreign)
+    connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+    newer = bytearray(good)
+    newer[60:64] = (2).to_bytes(4)
+    holed = bytearray(good)
+    holed[5 * 4096 : 40 * 4096] = os.urandom(35 * 4096)
+    cases = {
+        "text": (b"this is a text of mine\n" * 100, "damaged"),
+        "foreign": (foreign.read_bytes(), "foreign"),
+        "newer": (bytes(newer), "version"),
+        "cut": (good[: len(good) // 2], "damaged"),
+        "holed": (bytes(holed), "damaged"),
+    }
+    for name, (octets, code) in cases.items():
+        path = tmp_path / f"case-{name}"
+        path.write_bytes(octets)
+        with pytest.raises(StoreError, match=str(path)) as caught:
+            StoreFile(path, MAX_BYTES)
+        assert (code, octets) == (caught.value.code, path.read_bytes()), name
+        assert caught.value.hint
+
+
+def test_file_when_it_cannot_be_made_names_the_path(tmp_path):
+    """A folder that is not there, or a folder in place of the file, is an error with a hint."""
+    for path in (tmp_path / "none" / "store.db", tmp_path):
+        with pytest.raises(StoreError) as caught:
+            StoreFile(path, MAX_BYTES)
+        assert caught.value.code == "path"
+        assert str(path) in str(caught.value)
+
+
+def test_file_when_made_is_for_its_owner_only(path, answers):
+    """Messages may hold what is nobody else's business: neither file nor log can be read by others."""
+    file = StoreFile(path, MAX_BYTES)
+    write(file, add(0, answers))
+    modes = {item.stat().st_mode & 0o077 for item in path.parent.iterdir()}
+    file.close()
+    assert {0} == modes
+
+
+def test_tables_of_the_application_when_the_store_is_open_can_be_read_by_others(path, answers):
+    """Another connection reads what effects have written while the store has the file."""
+    file = StoreFile(path, MAX_BYTES)
+    make_effects(file)
+    write(file, Mark(b"a", 1, 0, 0, answers.append, counting(4)))
+    assert effects(path) == [4]
+    file.close()
+
+
+def test_process_when_killed_in_the_middle_leaves_all_that_was_told(path):
+    """After a kill -9 everything that was told to be on the disk is there, and the file opens."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        file = StoreFile(path, MAX_BYTES)
+        for number in range(100_000):
+            for done, error in file.write([add(number, [])])[0]:
+                done(error)
+            os.write(writer, number.to_bytes(4))
+        os._exit(0)
+    os.close(writer)
+    told = b""
+    while len(told) < 4 * 50:
+        told += os.read(reader, 4096)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    while more := os.read(reader, 4096):
+        told += more
+    os.close(reader)
+    file = StoreFile(path, MAX_BYTES)
+    kept = [item.message_id for item in file.pending()]
+    file.close()
+    count = len(told) // 4
+    assert kept == list(range(len(kept)))
+    assert count <= len(kept) <= count + 1
