@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import re
 from pathlib import Path
@@ -73,6 +74,12 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("fuzz")
             if factor > 1:
                 multiply_examples(item, factor)
+
+
+def pytest_collection_finish(session):
+    """Take the tests themselves, millions of objects, out of what garbage collections look through from now on."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
