@@ -22,6 +22,7 @@ from typing import Any, Final
 import zmq
 import zmq.asyncio
 
+from flowctl.rpc.node import RpcNode
 from kit.processes import cpu_seconds
 from rpc.server import COMMAND, loop_factory
 
@@ -104,10 +105,10 @@ async def serve(call: Callable[[bytes], Awaitable[Any]], server_pid: int) -> Non
 
 async def ours(address: str, server_pid: int) -> None:
     """Call by our node, on the running loop."""
-    async with importlib.import_module("flowctl.rpc").RpcNode() as node:
+    async with RpcNode() as node:
         connection = await node.connect(address)
 
-        async def call(part: bytes) -> Any:
+        async def call(part: bytes) -> bytes:
             reply = await node.call(connection, "bench.echo", part)
             return reply[0]
 

@@ -11,10 +11,13 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import zmq
 import zmq.asyncio
+
+from flowctl.rpc.message import Message
+from flowctl.rpc.node import RpcNode
 
 COMMAND: Final = b"bench.echo"
 REPLY: Final = b"REPLY"
@@ -39,15 +42,15 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 async def ours(address: str, *, in_threads: bool) -> None:
     """Echo by our node, on the running loop."""
-    node = importlib.import_module("flowctl.rpc").RpcNode()
+    node = RpcNode()
 
-    async def echo(message: Any) -> Any:
+    async def echo(message: Message) -> bytes:
         return message.data[0]
 
-    def echo_sync(message: Any) -> Any:
+    def echo_sync(message: Message) -> bytes:
         return message.data[0]
 
-    node.add_category("bench", "none")
+    node.add_category("bench")
     node.add_request_command("bench", "echo", echo_sync if in_threads else echo)
     node.listen_plain(address)
     async with node:

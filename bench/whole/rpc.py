@@ -46,11 +46,10 @@ Key = tuple[str, str, str]
 
 def available() -> dict[str, str]:
     """Return the contenders that can be run here."""
-    needs = {"rpyc": "rpyc", "async": "flowctl.rpc", "sync": "flowctl.rpc"}
     return {
         name: kind
         for name, kind in CONTENDERS.items()
-        if kind not in needs or importlib.util.find_spec(needs[kind]) is not None
+        if kind != "rpyc" or importlib.util.find_spec("rpyc") is not None
     }
 
 

@@ -25,6 +25,7 @@ from flowctl.loop.faults import ErrorHook
 from flowctl.outcomes.pending import Pending
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.rpc.access.access import Access, AuthLevel, Identity
+from flowctl.rpc.jobs.begin import begin
 from flowctl.rpc.message import Message, Part, octets, parts_of
 from flowctl.rpc.peers.peer import Call, ConnectionID, Peer
 from flowctl.rpc.wire import frames as wire
@@ -802,19 +803,32 @@ class RpcNode:
             self._fail(message, wire.QUEUE_FULL)
             return
         command.category.running_count += 1
-        task = self._group.loop.create_task(self._serve(command, message))
+        task = begin(self._group.loop, self._serve(command, message))
+        if task is not None:
+            self._keep(task, message)
+
+    def _keep(self, task: asyncio.Task[None], message: Message) -> None:
+        """Keep a handler that waits where it can be cancelled, and have that done at its deadline."""
+        tag, running = message.tag, message.peer.running
+        timer: asyncio.TimerHandle | None = None
+        if tag is not None:
+            running[tag] = task.cancel
+            if message.deadline is not None:
+                timer = self._group.loop.call_later(max(0.0, message.deadline - self._clock()), task.cancel)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if tag is not None and running.get(tag) == task.cancel:
+                del running[tag]
+            if timer is not None:
+                timer.cancel()
+
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(ended)
 
     async def _serve(self, command: Command, message: Message) -> None:
         """Run a coroutine handler; what it returns is the reply."""
         peer, tag = message.peer, message.tag
-        task = asyncio.current_task()
-        timer: asyncio.TimerHandle | None = None
-        if tag is not None and task is not None:
-            peer.running[tag] = task.cancel
-            if message.deadline is not None:
-                timer = self._group.loop.call_later(max(0.0, message.deadline - self._clock()), task.cancel)
         try:
             answer: Awaitable[Any] = command.handler(message)
             value = await answer
@@ -827,10 +841,6 @@ class RpcNode:
             self._fail(message, wire.HANDLER_FAILED)
         finally:
             command.category.running_count -= 1
-            if tag is not None:
-                peer.running.pop(tag, None)
-            if timer is not None:
-                timer.cancel()
 
     def _fail(self, message: Message, code: bytes) -> None:
         """Tell the sender of a request why it gets no reply."""
