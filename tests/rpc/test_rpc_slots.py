@@ -259,17 +259,6 @@ def test_ended_when_nothing_runs_is_an_error_of_ours():
         slots.ended(slots.add_category("a"), 0.0)
 
 
-def test_room_when_jobs_wait_is_what_is_left():
-    """Whoever submits many jobs can ask before whether all of them would be taken."""
-    slots = Slots(1, 0, 0)
-    before = slots.room(slots.batch)
-    for _ in range(3):
-        slots.arrived(Job(slots.batch, lambda: None), 0.0)
-    assert slots.room(slots.batch) == before - 2
-    slots.close()
-    assert slots.room(slots.batch) == 0
-
-
 def test_statistics_when_asked_for_are_a_snapshot_of_each_lane():
     """Introspection gets numbers that stay as they were."""
     script = Script(1, C=(1, 1))
@@ -330,7 +319,7 @@ def test_slots_when_run_beside_the_plain_rule_do_the_same(general, reserved, que
     """Any history: same starts in the same order, each job once, never above the maximum, nobody with a slot waits."""
     script = Script(general, reserved[0], reserved[1], A=(reserved[2], queues[0]), C=(reserved[3], queues[1]))
     script.lanes["D"] = script.slots.add_category("D", reserved[4], queues[2])
-    sizes = dict(zip(LETTERS, (10**6, -1, *queues), strict=True))
+    sizes = dict(zip(LETTERS, (-1, -1, *queues), strict=True))
     model = Model(general, dict(zip(LETTERS, reserved, strict=True)), sizes)
     running, verdicts, late, now = [], [], set(), 0.0
     for what, number in steps:

@@ -9,21 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowctl.errors import BusyError, ConfigError
+from flowctl.errors import ConfigError
 from flowctl.loop.deadlines import Deadlines
-from flowctl.rpc.jobs import timers as timers_module
-from flowctl.rpc.jobs.timers import Timers
+from flowctl.rpc.jobs.timers import Timer
 
 
 class Clock:
-    """Deadlines and timers; a job that was submitted ends when it is told to."""
+    """Deadlines and the jobs that timers have submitted; these end when they are told to."""
 
     def __init__(self):
         self.errors = []
         self.deadlines = Deadlines(lambda when: None, lambda where, error: self.errors.append(error))
-        self.timers = Timers(self.deadlines)
         self.now = 0.0
-        self.submitted = []  # (when, timer), oldest first, that have not ended
+        self.submitted = []  # jobs that have not ended
         self.times = []
         self.room = True
 
@@ -33,8 +31,10 @@ class Clock:
             self.times.append(round(self.now, 6))
         return self.room
 
-    def add(self, interval_s, **options):
-        return self.timers.add(self.submit, interval_s, self.now, **options)
+    def add(self, interval_s, *, job=lambda: None, squelch=True, submit=None):
+        timer = Timer(job, interval_s, squelch=squelch, submit=submit or self.submit)
+        timer.begin(self.deadlines, self.now)
+        return timer
 
     def turn(self, seconds, step=0.01):
         for _ in range(round(seconds / step)):
@@ -43,7 +43,9 @@ class Clock:
 
     def end_all(self):
         while self.submitted:
-            self.submitted.pop().ended()
+            timer = self.submitted.pop()
+            timer.run()
+            timer.ended()
 
 
 def test_timer_when_its_job_ends_in_time_is_due_once_per_interval():
@@ -59,13 +61,13 @@ def test_timer_when_its_job_ends_in_time_is_due_once_per_interval():
 def test_timer_when_squelched_is_passed_over_until_its_job_has_ended():
     """By default a timer does not submit a second job while the first waits or runs."""
     clock = Clock()
-    timer_id = clock.add(0.1)
+    timer = clock.add(0.1)
     clock.turn(0.55)
     assert clock.times == [0.1]
     clock.end_all()
     clock.turn(0.1)
     assert clock.times == [0.1, 0.6]
-    assert clock.timers.cancel(timer_id).passed_over_count == 4
+    assert timer.passed_over_count == 4
 
 
 def test_timer_when_not_squelched_is_submitted_each_time():
@@ -80,12 +82,12 @@ def test_timer_when_not_squelched_is_submitted_each_time():
 def test_timer_when_the_machine_slept_is_due_once_and_goes_on_in_step():
     """What was missed is not made up for, and the times stay multiples of the interval."""
     clock = Clock()
-    timer_id = clock.add(0.1, squelch=False)
+    timer = clock.add(0.1, squelch=False)
     clock.turn(1.03, step=1.03)
     assert clock.times == [1.03]
     clock.turn(0.2)
     assert clock.times == [1.03, 1.1, 1.2]
-    assert clock.timers.cancel(timer_id).passed_over_count == 9
+    assert timer.passed_over_count == 9
 
 
 def test_timer_when_there_is_no_room_for_its_job_goes_on():
@@ -99,70 +101,63 @@ def test_timer_when_there_is_no_room_for_its_job_goes_on():
     assert clock.times == [0.3]
 
 
-def test_cancel_when_called_twice_or_for_nothing_has_no_effect():
-    """A timer is cancelled once; again, or one that never was, is harmless (OX-79)."""
+def test_cancel_when_the_job_waits_has_it_do_nothing():
+    """A job that was submitted and has not begun is empty once its timer is cancelled; no other follows."""
     clock = Clock()
-    timer_id = clock.add(0.1)
-    assert clock.timers.cancel(timer_id) is not None
-    assert clock.timers.cancel(timer_id) is None
-    assert clock.timers.cancel(timer_id + 1) is None
-    clock.turn(0.5)
-    assert (clock.times, clock.errors) == ([], [])
-
-
-def test_cancel_when_the_job_runs_lets_it_end():
-    """The job that was submitted ends as it does; no other follows."""
-    clock = Clock()
-    timer_id = clock.add(0.1)
+    ran = []
+    timer = clock.add(0.1, job=lambda: ran.append(clock.now))
     clock.turn(0.1)
-    clock.timers.cancel(timer_id)
+    timer.cancel()
     clock.end_all()
     clock.turn(0.5)
-    assert clock.times == [0.1]
+    assert (ran, clock.times) == ([], [0.1])
 
 
-def test_cancel_when_called_from_the_timer_itself_is_the_end():
-    """A timer may be cancelled at the very moment at which it is due."""
+def test_cancel_when_the_timer_has_not_begun_keeps_it_from_beginning():
+    """A timer may be cancelled between being added on one thread and begun on another."""
+    clock = Clock()
+    timer = Timer(lambda: None, 0.1, squelch=True, submit=clock.submit)
+    timer.cancel()
+    timer.begin(clock.deadlines, clock.now)
+    timer.end()
+    assert clock.deadlines.count == 0
+
+
+def test_cancel_when_called_at_its_very_time_is_the_end():
+    """A timer may be cancelled by what it does."""
     clock = Clock()
     times = []
 
-    def cancel(_):
+    def submit(timer):
         times.append(clock.now)
-        clock.timers.cancel(timer_id)
+        timer.cancel()
+        timer.end()
         return False
 
-    timer_id = clock.timers.add(cancel, 0.1, clock.now)
+    clock.add(0.1, submit=submit)
     clock.turn(0.5)
-    assert (len(times), len(clock.timers), clock.deadlines.count) == (1, 0, 0)
+    assert (len(times), clock.deadlines.count) == (1, 0)
 
 
 def test_cancel_when_done_leaves_nothing():
-    """Neither the function nor a deadline of a cancelled timer is kept, even by one who kept the timer."""
+    """Neither the function nor a deadline of a cancelled timer is kept, even by one who keeps the timer."""
     clock = Clock()
 
     class Keeper:
-        def submit(self, timer):
-            return True
+        def job(self):
+            raise AssertionError
 
     keeper = Keeper()
-    timer_id = clock.timers.add(keeper.submit, 0.1, clock.now)
+    timer = clock.add(0.1, job=keeper.job)
     clock.turn(0.1)
     gone = weakref.ref(keeper)
     del keeper
-    timer = clock.timers.cancel(timer_id)
+    timer.cancel()
+    timer.cancel()
+    timer.end()
     gc.collect()
     assert gone() is None
-    assert (timer.job, len(clock.timers), clock.deadlines.count) == (None, 0, 0)
-
-
-def test_cancel_when_of_all_leaves_none():
-    """At the end of a node all its timers end."""
-    clock = Clock()
-    for _ in range(5):
-        clock.add(0.1)
-    clock.timers.cancel_all()
-    clock.turn(0.3)
-    assert (len(clock.timers), clock.deadlines.count, clock.times) == (0, 0, [])
+    assert (timer.cancelled, clock.deadlines.count) == (True, 0)
 
 
 def test_timer_when_its_submitting_fails_goes_on():
@@ -174,7 +169,7 @@ def test_timer_when_its_submitting_fails_goes_on():
         clock.times.append(round(clock.now, 6))
         raise RuntimeError("no")
 
-    clock.timers.add(fail, 0.1, clock.now)
+    clock.add(0.1, submit=fail)
     clock.turn(0.3)
     assert clock.times == [0.1, 0.2, 0.3]
     assert [str(error) for error in clock.errors] == ["no"] * 3
@@ -187,43 +182,31 @@ def test_interval_when_out_of_range_is_refused(interval_s):
         Clock().add(interval_s)
 
 
-def test_timers_when_too_many_are_refused(monkeypatch):
-    """A program that adds timers and forgets them is told."""
-    monkeypatch.setattr(timers_module, "MOST_TIMERS", 2)
-    clock = Clock()
-    clock.add(1.0)
-    timer_id = clock.add(1.0)
-    with pytest.raises(BusyError, match="2 timers"):
-        clock.add(1.0)
-    clock.timers.cancel(timer_id)
-    assert clock.add(1.0) > timer_id
-
-
 @given(st.lists(st.tuples(st.sampled_from(["add", "loose", "cancel", "turn", "end"]), st.integers(1, 20)), max_size=60))
 def test_timers_when_used_in_any_order_keep_to_their_rule(steps):
     """Squelched timers have one job at most, cancelled ones get no new one, and deadlines are those of the living."""
     clock = Clock()
-    living, squelched, jobs = {}, {}, {}
+    living, jobs = [], []
 
-    def submitter(key):
-        def submit(timer):
-            assert key in living
-            jobs.setdefault(key, []).append(timer)
-            assert not squelched[key] or len(jobs[key]) == 1
-            return True
+    def submit(timer):
+        assert timer in living
+        jobs.append(timer)
+        assert timer not in squelched or jobs.count(timer) == 1
+        return True
 
-        return submit
-
-    for number, (what, amount) in enumerate(steps):
+    squelched = []
+    for what, amount in steps:
         if what in {"add", "loose"}:
-            squelched[number] = what == "add"
-            living[number] = clock.timers.add(submitter(number), amount / 10, clock.now, squelch=what == "add")
+            living.append(clock.add(amount / 10, squelch=what == "add", submit=submit))
+            if what == "add":
+                squelched.append(living[-1])
         elif what == "cancel" and living:
-            clock.timers.cancel(living.pop(sorted(living)[amount % len(living)]))
+            timer = living.pop(amount % len(living))
+            timer.cancel()
+            timer.end()
         elif what == "end" and jobs:
-            for timer in jobs.pop(sorted(jobs)[amount % len(jobs)]):
-                timer.ended()
+            jobs.pop(amount % len(jobs)).ended()
         elif what == "turn":
             clock.turn(amount / 10, step=0.05)
-        assert clock.deadlines.count == len(clock.timers) == len(living)
+        assert clock.deadlines.count == len(living)
     assert clock.errors == []

@@ -29,7 +29,7 @@ NODE_THREAD: Final = NodeThread.NODE
 """OxenMQ's ``run_in_proxy``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TaggedThread:
     """A thread that runs one job at a time, in order; made by ``add_tagged_thread`` of a node."""
 
@@ -116,6 +116,13 @@ class Batch(Generic[R]):
         self._completion = (done, thread)
 
     # --- for the one who runs it ---------------------------------------------------------------------------------
+
+    def threads(self) -> set[TaggedThread]:
+        """Return the tagged threads that are asked for."""
+        threads = {thread for _, thread in self._jobs if thread is not None}
+        if self._completion is not None and isinstance(self._completion[1], TaggedThread):
+            threads.add(self._completion[1])
+        return threads
 
     def start(self) -> list[tuple[Callable[[], R], TaggedThread | None]]:
         """Return the jobs with their threads, in order; the caller runs them and calls `ended` for each.

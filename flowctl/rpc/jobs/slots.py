@@ -10,9 +10,10 @@ The general slots are used first, by anybody; a job that starts by its reservati
 So no more than ``general + sum of reserved`` run at once, and while a lane runs fewer than it reserves, nothing that
 others do keeps its jobs waiting.
 
-A job without a slot waits in its lane, or is dropped where the lane is full. When a job ends, the order is: batch jobs,
-replies, then commands in the order of their arrival, over all categories, passing by those without a slot. (A tagged
-thread has one slot that is its own, and waits for nobody.)
+A job without a slot waits in its lane, or is dropped where the lane is full; only categories have limits here: what
+the program submits itself is bounded where it comes in (`flowctl.rpc.jobs.dispatcher`). When a job ends, the order is:
+batch jobs, replies, then commands in the order of their arrival, over all categories, passing by those without a slot.
+(A tagged thread has one slot that is its own, and waits for nobody.)
 
 Cost. Between two events nobody who has a slot waits. The end of a job gives a slot to its own lane, or a general one to
 everybody; so only the head of that lane and the head of all commands need to be looked at: O(1) per job, however many
@@ -37,10 +38,6 @@ DEFAULT_MAX_QUEUE: Final = 200
 MOST_RESERVED: Final = 1024
 """Threads that one lane may reserve, and general ones: each is a thread of the system with its stack."""
 
-MOST_JOBS: Final = 1_000_000
-"""Jobs of the program's own (batches, timers, tagged threads) that wait in one lane: some 300 MB. A program that
-submits more than it can do would otherwise take all memory before anybody notices."""
-
 MOST_WAITING_BYTES: Final = 256 * 1024 * 1024
 """Octets of all messages that wait in bounded lanes: 200 in each of many categories, of 1 MiB each, are too much."""
 
@@ -62,20 +59,22 @@ class LaneKind(enum.Enum):
 
 
 class Job:
-    """One thing to do on a worker thread.
+    """One thing to do on a worker thread, or on a tagged one.
 
     Attributes:
         lane: where it belongs.
-        call: does it, on a worker thread.
-        done: told of the outcome on the node's thread: the value and None, or None and what was raised. None: nobody
-            wants to know; what is raised is reported.
+        call: does it, on that thread.
+        done: told of the outcome on the node's thread, once: the value and None, or None and what was raised. A job
+            that never ran has failed with TimeoutError (its deadline passed while it waited) or `ClosedError`. None:
+            nobody wants to know; what is raised is reported.
         deadline: seconds on the node's clock from when on it is not worth starting; infinite: always.
         size_bytes: memory that it keeps while it waits.
         name: for reports.
+        own: the program submitted it itself, and it counts against what it may.
         number: order of arrival, while it waits.
     """
 
-    __slots__ = ("call", "deadline", "done", "lane", "name", "number", "size_bytes")
+    __slots__ = ("call", "deadline", "done", "lane", "name", "number", "own", "size_bytes")
 
     def __init__(
         self,
@@ -86,6 +85,7 @@ class Job:
         deadline: float = inf,
         size_bytes: int = 0,
         name: str = "",
+        own: bool = False,
     ) -> None:
         self.lane: Final = lane
         self.call: Final = call
@@ -93,6 +93,7 @@ class Job:
         self.deadline: Final = deadline
         self.size_bytes: Final = size_bytes
         self.name: Final = name or lane.name
+        self.own: Final = own
         self.number = 0
 
 
@@ -186,8 +187,8 @@ class Slots:
     )
 
     def __init__(self, general: int = 1, batch: int = -1, reply: int = -1) -> None:
-        self.batch: Final = Lane("batch", LaneKind.OWN, 0, MOST_JOBS)
-        self.reply: Final = Lane("reply", LaneKind.OWN, 0, -1)  # bounded by the requests that were made
+        self.batch: Final = Lane("batch", LaneKind.OWN, 0, -1)
+        self.reply: Final = Lane("reply", LaneKind.OWN, 0, -1)
         self._lanes: Final[dict[str, Lane]] = {}  # categories
         self._commands: Final[OrderedDict[int, Job]] = OrderedDict()  # of all categories, oldest first
         self._number = 0  # of the newest arrival
@@ -229,7 +230,7 @@ class Slots:
     @staticmethod
     def tagged_thread(name: str) -> Lane:
         """Return the lane of a thread of its own, which runs one job at a time, in order."""
-        return Lane(name, LaneKind.TAGGED, 1, MOST_JOBS)
+        return Lane(name, LaneKind.TAGGED, 1, -1)
 
     @property
     def general(self) -> int:
@@ -259,10 +260,6 @@ class Slots:
                 return Verdict.WAIT
         lane.dropped_count += 1
         return Verdict.DROP
-
-    def room(self, lane: Lane) -> int:
-        """Return how many more jobs may wait in `lane`, which is bounded."""
-        return 0 if self._closed else lane.max_queue - len(lane.waiting)
 
     def ended(self, lane: Lane, now: float) -> list[Job]:
         """Take back the slot of a job of `lane` that has ended, however it did; O(1) per job that starts.

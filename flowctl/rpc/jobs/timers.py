@@ -1,6 +1,6 @@
 """Timers: jobs that are submitted again and again (pure; deadlines and time come from the node).
 
-A timer is due at multiples of its interval after it was added. What was missed, because the machine was busy or asleep,
+A timer is due at multiples of its interval after it was begun. What was missed, because the machine was busy or asleep,
 is not made up for: the next time is the next multiple, so there are no bursts. By default a timer is squelched: it is
 passed over while its last job waits or runs.
 """
@@ -11,10 +11,7 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Final, NewType, Protocol
 
-from flowctl.errors import BusyError, ConfigError
-
-MOST_TIMERS: Final = 100_000
-"""Timers of a node, each some 500 octets: more are a leak."""
+from flowctl.errors import ConfigError
 
 SHORTEST_S: Final = 0.001
 """The shortest interval, the resolution of the loop's own timers."""
@@ -34,124 +31,88 @@ class TimerDeadlines(Protocol):
 
 
 class Timer:
-    """One timer; made by `Timers`.
+    """One timer. All methods on the node's thread, but for `run` and `cancel`.
+
+    Args:
+        job: what is to be done each time.
+        interval_s: seconds between two times, `SHORTEST_S` or more.
+        squelch: pass over a time while the last job waits or runs.
+        submit: called when it is due: has `run` called somewhere, and then `ended`. False: there was no room.
 
     Attributes:
-        job: what is submitted each time, and is told of the end of each by `ended`; None once it is cancelled.
-        passed_over_count: times at which it was not submitted because the last job had not ended, or others had the
-            time.
+        passed_over_count: times at which it was not submitted: squelched, no room, or the machine was late.
+
+    Raises:
+        ConfigError: the interval is out of range.
     """
 
-    __slots__ = ("_deadlines", "_interval_s", "_outstanding", "_squelch", "_when", "job", "passed_over_count")
+    __slots__ = (
+        "_deadlines",
+        "_interval_s",
+        "_job",
+        "_outstanding",
+        "_squelch",
+        "_submit",
+        "_when",
+        "passed_over_count",
+    )
 
     def __init__(
-        self, job: Callable[[Timer], bool], interval_s: float, deadlines: TimerDeadlines, now: float, *, squelch: bool
+        self, job: Callable[[], object], interval_s: float, *, squelch: bool, submit: Callable[[Timer], bool]
     ) -> None:
-        self.job: Callable[[Timer], bool] | None = job
-        self.passed_over_count = 0
+        if not (isfinite(interval_s) and interval_s >= SHORTEST_S):
+            raise ConfigError(f"interval_s is {interval_s}, it must be {SHORTEST_S:g} s or more")
+        self._job: Callable[[], object] | None = job  # None once it is cancelled
         self._interval_s: Final = interval_s
-        self._deadlines: Final = deadlines
         self._squelch: Final = squelch
+        self._submit: Final = submit
         self._outstanding = 0  # jobs that were submitted and have not ended
-        self._when = now + interval_s
-        deadlines.set(self, self._when)
+        self._when = 0.0
+        self._deadlines: TimerDeadlines | None = None  # from `begin` on
+        self.passed_over_count = 0
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self._job is None
+
+    def begin(self, deadlines: TimerDeadlines, now: float) -> None:
+        """Be due after one interval; no effect once it is cancelled."""
+        if not self.cancelled:
+            self._deadlines = deadlines
+            self._when = now + self._interval_s
+            deadlines.set(self, self._when)
 
     def deadline_due(self, now: float) -> None:
-        """Submit the job, unless it is squelched; and be due again."""
-        job = self.job
-        if job is None:
+        """Set the next time, and submit the job unless it is squelched."""
+        if self.cancelled or self._deadlines is None:
             return
         missed = int((now - self._when) / self._interval_s)
         self._when += (missed + 1) * self._interval_s
         self._deadlines.set(self, self._when)
         self.passed_over_count += missed
-        if self._squelch and self._outstanding:
-            self.passed_over_count += 1
-            return
-        self._outstanding += 1
-        if not job(self):
+        if not (self._squelch and self._outstanding):
+            self._outstanding += 1
+            if self._submit(self):
+                return
             self._outstanding -= 1
-            self.passed_over_count += 1
+        self.passed_over_count += 1
+
+    def end(self) -> None:
+        """Be due no more; after `cancel`."""
+        if self._deadlines is not None:
+            self._deadlines.remove(self)
+
+    def run(self) -> None:
+        """Do the job, on whatever thread; nothing if it was cancelled since it was submitted."""
+        job = self._job
+        if job is not None:
+            job()
 
     def ended(self) -> None:
-        """Take the end of a job of its, whatever came of it."""
+        """Take the end of a job that was submitted, whatever came of it."""
         self._outstanding -= 1
 
     def cancel(self) -> None:
-        """Be due no more, and keep nothing of the job; idempotent."""
-        self.job = None
-        self._deadlines.remove(self)
-
-
-class Timers:
-    """The timers of a node, by their names.
-
-    Args:
-        deadlines: calls them when they are due.
-    """
-
-    __slots__ = ("_deadlines", "_newest", "_timers")
-
-    def __init__(self, deadlines: TimerDeadlines) -> None:
-        self._deadlines: Final = deadlines
-        self._timers: dict[TimerID, Timer] = {}
-        self._newest = 0
-
-    def __len__(self) -> int:
-        return len(self._timers)
-
-    def add(
-        self,
-        job: Callable[[Timer], bool],
-        interval_s: float,
-        now: float,
-        *,
-        squelch: bool = True,
-        timer_id: TimerID | None = None,
-    ) -> TimerID:
-        """Add a timer, first due after one interval.
-
-        Args:
-            job: submits the job; False if there was no room for it. It calls `Timer.ended` when it has ended.
-            interval_s: seconds between two times, `SHORTEST_S` or more.
-            now: seconds on the clock of the deadlines.
-            squelch: pass over a time while the last job waits or runs.
-            timer_id: from `new_id`. None: a new one.
-
-        Raises:
-            ConfigError: the interval is out of range.
-            BusyError: there are too many.
-        """
-        check_interval(interval_s)
-        if len(self._timers) >= MOST_TIMERS:
-            raise BusyError(f"there are {MOST_TIMERS} timers already", hint="cancel those that are not needed any more")
-        name = self.new_id() if timer_id is None else timer_id
-        self._timers[name] = Timer(job, interval_s, self._deadlines, now, squelch=squelch)
-        return name
-
-    def new_id(self) -> TimerID:
-        """Return the name for a timer to be added."""
-        self._newest += 1
-        return TimerID(self._newest)
-
-    def cancel(self, timer_id: TimerID) -> Timer | None:
-        """Cancel a timer and return it; None, and no effect, if it is not there (any more)."""
-        timer = self._timers.pop(timer_id, None)
-        if timer is not None:
-            timer.cancel()
-        return timer
-
-    def cancel_all(self) -> None:
-        """Cancel all timers."""
-        for timer_id in list(self._timers):
-            self.cancel(timer_id)
-
-
-def check_interval(interval_s: float) -> None:
-    """Refuse an interval that no timer can have.
-
-    Raises:
-        ConfigError: it is less than `SHORTEST_S`, or not a number.
-    """
-    if not (isfinite(interval_s) and interval_s >= SHORTEST_S):
-        raise ConfigError(f"interval_s is {interval_s}, it must be {SHORTEST_S:g} s or more")
+        """Do nothing any more, and keep nothing of the job; any thread, idempotent. A job that runs goes on."""
+        self._job = None

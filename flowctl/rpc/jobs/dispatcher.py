@@ -1,0 +1,458 @@
+"""All that runs beside the loop of a node: takes jobs, keeps to the slots, hands them to threads, tells their outcome.
+
+Theory of operation. Slots and threads are touched on the node's thread only. What other threads submit (batches, single
+jobs, injected tasks) goes through one queue, which keeps their order, in portions, so that a batch of a hundred
+thousand jobs does not hold up connections. Commands and callbacks of replies come from the node itself, on its thread.
+
+A job that ends gives its slot to the next ones before anybody is told of its outcome. At the close nothing new starts:
+what waits is told so, what runs goes on, and `closed` is called once nothing runs any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, count, islice
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from flowctl.errors import BusyError, ClosedError, ConfigError, InternalError, LocalProtocolError
+from flowctl.loop.locks import OwnedLock
+from flowctl.rpc.jobs.batch import Batch, NodeThread, TaggedThread
+from flowctl.rpc.jobs.slots import Job, Lane, LaneKind, LaneStatistics, Slots, Verdict
+from flowctl.rpc.jobs.timers import Timer, TimerID
+from flowctl.rpc.jobs.workers import Workers
+
+if TYPE_CHECKING:
+    from flowctl.pollgroup import PollGroup
+
+MOST_JOBS: Final = 1_000_000
+"""Jobs of the program's own (batches, single ones, injected tasks) that have not ended: some 400 MB. A program that
+submits more than it can do would otherwise take all memory before anybody notices."""
+
+MOST_TIMERS: Final = 100_000
+"""Timers of a node, each some 500 octets: more are a leak."""
+
+MOST_TAGGED: Final = 1024
+"""Tagged threads of a node: each is a thread of the system with its stack."""
+
+JOBS_PER_TURN: Final = 512
+"""Jobs taken in one turn of the loop: some 2 ms of work."""
+
+EXPIRY_S: Final = 0.25
+"""How often queues are looked through for what is late, while they may hold such: OxenMQ's interval for connections."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatistics:
+    """Jobs and threads of a node at one moment."""
+
+    general: int  #: general threads
+    max_workers: int  #: most jobs that run at once on workers
+    active: int  #: jobs that run on workers
+    most_active: int  #: the most there ever were
+    waiting: int  #: jobs that wait for a slot
+    threads: int  #: threads started
+    timers: int  #: timers
+    lanes: tuple[LaneStatistics, ...]  #: batch jobs, replies, categories, tagged threads
+
+
+class Dispatcher:
+    """Jobs of one node. Methods on the node's thread, unless they say that any thread may call them.
+
+    Args:
+        name: of the node, for names of threads.
+        general: general threads, 1 or more; see `Slots`.
+    """
+
+    __slots__ = (
+        "_arriving",
+        "_closed",
+        "_expiring",
+        "_feeding",
+        "_group",
+        "_ids",
+        "_lock",
+        "_name",
+        "_own_count",
+        "_tagged",
+        "_timers",
+        "_workers",
+        "slots",
+    )
+
+    def __init__(self, name: str, general: int) -> None:
+        self._name: Final = name
+        #: The rule; for adding categories and setting numbers of threads before the start.
+        self.slots: Final = Slots(general)
+        self._tagged: Final[dict[str, tuple[TaggedThread, Callable[[], object] | None]]] = {}
+        self._timers: Final[dict[TimerID, Timer]] = {}  # any thread: each operation is one of a dict
+        self._ids: Final = count(1)  # any thread: `next` is atomic
+        self._arriving: Final[deque[Iterator[Job]]] = deque()  # submitted by any thread, not yet looked at
+        self._feeding = False  # the node's thread will look at `_arriving`
+        self._lock: Final = OwnedLock()  # a leaf: nothing else is locked or called under it
+        self._own_count = 0  # jobs of the program's own that have not ended  # guarded by _lock
+        self._group: PollGroup | None = None
+        self._workers: Workers | None = None
+        self._expiring = False  # `deadline_due` is set
+        self._closed: Callable[[], object] | None = None  # called once nothing runs, after `close`
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def add_tagged_thread(self, name: str, start: Callable[[], object] | None = None) -> TaggedThread:
+        """Return a thread that runs its jobs one at a time, in order; before the start.
+
+        Args:
+            name: not empty, and of no other tagged thread.
+            start: called on the thread before any job.
+
+        Raises:
+            LocalProtocolError: the node has started.
+            ConfigError: the name is taken, or empty, or there are too many.
+        """
+        if self._group is not None:
+            raise LocalProtocolError("tagged threads are added before the node starts")
+        if not name or name in self._tagged:
+            raise ConfigError(f"name is {name!r}, it must not be empty, nor of another tagged thread")
+        if len(self._tagged) >= MOST_TAGGED:
+            raise ConfigError(f"there are {MOST_TAGGED} tagged threads already")
+        thread = TaggedThread(name, Slots.tagged_thread(name))
+        self._tagged[name] = (thread, start)
+        return thread
+
+    def start(self, group: PollGroup) -> None:
+        """Run on `group` from now on; tagged threads are started, and what was submitted before begins."""
+        self._workers = Workers(self._name, group, self._ended, self._turn_ended)
+        for name, (_, start) in self._tagged.items():
+            self._workers.add_tagged(name, start)
+        self._group = group
+        group.call_soon(self._feed)
+        for timer in list(self._timers.values()):
+            group.call_soon(self._begin, timer)
+
+    def close(self, closed: Callable[[], object]) -> None:
+        """Start nothing any more; what waits is told `ClosedError`, what runs goes on.
+
+        Args:
+            closed: called on the node's thread once nothing runs and all threads were told to end; perhaps within
+                this call. It is not called where a job never ends.
+        """
+        if self._closed is not None:
+            raise InternalError("a dispatcher is closed once")
+        self._closed = closed
+        for timer_id in list(self._timers):
+            self.cancel_timer(timer_id)
+        waiting = self.slots.close()
+        for thread, _ in self._tagged.values():
+            waiting += self.slots.close_lane(thread.lane)
+        if self._group is not None and self._expiring:
+            self._group.deadlines.remove(self)
+        error = ClosedError("the node was stopped before this job's turn came")
+        for job in waiting:
+            self._tell(job, None, error)
+        for job in chain.from_iterable(self._fronts()):  # some of them never looked at
+            self._tell(job, None, error)
+        if self._workers is not None:
+            self._workers.finish()
+        self._turn_ended()
+
+    def join(self, deadline_s: float) -> bool:
+        """Wait for the threads to end, other than the caller's, after `closed` was called; any thread.
+
+        Returns:
+            True if all have.
+        """
+        return self._workers is None or self._workers.join(deadline_s)
+
+    def unfinished(self) -> list[str]:
+        """Return what threads are busy with, by name, after `close`; any thread."""
+        return [] if self._workers is None else self._workers.unfinished()
+
+    # --- jobs of the node ----------------------------------------------------------------------------------------
+
+    def submit(self, job: Job) -> Verdict:
+        """Run `job` if it has a slot, else queue or refuse it; where it is refused, `job.done` is not called."""
+        group, workers = self._group, self._workers
+        if group is None or workers is None:
+            raise LocalProtocolError("the dispatcher was not started")
+        now = group.now()
+        verdict = self.slots.arrived(job, now)
+        if verdict is Verdict.START:
+            self._run(workers, job)
+            return verdict
+        if verdict is Verdict.WAIT and job.deadline != inf and not self._expiring:
+            self._expiring = True
+            group.deadlines.set(self, now + EXPIRY_S)
+        self._tell_late()  # those that made room
+        return verdict
+
+    def reply(self, call: Callable[[], object], name: str = "reply") -> None:
+        """Run the callback of a reply; what it raises is reported."""
+        self._submit_own(Job(self.slots.reply, call, name=name))
+
+    def deadline_due(self, now: float) -> None:
+        """Remove from the queues what is late."""
+        self.slots.expire(now)
+        self._expiring = self.slots.waiting > 0
+        if self._expiring and self._group is not None:
+            self._group.deadlines.set(self, now + EXPIRY_S)
+        self._tell_late()
+
+    def inject(self, lane: Lane, call: Callable[[], object], name: str = "task") -> None:
+        """Queue a task as if it were a command of the category of `lane`; any thread.
+
+        It is dropped, which is reported, where a command would be. What it raises is reported.
+
+        Raises:
+            BusyError: too many jobs are submitted already.
+            ClosedError: the node was stopped.
+        """
+        self._admit(1)
+        self._arrive(iter((Job(lane, call, name=name, own=True),)))
+
+    # --- jobs of the program, any thread -------------------------------------------------------------------------
+
+    def job(self, call: Callable[[], object], thread: TaggedThread | None = None) -> None:
+        """Run one job; what it raises is reported; any thread.
+
+        Raises:
+            BusyError: too many are submitted already.
+            ClosedError: the node was stopped.
+            ConfigError: the thread is the node's own, or another node's.
+        """
+        batch: Batch[object] = Batch()
+        batch.add_job(call, thread)
+        self.batch(batch)
+
+    def batch(self, batch: Batch[Any]) -> None:
+        """Run the jobs of a batch and, once all have ended, its completion; any thread.
+
+        Raises:
+            LocalProtocolError: it has no jobs, or was submitted before.
+            BusyError: too many jobs are submitted already.
+            ClosedError: the node was stopped.
+            ConfigError: a thread is another node's.
+        """
+        for thread in batch.threads():
+            self._check_thread(thread)
+        count = len(batch)
+        self._admit(count)
+        try:
+            jobs = batch.start()
+        except BaseException:
+            self._admit(-count)
+            raise
+        self._arrive(self._jobs_of(batch, jobs))
+
+    def add_timer(
+        self,
+        call: Callable[[], object],
+        interval_s: float,
+        *,
+        squelch: bool = True,
+        thread: TaggedThread | NodeThread | None = None,
+    ) -> TimerID:
+        """Run a job again and again; what it raises is reported, and the timer goes on; any thread, also before start.
+
+        Args:
+            call: the job.
+            interval_s: seconds from one time to the next, a millisecond or more.
+            squelch: pass over a time while the last job waits or runs.
+            thread: a tagged thread, or the node's own, for what is done in a moment. None: a worker, as a batch job.
+
+        Raises:
+            ConfigError: the interval is out of range, or the thread another node's.
+            BusyError: there are too many timers.
+            ClosedError: the node was stopped.
+        """
+        self._check_thread(thread)
+        if self._closed is not None:
+            raise ClosedError("the node was stopped")
+        if len(self._timers) >= MOST_TIMERS:
+            raise BusyError(f"there are {MOST_TIMERS} timers already", hint="cancel those that are not needed any more")
+        timer = Timer(call, interval_s, squelch=squelch, submit=partial(self._timer_due, thread))
+        timer_id = TimerID(next(self._ids))
+        self._timers[timer_id] = timer
+        if self._group is not None:
+            self._post(self._begin, timer)
+        return timer_id
+
+    def cancel_timer(self, timer_id: TimerID) -> bool:
+        """End a timer: no job of it begins any more; any thread, at any time.
+
+        Returns:
+            True if it was there. False, and no effect, if it was cancelled before.
+        """
+        timer = self._timers.pop(timer_id, None)
+        if timer is None:
+            return False
+        timer.cancel()
+        if self._group is not None:
+            self._post(timer.end)
+        return True
+
+    def statistics(self) -> JobStatistics:
+        """Return a frozen snapshot; any thread, whose figures may then be a moment apart."""
+        slots = self.slots
+        lanes = [*slots.lanes(), *(thread.lane for thread, _ in list(self._tagged.values()))]
+        return JobStatistics(
+            general=slots.general,
+            max_workers=slots.max_workers,
+            active=slots.active,
+            most_active=slots.most_active,
+            waiting=slots.waiting,
+            threads=0 if self._workers is None else len(self._workers),
+            timers=len(self._timers),
+            lanes=tuple(map(slots.statistics, lanes)),
+        )
+
+    # --- inner steps ---------------------------------------------------------------------------------------------
+
+    def _check_thread(self, thread: TaggedThread | NodeThread | None) -> None:
+        if isinstance(thread, TaggedThread) and self._tagged.get(thread.name, (None,))[0] is not thread:
+            raise ConfigError(f"tagged thread {thread.name!r} is another node's")
+
+    def _admit(self, count: int) -> None:
+        """Count jobs of the program's own that come, or with a negative number those that have gone."""
+        if count > 0 and self._closed is not None:
+            raise ClosedError("the node was stopped")
+        with self._lock:
+            if count > 0 and self._own_count + count > MOST_JOBS:
+                raise BusyError(
+                    f"{self._own_count} jobs have not ended, and {MOST_JOBS} may be submitted: no room for {count} more"
+                )
+            self._own_count += count
+
+    def _arrive(self, jobs: Iterator[Job]) -> None:
+        """Have the node's thread take `jobs` in portions, behind what came before; any thread."""
+        self._arriving.append(jobs)
+        if self._group is not None and not self._feeding:
+            self._feeding = True
+            self._post(self._feed)
+
+    def _post(self, call: Callable[..., object], *args: Any) -> None:
+        """Call on the node's thread; not at all once its loop is closed."""
+        if self._group is None:
+            raise InternalError("posted before the start")
+        with suppress(ClosedError):
+            self._group.call_soon(call, *args)
+
+    def _feed(self) -> None:
+        """Take a portion of what arrives."""
+        self._feeding = False
+        portion = islice(chain.from_iterable(self._fronts()), JOBS_PER_TURN)
+        for job in portion:
+            self._submit_own(job)
+        if self._arriving and not self._feeding:
+            self._feeding = True
+            self._post(self._feed)
+
+    def _fronts(self) -> Iterator[Iterator[Job]]:
+        """Yield what arrives, the oldest until it is used up."""
+        while self._arriving:
+            yield self._arriving[0]
+            self._arriving.popleft()
+
+    def _submit_own(self, job: Job) -> None:
+        """Run or queue a job that nobody else is told of when it is refused."""
+        if self.submit(job) is Verdict.DROP:
+            closed = self._closed is not None
+            error = (
+                ClosedError("the node was stopped") if closed else BusyError(f"the queue of {job.lane.name!r} is full")
+            )
+            self._tell(job, None, error)
+
+    def _jobs_of(self, batch: Batch[Any], jobs: list[tuple[Callable[[], Any], TaggedThread | None]]) -> Iterator[Job]:
+        for index, (call, thread) in enumerate(jobs):
+            lane = self.slots.batch if thread is None else thread.lane
+            yield Job(lane, call, partial(self._batch_job_ended, batch, index), own=True)
+
+    def _batch_job_ended(self, batch: Batch[Any], index: int, value: object, error: BaseException | None) -> None:
+        if error is not None and not batch.has_completion:
+            self._report(f"a job of {type(batch).__name__}", error)
+        if not batch.ended(index, value, error):
+            return
+        completion = batch.complete()
+        if completion is None:
+            return
+        call, thread = completion
+        if isinstance(thread, NodeThread):
+            self._call("completion of a batch", call)
+        else:
+            lane = self.slots.batch if thread is None else thread.lane
+            self._submit_own(Job(lane, call, name="completion of a batch"))
+
+    def _begin(self, timer: Timer) -> None:
+        if self._group is not None and self._closed is None:
+            timer.begin(self._group.deadlines, self._group.now())
+
+    def _timer_due(self, thread: TaggedThread | NodeThread | None, timer: Timer) -> bool:
+        if isinstance(thread, NodeThread):
+            timer.ended()
+            self._call("a timer", timer.run)
+            return True
+        lane = self.slots.batch if thread is None else thread.lane
+        if len(lane.waiting) >= MOST_JOBS:
+            return False
+        return self.submit(Job(lane, timer.run, partial(self._timer_ended, timer), name="timer")) is not Verdict.DROP
+
+    def _timer_ended(self, timer: Timer, _: object, error: BaseException | None) -> None:
+        timer.ended()
+        if error is not None and not isinstance(error, ClosedError):
+            self._report("a timer", error)
+
+    def _run(self, workers: Workers, job: Job) -> None:
+        if job.lane.kind is LaneKind.TAGGED:
+            workers.run_tagged(job)
+        else:
+            workers.run(job, self.slots.active)
+
+    def _ended(self, job: Job, value: object, error: BaseException | None) -> None:
+        """Take a job that has ended: first the next ones, then whoever wants to know."""
+        if self._group is None or self._workers is None:
+            raise InternalError("a job ended before the start")
+        for following in self.slots.ended(job.lane, self._group.now()):
+            self._run(self._workers, following)
+        self._tell(job, value, error)
+
+    def _turn_ended(self) -> None:
+        self._tell_late()
+        closed = self._closed
+        if closed is None or self.slots.active or any(thread.lane.running for thread, _ in self._tagged.values()):
+            return
+        self._closed = _nothing
+        closed()
+
+    def _tell_late(self) -> None:
+        for job in self.slots.take_late():
+            self._tell(job, None, TimeoutError(f"the deadline of {job.name} passed while it waited"))
+
+    def _tell(self, job: Job, value: object, error: BaseException | None) -> None:
+        if job.own:
+            self._admit(-1)
+        if job.done is not None:
+            self._call(f"outcome of {job.name}", job.done, value, error)
+        elif error is not None:
+            self._report(job.name, error)
+
+    def _call(self, where: str, call: Callable[..., object], *args: object) -> None:
+        try:
+            call(*args)
+        except BaseException as error:  # noqa: BLE001  (one job's fault must not cost the others their outcome)
+            if self._group is not None:
+                self._group.report(where, error)
+
+    def _report(self, where: str, error: BaseException) -> None:
+        """Report what a job raised on its thread: a KeyboardInterrupt made there is not the one of Ctrl-C."""
+        if not isinstance(error, Exception):
+            raised, error = error, RuntimeError(f"{where} raised {error!r}")
+            error.__cause__ = raised
+        if self._group is not None:
+            self._group.report(where, error)
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -1,0 +1,482 @@
+"""Jobs on real threads: what runs where, what is told, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from concurrent.futures import Future
+from math import inf
+
+import pytest
+
+from flowctl.errors import BusyError, ClosedError, ConfigError, LocalProtocolError
+from flowctl.pollgroup import PollGroup
+from flowctl.rpc.jobs import dispatcher as dispatcher_module
+from flowctl.rpc.jobs.batch import NODE_THREAD, Batch
+from flowctl.rpc.jobs.dispatcher import Dispatcher
+from flowctl.rpc.jobs.slots import Job, Verdict
+
+WAIT_S = 20.0
+
+
+class Bench:
+    """A dispatcher on a group of its own, and the errors that were reported."""
+
+    def __init__(self, group, general=2):
+        self.group = group
+        self.dispatcher = Dispatcher("test", general)
+
+    def start(self):
+        self.dispatcher.start(self.group)
+        return self
+
+    def on(self, call):
+        """Call on the node's thread and return what it returns."""
+        done = Future()
+        self.group.call_soon(lambda: done.set_result(call()))
+        return done.result(WAIT_S)
+
+    def command(self, lane, call, deadline=inf):
+        """Submit a command; return the verdict and a future of its outcome: its value, or what it raised."""
+        future = Future()
+
+        def done(value, error):
+            future.set_result(value if error is None else error)
+
+        verdict = self.on(lambda: self.dispatcher.submit(Job(lane, call, done, deadline=deadline, name="a.b")))
+        return verdict, future
+
+    def close(self):
+        """Close and wait until nothing runs."""
+        closed = threading.Event()
+        self.group.call_soon(self.dispatcher.close, closed.set)
+        return closed
+
+
+@pytest.fixture
+def errors():
+    return []
+
+
+@pytest.fixture
+def group(loop_factory, errors):
+    group = PollGroup("jobs", loop_factory=loop_factory, on_error=lambda where, error: errors.append((where, error)))
+    group.start()
+    yield group
+    group.stop()
+
+
+@pytest.fixture
+def bench(group):
+    bench = Bench(group)
+    yield bench
+    if bench.dispatcher._closed is None:
+        assert bench.close().wait(WAIT_S)
+        assert bench.dispatcher.join(WAIT_S)
+
+
+def test_workers_when_jobs_wait_are_as_many_as_the_rule_allows(bench):
+    """With 2 general threads and 1 reserved exactly 3 jobs run at once, and all 8 run in the end."""
+    lane = bench.dispatcher.slots.add_category("a", 1)
+    other = bench.dispatcher.slots.add_category("b")
+    bench.start()
+    let_go, three = threading.Event(), threading.Barrier(4)
+    waits = [lambda: (three.wait(WAIT_S), let_go.wait(WAIT_S))] * 3 + [threading.get_ident] * 5
+    lanes = [other, other, lane, *[other, lane] * 2, other]
+    outcomes = [bench.command(*item) for item in zip(lanes, waits, strict=True)]
+    assert [verdict.value for verdict, _ in outcomes] == ["start"] * 3 + ["wait"] * 5
+    three.wait(WAIT_S)
+    figures = bench.dispatcher.statistics()
+    assert (figures.active, figures.waiting, figures.threads, figures.max_workers) == (3, 5, 3, 5)
+    let_go.set()
+    names = {future.result(WAIT_S) for _, future in outcomes[3:]}
+    assert bench.group.thread_id not in names
+    assert bench.on(lambda: bench.dispatcher.statistics().most_active) == 3
+
+
+@pytest.mark.parametrize("raised", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+def test_worker_when_its_job_raises_anything_goes_on(bench, errors, raised):
+    """Whatever a job raises is its own outcome; its thread does the next one, and others are told nothing (OX-59)."""
+    lane = bench.dispatcher.slots.add_category("a")
+    bench.dispatcher.slots.set_threads(general=1, batch=0, reply=0)
+    bench.start()
+
+    def fail():
+        raise raised("no")
+
+    outcome = bench.command(lane, fail)[1].result(WAIT_S)
+    assert type(outcome) is raised
+    assert bench.command(lane, lambda: "next")[1].result(WAIT_S) == "next"
+    assert (bench.dispatcher.statistics().threads, errors) == (1, [])
+
+
+def test_job_when_it_raises_and_nobody_wants_to_know_is_reported(bench, errors):
+    """What a single job raises is contained and reported, SystemExit as well (OX-78)."""
+    bench.start()
+    done = threading.Event()
+
+    def fail():
+        raise SystemExit(3)
+
+    bench.dispatcher.job(fail)
+    batch = Batch()
+    batch.add_job(lambda: 1)
+    batch.completion(lambda _: done.set())
+    bench.dispatcher.batch(batch)
+    assert done.wait(WAIT_S)
+    assert bench.close().wait(WAIT_S)
+    assert ["SystemExit(3)" in str(error) for _, error in errors] == [True]
+
+
+def test_outcome_when_its_taker_raises_costs_nobody_else(bench, errors):
+    """What is told of an outcome may fail; the slot is free all the same."""
+    lane = bench.dispatcher.slots.add_category("a", max_queue=-1)
+    bench.start()
+
+    def fail(value, error):
+        raise RuntimeError("taker")
+
+    bench.on(lambda: [bench.dispatcher.submit(Job(lane, lambda: None, fail)) for _ in range(5)])
+    assert bench.command(lane, lambda: 7)[1].result(WAIT_S) == 7
+    assert bench.close().wait(WAIT_S)
+    assert [str(error) for _, error in errors] == ["taker"] * 5
+
+
+def test_batch_when_all_jobs_have_ended_calls_its_completion_once_with_the_results_in_order(bench):
+    """32 jobs, some of which raise: the completion gets 32 results in their order, on a worker."""
+    bench.start()
+    got = Future()
+
+    def task(number):
+        if number % 10 == 7:
+            raise ValueError(f"no {number}")
+        return number * 3
+
+    batch = Batch()
+    for number in range(32):
+        batch.add_job(lambda number=number: task(number))
+    batch.completion(lambda results: got.set_result((results, threading.get_ident())))
+    bench.dispatcher.batch(batch)
+    results, thread = got.result(WAIT_S)
+    assert thread != bench.group.thread_id
+    assert [result.error is None and result.get() for result in results] == [
+        False if number % 10 == 7 else number * 3 for number in range(32)
+    ]
+    assert [str(result.error) for result in results if result.error] == ["no 7", "no 17", "no 27"]
+
+
+def test_completion_when_for_the_nodes_own_thread_runs_there(bench):
+    """A completion that is done in a moment can be called where the node's state is."""
+    bench.start()
+    got = Future()
+    batch = Batch()
+    batch.add_job(lambda: 1)
+    batch.completion(lambda _: got.set_result(threading.get_ident()), NODE_THREAD)
+    bench.dispatcher.batch(batch)
+    assert got.result(WAIT_S) == bench.group.thread_id
+
+
+def test_batch_when_larger_than_a_turn_is_run_wholly_and_in_order(bench):
+    """A batch of thousands of jobs is taken in portions, before what was submitted after it."""
+    bench.dispatcher.slots.set_threads(general=1, batch=0, reply=0)
+    bench.start()
+    order, done = [], threading.Event()
+    count = 2 * dispatcher_module.JOBS_PER_TURN + 3
+    batch = Batch()
+    for number in range(count):
+        batch.add_job(lambda number=number: order.append(number))
+    bench.dispatcher.batch(batch)
+    bench.dispatcher.job(lambda: (order.append("last"), done.set()))
+    assert done.wait(WAIT_S)
+    assert order == [*range(count), "last"]
+
+
+def test_jobs_when_submitted_from_many_threads_run_each_once(bench):
+    """Eight threads submit at once: nothing is lost and nothing runs twice."""
+    bench.start()
+    seen, done = [], threading.Event()
+
+    def submit(base):
+        for number in range(200):
+            bench.dispatcher.job(lambda number=number: seen.append(base + number))
+
+    threads = [threading.Thread(target=submit, args=(1000 * base,)) for base in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    batch = Batch()
+    batch.add_job(lambda: None)
+    batch.completion(lambda _: done.set())
+    bench.dispatcher.batch(batch)
+    assert done.wait(WAIT_S)
+    assert bench.close().wait(WAIT_S)
+    assert sorted(seen) == [1000 * base + number for base in range(8) for number in range(200)]
+
+
+def test_tagged_thread_when_it_has_jobs_runs_them_alone_and_in_order(bench):
+    """Jobs of a tagged thread run on it, one after the other, after its start function; workers are not used."""
+    order = []
+    disk = bench.dispatcher.add_tagged_thread("disk", lambda: order.append(("start", threading.get_ident())))
+    got = Future()
+    batch = Batch()
+    for number in range(20):
+        batch.add_job(lambda number=number: order.append((number, threading.get_ident())), disk)
+    batch.completion(lambda _: got.set_result(threading.get_ident()), disk)
+    bench.dispatcher.batch(batch)  # before the start: it begins with it
+    bench.start()
+    thread = got.result(WAIT_S)
+    assert order == [("start", thread), *((number, thread) for number in range(20))]
+    assert bench.dispatcher.statistics().threads == 1
+
+
+def test_tagged_thread_when_its_start_function_fails_works_all_the_same(bench, errors):
+    """The failure is reported, and jobs run."""
+
+    def fail():
+        raise OSError("no disk")
+
+    disk = bench.dispatcher.add_tagged_thread("disk", fail)
+    bench.start()
+    done = threading.Event()
+    bench.dispatcher.job(done.set, disk)
+    assert done.wait(WAIT_S)
+    assert [str(error) for _, error in errors] == ["no disk"]
+
+
+def test_tagged_thread_when_of_another_node_or_too_late_is_refused(bench):
+    """Threads belong to one node, have names of their own, and are added before the start."""
+    other = Dispatcher("other", 1).add_tagged_thread("disk")
+    bench.dispatcher.add_tagged_thread("disk")
+    for name in ("disk", ""):
+        with pytest.raises(ConfigError, match="name is"):
+            bench.dispatcher.add_tagged_thread(name)
+    bench.start()
+    with pytest.raises(ConfigError, match="another node's"):
+        bench.dispatcher.job(lambda: None, other)
+    with pytest.raises(ConfigError, match="another node's"):
+        bench.dispatcher.add_timer(lambda: None, 1.0, thread=other)
+    with pytest.raises(LocalProtocolError, match="before the node starts"):
+        bench.dispatcher.add_tagged_thread("late")
+
+
+def test_deadline_when_it_passes_in_the_queue_has_the_job_not_started(bench):
+    """A command whose caller has given up is not begun, though its thread becomes free; it is told of at once."""
+    lane = bench.dispatcher.slots.add_category("a")
+    bench.dispatcher.slots.set_threads(general=1)
+    bench.start()
+    let_go, ran = threading.Event(), []
+    bench.command(lane, lambda: let_go.wait(WAIT_S))
+    verdict, outcome = bench.command(lane, lambda: ran.append(1), bench.group.now() + 0.01)
+    assert verdict is Verdict.WAIT
+    assert isinstance(outcome.result(WAIT_S), TimeoutError)
+    let_go.set()
+    assert bench.command(lane, lambda: "next")[1].result(WAIT_S) == "next"
+    assert ran == []
+
+
+@pytest.mark.parametrize("where", ["worker", "node", "tagged"])
+def test_timer_when_its_job_raises_goes_on(bench, errors, where):
+    """A job that raises is reported, and the next time comes, wherever it runs (OX-79)."""
+    thread = {"worker": None, "node": NODE_THREAD, "tagged": bench.dispatcher.add_tagged_thread("disk")}[where]
+    times, thrice = [], threading.Event()
+
+    def fail():
+        times.append(threading.get_ident())
+        if len(times) == 3:
+            thrice.set()
+        raise ValueError("timer")
+
+    timer = bench.dispatcher.add_timer(fail, 0.002, thread=thread)  # before the start: it begins with it
+    bench.start()
+    assert thrice.wait(WAIT_S)
+    assert (times[0] == bench.group.thread_id) == (where == "node")
+    assert bench.dispatcher.cancel_timer(timer) is True
+    assert bench.dispatcher.cancel_timer(timer) is False
+    assert bench.close().wait(WAIT_S)
+    assert {str(error) for _, error in errors} == {"timer"}
+
+
+def test_timer_when_cancelled_leaves_nothing(bench):
+    """No deadline, no entry and no function is left of a cancelled timer, and nothing of it begins any more."""
+    bench.start()
+
+    class Keeper:
+        def __init__(self):
+            self.ran = threading.Event()
+
+        def job(self):
+            self.ran.set()
+
+    keeper = Keeper()
+    timer = bench.dispatcher.add_timer(keeper.job, 0.002)
+    assert keeper.ran.wait(WAIT_S)
+    bench.dispatcher.cancel_timer(timer)
+    ended = Future()
+    bench.dispatcher.job(lambda: ended.set_result(None))
+    ended.result(WAIT_S)
+    bench.on(lambda: None)
+    gone = weakref.ref(keeper)
+    del keeper
+    gc.collect()
+    assert gone() is None
+    assert bench.on(lambda: (bench.group.deadlines.count, bench.dispatcher.statistics().timers)) == (0, 0)
+
+
+def test_worker_when_idle_keeps_nothing_of_its_last_job(bench):
+    """A message of a megabyte is not kept by a thread that waits for the next one."""
+    lane = bench.dispatcher.slots.add_category("a")
+    bench.start()
+
+    class Payload:
+        pass
+
+    payload = Payload()
+    gone = weakref.ref(payload)
+    bench.command(lane, lambda kept=payload: kept is None)[1].result(WAIT_S)
+    del payload
+    ended = Future()
+    bench.dispatcher.job(lambda: ended.set_result(None))
+    ended.result(WAIT_S)
+    for _ in range(1000):
+        gc.collect()
+        if gone() is None:
+            break
+    assert gone() is None
+
+
+def test_inject_when_the_category_has_no_slot_waits_like_a_command(bench, errors):
+    """An injected task takes a slot and a place in the queue of its category, and is dropped where a command is."""
+    lane = bench.dispatcher.slots.add_category("a", max_queue=1)
+    bench.dispatcher.slots.set_threads(general=1)
+    bench.start()
+    let_go, ran = threading.Event(), threading.Event()
+    began = threading.Event()
+    bench.dispatcher.inject(lane, lambda: (began.set(), let_go.wait(WAIT_S)), "a.first")
+    assert began.wait(WAIT_S)
+    bench.dispatcher.inject(lane, ran.set, "a.second")
+    bench.dispatcher.inject(lane, ran.set, "a.third")
+    assert bench.command(lane, lambda: None)[0] is Verdict.DROP
+    assert [(where.partition(": ")[2], type(error)) for where, error in errors] == [("a.third", BusyError)]
+    let_go.set()
+    assert ran.wait(WAIT_S)
+
+
+def test_jobs_when_too_many_are_submitted_are_refused(bench, monkeypatch):
+    """A program that submits more than it does is told before memory is gone; what ends makes room again."""
+    monkeypatch.setattr(dispatcher_module, "MOST_JOBS", 3)
+    batch = Batch()
+    for _ in range(3):
+        batch.add_job(lambda: None)
+    done = threading.Event()
+    batch.completion(lambda _: done.set())
+    bench.dispatcher.batch(batch)
+    with pytest.raises(BusyError, match="3 jobs have not ended"):
+        bench.dispatcher.job(lambda: None)
+    bench.start()
+    assert done.wait(WAIT_S)
+    bench.dispatcher.job(lambda: None)
+
+
+def test_timers_when_too_many_are_refused(bench, monkeypatch):
+    """A program that adds timers and forgets them is told."""
+    monkeypatch.setattr(dispatcher_module, "MOST_TIMERS", 2)
+    timers = [bench.dispatcher.add_timer(lambda: None, 60.0) for _ in range(2)]
+    with pytest.raises(BusyError, match="2 timers"):
+        bench.dispatcher.add_timer(lambda: None, 60.0)
+    bench.dispatcher.cancel_timer(timers[0])
+    assert bench.dispatcher.add_timer(lambda: None, 60.0) not in timers
+
+
+def test_close_when_jobs_run_waits_for_them_and_starts_no_other(bench, errors):
+    """The close is done once what runs has ended; what waits is told, and threads end (OX-82)."""
+    lane = bench.dispatcher.slots.add_category("a")
+    bench.dispatcher.slots.set_threads(general=1, batch=0, reply=0)
+    bench.start()
+    let_go, ran = threading.Event(), []
+    _, first = bench.command(lane, lambda: let_go.wait(WAIT_S) and "first")
+    _, second = bench.command(lane, lambda: ran.append(2))
+    bench.dispatcher.job(lambda: ran.append(3))
+    closed = bench.close()
+    assert isinstance(second.result(WAIT_S), ClosedError)
+    verdict, _ = bench.command(lane, lambda: ran.append(4))
+    assert verdict is Verdict.DROP
+    assert not closed.is_set()
+    assert bench.dispatcher.unfinished() == ["test worker 1: a.b"]
+    let_go.set()
+    assert closed.wait(WAIT_S)
+    assert first.result(WAIT_S) == "first"
+    assert bench.dispatcher.join(WAIT_S)
+    assert (ran, bench.dispatcher.unfinished()) == ([], [])
+    assert [type(error) for _, error in errors] == [ClosedError]  # of the job that was in the queue
+    for late in (lambda: bench.dispatcher.job(print), lambda: bench.dispatcher.add_timer(print, 1.0)):
+        with pytest.raises(ClosedError):
+            late()
+
+
+def test_close_when_asked_for_by_a_job_ends_it_too(bench):
+    """A handler may stop its node: it goes on to its own end, and its thread ends."""
+    bench.start()
+    closed, joined = threading.Event(), Future()
+
+    def stop():
+        bench.group.call_soon(bench.dispatcher.close, closed.set)
+        joined.set_result(bench.dispatcher.join(0.0))  # does not wait for itself
+
+    bench.dispatcher.job(stop)
+    assert joined.result(WAIT_S) is False
+    assert closed.wait(WAIT_S)
+    assert bench.dispatcher.join(WAIT_S)
+
+
+def test_close_when_a_job_never_ends_names_it_and_leaves_it_behind(bench):
+    """A job that hangs is named with its thread; whoever waits for the threads gets an answer all the same."""
+    lane = bench.dispatcher.slots.add_category("a")
+    bench.start()
+    let_go = threading.Event()
+    _, outcome = bench.command(lane, lambda: let_go.wait(WAIT_S))
+    closed = bench.close()
+    assert bench.dispatcher.join(0.05) is False
+    assert (bench.dispatcher.unfinished(), closed.is_set()) == (["test worker 1: a.b"], False)
+    let_go.set()
+    assert outcome.result(WAIT_S) is True
+    assert closed.wait(WAIT_S)
+
+
+def test_job_when_it_ends_after_the_loop_has_gone_harms_nobody(loop_factory, errors):
+    """A thread that was left behind ends quietly when its job does at last."""
+    group = PollGroup("gone", loop_factory=loop_factory, on_error=lambda where, error: errors.append((where, error)))
+    group.start()
+    bench = Bench(group).start()
+    let_go, began = threading.Event(), threading.Event()
+    bench.dispatcher.job(lambda: (began.set(), let_go.wait(WAIT_S)))
+    assert began.wait(WAIT_S)
+    bench.close()
+    bench.on(lambda: None)
+    assert group.stop()
+    let_go.set()
+    assert bench.dispatcher.join(WAIT_S)
+    assert errors == []
+
+
+def test_worker_when_the_system_gives_no_thread_fails_its_job_or_leaves_it_to_others(bench, errors, monkeypatch):
+    """Without any thread a job fails at once; with one of them it waits for that."""
+    lane = bench.dispatcher.slots.add_category("a")
+    bench.start()
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    real = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert str(bench.command(lane, lambda: 1)[1].result(WAIT_S)) == "can't start new thread"
+    monkeypatch.setattr(threading.Thread, "start", real)
+    let_go = threading.Event()
+    _, first = bench.command(lane, lambda: let_go.wait(WAIT_S))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    _, second = bench.command(lane, lambda: 2)
+    let_go.set()
+    assert (first.result(WAIT_S), second.result(WAIT_S)) == (True, 2)
+    assert [str(error) for _, error in errors] == ["can't start new thread"] * 2
