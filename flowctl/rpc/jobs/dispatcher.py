@@ -411,7 +411,7 @@ class Dispatcher:
             workers.run(job, self.slots.active)
 
     def _ended(self, job: Job, value: object, error: BaseException | None) -> None:
-        """Take a job that has ended: first the next ones, then whoever wants to know."""
+        """Take a job that has ended: first the next ones start, then its outcome is told."""
         if self._group is None or self._workers is None:
             raise InternalError("a job ended before the start")
         for following in self.slots.ended(job.lane, self._group.now()):

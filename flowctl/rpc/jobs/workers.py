@@ -121,7 +121,7 @@ class Workers:
     def _post(self, job: Job, value: object, error: BaseException | None) -> None:
         """Put an outcome into the mailbox; any thread."""
         self._mailbox.append((job, value, error))
-        # Whoever finds it set has put his outcome there before it is unset, and so before the mailbox is emptied.
+        # A thread that finds it set has put its outcome there before it is unset, so before the mailbox is emptied.
         if not self._posted:
             self._posted = True
             with suppress(ClosedError):  # the node did not wait for this job; nobody is there to be told
