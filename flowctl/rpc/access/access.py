@@ -6,10 +6,14 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
+from flowctl.errors import ConfigError
+from flowctl.fieldtypes import check_type
+
 
 class AuthLevel(enum.IntEnum):
     """How far a connection is trusted; each level includes those below it."""
 
+    DENIED = -1  #: not at all: it is not let in
     NONE = 0
     BASIC = 1
     ADMIN = 2
@@ -23,11 +27,19 @@ class Access:
         auth: least level of the connection.
         remote_sn: whether the caller must be an active service node.
         local_sn: whether this node must be one.
+
+    Raises:
+        ConfigError: `auth` is no level that a connection can have.
     """
 
     auth: AuthLevel = AuthLevel.NONE
     remote_sn: bool = False
     local_sn: bool = False
+
+    def __post_init__(self) -> None:
+        check_type("auth", self.auth, AuthLevel)
+        if self.auth is AuthLevel.DENIED:
+            raise ConfigError("auth is AuthLevel.DENIED, it must be NONE, BASIC or ADMIN")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,55 @@
+"""Which nodes are active service nodes at present, by their public keys (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flowctl.errors import ConfigError
+from flowctl.fieldtypes import check_type
+from flowctl.zeromq.keytext import KEY_BYTES
+
+
+def checked_keys(pubkeys: Iterable[bytes], what: str) -> frozenset[bytes]:
+    """Return the public keys as a set.
+
+    Args:
+        pubkeys: 32 octets each.
+        what: that they were given for, for the error.
+
+    Raises:
+        ConfigError: one is none; then none of them counts.
+    """
+    found = frozenset(pubkeys)
+    for key in found:
+        check_type(f"{what}: a public key", key, bytes)
+        if len(key) != KEY_BYTES:
+            raise ConfigError(f"{what}: a public key has {KEY_BYTES} octets, one given has {len(key)}")
+    return found
+
+
+class ServiceNodes:
+    """The set of active service nodes. Asked with each message, so a node that leaves it loses its rights at once.
+
+    Not locked: it belongs to the node's thread.
+    """
+
+    __slots__ = ("_active",)
+
+    def __init__(self) -> None:
+        self._active: frozenset[bytes] = frozenset()
+
+    def __contains__(self, pubkey: bytes) -> bool:
+        return pubkey in self._active
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def replace(self, pubkeys: frozenset[bytes]) -> frozenset[bytes]:
+        """Make these the active ones; return those that were and are no longer."""
+        gone = self._active - pubkeys
+        self._active = pubkeys
+        return gone
+
+    def update(self, added: frozenset[bytes], removed: frozenset[bytes]) -> frozenset[bytes]:
+        """Add and remove some; a key that is in both is added. Return those that were active and are no longer."""
+        return self.replace((self._active - removed) | added)

@@ -1,0 +1,172 @@
+"""Who may do what: the order of refusals, service nodes, new connections; pure, with a manual clock."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from flowctl.errors import ConfigError, LocalProtocolError
+from flowctl.rpc.access.access import Access, AuthLevel
+from flowctl.rpc.access.admission import (
+    BURST_PER_ADDRESS,
+    MOST_ADDRESSES,
+    NEW_PER_ADDRESS_AND_S,
+    AddressRates,
+    Admission,
+)
+from flowctl.rpc.access.rules import is_assigned, is_claimed, key_route, refusal_code
+from flowctl.rpc.access.servicenodes import ServiceNodes, checked_keys
+from flowctl.zeromq.zap import Refusal, ZapRequest
+
+KEY, OTHER = bytes(32), bytes(range(32))
+LEVELS = (AuthLevel.NONE, AuthLevel.BASIC, AuthLevel.ADMIN)
+
+
+def test_command_when_several_things_are_wrong_is_refused_for_the_first_in_order():
+    """The level comes before the state of this node, that before the caller's, and the tag last (OX-63)."""
+    access = Access(AuthLevel.ADMIN, remote_sn=True, local_sn=True)
+    order = [
+        (AuthLevel.BASIC, False, False, None, b"FORBIDDEN"),
+        (AuthLevel.BASIC, True, True, b"tag", b"FORBIDDEN"),
+        (AuthLevel.ADMIN, False, False, None, b"NOT_A_SERVICE_NODE"),
+        (AuthLevel.ADMIN, True, False, b"tag", b"NOT_A_SERVICE_NODE"),
+        (AuthLevel.ADMIN, False, True, None, b"FORBIDDEN_SN"),
+        (AuthLevel.ADMIN, True, True, None, b"NO_REPLY_TAG"),
+        (AuthLevel.ADMIN, True, True, b"tag", None),
+    ]
+    found = [
+        refusal_code(access, auth, remote_sn=remote, local_sn=local, is_request=True, tag=tag)
+        for auth, remote, local, tag, _ in order
+    ]
+    assert [code for *_, code in order] == found
+
+
+@pytest.mark.parametrize(("needed", "has"), list(itertools.product(LEVELS, LEVELS)))
+def test_levels_when_compared_include_those_below(needed, has):
+    """A category is open to its level and those above; nothing else about the caller counts there."""
+    for remote, local, request in itertools.product((False, True), repeat=3):
+        code = refusal_code(
+            Access(needed), has, remote_sn=remote, local_sn=local, is_request=request, tag=b"" if request else None
+        )
+        assert code == (None if has >= needed else b"FORBIDDEN")
+
+
+def test_access_when_it_asks_for_no_level_of_a_connection_is_an_error():
+    """A category that is open to those who are denied, or to a number, is a mistake."""
+    for wrong in (AuthLevel.DENIED, 1, True, "admin", None):
+        with pytest.raises(ConfigError, match="AuthLevel"):
+            Access(wrong)
+
+
+def test_routes_when_they_are_keys_of_others_are_claims():
+    """Only a connection that has proven a key can contradict itself: without one a routing id says nothing."""
+    assert is_claimed(key_route(OTHER), KEY)
+    assert not is_claimed(key_route(KEY), KEY)
+    assert not is_claimed(key_route(OTHER), b"")
+    assert not is_claimed(b"anything", KEY)
+    assert not is_claimed(key_route(OTHER) + b"x", KEY)
+    assert (is_assigned(b"\0abcd"), is_assigned(key_route(KEY)), is_assigned(b"")) == (True, False, False)
+
+
+def test_service_nodes_when_changed_tell_who_is_gone():
+    """Replacing and updating tell those that were active and are not; a key added and removed at once is added."""
+    nodes, keys = ServiceNodes(), [bytes([number]) * 32 for number in range(5)]
+    assert nodes.replace(frozenset(keys[:3])) == frozenset()
+    assert nodes.update(frozenset(keys[3:4]), frozenset([keys[0], keys[3], keys[4]])) == {keys[0]}
+    assert [key in nodes for key in keys] == [False, True, True, True, False]
+    assert nodes.replace(frozenset(keys[:2])) == {keys[2], keys[3]}
+    assert len(nodes) == 2
+
+
+@pytest.mark.parametrize("wrong", [b"", bytes(31), bytes(33), "00" * 32, None])
+def test_service_nodes_when_one_key_is_none_are_refused_as_a_whole(wrong):
+    """The error tells what was given and its length, and nothing has changed."""
+    with pytest.raises(ConfigError, match="set_active_sns: a public key"):
+        checked_keys([KEY, wrong], "set_active_sns")
+
+
+class Door:
+    """A listener's hook that notes what it was asked."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer, self.asked = answer, []
+
+    def __call__(self, address: str, pubkey: bytes, is_sn: bool) -> object:
+        self.asked.append((address, pubkey, is_sn))
+        return self.answer
+
+
+def admission(door: Door, *, curve: bool = True, now: list[float] | None = None) -> tuple[Admission, ServiceNodes]:
+    nodes, clock = ServiceNodes(), now or [0.0]
+    made = Admission(nodes, lambda: clock[0])
+    made.open(3, curve=curve, allow=door)
+    return made, nodes
+
+
+def test_connection_when_allowed_gets_its_level_and_a_number_of_its_own():
+    """The hook is told address, key and whether that is an active service node at this moment (OX-68)."""
+    door = Door(AuthLevel.ADMIN)
+    made, nodes = admission(door)
+    nodes.replace(frozenset([OTHER]))
+    first = made.decide(ZapRequest(3, "10.0.0.1", KEY))
+    second = made.decide(ZapRequest(3, "10.0.0.1", OTHER))
+    assert [{"X-AuthLevel": "admin", "X-Connection": str(number)} for number in (1, 2)] == [first, second]
+    assert door.asked == [("10.0.0.1", KEY, False), ("10.0.0.1", OTHER, True)]
+
+
+@pytest.mark.parametrize("answer", [None, AuthLevel.DENIED])
+def test_connection_when_denied_is_not_let_in(answer):
+    """Both ways of saying no are no (OX-68)."""
+    made, _ = admission(Door(answer))
+    assert made.decide(ZapRequest(3, "10.0.0.1", KEY)) is Refusal.DENIED
+
+
+@pytest.mark.parametrize("answer", [True, False, 0, 2, "admin", object()])
+def test_connection_when_the_hook_returns_no_level_is_an_error(answer):
+    """What is no AuthLevel lets nobody in: True would be BASIC by its number."""
+    made, _ = admission(Door(answer))
+    with pytest.raises(LocalProtocolError, match="AuthLevel"):
+        made.decide(ZapRequest(3, "10.0.0.1", KEY))
+
+
+def test_connection_when_its_listener_is_unknown_closed_or_of_the_other_kind_is_not_let_in():
+    """A key at a plain listener, none at an encrypted one, and a number that was never given: nobody is asked."""
+    door = Door(AuthLevel.ADMIN)
+    made, _ = admission(door)
+    made.open(4, curve=False, allow=door)
+    for request in (ZapRequest(3, "a", b""), ZapRequest(4, "a", KEY), ZapRequest(5, "a", KEY)):
+        assert made.decide(request) is Refusal.DENIED
+    made.close(3)
+    assert made.decide(ZapRequest(3, "a", KEY)) is Refusal.DENIED
+    assert door.asked == []
+
+
+def test_connections_when_one_address_floods_are_put_off_and_others_are_not():
+    """The burst gets in, then the rate; another address is not touched, and an IPv6 /64 is one address."""
+    now, door = [0.0], Door(AuthLevel.NONE)
+    made, _ = admission(door, now=now)
+    answers = [made.decide(ZapRequest(3, f"2001:db8::{number:x}", KEY)) for number in range(BURST_PER_ADDRESS + 10)]
+    assert answers[BURST_PER_ADDRESS:] == [Refusal.TRY_LATER] * 10
+    assert (made.too_many_count, len(door.asked)) == (10, BURST_PER_ADDRESS)
+    assert isinstance(made.decide(ZapRequest(3, "2001:db8:0:1::1", KEY)), dict)
+    now[0] += 1 / NEW_PER_ADDRESS_AND_S
+    assert isinstance(made.decide(ZapRequest(3, "2001:db8::1", KEY)), dict)
+    assert made.decide(ZapRequest(3, "2001:db8::1", KEY)) is Refusal.TRY_LATER
+
+
+def test_rates_when_a_flood_comes_from_everywhere_remember_a_bounded_number():
+    """Those seen longest ago are forgotten; one that is seen again stays."""
+    rates = AddressRates(1.0, 1)
+    assert rates.take("stays", 0.0)
+    for number in range(MOST_ADDRESSES + 5):
+        rates.take(f"flood {number}", 0.0)
+        if number % 1000 == 0:
+            assert not rates.take("stays", 0.0)
+    assert len(rates) == MOST_ADDRESSES
+
+
+def test_rates_when_the_clock_goes_back_give_nothing_away():
+    """A clock that is set back adds no tokens."""
+    rates = AddressRates(1.0, 1)
+    assert [rates.take("a", now) for now in (10.0, 5.0, 5.9, 6.0)] == [True, False, False, True]
