@@ -1,1 +1,4 @@
-"""The control plane: what operators and other programs may ask of a server that runs."""
+"""Operations on a running server: each defined once, and served, called and described from that definition.
+
+Begin with `operations.py`.
+"""

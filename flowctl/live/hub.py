@@ -409,6 +409,11 @@ class Hub:
         with self._lock:
             return {stream: len(stream.viewers) for stream in self._streams.values()}
 
+    def viewing(self) -> list[tuple[str, Viewer]]:
+        """Return all viewers with the names of their streams. Any thread."""
+        with self._lock:
+            return [(name, self._viewers[item]) for name, stream in self._streams.items() for item in stream.viewers]
+
     def fanouts(self) -> Iterator[Fanout]:
         """Iterate over the fan-outs of all streams that have viewers. Any thread."""
         for stream in self.streams():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -15,17 +16,21 @@ from flowctl.addresses import address_key
 from flowctl.connection import Connection
 from flowctl.errors import ClosedError, LimitExceededError
 from flowctl.flight.flights import Flights
+from flowctl.flight.words import limits_as_dict
 from flowctl.flow.limits import Limits
 from flowctl.flow.limitsfile import LimitsFile
 from flowctl.flow.policy import LIVE_POLICIES
+from flowctl.live.changes import Change, Changes
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
 from flowctl.live.records.flights import make_flights
 from flowctl.live.records.recording import Recording, usual_node
+from flowctl.live.reload.banning import Banned, Banning
 from flowctl.live.reload.reload import Reload
 from flowctl.live.session import LiveSession
-from flowctl.server.bans import Ban, BanList, utc_text
+from flowctl.reasons import CloseReason
+from flowctl.server.bans import Ban, BanAction, BanList, utc_text
 from flowctl.server.program import ServeOptions
 from flowctl.server.server import Server
 
@@ -35,6 +40,18 @@ _REFUSAL_LOG_S: Final = 10.0
 _MOST_REFUSED: Final = 1024
 _RECONNECT_HEAD_START_S: Final = 0.2
 """Between asking clients to reconnect and closing their connections: time for the request to arrive first."""
+_DRAIN_LOOK_S: Final = 0.05
+"""Between two looks whether all have left a server that drains."""
+
+
+class Companion(Protocol):
+    """What runs beside a server: begins when it has started, ends after the connections."""
+
+    def start(self) -> None:
+        """Begin; what it raises ends the start of the server."""
+
+    def stop(self, deadline_s: float) -> None:
+        """End within the time; called also where it has not begun."""
 
 
 class LiveServer(Server):
@@ -46,6 +63,11 @@ class LiveServer(Server):
         reload: watches the files of limits and bans, if there are any.
         recording: records what happens. None: it was not asked for.
         flights: records connections so that they can be replayed. None: nothing is recorded.
+        changes: what was changed while it ran, and by whom.
+        companions: what begins and ends with it.
+        on_drained: called when it has ended because it was told to drain; for whoever waits for signals meanwhile.
+        limits_from: where the limits in force come from: ``start``, ``limits file`` or ``command``.
+        started_at: seconds on `clock`; 0 before the start.
     """
 
     def __init__(
@@ -81,13 +103,21 @@ class LiveServer(Server):
         self._in_force = config  # with what the limits file says
         self.recording: Recording | None = None
         self.flights: Flights | None = None
+        on_error = config.on_error or self.hub.oversight.report
+        self.changes: Final = Changes(on_error)
+        self.companions: Final[list[Companion]] = []
+        self.on_drained: Callable[[], None] | None = None
+        self.limits_from = "start"
+        self.started_at = 0.0
+        self._leaves_by: float | None = None  # when a server that drains ends, monotonic seconds; guarded by _lock
         self.reload = Reload(
             self._apply_limits,
             self._apply_bans,
             limits=config.limits_file,
             bans=config.bans_file,
-            on_error=config.on_error or self.hub.oversight.report,
+            on_error=on_error,
         )
+        self._banning: Final = Banning(self.set_bans, lambda: self.reload.bans_file)
         try:
             self.reload.read_first()
             if config.events.folder:
@@ -151,6 +181,7 @@ class LiveServer(Server):
             "return_after_s": settings.return_after_s,
             "objective": file.objective,
         }
+        self.limits_from = "limits file"
         _log.info("limits changed", was=str(was), connections=len(self.connections()), **now)
         self._note_change("limits file", now)
 
@@ -158,15 +189,153 @@ class LiveServer(Server):
         """Take a ban list: refuse whom it names, and end their connections that take no part."""
         before = {ban.cidr for ban in self.admission.bans.bans}
         now = {ban.cidr for ban in bans.still(time.time()).bans}
-        ended = self.set_bans(bans)
+        ended = self._banning.take_file(bans)
         figures = {"bans": len(now), "added": len(now - before), "lifted": len(before - now)}
         figures |= {"expired": len(bans) - len(now), "ended": ended}
         _log.info("bans changed", **figures)
         self._note_change("bans file", figures)
 
-    def _note_change(self, what: str, detail: Mapping[str, Any]) -> None:
+    def _note_change(self, what: str, detail: Mapping[str, Any], origin: str = "") -> Change:
         if self.recording is not None:  # what was read before the start is in the record of the start
-            self.recording.events.config_changed(self.clock(), what, detail)
+            self.recording.events.config_changed(self.clock(), what, {**detail, "origin": origin} if origin else detail)
+        return self.changes.note(what, detail, origin)
+
+    # -- what operators change; never on a thread of a poll group
+
+    def change_limits(self, limits: Limits, *, origin: str = "") -> int:
+        """Give open connections and new ones other limits, until a limits file or a command says otherwise.
+
+        Args:
+            limits: for all.
+            origin: who asks, for `changes`.
+
+        Returns:
+            The number of open connections.
+        """
+
+        def change() -> int:
+            was = self.limits
+            self.set_limits(limits)
+            self.limits_from = "command"
+            count = len(self.connections())
+            _log.info("limits changed", was=str(was), connections=count, limits=str(limits), origin=origin)
+            self._note_change("limits", limits_as_dict(limits), origin)
+            return count
+
+        return self.reload.do(change)
+
+    def ban(self, ban: Ban, *, origin: str = "") -> Banned:
+        """Keep out, or limit, a network, now and, where there is a ban file, after a restart too.
+
+        Open connections of a banned network end, those that play or publish too; a limit ends none.
+
+        Args:
+            ban: joined with what there is for the network: of two ends the later one counts.
+            origin: who asks, for `changes`.
+
+        Raises:
+            ConfigError: there are too many bans.
+        """
+
+        def change() -> Banned:
+            found = self._banning.ban(ban)
+            ended = found.ended
+            if ban.action is BanAction.BAN:
+                ended += sum(
+                    self._end_if_banned(item, new=True) for item in self.connections() if ban.covers(item.peer[0])
+                )
+            found = found._replace(ended=ended)
+            detail = found.ban.as_dict()
+            _log.info("banned", **detail, ended=ended, in_file=found.in_file, fault=found.fault, origin=origin)
+            self._note_change("ban", detail, origin)
+            return found
+
+        return self.reload.do(change)
+
+    def unban(self, cidr: str, *, origin: str = "") -> list[Ban]:
+        """Let a network in again, now and after a restart; return what was in force for it.
+
+        Raises:
+            LocalProtocolError: it is not banned.
+            ConfigError, BusyError, OSError: the ban file names it and cannot be written to; nothing has changed.
+        """
+
+        def change() -> list[Ban]:
+            lifted = self._banning.lift(cidr)
+            _log.info("ban lifted", cidr=cidr, origin=origin)
+            self._note_change("unban", {"cidr": cidr}, origin)
+            return lifted
+
+        return self.reload.do(change)
+
+    def drain(self, within_s: float, *, origin: str = "") -> float:
+        """Take no new connections, ask clients to reconnect, and end when all have left, or when the time is over.
+
+        Told once more, it ends at the earlier of the two times.
+
+        Args:
+            within_s: time for clients to leave, seconds.
+            origin: who asks, for `changes`.
+
+        Returns:
+            The time after which it ends at the latest, seconds.
+        """
+        now = time.monotonic()
+        with self._lock:
+            first, by = self._leaves_by is None, now + within_s
+            self._leaves_by = by if self._leaves_by is None else min(self._leaves_by, by)
+            left_s = max(0.0, self._leaves_by - now)
+        if first and not self.stopping:
+            self.stop_accepting()
+            asked = self._ask_to_reconnect()
+            _log.info("draining", connections=asked, within_s=round(left_s, 1), origin=origin)
+            self._note_change("drain", {"within_s": left_s, "connections": asked}, origin)
+            threading.Thread(target=self._leave, name="flowctl-drain", daemon=True).start()
+        return left_s
+
+    @property
+    def drains_for_s(self) -> float | None:
+        """How long it will be there at most, seconds. None: it does not drain."""
+        with self._lock:
+            return None if self._leaves_by is None else max(0.0, self._leaves_by - time.monotonic())
+
+    def _leave(self) -> None:
+        """Wait until all have left, or the time is over; then stop."""
+        time.sleep(_RECONNECT_HEAD_START_S)  # for the requests to reconnect, and for the answer to who asked for it
+        while self.connections() and self.drains_for_s:
+            time.sleep(_DRAIN_LOOK_S)
+        try:
+            self.stop()
+        finally:
+            if self.on_drained is not None:
+                self.on_drained()
+
+    def _ask_to_reconnect(self) -> int:
+        """Ask all clients that understand it to reconnect; return how many connections there are."""
+        asked = self.connections()
+        for connection in asked:
+            session = connection.session
+            if isinstance(session, LiveSession):
+                session.on_thread(session.ask_to_reconnect)
+        return len(asked)
+
+    def kick(self, wanted: Callable[[Connection], bool], reason: str = "") -> list[Connection]:
+        """End the open connections for which `wanted` is true, with reason KICKED; they may come again.
+
+        Args:
+            wanted: called for each.
+            reason: for the log, the records and the ledger; empty: none is told.
+
+        Returns:
+            Those that were ended.
+        """
+        details = f"by an operator: {reason}" if reason else "by an operator"
+        kicked = []
+        for connection in self.connections():
+            if connection.ended is None and wanted(connection):
+                connection.close(CloseReason.KICKED, details)
+                kicked.append(connection)
+        return kicked
 
     def _banned(self, connection: Connection, ban: Ban) -> None:
         if self.recording is not None:
@@ -180,8 +349,11 @@ class LiveServer(Server):
         if self._hooks is not None:
             self._hooks.start()
         super().start()
+        self.started_at = self.clock()
         self.reload.start()
         self.hub.oversight.start()
+        for companion in self.companions:
+            companion.start()
         _log.info(
             "live server started", url=f"rtmp://{self.address[0]}:{self.address[1]}/", groups=len(self.groups.groups)
         )
@@ -189,15 +361,13 @@ class LiveServer(Server):
     def _before_stop(self, deadline_s: float) -> None:
         """Ask clients that understand it to reconnect."""
         self.reload.stop()
-        asked = [connection.session for connection in self.connections()]
-        for session in asked:
-            if isinstance(session, LiveSession):
-                session.on_thread(session.ask_to_reconnect)
-        if asked:
+        if self.drains_for_s is None and self._ask_to_reconnect():  # who drains has asked
             time.sleep(min(_RECONNECT_HEAD_START_S, deadline_s / 4))
 
     def _after_stop(self, deadline_s: float) -> None:
         """End what runs beside the connections."""
+        for companion in self.companions:
+            companion.stop(deadline_s)
         if self._hooks is not None:
             self._hooks.stop(deadline_s)
         if self.recording is not None:

@@ -126,6 +126,12 @@ class LiveSession(Session):
         """Return whether it plays or publishes: what has not begun to in time, or breaks a limit, is ended anyway."""
         return self._playing is not None or bool(self._publishing)
 
+    def streams(self) -> list[str]:
+        """Return the names of the streams that it plays or publishes. Any thread."""
+        playing = self._playing
+        names = [publishing.stream.name for publishing in tuple(self._publishing.values())]
+        return names if playing is None else [*names, playing.stream.name]
+
     # -- what the hub asks for
 
     @property

@@ -120,13 +120,20 @@ class Ban:
 
     def line(self) -> str:
         """Return it as a line of the file, without the end of line; what has its default value is left out."""
+        return json.dumps(self.as_dict(), ensure_ascii=True)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as the object of a line; what has its default value is left out."""
         value: dict[str, Any] = {"cidr": self.cidr}
         if self.action is not BanAction.BAN:
             value["action"] = self.action.value
         if self.reason:
             value["reason"] = self.reason
-        value |= {"score": self.score, "evidence": dict(self.evidence), "expires": utc_text(self.expires)}
-        return json.dumps(value, ensure_ascii=True)
+        return value | {"score": self.score, "evidence": dict(self.evidence), "expires": utc_text(self.expires)}
+
+    def covers(self, address: str) -> bool:
+        """Return whether `address` lies in the network; IPv4 written as IPv6 is IPv4, what is no address does not."""
+        return bool(BanList([replace(self, expires=None)]).match(address, 0.0))
 
 
 class _Networks:

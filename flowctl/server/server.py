@@ -216,8 +216,7 @@ class Server:
         if first:
             try:
                 self._before_stop(deadline_s)
-                with contextlib.suppress(ClosedError, LocalProtocolError):
-                    self.groups.groups[0].remove_pollable(self)
+                self.stop_accepting()
                 self._drain()
             finally:
                 self._drained.set()
@@ -238,6 +237,11 @@ class Server:
         else:
             self._ended.wait(max(0.0, until - time.monotonic()))
         return stopped
+
+    def stop_accepting(self) -> None:
+        """Take no new connections any more; those that are open go on. Any thread; idempotent."""
+        with contextlib.suppress(ClosedError, LocalProtocolError):
+            self.groups.groups[0].remove_pollable(self)
 
     def _before_stop(self, deadline_s: float) -> None:
         """Do what comes before the drain; for servers that have more to end. By the first call of `stop` only."""

@@ -27,6 +27,8 @@ _OTHERS: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Would kill the process; what an application handles itself is left to it."""
 _READ_BYTES: Final = 64
 """One octet per signal; what is left over is read the next time."""
+_NO_SIGNAL: Final = b"\0"
+"""No number of a signal: only wakes the wait."""
 
 
 class EndSignals:
@@ -39,13 +41,14 @@ class EndSignals:
         ValueError: entered on another thread than the main one, to which the interpreter gives no signals.
     """
 
-    __slots__ = ("_ended", "_reader", "_undo", "calls")
+    __slots__ = ("_ended", "_reader", "_undo", "_writer", "calls")
 
     def __init__(self) -> None:
         self.calls: Mapping[int, Callable[[], None]] = {}
         """What `wait` calls, by number of the signal: on the main thread, outside of the handler. Others are logged."""
         self._ended = False
         self._reader: socket.socket | None = None  # None: outside of the context
+        self._writer: socket.socket | None = None  # likewise
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -60,11 +63,19 @@ class EndSignals:
             for number in _OTHERS:
                 if signal.getsignal(number) is signal.SIG_DFL:
                     stack.callback(signal.signal, number, signal.signal(number, self._wake))
-            self._reader, self._undo = reader, stack.pop_all()
+            self._reader, self._writer, self._undo = reader, writer, stack.pop_all()
         return self
 
+    def end(self) -> None:
+        """Let `wait` return as if a signal had come: the server has ended by itself. Any thread, no signal handler."""
+        self._ended = True
+        writer = self._writer
+        if writer is not None:
+            with contextlib.suppress(OSError):  # full: there is something to look at; closed: nobody waits any more
+                writer.send(_NO_SIGNAL)
+
     def __exit__(self, *exc_info: object) -> None:
-        self._reader = None
+        self._reader = self._writer = None
         self._undo.close()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -94,6 +105,8 @@ class EndSignals:
         return self._ended
 
     def _take(self, number: int) -> None:
+        if number == _NO_SIGNAL[0]:
+            return
         if number in _ENDING:
             self._ended = True
             _log.info("%s: ending in order", signal.Signals(number).name)

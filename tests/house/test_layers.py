@@ -53,13 +53,13 @@ LAYERS = {
     "live": layer(
         "live", "words flow rtmp outgoing judging log loop sending receiver fanout connection server telemetry flight"
     ),
-    "control": layer("control", "words text flow outcomes log loop zeromq server live"),
+    "control": layer("control", "words text flow outcomes log loop zeromq sending connection server live"),
     "loadtest": layer("loadtest", "words text flow rtmp charts log media client"),
     "demo": layer("demo", "words text flow log sending server live loadtest"),
     "pipeline": layer("pipeline", "words text flow charts server telemetry flight"),
     "cli": layer(
         "cli __main__",
-        "words text flow rtmp judging log server telemetry flight media client live loadtest demo pipeline",
+        "words text flow rtmp judging log server telemetry flight media client live control loadtest demo pipeline",
     ),
 }
 """Lower layers first. `__init__` of flowctl, which re-exports, belongs to none: nothing in flowctl imports it."""

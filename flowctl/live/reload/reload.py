@@ -6,6 +6,9 @@ one that comes back from a system call would wait up to 5 ms for it, a thousand 
 
 What is wrong with a file is told once per change, and stays visible in `Reload.status`. What was valid before stays in
 force.
+
+What operators change while the server runs is done on the same thread (`Reload.do`), one thing after the other: so
+neither a file nor a command comes between another's reading and writing.
 """
 
 from __future__ import annotations
@@ -14,15 +17,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
-from flowctl.errors import ConfigError
+from flowctl.errors import BusyError, ClosedError, ConfigError
 from flowctl.flow import limitsfile
 from flowctl.flow.limitsfile import LimitsFile, parse_limits_file
 from flowctl.live.reload.watchfile import FileStatus, WatchedFile
+from flowctl.loop.locks import OwnedLock
 from flowctl.server import bans as bans_format
 from flowctl.server.bans import BanList
 
@@ -32,9 +37,15 @@ _POLL_S: Final = 1.0
 _REST_S: Final = 0.004
 """Rest after a millisecond of parsing: leaves four fifths of the interpreter to the server."""
 _JOIN_S: Final = 5.0
+DO_S: Final = 60.0
+"""How long a caller waits for what it asked for: the longest ban list is read and written in half of it."""
+
+_T = TypeVar("_T")
+_Job = tuple[Callable[[], Any], "Future[Any]"]
 
 
-def _rest() -> None:
+def rest() -> None:
+    """Let the threads of the server run."""
     time.sleep(_REST_S)
 
 
@@ -70,13 +81,21 @@ class Reload:
         self._poll_s: Final = poll_s
         self._on_error = on_error
         # Of all that wakes a thread only this may be used in a signal handler: its `put` takes no lock of Python's.
-        self._wishes: Final[queue.SimpleQueue[bool]] = queue.SimpleQueue()  # True: look now; False: end
-        self._thread: threading.Thread | None = None
+        # True: look now; False: end
+        self._wishes: Final[queue.SimpleQueue[bool | _Job]] = queue.SimpleQueue()
+        self._lock: Final = OwnedLock()
+        self._thread: threading.Thread | None = None  # guarded by _lock
+        self._stopped = False  # guarded by _lock
 
     @property
     def watching(self) -> bool:
         """Whether there is any file to look at."""
         return bool(self._files)
+
+    @property
+    def bans_file(self) -> WatchedFile | None:
+        """The ban file; for code that `do` runs."""
+        return self._files.get("bans")
 
     @property
     def status(self) -> dict[str, FileStatus]:
@@ -97,14 +116,27 @@ class Reload:
 
     def start(self) -> None:
         """Begin to watch, on a thread of its own; does nothing where there is no file to watch."""
-        if self._files and self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="flowctl-reload", daemon=True)
-            self._thread.start()
+        if self._files:
+            self._start()
+
+    def _start(self) -> None:
+        """Start the thread, unless it runs.
+
+        Raises:
+            ClosedError: it has been stopped.
+        """
+        with self._lock:
+            if self._stopped:
+                raise ClosedError("the server is ending, nothing of it is changed any more")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="flowctl-reload", daemon=True)
+                self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer; idempotent."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
+        """Watch no longer, and do nothing more; idempotent."""
+        with self._lock:
+            thread, self._thread, self._stopped = self._thread, None, True
+        if thread is not None and thread is not threading.current_thread():
             self._wishes.put(False)
             thread.join(_JOIN_S)
 
@@ -112,14 +144,63 @@ class Reload:
         """Look at the files at once instead of within a second. Any thread, and signal handlers."""
         self._wishes.put(True)
 
-    def _run(self) -> None:
-        while self._wait():
-            self._look()
+    def do(self, job: Callable[[], _T], timeout_s: float = DO_S) -> _T:
+        """Run `job` on the thread of the files, after what was asked for before, and return what it returns.
 
-    def _wait(self) -> bool:
-        """Wait for the next look; return False when it is time to end."""
+        Any thread but those of the poll groups, which others would wait for.
+
+        Raises:
+            BusyError: it has not been run within `timeout_s` seconds; it may be run yet.
+            ClosedError: the server is ending.
+            Exception: what `job` raised.
+        """
+        if self._in_thread():
+            return job()
+        outcome: Future[_T] = Future()
+        self._start()
+        self._wishes.put((job, outcome))
+        with self._lock:
+            if self._stopped and self._thread is None:  # stopped meanwhile: perhaps nobody will look at it
+                outcome.cancel()
         try:
-            return self._wishes.get(timeout=self._poll_s)
+            return outcome.result(timeout_s)
+        except TimeoutError as error:
+            if outcome.done():
+                raise
+            raise BusyError(f"the server has not come to it within {timeout_s:g} s", hint="look again later") from error
+        except CancelledError as error:
+            raise ClosedError("the server is ending, nothing of it is changed any more") from error
+
+    def _in_thread(self) -> bool:
+        with self._lock:
+            return threading.current_thread() is self._thread
+
+    def read_now(self) -> dict[str, bool]:
+        """Look at all files, and return of which there was something new that was taken. For code that `do` runs."""
+        before = {name: file.status.applied for name, file in self._files.items()}
+        self._look()
+        if any(file.looks_empty for file in self._files.values()):
+            self._look()  # it is meant to be empty, since somebody says that it is to be read
+        return {name: file.status.applied > before[name] for name, file in self._files.items()}
+
+    def _run(self) -> None:
+        for wish in iter(self._next, False):
+            if wish is True:
+                self._look()
+            elif isinstance(wish, tuple):
+                _do(*wish)
+        while True:  # what was asked for too late
+            try:
+                wish = self._wishes.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(wish, tuple):
+                wish[1].cancel()
+
+    def _next(self) -> bool | _Job:
+        """Wait for the next thing to be done; False: it is time to end."""
+        try:
+            return self._wishes.get(timeout=self._poll_s if self._files else None)
         except queue.Empty:
             return True
 
@@ -145,5 +226,15 @@ class Reload:
             raise ConfigError(f"{where}: {error}", hint=error.hint) from error
 
     def _take_bans(self, text: str, where: str) -> None:
-        rest = None if self._thread is None else _rest  # before the start there is nobody to make room for
-        self._apply_bans(BanList.parse(text, where, rest=rest))
+        # Before the start there is nobody to make room for.
+        self._apply_bans(BanList.parse(text, where, rest=rest if self._in_thread() else None))
+
+
+def _do(job: Callable[[], _T], outcome: Future[_T]) -> None:
+    """Run a job, unless its caller has given it up, and keep what it returns or raises."""
+    if not outcome.set_running_or_notify_cancel():
+        return
+    try:
+        outcome.set_result(job())
+    except BaseException as error:  # noqa: BLE001 - it is the caller's
+        outcome.set_exception(error)

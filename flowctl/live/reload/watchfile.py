@@ -112,6 +112,31 @@ class WatchedFile:
         self.status = replace(self.status, fault="", applied=self.status.applied + 1)
         return True
 
+    @property
+    def looks_empty(self) -> bool:
+        """Whether the file turned up empty at the last look, and is taken as such by the next one."""
+        return self._blank is not None
+
+    def contents(self) -> bytes:
+        """Return what it says now; of a file that is not there, nothing.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            return self._contents()
+        except FileNotFoundError:
+            return b""
+
+    def in_force(self, data: bytes) -> bool:
+        """Return whether `data` are the contents that were taken last."""
+        return not self.status.fault and bool(self._digest) and hashlib.blake2b(data).digest() == self._digest
+
+    def wrote(self, data: bytes) -> None:
+        """Count `data`, which we have written to the file and put in force, as taken: it is no news any more."""
+        self._seen, self._blank, self._digest = None, None, hashlib.blake2b(data).digest()
+        self.status = replace(self.status, there=True, fault="", applied=self.status.applied + 1)
+
     def _changed(self) -> bytes | None:
         """Return the contents, if they are others than at the last reading."""
         try:

@@ -1,0 +1,196 @@
+"""Arguments of operations: how each is written, read and checked (pure).
+
+A value comes as JSON has it (text, number, truth value) or as text from a command line; both are read by the same
+reader of its kind, which names what is wrong, what is allowed, and how one would write it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from flowctl.addresses import parse_network
+from flowctl.errors import ConfigError
+from flowctl.flow.limits import parse_marks, parse_target_delay
+from flowctl.printable import short
+from flowctl.units import parse_duration
+
+MOST_TEXT: Final = 200
+"""Longest text of an argument, characters: a reason stands in a line of the log."""
+MOST_DURATION_S: Final = 10 * 365 * 86_400.0
+"""Longest duration: ten years; what is meant to last longer lasts until it is taken back."""
+
+
+class Kind(NamedTuple):
+    """How values of one kind are written.
+
+    Attributes:
+        word: for it, in help and tables: ``NETWORK``.
+        read: returns the value of what was given; the second argument is the name, for errors.
+        flag: whether it is yes or no, on a command line by being there.
+    """
+
+    word: str
+    read: Callable[[object, str], Any]
+    flag: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Argument:
+    """One argument of an operation.
+
+    Args:
+        name: of it, in lower case with underscores.
+        kind: how it is written.
+        what: it does, in a line.
+        default: what it is where it is not given.
+        required: whether it has to be given.
+        first: whether it may stand on a command line without its name.
+    """
+
+    name: str
+    kind: Kind
+    what: str
+    default: Any = None
+    required: bool = False
+    first: bool = False
+
+
+def read_arguments(operation: str, arguments: Sequence[Argument], given: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values of all arguments.
+
+    Args:
+        operation: name of it, for errors.
+        arguments: that it has.
+        given: values by name; None is as if it were not given.
+
+    Raises:
+        ConfigError: one is unknown, missing or wrong; names it, the value and what is allowed.
+    """
+    names = [argument.name for argument in arguments]
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            listed = f"it has {', '.join(names)}" if names else "it has none"
+            raise ConfigError(
+                f"{operation}: unknown argument {short(name)}",
+                hint=f"did you mean {near[0]}? {listed}" if near else listed,
+            )
+    values = {}
+    for argument in arguments:
+        value = given.get(argument.name)
+        if value is None:
+            if argument.required:
+                raise ConfigError(
+                    f"{operation}: {argument.name} is missing", hint=f"{argument.kind.word}: {argument.what}"
+                )
+            values[argument.name] = argument.default
+        else:
+            values[argument.name] = argument.kind.read(value, argument.name)
+    return values
+
+
+def number(low: int, high: int, word: str = "NUMBER") -> Kind:
+    """Return the kind of whole numbers from `low` to `high`."""
+
+    def read(value: object, name: str) -> int:
+        text = str(value) if type(value) is int else value
+        digits = isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) <= 18
+        if not digits or not low <= int(str(text)) <= high:
+            raise ConfigError(f"{name} is {short(value)}, it must be a whole number from {low} to {high}")
+        return int(str(text))
+
+    return Kind(word, read)
+
+
+def text(word: str = "TEXT", most: int = MOST_TEXT) -> Kind:
+    """Return the kind of texts on one line, of up to `most` characters."""
+
+    def read(value: object, name: str) -> str:
+        if not isinstance(value, str) or len(value) > most or not value.isprintable():
+            raise ConfigError(f"{name} is {short(value)}, it must be up to {most} characters that can be printed")
+        return value
+
+    return Kind(word, read)
+
+
+def choice(*words: str) -> Kind:
+    """Return the kind of one of some words."""
+
+    def read(value: object, name: str) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise ConfigError(f"{name} is {short(value)}, it must be {' or '.join(words)}")
+        return value
+
+    return Kind("|".join(words), read)
+
+
+def duration(most_s: float = MOST_DURATION_S) -> Kind:
+    """Return the kind of durations, in seconds: ``90``, ``10min``, ``2h``, ``7d``."""
+
+    def read(value: object, name: str) -> float:
+        if type(value) in {int, float}:
+            seconds = float(str(value))
+        elif isinstance(value, str):
+            days = value.strip().removesuffix("d") if value.strip().endswith("d") else None
+            seconds = parse_duration(value, name) if days is None else parse_duration(days, name) * 86_400
+        else:
+            seconds = -1.0
+        if not 0 <= seconds <= most_s:
+            raise ConfigError(
+                f"{name} is {short(value)}, it must be a duration of 0 to {most_s:g} s",
+                hint="write it like 10min or 7d",
+            )
+        return seconds
+
+    return Kind("DURATION", read)
+
+
+def flag() -> Kind:
+    """Return the kind of yes and no."""
+
+    def read(value: object, name: str) -> bool:
+        known = {"yes": True, "no": False}
+        found = known.get(value) if isinstance(value, str) else value
+        if not isinstance(found, bool):
+            raise ConfigError(f"{name} is {short(value)}, it must be yes or no (true or false)")
+        return found
+
+    return Kind("yes|no", read, flag=True)
+
+
+def network() -> Kind:
+    """Return the kind of networks in their canonical form; an address is a network of one."""
+
+    def read(value: object, name: str) -> str:
+        if not isinstance(value, str) or len(value) > MOST_TEXT:
+            raise ConfigError(f"{name} is {short(value)}, it must be an address or a network", hint="like 203.0.113.7")
+        return str(parse_network(value, name, exact=True))
+
+    return Kind("NETWORK", read)
+
+
+def marks() -> Kind:
+    """Return the kind of marks of limits: bytes, messages and age."""
+
+    def read(value: object, name: str) -> str:
+        if not isinstance(value, str) or len(value) > MOST_TEXT:
+            raise ConfigError(f"{name} is {short(value)}, it must be bytes,messages,age", hint="like 2MiB,2048,4s")
+        parse_marks(value, name)  # by itself; whether marks go together is seen when all are there
+        return value
+
+    return Kind("BYTES,MESSAGES,AGE", read)
+
+
+def target_delay() -> Kind:
+    """Return the kind of target delays, as text."""
+
+    def read(value: object, name: str) -> str:
+        if not isinstance(value, str) or len(value) > MOST_TEXT:
+            raise ConfigError(f"{name} is {short(value)}, it must be auto, off or a duration", hint="like 1500ms")
+        parse_target_delay(value, name)
+        return value
+
+    return Kind("auto|off|DURATION", read)

@@ -1,0 +1,193 @@
+"""What the operations on a running server do: each takes the server and the values of its arguments, and returns JSON.
+
+They run on the thread of whoever serves them, never on one of a poll group. What changes the server is done by the
+server, in the order in which it is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING, Any, Final
+
+from flowctl.errors import ConfigError, LocalProtocolError
+from flowctl.flow.limits import Limits, parse_target_delay, target_marks, write_marks
+from flowctl.server.bans import Ban, BanAction, utc_text
+
+if TYPE_CHECKING:
+    from flowctl.connection import Connection
+    from flowctl.live.server import LiveServer
+
+Json = dict[str, Any]
+_TOLD: Final = 100
+"""Numbers of connections told of a kick; there may be thousands."""
+
+
+def kick(server: LiveServer, asked: Mapping[str, Any]) -> Json:
+    """End connections."""
+    number, stream, peer = asked["connection"], asked["stream"], asked["peer"]
+    if number is None and stream is None and peer is None:
+        raise ConfigError("kick: whom is missing", hint="give a connection's number, --stream or --peer")
+    network = None if peer is None else ip_network(peer)
+
+    def wanted(connection: Connection) -> bool:
+        if number is not None and connection.number != number:
+            return False
+        if stream is not None and stream not in getattr(connection.session, "streams", list)():
+            return False
+        return network is None or _lies_in(connection.peer[0], network)
+
+    kicked = server.kick(wanted, asked["reason"])
+    if not kicked and number is not None:
+        raise LocalProtocolError(f"there is no such connection {number}", hint="flowctl stats lists them")
+    return {"kicked": len(kicked), "connections": [item.number for item in kicked[:_TOLD]]}
+
+
+def _lies_in(address: str, network: Any) -> bool:
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    return (getattr(found, "ipv4_mapped", None) or found) in network
+
+
+def limits(server: LiveServer, asked: Mapping[str, Any]) -> Json:
+    """Show limits, or set them: those of the server, or of one connection."""
+    number = asked["connection"]
+    connection = None
+    if number is not None:
+        connection = next((item for item in server.connections() if item.number == number), None)
+        if connection is None:
+            raise LocalProtocolError(f"there is no connection {number}", hint="flowctl stats lists them")
+    now = server.limits if connection is None else connection.sender.limits
+    wanted = _limits_asked(now, asked)
+    if wanted is None:
+        return _limits_shown(server, now, connection)
+    if connection is not None:
+        connection.sender.set_limits(wanted)
+        return _limits_shown(server, wanted, connection) | {"was": str(now)}
+    count = server.change_limits(wanted, origin=asked["origin"])
+    shown = _limits_shown(server, wanted, None) | {"was": str(now), "connections": count}
+    until = "until the limits file changes, or " if "limits" in server.reload.status else ""
+    return shown | {"note": f"in force {until}until the server ends"}
+
+
+def _limits_asked(now: Limits, asked: Mapping[str, Any]) -> Limits | None:
+    """Return the limits that are asked for; None: only to be shown.
+
+    As on the command line of a server: without `hard` it is twice `soft`, without `low` half of it.
+    """
+    soft, hard, low, target = (asked[name] for name in ("soft", "hard", "low", "target_delay"))
+    if soft is hard is low is target is None:
+        return None
+    target_ms = now.target_delay_ms if target is None else parse_target_delay(target, "target_delay")
+    if soft is hard is low is None:
+        return dataclasses.replace(now, target_delay_ms=target_ms)
+    return Limits.parse(
+        soft or write_marks(now, "soft"),
+        hard,
+        low,
+        overhead_bytes=now.overhead_bytes,
+        hard_policy=now.hard_policy,
+        target_delay_ms=target_ms,
+    )
+
+
+def _limits_shown(server: LiveServer, found: Limits, connection: Connection | None) -> Json:
+    shown: Json = {name: write_marks(found, name) for name in ("soft", "hard", "low")}
+    shown |= {"target_delay": target_marks(found), "hard_policy": found.hard_policy.value, "limits": str(found)}
+    if connection is not None:
+        return shown | {"connection": connection.number, "state": connection.sender.state.name}
+    return shown | {"limits_from": server.limits_from, "connections": len(server.connections())}
+
+
+def ban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
+    """Keep out, or limit, a network."""
+    seconds = asked["duration"]
+    try:
+        expires = None if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds)
+    except OverflowError as error:
+        raise ConfigError(f"duration is {seconds:g} s, it must end before the year 10000") from error
+    wanted = Ban(cidr=asked["network"], expires=expires, action=BanAction(asked["action"]), reason=asked["reason"])
+    found = server.ban(wanted, origin=asked["origin"])
+    kept = "in the ban file, and after a restart too" if found.in_file else "until the server ends"
+    shown = found.ban.as_dict() | {"ended": found.ended, "in_file": found.in_file, "kept": kept}
+    if found.fault:
+        shown["warning"] = f"the ban file was not written: {found.fault}"
+    return shown
+
+
+def unban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
+    """Let a network in again."""
+    lifted = server.unban(Ban(cidr=asked["network"], expires=None).cidr, origin=asked["origin"])
+    return {"lifted": [item.as_dict() for item in lifted]}
+
+
+def bans(server: LiveServer, asked: Mapping[str, Any]) -> Json:
+    """Return a page of the bans in force."""
+    now, address = time.time(), asked["peer"]
+    network = None if address is None else ip_network(address)
+    found = [
+        item
+        for item in server.admission.bans.bans
+        if item.lasts(now)
+        and (network is None or (item.network.version == network.version and item.network.overlaps(network)))
+    ]
+    first = asked["offset"]
+    shown = [
+        {
+            "cidr": item.cidr,
+            "action": item.action.value,
+            "until": utc_text(item.expires),
+            "score": item.score,
+            "reason": item.reason,
+        }
+        for item in found[first : first + asked["limit"]]
+    ]
+    return {"bans": shown, "found": {"bans": len(found), "offset": first, "limit": asked["limit"]}}
+
+
+def drain(server: LiveServer, asked: Mapping[str, Any]) -> Json:
+    """Take no new connections, and end."""
+    again = server.drains_for_s is not None
+    left_s = server.drain(asked["within"], origin=asked["origin"])
+    return {
+        "draining": True,
+        "again": again,
+        "ends_within_s": round(left_s, 1),
+        "connections": len(server.connections()),
+    }
+
+
+def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
+    """Read the files of limits and bans now."""
+    del asked
+    if not server.reload.watching:
+        raise LocalProtocolError("the server has no file of limits or bans", hint="start it with --limits or --bans")
+
+    def read() -> Json:
+        before = server.changes.version
+        taken = server.reload.read_now()
+        details = {change.what: change.detail for change in server.changes.since(before)[0]}
+        return {
+            name: {
+                "file": status.path,
+                "state": status.state,
+                "changed": taken[name],
+                **({"fault": status.fault} if status.fault else {}),
+                **({"now": details[f"{name} file"]} if f"{name} file" in details else {}),
+            }
+            for name, status in server.reload.status.items()
+        }
+
+    return server.reload.do(read)
+
+
+def changes(server: LiveServer, asked: Mapping[str, Any]) -> Json:
+    """Return what was changed since a version."""
+    found, whole = server.changes.since(asked["since"])
+    shown = [dataclasses.asdict(change) for change in found[: asked["limit"]]]
+    return {"run": server.changes.run, "version": server.changes.version, "whole": whole, "changes": shown}

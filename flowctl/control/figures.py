@@ -1,0 +1,159 @@
+"""What `flow.stats` tells: the server, its streams, and the viewers that are slow, with the reasons."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final
+
+from flowctl.errors import LocalProtocolError
+from flowctl.flow.state import SendState
+from flowctl.printable import foreign
+
+if TYPE_CHECKING:
+    from flowctl.live.hub import Viewer
+    from flowctl.live.server import LiveServer
+    from flowctl.live.statistics import ViewerStatistics
+
+Json = dict[str, Any]
+_WORK_S: Final = 0.0003
+_REST_S: Final = 0.001
+"""As those who gather figures of thousands of viewers rest (`flowctl.live.oversight.pace`)."""
+_TEXT: Final = 100
+"""Longest name of a player or stream that is told, characters."""
+
+
+def stats(server: LiveServer, asked: Mapping[str, Any]) -> Json:
+    """Return figures of the server, and a page of its streams and of its viewers."""
+    number = asked["connection"]
+    if number is not None:
+        return {"connection": _connection(server, number)}
+    first, end = asked["offset"], asked["offset"] + asked["limit"]
+    streams = _streams(server, asked["stream"])
+    viewers = _viewers(server, asked["stream"], asked["viewers"])
+    return {
+        "server": _server(server),
+        "streams": streams[first:end],
+        "viewers": [_viewer(name, viewer.viewer_statistics()) for name, viewer in paced(viewers[first:end])],
+        "found": {"streams": len(streams), "viewers": len(viewers), "offset": first, "limit": asked["limit"]},
+    }
+
+
+def paced(items: list[tuple[str, Viewer]]) -> Iterator[tuple[str, Viewer]]:
+    """Iterate with rests, so that the poll groups get the interpreter in between."""
+    since = time.perf_counter()
+    for item in items:
+        yield item
+        if time.perf_counter() - since >= _WORK_S:
+            time.sleep(_REST_S)
+            since = time.perf_counter()
+
+
+def _server(server: LiveServer) -> Json:
+    groups = [group.statistics() for group in server.groups.groups]
+    drains_for_s = server.drains_for_s
+    figures: Json = {
+        "url": f"rtmp://{server.address[0]}:{server.address[1]}/",
+        "pid": os.getpid(),
+        "up_s": round(server.clock() - server.started_at, 1),
+        "busy": round(max(group.busy_fraction for group in groups), 3),
+        "connections": len(server.connections()),
+        "accepted": server.accepted_count,
+        "refused": server.admission.refused,
+        "closed": {reason.value: count for reason, count in server.closed_by_reason.items()},
+        "limits": str(server.limits),
+        "limits_from": server.limits_from,
+        "bans": len(server.admission.bans),
+        "change": server.changes.version,
+    }
+    for name, status in server.reload.status.items():
+        figures[f"{name}_file"] = status.fault or status.state
+    if drains_for_s is not None:
+        figures["drains_for_s"] = round(drains_for_s, 1)
+    return figures
+
+
+def _streams(server: LiveServer, pattern: str) -> list[Json]:
+    """Return the streams whose names fit, those with most viewers first."""
+    found = []
+    for stream, count in server.hub.streams().items():
+        if fnmatchcase(stream.name, pattern):
+            publisher = stream.publisher
+            found.append(
+                {
+                    "stream": foreign(stream.name, _TEXT),
+                    "publisher": None if publisher is None else _peer(publisher.peer),
+                    "media": stream.media,
+                    "viewers": count,
+                    "standby": len(stream.standby),
+                    "in_bytes": stream.bytes_in,
+                }
+            )
+    return sorted(found, key=lambda item: (-item["viewers"], item["stream"]))
+
+
+def _viewers(server: LiveServer, pattern: str, which: str) -> list[tuple[str, Viewer]]:
+    """Return the viewers of streams whose names fit, the worst first."""
+    if which == "none":
+        return []
+    ranked = []
+    for name, viewer in paced(server.hub.viewing()):
+        if not fnmatchcase(name, pattern):
+            continue
+        account = viewer.connection.sender.account(rows=False)
+        slow = account.state is not SendState.READY or account.lagging or account.picture_share < 1
+        if slow or which == "all":
+            delay_ms = account.delay_ms if account.lagging else 0.0
+            ranked.append((-account.state, account.picture_share, -delay_ms, viewer.connection.number, name, viewer))
+    return [(name, viewer) for *_, name, viewer in sorted(ranked, key=lambda item: item[:4])]
+
+
+def _viewer(stream: str, found: ViewerStatistics) -> Json:
+    return {
+        "connection": found.number,
+        "peer": _peer(found.peer),
+        "stream": foreign(stream, _TEXT),
+        "state": found.state.name,
+        "delay_ms": round(found.viewer_delay_ms),
+        "pictures": round(found.sender.picture_share, 3),
+        "queued_bytes": found.sender.load.size_bytes,
+        "dropped": found.sender.dropped_messages,
+        "open_s": round(found.connected_s, 1),
+        "agent": foreign(found.user_agent, _TEXT),
+        "why": found.why,
+    }
+
+
+def _connection(server: LiveServer, number: int) -> Json:
+    """Return all that is known of one connection: figures, limits, and its ledger in words."""
+    connection = next((item for item in server.connections() if item.number == number), None)
+    if connection is None:
+        raise LocalProtocolError(f"there is no connection {number}", hint="flowctl stats lists them with their numbers")
+    sender, session, now = connection.sender, connection.session, connection.now()
+    found = sender.statistics()
+    streams: list[str] = getattr(session, "streams", list)()
+    return {
+        "connection": number,
+        "peer": _peer(connection.peer),
+        "streams": [foreign(name, _TEXT) for name in streams],
+        "agent": foreign(getattr(session, "user_agent", ""), _TEXT),
+        "state": found.state.name,
+        "why": connection.why(),
+        "delay_ms": round(sender.sample_delay()),
+        "pictures": round(found.picture_share, 3),
+        "queued_bytes": found.load.size_bytes,
+        "sent_bytes": found.bytes_sent,
+        "dropped": found.dropped_messages,
+        "open_s": round(now - connection.opened_at, 1),
+        "limits": str(sender.limits),
+        "ledger": [
+            {"ago_s": round(now - entry.at, 1), "what": entry.kind.value, "why": entry.why} for entry in sender.ledger()
+        ],
+    }
+
+
+def _peer(peer: tuple[str, int]) -> str:
+    host = f"[{peer[0]}]" if ":" in peer[0] else peer[0]
+    return f"{host}:{peer[1]}"

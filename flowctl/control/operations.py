@@ -1,0 +1,306 @@
+"""The operations on a running live server, each defined once.
+
+A definition has the name, the permission, what it does in a line, the arguments with their types and ranges, and the
+function that does it. The surface that serves them (`flowctl.control.listener`), the command line (`flowctl.cli`) and
+`flowctl rpc describe` are made from the table below, so that another operation is another entry. Nothing here knows how
+a call arrives: a surface gives the name, the arguments as JSON has them, and what its caller may do, and gets JSON.
+
+The command line imports this module to show its help, so what is imported here is light.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from flowctl.control import effects, figures
+from flowctl.control.arguments import (
+    Argument,
+    choice,
+    duration,
+    marks,
+    network,
+    number,
+    read_arguments,
+    target_delay,
+    text,
+)
+from flowctl.errors import BusyError, ClosedError, ConfigError, FlowctlError, LocalProtocolError
+from flowctl.printable import short
+
+if TYPE_CHECKING:
+    from flowctl.live.server import LiveServer
+
+CATEGORY: Final = "flow"
+"""What the names of the operations begin with where they are called: ``flow.stats``."""
+MOST_PAGE: Final = 1000
+"""Longest page of a list: half a megabyte of viewers with their reasons."""
+MOST_CALL: Final = 64 * 1024
+"""Longest call, octets: a hundred times what all arguments of any operation take."""
+MOST_DRAIN_S: Final = 86_400.0
+
+
+class Permission(enum.IntEnum):
+    """What a caller may do; each includes those before."""
+
+    NONE = 0
+    BASIC = 1
+    ADMIN = 2
+
+
+class ForbiddenError(FlowctlError):
+    """The caller may not do this."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """One operation.
+
+    Args:
+        name: of it, a word.
+        permission: what a caller must have.
+        summary: what it does, in a line.
+        arguments: in the order of their help.
+        effect: does it: given the server and the values by name; returns JSON. Not on a poll group's thread.
+    """
+
+    name: str
+    permission: Permission
+    summary: str
+    arguments: tuple[Argument, ...]
+    effect: Callable[[LiveServer, Mapping[str, Any]], dict[str, Any]]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the definition as JSON."""
+        return {
+            "name": f"{CATEGORY}.{self.name}",
+            "permission": self.permission.name.lower(),
+            "summary": self.summary,
+            "arguments": [
+                {
+                    "name": item.name,
+                    "type": item.kind.word,
+                    "required": item.required,
+                    "default": item.default,
+                    "what": item.what,
+                }
+                for item in self.arguments
+            ],
+        }
+
+
+_CONNECTION: Final = number(1, 2**63 - 1)
+_ORIGIN: Final = Argument(name="origin", kind=text(most=100), what="Who asks, for the log and the changes.", default="")
+_PAGE: Final = (
+    Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of each list, up to {MOST_PAGE}.", default=50),
+    Argument(name="offset", kind=number(0, 10**9), what="How many of each list to pass over.", default=0),
+)
+_NETWORK: Final = Argument(
+    name="network",
+    kind=network(),
+    what="Address or network, like 203.0.113.7 or 2001:db8::/64.",
+    required=True,
+    first=True,
+)
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    Operation(
+        name="stats",
+        permission=Permission.BASIC,
+        summary="Show a running server: figures, streams, and who is slow and why.",
+        arguments=(
+            Argument(name="connection", kind=_CONNECTION, what="Only this one, with its ledger.", first=True),
+            Argument(
+                name="stream", kind=text(), what="Streams whose app/stream fits; * and ? stand for any.", default="*"
+            ),
+            Argument(name="viewers", kind=choice("slow", "all", "none"), what="Which viewers.", default="slow"),
+            *_PAGE,
+        ),
+        effect=figures.stats,
+    ),
+    Operation(
+        name="kick",
+        permission=Permission.ADMIN,
+        summary="End connections: one, or all that fit what is given; they may come again.",
+        arguments=(
+            Argument(name="connection", kind=_CONNECTION, what="Its number, as stats shows it.", first=True),
+            Argument(name="stream", kind=text(), what="Who plays or publishes this app/stream."),
+            Argument(name="peer", kind=network(), what="Who comes from this address or network."),
+            Argument(name="reason", kind=text(), what="Why: for the log, the records and the ledger.", default=""),
+        ),
+        effect=effects.kick,
+    ),
+    Operation(
+        name="limits",
+        permission=Permission.ADMIN,
+        summary="Show the limits, or set them for open and new connections, or for one.",
+        arguments=(
+            Argument(name="connection", kind=_CONNECTION, what="Only of this one.", first=True),
+            Argument(name="soft", kind=marks(), what="Soft limit of what waits for one peer."),
+            Argument(name="hard", kind=marks(), what="Hard limit; without it twice the soft one."),
+            Argument(name="low", kind=marks(), what="Low mark; without it half the soft one."),
+            Argument(name="target_delay", kind=target_delay(), what="How late pictures may reach a slow viewer."),
+            _ORIGIN,
+        ),
+        effect=effects.limits,
+    ),
+    Operation(
+        name="ban",
+        permission=Permission.ADMIN,
+        summary="Keep an address or a network out, and end its connections.",
+        arguments=(
+            _NETWORK,
+            Argument(name="duration", kind=duration(), what="For how long, like 10min or 7d; else until it is lifted."),
+            Argument(name="reason", kind=text(), what="Why, in a few words.", default=""),
+            Argument(
+                name="action",
+                kind=choice("ban", "limit"),
+                what="limit: only few new connections at a time.",
+                default="ban",
+            ),
+            _ORIGIN,
+        ),
+        effect=effects.ban,
+    ),
+    Operation(
+        name="unban",
+        permission=Permission.ADMIN,
+        summary="Let a banned address or network in again.",
+        arguments=(_NETWORK, _ORIGIN),
+        effect=effects.unban,
+    ),
+    Operation(
+        name="bans",
+        permission=Permission.ADMIN,
+        summary="List who is banned, until when and why.",
+        arguments=(
+            Argument(name="peer", kind=network(), what="Only what concerns this address or network.", first=True),
+            *_PAGE,
+        ),
+        effect=effects.bans,
+    ),
+    Operation(
+        name="drain",
+        permission=Permission.ADMIN,
+        summary="Take no new connections, ask clients to reconnect elsewhere, and end.",
+        arguments=(
+            Argument(
+                name="within",
+                kind=duration(MOST_DRAIN_S),
+                what="Time for clients to leave by themselves.",
+                default=10.0,
+            ),
+            _ORIGIN,
+        ),
+        effect=effects.drain,
+    ),
+    Operation(
+        name="reload",
+        permission=Permission.ADMIN,
+        summary="Read the files of limits and bans now, and say what changed or what is wrong.",
+        arguments=(),
+        effect=effects.reload,
+    ),
+    Operation(
+        name="changes",
+        permission=Permission.ADMIN,
+        summary="List what was changed while the server ran, by files and by commands.",
+        arguments=(
+            Argument(name="since", kind=number(0, 2**63 - 1), what="Only what came after this version.", default=0),
+            Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of them, up to {MOST_PAGE}.", default=50),
+        ),
+        effect=effects.changes,
+    ),
+)
+"""All of them; another one is another entry."""
+
+BY_NAME: Final[Mapping[str, Operation]] = {item.name: item for item in OPERATIONS}
+
+
+def perform(server: LiveServer, name: str, given: Mapping[str, object], permission: Permission) -> dict[str, Any]:
+    """Carry out an operation.
+
+    Args:
+        server: on which.
+        name: of the operation, without the category.
+        given: its arguments as JSON has them.
+        permission: what the caller may do.
+
+    Raises:
+        ForbiddenError: the caller may not do it; nothing else of the call was looked at.
+        ConfigError: there is no such operation, or an argument is wrong; names it and what is allowed.
+        FlowctlError: it cannot be done.
+    """
+    found = allowed(name, permission)
+    return found.effect(server, read_arguments(name, found.arguments, given))
+
+
+def allowed(name: str, permission: Permission) -> Operation:
+    """Return the operation of that name.
+
+    Raises:
+        ForbiddenError: a caller with this permission may not call it.
+        ConfigError: there is none.
+    """
+    found = BY_NAME.get(name)
+    if found is None:
+        raise ConfigError(f"there is no operation {short(name)}", hint=f"there are {', '.join(BY_NAME)}")
+    if permission < found.permission:
+        raise ForbiddenError(
+            f"{CATEGORY}.{name} takes the level {found.permission.name.lower()}, the caller has "
+            f"{permission.name.lower()}"
+        )
+    return found
+
+
+def answer(server: LiveServer, name: str, call: bytes, permission: Permission) -> bytes:
+    """Carry out an operation that is called with a JSON object, and return the answer as JSON.
+
+    The answer is ``{"result": ...}``, or ``{"error": {"code": ..., "message": ..., "hint": ...}}``.
+
+    Args:
+        server: on which.
+        name: of the operation.
+        call: its arguments; nothing at all stands for none.
+        permission: what the caller may do.
+    """
+    try:
+        allowed(name, permission)  # first of all: who may not call it has no use of our work
+        value: dict[str, Any] = {"result": perform(server, name, _arguments_of(call), permission)}
+    except FlowctlError as error:
+        value = {"error": {"code": code_of(error), "message": str(error), "hint": error.hint}}
+    except OSError as error:  # a file of the server's
+        message = f"{error.filename or 'the server'}: {error.strerror or error}"
+        value = {"error": {"code": "FAILED", "message": message, "hint": None}}
+    return json.dumps(value, ensure_ascii=True).encode()
+
+
+def _arguments_of(call: bytes) -> Mapping[str, object]:
+    if len(call) > MOST_CALL:
+        raise ConfigError(f"the arguments have {len(call)} octets, {MOST_CALL} are allowed")
+    if not call.strip():
+        return {}
+    try:
+        value = json.loads(call)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the arguments are no JSON: {short(call[:60])}", hint='write {"name": value}') from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"the arguments are {short(value)}, they must be a JSON object", hint='write {"name": value}')
+    return value
+
+
+_CODES: Final = (
+    (ForbiddenError, "FORBIDDEN"),
+    (ConfigError, "WRONG_ARGUMENT"),
+    (LocalProtocolError, "NOT_POSSIBLE"),
+    (BusyError, "BUSY"),
+    (ClosedError, "ENDING"),
+)
+
+
+def code_of(error: FlowctlError) -> str:
+    """Return the code of an error in answers."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), "FAILED")

@@ -1,0 +1,218 @@
+"""Who is kept out of a live server: whom its ban file names, and whom an operator has named while it ran.
+
+A ban of an operator is in force at once. Where there is a ban file, it is then written to that file, so that neither
+the next reading of the file nor a restart undoes it: others write to the file too, so what is there is read under a
+lock and joined with the new ban (`flowctl.server.bans.merge_bans`), and the file is replaced by rename. Where there is
+none, or it cannot be written to, the ban is kept in memory, and its maker is told.
+
+All of it runs on the thread of `flowctl.live.reload.reload.Reload`, and before the start on the starting one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from flowctl.errors import BusyError, ConfigError, LocalProtocolError
+from flowctl.live.reload.reload import rest
+from flowctl.live.reload.watchfile import WatchedFile
+from flowctl.server.bans import MOST_BYTES, NO_BANS, Ban, BanAction, BanList, merge_bans, render, utc_text
+
+_LOCK_S: Final = 5.0
+"""How long another writer of the file is waited for; jobs of the pipeline hold it while they read and write."""
+_LOOK_S: Final = 0.02
+
+
+class Banned(NamedTuple):
+    """What came of a ban.
+
+    Attributes:
+        ban: as it is in force: joined with what there was for the network.
+        in_file: whether the ban file has it.
+        fault: why the ban file does not; empty: it has it, or there is none.
+        ended: connections that were ended when it came into force.
+    """
+
+    ban: Ban
+    in_file: bool
+    fault: str
+    ended: int
+
+
+class Banning:
+    """The bans of a server, of both origins.
+
+    Args:
+        enforce: puts a list in force, and returns how many connections it ended.
+        file: returns the ban file. None: there is none.
+        wall: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        enforce: Callable[[BanList], int],
+        file: Callable[[], WatchedFile | None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._enforce: Final = enforce
+        self._file: Final = file
+        self._wall: Final = wall
+        self._of_file = NO_BANS
+        self._own: dict[tuple[str, BanAction], Ban] = {}  # those that are in no file
+
+    def take_file(self, bans: BanList) -> int:
+        """Take what the ban file says, in place of what it said before; return how many connections that ended."""
+        before, self._of_file = self._of_file, bans
+        try:
+            return self._put_in_force()
+        except BaseException:
+            self._of_file = before
+            raise
+
+    def ban(self, ban: Ban) -> Banned:
+        """Keep out, or limit, a network, joined with what is in force for it.
+
+        Raises:
+            LocalProtocolError: its time is over.
+            ConfigError: there are too many bans.
+        """
+        if not ban.lasts(self._wall()):
+            raise LocalProtocolError(f"the ban of {ban.cidr} is over already, it ended {utc_text(ban.expires)}")
+        key, before = (ban.cidr, ban.action), dict(self._own)
+        self._own[key] = self._joined(ban)
+        try:
+            ended = self._put_in_force()
+        except BaseException:
+            self._own = before
+            raise
+        file = self._file()
+        if file is None:
+            return Banned(self._own[key], in_file=False, fault="", ended=ended)
+        try:
+            self._update(file, lambda there: merge_bans(there, [ban], self._wall()))
+        except (ConfigError, BusyError, OSError) as error:
+            return Banned(self._own[key], in_file=False, fault=str(error), ended=ended)
+        del self._own[key]
+        ended += self._put_in_force()
+        return Banned(self._joined(ban), in_file=True, fault="", ended=ended)
+
+    def _joined(self, ban: Ban) -> Ban:
+        """Return `ban` with what there is for its network and action."""
+        there = [item for item in self.here(ban.cidr) if item.action is ban.action]
+        return merge_bans(there, [ban], 0.0)[0]
+
+    def lift(self, cidr: str) -> list[Ban]:
+        """Let a network in again: take it out of memory and out of the file; return what was in force for it.
+
+        Raises:
+            LocalProtocolError: it is not banned, or only as part of another network.
+            ConfigError, BusyError, OSError: the file names it and cannot be written to; nothing has changed.
+        """
+        found = self.here(cidr)
+        if not found:
+            raise self._not_banned(cidr)
+        file = self._file()
+        if file is not None and any(ban.cidr == cidr for ban in self._of_file.bans):
+            self._update(file, lambda there: [ban for ban in there if ban.cidr != cidr])
+        self._own = {key: ban for key, ban in self._own.items() if ban.cidr != cidr}
+        self._put_in_force()
+        return found
+
+    def here(self, cidr: str) -> list[Ban]:
+        """Return what is in force for exactly this network."""
+        now = self._wall()
+        both = (*self._own.values(), *self._of_file.bans)
+        return [ban for ban in both if ban.cidr == cidr and ban.lasts(now)]
+
+    def _not_banned(self, cidr: str) -> LocalProtocolError:
+        wanted, now = Ban(cidr=cidr, expires=None).network, self._wall()
+        for ban in (*self._own.values(), *self._of_file.bans):
+            if ban.lasts(now) and ban.network.version == wanted.version and ban.network.overlaps(wanted):
+                relation = "it is part of" if ban.network.prefixlen < wanted.prefixlen else "part of it is"
+                return LocalProtocolError(
+                    f"{cidr} itself is not banned: {relation} {ban.cidr}, which is", hint=f"flowctl unban {ban.cidr}"
+                )
+        return LocalProtocolError(f"{cidr} is not banned", hint="flowctl bans lists who is")
+
+    def _put_in_force(self) -> int:
+        now = self._wall()
+        self._own = {key: ban for key, ban in self._own.items() if ban.lasts(now)}
+        return self._enforce(BanList([*self._of_file.bans, *self._own.values()]) if self._own else self._of_file)
+
+    def _update(self, file: WatchedFile, change: Callable[[list[Ban]], list[Ban]]) -> None:
+        """Read the file, change its list, and write it.
+
+        Raises:
+            ConfigError: what is there is no ban list, so it is not written over; or the new list is too long.
+            BusyError: another writer has it.
+            OSError: it cannot be read or written.
+        """
+        path = Path(os.path.realpath(file.path))
+        with _locked(path.parent):
+            data = file.contents()
+            if len(data) > MOST_BYTES:
+                raise ConfigError(f"{file.path}: it has more than {MOST_BYTES} bytes")
+            there = self._of_file if file.in_force(data) else _parsed(data, str(file.path))
+            new = change(there.bans)
+            text = render(new).encode()
+            if len(text) > MOST_BYTES:
+                raise ConfigError(f"{file.path}: it would have more than {MOST_BYTES} bytes")
+            _replace(path, text)
+            self._of_file = BanList(new)
+            file.wrote(text)
+
+
+def _parsed(data: bytes, where: str) -> BanList:
+    try:
+        return BanList.parse(data.decode(), where, rest=rest)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: not valid UTF-8") from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Within this context nobody else who keeps to it changes the ban list: the jobs of the pipeline do.
+
+    Raises:
+        BusyError: another writer did not end in time.
+    """
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        until = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > until:
+                    raise BusyError(f"another program writes to the ban list in {folder}") from error
+                time.sleep(_LOOK_S)
+        yield
+    finally:
+        os.close(number)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, for those who could read it before; a new one is its owner's."""
+    number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(number, "wb") as file:
+            with contextlib.suppress(FileNotFoundError):
+                before = path.stat()
+                os.fchmod(number, before.st_mode & 0o777)
+                with contextlib.suppress(PermissionError):
+                    os.fchown(number, before.st_uid, before.st_gid)
+            file.write(data)
+            file.flush()
+            os.fsync(number)
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
