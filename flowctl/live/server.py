@@ -65,7 +65,7 @@ class LiveServer(Server):
         flights: records connections so that they can be replayed. None: nothing is recorded.
         changes: what was changed while it ran, and by whom.
         companions: what begins and ends with it.
-        on_drained: called when it has ended because it was told to drain; for whoever waits for signals meanwhile.
+        on_drained: called when it has ended because it was told to drain; for a program that waits for signals.
         limits_from: where the limits in force come from: ``start``, ``limits file`` or ``command``.
         started_at: seconds on `clock`; 0 before the start.
     """
