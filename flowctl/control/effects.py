@@ -1,7 +1,7 @@
 """What the operations on a running server do: each takes the server and the values of its arguments, and returns JSON.
 
-They run on the thread of the surface that serves them, never on one of a poll group. What changes the server is done by the
-server, in the order in which it is asked for.
+They run on the thread of the surface that serves them, never on one of a poll group. What changes the server is done
+by the server, in the order in which it is asked for.
 """
 
 from __future__ import annotations
