@@ -20,18 +20,19 @@ from typing import Any, Final, Self, TypeAlias
 
 import zmq
 
-from flowctl.errors import ClosedError, InternalError, LocalProtocolError, RpcError, RpcTimeoutError
+from flowctl.errors import ClosedError, LocalProtocolError, RpcError, RpcTimeoutError
 from flowctl.loop.faults import ErrorHook
 from flowctl.outcomes.pending import Pending
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.rpc.access.access import Access, AuthLevel, Identity
 from flowctl.rpc.jobs.begin import begin
 from flowctl.rpc.message import Message, Part, octets, parts_of
+from flowctl.rpc.peers.dialled import Dialled
+from flowctl.rpc.peers.listener import Listener
 from flowctl.rpc.peers.peer import Call, ConnectionID, Peer
 from flowctl.rpc.wire import frames as wire
 from flowctl.rpc.wire.tag import NUMBERS, make_tag, read_tag
 from flowctl.zeromq.context import new_context
-from flowctl.zeromq.socket import ZmqSocket
 
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -74,37 +75,6 @@ class Command:
         self.is_request: Final = is_request
 
 
-class _Dialled:
-    """A connection that we open: until it is answered, whom to tell."""
-
-    __slots__ = ("failed", "monitor", "peer", "ready", "timer")
-
-    def __init__(
-        self,
-        peer: Peer,
-        monitor: ZmqSocket,
-        ready: Callable[[ConnectionID], object],
-        failed: Callable[[ConnectionID, str], object],
-    ) -> None:
-        self.peer: Final = peer
-        self.monitor: Final = monitor
-        self.ready: Callable[[ConnectionID], object] | None = ready
-        self.failed: Final = failed
-        self.timer: asyncio.TimerHandle | None = None
-
-
-class _Listener:
-    """A bound socket and those who have sent something to it."""
-
-    __slots__ = ("auth", "id", "routes", "socket")
-
-    def __init__(self, number: int, auth: AuthLevel) -> None:
-        self.id: Final = number
-        self.auth: Final = auth
-        self.socket: ZmqSocket | None = None
-        self.routes: dict[bytes, Peer] = {}
-
-
 class RpcNode:
     """A node of RPC: server and client at once.
 
@@ -139,10 +109,10 @@ class RpcNode:
         self._categories: dict[str, Category] = {}
         self._commands: dict[bytes, Command] = {}
         self._aliases: dict[bytes, bytes] = {}
-        self._listeners: list[tuple[_Listener, _Raw]] = []
+        self._bound: list[tuple[int, _Raw, AuthLevel]] = []  # before the start
         # Only for the node's thread:
-        self._accepting: dict[int, _Listener] = {}
-        self._dialled: dict[int, _Dialled] = {}
+        self._listeners: dict[int, Listener] = {}
+        self._dialled: dict[int, Dialled] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._malformed_count = 0
         self._late_count = 0
@@ -275,7 +245,7 @@ class RpcNode:
             raise LocalProtocolError("stop() on the node's own thread", hint="use `async with` there")
         if not self._started:
             self._started = True
-            for _, raw in self._listeners:
+            for _, raw, _ in self._bound:
                 raw.close(0)
             self._context.destroy(linger=0)
             return True
@@ -304,8 +274,9 @@ class RpcNode:
                 self._commands[alias] = command
 
     def _begin(self) -> None:
-        for listener, raw in self._listeners:
-            self._open(listener, raw)
+        for bound in self._bound:
+            self._open(*bound)
+        self._bound.clear()
 
     async def _wind_up(self) -> None:
         if self._stopping:
@@ -316,11 +287,10 @@ class RpcNode:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=LINGER_S)
-        for listener in list(self._accepting.values()):
+        for listener in list(self._listeners.values()):
             for peer in list(listener.routes.values()):
                 self._forget(peer, wire.SHUTTING_DOWN)
-            if listener.socket is not None:
-                listener.socket.close(LINGER_S)
+            listener.close(LINGER_S)
         for dialled in list(self._dialled.values()):
             self._hang_up(dialled, "the node was stopped", code=wire.SHUTTING_DOWN, linger_s=LINGER_S)
 
@@ -357,12 +327,12 @@ class RpcNode:
                 on_bind(False)
                 return address
             raise OSError(error.errno, f"cannot listen on {address}: {error}") from error
-        listener = _Listener(next(self._ids), allow)
+        number = next(self._ids)
         bound = raw.getsockopt_string(zmq.LAST_ENDPOINT)
         if self._started:
-            self._do(self._open, listener, raw)
+            self._do(self._open, number, raw, allow)
         else:
-            self._listeners.append((listener, raw))
+            self._bound.append((number, raw, allow))
         if on_bind is not None:
             on_bind(True)
         return bound
@@ -429,35 +399,17 @@ class RpcNode:
         raw.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         return raw
 
-    def _open(self, listener: _Listener, raw: _Raw) -> None:
-        routes = listener.routes
-
-        def received(frames: list[bytes]) -> None:
-            peer = routes.get(frames[0])
-            if peer is None:
-                peer = self._accepted(listener, frames[0])
-            if len(frames) < 2:
-                self._malformed_count += 1
-                return
-            self._received(peer, frames, 1)
-
-        listener.socket = ZmqSocket(self._group, raw, received, lambda route: route not in routes)
-        self._accepting[listener.id] = listener
-        listener.socket.start()
-
-    def _accepted(self, listener: _Listener, route: bytes) -> Peer:
-        """Make the peer of a route that was not seen before."""
-        socket = listener.socket
-        if socket is None:
-            raise InternalError("a message of a listener that is not open")
-        address = ""
-        if socket.frame is not None:
-            with suppress(zmq.ZMQError):
-                address = str(socket.frame.get("Peer-Address"))
-        conn = ConnectionID(listener.id, route)
-        peer = Peer(conn, socket, Identity(auth=listener.auth, address=address), self._calls_due)
-        listener.routes[route] = peer
-        return peer
+    def _open(self, number: int, raw: _Raw, auth: AuthLevel) -> None:
+        self._listeners[number] = Listener(
+            self._group,
+            raw,
+            number,
+            admitted=False,
+            auth=auth,
+            received=self._received,
+            gone=self._lost,
+            due=self._calls_due,
+        )
 
     def _dial(
         self,
@@ -474,48 +426,45 @@ class RpcNode:
         raw = self._new_socket(zmq.DEALER)
         raw.set(zmq.RECONNECT_IVL, RECONNECT_MS[0])
         raw.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
-        raw_monitor = raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         try:
             raw.connect(address)
         except zmq.ZMQError as error:
-            raw.disable_monitor()
             raw.close(0)
-            failed(conn, f"cannot connect to {address}: {error}")
+            self._call(failed, conn, f"cannot connect to {address}: {error}")
             return
+        dialled = self._dialled[conn.id] = Dialled(
+            self._group,
+            raw,
+            conn,
+            Identity(auth=auth),
+            ready=ready,
+            failed=failed,
+            received=self._received,
+            lost=self._lost,
+            due=self._calls_due,
+        )
+        self._group.call_later(timeout_s, self._not_answered, dialled)
 
-        def received(frames: list[bytes]) -> None:
-            self._received(peer, frames, 0)
+    def _not_answered(self, dialled: Dialled) -> None:
+        if not dialled.ready:
+            self._hang_up(dialled, "connection attempt timed out", code=wire.DISCONNECTED)
 
-        def lost(_: list[bytes]) -> None:
-            self._fail_calls(peer, wire.DISCONNECTED)
-
-        socket = ZmqSocket(self._group, raw, received)
-        peer = Peer(conn, socket, Identity(auth=auth), self._calls_due)
-        dialled = _Dialled(peer, ZmqSocket(self._group, raw_monitor, lost), ready, failed)
-        self._dialled[conn.id] = dialled
-        dialled.timer = self._group.call_later(timeout_s, self._not_answered, dialled)
-        socket.start()
-        dialled.monitor.start()
-        socket.send([wire.HI])
-
-    def _not_answered(self, dialled: _Dialled) -> None:
-        dialled.timer = None
-        self._hang_up(dialled, "connection attempt timed out", code=wire.DISCONNECTED)
-
-    def _hang_up(self, dialled: _Dialled, why: str, *, code: bytes, linger_s: float = 0.0) -> None:
+    def _hang_up(self, dialled: Dialled, why: str, *, code: bytes, linger_s: float = 0.0) -> None:
         """Close a connection that we opened; tell who waits for it, or because of it."""
         peer = dialled.peer
         if self._dialled.pop(peer.conn.id, None) is None:
             return
-        if dialled.timer is not None:
-            dialled.timer.cancel()
-        dialled.monitor.close()
-        peer.socket.raw.disable_monitor()
-        peer.socket.close(linger_s)
-        waiting, dialled.ready = dialled.ready, None
+        failed = dialled.close(linger_s)
         self._forget(peer, code)
-        if waiting is not None:
-            self._call(dialled.failed, peer.conn, why)
+        if failed is not None:
+            self._call(failed, peer.conn, why)
+
+    def _lost(self, peer: Peer) -> None:
+        """Act on the end of a connection; one that we opened comes again."""
+        if peer.conn.route:
+            self._forget(peer, wire.DISCONNECTED)
+        else:
+            self._give_up(peer, wire.DISCONNECTED)
 
     def _disconnect(self, conn: ConnectionID, linger_s: float) -> None:
         dialled = self._dialled.get(conn.id)
@@ -531,19 +480,25 @@ class RpcNode:
     def _forget(self, peer: Peer, code: bytes) -> None:
         """Drop a peer: its requests here are cancelled, ours to it fail."""
         peer.closed = True
-        listener = self._accepting.get(peer.conn.id)
-        if listener is not None and listener.routes.get(peer.conn.route) is peer:
-            del listener.routes[peer.conn.route]
+        listener = self._listeners.get(peer.conn.id)
+        if listener is not None:
+            listener.forget(peer)
+        self._give_up(peer, code)
+
+    def _give_up(self, peer: Peer, code: bytes) -> None:
+        """Cancel what runs for a peer; requests to it fail."""
         for cancel in list(peer.running.values()):
             cancel()
-        self._fail_calls(peer, code)
-        self._group.deadlines.remove(peer)
+        if peer.calls is not None:
+            self._group.deadlines.remove(peer)
+            for _, call in peer.calls.take_all():
+                self._call(call.settle, False, [code])
 
     def _find(self, conn: ConnectionID) -> Peer | None:
         dialled = self._dialled.get(conn.id)
         if dialled is not None:
             return dialled.peer
-        listener = self._accepting.get(conn.id)
+        listener = self._listeners.get(conn.id)
         return None if listener is None else listener.routes.get(conn.route)
 
     # --- sending -------------------------------------------------------------------------------------------------
@@ -687,11 +642,6 @@ class RpcNode:
         if following is not None:
             self._group.deadlines.set(peer, following)
 
-    def _fail_calls(self, peer: Peer, code: bytes) -> None:
-        if peer.calls is not None:
-            for _, call in peer.calls.take_all():
-                self._call(call.settle, False, [code])
-
     # --- receiving -----------------------------------------------------------------------------------------------
 
     def _received(self, peer: Peer, frames: list[bytes], at: int) -> None:
@@ -756,13 +706,9 @@ class RpcNode:
 
     def _received_hello(self, peer: Peer) -> None:
         dialled = self._dialled.get(peer.conn.id)
-        if dialled is None or dialled.ready is None:
-            return
-        if dialled.timer is not None:
-            dialled.timer.cancel()
-            dialled.timer = None
-        ready, dialled.ready = dialled.ready, None
-        self._call(ready, peer.conn)
+        ready = None if dialled is None else dialled.answered()
+        if ready is not None:
+            self._call(ready, peer.conn)
 
     def _received_reply(self, peer: Peer, frames: list[bytes]) -> None:
         if len(frames) < 2:

@@ -44,13 +44,11 @@ class ZmqSocket:
         group: runs it.
         socket: raw (`zmq.Context.socket`), bound and connected by the caller; from `start` to `close` it is ours.
         received: called with the frames of each message, in order. Exceptions are reported and contained.
-        wants_metadata: asked with the first frame of each message of two or more (of a ROUTER: the routing id). Where
-            it says yes, the last frame is kept in `frame` while the message is handed on: what ZeroMQ knows of the
-            peer (``frame.get("User-Id")``, ``"Peer-Address"``).
 
     Attributes:
         raw: the socket.
-        frame: see `wants_metadata`; None for other messages.
+        frame: the last frame, while a message is handed on: it has what ZeroMQ knows of the peer
+            (``frame.get("User-Id")``, ``"Peer-Address"``); else None.
         too_long_count: messages of more than `MOST_FRAMES` frames, thrown away.
     """
 
@@ -62,7 +60,6 @@ class ZmqSocket:
         "_reading",
         "_received",
         "_routed",
-        "_wants_metadata",
         "frame",
         "raw",
         "too_long_count",
@@ -73,14 +70,12 @@ class ZmqSocket:
         group: PollGroup,
         socket: zmq.Socket[bytes],
         received: Callable[[list[bytes]], object],
-        wants_metadata: Callable[[bytes], bool] | None = None,
     ) -> None:
         self._group: Final = group
         self.raw: Final = socket
         self._received: Final = received
         # Past the Python layer of pyzmq, which only looks at arguments that we never give.
         self._raw_send: Final = super(zmq.Socket, socket).send
-        self._wants_metadata: Final = wants_metadata
         self._routed: Final = socket.get(zmq.TYPE) == zmq.ROUTER
         self._look_queued = False
         self._reading = False
@@ -158,7 +153,7 @@ class ZmqSocket:
 
     def _read_some(self, count: int) -> bool:
         """Hand on up to `count` messages; False: there are no more, or one of them had the socket closed."""
-        received, wants = self._received, self._wants_metadata
+        received = self._received
         for _ in range(count):
             try:
                 frames, frame = self._read()
@@ -167,8 +162,7 @@ class ZmqSocket:
             if len(frames) > MOST_FRAMES:
                 self.too_long_count += 1
                 continue
-            if wants is not None and len(frames) > 1 and wants(frames[0]):
-                self.frame = frame
+            self.frame = frame
             try:
                 received(frames)
             except BaseException as error:  # noqa: BLE001  (one message's fault must not cost the next ones)

@@ -75,14 +75,18 @@ class Peer:
         due: called when requests to it have passed their deadlines.
     """
 
-    __slots__ = ("_due", "calls", "closed", "conn", "identity", "running", "socket")
+    __slots__ = ("_due", "calls", "closed", "conn", "descriptor", "identity", "key", "running", "socket")
 
     def __init__(self, conn: ConnectionID, socket: ZmqSocket, identity: Identity, due: Callable[[Peer], None]) -> None:
         self.conn: Final = conn
         self.socket: Final = socket
         self.identity = identity
         self._due: Final = due
+        #: Whether nothing can be sent to it any more.
         self.closed = False
+        #: By which its listener finds it; the listener's own.
+        self.key: str | bytes = b""
+        self.descriptor = -1
         #: Our requests to it, by their tags; None: there has been none.
         self.calls: Pending[bytes, Call] | None = None
         #: What runs for it here and may be cancelled, by the tags of its requests.

@@ -1,0 +1,87 @@
+"""A connection that we open: until it is answered, whom to tell; after that, that it is lost and found again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import zmq
+
+from flowctl.rpc.access.access import Identity
+from flowctl.rpc.peers.monitor import Monitor
+from flowctl.rpc.peers.peer import ConnectionID, Peer
+from flowctl.rpc.wire.frames import HI
+from flowctl.zeromq.socket import ZmqSocket
+
+if TYPE_CHECKING:
+    from flowctl.pollgroup import PollGroup
+
+
+class Dialled:
+    """A DEALER; all methods on the node's thread.
+
+    ZeroMQ connects it again whenever its connection is lost. It says HI each time, so that the listener knows its
+    route before anything else is sent.
+
+    Args:
+        group: whose thread it runs on.
+        raw: the socket, connected.
+        conn: names it.
+        identity: of the listener, and what it may call.
+        ready: called when it has answered.
+        failed: called with why, if it was closed before.
+        received: called with the peer, the frames of each message, and 0.
+        lost: called with the peer each time its connection has ended.
+        due: see `Peer`.
+    """
+
+    __slots__ = ("_failed", "_lost", "_monitor", "_ready", "_received", "peer", "ready")
+
+    def __init__(
+        self,
+        group: PollGroup,
+        raw: zmq.Socket[bytes],
+        conn: ConnectionID,
+        identity: Identity,
+        *,
+        ready: Callable[[ConnectionID], object],
+        failed: Callable[[ConnectionID, str], object],
+        received: Callable[[Peer, list[bytes], int], object],
+        lost: Callable[[Peer], object],
+        due: Callable[[Peer], None],
+    ) -> None:
+        self._ready: Final = ready
+        self._failed: Final = failed
+        self._received: Final = received
+        self._lost: Final = lost
+        #: Whether it was answered.
+        self.ready = False
+        socket = ZmqSocket(group, raw, self._message)
+        self.peer: Final = Peer(conn, socket, identity, due)
+        self._monitor: Final = Monitor(
+            group, raw, self._happened, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        )
+        socket.start()
+        socket.send([HI])
+
+    def answered(self) -> Callable[[ConnectionID], object] | None:
+        """Note that the listener has answered; return whom to tell, the first time."""
+        if self.ready:
+            return None
+        self.ready = True
+        return self._ready
+
+    def close(self, linger_s: float) -> Callable[[ConnectionID, str], object] | None:
+        """Close it; return whom to tell, if it was never answered."""
+        self._monitor.close()
+        self.peer.socket.close(linger_s)
+        return None if self.ready else self._failed
+
+    def _message(self, frames: list[bytes]) -> None:
+        self._received(self.peer, frames, 0)
+
+    def _happened(self, event: int, _: int) -> None:
+        if event == zmq.EVENT_DISCONNECTED:
+            self._lost(self.peer)
+        elif self.ready:
+            self.peer.socket.send([HI])

@@ -1,0 +1,168 @@
+"""A socket that others connect to, and who they are.
+
+Theory of operation. Whose a message is says the connection that it came by, never its routing id: with handover, which
+lets a peer that reconnects have its route back at once, anybody may take anybody's. So each connection that is admitted
+(`flowctl.zeromq.zap`) gets a number, which comes with each of its messages, and peers are kept by that number. Routes
+serve for sending only, and belong to the connection that used them last; the one that had it before is gone.
+
+That a connection has ended ZeroMQ tells by the number of its descriptor, which the first message has too. Connections
+within the process (inproc) have neither number nor descriptor: there a route is as good as its peer, and they are
+forgotten when something is sent to them in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import zmq
+
+from flowctl.errors import InternalError
+from flowctl.rpc.access.access import AuthLevel, Identity
+from flowctl.rpc.peers.monitor import Monitor
+from flowctl.rpc.peers.peer import ConnectionID, Peer
+from flowctl.zeromq.socket import ZmqSocket
+
+if TYPE_CHECKING:
+    from flowctl.pollgroup import PollGroup
+
+MOST_PEERS: Final = 100_000
+"""Peers of one listener; each is some 700 octets here, and more at ZeroMQ. What others send is not heard."""
+
+CONNECTION_PROPERTY: Final = "X-Connection"
+AUTH_PROPERTY: Final = "X-AuthLevel"
+
+_SOURCE: Final = int(zmq.SRCFD)
+_LEVELS: Final = {level.name.lower(): level for level in AuthLevel}
+
+
+def identity_of(frame: zmq.Frame) -> Identity:
+    """Return what is known of the connection that a message came by, from what its admission has noted."""
+    key = _noted(frame, "User-Id")
+    return Identity(
+        pubkey=bytes.fromhex(key) if key else b"",
+        auth=_LEVELS.get(_noted(frame, AUTH_PROPERTY), AuthLevel.NONE),
+        address=_noted(frame, "Peer-Address").removeprefix("::ffff:"),
+    )
+
+
+class Listener:
+    """A bound ROUTER; all methods on the node's thread.
+
+    Args:
+        group: whose thread it runs on.
+        raw: the socket, bound.
+        number: of the socket in its node, in the ids of its connections.
+        admitted: whether its connections have numbers (see above).
+        auth: what those may call who come without having been admitted.
+        received: called with the peer, the frames of each message and the index of the first after the routing id.
+        gone: called with a peer whose connection has ended, or was taken over.
+        due: see `Peer`.
+
+    Attributes:
+        refused_count: messages of peers for whom there was no room, and messages without frames.
+    """
+
+    __slots__ = (
+        "_admitted",
+        "_auth",
+        "_by_descriptor",
+        "_due",
+        "_gone",
+        "_monitor",
+        "_peers",
+        "_received",
+        "number",
+        "refused_count",
+        "routes",
+        "socket",
+    )
+
+    def __init__(
+        self,
+        group: PollGroup,
+        raw: zmq.Socket[bytes],
+        number: int,
+        *,
+        admitted: bool,
+        auth: AuthLevel,
+        received: Callable[[Peer, list[bytes], int], object],
+        gone: Callable[[Peer], object],
+        due: Callable[[Peer], None],
+    ) -> None:
+        self.number: Final = number
+        self._admitted: Final = admitted
+        self._auth: Final = auth
+        self._received: Final = received
+        self._gone: Final = gone
+        self._due: Final = due
+        self._peers: dict[str | bytes, Peer] = {}  # by number of the connection; without admission by route
+        self.routes: dict[bytes, Peer] = {}
+        self._by_descriptor: dict[int, Peer] = {}
+        self.refused_count = 0
+        self.socket: Final = ZmqSocket(group, raw, self._message)
+        self._monitor: Final = Monitor(group, raw, self._happened, zmq.EVENT_DISCONNECTED)
+        self.socket.start()
+
+    def __len__(self) -> int:
+        return len(self.routes)
+
+    def forget(self, peer: Peer) -> None:
+        """Drop a peer; what it sends from now on comes from a new one."""
+        if self.routes.get(peer.conn.route) is peer:
+            del self.routes[peer.conn.route]
+        if self._peers.get(peer.key) is peer:
+            del self._peers[peer.key]
+        if self._by_descriptor.get(peer.descriptor) is peer:
+            del self._by_descriptor[peer.descriptor]
+
+    def close(self, linger_s: float) -> None:
+        """Close the socket; what was sent goes on being sent for up to `linger_s` seconds."""
+        self._monitor.close()
+        self.socket.close(linger_s)
+
+    def _message(self, frames: list[bytes]) -> None:
+        frame = self.socket.frame
+        if frame is None or len(frames) < 2:
+            self.refused_count += 1
+            return
+        key: Any = frame.get(CONNECTION_PROPERTY) if self._admitted else frames[0]
+        peer = self._peers.get(key)
+        if peer is None:
+            peer = self._accept(key, frames[0], frame)
+            if peer is None:
+                self.refused_count += 1
+                return
+        self._received(peer, frames, 1)
+
+    def _accept(self, key: str | bytes, route: bytes, frame: zmq.Frame) -> Peer | None:
+        """Return the peer of a connection that was not heard of before; None: there is no room."""
+        self._monitor.read_all()  # what had this descriptor before is gone now
+        before = self.routes.get(route)
+        if before is not None:
+            self._gone(before)
+        if len(self.routes) >= MOST_PEERS:
+            return None
+        identity = identity_of(frame) if self._admitted else Identity(auth=self._auth)
+        peer = Peer(ConnectionID(self.number, route, identity.pubkey), self.socket, identity, self._due)
+        peer.key = key
+        with suppress(zmq.ZMQError):
+            descriptor = frame.get(_SOURCE)
+            if not isinstance(descriptor, int):
+                raise InternalError("a descriptor that is no number")
+            peer.descriptor = descriptor
+            self._by_descriptor[descriptor] = peer
+        self._peers[key] = self.routes[route] = peer
+        return peer
+
+    def _happened(self, _: int, descriptor: int) -> None:
+        peer = self._by_descriptor.pop(descriptor, None)
+        if peer is not None:
+            self._gone(peer)
+
+
+def _noted(frame: zmq.Frame, name: str) -> str:
+    with suppress(zmq.ZMQError):
+        return str(frame.get(name))
+    return ""
