@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from math import inf
 from random import SystemRandom
 from typing import Any, Final, Self, TypeAlias
 
 import zmq
 
 from flowctl.errors import ClosedError, LocalProtocolError, RpcError, RpcTimeoutError
-from flowctl.loop.faults import ErrorHook
+from flowctl.loop.faults import ErrorHook, as_exception
 from flowctl.outcomes.pending import Pending
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.rpc.access.access import Access, AuthLevel, Identity
+from flowctl.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.rpc.jobs.begin import begin
+from flowctl.rpc.jobs.dispatcher import Dispatcher, JobStatistics
+from flowctl.rpc.jobs.slots import DEFAULT_MAX_QUEUE, Job, Lane, NotStartedError, Verdict
+from flowctl.rpc.jobs.timers import TimerID
 from flowctl.rpc.message import Message, Part, octets, parts_of
 from flowctl.rpc.peers.dialled import Dialled
 from flowctl.rpc.peers.listener import Listener
@@ -42,6 +49,8 @@ HEARTBEAT_TIMEOUT_MS: Final = 30_000
 HANDSHAKE_MS: Final = 10_000
 RECONNECT_MS: Final = (250, 5_000)
 LINGER_S: Final = 5.0
+STOP_GRACE_S: Final = 1.0
+"""What a stop gets beyond its deadline, to close sockets and to say which handlers it leaves behind."""
 
 MOST_RUNNING: Final = 10_000
 """Coroutines of one category that may run at once; each holds some kilobytes."""
@@ -54,25 +63,27 @@ _Raw: TypeAlias = "zmq.Socket[bytes]"
 class Category:
     """A category of commands, as it was added."""
 
-    __slots__ = ("access", "max_queue", "name", "reserved_threads", "running_count")
+    __slots__ = ("access", "lane", "name", "running_count")
 
-    def __init__(self, name: str, access: Access, reserved_threads: int, max_queue: int) -> None:
+    def __init__(self, name: str, access: Access, lane: Lane) -> None:
         self.name: Final = name
         self.access: Final = access
-        self.reserved_threads: Final = reserved_threads
-        self.max_queue: Final = max_queue
+        self.lane: Final = lane
         self.running_count = 0
 
 
 class Command:
     """A command or request command, as it was added."""
 
-    __slots__ = ("category", "handler", "is_request")
+    __slots__ = ("category", "handler", "is_coroutine", "is_request")
 
     def __init__(self, category: Category, handler: Handler, *, is_request: bool) -> None:
         self.category: Final = category
         self.handler: Final = handler
         self.is_request: Final = is_request
+        self.is_coroutine: Final = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            type(handler).__call__
+        )
 
 
 class RpcNode:
@@ -104,6 +115,9 @@ class RpcNode:
         self._started = False
         self._stopping = False
         self._context: Final = new_context()
+        self._destroying: Final = threading.Lock()  # taken once, by the one that ends the context
+        self._jobs: Final = Dispatcher(name, os.cpu_count() or 1)
+        self._winding_up: asyncio.Task[None] | None = None  # on the node's thread
         self._numbers: Final = count(SystemRandom().randrange(NUMBERS))
         self._ids: Final = count(1)
         self._categories: dict[str, Category] = {}
@@ -125,18 +139,19 @@ class RpcNode:
         name: str,
         access: Access | AuthLevel = AuthLevel.NONE,
         reserved_threads: int = 0,
-        max_queue: int = 200,
+        max_queue: int = DEFAULT_MAX_QUEUE,
     ) -> None:
         """Add a category of commands.
 
         Args:
             name: 1 to 50 octets without a dot.
             access: what its callers need.
-            reserved_threads: worker threads that are kept for it beside the general ones.
+            reserved_threads: worker threads that are kept for it beside the general ones, 0 or more.
             max_queue: commands that may wait for a worker; 0: none, -1: any number.
 
         Raises:
             LocalProtocolError: the name is not allowed or taken, or the node was started.
+            ConfigError: a number is out of range.
         """
         self._check_not_started("add_category")
         size = len(name.encode())
@@ -147,10 +162,16 @@ class RpcNode:
         if name in self._categories:
             raise LocalProtocolError(f"category {name!r} was added before")
         needed = access if isinstance(access, Access) else Access(access)
-        self._categories[name] = Category(name, needed, reserved_threads, max_queue)
+        lane = self._jobs.slots.add_category(name, reserved_threads, max_queue)
+        self._categories[name] = Category(name, needed, lane)
 
     def add_command(self, category: str, name: str, handler: Handler) -> None:
         """Add a command: called with a `Message`; nothing is sent back but what it sends itself.
+
+        Args:
+            category: where it belongs.
+            name: 1 to 200 octets.
+            handler: a coroutine function runs on the node's loop, any other on a worker thread.
 
         Raises:
             LocalProtocolError: the category is not there, the name is too long or taken, or the node was started.
@@ -192,9 +213,44 @@ class RpcNode:
         full = f"{category}.{name}".encode()
         if full in self._commands:
             raise LocalProtocolError(f"command {full.decode()!r} was added before")
-        if not inspect.iscoroutinefunction(handler):
-            raise LocalProtocolError(f"the handler of {full.decode()!r} must be a coroutine function")
         self._commands[full] = Command(owner, handler, is_request=is_request)
+
+    def set_general_threads(self, count: int) -> None:
+        """Set how many worker threads handlers share, 1 or more; before start. Else: one per core.
+
+        Raises:
+            LocalProtocolError: the node was started.
+            ConfigError: out of range.
+        """
+        self._check_not_started("set_general_threads")
+        self._jobs.slots.set_threads(general=count)
+
+    def set_batch_threads(self, count: int) -> None:
+        """Set how many threads are reserved for batch jobs and timers; -1: half of the general ones. Else as there."""
+        self._check_not_started("set_batch_threads")
+        self._jobs.slots.set_threads(batch=count)
+
+    def set_reply_threads(self, count: int) -> None:
+        """Set how many are reserved for callbacks of replies; -1: an eighth of the general ones. Else as there."""
+        self._check_not_started("set_reply_threads")
+        self._jobs.slots.set_threads(reply=count)
+
+    def add_tagged_thread(self, name: str, start: Callable[[], object] | None = None) -> TaggedThread:
+        """Add a thread of its own for jobs that must run one at a time, in order; before start.
+
+        Args:
+            name: not empty, and of no other tagged thread.
+            start: called on the thread before any job.
+
+        Returns:
+            What `batch`, `job` and `add_timer` take as `thread`.
+
+        Raises:
+            LocalProtocolError: the node was started.
+            ConfigError: the name is empty or taken, or there are too many.
+        """
+        self._check_not_started("add_tagged_thread")
+        return self._jobs.add_tagged_thread(name, start)
 
     def _check_not_started(self, what: str) -> None:
         if self._started:
@@ -223,46 +279,59 @@ class RpcNode:
 
     async def __aexit__(self, *_: object) -> None:
         """Stop it."""
-        await self._wind_up()
+        await self._end_soon(LINGER_S)
         self._group.stop()
-        self._context.destroy(linger=0)
+        self._jobs.join(0.0)
+        self._destroy()
 
     def stop(self, deadline_s: float = 5.0) -> bool:
-        """End the node: handlers are cancelled, requests fail with ``SHUTTING_DOWN``, what was sent is flushed.
+        """End the node: handlers on the loop are cancelled, those on threads waited for, and nothing new starts.
 
-        Not from the node's own thread.
+        Requests that wait fail with ``SHUTTING_DOWN``; what was sent is flushed. A handler that has not ended in time
+        is reported and left behind on its thread. Called from a handler or callback it only sets the end going.
 
         Args:
             deadline_s: how long to wait at most.
 
         Returns:
             Whether all has ended.
-
-        Raises:
-            LocalProtocolError: called on the node's thread.
         """
-        if self._group.in_thread():
-            raise LocalProtocolError("stop() on the node's own thread", hint="use `async with` there")
+        if self._group.in_thread() or self._jobs.in_worker():
+            # What ends it has to wait for this very thread.
+            threading.Thread(target=self.stop, args=(deadline_s,), name=f"{self._name} stop", daemon=True).start()
+            return False
         if not self._started:
             self._started = True
             for _, raw, _ in self._bound:
                 raw.close(0)
-            self._context.destroy(linger=0)
+            self._destroy()
             return True
+        ends_at = time.monotonic() + deadline_s
         done: Future[None] = Future()
 
         def end() -> None:
-            task = self._group.loop.create_task(self._wind_up())
-            task.add_done_callback(lambda _: done.set_result(None))
+            self._end_soon(deadline_s).add_done_callback(lambda _: done.set_result(None))
 
         with suppress(ClosedError):
             self._group.call_soon(end)
             with suppress(TimeoutError):
-                done.result(deadline_s)
-        ended = self._group.stop(deadline_s)
+                done.result(deadline_s + STOP_GRACE_S)
+        left_s = max(STOP_GRACE_S, ends_at - time.monotonic())
+        ended = self._group.stop(left_s)
         if ended:
+            self._destroy()
+        return self._jobs.join(max(0.0, ends_at - time.monotonic())) and ended
+
+    def _destroy(self) -> None:
+        """End the context, once."""
+        if self._destroying.acquire(blocking=False):
             self._context.destroy(linger=0)
-        return ended
+
+    def _end_soon(self, deadline_s: float) -> asyncio.Task[None]:
+        """Return the task that winds up, which the first call begins."""
+        if self._winding_up is None:
+            self._winding_up = self._group.loop.create_task(self._wind_up(deadline_s))
+        return self._winding_up
 
     def _prepare(self) -> None:
         self._started = True
@@ -274,19 +343,23 @@ class RpcNode:
                 self._commands[alias] = command
 
     def _begin(self) -> None:
+        self._jobs.start(self._group)
         for bound in self._bound:
             self._open(*bound)
         self._bound.clear()
 
-    async def _wind_up(self) -> None:
-        if self._stopping:
-            return
+    async def _wind_up(self, deadline_s: float) -> None:
         self._stopping = True
-        tasks = list(self._tasks)
-        for task in tasks:
+        jobs_ended = self._group.loop.create_future()
+        self._jobs.close(partial(_set_result, jobs_ended, None))
+        for task in list(self._tasks):
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=LINGER_S)
+        await asyncio.wait([jobs_ended, *self._tasks], timeout=deadline_s)
+        if not jobs_ended.done():
+            for left in self._jobs.unfinished():
+                self._group.report(
+                    "stop", LocalProtocolError(f"{left} has not ended within {deadline_s:g} s and is left behind")
+                )
         for listener in list(self._listeners.values()):
             for peer in list(listener.routes.values()):
                 self._forget(peer, wire.SHUTTING_DOWN)
@@ -364,7 +437,8 @@ class RpcNode:
         """
         conn = ConnectionID(next(self._ids))
         if on_connect is not None or on_failure is not None:
-            self._do(self._dial, conn, address, timeout_s, auth, on_connect or _nothing, on_failure or _nothing)
+            ready, failed = (partial(self._call_back, callback or _nothing) for callback in (on_connect, on_failure))
+            self._do(self._dial, conn, address, timeout_s, auth, ready, failed)
             return conn
         if self._group.in_thread():
             raise LocalProtocolError(
@@ -526,15 +600,16 @@ class RpcNode:
             conn: to whom.
             command: ``category.command``.
             parts: text is sent as UTF-8.
-            on_reply: called once, with True and the parts of the reply, or with False and the code of the failure
-                (``b"TIMEOUT"``) and maybe a text.
+            on_reply: called once, on a worker thread, with True and the parts of the reply, or with False and the code
+                of the failure (``b"TIMEOUT"``) and maybe a text.
             timeout_s: how long to wait for the reply, in seconds; the server is told.
 
         Raises:
             LocalProtocolError: a part is neither text nor octets, or the node was not started.
             ClosedError: the node was stopped.
         """
-        self._do(self._request, conn, command.encode(), [octets(part) for part in parts], on_reply, timeout_s)
+        settle = partial(self._call_back, on_reply)
+        self._do(self._request, conn, command.encode(), [octets(part) for part in parts], settle, timeout_s)
 
     def request_future(
         self, conn: ConnectionID, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
@@ -545,7 +620,8 @@ class RpcNode:
             What ``get()`` waits for, on another thread than the node's.
         """
         future = RequestFuture()
-        self.request(conn, command, *parts, on_reply=partial(_settle, future, command), timeout_s=timeout_s)
+        settle = partial(_settle, future, command)
+        self._do(self._request, conn, command.encode(), [octets(part) for part in parts], settle, timeout_s)
         return future
 
     async def call(
@@ -745,6 +821,9 @@ class RpcNode:
         if self._stopping:
             self._fail(message, wire.SHUTTING_DOWN)
             return
+        if not command.is_coroutine:
+            self._submit(command, message)
+            return
         if command.category.running_count >= MOST_RUNNING:
             self._fail(message, wire.QUEUE_FULL)
             return
@@ -772,6 +851,30 @@ class RpcNode:
         self._tasks.add(task)
         task.add_done_callback(ended)
 
+    def _submit(self, command: Command, message: Message) -> None:
+        """Have a handler run on a worker thread, now or when it is its turn."""
+        job = Job(
+            command.category.lane,
+            partial(_handle, command.handler, message),
+            partial(self._handled, message),
+            deadline=inf if message.deadline is None else message.deadline,
+            size_bytes=sum(map(len, message.data)),
+            name=message.command.decode(errors="replace"),
+        )
+        if self._jobs.submit(job) is Verdict.DROP:
+            self._fail(message, wire.QUEUE_FULL)
+
+    def _handled(self, message: Message, parts: Any, error: BaseException | None) -> None:
+        """Take what came of a handler on a worker thread."""
+        if error is None:
+            if message.tag is not None and parts is not None:
+                self._send_to(message.peer, [wire.REPLY, message.tag, *parts])
+        elif isinstance(error, NotStartedError):
+            self._fail(message, wire.TIMEOUT if error.late else wire.SHUTTING_DOWN)
+        else:
+            self._group.report(f"handler of {message.command.decode(errors='replace')}", as_exception(error))
+            self._fail(message, wire.HANDLER_FAILED)
+
     async def _serve(self, command: Command, message: Message) -> None:
         """Run a coroutine handler; what it returns is the reply."""
         peer, tag = message.peer, message.tag
@@ -793,6 +896,81 @@ class RpcNode:
         if message.tag is not None:
             self._send_to(message.peer, wire.failure(code, message.tag))
 
+    # --- jobs of the program -------------------------------------------------------------------------------------
+
+    def batch(self, batch: Batch[Any]) -> None:
+        """Run the jobs of a batch on worker threads and, once all have ended, its completion.
+
+        Raises:
+            LocalProtocolError: it has no jobs, or was submitted before.
+            BusyError: more jobs are submitted than end.
+            ClosedError: the node was stopped.
+            ConfigError: a thread is another node's.
+        """
+        self._jobs.batch(batch)
+
+    def job(self, call: Callable[[], object], thread: TaggedThread | None = None) -> None:
+        """Run one job on a worker thread, or on `thread`; what it raises is reported. Raises as `batch`."""
+        self._jobs.job(call, thread)
+
+    def add_timer(
+        self,
+        call: Callable[[], object],
+        interval_s: float,
+        squelch: bool = True,  # noqa: FBT001, FBT002  (OxenMQ's third argument)
+        thread: TaggedThread | NodeThread | None = None,
+    ) -> TimerID:
+        """Run a job again and again; what it raises is reported, and the timer goes on. Also before start.
+
+        Args:
+            call: the job.
+            interval_s: seconds from one time to the next, a millisecond or more. What was missed is not made up for.
+            squelch: pass over a time while the last job waits or runs.
+            thread: a tagged thread, or `NODE_THREAD` for what is done in a moment. None: a worker, as a batch job.
+
+        Returns:
+            What `cancel_timer` takes.
+
+        Raises:
+            ConfigError: the interval is out of range, or the thread another node's.
+            BusyError: there are too many timers.
+            ClosedError: the node was stopped.
+        """
+        return self._jobs.add_timer(call, interval_s, squelch=squelch, thread=thread)
+
+    def cancel_timer(self, timer_id: TimerID) -> bool:
+        """End a timer: no job of it begins any more.
+
+        Returns:
+            True if it was there. False, and no effect, if it was cancelled before.
+        """
+        return self._jobs.cancel_timer(timer_id)
+
+    def inject_task(self, category: str, command: str, remote: str, call: Callable[[], object]) -> None:
+        """Run a task of the program's own as if it were a command: in the slots and the queue of a category.
+
+        Where a command would be dropped it is, which is reported.
+
+        Args:
+            category: whose slots and queue it takes.
+            command: what it is called in reports.
+            remote: for whom it is done, for reports.
+            call: the task. What it raises is reported.
+
+        Raises:
+            LocalProtocolError: the category is not there.
+            BusyError: more jobs are submitted than end.
+            ClosedError: the node was stopped.
+        """
+        owner = self._categories.get(category)
+        if owner is None:
+            raise LocalProtocolError(f"category {category!r} was not added", hint="call add_category() first")
+        self._jobs.inject(owner.lane, call, f"{category}.{command} of {remote}")
+
+    def job_statistics(self) -> JobStatistics:
+        """Return figures of jobs, queues and threads of this moment."""
+        return self._jobs.statistics()
+
     # --- inner steps ---------------------------------------------------------------------------------------------
 
     def _do(self, what: Callable[..., object], *args: Any) -> None:
@@ -802,12 +980,22 @@ class RpcNode:
         else:
             self._group.call_soon(what, *args)
 
+    def _call_back(self, callback: Callable[..., object], *args: Any) -> None:
+        """Have a callback of the application run on a worker thread, as the callback of a reply."""
+        self._jobs.reply(partial(callback, *args), getattr(callback, "__qualname__", "callback"))
+
     def _call(self, callback: Callable[..., object], *args: Any) -> None:
         """Call back; what it raises is reported."""
         try:
             callback(*args)
         except Exception as error:  # noqa: BLE001  (a callback's fault must not cost others their messages)
             self._group.report(getattr(callback, "__qualname__", "callback"), error)
+
+
+def _handle(handler: Handler, message: Message) -> list[bytes] | None:
+    """Run a handler, on a worker thread, and return the parts of the reply; None: there is none."""
+    value = handler(message)
+    return None if value is None or message.tag is None else parts_of(value)
 
 
 class RequestFuture(Future[list[bytes]]):

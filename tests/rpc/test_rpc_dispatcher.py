@@ -16,7 +16,7 @@ from flowctl.pollgroup import PollGroup
 from flowctl.rpc.jobs import dispatcher as dispatcher_module
 from flowctl.rpc.jobs.batch import NODE_THREAD, Batch
 from flowctl.rpc.jobs.dispatcher import Dispatcher
-from flowctl.rpc.jobs.slots import Job, Verdict
+from flowctl.rpc.jobs.slots import Job, NotStartedError, Verdict
 
 WAIT_S = 20.0
 
@@ -271,7 +271,7 @@ def test_deadline_when_it_passes_in_the_queue_has_the_job_not_started(bench):
     bench.command(lane, lambda: let_go.wait(WAIT_S))
     verdict, outcome = bench.command(lane, lambda: ran.append(1), bench.group.now() + 0.01)
     assert verdict is Verdict.WAIT
-    assert isinstance(outcome.result(WAIT_S), TimeoutError)
+    assert outcome.result(WAIT_S).late is True
     let_go.set()
     assert bench.command(lane, lambda: "next")[1].result(WAIT_S) == "next"
     assert ran == []
@@ -400,7 +400,7 @@ def test_close_when_jobs_run_waits_for_them_and_starts_no_other(bench, errors):
     _, second = bench.command(lane, lambda: ran.append(2))
     bench.dispatcher.job(lambda: ran.append(3))
     closed = bench.close()
-    assert isinstance(second.result(WAIT_S), ClosedError)
+    assert second.result(WAIT_S).late is False
     verdict, _ = bench.command(lane, lambda: ran.append(4))
     assert verdict is Verdict.DROP
     assert not closed.is_set()
@@ -410,7 +410,7 @@ def test_close_when_jobs_run_waits_for_them_and_starts_no_other(bench, errors):
     assert first.result(WAIT_S) == "first"
     assert bench.dispatcher.join(WAIT_S)
     assert (ran, bench.dispatcher.unfinished()) == ([], [])
-    assert [type(error) for _, error in errors] == [ClosedError]  # of the job that was in the queue
+    assert [type(error) for _, error in errors] == [NotStartedError]  # of the job that was in the queue
     for late in (lambda: bench.dispatcher.job(print), lambda: bench.dispatcher.add_timer(print, 1.0)):
         with pytest.raises(ClosedError):
             late()
@@ -480,3 +480,24 @@ def test_worker_when_the_system_gives_no_thread_fails_its_job_or_leaves_it_to_ot
     let_go.set()
     assert (first.result(WAIT_S), second.result(WAIT_S)) == (True, 2)
     assert [str(error) for _, error in errors] == ["can't start new thread"] * 2
+
+
+def test_reply_when_the_node_stops_is_told_all_the_same(bench, errors):
+    """Callbacks of replies are called once each, also those that wait or come at the close; failures are reported."""
+    bench.dispatcher.slots.set_threads(general=1, batch=0, reply=0)
+    bench.start()
+    let_go, told = threading.Event(), []
+
+    def fail():
+        told.append("failed")
+        raise ValueError("callback")
+
+    bench.on(lambda: bench.dispatcher.reply(lambda: let_go.wait(WAIT_S) and told.append("ran")))
+    bench.on(lambda: bench.dispatcher.reply(lambda: told.append("waited")))
+    bench.on(lambda: bench.dispatcher.reply(fail))
+    closed = bench.close()
+    bench.on(lambda: bench.dispatcher.reply(lambda: told.append("late")))
+    let_go.set()
+    assert closed.wait(WAIT_S)
+    assert told == ["waited", "failed", "late", "ran"]
+    assert [str(error) for _, error in errors] == ["callback"]

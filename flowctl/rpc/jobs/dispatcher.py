@@ -20,9 +20,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import BusyError, ClosedError, ConfigError, InternalError, LocalProtocolError
+from flowctl.loop.faults import as_exception
 from flowctl.loop.locks import OwnedLock
 from flowctl.rpc.jobs.batch import Batch, NodeThread, TaggedThread
-from flowctl.rpc.jobs.slots import Job, Lane, LaneKind, LaneStatistics, Slots, Verdict
+from flowctl.rpc.jobs.slots import Job, Lane, LaneKind, LaneStatistics, NotStartedError, Slots, Verdict
 from flowctl.rpc.jobs.timers import Timer, TimerID
 from flowctl.rpc.jobs.workers import Workers
 
@@ -134,7 +135,7 @@ class Dispatcher:
             group.call_soon(self._begin, timer)
 
     def close(self, closed: Callable[[], object]) -> None:
-        """Start nothing any more; what waits is told `ClosedError`, what runs goes on.
+        """Start nothing any more; what waits is told `NotStartedError`, what runs goes on.
 
         Args:
             closed: called on the node's thread once nothing runs and all threads were told to end; perhaps within
@@ -150,11 +151,8 @@ class Dispatcher:
             waiting += self.slots.close_lane(thread.lane)
         if self._group is not None and self._expiring:
             self._group.deadlines.remove(self)
-        error = ClosedError("the node was stopped before this job's turn came")
-        for job in waiting:
-            self._tell(job, None, error)
-        for job in chain.from_iterable(self._fronts()):  # some of them never looked at
-            self._tell(job, None, error)
+        for job in chain(waiting, chain.from_iterable(self._fronts())):
+            self._tell(job, None, NotStartedError(job.name, late=False))
         if self._workers is not None:
             self._workers.finish()
         self._turn_ended()
@@ -166,6 +164,10 @@ class Dispatcher:
             True if all have.
         """
         return self._workers is None or self._workers.join(deadline_s)
+
+    def in_worker(self) -> bool:
+        """Tell whether the caller is on one of the threads of jobs."""
+        return self._workers is not None and self._workers.in_worker()
 
     def unfinished(self) -> list[str]:
         """Return what threads are busy with, by name, after `close`; any thread."""
@@ -190,8 +192,13 @@ class Dispatcher:
         return verdict
 
     def reply(self, call: Callable[[], object], name: str = "reply") -> None:
-        """Run the callback of a reply; what it raises is reported."""
-        self._submit_own(Job(self.slots.reply, call, name=name))
+        """Run the callback of a reply; what it raises is reported.
+
+        It is called even if nothing starts any more, then on this thread: outcomes are not lost by a stop.
+        """
+        job = Job(self.slots.reply, call, partial(self._replied, call, name), name=name)
+        if self.submit(job) is Verdict.DROP:
+            self._call(name, call)
 
     def deadline_due(self, now: float) -> None:
         """Remove from the queues what is late."""
@@ -359,11 +366,8 @@ class Dispatcher:
     def _submit_own(self, job: Job) -> None:
         """Run or queue a job that nobody else is told of when it is refused."""
         if self.submit(job) is Verdict.DROP:
-            closed = self._closed is not None
-            error = (
-                ClosedError("the node was stopped") if closed else BusyError(f"the queue of {job.lane.name!r} is full")
-            )
-            self._tell(job, None, error)
+            full = BusyError(f"the queue of {job.lane.name!r} is full")
+            self._tell(job, None, full if self._closed is None else NotStartedError(job.name, late=False))
 
     def _jobs_of(self, batch: Batch[Any], jobs: list[tuple[Callable[[], Any], TaggedThread | None]]) -> Iterator[Job]:
         for index, (call, thread) in enumerate(jobs):
@@ -399,9 +403,15 @@ class Dispatcher:
             return False
         return self.submit(Job(lane, timer.run, partial(self._timer_ended, timer), name="timer")) is not Verdict.DROP
 
+    def _replied(self, call: Callable[[], object], name: str, _: object, error: BaseException | None) -> None:
+        if isinstance(error, NotStartedError):
+            self._call(name, call)
+        elif error is not None:
+            self._report(name, error)
+
     def _timer_ended(self, timer: Timer, _: object, error: BaseException | None) -> None:
         timer.ended()
-        if error is not None and not isinstance(error, ClosedError):
+        if error is not None and not isinstance(error, NotStartedError):
             self._report("a timer", error)
 
     def _run(self, workers: Workers, job: Job) -> None:
@@ -428,7 +438,7 @@ class Dispatcher:
 
     def _tell_late(self) -> None:
         for job in self.slots.take_late():
-            self._tell(job, None, TimeoutError(f"the deadline of {job.name} passed while it waited"))
+            self._tell(job, None, NotStartedError(job.name, late=True))
 
     def _tell(self, job: Job, value: object, error: BaseException | None) -> None:
         if job.own:
@@ -447,11 +457,8 @@ class Dispatcher:
 
     def _report(self, where: str, error: BaseException) -> None:
         """Report what a job raised on its thread: a KeyboardInterrupt made there is not the one of Ctrl-C."""
-        if not isinstance(error, Exception):
-            raised, error = error, RuntimeError(f"{where} raised {error!r}")
-            error.__cause__ = raised
         if self._group is not None:
-            self._group.report(where, error)
+            self._group.report(where, as_exception(error))
 
 
 def _nothing() -> None:

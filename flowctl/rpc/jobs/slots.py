@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from flowctl.errors import ConfigError, InternalError
+from flowctl.errors import ClosedError, ConfigError, InternalError
 
 DEFAULT_MAX_QUEUE: Final = 200
 """Commands of one category that wait, as in OxenMQ."""
@@ -50,6 +50,20 @@ class Verdict(enum.Enum):
     DROP = "drop"  #: the queue is full, or the slots are closed: it will not run
 
 
+class NotStartedError(ClosedError):
+    """The outcome of a job that never ran; it goes no further than to the one that submitted it.
+
+    Args:
+        name: of the job.
+        late: its deadline passed while it waited. False: the node was stopped.
+    """
+
+    def __init__(self, name: str, *, late: bool) -> None:
+        why = "its deadline passed while it waited" if late else "the node was stopped"
+        super().__init__(f"{name} was not started: {why}")
+        self.late: Final = late
+
+
 class LaneKind(enum.Enum):
     """Whose jobs a lane has."""
 
@@ -65,8 +79,7 @@ class Job:
         lane: where it belongs.
         call: does it, on that thread.
         done: told of the outcome on the node's thread, once: the value and None, or None and what was raised. A job
-            that never ran has failed with TimeoutError (its deadline passed while it waited) or `ClosedError`. None:
-            nobody wants to know; what is raised is reported.
+            that never ran has failed with `NotStartedError`. None: nobody wants to know; what is raised is reported.
         deadline: seconds on the node's clock from when on it is not worth starting; infinite: always.
         size_bytes: memory that it keeps while it waits.
         name: for reports.

@@ -30,7 +30,7 @@ OUTCOMES_PER_TURN: Final = 256
 
 
 class Workers:
-    """The threads of a node. All methods on the node's thread, but for `join` and `unfinished`.
+    """The threads of a node. All methods on the node's thread, but for `join`, `in_worker` and `unfinished`.
 
     Args:
         name: of the node, for names of threads.
@@ -96,6 +96,11 @@ class Workers:
             if worker is not threading.current_thread():
                 worker.join(max(0.0, ends_at - time.monotonic()))
         return not self.unfinished()
+
+    def in_worker(self) -> bool:
+        """Tell whether the caller is on one of these threads."""
+        here = threading.current_thread()
+        return isinstance(here, _Worker) and here in self._all()
 
     def unfinished(self) -> list[str]:
         """Return which threads live, and what they are busy with; any thread."""
