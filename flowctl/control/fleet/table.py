@@ -12,7 +12,7 @@ versions have ended too.
 
 A table holds the `MOST_ENTRIES` latest entries. That keeps merging what it is: an entry that is not among the latest of
 one table is not among the latest of any that includes it. Two tables are compared by sums over their entries, in
-`BUCKETS` parts, so that of a hundred thousand entries only a few hundred are sent to find the one that differs.
+`BUCKETS` parts, so that of a hundred thousand entries only a hundred are sent to find the one that differs.
 
 Source, with the proof: Shapiro et al., "Conflict-free Replicated Data Types", 2011 (last writer wins).
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -36,10 +36,8 @@ MEMORY_S: Final = 30 * 86_400.0
 for longer takes the table of the others in place of its own (`gossip.py`)."""
 MOST_ENTRIES: Final = MOST_BANS
 """Entries of a table, lifted ones included: what one server's ban list holds."""
-BUCKETS: Final = 256
-"""Parts in which tables are compared: a message of 4 KiB, and 400 entries of a full table in each."""
-LIMITS_KEY: Final = "limits"
-"""Key of the limits; those of bans are ``ban 203.0.113.7/32`` and ``limit 203.0.113.0/24``."""
+BUCKETS: Final = 1024
+"""Parts in which tables are compared: a message of 16 KiB, and a hundred entries of a full table in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +155,20 @@ class Table:
             self._drop(key)
         return gone
 
-    def keep_later(self, than: Stamp, others: Iterable[str]) -> list[str]:
-        """Drop entries that are not later than a stamp; return their keys.
+    def take_over(self, numbers: Iterable[int], stay: Container[str], than: Stamp) -> list[str]:
+        """Drop from some buckets the entries that another member does not have; return their keys.
 
         Args:
-            than: the stamp.
-            others: keys that stay in any case.
+            numbers: of the buckets.
+            stay: keys that the other has.
+            than: what is later than this stays too.
         """
-        stay = set(others)
-        gone = [key for key, entry in self._entries.items() if entry.stamp <= than and key not in stay]
+        gone = [
+            key
+            for number in numbers
+            for key in self._buckets[number]
+            if key not in stay and self._entries[key].stamp <= than
+        ]
         for key in gone:
             self._drop(key)
         return gone
@@ -174,11 +177,13 @@ class Table:
         """Return one text for the whole: equal where the entries are."""
         return blake2b(struct.pack(f"<{BUCKETS}Q", *self.sums), digest_size=16).hexdigest()
 
-    def differing(self, sums: list[int]) -> Iterator[tuple[str, Entry]]:
-        """Yield the entries of the buckets whose sum is not that of another table."""
-        for bucket, own, other in zip(self._buckets, self.sums, sums, strict=True):
-            if own != other:
-                yield from ((key, self._entries[key]) for key in sorted(bucket))
+    def differing(self, sums: Sequence[int]) -> list[int]:
+        """Return the numbers of the buckets whose sum is not that of another table."""
+        return [number for number, sum_ in enumerate(self.sums) if sum_ != sums[number]]
+
+    def bucket(self, number: int) -> list[tuple[str, Entry]]:
+        """Return the entries of one bucket."""
+        return [(key, self._entries[key]) for key in sorted(self._buckets[number])]
 
     def _put(self, key: str, entry: Entry) -> None:
         self._drop(key)
@@ -197,7 +202,7 @@ class Table:
 
 @lru_cache(maxsize=4096)
 def _bucket_of(key: str) -> int:
-    return blake2b(key.encode(), digest_size=1).digest()[0]
+    return int.from_bytes(blake2b(key.encode(), digest_size=2).digest(), "little") % BUCKETS
 
 
 def _fingerprint(key: str, entry: Entry) -> int:

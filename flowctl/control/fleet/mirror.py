@@ -1,0 +1,243 @@
+"""How a member's server stands to the fleet's table (pure): what was changed at it, and what it has to be told.
+
+Theory of operation. A server numbers its changes and names who asked for each (`flow.changes`). They are gone through
+in that order, ours too: so what the server has is known at each of them, and a change that others made before, between
+or after ours is told from ours by its origin, never by comparing. That is why nothing goes round in a circle. A change
+by a command of somebody else is one for the fleet.
+
+What a server reads from its own ban file is its own affair: the fleet neither spreads it nor lifts it. So for each ban
+it is noted what the fleet, or a command, put there (`known`). Only while the server has exactly this is the ban lifted
+with the fleet's; else somebody else wants it too. For the same reason a ban is never ended by a shorter one of the
+fleet's, unless it is the fleet's own.
+
+A server that was started anew counts from the beginning, and has what its files say: its bans are listed once, and
+what is missing is told again. The limits of the fleet are told once per life of a server: a limits file that changes
+later counts, until the next command.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from flowctl.control.fleet.stamp import Stamp
+from flowctl.control.fleet.table import Entry, Table
+from flowctl.control.fleet.values import LIMITS, ban_key, ban_of, ban_value, cidr_of, limits_of
+from flowctl.server.bans import Ban, BanAction, parse_utc
+
+_NEAR_S: Final = 2.0
+"""Ends that differ by less are the same: a ban is told by how long it still lasts, and ends at whole seconds."""
+
+
+class Held(NamedTuple):
+    """A ban as a server has it."""
+
+    ends_s: float  #: seconds since the epoch; infinite: until it is lifted
+    reason: str
+    score: float
+
+    def lasts_as(self, ends_s: float) -> bool:
+        """Return whether it ends at `ends_s`, or later."""
+        return self.ends_s >= ends_s - _NEAR_S
+
+
+def held(ban: Ban) -> Held:
+    """Return a ban as a server has it."""
+    return Held(inf if ban.expires is None else ban.expires.timestamp(), ban.reason, ban.score)
+
+
+class Order(NamedTuple):
+    """An operation that the server is to carry out.
+
+    Attributes:
+        operation: its name, without ``flow.``.
+        arguments: of it.
+        key: of the entry that is the cause.
+        stamp: of the entry.
+    """
+
+    operation: str
+    arguments: Mapping[str, Any]
+    key: str
+    stamp: Stamp
+
+
+class Mirror:
+    """What one server has, and what of it is the fleet's. One thread.
+
+    Args:
+        origin: name under which our own changes are made.
+        run: life of the server that was followed last; empty: none was.
+        version: of the last change of it that was gone through.
+        known: by key, what the fleet or a command put there.
+        limits_stamp: stamp of the limits that it was told last in this life. None: of none.
+
+    Attributes:
+        present: by key, all bans that the server has.
+        needs_list: whether `present` has to be listed anew.
+        needs_limits: whether the limits have to be asked for: a command changed them.
+        touched: keys whose `known` has changed since they were stored.
+    """
+
+    def __init__(
+        self,
+        origin: str,
+        *,
+        run: str = "",
+        version: int = 0,
+        known: Mapping[str, Held] | None = None,
+        limits_stamp: Stamp | None = None,
+    ) -> None:
+        self._origin: Final = origin
+        self.run = run
+        self.version = version
+        self.known: Final = dict(known or {})
+        self.limits_stamp = limits_stamp
+        self.present: dict[str, Held] = {}
+        self.needs_list = True
+        self.needs_limits = False
+        self.touched: set[str] = set()
+
+    def begin(self, run: str) -> bool:
+        """Follow the server's life `run`; return whether it is another than before."""
+        if run == self.run:
+            return False
+        self.run, self.version, self.limits_stamp = run, 0, None
+        self.present.clear()
+        self.needs_list, self.needs_limits = True, False
+        return True
+
+    def take(self, change: Mapping[str, Any], table: Table, now_s: float) -> list[tuple[str, str | None]]:
+        """Go through one change of the server; return what of it is one for the fleet, as key and value.
+
+        Raises:
+            ConfigError: it says what no server of this version says.
+        """
+        self.version = int(change["version"])
+        what, ours = change["what"], change["origin"] == self._origin
+        if what == "ban":
+            return self._banned(change["detail"], table, now_s, ours=ours)
+        if what == "unban":
+            return self._lifted(str(change["detail"]["cidr"]), table, now_s, ours=ours)
+        if what == "bans file":
+            self.needs_list = True
+        elif what == "limits":
+            self.needs_limits = not ours
+        return []
+
+    def _banned(
+        self, detail: Mapping[str, Any], table: Table, now_s: float, *, ours: bool
+    ) -> list[tuple[str, str | None]]:
+        ban = ban_of(json.dumps(detail))
+        key = ban_key(ban.cidr, ban.action)
+        before = self.present.get(key)
+        foreign = before is not None and before != self.known.get(key)
+        self.present[key] = held(ban)
+        self._know(key, None if foreign else held(ban))
+        if ours:
+            return []
+        entry = table.get(key)
+        value = ban_value(ban)
+        same = entry is not None and entry.counts(now_s) and entry.value == value
+        return [] if same else [(key, value)]
+
+    def _lifted(self, cidr: str, table: Table, now_s: float, *, ours: bool) -> list[tuple[str, str | None]]:
+        found: list[tuple[str, str | None]] = []
+        for action in BanAction:
+            key = ban_key(cidr, action)
+            self.missing(key)
+            entry = table.get(key)
+            if not ours and entry is not None and entry.counts(now_s):
+                found.append((key, None))
+        return found
+
+    def listed(self, bans: Iterable[Mapping[str, Any]]) -> None:
+        """Take the list of all bans of the server.
+
+        Raises:
+            ConfigError: it says what no server of this version says.
+        """
+        self.present.clear()
+        for item in bans:
+            until = item["until"]
+            ends_s = inf if until is None else parse_utc(until).timestamp()
+            key = ban_key(str(item["cidr"]), BanAction(item["action"]))
+            self.present[key] = Held(ends_s, str(item["reason"]), float(item["score"]))
+        for key in [key for key, was in self.known.items() if self.present.get(key) != was]:
+            self._know(key, None)
+        self.needs_list = False
+
+    def forget(self, now_s: float) -> None:
+        """Forget bans that have ended by themselves at `now_s`, seconds since the epoch: no change says so."""
+        for key in [key for key, item in self.present.items() if item.ends_s <= now_s - _NEAR_S]:
+            self.missing(key)
+
+    def limits_read(self, value: str, table: Table) -> list[tuple[str, str | None]]:
+        """Take the limits that a command gave the server; return what of it is a change for the fleet."""
+        self.needs_limits = False
+        entry = table.get(LIMITS)
+        if entry is not None and entry.value == value:
+            self.limits_stamp = entry.stamp
+            return []
+        return [(LIMITS, value)]
+
+    def order(self, key: str, table: Table, now_s: float) -> Order | None:
+        """Return what the server is to be told because of the entry of `key`. None: nothing."""
+        entry = table.get(key)
+        if key == LIMITS:
+            return self._limits_order(entry)
+        wanted = entry if entry is not None and entry.counts(now_s) else None
+        here = self.present.get(key)
+        ours = here is not None and here == self.known.get(key)
+        if wanted is None:
+            self_ended = here is not None and here.ends_s <= now_s + _NEAR_S
+            return self._lift(key, entry) if ours and not self_ended else None
+        if here is not None and here.lasts_as(wanted.ends_s):
+            # Shortened: lifted first, and told anew once that has been seen.
+            return self._lift(key, entry) if ours and here.ends_s > wanted.ends_s + _NEAR_S else None
+        return self._ban_order(key, wanted, now_s)
+
+    def told(self, order: Order) -> None:
+        """Note that the server has carried out an order: the limits; bans are seen in its changes."""
+        if order.key == LIMITS:
+            self.limits_stamp = order.stamp
+
+    def missing(self, key: str) -> None:
+        """Note that the server says that it has no such ban."""
+        self.present.pop(key, None)
+        self._know(key, None)
+
+    def _know(self, key: str, found: Held | None) -> None:
+        if self.known.get(key) != found:
+            self.touched.add(key)
+            if found is None:
+                del self.known[key]
+            else:
+                self.known[key] = found
+
+    def _limits_order(self, entry: Entry | None) -> Order | None:
+        if entry is None or entry.value is None or entry.stamp == self.limits_stamp:
+            return None
+        arguments = {**limits_of(entry.value), "origin": self._origin}
+        return Order("limits", arguments, LIMITS, entry.stamp)
+
+    def _ban_order(self, key: str, entry: Entry, now_s: float) -> Order | None:
+        if entry.value is None or entry.ends_s <= now_s + _NEAR_S:  # over before it would be in force
+            return None
+        ban = ban_of(entry.value)
+        arguments: dict[str, Any] = {"network": ban.cidr, "action": ban.action.value, "origin": self._origin}
+        if ban.reason:
+            arguments["reason"] = ban.reason
+        if entry.ends_s != inf:
+            arguments["duration"] = entry.ends_s - now_s
+        return Order("ban", arguments, key, entry.stamp)
+
+    def _lift(self, key: str, entry: Entry | None) -> Order | None:
+        cidr = cidr_of(key)
+        others = [ban_key(str(cidr), action) for action in BanAction]
+        if any(other in self.present and self.present[other] != self.known.get(other) for other in others):
+            return None  # the operation would lift what is not the fleet's as well
+        stamp = Stamp(0, 0, "") if entry is None else entry.stamp
+        return Order("unban", {"network": cidr, "origin": self._origin}, key, stamp)
