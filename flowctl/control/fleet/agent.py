@@ -1,4 +1,4 @@
-"""A member's agent: its table, its server and its file put together; whoever owns it brings sockets and time.
+"""A member's agent: its table, its server and its file put together; sockets and time are its owner's.
 
 What changes is stored first and told to the others then: what a crash takes in between they find when they compare.
 """
