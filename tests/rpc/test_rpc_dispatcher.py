@@ -359,7 +359,10 @@ def test_inject_when_the_category_has_no_slot_waits_like_a_command(bench, errors
     bench.dispatcher.inject(lane, ran.set, "a.second")
     bench.dispatcher.inject(lane, ran.set, "a.third")
     assert bench.command(lane, lambda: None)[0] is Verdict.DROP
-    assert [(where.partition(": ")[2], type(error)) for where, error in errors] == [("a.third", BusyError)]
+    assert [(where.partition(": ")[2], type(error)) for where, error in errors] == [
+        ("a.third", BusyError),
+        ("queue of a", BusyError),
+    ]
     let_go.set()
     assert ran.wait(WAIT_S)
 
@@ -501,3 +504,19 @@ def test_reply_when_the_node_stops_is_told_all_the_same(bench, errors):
     assert closed.wait(WAIT_S)
     assert told == ["waited", "failed", "late", "ran"]
     assert [str(error) for _, error in errors] == ["callback"]
+
+
+def test_queue_when_full_for_long_is_reported_once_in_a_while(bench, errors, monkeypatch):
+    """A flood of commands that are dropped gives a line in the log, not one each; later there is another."""
+    lane = bench.dispatcher.slots.add_category("a", max_queue=0)
+    bench.dispatcher.slots.set_threads(general=1)
+    bench.start()
+    let_go = threading.Event()
+    _, first = bench.command(lane, lambda: let_go.wait(WAIT_S))
+    assert {bench.command(lane, lambda: None)[0] for _ in range(50)} == {Verdict.DROP}
+    assert [str(error) for _, error in errors] == ["0 commands of 'a' wait, 0 may: others are dropped"]
+    monkeypatch.setattr(dispatcher_module, "FULL_REPORT_S", 0.0)
+    bench.command(lane, lambda: None)
+    assert len(errors) == 2
+    let_go.set()
+    assert first.result(WAIT_S) is True

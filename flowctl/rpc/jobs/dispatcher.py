@@ -43,6 +43,9 @@ MOST_TAGGED: Final = 1024
 JOBS_PER_TURN: Final = 512
 """Jobs taken in one turn of the loop: some 2 ms of work."""
 
+FULL_REPORT_S: Final = 10.0
+"""That commands of a category are dropped is reported this often at most: a flood must not flood the log too."""
+
 EXPIRY_S: Final = 0.25
 """How often queues are looked through for what is late, while they may hold such: OxenMQ's interval for connections."""
 
@@ -74,6 +77,7 @@ class Dispatcher:
         "_closed",
         "_expiring",
         "_feeding",
+        "_full_at",
         "_group",
         "_ids",
         "_lock",
@@ -99,6 +103,7 @@ class Dispatcher:
         self._group: PollGroup | None = None
         self._workers: Workers | None = None
         self._expiring = False  # `deadline_due` is set
+        self._full_at: Final[dict[str, float]] = {}  # when it was last reported that a category drops commands
         self._closed: Callable[[], object] | None = None  # called once nothing runs, after `close`
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -188,6 +193,8 @@ class Dispatcher:
         if verdict is Verdict.WAIT and job.deadline != inf and not self._expiring:
             self._expiring = True
             group.deadlines.set(self, now + EXPIRY_S)
+        if verdict is Verdict.DROP and not job.own and self._closed is None:
+            self._report_full(job.lane, now)
         self._tell_late()  # those that made room
         return verdict
 
@@ -408,6 +415,15 @@ class Dispatcher:
             self._call(name, call)
         elif error is not None:
             self._report(name, error)
+
+    def _report_full(self, lane: Lane, now: float) -> None:
+        if self._full_at.get(lane.name, -inf) + FULL_REPORT_S <= now:
+            self._full_at[lane.name] = now
+            full = BusyError(
+                f"{len(lane.waiting)} commands of {lane.name!r} wait, {lane.max_queue} may: others are dropped",
+                hint="raise max_queue, or reserve threads for the category",
+            )
+            self._report(f"queue of {lane.name}", full)
 
     def _timer_ended(self, timer: Timer, _: object, error: BaseException | None) -> None:
         timer.ended()

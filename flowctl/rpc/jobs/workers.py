@@ -5,6 +5,10 @@ workers take from one queue, which costs one hand-over and no thought about who 
 jobs run than there are threads. A tagged thread has a queue of its own. Outcomes go into one mailbox, which the node's
 thread empties in one turn however many there are: only the first of them wakes it.
 
+A worker does not look for its next job itself, though it could take one under a lock. It would hold the interpreter for
+as long as jobs wait, and the node's thread would get it every 5 ms only (`sys.getswitchinterval`): all connections
+would answer that late. Waiting for the next job gives the interpreter to the node's thread each time.
+
 Whatever a job raises is its outcome, SystemExit and CancelledError as well. Threads are daemons: one whose job never
 ends does not keep the process.
 """
