@@ -44,6 +44,8 @@ class ZmqSocket:
         group: runs it.
         socket: raw (`zmq.Context.socket`), bound and connected by the caller; from `start` to `close` it is ours.
         received: called with the frames of each message, in order. Exceptions are reported and contained.
+        writable: called once after a `send` that was refused with `zmq.Again`, when something has changed since: a
+            peer connected, or its queue has room. The next send may be refused again.
 
     Attributes:
         raw: the socket.
@@ -59,7 +61,9 @@ class ZmqSocket:
         "_raw_send",
         "_reading",
         "_received",
+        "_refused",
         "_routed",
+        "_writable",
         "frame",
         "raw",
         "too_long_count",
@@ -70,6 +74,7 @@ class ZmqSocket:
         group: PollGroup,
         socket: zmq.Socket[bytes],
         received: Callable[[list[bytes]], object],
+        writable: Callable[[], object] | None = None,
     ) -> None:
         self._group: Final = group
         self.raw: Final = socket
@@ -77,6 +82,8 @@ class ZmqSocket:
         # Past the Python layer of pyzmq, which only looks at arguments that we never give.
         self._raw_send: Final = super(zmq.Socket, socket).send
         self._routed: Final = socket.get(zmq.TYPE) == zmq.ROUTER
+        self._writable: Final = writable
+        self._refused = False  # a send was; `_writable` is to be told of the next change
         self._look_queued = False
         self._reading = False
         self._closed = False
@@ -101,9 +108,13 @@ class ZmqSocket:
         """
         send = self._raw_send
         last = len(frames) - 1
-        for index in range(last):
-            send(frames[index], _MORE_NO_WAIT)
-        send(frames[last], _NO_WAIT)
+        try:
+            for index in range(last):
+                send(frames[index], _MORE_NO_WAIT)
+            send(frames[last], _NO_WAIT)
+        except zmq.Again:
+            self._refused = True
+            raise
         if not (self._reading or self._look_queued):
             self._look_soon()
 
@@ -150,6 +161,8 @@ class ZmqSocket:
                 at_once = min(2 * at_once, MESSAGES_PER_LOOK)
         finally:
             self._reading = False
+            if self._refused and not self._closed:
+                self._tell_writable()
 
     def _read_some(self, count: int) -> bool:
         """Hand on up to `count` messages; False: there are no more, or one of them had the socket closed."""
@@ -171,6 +184,12 @@ class ZmqSocket:
             if self._closed:
                 return False
         return True
+
+    def _tell_writable(self) -> None:
+        """Tell of room, after a send was refused."""
+        if self._writable is not None and int(self.raw.get(zmq.EVENTS)) & zmq.POLLOUT:
+            self._refused = False
+            self._group.call_soon(self._writable)
 
     def _read(self) -> tuple[list[bytes], zmq.Frame]:
         """Read a message; of one that is too long the rest is thrown away as it comes.

@@ -1,0 +1,193 @@
+"""What arrives from one peer (pure): what is new, what was there before, and what has to wait for another.
+
+Theory of operation. A message counts as seen when its handler has run, not before: until then it is *being handled*,
+and the same message arriving again is neither handed on nor acknowledged. A handler that fails leaves no trace, so the
+sender's next attempt is handled.
+
+Numbers are per incarnation of the sender. One that was not met before is the sender's new life: what was seen of the
+old one is forgotten, and what still arrives from it is dropped. A peer that announces nothing has incarnation 0 for
+ever; it counts all its messages together, ours counts those to us (`flowctl.messenger.seen.AtMost`).
+
+An ordered message is held back until the one that it names was handled, or until the sender says that it will not come.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from flowctl.messenger.seen import AtMost, Seen, Verdict
+from flowctl.messenger.wire import Extension
+
+MAX_HELD: Final = 4096
+"""Ordered messages of one peer held back: the window of a sender."""
+MAX_HELD_BYTES: Final = 16 << 20
+"""Octets of them."""
+RETIRED: Final = 4
+"""Earlier incarnations of a peer whose late messages are known."""
+
+
+class Fate(enum.Enum):
+    """What is to be done with a message."""
+
+    HANDLE = "handle"  #: hand it on, then call `applied` or `failed`
+    AGAIN = "again"  #: seen before: acknowledge it again
+    WAIT = "wait"  #: being handled, or held back: nothing
+    STALE = "stale"  #: of an earlier life of its sender: nothing
+    OLD = "old"  #: below what is remembered: nothing
+    FULL = "full"  #: nothing, it will come again
+
+
+@dataclass(slots=True, eq=False)
+class Arrived:
+    """A message that arrived.
+
+    Args:
+        incarnation: of its sender; 0: not known.
+        message_id: as in its header.
+        extension: what came with it. None: nothing.
+        size_bytes: of all its frames.
+        item: the owner's.
+    """
+
+    incarnation: int
+    message_id: int
+    extension: Extension | None
+    size_bytes: int
+    item: object
+
+    @property
+    def number(self) -> int:
+        """What it is known by: its sequence, or its id where there is none."""
+        return self.message_id if self.extension is None else self.extension.sequence
+
+
+class Arrivals:
+    """What arrived from one peer.
+
+    Attributes:
+        incarnation: of the peer's present life; None: nothing has arrived.
+        settled_below: sequences below this are done with, as the peer said.
+    """
+
+    __slots__ = ("_handling", "_held", "_held_bytes", "_ids", "_released", "_retired", "_sequences", "incarnation")
+
+    def __init__(self) -> None:
+        self.incarnation: int | None = None
+        self._retired: deque[int] = deque(maxlen=RETIRED)
+        self._handling: set[tuple[int, bool, int]] = set()
+        self._held: dict[int, Arrived] = {}  # by the sequence that each waits for
+        self._held_bytes = 0
+        self._released: list[Arrived] = []
+        self._begin(None)
+
+    def restore(self, incarnation: int, ids: list[tuple[int, int]], sequences: list[tuple[int, int]]) -> None:
+        """Begin with what an earlier life of ours saw of `incarnation`, as runs: first and last of each, ascending."""
+        self._begin(incarnation)
+        self._ids.restore(ids)
+        self._sequences.restore(sequences)
+
+    def arrive(self, arrived: Arrived) -> Fate:
+        """Tell what is to be done with a message; afterwards see `take_released`."""
+        if arrived.incarnation != self.incarnation:
+            if arrived.incarnation in self._retired:
+                return Fate.STALE
+            if self.incarnation:
+                self._retired.append(self.incarnation)
+            self._begin(arrived.incarnation)
+        extension = arrived.extension
+        if extension is None:
+            return self._judge(arrived, self._ids.look(arrived.message_id))
+        if self._sequences.settle(extension.floor):
+            self._floor_raised(extension.floor)
+        if self._ids.highest >= 0 and self._ids.look(arrived.message_id) is Verdict.SEEN:
+            self._sequences.first_time(extension.sequence)  # it came before its sender knew that we understand more
+            return Fate.AGAIN
+        fate = self._judge(arrived, self._sequences.look(extension.sequence))
+        if fate is Fate.HANDLE and self._must_wait(extension.after):
+            self._handling.discard(_slot(arrived))
+            return self._hold(arrived, extension.after)
+        return fate
+
+    def applied(self, arrived: Arrived) -> bool:
+        """Its handler has run: it is seen from now on. False: do not acknowledge, its sender has begun a new life."""
+        self._handling.discard(_slot(arrived))
+        if arrived.incarnation != self.incarnation:
+            return False
+        (self._ids if arrived.extension is None else self._sequences).first_time(arrived.number)
+        if arrived.extension is not None and self._held:
+            self._let_go(arrived.extension.sequence)
+        return True
+
+    def failed(self, arrived: Arrived) -> None:
+        """Its handler failed: the sender's next attempt is handled."""
+        self._handling.discard(_slot(arrived))
+
+    def take_released(self) -> list[Arrived]:
+        """Return what is held back no more, in order; each is to be handled as if it had just arrived."""
+        released, self._released = self._released, []
+        return released
+
+    @property
+    def floor(self) -> int:
+        """Sequences below this are done with, as the peer says."""
+        return self._sequences.floor
+
+    @property
+    def gap_count(self) -> int:
+        """Gaps that are remembered."""
+        return len(self._ids.gaps) + len(self._sequences.gaps)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being handled or held back."""
+        return not (self._handling or self._held)
+
+    # --- inner steps ---------------------------------------------------------------------------------------------
+
+    def _begin(self, incarnation: int | None) -> None:
+        self.incarnation = incarnation
+        self._ids = Seen(AtMost.FORGET)
+        self._sequences = Seen(AtMost.REFUSE)
+        self._sequences.settle(1)  # they begin with 1
+        self._held.clear()
+        self._held_bytes = 0
+
+    def _judge(self, arrived: Arrived, verdict: Verdict) -> Fate:
+        if verdict is Verdict.NEW:
+            slot = _slot(arrived)
+            if slot in self._handling:
+                return Fate.WAIT
+            self._handling.add(slot)
+            return Fate.HANDLE
+        return {Verdict.SEEN: Fate.AGAIN, Verdict.OLD: Fate.OLD, Verdict.FULL: Fate.FULL}[verdict]
+
+    def _must_wait(self, after: int) -> bool:
+        return after >= self._sequences.floor and self._sequences.look(after) is not Verdict.SEEN
+
+    def _hold(self, arrived: Arrived, after: int) -> Fate:
+        if after in self._held:
+            return Fate.WAIT
+        if len(self._held) >= MAX_HELD or self._held_bytes + arrived.size_bytes > MAX_HELD_BYTES:
+            return Fate.FULL
+        self._held[after] = arrived
+        self._held_bytes += arrived.size_bytes
+        return Fate.WAIT
+
+    def _let_go(self, after: int) -> None:
+        found = self._held.pop(after, None)
+        if found is not None:
+            self._held_bytes -= found.size_bytes
+            if self._judge(found, self._sequences.look(found.number)) is Fate.HANDLE:
+                self._released.append(found)
+
+    def _floor_raised(self, floor: int) -> None:
+        """Let go what waits for a message that will not come; what is given up itself is new no more."""
+        for after in [after for after in self._held if after < floor]:
+            self._let_go(after)
+
+
+def _slot(arrived: Arrived) -> tuple[int, bool, int]:
+    return arrived.incarnation, arrived.extension is None, arrived.number

@@ -1,0 +1,415 @@
+"""Delivery to one peer (pure): pending until acknowledged, tried again with backoff, given up at last; and its credit.
+
+Theory of operation. A message is *unacknowledged* from `submit` to its outcome: acknowledged, or given up because its
+deadline passed or its attempts are used up. In that time it is in one of three places: *ready* (to be handed to
+ZeroMQ by `take`), *under way* (with a time for the next attempt), or *waiting* for an ordered one before it.
+
+Order. Where the peer understands the extension, each ordered message names the one before it, and the peer holds it
+back until that was handled. To other peers one ordered message is under way at a time.
+
+Credit. At most `window` messages, and `window_bytes`, are unacknowledged; beyond, `submit` refuses. The same load
+drives the four states of a Sender (`flowctl.flow.state`): OVERLOADED while ZeroMQ refuses messages (nobody is
+connected, or its queue is full), SOFT_LIMIT from half of the window on or once the oldest has waited for `slow_age_s`,
+HARD_LIMIT where the window is used up. HARD_LIMIT is held, never final.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from flowctl.errors import BusyError, ConfigError
+from flowctl.fieldtypes import check_fields
+from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.flow.state import FlowCore, Load, SendState, StateChange
+from flowctl.outcomes.backoff import Backoff
+from flowctl.outcomes.outcome import Outcome
+from flowctl.outcomes.pending import Pending
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeliverySettings:
+    """How messages to one peer are delivered.
+
+    Args:
+        window: unacknowledged messages at a time, 1 or more.
+        window_bytes: octets of them, with 96 for each message, 1 or more; one message alone is always taken.
+        slow_age_s: SOFT_LIMIT once the oldest has waited so long, 0.001 or more. 0: at no age.
+        retry: times between attempts.
+        max_attempts: attempts after which a message is given up, 1 or more. None: it is tried for ever.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    window: int = 4096
+    window_bytes: int = 64 << 20
+    slow_age_s: float = 10.0
+    retry: Backoff = field(default_factory=lambda: Backoff(first_s=0.5, factor=2.0, most_s=10.0))
+    max_attempts: int | None = 12
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("window", "window_bytes", "max_attempts"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}, it must be 1 or more")
+        if not (self.slow_age_s == 0 or self.slow_age_s >= 0.001):
+            raise ConfigError(f"slow_age_s is {self.slow_age_s}, it must be 0.001 or more, or 0 (at no age)")
+
+    def limits(self) -> Limits:
+        """Return the marks of the states."""
+        return Limits(
+            size=AxisLimits(soft=max(1, self.window_bytes // 2), hard=self.window_bytes, name="bytes"),
+            messages=AxisLimits(soft=max(1, self.window // 2), hard=self.window, name="messages"),
+            age_ms=AxisLimits(soft=round(self.slow_age_s * 1000), hard=0, name="age (ms)"),
+            hard_policy=HardPolicy.HOLD,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """A message on its way.
+
+    Args:
+        message_id: its number among all of this messenger.
+        source_callback: id of our callback for the response; 0: none.
+        destination_callback: id of the peer's callback.
+        body: text or octets after the header.
+        payload: further frames.
+        ordered: whether it is handled after all earlier ordered ones to this peer.
+        deadline: seconds on the caller's clock at which it is given up; None: by attempts alone.
+        target: incarnation of the peer whose callback is meant; 0: not known.
+        ticket: the owner's, handed back with the outcome.
+    """
+
+    message_id: int
+    source_callback: int
+    destination_callback: int
+    body: bytes
+    payload: tuple[bytes, ...] = ()
+    ordered: bool = False
+    deadline: float | None = None
+    target: int = 0
+    ticket: object = None
+    sequence: int = field(default=0, init=False)
+    after: int = field(default=0, init=False)
+    attempts: int = field(default=0, init=False)
+    since: float = field(default=0.0, init=False)
+    size_bytes: int = field(default=0, init=False)
+    settled: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.size_bytes = len(self.body) + sum(map(len, self.payload))
+
+
+class Delivery:
+    """What is under way to one peer. Not locked: its owner sees to that.
+
+    Args:
+        settings: window, retries.
+        rng: for the jitter of retries.
+        now: seconds on the caller's clock, as in all methods.
+        next_sequence: number of the next message, 1 or more.
+
+    Attributes:
+        announced: the peer understands the extension.
+        size_bytes: of the unacknowledged messages.
+        state: how much the peer can take, see above.
+        retry_count: attempts after the first, of all messages.
+        late_count: acknowledgements of messages that were not (any more) unacknowledged.
+    """
+
+    __slots__ = (
+        "_core",
+        "_edges",
+        "_last_ordered",
+        "_plain_ordered",
+        "_ready",
+        "_refused",
+        "_rng",
+        "_settings",
+        "_timers",
+        "_unacknowledged",
+        "_waiting",
+        "announced",
+        "late_count",
+        "next_sequence",
+        "retry_count",
+        "size_bytes",
+    )
+
+    def __init__(self, settings: DeliverySettings, rng: Random, now: float, next_sequence: int = 1) -> None:
+        self._settings: Final = settings
+        self._rng: Final = rng
+        self._core: Final = FlowCore(settings.limits(), now)
+        self._unacknowledged: dict[int, Outgoing] = {}  # by message id, in order of sequence
+        self._timers: Final[Pending[int, Outgoing]] = Pending()  # next attempt, or deadline
+        self._ready: deque[Outgoing] = deque()
+        self._refused: dict[int, Outgoing] = {}  # ZeroMQ did not take them at their last attempt
+        self._waiting: deque[Outgoing] = deque()  # ordered ones, for the end of `_plain_ordered`
+        self._plain_ordered: Outgoing | None = None  # the ordered one that is under way without the extension
+        self._last_ordered = 0
+        self._edges: list[StateChange] = []
+        self.announced = False
+        self.size_bytes = 0
+        self.next_sequence = next_sequence
+        self.retry_count = 0
+        self.late_count = 0
+
+    # --- inputs --------------------------------------------------------------------------------------------------
+
+    def submit(self, message: Outgoing, now: float, *, ready: bool = True) -> None:
+        """Take a message.
+
+        Args:
+            message: new.
+            now: see the class.
+            ready: False: it must not go before `release`, it is not on the disk yet.
+
+        Raises:
+            BusyError: the window is used up.
+        """
+        if self.full(message.size_bytes):
+            raise BusyError(
+                f"{len(self._unacknowledged)} messages of {self.size_bytes} bytes to this peer are unacknowledged; "
+                f"its window is {self._settings.window} messages, {self._settings.window_bytes} bytes",
+                hint="wait for room: wait_s, or `await send(...)`",
+            )
+        message.sequence = self.next_sequence
+        self.next_sequence += 1
+        if message.ordered:
+            message.after, self._last_ordered = self._last_ordered, message.sequence
+        self._enter(message, now)
+        if ready:
+            self._ready.append(message)
+        if self._core.state >= SendState.SOFT_LIMIT or self._core.reaches_soft(
+            self.size_bytes, len(self._unacknowledged)
+        ):
+            self._note(self._core.queued(self._load(now), now))
+
+    def restore(self, message: Outgoing, sequence: int, after: int, now: float) -> None:
+        """Take a message of an earlier life under its old number; in order of their sequences, before any other."""
+        message.sequence, message.after = sequence, after
+        if message.ordered:
+            self._last_ordered = sequence
+        self._enter(message, now)
+        self._ready.append(message)
+
+    def release(self, message: Outgoing) -> None:
+        """Let a message go that was submitted with ``ready=False``."""
+        if not message.settled:
+            self._ready.append(message)
+
+    def take(self, now: float, most: int) -> list[Outgoing]:
+        """Return up to `most` messages that are to be handed to ZeroMQ now; each counts as an attempt."""
+        taken: list[Outgoing] = []
+        ready = self._ready
+        retry, rng, timers = self._settings.retry, self._rng, self._timers
+        while ready and len(taken) < most:
+            message = ready.popleft()
+            if message.settled or (message.ordered and self._must_wait(message)):
+                continue
+            message.attempts += 1
+            if message.attempts > 1:
+                self.retry_count += 1
+            message_id = message.message_id
+            if message_id in timers:
+                timers.take(message_id)
+            due = now + retry.delay_s(message.attempts, rng)
+            if message.deadline is not None and message.deadline < due:
+                due = message.deadline
+            timers.add(message_id, message, due)
+            taken.append(message)
+        return taken
+
+    def handed(self, messages: Iterable[Outgoing], now: float) -> None:
+        """ZeroMQ has taken these."""
+        if self._refused:
+            for message in messages:
+                self._refused.pop(message.message_id, None)
+            self._unblock(now)
+
+    def refused(self, messages: Iterable[Outgoing], now: float) -> None:
+        """ZeroMQ has not taken these: nobody is there, or its queue is full. They wait for their next attempt."""
+        for message in messages:
+            if not message.settled:
+                self._refused[message.message_id] = message
+        if self._refused and not self._core.would_block:
+            self._note(self._core.blocked(self._load(now), now))
+
+    def heard(self) -> bool:
+        """The peer showed life: what ZeroMQ refused is ready again. Return whether there is any."""
+        for message in self._refused.values():
+            self._ready.append(message)
+        return bool(self._refused)
+
+    def acknowledged(self, first: int, last: int, now: float) -> list[Outgoing]:
+        """Message ids `first` to `last` were received; return those that were unacknowledged until now."""
+        unacknowledged = self._unacknowledged
+        if first == last:
+            found = unacknowledged.get(first)
+            messages = [] if found is None else [found]
+        elif last - first < len(unacknowledged):
+            messages = [unacknowledged[number] for number in range(first, last + 1) if number in unacknowledged]
+        else:
+            messages = [message for number, message in unacknowledged.items() if first <= number <= last]
+        for message in messages:
+            self._settle(message)
+        if not messages:
+            self.late_count += 1
+        elif self._core.state:
+            self._settled(now)
+        return messages
+
+    def due(self, now: float) -> list[tuple[Outgoing, Outcome]]:
+        """Make ready what is to be tried again, and return what is given up: TIMEOUT, or REJECTED after all attempts.
+
+        To be called at `next_deadline`.
+        """
+        given_up: list[tuple[Outgoing, Outcome]] = []
+        most = self._settings.max_attempts
+        for _, message in self._timers.take_due(now):
+            if message.deadline is not None and now >= message.deadline:
+                given_up.append((message, Outcome.TIMEOUT))
+            elif most is not None and message.attempts >= most:
+                given_up.append((message, Outcome.REJECTED))
+            else:
+                self._ready.append(message)
+        for message, _ in given_up:
+            self._settle(message)
+        if any(message.ordered for message, _ in given_up):
+            self._nudge()
+        if given_up:
+            self._settled(now)
+        elif self._unacknowledged:
+            self._note(self._core.ticked(self._load(now), now))
+        return given_up
+
+    def withdraw(self, message: Outgoing, now: float) -> bool:
+        """Give up a message; False: it has its outcome already."""
+        if message.settled:
+            return False
+        self._settle(message)
+        if message.ordered:
+            self._nudge()
+        self._settled(now)
+        return True
+
+    # --- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> SendState:
+        """How much the peer can take."""
+        return self._core.state
+
+    @property
+    def floor(self) -> int:
+        """The lowest sequence that is unacknowledged; the next one where none is."""
+        for message in self._unacknowledged.values():
+            return message.sequence
+        return self.next_sequence
+
+    def full(self, size_bytes: int) -> bool:
+        """Return whether a message of so many octets is refused."""
+        count = len(self._unacknowledged)
+        if not count:
+            return False
+        overhead = self._core.limits.overhead_bytes * (count + 1)
+        settings = self._settings
+        return count >= settings.window or self.size_bytes + size_bytes + overhead > settings.window_bytes
+
+    def next_deadline(self) -> float | None:
+        """Return when `due` is to be called. None: no need."""
+        return self._timers.next_deadline()
+
+    def take_edges(self) -> list[StateChange]:
+        """Return the edges of the state since the last call, oldest first."""
+        edges, self._edges = self._edges, []
+        return edges
+
+    def __len__(self) -> int:
+        """Return how many messages are unacknowledged."""
+        return len(self._unacknowledged)
+
+    def __iter__(self) -> Iterator[Outgoing]:
+        """Yield the unacknowledged messages, oldest first; they may be withdrawn meanwhile."""
+        return iter(list(self._unacknowledged.values()))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` may have something."""
+        return bool(self._ready)
+
+    # --- inner steps ---------------------------------------------------------------------------------------------
+
+    def _enter(self, message: Outgoing, now: float) -> None:
+        message.since = now
+        self._unacknowledged[message.message_id] = message
+        self.size_bytes += message.size_bytes
+        if message.deadline is not None:
+            self._timers.add(message.message_id, message, max(0.0, message.deadline))
+
+    def _must_wait(self, message: Outgoing) -> bool:
+        """Put an ordered message aside while one is under way to a peer that keeps no order by itself."""
+        if self._plain_ordered is None:
+            if not self.announced:
+                self._plain_ordered = message
+            return False
+        if self._plain_ordered is message:
+            return False
+        self._waiting.append(message)
+        return True
+
+    def _settle(self, message: Outgoing) -> None:
+        """Forget a message that has its outcome."""
+        message.settled = True
+        message_id = message.message_id
+        del self._unacknowledged[message_id]
+        if message_id in self._timers:
+            self._timers.take(message_id)
+        self.size_bytes -= message.size_bytes
+        self._refused.pop(message_id, None)
+        if message is self._plain_ordered:
+            self._plain_ordered = None
+            self._admit_waiting()
+
+    def _admit_waiting(self) -> None:
+        """Let the next ordered message go; all of them where the peer keeps the order itself."""
+        while self._waiting:
+            if self.announced:
+                self._ready.extendleft(reversed(self._waiting))
+                self._waiting.clear()
+                return
+            message = self._waiting.popleft()
+            if not message.settled:
+                self._ready.appendleft(message)
+                return
+
+    def _nudge(self) -> None:
+        """An ordered message was given up: send the next one again, which says so, for it is held back at the peer."""
+        for message in self._unacknowledged.values():
+            if message.ordered and message.attempts:
+                self._ready.append(message)
+                return
+
+    def _load(self, now: float) -> Load:
+        count = len(self._unacknowledged)
+        since = next(iter(self._unacknowledged.values())).since if count else now
+        size_bytes = self.size_bytes + count * self._core.limits.overhead_bytes
+        return Load(size_bytes, count, max(0.0, now - since) * 1000)
+
+    def _settled(self, now: float) -> None:
+        self._note(self._core.sent(self._load(now), now))
+        self._unblock(now)
+
+    def _unblock(self, now: float) -> None:
+        if self._core.would_block and not self._refused:
+            self._note(self._core.drained(now, self._load(now)))
+
+    def _note(self, change: StateChange | None) -> None:
+        if change is not None:
+            self._edges.append(change)

@@ -1,0 +1,231 @@
+"""The other ends of a messenger: its sockets, and each peer as it is reached through one of them."""
+
+from __future__ import annotations
+
+import socket as sockets
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+import zmq
+
+from flowctl.errors import BusyError, LocalProtocolError
+from flowctl.messenger.arrivals import Arrivals
+from flowctl.messenger.delivery import Delivery
+from flowctl.messenger.message import To
+from flowctl.messenger.wire import ANNOUNCEMENT, METADATA_OPTION, encode_announcement, parse_announcement
+from flowctl.zeromq.socket import ZmqSocket
+
+_INPROC: Final[dict[tuple[int, str], int]] = {}
+"""Listeners of messengers of this process, by context and endpoint, and their incarnation: within a process there is no
+handshake that could say it."""
+
+_RECONNECT_MS: Final = 50
+"""ZeroMQ's first wait before it connects again; it doubles up to `_RECONNECT_MOST_MS`."""
+_RECONNECT_MOST_MS: Final = 2000
+_HEARTBEAT_MS: Final = 5000
+"""A ZMTP peer of today answers a PING by itself; one that is gone without a word is noticed after twice this time."""
+
+
+class PeerOwner(Protocol):
+    """The messenger that a peer belongs to."""
+
+    def peer_due(self, peer: Peer, now: float) -> None:
+        """Look after what is to be tried again or given up."""
+
+
+class Peer:
+    """One messenger at the other end of a connection, or one that came to a listener.
+
+    Attributes:
+        endpoint: the socket through which it is reached.
+        to: as applications name it.
+        key: as the store names it; the same in each life of this messenger.
+        envelope: frames before each message to it.
+        delivery: what is under way to it; under the messenger's lock.
+        arrivals: what arrived from it; the loop's thread only.
+        announced: its incarnation; 0: it understands no extension, or has not said so yet.
+        acks: ids of messages to acknowledge in this turn.
+        queued: it is in the messenger's list of peers to send to; under the messenger's lock.
+        timer_at: when it looks after its messages next, on the group's clock. None: never.
+    """
+
+    __slots__ = (
+        "_owner",
+        "acks",
+        "announced",
+        "arrivals",
+        "delivery",
+        "endpoint",
+        "envelope",
+        "key",
+        "queued",
+        "timer_at",
+        "to",
+    )
+
+    def __init__(self, owner: PeerOwner, endpoint: Endpoint, route: bytes, delivery: Delivery) -> None:
+        self._owner: Final = owner
+        self.endpoint: Final = endpoint
+        self.delivery: Final = delivery
+        self.arrivals: Final = Arrivals()
+        self.key: Final = endpoint.key_of(route)
+        self.to: Final[To] = (endpoint.number, route) if endpoint.is_router else endpoint.number
+        self.envelope: Final = [route, endpoint.identity, b""] if endpoint.is_router else [b""]
+        self.announced = 0
+        self.acks: list[int] = []
+        self.queued = False
+        self.timer_at: float | None = None
+
+    def deadline_due(self, now: float) -> None:
+        """Be told by the poll group that the time has come."""
+        self.timer_at = None
+        self._owner.peer_due(self, now)
+
+
+class Endpoint:
+    """A socket of a messenger: a ROUTER that listens, or the DEALER of one connection.
+
+    Attributes:
+        number: of the listener, or of the connection.
+        identity: what a listener calls itself.
+        addresses: what it is bound or connected to.
+        peers: by routing id; of a DEALER the one peer has the routing id b"".
+        callback: the server-loop callback. None: messages have their own callbacks, or none.
+    """
+
+    __slots__ = ("_files", "_inproc", "addresses", "callback", "identity", "is_router", "number", "peers", "socket")
+
+    def __init__(
+        self, number: int, identity: bytes, callback: Callable[..., object] | None, *, is_router: bool
+    ) -> None:
+        self.number: Final = number
+        self.identity: Final = identity
+        self.callback: Final = callback
+        self.is_router: Final = is_router
+        self.peers: dict[bytes, Peer] = {}
+        self.addresses: list[str] = []
+        self._inproc: list[tuple[int, str]] = []
+        self._files: list[Path] = []
+        self.socket: ZmqSocket
+
+    def key_of(self, route: bytes) -> bytes:
+        """Return the name of a peer in a store."""
+        if self.is_router:
+            return b"r%d:%b%b" % (len(self.identity), self.identity, route)
+        return b"c" + self.addresses[0].encode()
+
+    def bind(self, raw: zmq.Socket[bytes], addresses: list[str], incarnation: int) -> None:
+        """Bind to all `addresses`; those of TCP with port 0 or ``*`` get a free one.
+
+        Raises:
+            BusyError: an address is in use.
+            LocalProtocolError: it cannot be bound for another reason.
+        """
+        raw.set(zmq.ROUTER_MANDATORY, 1)
+        raw.set(zmq.ROUTER_HANDOVER, 1)  # a peer that was cut off comes back before its end is noticed
+        for address in addresses:
+            scheme, _, name = address.partition("://")
+            if scheme == "ipc":
+                remove_stale(Path(name))
+            try:
+                raw.bind(address)
+            except zmq.ZMQError as error:
+                kind = BusyError if error.errno == zmq.EADDRINUSE else LocalProtocolError
+                raise kind(f"cannot listen on {address}: {error.strerror}") from error
+            bound = raw.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+            self.addresses.append(bound)
+            if scheme == "ipc":
+                self._files.append(Path(name))
+            elif scheme == "inproc":
+                self._inproc.append((id(raw.context), bound))
+        for key in self._inproc:
+            _INPROC[key] = incarnation
+
+    def connect(self, raw: zmq.Socket[bytes], address: str, identity: bytes) -> None:
+        """Connect to `address`, where nobody need listen yet.
+
+        Raises:
+            LocalProtocolError: it is no address.
+        """
+        raw.set(zmq.ROUTING_ID, identity)
+        raw.set(zmq.IMMEDIATE, 1)  # messages wait with us, not in a queue that is lost with its connection
+        raw.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        raw.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST_MS)
+        try:
+            raw.connect(address)
+        except zmq.ZMQError as error:
+            raise LocalProtocolError(f"cannot connect to {address}: {error.strerror}") from error
+        self.addresses.append(address)
+        if address.startswith("inproc://"):
+            self._inproc.append((id(raw.context), address))
+
+    def announced_within(self) -> int:
+        """Return the incarnation of the listener of this process that this DEALER is connected to; 0: none is known."""
+        return _INPROC.get(self._inproc[0], 0) if self._inproc and not self.is_router else 0
+
+    def announcement(self) -> int | None:
+        """Return the incarnation that the sender of the present message announced.
+
+        Returns:
+            0 if it announced none. None if there was no handshake in which it could: it is in this process.
+        """
+        frame = self.socket.frame
+        if frame is None:
+            return None
+        try:
+            return parse_announcement(str(frame.get(ANNOUNCEMENT))) or 0
+        except zmq.ZMQError:
+            try:
+                frame.get("Socket-Type")
+            except zmq.ZMQError:
+                return None
+            return 0
+
+    def close(self) -> None:
+        """Close the socket and remove its files."""
+        for key in self._inproc if self.is_router else ():
+            _INPROC.pop(key, None)
+        self.socket.close()
+        for path in self._files:
+            with suppress(OSError):  # ZeroMQ removes it too
+                path.unlink()
+
+
+def prepare(raw: zmq.Socket[bytes], incarnation: int, queue_count: int, max_message_bytes: int) -> None:
+    """Set what listeners and connections have in common."""
+    raw.set(zmq.LINGER, 0)
+    raw.set(zmq.SNDHWM, queue_count)
+    raw.set(zmq.RCVHWM, queue_count)
+    raw.set(zmq.MAXMSGSIZE, max_message_bytes)
+    raw.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    with suppress(zmq.ZMQError):  # a libzmq without it: peers are talked to as if they knew no extension
+        raw.setsockopt(METADATA_OPTION, encode_announcement(incarnation))
+
+
+def remove_stale(path: Path) -> None:
+    """Remove the file of a listener that is gone.
+
+    Raises:
+        BusyError: somebody listens there.
+        LocalProtocolError: there is a file that is no socket.
+    """
+    try:
+        kind = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise LocalProtocolError(f"{path} is there and is no socket", hint="give another path")
+    with sockets.socket(sockets.AF_UNIX) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            with suppress(FileNotFoundError):
+                path.unlink()
+            return
+        except OSError as error:
+            raise BusyError(f"{path} cannot be listened on: {error.strerror or error}") from error
+    raise BusyError(f"somebody listens on {path}")
