@@ -1,4 +1,4 @@
 """Messages with a callback each, delivered exactly once in effect, over ZeroMQ.
 
-Begin with `wire.py`.
+Begin with `messenger.py`.
 """

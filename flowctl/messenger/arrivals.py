@@ -69,10 +69,19 @@ class Arrivals:
 
     Attributes:
         incarnation: of the peer's present life; None: nothing has arrived.
-        settled_below: sequences below this are done with, as the peer said.
     """
 
-    __slots__ = ("_handling", "_held", "_held_bytes", "_ids", "_released", "_retired", "_sequences", "incarnation")
+    __slots__ = (
+        "_gap_closed",
+        "_handling",
+        "_held",
+        "_held_bytes",
+        "_ids",
+        "_released",
+        "_retired",
+        "_sequences",
+        "incarnation",
+    )
 
     def __init__(self) -> None:
         self.incarnation: int | None = None
@@ -81,6 +90,7 @@ class Arrivals:
         self._held: dict[int, Arrived] = {}  # by the sequence that each waits for
         self._held_bytes = 0
         self._released: list[Arrived] = []
+        self._gap_closed = False
         self._begin(None)
 
     def restore(self, incarnation: int, ids: list[tuple[int, int]], sequences: list[tuple[int, int]]) -> None:
@@ -101,6 +111,7 @@ class Arrivals:
         if extension is None:
             return self._judge(arrived, self._ids.look(arrived.message_id))
         if self._sequences.settle(extension.floor):
+            self._gap_closed = True
             self._floor_raised(extension.floor)
         if self._ids.highest >= 0 and self._ids.look(arrived.message_id) is Verdict.SEEN:
             self._sequences.first_time(extension.sequence)  # it came before its sender knew that we understand more
@@ -134,6 +145,11 @@ class Arrivals:
     def floor(self) -> int:
         """Sequences below this are done with, as the peer says."""
         return self._sequences.floor
+
+    def gap_closed(self) -> bool:
+        """Return whether the floor was raised over numbers that were not seen, since the last call."""
+        closed, self._gap_closed = self._gap_closed, False
+        return closed
 
     @property
     def gap_count(self) -> int:

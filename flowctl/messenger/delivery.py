@@ -331,6 +331,11 @@ class Delivery:
         edges, self._edges = self._edges, []
         return edges
 
+    @property
+    def has_edges(self) -> bool:
+        """Whether `take_edges` has something."""
+        return bool(self._edges)
+
     def __len__(self) -> int:
         """Return how many messages are unacknowledged."""
         return len(self._unacknowledged)

@@ -91,12 +91,12 @@ class Endpoint:
     Attributes:
         number: of the listener, or of the connection.
         identity: what a listener calls itself.
-        addresses: what it is bound or connected to.
+        address: what it is bound or connected to.
         peers: by routing id; of a DEALER the one peer has the routing id b"".
         callback: the server-loop callback. None: messages have their own callbacks, or none.
     """
 
-    __slots__ = ("_files", "_inproc", "addresses", "callback", "identity", "is_router", "number", "peers", "socket")
+    __slots__ = ("_context_id", "_file", "address", "callback", "identity", "is_router", "number", "peers", "socket")
 
     def __init__(
         self, number: int, identity: bytes, callback: Callable[..., object] | None, *, is_router: bool
@@ -106,43 +106,40 @@ class Endpoint:
         self.callback: Final = callback
         self.is_router: Final = is_router
         self.peers: dict[bytes, Peer] = {}
-        self.addresses: list[str] = []
-        self._inproc: list[tuple[int, str]] = []
-        self._files: list[Path] = []
+        self.address = ""
+        self._context_id = 0
+        self._file: Path | None = None
         self.socket: ZmqSocket
 
     def key_of(self, route: bytes) -> bytes:
         """Return the name of a peer in a store."""
         if self.is_router:
             return b"r%d:%b%b" % (len(self.identity), self.identity, route)
-        return b"c" + self.addresses[0].encode()
+        return b"c" + self.address.encode()
 
-    def bind(self, raw: zmq.Socket[bytes], addresses: list[str], incarnation: int) -> None:
-        """Bind to all `addresses`; those of TCP with port 0 or ``*`` get a free one.
+    def bind(self, raw: zmq.Socket[bytes], address: str, incarnation: int) -> None:
+        """Bind to `address`; TCP with port 0 or ``*`` gets a free one.
 
         Raises:
-            BusyError: an address is in use.
+            BusyError: it is in use.
             LocalProtocolError: it cannot be bound for another reason.
         """
         raw.set(zmq.ROUTER_MANDATORY, 1)
         raw.set(zmq.ROUTER_HANDOVER, 1)  # a peer that was cut off comes back before its end is noticed
-        for address in addresses:
-            scheme, _, name = address.partition("://")
-            if scheme == "ipc":
-                remove_stale(Path(name))
-            try:
-                raw.bind(address)
-            except zmq.ZMQError as error:
-                kind = BusyError if error.errno == zmq.EADDRINUSE else LocalProtocolError
-                raise kind(f"cannot listen on {address}: {error.strerror}") from error
-            bound = raw.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-            self.addresses.append(bound)
-            if scheme == "ipc":
-                self._files.append(Path(name))
-            elif scheme == "inproc":
-                self._inproc.append((id(raw.context), bound))
-        for key in self._inproc:
-            _INPROC[key] = incarnation
+        scheme, _, name = address.partition("://")
+        if scheme == "ipc":
+            remove_stale(Path(name))
+        try:
+            raw.bind(address)
+        except zmq.ZMQError as error:
+            kind = BusyError if error.errno == zmq.EADDRINUSE else LocalProtocolError
+            raise kind(f"cannot listen on {address}: {error.strerror}") from error
+        self.address = raw.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        if scheme == "ipc":
+            self._file = Path(name)
+        elif scheme == "inproc":
+            self._context_id = id(raw.context)
+            _INPROC[self._context_id, self.address] = incarnation
 
     def connect(self, raw: zmq.Socket[bytes], address: str, identity: bytes) -> None:
         """Connect to `address`, where nobody need listen yet.
@@ -158,13 +155,12 @@ class Endpoint:
             raw.connect(address)
         except zmq.ZMQError as error:
             raise LocalProtocolError(f"cannot connect to {address}: {error.strerror}") from error
-        self.addresses.append(address)
-        if address.startswith("inproc://"):
-            self._inproc.append((id(raw.context), address))
+        self.address = address
+        self._context_id = id(raw.context)
 
     def announced_within(self) -> int:
         """Return the incarnation of the listener of this process that this DEALER is connected to; 0: none is known."""
-        return _INPROC.get(self._inproc[0], 0) if self._inproc and not self.is_router else 0
+        return 0 if self.is_router else _INPROC.get((self._context_id, self.address), 0)
 
     def announcement(self) -> int | None:
         """Return the incarnation that the sender of the present message announced.
@@ -186,12 +182,12 @@ class Endpoint:
 
     def close(self) -> None:
         """Close the socket and remove its files."""
-        for key in self._inproc if self.is_router else ():
-            _INPROC.pop(key, None)
+        if self.is_router:
+            _INPROC.pop((self._context_id, self.address), None)
         self.socket.close()
-        for path in self._files:
+        if self._file is not None:
             with suppress(OSError):  # ZeroMQ removes it too
-                path.unlink()
+                self._file.unlink()
 
 
 def prepare(raw: zmq.Socket[bytes], incarnation: int, queue_count: int, max_message_bytes: int) -> None:
