@@ -649,7 +649,6 @@ class Messenger:
             self._running_group(),
             raw,
             partial(received, endpoint),
-            wants_metadata=_always,
             writable=None if endpoint.is_router else partial(self._heard, endpoint),
         )
         endpoint.socket.start()
@@ -1332,10 +1331,6 @@ def _process_context() -> zmq.Context[zmq.Socket[bytes]]:
     with suppress(zmq.ZMQError):
         context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     return context
-
-
-def _always(_: bytes) -> bool:
-    return True
 
 
 def _ignore(_: Exception | None) -> None:

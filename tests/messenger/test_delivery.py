@@ -1,0 +1,298 @@
+"""Delivery and arrivals without sockets: scripts, and random histories over a link that loses, doubles, reorders."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.errors import BusyError, ConfigError
+from flowctl.flow.state import SendState
+from flowctl.messenger.arrivals import MAX_HELD, Arrivals, Arrived, Fate
+from flowctl.messenger.delivery import Delivery, DeliverySettings, Outgoing
+from flowctl.messenger.record import decode_record, encode_record
+from flowctl.messenger.wire import Extension
+from flowctl.outcomes.backoff import Backoff
+from flowctl.outcomes.outcome import Outcome
+
+STEADY = Backoff(first_s=1.0, factor=2.0, most_s=8.0, jitter=0.0)
+
+
+def delivery_of(**options) -> Delivery:
+    return Delivery(DeliverySettings(**{"retry": STEADY, **options}), Random(1), 0.0)
+
+
+def outgoing(number: int, **options) -> Outgoing:
+    return Outgoing(number, 0, 0, b"body", **options)
+
+
+def taken(delivery: Delivery, now: float) -> list[int]:
+    messages = delivery.take(now, 1000)
+    delivery.handed(messages, now)
+    return [message.message_id for message in messages]
+
+
+def arrived(number: int, incarnation: int = 1, sequence: int = 0, floor: int = 0, after: int = 0) -> Arrived:
+    extension = Extension(incarnation, sequence, floor, after) if sequence else None
+    return Arrived(incarnation, number, extension, 10, number)
+
+
+def test_message_when_not_acknowledged_is_tried_again_with_backoff_until_given_up():
+    """After 1, 2, 4 seconds, and after the last attempt one more wait; then it is REJECTED, once (ME-23)."""
+    delivery = delivery_of(max_attempts=3)
+    delivery.submit(outgoing(7), 0.0)
+    assert taken(delivery, 0.0) == [7]
+    times = []
+    now = 0.0
+    for _ in range(3):
+        now = delivery.next_deadline()
+        times.append(now)
+        given_up = delivery.due(now)
+        taken(delivery, now)
+    assert times == [1.0, 3.0, 7.0]
+    assert [(message.message_id, outcome) for message, outcome in given_up] == [(7, Outcome.REJECTED)]
+    assert (len(delivery), delivery.next_deadline(), delivery.acknowledged(7, 7, now)) == (0, None, [])
+
+
+def test_acknowledgement_when_repeated_or_unknown_is_ignored_and_counted():
+    """The first one removes the message, the others find nothing (ME-11)."""
+    delivery = delivery_of()
+    delivery.submit(outgoing(0), 0.0)
+    taken(delivery, 0.0)
+    assert [len(delivery.acknowledged(number, number, 0.1)) for number in (0, 0, 99)] == [1, 0, 0]
+    assert (len(delivery), delivery.late_count) == (0, 2)
+
+
+def test_acknowledgement_when_of_a_vast_range_takes_what_is_there():
+    """A range costs no more than what is under way, whatever a peer writes."""
+    delivery = delivery_of()
+    for number in (3, 4, 9):
+        delivery.submit(outgoing(number), 0.0)
+    assert [item.message_id for item in delivery.acknowledged(4, 2**64 - 1, 0.0)] == [4, 9]
+
+
+def test_deadline_when_it_passes_comes_before_the_next_attempt_and_once():
+    """TIMEOUT at the deadline, though the message was never handed to anybody."""
+    delivery = delivery_of()
+    delivery.submit(outgoing(1, deadline=0.5), 0.0)
+    assert delivery.next_deadline() == 0.5
+    taken(delivery, 0.0)
+    assert delivery.due(0.25) == []
+    assert [outcome for _, outcome in delivery.due(0.5)] == [Outcome.TIMEOUT]
+    assert delivery.due(9.0) == []
+
+
+def test_refused_messages_when_the_peer_is_heard_from_go_at_once():
+    """What ZeroMQ would not take needs not wait for its time once somebody is there (ME-31)."""
+    delivery = delivery_of()
+    for number in range(3):
+        delivery.submit(outgoing(number), 0.0)
+    delivery.refused(delivery.take(0.0, 10), 0.0)
+    assert delivery.state is SendState.OVERLOADED
+    assert taken(delivery, 0.1) == []
+    assert delivery.heard()
+    assert taken(delivery, 0.2) == [0, 1, 2]
+    assert delivery.state is SendState.READY
+
+
+def test_state_when_the_window_fills_and_empties_goes_through_the_four_states():
+    """OVERLOADED when ZeroMQ refuses, SOFT_LIMIT at half of the window, HARD_LIMIT where it is used up, and back."""
+    delivery = delivery_of(window=8)
+    delivery.submit(outgoing(0), 0.0)
+    delivery.refused(delivery.take(0.0, 10), 0.0)
+    for number in range(1, 8):
+        delivery.submit(outgoing(number), 0.0)
+    with pytest.raises(BusyError, match="window is 8 messages"):
+        delivery.submit(outgoing(8), 0.0)
+    delivery.heard()
+    taken(delivery, 0.1)
+    delivery.acknowledged(0, 5, 0.2)
+    edges = delivery.take_edges()
+    assert [edge.new.name for edge in edges] == ["OVERLOADED", "SOFT_LIMIT", "HARD_LIMIT", "READY"]
+    assert [edge.sequence for edge in edges] == [1, 2, 3, 4]
+    assert delivery.take_edges() == []
+    delivery.submit(outgoing(8), 0.2)
+
+
+def test_state_when_the_oldest_message_grows_old_is_at_its_soft_limit():
+    """A peer that acknowledges nothing is slow, however little is under way to it."""
+    delivery = delivery_of(slow_age_s=5.0)
+    delivery.submit(outgoing(0), 0.0)
+    now = 0.0
+    while now < 5.0:
+        taken(delivery, now)
+        now = delivery.next_deadline()
+        delivery.due(now)
+    assert delivery.state is SendState.SOFT_LIMIT
+
+
+def test_window_when_in_octets_takes_one_message_of_any_size_alone():
+    """A message larger than the window would else wait for ever."""
+    delivery = delivery_of(window_bytes=100)
+    delivery.submit(Outgoing(0, 0, 0, b"x" * 1000), 0.0)
+    with pytest.raises(BusyError):
+        delivery.submit(outgoing(1), 0.0)
+
+
+def test_ordered_messages_when_the_peer_keeps_no_order_go_one_at_a_time():
+    """Others pass; the next ordered one goes when the one before has its outcome."""
+    delivery = delivery_of(max_attempts=1)
+    for number, ordered in enumerate([True, True, False, True]):
+        delivery.submit(outgoing(number, ordered=ordered), 0.0)
+    assert taken(delivery, 0.0) == [0, 2]
+    delivery.acknowledged(0, 0, 0.1)
+    assert taken(delivery, 0.1) == [1]
+    delivery.due(1.2)  # 1 and 2 are given up
+    assert taken(delivery, 1.2) == [3]
+
+
+def test_ordered_messages_when_the_peer_keeps_the_order_go_at_once_and_name_the_one_before():
+    """The chain goes over the ordered ones only."""
+    delivery = delivery_of()
+    delivery.announced = True
+    for number, ordered in enumerate([True, False, True, True]):
+        delivery.submit(outgoing(number, ordered=ordered), 0.0)
+    messages = delivery.take(0.0, 10)
+    assert [(message.sequence, message.after) for message in messages] == [(1, 0), (2, 0), (3, 1), (4, 3)]
+    assert delivery.floor == 1
+
+
+@pytest.mark.parametrize("wrong", [{"window": 0}, {"window_bytes": 0}, {"max_attempts": 0}, {"slow_age_s": -1.0}])
+def test_settings_when_out_of_range_are_refused(wrong):
+    """The error names the field and the value."""
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        DeliverySettings(**wrong)
+
+
+def test_record_when_read_again_is_the_message():
+    """Every field survives the disk; a damaged record is told."""
+    message = Outgoing(5, 7, 8, b"b-\0", (b"", b"p"), ordered=True, target=9)
+    message.after = 4
+    again, after, deadline_at = decode_record(5, encode_record(message, 12.5))
+    assert (after, deadline_at) == (4, 12.5)
+    fields = ("message_id", "source_callback", "destination_callback", "body", "payload", "ordered", "target")
+    assert [getattr(again, name) for name in fields] == [getattr(message, name) for name in fields]
+    for damaged in (b"", b"\1", encode_record(message, None)[:-1], encode_record(message, None) + b"x"):
+        with pytest.raises(Exception, match="stored message 5"):
+            decode_record(5, damaged)
+
+
+def test_arrival_when_it_is_being_handled_is_neither_handed_on_nor_acknowledged():
+    """Only what a handler has finished counts as seen; what it failed at comes again."""
+    arrivals = Arrivals()
+    first = arrived(0)
+    assert [arrivals.arrive(first), arrivals.arrive(arrived(0))] == [Fate.HANDLE, Fate.WAIT]
+    arrivals.failed(first)
+    assert arrivals.arrive(first) is Fate.HANDLE
+    assert arrivals.applied(first)
+    assert arrivals.arrive(arrived(0)) is Fate.AGAIN
+
+
+def test_sender_when_it_begins_a_new_life_is_heard_and_its_old_life_is_not():
+    """Ids from 0 again are new in another incarnation; late packets of the old one are dropped (ME-21)."""
+    arrivals = Arrivals()
+    for number in range(3):
+        message = arrived(number, incarnation=1)
+        assert arrivals.arrive(message) is Fate.HANDLE
+        arrivals.applied(message)
+    slow = arrived(3, incarnation=1)
+    arrivals.arrive(slow)
+    assert arrivals.arrive(arrived(0, incarnation=2)) is Fate.HANDLE
+    assert arrivals.arrive(arrived(4, incarnation=1)) is Fate.STALE
+    assert arrivals.applied(slow) is False
+
+
+def test_message_when_first_sent_without_its_sequence_is_known_when_it_comes_with_it():
+    """A sender learns that we understand the extension while messages are under way."""
+    arrivals = Arrivals()
+    plain = arrived(0)
+    arrivals.arrive(plain)
+    arrivals.applied(plain)
+    assert arrivals.arrive(arrived(0, sequence=1)) is Fate.AGAIN
+    assert arrivals.arrive(arrived(1, sequence=2)) is Fate.HANDLE
+
+
+def test_sequences_when_a_million_messages_go_to_others_leave_no_gap():
+    """A pair counts its own messages: two to us among a million to others are 1 and 2 (ME-22)."""
+    arrivals = Arrivals()
+    for number, sequence in ((0, 1), (1_000_001, 2)):
+        message = arrived(number, sequence=sequence)
+        assert arrivals.arrive(message) is Fate.HANDLE
+        arrivals.applied(message)
+    assert arrivals.gap_count == 0
+
+
+def test_ordered_message_when_the_one_before_was_given_up_is_let_go():
+    """The sender's floor says that it will not come."""
+    arrivals = Arrivals()
+    assert arrivals.arrive(arrived(1, sequence=2, after=1)) is Fate.WAIT
+    assert arrivals.arrive(arrived(2, sequence=3, after=2)) is Fate.WAIT
+    assert arrivals.take_released() == []
+    assert arrivals.arrive(arrived(1, sequence=2, floor=2, after=1)) is Fate.WAIT  # it is being handled by now
+    (let_go,) = arrivals.take_released()
+    assert let_go.number == 2
+    arrivals.applied(let_go)
+    assert [item.number for item in arrivals.take_released()] == [3]
+
+
+def test_held_messages_when_as_many_as_are_kept_are_not_taken():
+    """A peer that names messages which never come costs a bounded memory."""
+    arrivals = Arrivals()
+    fates = [arrivals.arrive(arrived(n, sequence=n + 2, after=n + 1)) for n in range(1, MAX_HELD + 2)]
+    assert fates.count(Fate.WAIT) == MAX_HELD
+    assert fates[-1] is Fate.FULL
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 60), st.booleans(), st.booleans())
+def test_messages_when_the_link_loses_doubles_and_reorders_are_each_handled_once(seed, count, announced, fails):
+    """Whatever happens on the way, each is handled once, ordered ones in order, and nothing stays pending (ME-33)."""
+    rng = Random(seed)
+    delivery = Delivery(DeliverySettings(retry=STEADY, max_attempts=None, window=16), rng, 0.0)
+    delivery.announced = announced
+    arrivals, handled = Arrivals(), []
+    to_peer: list[Arrived] = []
+    to_us: list[int] = []
+    ordered_ones, sent, now = [], 0, 0.0
+    handling: list[Arrived] = []
+    while sent < count or len(delivery):
+        while sent < count and not delivery.full(4) and rng.random() < 0.7:
+            message = outgoing(sent * 3, ordered=rng.random() < 0.5)
+            delivery.submit(message, now)
+            ordered_ones += [message.message_id] * message.ordered
+            sent += 1
+        for message in delivery.take(now, 5):
+            if rng.random() < 0.05:
+                delivery.announced = True  # it is learned at some time
+            extension = Extension(1, message.sequence, delivery.floor, message.after) if delivery.announced else None
+            packet = Arrived(1, message.message_id, extension, 4, None)
+            to_peer += [packet] * rng.choice([0, 1, 1, 1, 2])
+        rng.shuffle(to_peer)
+        for packet in [to_peer.pop() for _ in range(rng.randint(0, len(to_peer)))]:
+            fate = arrivals.arrive(packet)
+            if fate is Fate.HANDLE:
+                handling.append(packet)
+            elif fate is Fate.AGAIN:
+                to_us.append(packet.message_id)
+            handling += arrivals.take_released()
+        while handling and rng.random() < 0.8:
+            packet = handling.pop(rng.randrange(len(handling)))
+            if fails and rng.random() < 0.2:
+                arrivals.failed(packet)
+                continue
+            handled.append(packet.message_id)
+            arrivals.applied(packet)
+            to_us.append(packet.message_id)
+            handling += arrivals.take_released()
+        to_us = [number for number in to_us if rng.random() > 0.2]
+        rng.shuffle(to_us)
+        for number in [to_us.pop() for _ in range(rng.randint(0, len(to_us)))]:
+            delivery.acknowledged(number, number, now)
+        now += 0.3
+        assert delivery.due(now) == []
+    assert sorted(handled) == [number * 3 for number in range(count)]
+    wanted = set(ordered_ones)
+    assert [number for number in handled if number in wanted] == ordered_ones
+    assert (delivery.size_bytes, delivery.state, delivery.next_deadline()) == (0, SendState.READY, None)
