@@ -113,9 +113,6 @@ class Arrivals:
         if self._sequences.settle(extension.floor):
             self._gap_closed = True
             self._floor_raised(extension.floor)
-        if self._ids.highest >= 0 and self._ids.look(arrived.message_id) is Verdict.SEEN:
-            self._sequences.first_time(extension.sequence)  # it came before its sender knew that we understand more
-            return Fate.AGAIN
         fate = self._judge(arrived, self._sequences.look(extension.sequence))
         if fate is Fate.HANDLE and self._must_wait(extension.after):
             self._handling.discard(_slot(arrived))

@@ -5,7 +5,7 @@ deadline passed or its attempts are used up. In that time it is in one of three 
 ZeroMQ by `take`), *under way* (with a time for the next attempt), or *waiting* for an ordered one before it.
 
 Order. Where the peer understands the extension, each ordered message names the one before it, and the peer holds it
-back until that was handled. To other peers one ordered message is under way at a time.
+back until that was handled. Without the extension one ordered message is under way at a time.
 
 Credit. At most `window` messages, and `window_bytes`, are unacknowledged; beyond, `submit` refuses. The same load
 drives the four states of a Sender (`flowctl.flow.state`): OVERLOADED while ZeroMQ refuses messages (nobody is
@@ -84,6 +84,10 @@ class Outgoing:
         deadline: seconds on the caller's clock at which it is given up; None: by attempts alone.
         target: incarnation of the peer whose callback is meant; 0: not known.
         ticket: the owner's, handed back with the outcome.
+
+    Attributes:
+        plain: it goes without the extension, now and at each attempt: the peer had not announced it when the message
+            was submitted. A message that went now with its sequence and now without would be two to the peer.
     """
 
     message_id: int
@@ -95,6 +99,7 @@ class Outgoing:
     deadline: float | None = None
     target: int = 0
     ticket: object = None
+    plain: bool = field(default=True, init=False)
     sequence: int = field(default=0, init=False)
     after: int = field(default=0, init=False)
     attempts: int = field(default=0, init=False)
@@ -127,6 +132,7 @@ class Delivery:
         "_core",
         "_edges",
         "_last_ordered",
+        "_ordered",
         "_plain_ordered",
         "_ready",
         "_refused",
@@ -153,6 +159,7 @@ class Delivery:
         self._waiting: deque[Outgoing] = deque()  # ordered ones, for the end of `_plain_ordered`
         self._plain_ordered: Outgoing | None = None  # the ordered one that is under way without the extension
         self._last_ordered = 0
+        self._ordered: set[int] = set()  # sequences of the unacknowledged ordered ones
         self._edges: list[StateChange] = []
         self.announced = False
         self.size_bytes = 0
@@ -179,6 +186,7 @@ class Delivery:
                 f"its window is {self._settings.window} messages, {self._settings.window_bytes} bytes",
                 hint="wait for room: wait_s, or `await send(...)`",
             )
+        message.plain = not self.announced
         message.sequence = self.next_sequence
         self.next_sequence += 1
         if message.ordered:
@@ -213,6 +221,8 @@ class Delivery:
             message = ready.popleft()
             if message.settled or (message.ordered and self._must_wait(message)):
                 continue
+            if message.after and message.after not in self._ordered:
+                message.after = 0  # what it waits for has its outcome
             message.attempts += 1
             if message.attempts > 1:
                 self.retry_count += 1
@@ -353,6 +363,8 @@ class Delivery:
 
     def _enter(self, message: Outgoing, now: float) -> None:
         message.since = now
+        if message.ordered:
+            self._ordered.add(message.sequence)
         self._unacknowledged[message.message_id] = message
         self.size_bytes += message.size_bytes
         if message.deadline is not None:
@@ -361,7 +373,7 @@ class Delivery:
     def _must_wait(self, message: Outgoing) -> bool:
         """Put an ordered message aside while one is under way to a peer that keeps no order by itself."""
         if self._plain_ordered is None:
-            if not self.announced:
+            if message.plain:
                 self._plain_ordered = message
             return False
         if self._plain_ordered is message:
@@ -372,6 +384,8 @@ class Delivery:
     def _settle(self, message: Outgoing) -> None:
         """Forget a message that has its outcome."""
         message.settled = True
+        if message.ordered:
+            self._ordered.discard(message.sequence)
         message_id = message.message_id
         del self._unacknowledged[message_id]
         if message_id in self._timers:
@@ -383,16 +397,16 @@ class Delivery:
             self._admit_waiting()
 
     def _admit_waiting(self) -> None:
-        """Let the next ordered message go; all of them where the peer keeps the order itself."""
+        """Let the next ordered message go, and those behind it too where the peer keeps the order itself."""
         while self._waiting:
-            if self.announced:
+            message = self._waiting.popleft()
+            if message.settled:
+                continue
+            if not message.plain:  # nor are those behind it
                 self._ready.extendleft(reversed(self._waiting))
                 self._waiting.clear()
-                return
-            message = self._waiting.popleft()
-            if not message.settled:
-                self._ready.appendleft(message)
-                return
+            self._ready.appendleft(message)
+            return
 
     def _nudge(self) -> None:
         """An ordered message was given up: send the next one again, which says so, for it is held back at the peer."""

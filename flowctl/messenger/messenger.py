@@ -764,7 +764,7 @@ class Messenger:
         peer = self._peer_of(to)
         with self._lock:
             if wait_s is not None:
-                self._room.wait_for(lambda: not (self._running and self._is_full_locked(peer, message)), wait_s)
+                self._room.wait_for(lambda: not self._is_full_locked(peer, message), wait_s)
             self._check_running_locked()
             now = group.now()
             if self._pending_bytes + message.size_bytes > MAX_PENDING_BYTES:
@@ -789,7 +789,7 @@ class Messenger:
 
     def _is_full_locked(self, peer: Peer, message: Outgoing) -> bool:
         self._lock.assert_owned()
-        return peer.delivery.full(message.size_bytes)
+        return self._running and peer.delivery.full(message.size_bytes)
 
     def _register_locked(self, peer: Peer, message: Outgoing, callback: Callback, due: float) -> None:
         """Enter a message-specific callback under the next free id."""
@@ -886,12 +886,12 @@ class Messenger:
     def _hand_over(self, peer: Peer, batch: Sequence[Outgoing], floor: int) -> int:
         """Send messages until ZeroMQ refuses one; return how many it took."""
         send, envelope = peer.endpoint.socket.send, peer.envelope
-        announced, incarnation = peer.delivery.announced, self.incarnation
+        incarnation = self.incarnation
         for index, message in enumerate(batch):
             frame = encode_message(
                 message.message_id, message.source_callback, message.destination_callback, message.body
             )
-            if announced:
+            if not message.plain:
                 extension = Extension(incarnation, message.sequence, floor, message.after, message.target)
                 frames = [*envelope, frame, extension.encode(), *message.payload]
             elif message.payload:

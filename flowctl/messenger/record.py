@@ -22,7 +22,7 @@ def encode_record(message: Outgoing, deadline_at: float | None) -> bytes:
     """
     head = _HEAD.pack(
         _VERSION,
-        message.ordered,
+        message.ordered | message.plain << 1,
         message.source_callback,
         message.destination_callback,
         message.target,
@@ -43,7 +43,7 @@ def decode_record(message_id: int, record: bytes) -> tuple[Outgoing, int, float 
         RemoteProtocolError: it is no record, or one of a newer version.
     """
     try:
-        version, ordered, source, destination, target, after, deadline_at, count = _HEAD.unpack_from(record)
+        version, flags, source, destination, target, after, deadline_at, count = _HEAD.unpack_from(record)
         frames, at = [], _HEAD.size
         for _ in range(count + 1):
             (length,) = _LENGTH.unpack_from(record, at)
@@ -54,5 +54,6 @@ def decode_record(message_id: int, record: bytes) -> tuple[Outgoing, int, float 
         raise RemoteProtocolError(f"the stored message {message_id} is damaged", code="messenger-record") from error
     if version != _VERSION or at != len(record):
         raise RemoteProtocolError(f"the stored message {message_id} is of another version", code="messenger-record")
-    message = Outgoing(message_id, source, destination, frames[0], tuple(frames[1:]), bool(ordered), target=target)
+    message = Outgoing(message_id, source, destination, frames[0], tuple(frames[1:]), bool(flags & 1), target=target)
+    message.plain = bool(flags & 2)
     return message, after, deadline_at or None

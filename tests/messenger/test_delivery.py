@@ -172,7 +172,7 @@ def test_record_when_read_again_is_the_message():
     message.after = 4
     again, after, deadline_at = decode_record(5, encode_record(message, 12.5))
     assert (after, deadline_at) == (4, 12.5)
-    fields = ("message_id", "source_callback", "destination_callback", "body", "payload", "ordered", "target")
+    fields = ("plain", "message_id", "source_callback", "destination_callback", "body", "payload", "ordered", "target")
     assert [getattr(again, name) for name in fields] == [getattr(message, name) for name in fields]
     for damaged in (b"", b"\1", encode_record(message, None)[:-1], encode_record(message, None) + b"x"):
         with pytest.raises(Exception, match="stored message 5"):
@@ -204,14 +204,27 @@ def test_sender_when_it_begins_a_new_life_is_heard_and_its_old_life_is_not():
     assert arrivals.applied(slow) is False
 
 
-def test_message_when_first_sent_without_its_sequence_is_known_when_it_comes_with_it():
-    """A sender learns that we understand the extension while messages are under way."""
-    arrivals = Arrivals()
-    plain = arrived(0)
-    arrivals.arrive(plain)
-    arrivals.applied(plain)
-    assert arrivals.arrive(arrived(0, sequence=1)) is Fate.AGAIN
-    assert arrivals.arrive(arrived(1, sequence=2)) is Fate.HANDLE
+def test_message_when_first_sent_without_its_sequence_stays_without_it():
+    """What the peer says meanwhile is for the messages after: in two forms it would be two messages."""
+    delivery = delivery_of()
+    delivery.submit(outgoing(0), 0.0)
+    delivery.announced = True
+    delivery.submit(outgoing(1), 0.0)
+    assert [(message.plain, message.sequence) for message in delivery.take(0.0, 9)] == [(True, 1), (False, 2)]
+
+
+def test_ordered_message_when_the_one_before_has_its_outcome_waits_for_nothing():
+    """Its next attempt names no message before it, whatever else is under way."""
+    delivery = delivery_of()
+    delivery.announced = True
+    delivery.submit(outgoing(0), 0.0)
+    delivery.submit(outgoing(1, ordered=True), 0.0)
+    delivery.submit(outgoing(2, ordered=True), 0.0)
+    assert [message.after for message in delivery.take(0.0, 9)] == [0, 0, 2]
+    delivery.acknowledged(1, 1, 0.1)
+    delivery.due(1.0)
+    assert [(message.message_id, message.after) for message in delivery.take(1.0, 9)] == [(0, 0), (2, 0)]
+    assert delivery.floor == 1
 
 
 def test_sequences_when_a_million_messages_go_to_others_leave_no_gap():
@@ -266,7 +279,7 @@ def test_messages_when_the_link_loses_doubles_and_reorders_are_each_handled_once
         for message in delivery.take(now, 5):
             if rng.random() < 0.05:
                 delivery.announced = True  # it is learned at some time
-            extension = Extension(1, message.sequence, delivery.floor, message.after) if delivery.announced else None
+            extension = Extension(1, message.sequence, delivery.floor, message.after) if not message.plain else None
             packet = Arrived(1, message.message_id, extension, 4, None)
             to_peer += [packet] * rng.choice([0, 1, 1, 1, 2])
         rng.shuffle(to_peer)
