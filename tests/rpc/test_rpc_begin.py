@@ -172,6 +172,23 @@ def test_coroutine_when_it_cancels_itself_at_first_is_cancelled_where_it_waits(r
     run(main())
 
 
+def test_coroutine_when_begun_within_a_task_is_not_that_task(run):
+    """The task that begins it is the current one again afterwards."""
+
+    async def main() -> None:
+        seen: list[object] = []
+
+        async def looks() -> None:
+            seen.append(asyncio.current_task())
+
+        mine = asyncio.current_task()
+        assert begin(asyncio.get_running_loop(), looks()) is None
+        assert asyncio.current_task() is mine
+        assert seen[0] is not mine
+
+    run(main())
+
+
 def test_context_when_a_coroutine_sets_a_variable_is_its_own(run):
     """The variable lasts over its waits, and nobody else sees it."""
 

@@ -16,9 +16,9 @@ from typing import Any, Final, cast
 
 
 def begin(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-    """Run a coroutine up to where it first waits; from a callback of the loop, where no task runs.
+    """Run a coroutine up to where it first waits; on the thread of the loop.
 
-    It has a copy of the context, as a task has.
+    It has a copy of the context, as a task has. Where a task runs already, it steps aside meanwhile.
 
     Returns:
         The task that it has become. None: it has ended.
@@ -29,6 +29,9 @@ def begin(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None])
     stand_in = _Begun()
     task = cast("asyncio.Task[None]", stand_in)
     context = copy_context()
+    before = asyncio.current_task(loop)
+    if before is not None:
+        _leave_task(loop, before)
     _enter_task(loop, task)
     try:
         waits_for = context.run(coroutine.send, None)
@@ -36,6 +39,8 @@ def begin(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None])
         return None
     finally:
         _leave_task(loop, task)
+        if before is not None:
+            _enter_task(loop, before)
     return stand_in.become(loop.create_task(_Rest(coroutine, waits_for), context=context))
 
 
