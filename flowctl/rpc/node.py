@@ -31,7 +31,7 @@ from flowctl.rpc.access.access import Access, AuthLevel, Identity
 from flowctl.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.rpc.jobs.begin import begin
 from flowctl.rpc.jobs.dispatcher import Dispatcher, JobStatistics
-from flowctl.rpc.jobs.slots import DEFAULT_MAX_QUEUE, Job, Lane, NotStartedError, Verdict
+from flowctl.rpc.jobs.slots import DEFAULT_MAX_QUEUE, Job, Lane, NotStarted, NotStartedError, Verdict
 from flowctl.rpc.jobs.timers import TimerID
 from flowctl.rpc.message import Message, Part, octets, parts_of
 from flowctl.rpc.peers.dialled import Dialled
@@ -54,6 +54,12 @@ STOP_GRACE_S: Final = 1.0
 
 MOST_RUNNING: Final = 10_000
 """Coroutines of one category that may run at once; each holds some kilobytes."""
+
+_CODES: Final = {
+    NotStarted.STOPPED: wire.SHUTTING_DOWN,
+    NotStarted.LATE: wire.TIMEOUT,
+    NotStarted.DISPLACED: wire.QUEUE_FULL,
+}
 
 Handler: TypeAlias = Callable[[Message], Any]
 Settle: TypeAlias = Callable[[bool, list[bytes]], object]
@@ -824,7 +830,8 @@ class RpcNode:
         if not command.is_coroutine:
             self._submit(command, message)
             return
-        if command.category.running_count >= MOST_RUNNING:
+        # Whoever has many that wait leaves as many places again to others: one alone gets half of them.
+        if message.peer.waiting_count >= MOST_RUNNING - command.category.running_count:
             self._fail(message, wire.QUEUE_FULL)
             return
         command.category.running_count += 1
@@ -834,7 +841,7 @@ class RpcNode:
 
     def _keep(self, task: asyncio.Task[None], message: Message) -> None:
         """Keep a handler that waits where it can be cancelled, and have that done at its deadline."""
-        tag, running = message.tag, message.peer.running
+        peer, tag, running = message.peer, message.tag, message.peer.running
         timer: asyncio.TimerHandle | None = None
         if tag is not None:
             running[tag] = task.cancel
@@ -842,12 +849,14 @@ class RpcNode:
                 timer = self._group.loop.call_later(max(0.0, message.deadline - self._clock()), task.cancel)
 
         def ended(_: asyncio.Task[None]) -> None:
+            peer.waiting_count -= 1
             self._tasks.discard(task)
             if tag is not None and running.get(tag) == task.cancel:
                 del running[tag]
             if timer is not None:
                 timer.cancel()
 
+        peer.waiting_count += 1
         self._tasks.add(task)
         task.add_done_callback(ended)
 
@@ -860,6 +869,7 @@ class RpcNode:
             deadline=inf if message.deadline is None else message.deadline,
             size_bytes=sum(map(len, message.data)),
             name=message.command.decode(errors="replace"),
+            sender=message.peer,
         )
         if self._jobs.submit(job) is Verdict.DROP:
             self._fail(message, wire.QUEUE_FULL)
@@ -870,7 +880,7 @@ class RpcNode:
             if message.tag is not None and parts is not None:
                 self._send_to(message.peer, [wire.REPLY, message.tag, *parts])
         elif isinstance(error, NotStartedError):
-            self._fail(message, wire.TIMEOUT if error.late else wire.SHUTTING_DOWN)
+            self._fail(message, _CODES[error.why])
         else:
             self._group.report(f"handler of {message.command.decode(errors='replace')}", as_exception(error))
             self._fail(message, wire.HANDLER_FAILED)

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RpcError, RpcTimeoutError
+from flowctl.rpc import node as node_module
 from flowctl.rpc.jobs.batch import NODE_THREAD, Batch
 from flowctl.rpc.node import RpcNode
 
@@ -147,6 +148,57 @@ def test_request_when_the_queue_is_full_is_told_at_once(node, tmp_path):
     assert raised.value.code == "QUEUE_FULL"
     pair.gate.let_go(b"C1", b"C2")
     assert [futures[name].get(WAIT_S) for name in ("C1", "C2")] == [[b"C1"], [b"C2"]]
+
+
+def test_request_when_another_peer_has_filled_the_queue_displaces_its_newest(node, tmp_path):
+    """The one that floods is told at once, and the other's turn comes after one of the many that came before it."""
+    pair = Pair(node, tmp_path, general=1, reserved=0, max_queue=4).start(tmp_path)
+    other = node("other")
+    other.start()
+    conn = other.connect_remote(f"ipc://{tmp_path}/jobs")
+    futures = pair.ask("C1 C2 C3 C4 C5")
+    pair.settled(4)
+    mine = other.request_future(conn, "c.hold", "C9")
+    with pytest.raises(RpcError) as raised:
+        futures["C5"].get(WAIT_S)
+    assert raised.value.code == "QUEUE_FULL"
+    pair.gate.let_go(b"C1", b"C2", b"C9")
+    assert mine.get(WAIT_S) == [b"C9"]
+    assert b"C4" not in pair.gate.began
+    pair.gate.let_go(b"C3", b"C4")
+    assert futures["C4"].get(WAIT_S) == [b"C4"]
+
+
+def test_coroutines_when_one_peer_has_half_of_the_places_leave_the_rest_to_others(node, tmp_path, monkeypatch):
+    """Of six that may run at once in a category one peer gets three; another one is served meanwhile."""
+    monkeypatch.setattr(node_module, "MOST_RUNNING", 6)
+    server, flood, other = node("server"), node("flood"), node("other")
+    server.add_category("c")
+    let_go = []
+
+    async def hold(message):
+        event = asyncio.Event()
+        let_go.append((asyncio.get_running_loop(), event))
+        await event.wait()
+        return b"held"
+
+    server.add_request_command("c", "hold", hold)
+    address = server.listen_plain(f"ipc://{tmp_path}/share")
+    for item in (server, flood, other):
+        item.start()
+    conn = flood.connect_remote(address)
+    futures = [flood.request_future(conn, "c.hold") for _ in range(4)]
+    with pytest.raises(RpcError) as raised:
+        futures[3].get(WAIT_S)
+    assert raised.value.code == "QUEUE_FULL"
+    mine = other.request_future(other.connect_remote(address), "c.hold")
+    with pytest.raises(RpcError):
+        flood.request_future(conn, "c.hold").get(WAIT_S)
+    while len(let_go) < 4:
+        other.request_future(other.connect_remote(address), "none.none").exception(WAIT_S)
+    for loop, event in let_go:
+        loop.call_soon_threadsafe(event.set)
+    assert [future.get(WAIT_S) for future in [*futures[:3], mine]] == [[b"held"]] * 4
 
 
 def test_handler_when_it_is_a_plain_function_runs_on_a_worker_thread(pair):

@@ -16,7 +16,7 @@ from flowctl.pollgroup import PollGroup
 from flowctl.rpc.jobs import dispatcher as dispatcher_module
 from flowctl.rpc.jobs.batch import NODE_THREAD, Batch
 from flowctl.rpc.jobs.dispatcher import Dispatcher
-from flowctl.rpc.jobs.slots import Job, NotStartedError, Verdict
+from flowctl.rpc.jobs.slots import Job, NotStarted, NotStartedError, Verdict
 
 WAIT_S = 20.0
 
@@ -271,7 +271,7 @@ def test_deadline_when_it_passes_in_the_queue_has_the_job_not_started(bench):
     bench.command(lane, lambda: let_go.wait(WAIT_S))
     verdict, outcome = bench.command(lane, lambda: ran.append(1), bench.group.now() + 0.01)
     assert verdict is Verdict.WAIT
-    assert outcome.result(WAIT_S).late is True
+    assert outcome.result(WAIT_S).why is NotStarted.LATE
     let_go.set()
     assert bench.command(lane, lambda: "next")[1].result(WAIT_S) == "next"
     assert ran == []
@@ -403,7 +403,7 @@ def test_close_when_jobs_run_waits_for_them_and_starts_no_other(bench, errors):
     _, second = bench.command(lane, lambda: ran.append(2))
     bench.dispatcher.job(lambda: ran.append(3))
     closed = bench.close()
-    assert second.result(WAIT_S).late is False
+    assert second.result(WAIT_S).why is NotStarted.STOPPED
     verdict, _ = bench.command(lane, lambda: ran.append(4))
     assert verdict is Verdict.DROP
     assert not closed.is_set()

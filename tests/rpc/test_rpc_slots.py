@@ -25,13 +25,15 @@ class Script:
         self.running = []
         self.now = 0.0
 
-    def arrive(self, letters, deadline=inf, size_bytes=0):
+    def arrive(self, letters, deadline=inf, size_bytes=0, sender=None):
         """Have a job of each letter arrive; return the letters of the verdicts, s, w or d."""
         verdicts = ""
         for letter in letters:
             self.counts[letter] += 1
             name = f"{letter}{self.counts[letter]}"
-            job = Job(self.lanes[letter], lambda: None, deadline=deadline, size_bytes=size_bytes, name=name)
+            job = Job(
+                self.lanes[letter], lambda: None, deadline=deadline, size_bytes=size_bytes, name=name, sender=sender
+            )
             verdict = self.slots.arrived(job, self.now)
             verdicts += verdict.value[0]
             if verdict is Verdict.START:
@@ -204,6 +206,38 @@ def test_deadline_when_passed_in_the_queue_has_the_job_not_started():
     assert script.end("C1") == ["C4"]
     assert [job.name for job in script.slots.take_late()] == ["C2", "C3"]
     assert (script.slots.take_late(), script.lanes["C"].late_count) == ([], 2)
+
+
+def test_queue_when_one_sender_fills_it_gives_others_their_share():
+    """The newest of the one that has most makes room, until all have as much; its own further ones are dropped."""
+    script = Script(1, C=(0, 4))
+    assert script.arrive("CCCCCC", sender="flood") == "swwwwd"
+    assert script.arrive("CCC", sender="other") == "wwd"
+    assert [job.name for job in script.slots.take_displaced()] == ["C5", "C4"]
+    assert script.slots.take_displaced() == []
+    assert script.arrive("C", sender="flood") == "d"
+    assert len(script.lanes["C"].waiting) == 4
+    assert script.lanes["C"].dropped_count == 5
+
+
+def test_queue_when_none_may_wait_displaces_nobody():
+    """A category without a queue has no places to share."""
+    script = Script(1, C=(0, 0))
+    script.arrive("C", sender="flood")
+    assert script.arrive("C", sender="other") == "d"
+
+
+def test_slots_when_senders_wait_let_them_take_turns():
+    """Another one's command waits for one of the sender that floods, and not for all; each sender keeps its order."""
+    script = Script(1, C=(), D=())
+    script.arrive("CCDCD", sender="flood")
+    script.arrive("CC", sender="other")
+    started = ["C1"]
+    while started[-1:]:
+        started += script.end(started[-1]) or [None]
+        if started[-1] is None:
+            break
+    assert started == ["C1", "C2", "C4", "D1", "C5", "C3", "D2", None]
 
 
 def test_deadline_when_passed_makes_room_in_a_full_queue():

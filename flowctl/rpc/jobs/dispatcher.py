@@ -23,7 +23,7 @@ from flowctl.errors import BusyError, ClosedError, ConfigError, InternalError, L
 from flowctl.loop.faults import as_exception
 from flowctl.loop.locks import OwnedLock
 from flowctl.rpc.jobs.batch import Batch, NodeThread, TaggedThread
-from flowctl.rpc.jobs.slots import Job, Lane, LaneKind, LaneStatistics, NotStartedError, Slots, Verdict
+from flowctl.rpc.jobs.slots import Job, Lane, LaneKind, LaneStatistics, NotStarted, NotStartedError, Slots, Verdict
 from flowctl.rpc.jobs.timers import Timer, TimerID
 from flowctl.rpc.jobs.workers import Workers
 
@@ -157,7 +157,7 @@ class Dispatcher:
         if self._group is not None and self._expiring:
             self._group.deadlines.remove(self)
         for job in chain(waiting, chain.from_iterable(self._fronts())):
-            self._tell(job, None, NotStartedError(job.name, late=False))
+            self._tell(job, None, NotStartedError(job.name, NotStarted.STOPPED))
         if self._workers is not None:
             self._workers.finish()
         self._turn_ended()
@@ -195,7 +195,7 @@ class Dispatcher:
             group.deadlines.set(self, now + EXPIRY_S)
         if verdict is Verdict.DROP and not job.own and self._closed is None:
             self._report_full(job.lane, now)
-        self._tell_late()  # those that made room
+        self._tell_not_started()
         return verdict
 
     def reply(self, call: Callable[[], object], name: str = "reply") -> None:
@@ -213,7 +213,7 @@ class Dispatcher:
         self._expiring = self.slots.waiting > 0
         if self._expiring and self._group is not None:
             self._group.deadlines.set(self, now + EXPIRY_S)
-        self._tell_late()
+        self._tell_not_started()
 
     def inject(self, lane: Lane, call: Callable[[], object], name: str = "task") -> None:
         """Queue a task as if it were a command of the category of `lane`; any thread.
@@ -374,7 +374,7 @@ class Dispatcher:
         """Run or queue a job that nobody else is told of when it is refused."""
         if self.submit(job) is Verdict.DROP:
             full = BusyError(f"the queue of {job.lane.name!r} is full")
-            self._tell(job, None, full if self._closed is None else NotStartedError(job.name, late=False))
+            self._tell(job, None, full if self._closed is None else NotStartedError(job.name, NotStarted.STOPPED))
 
     def _jobs_of(self, batch: Batch[Any], jobs: list[tuple[Callable[[], Any], TaggedThread | None]]) -> Iterator[Job]:
         for index, (call, thread) in enumerate(jobs):
@@ -445,16 +445,18 @@ class Dispatcher:
         self._tell(job, value, error)
 
     def _turn_ended(self) -> None:
-        self._tell_late()
+        self._tell_not_started()
         closed = self._closed
         if closed is None or self.slots.active or any(thread.lane.running for thread, _ in self._tagged.values()):
             return
         self._closed = _nothing
         closed()
 
-    def _tell_late(self) -> None:
+    def _tell_not_started(self) -> None:
         for job in self.slots.take_late():
-            self._tell(job, None, NotStartedError(job.name, late=True))
+            self._tell(job, None, NotStartedError(job.name, NotStarted.LATE))
+        for job in self.slots.take_displaced():
+            self._tell(job, None, NotStartedError(job.name, NotStarted.DISPLACED))
 
     def _tell(self, job: Job, value: object, error: BaseException | None) -> None:
         if job.own:

@@ -15,22 +15,26 @@ the program submits itself is bounded where it comes in (`flowctl.rpc.jobs.dispa
 batch jobs, replies, then commands in the order of their arrival, over all categories, passing by those without a slot.
 (A tagged thread has one slot that is its own, and waits for nobody.)
 
+One sender must not keep others waiting. Where several have commands waiting, they take turns (`turns.py`); and where a
+queue is full, a command of a sender that has less than its share of it displaces the newest of the one that has most.
+With one sender, both rules are the plain ones.
+
 Cost. Between two events nobody who has a slot waits. The end of a job gives a slot to its own lane, or a general one to
 everybody; so only the head of that lane and the head of all commands need to be looked at: O(1) per job, however many
-wait and however many categories there are. A command that waits is in two ordered dicts, of its lane and of all
+wait and however many categories there are. A command that waits is in two orders, of its lane and of all
 commands, and leaves both at once, wherever in them it stands.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import Final
 
 from flowctl.errors import ClosedError, ConfigError, InternalError
+from flowctl.rpc.jobs.turns import Turns
 
 DEFAULT_MAX_QUEUE: Final = 200
 """Commands of one category that wait, as in OxenMQ."""
@@ -50,18 +54,20 @@ class Verdict(enum.Enum):
     DROP = "drop"  #: the queue is full, or the slots are closed: it will not run
 
 
+class NotStarted(enum.Enum):
+    """Why a job that was queued never ran."""
+
+    STOPPED = "the node was stopped"
+    LATE = "its deadline passed while it waited"
+    DISPLACED = "the queue is full, and others had less than their share of it"
+
+
 class NotStartedError(ClosedError):
-    """The outcome of a job that never ran; it goes no further than to the one that submitted it.
+    """The outcome of a job that never ran; it goes no further than to the one that submitted it."""
 
-    Args:
-        name: of the job.
-        late: its deadline passed while it waited. False: the node was stopped.
-    """
-
-    def __init__(self, name: str, *, late: bool) -> None:
-        why = "its deadline passed while it waited" if late else "the node was stopped"
-        super().__init__(f"{name} was not started: {why}")
-        self.late: Final = late
+    def __init__(self, name: str, why: NotStarted) -> None:
+        super().__init__(f"{name} was not started: {why.value}")
+        self.why: Final = why
 
 
 class LaneKind(enum.Enum):
@@ -84,10 +90,11 @@ class Job:
         size_bytes: memory that it keeps while it waits.
         name: for reports.
         own: the program submitted it itself, and it counts against what it may.
+        sender: who takes turns with others; None: the program.
         number: order of arrival, while it waits.
     """
 
-    __slots__ = ("call", "deadline", "done", "lane", "name", "number", "own", "size_bytes")
+    __slots__ = ("call", "deadline", "done", "lane", "name", "number", "own", "sender", "size_bytes")
 
     def __init__(
         self,
@@ -99,6 +106,7 @@ class Job:
         size_bytes: int = 0,
         name: str = "",
         own: bool = False,
+        sender: Hashable = None,
     ) -> None:
         self.lane: Final = lane
         self.call: Final = call
@@ -107,6 +115,7 @@ class Job:
         self.size_bytes: Final = size_bytes
         self.name: Final = name or lane.name
         self.own: Final = own
+        self.sender: Final = sender
         self.number = 0
 
 
@@ -119,7 +128,7 @@ class Lane:
         reserved: jobs that may run whatever others do.
         max_queue: how many may wait; -1: no limit.
         running: jobs that run.
-        waiting: jobs that wait, oldest first, by their number.
+        waiting: jobs that wait.
         started_count: jobs that were started.
         dropped_count: jobs for which there was no room.
         late_count: jobs not started because their deadline passed while they waited.
@@ -144,7 +153,7 @@ class Lane:
         self.reserved = reserved
         self.max_queue: Final = max_queue
         self.running = 0
-        self.waiting: Final[OrderedDict[int, Job]] = OrderedDict()
+        self.waiting: Final[Turns[Job]] = Turns()
         self.earliest = inf  # no deadline in `waiting` is before this one
         self.started_count = 0
         self.dropped_count = 0
@@ -187,6 +196,7 @@ class Slots:
         "_batch_set",
         "_closed",
         "_commands",
+        "_displaced",
         "_general",
         "_lanes",
         "_late",
@@ -203,10 +213,11 @@ class Slots:
         self.batch: Final = Lane("batch", LaneKind.OWN, 0, -1)
         self.reply: Final = Lane("reply", LaneKind.OWN, 0, -1)
         self._lanes: Final[dict[str, Lane]] = {}  # categories
-        self._commands: Final[OrderedDict[int, Job]] = OrderedDict()  # of all categories, oldest first
+        self._commands: Final[Turns[Job]] = Turns()  # of all categories
         self._number = 0  # of the newest arrival
         self._waiting_bytes = 0  # of bounded lanes
         self._late: list[Job] = []
+        self._displaced: list[Job] = []
         self._closed = False
         self.active = 0
         self.most_active = 0
@@ -299,7 +310,7 @@ class Slots:
 
     def withdraw(self, job: Job) -> bool:
         """Take back a job that waits; True if it did. O(1)."""
-        if job.lane.waiting.get(job.number) is not job:
+        if job not in job.lane.waiting:
             return False
         self._forget(job)
         return True
@@ -315,20 +326,25 @@ class Slots:
         late, self._late = self._late, []
         return late
 
+    def take_displaced(self) -> list[Job]:
+        """Return the jobs that will not run because others took their places, each once."""
+        displaced, self._displaced = self._displaced, []
+        return displaced
+
     def close(self) -> list[Job]:
         """Start no job any more: return and remove all commands, replies and batch jobs that wait. Idempotent.
 
         What waits for tagged threads is returned by `close_lane`.
         """
         self._closed = True
-        jobs = [*self.batch.waiting.values(), *self.reply.waiting.values(), *self._commands.values()]
+        jobs = [*self.batch.waiting, *self.reply.waiting, *self._commands]
         for job in jobs:
             self._forget(job)
         return jobs
 
     def close_lane(self, lane: Lane) -> list[Job]:
         """Remove and return what waits in one lane."""
-        jobs = list(lane.waiting.values())
+        jobs = list(lane.waiting)
         for job in jobs:
             self._forget(job)
         return jobs
@@ -367,9 +383,9 @@ class Slots:
         if self.active < self._general and freed.kind is not LaneKind.TAGGED:
             for queue in (self.batch.waiting, self.reply.waiting, self._commands):
                 if queue:
-                    return next(iter(queue.values()))
-        elif freed.running < freed.reserved and freed.waiting:
-            return next(iter(freed.waiting.values()))
+                    return queue.head()
+        elif freed.running < freed.reserved:
+            return freed.waiting.head()
         return None
 
     def _start(self, lane: Lane) -> None:
@@ -385,15 +401,28 @@ class Slots:
             return True
         if len(lane.waiting) >= lane.max_queue and lane.earliest <= now:
             self._sweep(lane, now)  # what is late must not keep out what is not
-        return len(lane.waiting) < lane.max_queue and self._waiting_bytes + job.size_bytes <= MOST_WAITING_BYTES
+        if self._waiting_bytes + job.size_bytes > MOST_WAITING_BYTES:
+            return False
+        return len(lane.waiting) < lane.max_queue or self._displace(job)
+
+    def _displace(self, job: Job) -> bool:
+        """Take the newest of the sender that has most out of a full queue; False: `job` has no right to its place."""
+        lane = job.lane
+        if lane.waiting.above_share(job.sender):
+            return False
+        displaced = lane.waiting.newest_of_most()
+        self._forget(displaced)
+        lane.dropped_count += 1
+        self._displaced.append(displaced)
+        return True
 
     def _keep(self, job: Job) -> None:
         lane = job.lane
         self._number += 1
         job.number = self._number
-        lane.waiting[job.number] = job
+        lane.waiting.add(job)
         if lane.kind is LaneKind.COMMANDS:
-            self._commands[job.number] = job
+            self._commands.add(job)
         lane.earliest = min(lane.earliest, job.deadline)
         if lane.max_queue >= 0:
             self._waiting_bytes += job.size_bytes
@@ -401,18 +430,19 @@ class Slots:
     def _forget(self, job: Job) -> None:
         """Take `job` out of the queues, from wherever it stands."""
         lane = job.lane
-        del lane.waiting[job.number]
-        self._commands.pop(job.number, None)
+        lane.waiting.remove(job)
+        if lane.kind is LaneKind.COMMANDS:
+            self._commands.remove(job)
         if lane.max_queue >= 0:
             self._waiting_bytes -= job.size_bytes
 
     def _sweep(self, lane: Lane, now: float) -> None:
         """Remove what is late from a lane; O(n), and not again before the next deadline in it."""
-        for job in [job for job in lane.waiting.values() if job.deadline <= now]:
+        for job in [job for job in lane.waiting if job.deadline <= now]:
             self._forget(job)
             lane.late_count += 1
             self._late.append(job)
-        lane.earliest = min((job.deadline for job in lane.waiting.values()), default=inf)
+        lane.earliest = min((job.deadline for job in lane.waiting), default=inf)
 
 
 def _in_range(what: str, value: int, least: int) -> int:

@@ -75,7 +75,18 @@ class Peer:
         due: called when requests to it have passed their deadlines.
     """
 
-    __slots__ = ("_due", "calls", "closed", "conn", "descriptor", "identity", "key", "running", "socket")
+    __slots__ = (
+        "_due",
+        "calls",
+        "closed",
+        "conn",
+        "descriptor",
+        "identity",
+        "key",
+        "running",
+        "socket",
+        "waiting_count",
+    )
 
     def __init__(self, conn: ConnectionID, socket: ZmqSocket, identity: Identity, due: Callable[[Peer], None]) -> None:
         self.conn: Final = conn
@@ -91,6 +102,8 @@ class Peer:
         self.calls: Pending[bytes, Call] | None = None
         #: What runs for it here and may be cancelled, by the tags of its requests.
         self.running: dict[bytes, Callable[[], object]] = {}
+        #: Coroutines that run for it here, those of commands included.
+        self.waiting_count = 0
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Send a message.
