@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from math import inf
 
 import pytest
@@ -407,3 +408,51 @@ def test_lane_when_made_says_whose_jobs_it_has():
         LaneKind.OWN,
         LaneKind.TAGGED,
     ]
+
+
+def lines_run(call):
+    """Return how many lines of Python `call` runs."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("what", ["overtaking", "general", "withdraw", "full"])
+def test_cost_when_thousands_wait_is_that_of_ten(what):
+    """A command costs the same however many wait and however many categories there are."""
+    found = set()
+    for waiting, categories in ((10, 1), (3000, 1), (3000, 300)):
+        slots = Slots(1, 0, 0)
+        most = waiting // categories if what == "full" else -1
+        lanes = [slots.add_category(f"c{number}", 0, most) for number in range(categories)]
+        own = slots.add_category("own", 1, -1)
+        slots.arrived(Job(lanes[0], lambda: None), 0.0)
+        slots.arrived(Job(own, lambda: None), 0.0)
+        for number in range(waiting):
+            slots.arrived(Job(lanes[number % categories], lambda: None, deadline=9.0), 0.0)
+        last = Job(own if what == "overtaking" else lanes[0], lambda: None)
+        if what == "general":
+            slots.ended(own, 0.0)
+
+        def step(slots=slots, lanes=lanes, own=own, last=last):
+            slots.arrived(last, 0.0)
+            if what == "overtaking":
+                assert slots.ended(own, 0.0) == [last]
+            elif what == "general":
+                assert len(slots.ended(lanes[0], 0.0)) == 1
+            elif what == "withdraw":
+                assert slots.withdraw(last)
+
+        found.add(lines_run(step))
+    assert len(found) == 1

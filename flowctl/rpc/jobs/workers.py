@@ -164,7 +164,7 @@ class _Worker(threading.Thread):
         self._post: Final = post
         self._first = first
         self._report = report
-        self.doing = ""  #: what runs at present; read by any thread
+        self.doing = "" if first is None else "its start function"  #: what runs at present; read by any thread
 
     def run(self) -> None:
         if self._first is not None:
@@ -188,4 +188,4 @@ class _Worker(threading.Thread):
         except BaseException as raised:  # noqa: BLE001  (the thread is there all the same)
             if self._report is not None:
                 self._report(f"start of thread {self.name}", raised)
-        self._first = None
+        self._first, self.doing = None, ""
