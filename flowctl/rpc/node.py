@@ -12,7 +12,7 @@ import inspect
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -27,7 +27,11 @@ from flowctl.errors import ClosedError, LocalProtocolError, RpcError, RpcTimeout
 from flowctl.loop.faults import ErrorHook, as_exception
 from flowctl.outcomes.pending import Pending
 from flowctl.pollgroup import LoopFactory, PollGroup
+from flowctl.printable import short
 from flowctl.rpc.access.access import Access, AuthLevel, Identity
+from flowctl.rpc.access.admission import Admission, Allow
+from flowctl.rpc.access.rules import refusal_code
+from flowctl.rpc.access.servicenodes import ServiceNodes, checked_keys
 from flowctl.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.rpc.jobs.begin import begin
 from flowctl.rpc.jobs.dispatcher import Dispatcher, JobStatistics
@@ -39,7 +43,9 @@ from flowctl.rpc.peers.listener import Listener
 from flowctl.rpc.peers.peer import Call, ConnectionID, Peer
 from flowctl.rpc.wire import frames as wire
 from flowctl.rpc.wire.tag import NUMBERS, make_tag, read_tag
-from flowctl.zeromq.context import new_context
+from flowctl.zeromq.context import new_context, shared_context
+from flowctl.zeromq.curve import KeyPair, node_keys, serve_curve
+from flowctl.zeromq.zap import ZapHandler, bind_zap, zap_domain
 
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -104,16 +110,30 @@ class RpcNode:
         loop_factory: makes the loop of that thread. None: uvloop where it is installed.
         clock: monotonic seconds.
         on_error: told of every exception of a handler or callback. None: they are logged.
+        keys: with which it listens and dials where that is encrypted. None: new ones.
+        pubkey: instead of `keys`: the public key, 32 octets.
+        privkey: the secret key that belongs to it.
+        service_node: whether this is a service node, which has keys that others know it by.
+
+    Raises:
+        ConfigError: the keys are not a pair, or a service node has none.
     """
 
     def __init__(
         self,
         *,
+        keys: KeyPair | None = None,
+        pubkey: bytes = b"",
+        privkey: bytes = b"",
+        service_node: bool = False,
         name: str = "rpc",
         loop_factory: LoopFactory | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_error: ErrorHook | None = None,
     ) -> None:
+        #: Those with which it listens and dials.
+        self.keys: Final = node_keys(keys, pubkey, privkey, known="a service node" if service_node else "")
+        self._service_node: Final = service_node
         self._name: Final = name
         self._on_error: Final = on_error
         self._clock: Final = clock
@@ -129,8 +149,12 @@ class RpcNode:
         self._categories: dict[str, Category] = {}
         self._commands: dict[bytes, Command] = {}
         self._aliases: dict[bytes, bytes] = {}
-        self._bound: list[tuple[int, _Raw, AuthLevel]] = []  # before the start
+        self._bound: list[tuple[int, _Raw, str]] = []  # before the start
+        self._zap: Final = bind_zap(self._context)
+        self._service_nodes: Final = ServiceNodes()
+        self._admission: Final = Admission(self._service_nodes, clock)
         # Only for the node's thread:
+        self._zap_handler: ZapHandler | None = None
         self._listeners: dict[int, Listener] = {}
         self._dialled: dict[int, Dialled] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -350,6 +374,7 @@ class RpcNode:
 
     def _begin(self) -> None:
         self._jobs.start(self._group)
+        self._zap_handler = ZapHandler(self._group, self._zap, self._admission.decide)
         for bound in self._bound:
             self._open(*bound)
         self._bound.clear()
@@ -370,6 +395,8 @@ class RpcNode:
             for peer in list(listener.routes.values()):
                 self._forget(peer, wire.SHUTTING_DOWN)
             listener.close(LINGER_S)
+        if self._zap_handler is not None:
+            self._zap_handler.close()
         for dialled in list(self._dialled.values()):
             self._hang_up(dialled, "the node was stopped", code=wire.SHUTTING_DOWN, linger_s=LINGER_S)
 
@@ -378,14 +405,16 @@ class RpcNode:
     def listen_plain(
         self,
         address: str,
-        allow: AuthLevel = AuthLevel.NONE,
+        allow: AuthLevel | Allow = AuthLevel.NONE,
         on_bind: Callable[[bool], object] | None = None,
     ) -> str:
         """Listen without encryption, before or after start.
 
         Args:
             address: of ZeroMQ: ``tcp://127.0.0.1:5000`` (port ``*``: any), ``ipc://path``, ``inproc://name``.
-            allow: what those who connect may call.
+            allow: what those who connect may call; or what decides it for each of them, given its address, its public
+                key (empty: it has proven none), and whether that is an active service node. It runs on the node's
+                thread and must not wait; None, `AuthLevel.DENIED` and exceptions deny.
             on_bind: told whether it could be bound; failure is then not raised.
 
         Returns:
@@ -395,26 +424,68 @@ class RpcNode:
             ClosedError: the node was stopped.
             OSError: it cannot be bound.
         """
-        raw = self._new_socket(zmq.ROUTER)
+        return self._listen(address, allow, on_bind, curve=False)
+
+    def listen_curve(
+        self,
+        address: str,
+        allow: AuthLevel | Allow = AuthLevel.NONE,
+        on_bind: Callable[[bool], object] | None = None,
+    ) -> str:
+        """Listen for encrypted connections, before or after start; else as `listen_plain`.
+
+        A peer has to know this node's public key (``node.keys.public``), and proves one of its own.
+        """
+        return self._listen(address, allow, on_bind, curve=True)
+
+    def _listen(
+        self, address: str, allow: AuthLevel | Allow, on_bind: Callable[[bool], object] | None, *, curve: bool
+    ) -> str:
+        number = next(self._ids)
+        raw = self._new_socket(zmq.ROUTER, address)
         raw.set(zmq.ROUTER_HANDOVER, 1)
         raw.set(zmq.ROUTER_MANDATORY, 1)
+        raw.set(zmq.ZAP_DOMAIN, zap_domain(number))
+        if curve:
+            serve_curve(raw, self.keys)
+        # Before it is bound: the first connection may come before the next line. One item of a dict is set at once.
+        self._admission.open(number, curve=curve, allow=allow)
         try:
             raw.bind(address)
         except zmq.ZMQError as error:
+            self._admission.close(number)
             raw.close(0)
             if on_bind is not None:
                 on_bind(False)
                 return address
-            raise OSError(error.errno, f"cannot listen on {address}: {error}") from error
-        number = next(self._ids)
+            raise OSError(error.errno, f"cannot listen on {short(address)}: {error}") from error
         bound = raw.getsockopt_string(zmq.LAST_ENDPOINT)
         if self._started:
-            self._do(self._open, number, raw, allow)
+            self._do(self._open, number, raw, address)
         else:
-            self._bound.append((number, raw, allow))
+            self._bound.append((number, raw, address))
         if on_bind is not None:
             on_bind(True)
         return bound
+
+    def set_active_sns(self, pubkeys: Iterable[bytes]) -> None:
+        """Replace the set of active service nodes, from the next message on; any thread, before and after start.
+
+        Args:
+            pubkeys: public keys of 32 octets.
+
+        Raises:
+            ConfigError: one of them is none; then nothing changes.
+        """
+        self._service_nodes.replace(checked_keys(pubkeys, "set_active_sns"))
+
+    def update_active_sns(self, added: Iterable[bytes], removed: Iterable[bytes]) -> None:
+        """Add service nodes to those that are active, and remove some; one that is in both is added.
+
+        Raises:
+            ConfigError: see `set_active_sns`.
+        """
+        self._service_nodes.update(*(checked_keys(pubkeys, "update_active_sns") for pubkeys in (added, removed)))
 
     def connect_remote(
         self,
@@ -471,21 +542,25 @@ class RpcNode:
         """Close a connection; what was sent goes on being sent for `linger_s` seconds. Not there: nothing happens."""
         self._do(self._disconnect, conn, linger_s)
 
-    def _new_socket(self, kind: int) -> _Raw:
-        raw = self._context.socket(kind)
+    def _new_socket(self, kind: int, address: str) -> _Raw:
+        raw = (shared_context() if _is_inproc(address) else self._context).socket(kind)
         raw.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         raw.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         raw.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         raw.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         return raw
 
-    def _open(self, number: int, raw: _Raw, auth: AuthLevel) -> None:
+    def _open(self, number: int, raw: _Raw, address: str) -> None:
+        """Begin to receive from a socket that was bound."""
+        if self._stopping:
+            raw.close(0)
+            return
+        inproc = partial(self._admission.decide_inproc, number) if _is_inproc(address) else None
         self._listeners[number] = Listener(
             self._group,
             raw,
             number,
-            admitted=False,
-            auth=auth,
+            admit_inproc=inproc,
             received=self._received,
             gone=self._lost,
             due=self._calls_due,
@@ -503,7 +578,7 @@ class RpcNode:
         if self._stopping:
             failed(conn, "the node was stopped")
             return
-        raw = self._new_socket(zmq.DEALER)
+        raw = self._new_socket(zmq.DEALER, address)
         raw.set(zmq.RECONNECT_IVL, RECONNECT_MS[0])
         raw.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
         try:
@@ -751,16 +826,15 @@ class RpcNode:
 
     def _refused(self, command: Command, peer: Peer, tag: bytes | None) -> bytes | None:
         """Return the code with which the command of that peer is refused; None: it may run."""
-        access = command.category.access
-        if peer.identity.auth < access.auth:
-            return wire.FORBIDDEN
-        if access.local_sn:
-            return wire.NOT_A_SERVICE_NODE
-        if access.remote_sn:
-            return wire.FORBIDDEN_SN
-        if command.is_request and tag is None:
-            return wire.NO_REPLY_TAG
-        return None
+        identity = peer.identity
+        return refusal_code(
+            command.category.access,
+            identity.auth,
+            remote_sn=identity.pubkey in self._service_nodes,
+            local_sn=self._service_node,
+            is_request=command.is_request,
+            tag=tag,
+        )
 
     def _received_other(self, peer: Peer, frames: list[bytes]) -> None:
         """Act on what is no command of ours."""
@@ -1046,6 +1120,10 @@ def _set_result(future: asyncio.Future[Any], value: object) -> None:
 
 def _refuse(done: Future[ConnectionID], address: str, _: ConnectionID, why: str) -> None:
     done.set_exception(RpcError(f"no connection to {address}: {why}", code="DISCONNECTED"))
+
+
+def _is_inproc(address: str) -> bool:
+    return address.startswith("inproc:")
 
 
 def _nothing(*_: object) -> None:

@@ -121,6 +121,47 @@ class KeyPair:
             raise ConfigError(f"cannot write keys to {short(str(path))}: {error.strerror}") from error
 
 
+def node_keys(keys: KeyPair | None, public: bytes, secret: bytes, *, known: str = "") -> KeyPair:
+    """Return the keys of a node, from a pair or from its halves; new ones where none are given.
+
+    Args:
+        keys: a pair. None: the halves count.
+        public: 32 octets. Empty, as is `secret`: not given.
+        secret: 32 octets.
+        known: who is known to others by its keys, and so must be given some, for the error. Empty: it need not.
+
+    Raises:
+        ConfigError: only one half is given, both pair and halves are, or they do not belong together.
+    """
+    if keys is not None:
+        if public or secret:
+            raise ConfigError("keys are given twice, as a pair and by themselves")
+        return keys
+    if bool(public) != bool(secret):
+        raise ConfigError("only one key is given, a public key and its secret key are needed, or none")
+    if public:
+        return KeyPair(public, secret)
+    if known:
+        raise ConfigError(
+            f"{known} needs keys that others know it by", hint="KeyPair.read(path), or `flowctl rpc keygen`"
+        )
+    return KeyPair.generate()
+
+
+def serve_curve(raw: zmq.Socket[bytes], keys: KeyPair) -> None:
+    """Have a socket that listens take encrypted connections only."""
+    raw.set(zmq.CURVE_SERVER, 1)
+    raw.set(zmq.CURVE_PUBLICKEY, keys.public)
+    raw.set(zmq.CURVE_SECRETKEY, keys.secret)
+
+
+def dial_curve(raw: zmq.Socket[bytes], keys: KeyPair, pubkey: bytes) -> None:
+    """Have a socket that dials prove its key, and talk to the one alone who has the key `pubkey`."""
+    raw.set(zmq.CURVE_SERVERKEY, pubkey)
+    raw.set(zmq.CURVE_PUBLICKEY, keys.public)
+    raw.set(zmq.CURVE_SECRETKEY, keys.secret)
+
+
 def public_of(secret: bytes) -> bytes:
     """Return the public key of a secret one of 32 octets."""
     _check_has_curve()

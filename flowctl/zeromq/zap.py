@@ -119,30 +119,19 @@ def plain_address(address: str) -> str:
 class ZapHandler:
     """Answers the requests of one context; made and closed on the group's thread.
 
-    A context has one. It has to be there before the first listener is bound.
-
     Args:
         group: whose thread it runs on.
-        context: whose connections it decides on.
+        raw: what `bind_zap` has made.
         admit: decides. What it raises is reported, and the connection denied.
-
-    Raises:
-        zmq.ZMQError: the context has a handler already.
     """
 
     __slots__ = ("_admit", "_group", "_socket", "refused_count")
 
-    def __init__(self, group: PollGroup, context: zmq.Context[zmq.Socket[bytes]], admit: Admit) -> None:
+    def __init__(self, group: PollGroup, raw: zmq.Socket[bytes], admit: Admit) -> None:
         self._group: Final = group
         self._admit: Final = admit
         #: Connections not let in, those whose request was malformed included.
         self.refused_count = 0
-        raw = context.socket(zmq.ROUTER)  # as RFC 27 allows: a request that takes long would hold up no other
-        try:
-            raw.bind(ENDPOINT)
-        except zmq.ZMQError:
-            raw.close(linger=0)
-            raise
         self._socket: Final = ZmqSocket(group, raw, self._received)
         self._socket.start()
 
@@ -160,6 +149,23 @@ class ZapHandler:
             reply = _reply(frames[3], Refusal.DENIED.value, "Access denied")
         self.refused_count += reply[2] != b"200"
         self._socket.send([*frames[:2], *reply])
+
+
+def bind_zap(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    """Return the socket to which a context brings its new connections; before its first listener is bound.
+
+    They wait there for a `ZapHandler`. Without this socket they would be turned away.
+
+    Raises:
+        zmq.ZMQError: the context has one already.
+    """
+    raw = context.socket(zmq.ROUTER)
+    try:
+        raw.bind(ENDPOINT)
+    except zmq.ZMQError:
+        raw.close(linger=0)
+        raise
+    return raw
 
 
 def _reply(request_id: bytes, status: bytes, text: str, user_id: str = "", metadata: bytes = b"") -> list[bytes]:

@@ -76,7 +76,7 @@ def test_service_nodes_when_changed_tell_who_is_gone():
     assert nodes.update(frozenset(keys[3:4]), frozenset([keys[0], keys[3], keys[4]])) == {keys[0]}
     assert [key in nodes for key in keys] == [False, True, True, True, False]
     assert nodes.replace(frozenset(keys[:2])) == {keys[2], keys[3]}
-    assert len(nodes) == 2
+    assert nodes.active == set(keys[:2])
 
 
 @pytest.mark.parametrize("wrong", [b"", bytes(31), bytes(33), "00" * 32, None])

@@ -110,9 +110,9 @@ class Admission:
         #: Connections put off since their address opened too many.
         self.too_many_count = 0
 
-    def open(self, listener: int, *, curve: bool, allow: Allow) -> None:
-        """Let connections of a listener be decided on by `allow`; before the listener is bound."""
-        self._doors[listener] = _Door(curve, allow)
+    def open(self, listener: int, *, curve: bool, allow: AuthLevel | Allow) -> None:
+        """Let connections of a listener have the level `allow`, or be decided on by it; before it is bound."""
+        self._doors[listener] = _Door(curve, (lambda *_: allow) if isinstance(allow, AuthLevel) else allow)
 
     def close(self, listener: int) -> None:
         """Let in no more connections of a listener."""
@@ -130,11 +130,27 @@ class Admission:
         if not self._rates.take(request.address, self._clock()):
             self.too_many_count += 1
             return Refusal.TRY_LATER
-        level = door.allow(request.address, request.pubkey, request.pubkey in self._service_nodes)
-        if level is None or level is AuthLevel.DENIED:
+        level = _checked(door.allow(request.address, request.pubkey, request.pubkey in self._service_nodes))
+        if level is None:
             return Refusal.DENIED
-        if not isinstance(level, AuthLevel):  # True is 1 too, which would be BASIC
-            raise LocalProtocolError(
-                f"allow() returned {type(level).__name__}, it must return an AuthLevel, or None to deny"
-            )
         return {AUTH_PROPERTY: level.name.lower(), CONNECTION_PROPERTY: str(next(self._numbers))}
+
+    def decide_inproc(self, listener: int) -> AuthLevel | None:
+        """Return the level of a peer within the process, whom ZeroMQ asks nobody about. None: it is not let in.
+
+        Raises:
+            LocalProtocolError: see `decide`.
+        """
+        door = self._doors.get(listener)
+        return None if door is None else _checked(door.allow("", b"", False))
+
+
+def _checked(level: object) -> AuthLevel | None:
+    """Return what a hook has decided. None: the connection is denied."""
+    if level is None or level is AuthLevel.DENIED:
+        return None
+    if not isinstance(level, AuthLevel):  # True is 1 too, which would be BASIC
+        raise LocalProtocolError(
+            f"allow() returned {type(level).__name__}, it must return an AuthLevel, or None to deny"
+        )
+    return level

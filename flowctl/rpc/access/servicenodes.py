@@ -1,11 +1,13 @@
-"""Which nodes are active service nodes at present, by their public keys (pure)."""
+"""Which nodes are active service nodes at present, by their public keys."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_type
+from flowctl.loop.locks import OwnedLock
 from flowctl.zeromq.keytext import KEY_BYTES
 
 
@@ -30,26 +32,29 @@ def checked_keys(pubkeys: Iterable[bytes], what: str) -> frozenset[bytes]:
 class ServiceNodes:
     """The set of active service nodes. Asked with each message, so a node that leaves it loses its rights at once.
 
-    Not locked: it belongs to the node's thread.
+    Any thread. The set is replaced as a whole, so asking needs no lock.
+
+    Attributes:
+        active: their keys.
     """
 
-    __slots__ = ("_active",)
+    __slots__ = ("_lock", "active")
 
     def __init__(self) -> None:
-        self._active: frozenset[bytes] = frozenset()
+        self._lock: Final = OwnedLock()  # of changes; a leaf
+        self.active: frozenset[bytes] = frozenset()
 
     def __contains__(self, pubkey: bytes) -> bool:
-        return pubkey in self._active
-
-    def __len__(self) -> int:
-        return len(self._active)
+        return pubkey in self.active
 
     def replace(self, pubkeys: frozenset[bytes]) -> frozenset[bytes]:
         """Make these the active ones; return those that were and are no longer."""
-        gone = self._active - pubkeys
-        self._active = pubkeys
-        return gone
+        with self._lock:
+            gone = self.active - pubkeys
+            self.active = pubkeys
+            return gone
 
     def update(self, added: frozenset[bytes], removed: frozenset[bytes]) -> frozenset[bytes]:
         """Add and remove some; a key that is in both is added. Return those that were active and are no longer."""
-        return self.replace((self._active - removed) | added)
+        with self._lock:
+            return self.replace((self.active - removed) | added)

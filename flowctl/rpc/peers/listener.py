@@ -20,18 +20,19 @@ import zmq
 
 from flowctl.errors import InternalError
 from flowctl.rpc.access.access import AuthLevel, Identity
+from flowctl.rpc.access.admission import AUTH_PROPERTY, CONNECTION_PROPERTY
+from flowctl.rpc.access.rules import is_claimed
 from flowctl.rpc.peers.monitor import Monitor
 from flowctl.rpc.peers.peer import ConnectionID, Peer
+from flowctl.rpc.wire.frames import BYE
 from flowctl.zeromq.socket import ZmqSocket
+from flowctl.zeromq.zap import plain_address
 
 if TYPE_CHECKING:
     from flowctl.pollgroup import PollGroup
 
 MOST_PEERS: Final = 100_000
 """Peers of one listener; each is some 700 octets here, and more at ZeroMQ. What others send is not heard."""
-
-CONNECTION_PROPERTY: Final = "X-Connection"
-AUTH_PROPERTY: Final = "X-AuthLevel"
 
 _SOURCE: Final = int(zmq.SRCFD)
 _LEVELS: Final = {level.name.lower(): level for level in AuthLevel}
@@ -43,7 +44,7 @@ def identity_of(frame: zmq.Frame) -> Identity:
     return Identity(
         pubkey=bytes.fromhex(key) if key else b"",
         auth=_LEVELS.get(_noted(frame, AUTH_PROPERTY), AuthLevel.NONE),
-        address=_noted(frame, "Peer-Address").removeprefix("::ffff:"),
+        address=plain_address(_noted(frame, "Peer-Address")),
     )
 
 
@@ -54,19 +55,20 @@ class Listener:
         group: whose thread it runs on.
         raw: the socket, bound.
         number: of the socket in its node, in the ids of its connections.
-        admitted: whether its connections have numbers (see above).
-        auth: what those may call who come without having been admitted.
+        admit_inproc: for one that is bound within the process, where nobody is admitted (see above): returns what a
+            peer may call that was not heard of before; None: nothing of it is heard. Not given: each connection is
+            admitted.
         received: called with the peer, the frames of each message and the index of the first after the routing id.
         gone: called with a peer whose connection has ended, or was taken over.
         due: see `Peer`.
 
     Attributes:
-        refused_count: messages of peers for whom there was no room, and messages without frames.
+        refused_count: messages without frames, and of peers who are not let in, for whom there is no room, or who have
+            taken a routing id that says another key than theirs.
     """
 
     __slots__ = (
-        "_admitted",
-        "_auth",
+        "_admit_inproc",
         "_by_descriptor",
         "_due",
         "_gone",
@@ -85,15 +87,13 @@ class Listener:
         raw: zmq.Socket[bytes],
         number: int,
         *,
-        admitted: bool,
-        auth: AuthLevel,
+        admit_inproc: Callable[[], AuthLevel | None] | None,
         received: Callable[[Peer, list[bytes], int], object],
         gone: Callable[[Peer], object],
         due: Callable[[Peer], None],
     ) -> None:
         self.number: Final = number
-        self._admitted: Final = admitted
-        self._auth: Final = auth
+        self._admit_inproc: Final = admit_inproc
         self._received: Final = received
         self._gone: Final = gone
         self._due: Final = due
@@ -127,7 +127,7 @@ class Listener:
         if frame is None or len(frames) < 2:
             self.refused_count += 1
             return
-        key: Any = frame.get(CONNECTION_PROPERTY) if self._admitted else frames[0]
+        key: Any = frame.get(CONNECTION_PROPERTY) if self._admit_inproc is None else frames[0]
         peer = self._peers.get(key)
         if peer is None:
             peer = self._accept(key, frames[0], frame)
@@ -137,14 +137,20 @@ class Listener:
         self._received(peer, frames, 1)
 
     def _accept(self, key: str | bytes, route: bytes, frame: zmq.Frame) -> Peer | None:
-        """Return the peer of a connection that was not heard of before; None: there is no room."""
+        """Return the peer of a connection that was not heard of before; None: nothing of it is heard."""
         self._monitor.read_all()  # what had this descriptor before is gone now
         before = self.routes.get(route)
         if before is not None:
             self._gone(before)
         if len(self.routes) >= MOST_PEERS:
             return None
-        identity = identity_of(frame) if self._admitted else Identity(auth=self._auth)
+        identity = self._identify(frame)
+        if identity is None:
+            return None
+        if is_claimed(route, identity.pubkey):  # it has proven another key than that which it wants the messages of
+            with suppress(zmq.ZMQError):
+                self.socket.send([route, BYE])
+            return None
         peer = Peer(ConnectionID(self.number, route, identity.pubkey), self.socket, identity, self._due)
         peer.key = key
         with suppress(zmq.ZMQError):
@@ -155,6 +161,12 @@ class Listener:
             self._by_descriptor[descriptor] = peer
         self._peers[key] = self.routes[route] = peer
         return peer
+
+    def _identify(self, frame: zmq.Frame) -> Identity | None:
+        if self._admit_inproc is None:
+            return identity_of(frame)
+        level = self._admit_inproc()
+        return None if level is None else Identity(auth=level)
 
     def _happened(self, _: int, descriptor: int) -> None:
         peer = self._by_descriptor.pop(descriptor, None)

@@ -1,0 +1,260 @@
+"""Listeners of a node and raw peers of ZeroMQ that come to them: admission, keys, routes; over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import pytest
+import zmq
+
+from flowctl.errors import ConfigError, RpcError
+from flowctl.pollgroup import LoopFactory
+from flowctl.rpc.access.access import Access, AuthLevel
+from flowctl.rpc.access.rules import key_route
+from flowctl.rpc.message import Message
+from flowctl.rpc.node import RpcNode
+from flowctl.zeromq.curve import KeyPair, dial_curve
+
+WAIT_S = 20.0
+TAG = b"123456789012345"
+
+
+@pytest.fixture
+def node(loop_factory: LoopFactory) -> Iterator[Callable[..., RpcNode]]:
+    """Make nodes that serve ``any.who``, ``admin.who``, ``sn.who`` and ``any.wait``; they are stopped at the end."""
+    made: list[RpcNode] = []
+
+    def make(**settings: object) -> RpcNode:
+        made.append(RpcNode(loop_factory=loop_factory, on_error=lambda where, error: None, **settings))
+        serve(made[-1])
+        return made[-1]
+
+    yield make
+    for item in made:
+        item.stop()
+
+
+def serve(node: RpcNode) -> None:
+    async def who(message: Message) -> list[bytes]:
+        identity = message.peer.identity
+        return [identity.auth.name.encode(), identity.pubkey, identity.address.encode()]
+
+    async def wait(message: Message) -> None:
+        await asyncio.sleep(WAIT_S)
+
+    for category, access in (
+        ("any", AuthLevel.NONE),
+        ("admin", AuthLevel.ADMIN),
+        ("sn", Access(remote_sn=True)),
+        ("ours", Access(local_sn=True)),
+    ):
+        node.add_category(category, access)
+        node.add_request_command(category, "who", who)
+    node.add_request_command("any", "wait", wait)
+
+
+@pytest.fixture
+def raw() -> Iterator[Callable[..., zmq.Socket[bytes]]]:
+    """Dial with a DEALER of a context of its own: ``raw(address, keys, server_key, routing_id)``."""
+    contexts: list[zmq.Context] = []
+    dialled: list[zmq.Socket[bytes]] = []
+
+    def dial(
+        address: str, keys: KeyPair | None = None, server_key: bytes = b"", route: bytes = b""
+    ) -> zmq.Socket[bytes]:
+        contexts.append(zmq.Context())
+        dealer = contexts[-1].socket(zmq.DEALER)
+        dealer.rcvtimeo = int(WAIT_S * 1000)
+        dealer.reconnect_ivl = -1  # one that lost its route would take it back
+        if route:
+            dealer.routing_id = route
+        if keys is not None:
+            dial_curve(dealer, keys, server_key)
+        dealer.connect(address)
+        dialled.append(dealer)  # one that nobody holds would be closed
+        return dealer
+
+    yield dial
+    for context in contexts:
+        context.destroy(linger=0)
+
+
+def ask(dealer: zmq.Socket[bytes], *frames: bytes) -> list[bytes]:
+    dealer.send_multipart(frames)
+    return dealer.recv_multipart()
+
+
+def test_peers_when_plain_are_shaken_hands_with_and_answered_byte_for_byte(node, raw, tmp_path):
+    """HI is answered by HELLO, a request by REPLY and its tag, and ipc tells user, group and process of the peer."""
+    server = node()
+    address = server.listen_plain(f"ipc://{tmp_path}/s", AuthLevel.BASIC)
+    server.start()
+    dealer = raw(address)
+    assert ask(dealer, b"HI") == [b"HELLO"]
+    reply = ask(dealer, b"any.who", TAG)
+    assert reply[:4] == [b"REPLY", TAG, b"BASIC", b""]
+    assert reply[4].startswith(b"localhost:")
+
+
+def test_peers_when_encrypted_have_proven_their_keys(node, raw):
+    """The key that the handler sees is the raw 32 octets that the peer has the secret of."""
+    server, keys = node(), KeyPair.generate()
+    address = server.listen_curve("tcp://127.0.0.1:*", lambda *asked: AuthLevel.ADMIN)
+    server.start()
+    dealer = raw(address, keys, server.keys.public, key_route(keys.public))
+    assert ask(dealer, b"HI") == [b"HELLO"]
+    assert ask(dealer, b"admin.who", TAG) == [b"REPLY", TAG, b"ADMIN", keys.public, b"127.0.0.1"]
+
+
+def test_refusals_when_sent_to_raw_peers_have_the_frames_of_the_original(node, raw):
+    """To a request the code, REPLY and the tag; to what has no tag, or is unknown, the code and the command."""
+    server = node()
+    address = server.listen_plain("tcp://127.0.0.1:*")
+    server.start()
+    dealer = raw(address)
+    assert ask(dealer, b"admin.who", TAG, b"x") == [b"FORBIDDEN", b"REPLY", TAG]
+    assert ask(dealer, b"admin.who") == [b"FORBIDDEN", b"admin.who"]
+    assert ask(dealer, b"ours.who", TAG) == [b"NOT_A_SERVICE_NODE", b"REPLY", TAG]
+    assert ask(dealer, b"sn.who", TAG) == [b"FORBIDDEN_SN", b"REPLY", TAG]
+    assert ask(dealer, b"any.who") == [b"NO_REPLY_TAG", b"any.who"]
+    assert ask(dealer, b"any.none", TAG) == [b"UNKNOWNCOMMAND", b"any.none"]
+
+
+def test_service_nodes_when_changed_count_from_the_next_message_on(node, raw):
+    """One connection is refused, let through, and refused again as the set changes: it is asked with each message."""
+    server, keys = node(keys=KeyPair.generate(), service_node=True), KeyPair.generate()
+    asked: list[tuple[str, bytes, bool]] = []
+    address = server.listen_curve("tcp://127.0.0.1:*", lambda *args: asked.append(args) or AuthLevel.NONE)
+    server.start()
+    dealer = raw(address, keys, server.keys.public)
+    assert ask(dealer, b"sn.who", TAG) == [b"FORBIDDEN_SN", b"REPLY", TAG]
+    server.set_active_sns([keys.public])
+    assert ask(dealer, b"sn.who", TAG)[:2] == [b"REPLY", TAG]
+    server.update_active_sns([], [keys.public])
+    assert ask(dealer, b"sn.who", TAG) == [b"FORBIDDEN_SN", b"REPLY", TAG]
+    assert ask(dealer, b"ours.who", TAG)[:2] == [b"REPLY", TAG]
+    assert asked == [("127.0.0.1", keys.public, False)]
+
+
+@pytest.mark.parametrize("curve", [False, True])
+def test_connection_when_denied_never_gets_through(node, raw, curve):
+    """Nothing of it is answered, while a peer that is let in later is (OX-68)."""
+    server, keys = node(), KeyPair.generate() if curve else None
+    answers, asked = iter([AuthLevel.DENIED, AuthLevel.NONE]), Future()
+
+    def allow(*_: object) -> AuthLevel:
+        answer = next(answers)
+        if answer is AuthLevel.DENIED:
+            asked.set_result(answer)
+        return answer
+
+    address = (server.listen_curve if curve else server.listen_plain)("tcp://127.0.0.1:*", allow)
+    server.start()
+    denied = raw(address, keys, server.keys.public)
+    denied.send_multipart([b"HI"])
+    asked.result(WAIT_S)
+    assert ask(raw(address, keys, server.keys.public), b"HI") == [b"HELLO"]
+    assert denied.poll(0) == 0
+
+
+def test_connect_when_denied_fails_as_timed_out(node):
+    """The one who dials is told after its timeout, in the words of the original (OX-68)."""
+    server, client = node(), node()
+    address = server.listen_plain("tcp://127.0.0.1:*", AuthLevel.DENIED)
+    for item in (server, client):
+        item.start()
+    with pytest.raises(RpcError, match="connection attempt timed out"):
+        client.connect_remote(address, timeout_s=0.1)
+
+
+def test_route_when_taken_by_another_plain_connection_has_none_of_its_authority(node, raw):
+    """Who comes with the routing id of an admin is asked about anew, and what waited for the admin fails."""
+    server = node()
+    levels = iter([AuthLevel.ADMIN, AuthLevel.NONE])
+    address = server.listen_plain("tcp://127.0.0.1:*", lambda *asked: next(levels))
+    server.start()
+    admin = raw(address, route=b"chosen")
+    assert ask(admin, b"admin.who", TAG)[:3] == [b"REPLY", TAG, b"ADMIN"]
+    thief = raw(address, route=b"chosen")
+    assert ask(thief, b"admin.who", TAG) == [b"FORBIDDEN", b"REPLY", TAG]
+    assert ask(thief, b"any.who", TAG)[2] == b"NONE"
+
+
+def test_route_when_it_is_the_key_of_another_is_refused(node, raw):
+    """A connection that has proven one key and takes the routing id of another gets BYE, whatever it sends."""
+    server, keys, victim = node(), KeyPair.generate(), KeyPair.generate()
+    address = server.listen_curve("tcp://127.0.0.1:*")
+    server.start()
+    impostor = raw(address, keys, server.keys.public, key_route(victim.public))
+    assert ask(impostor, b"HI") == [b"BYE"]
+    assert ask(impostor, b"any.who", TAG) == [b"BYE"]
+    honest = raw(address, victim, server.keys.public, key_route(victim.public))
+    assert ask(honest, b"any.who", TAG)[3] == victim.public
+
+
+def test_requests_when_the_peers_connection_ends_fail_at_once(node, raw):
+    """A listener learns of the end of a connection from ZeroMQ, and does not wait for a timeout."""
+    server = node()
+    address = server.listen_plain("tcp://127.0.0.1:*")
+    told: Future[list[bytes]] = Future()
+
+    async def meet(message: Message) -> bytes:
+        server.request(
+            message.conn, "x.y", on_reply=lambda ok, data: told.set_result([str(ok).encode(), *data]), timeout_s=WAIT_S
+        )
+        return b"met"
+
+    server.add_request_command("any", "meet", meet)
+    server.start()
+    dealer = raw(address)
+    dealer.send_multipart([b"any.meet", TAG])
+    assert b"x.y" in {dealer.recv_multipart()[0], dealer.recv_multipart()[0]}
+    dealer.close(linger=0)
+    assert told.result(WAIT_S) == [b"False", b"DISCONNECTED"]
+
+
+def test_route_when_a_peer_dials_again_with_its_key_is_taken_over_and_both_live_where_ephemeral(node, raw):
+    """The newest connection of a key has its route; with routing ids of ZeroMQ's own both are answered (OX-77)."""
+    server, keys = node(), KeyPair.generate()
+    address = server.listen_curve("tcp://127.0.0.1:*")
+    server.start()
+    for _ in range(2):
+        newest = raw(address, keys, server.keys.public, key_route(keys.public))
+        assert ask(newest, b"HI") == [b"HELLO"]
+    assert ask(newest, b"any.who", TAG)[:2] == [b"REPLY", TAG]
+    both = [raw(address, keys, server.keys.public) for _ in range(2)]
+    for dealer in (*both, *both):
+        assert ask(dealer, b"any.who", TAG)[3] == keys.public
+
+
+def test_listener_when_opened_after_start_is_like_one_before(node, raw, tmp_path):
+    """Plain and encrypted, on tcp and ipc: each has a hook of its own, and tells whether it could be bound."""
+    server, keys, bound = node(), KeyPair.generate(), []
+    before = server.listen_curve(f"ipc://{tmp_path}/a", AuthLevel.BASIC, bound.append)
+    server.start()
+    after = server.listen_plain("tcp://127.0.0.1:*", AuthLevel.ADMIN, bound.append)
+    assert ask(raw(before, keys, server.keys.public), b"any.who", TAG)[2:4] == [b"BASIC", keys.public]
+    assert ask(raw(after), b"any.who", TAG)[2:4] == [b"ADMIN", b""]
+    assert server.listen_plain(after, on_bind=bound.append) == after
+    assert bound == [True, True, False]
+    with pytest.raises(OSError, match="cannot listen on"):
+        server.listen_plain(after)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        *(({"pubkey": bytes(32)}, "only one key"), ({"privkey": bytes(32)}, "only one key")),
+        *(({"service_node": True}, "a service node needs keys"), ({"pubkey": b"x", "privkey": b"y"}, "1 octets")),
+        *(
+            ({"pubkey": bytes(32), "privkey": b"\1" * 32}, "belong"),
+            ({"keys": KeyPair.generate(), "pubkey": b"x"}, "twice"),
+        ),
+    ],
+)
+def test_node_when_its_keys_are_no_pair_is_an_error(settings, match):
+    """Only one of two, none for a service node, wrong lengths, two that do not belong together (OX-69)."""
+    with pytest.raises(ConfigError, match=match):
+        RpcNode(**settings)
