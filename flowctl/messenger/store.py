@@ -49,6 +49,7 @@ class Store:
         path: of the file; made where there is none.
         post: calls its arguments on the owner's thread, soon, in order; any thread (`PollGroup.call_soon`).
         max_bytes: size that the file may reach, 1 MiB or more. Beyond, what is to be sent is refused.
+        prepare: run in a transaction before anything else, on the calling thread: to make the tables of effects.
 
     Attributes:
         incarnation: of the outbox: the same for the life of the file.
@@ -83,10 +84,11 @@ class Store:
         post: Post,
         *,
         max_bytes: int = DEFAULT_STORE_BYTES,
+        prepare: Effect | None = None,
     ) -> None:
         if max_bytes < MIN_STORE_BYTES:
             raise ConfigError(f"max_store_bytes is {max_bytes}, it must be {MIN_STORE_BYTES} or more")
-        self._file: Final = StoreFile(path, max_bytes)
+        self._file: Final = StoreFile(path, max_bytes, prepare)
         self._post: Final = post
         self.incarnation: Final = self._file.incarnation
         self._waiting: deque[Change] = deque()
@@ -281,13 +283,15 @@ def _checked(number: int) -> int:
     return number
 
 
-def open_store(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_STORE_BYTES) -> OpenStore:
+def open_store(
+    path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_STORE_BYTES, prepare: Effect | None = None
+) -> OpenStore:
     """Return what a messenger opens its store with: ``Messenger(..., store=open_store("outbox.db"))``.
 
     Arguments as for `Store`, which raises when the messenger starts.
     """
 
     def opens(post: Post) -> Store:
-        return Store(path, post, max_bytes=max_bytes)
+        return Store(path, post, max_bytes=max_bytes, prepare=prepare)
 
     return opens

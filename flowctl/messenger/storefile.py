@@ -150,6 +150,7 @@ class StoreFile:
     Args:
         path: of the file; made where there is none. Beside it are ``-wal``, ``-shm`` (SQLite's) and ``-lock``.
         max_bytes: size that it may reach, 1 MiB or more.
+        prepare: run in a transaction at once, and what it raises is raised.
 
     Attributes:
         incarnation: of this outbox, 1 to 2^63 - 1: chance, made with the file and the same for all its life, so that
@@ -162,7 +163,7 @@ class StoreFile:
 
     __slots__ = ("_connection", "_lock_fd", "_max_pages", "incarnation", "path")
 
-    def __init__(self, path: str | os.PathLike[str], max_bytes: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], max_bytes: int, prepare: Effect | None = None) -> None:
         self.path: Final = Path(os.path.realpath(path))
         self._lock_fd: Final = _lock(self.path)
         try:
@@ -179,6 +180,11 @@ class StoreFile:
             raise _translated(self.path, error) from error
         except BaseException:
             os.close(self._lock_fd)
+            raise
+        try:
+            self._prepare(prepare)
+        except BaseException:
+            self.close()
             raise
 
     # --- what is in it -------------------------------------------------------------------------------------------
@@ -308,6 +314,12 @@ class StoreFile:
             )
         execute("RELEASE effect")
         return None
+
+    def _prepare(self, prepare: Effect | None) -> None:
+        if prepare is not None:
+            for _, error in self._write_once([Run(prepare, lambda _: None)]):
+                if error is not None:
+                    raise error
 
     def _has(self, mark: Mark, marked: _Marked) -> bool:
         """Return whether a message is marked, on the disk or by what was already done of this transaction."""

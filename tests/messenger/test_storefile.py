@@ -226,6 +226,21 @@ def _kind_of_refusal(path: Path) -> str:
     return "opened"
 
 
+def test_tables_when_prepared_at_opening_are_there(path):
+    """What prepares the tables of effects runs at each opening; what it raises closes the file again."""
+
+    def prepare(transaction: Transaction) -> None:
+        transaction.execute("CREATE TABLE IF NOT EXISTS effects (number INTEGER)")
+        transaction.execute("INSERT INTO effects VALUES (1)")
+
+    for _ in range(2):
+        StoreFile(path, MAX_BYTES, prepare).close()
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        StoreFile(path, MAX_BYTES, lambda transaction: transaction.execute("INSERT INTO none VALUES (1)"))
+    StoreFile(path, MAX_BYTES).close()
+    assert effects(path) == [1, 1]
+
+
 def test_file_when_damaged_foreign_or_newer_says_so_and_stays(tmp_path):
     """What is no store of ours is refused with a hint, and not one octet of it is changed."""
     made = tmp_path / "made"
