@@ -105,10 +105,10 @@ class FaultyLink:
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._serve())
-            pending = asyncio.all_tasks(self._loop)
-            for task in pending:
+            for task in asyncio.all_tasks(self._loop):
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+                with contextlib.suppress(asyncio.CancelledError):
+                    self._loop.run_until_complete(task)
         finally:
             self._loop.close()
 

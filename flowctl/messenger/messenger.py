@@ -1006,6 +1006,9 @@ class Messenger:
             return
         peer = endpoint.peers.get(frames[0])
         if peer is None:
+            if frames[0].startswith(b"\0") and endpoint.left_over():
+                self._refused += 1
+                return
             try:
                 parse_message(frames[2])  # who sends none makes us know nobody
                 self._check_peer_count()

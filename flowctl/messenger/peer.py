@@ -162,6 +162,19 @@ class Endpoint:
         """Return the incarnation of the listener of this process that this DEALER is connected to; 0: none is known."""
         return 0 if self.is_router else _INPROC.get((self._context_id, self.address), 0)
 
+    def left_over(self) -> bool:
+        """Return whether the present message, of a route that begins with NUL, is of a connection that has a successor.
+
+        ZeroMQ gives a route of chance to a peer that has no identity, but also to a connection whose identity another
+        one has taken: what was not read of it yet then seems to come from somebody new, and would be applied again
+        when its sender tries again. The handshake still says what it called itself.
+        """
+        frame = self.socket.frame
+        try:
+            return frame is not None and bool(frame.get("Identity"))
+        except zmq.ZMQError:  # it had no handshake: it is in this process
+            return False
+
     def announcement(self) -> int | None:
         """Return the incarnation that the sender of the present message announced.
 

@@ -1,0 +1,296 @@
+"""Messengers whose messages outlive them, and messengers over a link that loses: real sockets, real files."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import zmq
+
+from flowctl.errors import BusyError
+from flowctl.messenger.delivery import DeliverySettings
+from flowctl.messenger.durability import Transaction
+from flowctl.messenger.message import Destination, Failure, Message
+from flowctl.messenger.messenger import Messenger
+from flowctl.messenger.store import open_store
+from flowctl.outcomes.backoff import Backoff
+from flowctl.outcomes.outcome import Outcome
+from messenger.link import Faults, FaultyLink
+
+WAIT_S = 20.0
+QUICK = DeliverySettings(window=2000, retry=Backoff(first_s=0.02, factor=1.5, most_s=0.3), max_attempts=None)
+
+
+class Told:
+    """What handlers were told, and a wait for more of it; handlers run on the messenger's thread, the test on another.
+
+    Attributes:
+        items: in order.
+    """
+
+    def __init__(self) -> None:
+        self.items: list = []
+        self._changed = threading.Condition()
+
+    def add(self, item: object) -> None:
+        with self._changed:
+            self.items.append(item)
+            self._changed.notify_all()
+
+    def until(self, reached: Callable[[list], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: reached(self.items), WAIT_S), f"got {len(self.items)}"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Messenger]]:
+    """Make messengers and start them; they are stopped at the end."""
+    made: list[Messenger] = []
+
+    def start(identity: str, **options: object) -> Messenger:
+        made.append(Messenger(None, identity, settings=QUICK, **options))
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    for messenger in made:
+        messenger.stop()
+
+
+def listen(messenger: Messenger, told: Told, address: str = "tcp://127.0.0.1:0") -> str:
+    """Listen, note the bodies of what comes, and return where."""
+    number = messenger.listen_for_connection(
+        Destination("here", address), "here", lambda _, message: told.add(message.message)
+    )
+    return messenger.endpoints(number)[0]
+
+
+def until_empty(messenger: Messenger) -> None:
+    """Wait until nothing is unacknowledged."""
+    empty = threading.Event()
+    for _ in range(int(WAIT_S * 1000)):
+        if not messenger.pending_count():
+            return
+        empty.wait(0.001)
+    raise AssertionError(f"{messenger.pending_count()} are pending")
+
+
+def column(path: Path, statement: str) -> list:
+    connection = sqlite3.connect(path)
+    try:
+        return [row[0] for row in connection.execute(statement)]
+    finally:
+        connection.close()
+
+
+def make_table(transaction: Transaction) -> None:
+    transaction.execute("CREATE TABLE IF NOT EXISTS effects (number INTEGER)")
+
+
+def insert(number: int, transaction: Transaction) -> None:
+    transaction.execute("INSERT INTO effects VALUES (?)", (number,))
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["memory", "durable"])
+def test_messages_when_the_link_loses_a_fifth_are_each_handled_once(start, tmp_path, durable):
+    """1000 messages, a link that drops 20 %, doubles, re-orders: each is handled once, pending empties (ME-33)."""
+    stores = {name: {"open_store": open_store(tmp_path / name)} if durable else {} for name in ("one", "two")}
+    told = Told()
+    address = listen(start("two", **stores["two"]), told)
+    link = FaultyLink(int(address.rpartition(":")[2]), Faults(drop=0.2, duplicate=0.1, late=0.2, late_s=0.02), 33)
+    link.start()
+    one = start("one", **stores["one"])
+    to = one.make_connection(Destination("two", link.address))
+    for number in range(1000):
+        one.send_message(to, b"%d" % number)
+    told.until(lambda items: len(items) >= 1000)
+    until_empty(one)
+    link.stop()
+    assert Counter(told.items) == Counter({b"%d" % number: 1 for number in range(1000)})
+    assert link.passed.dropped > 200
+    assert link.passed.duplicated > 50
+    assert one.statistics().retries > 200
+
+
+def test_ordered_messages_when_the_link_overtakes_stay_in_order(start):
+    """What is sent with ``ordered`` is handled in that order, once, whatever the link does and however it is cut."""
+    told = Told()
+    address = listen(start("two"), told)
+    faults = Faults(drop=0.1, duplicate=0.1, late=0.3, late_s=0.01, cut_messages=300)
+    link = FaultyLink(int(address.rpartition(":")[2]), faults, 5)
+    link.start()
+    one = start("one")
+    to = one.make_connection(Destination("two", link.address))
+    for number in range(300):
+        one.send_message(to, b"%d" % number, ordered=True)
+    told.until(lambda items: len(items) >= 300)
+    until_empty(one)
+    link.stop()
+    assert [b"%d" % number for number in range(300)] == told.items
+
+
+def test_outbox_when_its_sender_was_stopped_is_delivered_by_the_next_life(start, tmp_path):
+    """What was never acknowledged is sent by the messenger that opens the store next, once, and then is gone."""
+    sent = Told()
+    path = tmp_path / "one"
+    address = f"ipc://{tmp_path}/two"
+    one = start("one", open_store=open_store(path))
+    to = one.make_connection(Destination("two", address))
+    for number in range(100):
+        one.send_message(to, b"%d" % number, effect=lambda _, number=number: sent.add(number))
+    sent.until(lambda items: len(items) == 100)
+    one.stop()
+    assert len(column(path, "SELECT message_id FROM messenger_outbox")) == 100
+    told = Told()
+    listen(start("two"), told, address)
+    again = start("one", open_store=open_store(path))
+    assert again.incarnation == one.incarnation
+    to = again.make_connection(Destination("two", address))
+    again.send_message(to, b"new")
+    told.until(lambda items: len(items) >= 101)
+    until_empty(again)
+    again.stop()
+    assert Counter(told.items) == Counter([b"new", *(b"%d" % number for number in range(100))])
+    assert column(path, "SELECT message_id FROM messenger_outbox") == []
+
+
+def test_messages_when_sent_again_to_the_next_life_of_a_receiver_are_known(start, tmp_path):
+    """Acknowledgements that were lost with a receiver's life do not have its next life apply messages again."""
+    told, path = Told(), tmp_path / "two"
+    opens = open_store(path, prepare=make_table)
+
+    def apply(_: Messenger, message: Message) -> None:
+        message.apply(partial(insert, int(message.message)))
+        told.add(message.message)
+
+    def receiver() -> tuple[Messenger, int]:
+        two = start("two", open_store=opens)
+        listener = two.listen_for_connection(Destination("two", f"tcp://127.0.0.1:{port}"), "two", apply)
+        return two, int(two.endpoints(listener)[0].rpartition(":")[2])
+
+    port = 0
+    two, port = receiver()
+    link = FaultyLink(port, Faults(drop=0, duplicate=0, late=0), 1)
+    link.start()
+    one = start("one", open_store=open_store(tmp_path / "one"))
+    to = one.make_connection(Destination("two", link.address))
+    one.send_message(to, b"0")
+    until_empty(one)
+    link.faults = Faults(drop=0.5, duplicate=0, late=0)  # half of the acknowledgements, too
+    for number in range(1, 200):
+        one.send_message(to, b"%d" % number)
+    told.until(lambda items: len(items) >= 60)
+    two.stop()
+    link.faults = Faults(drop=0.1, duplicate=0, late=0)
+    two, port = receiver()
+    until_empty(one)
+    link.stop()
+    assert list(range(200)) == sorted(column(path, "SELECT number FROM effects"))
+
+
+def test_effect_when_it_raises_leaves_the_message_for_another_time(start, tmp_path):
+    """A message whose effect fails counts as not received: nothing of it is kept, and it comes again."""
+    path, tries, errors = tmp_path / "two", Told(), Told()
+
+    def apply(_: Messenger, message: Message) -> None:
+        message.apply(partial(insert, 1))
+        message.apply(fails)
+
+    def fails(_: Transaction) -> None:
+        tries.add(len(tries.items))
+        if len(tries.items) < 3:
+            raise ValueError("not yet")
+
+    two = start("two", open_store=open_store(path, prepare=make_table), on_error=lambda _, error: errors.add(error))
+    listener = two.listen_for_connection(Destination("two", "tcp://127.0.0.1:0"), "two", apply)
+    one = start("one")
+    one.send_message(one.make_connection(Destination("two", two.endpoints(listener)[0])), b"x")
+    until_empty(one)
+    assert (len(tries.items), len(errors.items)) == (3, 2)
+    assert column(path, "SELECT number FROM effects") == [1]
+
+
+def test_effect_of_a_message_to_send_when_it_raises_refuses_the_message(start, tmp_path):
+    """Message and effect are kept together or not at all; whoever sent it is told that it was not taken."""
+    failures, errors = Told(), Told()
+
+    def fails(_: Transaction) -> None:
+        raise ValueError("no")
+
+    opens = open_store(tmp_path / "one", prepare=make_table)
+    one = start("one", open_store=opens, on_error=lambda _, error: errors.add(error))
+    to = one.make_connection(Destination("two", f"ipc://{tmp_path}/two"))
+    one.send_message(to, b"bad", effect=fails, on_failure=lambda _, failure: failures.add(failure))
+    one.send_message(to, b"good", effect=partial(insert, 1))
+    failures.until(bool)
+    assert (failures.items[0].outcome, failures.items[0].message) == (Outcome.REJECTED, b"bad")
+    told = Told()
+    listen(start("two"), told, f"ipc://{tmp_path}/two")
+    until_empty(one)
+    assert told.items == [b"good"]
+    assert column(tmp_path / "one", "SELECT number FROM effects") == [1]
+
+
+def test_outbox_when_its_file_is_full_refuses_and_goes_on_afterwards(start, tmp_path):
+    """A full outbox tells the sender with a hint and loses nothing that it took; once it has room it takes more."""
+    failures, errors, told = Told(), Told(), Told()
+    opens = open_store(tmp_path / "one", max_bytes=1 << 20)
+    one = start("one", open_store=opens, on_error=lambda _, error: errors.add(error))
+    to = one.make_connection(Destination("two", f"ipc://{tmp_path}/two"))
+    for number in range(100):
+        one.send_message(to, b"%d-" % number + bytes(20_000), on_failure=lambda _, failure: failures.add(failure))
+    errors.until(bool)
+    listen(start("two"), told, f"ipc://{tmp_path}/two")
+    until_empty(one)
+    refused = {failure.message for failure in failures.items if isinstance(failure, Failure)}
+    assert len(refused) + len(told.items) == 100
+    assert refused
+    assert "max_store_bytes" in errors.items[0].hint
+    one.send_message(to, b"later")
+    until_empty(one)
+    assert told.items[-1] == b"later"
+
+
+def test_store_when_a_messenger_has_it_is_refused_to_another(start, tmp_path):
+    """Two messengers on one outbox would send different messages under the same number: the second does not start."""
+    start("one", open_store=open_store(tmp_path / "store"))
+    with pytest.raises(BusyError, match="is open already"):
+        start("one", open_store=open_store(tmp_path / "store"))
+
+
+def test_messages_when_their_sender_connects_anew_are_not_taken_for_those_of_another(start):
+    """What was not read yet of a connection comes under a routing id of chance once the next one has its name."""
+    told, goes_on = Told(), threading.Event()
+
+    def slow(_: Messenger, message: Message) -> None:
+        told.add(message.message)
+        goes_on.wait(WAIT_S)
+
+    two = start("two")
+    listener = two.listen_for_connection(Destination("two", "tcp://127.0.0.1:0"), "two", slow)
+    with zmq.Context() as context:
+        first, second = (context.socket(zmq.DEALER) for _ in range(2))
+        for dealer in (first, second):
+            dealer.set(zmq.ROUTING_ID, b"same")
+            dealer.set(zmq.RCVTIMEO, int(WAIT_S * 1000))
+            with dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as monitor:
+                dealer.connect(two.endpoints(listener)[0])
+                assert monitor.poll(WAIT_S * 1000)
+                dealer.disable_monitor()
+            for number in range(200):
+                dealer.send_multipart([b"", b"%d-0-0-%d" % (number, number)])
+            told.until(bool)
+            if dealer is first:
+                first.close(linger=int(WAIT_S * 1000))
+        goes_on.set()
+        acknowledged: set[bytes] = set()
+        while len(acknowledged) < 200:
+            acknowledged.add(second.recv_multipart()[-1])
+        second.close(linger=0)
+    two.stop()
+    assert Counter(told.items) == Counter(b"%d" % number for number in range(200))
