@@ -1,0 +1,4 @@
+"""Benches that break things on purpose: processes are killed, links lose what passes.
+
+Begin with `messenger_faults.py`.
+"""
