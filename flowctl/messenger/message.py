@@ -20,10 +20,12 @@ class Destination:
     Args:
         name: of the messenger there, for logs.
         endpoint: as ZeroMQ writes it, for example ``tcp://127.0.0.1:9000``.
+        pubkey: public key of CURVE of the messenger there, 32 octets, for one that has keys. Empty: not encrypted.
     """
 
     name: str
     endpoint: str
+    pubkey: bytes = b""
 
     @classmethod
     def tcp(cls, name: str, host: str, port: int) -> Destination:

@@ -23,7 +23,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -63,8 +63,10 @@ from flowctl.messenger.wire import (
 from flowctl.outcomes.outcome import Outcome
 from flowctl.outcomes.pending import Pending
 from flowctl.pollgroup import LoopFactory, PollGroup
-from flowctl.zeromq.context import MAX_SOCKETS
+from flowctl.zeromq.context import MAX_SOCKETS, new_context
+from flowctl.zeromq.curve import KeyPair, dial_curve, serve_curve
 from flowctl.zeromq.socket import ZmqSocket
+from flowctl.zeromq.zap import Refusal, ZapHandler, ZapRequest, bind_zap, zap_domain
 
 Callback = Callable[["Messenger", Message], object]
 """Handles a message; may be a coroutine function."""
@@ -150,6 +152,11 @@ class Messenger:
         max_message_bytes: largest message, all frames together.
         max_peers: peers that are known at a time, over all listeners.
         context: of ZeroMQ. None: that of the process, `zmq.Context.instance()`; those who talk over inproc share one.
+            With `keys` it has one of its own.
+        keys: its key pair of CURVE: all that goes over tcp and ipc is encrypted, and both sides know whom they talk to.
+            None: nothing is.
+        allow: given the public key of a newcomer to a listener, returns whether it may come in; for `keys`. None: all
+            may that know the listener's key.
         on_error: told of every exception of a handler. None: they are logged.
         loop_factory: of `start`: makes the loop. None: uvloop where it is installed.
         rng: for the jitter of retries.
@@ -178,6 +185,8 @@ class Messenger:
         max_message_bytes: int = 16 << 20,
         max_peers: int = 10_000,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        keys: KeyPair | None = None,
+        allow: Callable[[bytes], bool] | None = None,
         on_error: ErrorHook | None = None,
         loop_factory: LoopFactory | None = None,
         rng: Random | None = None,
@@ -199,7 +208,12 @@ class Messenger:
         self._open_store: Final = open_store
         self._max_message_bytes: Final = max_message_bytes
         self._max_peers: Final = max_peers
-        self._context: Final = _process_context() if context is None else context
+        if keys is not None and context is not None:
+            raise ConfigError("a messenger with keys has a context of its own", hint="leave out context")
+        self._keys: Final = keys
+        self._allow: Final = allow
+        self._zap: ZapHandler | None = None
+        self._context: Final = context or (_process_context() if keys is None else new_context())
         self._on_error: Final = on_error
         self._loop_factory: Final = loop_factory
         self._rng: Final = rng or Random()
@@ -331,7 +345,7 @@ class Messenger:
         Raises:
             LocalProtocolError: the destination is none, or the messenger does not run.
         """
-        return self._on_thread(partial(self._connect, destination.endpoint, callback))
+        return self._on_thread(partial(self._connect, destination, callback))
 
     def close_connection(self, connection_id: int) -> None:
         """Close a connection; what is unacknowledged gets WITHDRAWN.
@@ -482,10 +496,18 @@ class Messenger:
         with self._lock:
             return peer.delivery.state
 
-    def pending_count(self) -> int:
-        """Return how many messages are unacknowledged; any thread."""
+    def pending_count(self, to: To | None = None) -> int:
+        """Return how many messages are unacknowledged; any thread.
+
+        Args:
+            to: only by this peer. None: by all.
+
+        Raises:
+            LocalProtocolError: there is no such connection or listener.
+        """
+        peers = None if to is None else [self._peer_of(to)]
         with self._lock:
-            return sum(len(peer.delivery) for peer in self._peers())
+            return sum(len(peer.delivery) for peer in peers or self._peers())
 
     def statistics(self) -> MessengerStatistics:
         """Return a frozen snapshot; O(peers), any thread."""
@@ -539,6 +561,8 @@ class Messenger:
         """Open the store and listen; the group's thread."""
         if self._open_store is not None:
             self._load(self._open_store(self._running_group().call_soon))
+        if self._keys is not None:
+            self._zap = ZapHandler(self._running_group(), bind_zap(self._context), self._admit)
         with self._lock:
             self._running = True
         if self._port is None:
@@ -588,8 +612,15 @@ class Messenger:
             rooms, self._room_waits = self._room_waits, []
         for room in rooms:
             _settle(room, None)
+        if self._zap is not None:
+            self._zap.close()
+            self._context.destroy(linger=0)
         if self._store is not None:
             self._store.close(deadline_s)
+
+    def _admit(self, request: ZapRequest) -> Mapping[str, str] | Refusal:
+        """Decide on a newcomer; one that is refused may be known later, so that it goes on trying."""
+        return {} if self._allow is None or self._allow(request.pubkey) else Refusal.TRY_LATER
 
     # --- listeners and connections, inner steps; the group's thread ----------------------------------------------
 
@@ -600,6 +631,9 @@ class Messenger:
             self._listener_count += 1
         endpoint = Endpoint(number, identity, callback, is_router=True)
         raw = self._new_socket(zmq.ROUTER)
+        if self._keys is not None:
+            serve_curve(raw, self._keys)
+            raw.set(zmq.ZAP_DOMAIN, zap_domain(endpoint.number))
         try:
             endpoint.bind(raw, address, self.incarnation)
         except BaseException:
@@ -610,14 +644,20 @@ class Messenger:
         self._restore_peers(endpoint)
         return endpoint.number
 
-    def _connect(self, address: str, callback: Callback | None) -> int:
+    def _connect(self, destination: Destination, callback: Callback | None) -> int:
         self._check_running()
+        address, keys = destination.endpoint, self._keys
+        if bool(destination.pubkey) is (keys is None):
+            missing = "no keys of its own" if keys is None else f"no key of {destination.name or address}"
+            raise LocalProtocolError(f"cannot connect to {address}: the messenger has {missing}")
         for found in self._connections.values():
             if found.address == address:
                 return found.number
         self._check_peer_count()
         endpoint = Endpoint(self._connection_count, self.identity, callback, is_router=False)
         raw = self._new_socket(zmq.DEALER)
+        if keys is not None:
+            dial_curve(raw, keys, destination.pubkey)
         try:
             endpoint.connect(raw, address, self.identity)
         except BaseException:

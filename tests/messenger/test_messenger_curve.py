@@ -1,0 +1,78 @@
+"""Messengers with keys: what goes between them is encrypted, and only those that are allowed come in."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from flowctl.errors import BrokenError, ConfigError, LocalProtocolError
+from flowctl.messenger.message import Destination
+from flowctl.messenger.messenger import Messenger
+from flowctl.zeromq.context import new_context
+from flowctl.zeromq.curve import KeyPair
+
+WAIT_S = 20.0
+
+
+def test_messages_when_a_sender_is_not_allowed_do_not_arrive(loop_factory, tmp_path):
+    """A member is let in by its key; a stranger with keys of its own, and one without, are not."""
+    own, member, stranger = (KeyPair.generate() for _ in range(3))
+    place = f"ipc://{tmp_path}/m"
+    got: list[bytes] = []
+
+    async def run() -> None:
+        async with (
+            Messenger(identity="own", keys=own, allow={member.public}.__contains__) as receiver,
+            Messenger(identity="member", keys=member) as friend,
+            Messenger(identity="stranger", keys=stranger) as other,
+            Messenger(identity="plain") as plain,
+        ):
+            receiver.listen_for_connection(
+                Destination("own", place), "own", lambda _, message: got.append(message.routing_id)
+            )
+            there = Destination("own", place, own.public)
+            strange = other.make_connection(there)
+            bare = plain.make_connection(Destination("own", place))
+            refused = [
+                asyncio.create_task(item.deliver(to, "let me in", deadline=0.5))
+                for item, to in ((other, strange), (plain, bare))
+            ]
+            await asyncio.wait_for(friend.deliver(friend.make_connection(there), "hello"), WAIT_S)
+            for task in refused:
+                with pytest.raises(BrokenError):
+                    await task
+            assert other.pending_count(strange) == 0
+            with pytest.raises(LocalProtocolError, match="no key of own"):
+                friend.make_connection(Destination("own", place + "2"))
+            with pytest.raises(LocalProtocolError, match="no keys of its own"):
+                plain.make_connection(Destination("own", place + "2", own.public))
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(run())
+    assert got == [b"member"]
+
+
+def test_messages_when_the_listener_has_another_key_do_not_leave(loop_factory, tmp_path):
+    """A sender that was told another key than the listener has speaks to nobody."""
+    own, member, wrong = (KeyPair.generate() for _ in range(3))
+    place = f"ipc://{tmp_path}/m"
+
+    async def run() -> None:
+        async with Messenger(identity="own", keys=own) as receiver, Messenger(identity="member", keys=member) as sender:
+            receiver.listen_for_connection(Destination("own", place), "own")
+            to = sender.make_connection(Destination("own", place, wrong.public))
+            with pytest.raises(BrokenError):
+                await sender.deliver(to, "hello", deadline=0.3)
+            assert receiver.statistics().received == 0
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(run())
+
+
+def test_keys_when_given_with_a_context_are_refused():
+    """Admission is decided once for a whole context, so a messenger with keys has its own."""
+    context = new_context()
+    with pytest.raises(ConfigError):
+        Messenger(identity="x", keys=KeyPair.generate(), context=context)
+    context.destroy(linger=0)
