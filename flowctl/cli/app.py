@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from flowctl.cli import demo, load, play, publish, replay, serve, version
+from flowctl.cli import demo, load, play, publish, replay, rpc, serve, version
 from flowctl.cli.analyze import app as analyze
+from flowctl.cli.operations import add_operations
 
 app = typer.Typer(
     name="flowctl",
@@ -51,6 +52,8 @@ app.command("publish")(publish.publish)
 app.command("play")(play.play)
 app.command("load")(load.load)
 app.command("replay")(replay.replay)
+add_operations(app)
+app.add_typer(rpc.app, name="rpc")
 app.add_typer(analyze.app, name="analyze")
 app.command("demo")(demo.demo)
 app.command("version")(version.version)

@@ -169,10 +169,11 @@ def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
         raise LocalProtocolError("the server has no file of limits or bans", hint="start it with --limits or --bans")
 
     def read() -> Json:
+        """Read them; on the thread that does."""
         before = server.changes.version
         taken = server.reload.read_now()
         details = {change.what: change.detail for change in server.changes.since(before)[0]}
-        return {
+        files = {
             name: {
                 "file": status.path,
                 "state": status.state,
@@ -182,6 +183,7 @@ def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
             }
             for name, status in server.reload.status.items()
         }
+        return files | {"faults": [item["fault"] for item in files.values() if "fault" in item]}
 
     return server.reload.do(read)
 

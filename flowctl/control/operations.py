@@ -256,7 +256,7 @@ def allowed(name: str, permission: Permission) -> Operation:
     return found
 
 
-def answer(server: LiveServer, name: str, call: bytes, permission: Permission) -> bytes:
+def answer(server: LiveServer, name: str, call: bytes, permission: Permission, caller: str = "") -> bytes:
     """Carry out an operation that is called with a JSON object, and return the answer as JSON.
 
     The answer is ``{"result": ...}``, or ``{"error": {"code": ..., "message": ..., "hint": ...}}``.
@@ -266,10 +266,14 @@ def answer(server: LiveServer, name: str, call: bytes, permission: Permission) -
         name: of the operation.
         call: its arguments; nothing at all stands for none.
         permission: what the caller may do.
+        caller: who asks, where the operation is told of an origin and the call names none.
     """
     try:
-        allowed(name, permission)  # first of all: who may not call it has no use of our work
-        value: dict[str, Any] = {"result": perform(server, name, _arguments_of(call), permission)}
+        found = allowed(name, permission)  # first of all: a caller who may not call it is not worth our work
+        given = _arguments_of(call)
+        if caller and not given.get("origin") and any(item.name == "origin" for item in found.arguments):
+            given = {**given, "origin": caller}
+        value: dict[str, Any] = {"result": perform(server, name, given, permission)}
     except FlowctlError as error:
         value = {"error": {"code": code_of(error), "message": str(error), "hint": error.hint}}
     except OSError as error:  # a file of the server's

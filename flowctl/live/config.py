@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -152,6 +153,11 @@ class LiveConfig(ServeOptions):
         bans_file: the same of a ban list, which need not be there yet; see `flowctl.server.bans`. None: there is none.
         events: what is recorded, and where to; without a folder, nothing.
         flights: which connections are recorded so that they can be replayed; needs the folder of `events`.
+        control: where operators reach the server; ``off``, or addresses with commas between them: ``ipc`` (a socket
+            in the usual place), ``ipc:///path``, ``tcp://host:port``. `flowctl.control.listener.ControlListener`, which
+            ``flowctl serve live`` puts beside the server, listens there; a server by itself does not.
+        control_keys: file with the key pair of the server, for ``tcp://``.
+        control_clients: file of the public keys that may connect there, with what each may do.
 
     Raises:
         ConfigError: a value is out of range.
@@ -178,6 +184,9 @@ class LiveConfig(ServeOptions):
     bans_file: Path | None = None
     events: EventsOptions = field(default_factory=EventsOptions)
     flights: FlightOptions = field(default_factory=FlightOptions)
+    control: str = "ipc"
+    control_keys: Path | None = None
+    control_clients: Path | None = None
 
     def __post_init__(self) -> None:
         # Two arguments: with slots the class is made twice, and the short form would look in the first one.
@@ -201,6 +210,21 @@ class LiveConfig(ServeOptions):
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 or more")
         for item in self.audiences:
             check_type("LiveConfig.audiences", item, Audience)
+        self._check_control()
+
+    def _check_control(self) -> None:
+        """See that `control` names addresses."""
+        for address in self.control_addresses:
+            if address != "ipc" and not re.fullmatch(r"ipc:///[^,]+|tcp://[^/,]+:[0-9]{1,5}", address):
+                raise ConfigError(
+                    f"control is {short(self.control)}: {short(address)} is no address to listen on",
+                    hint="off, or some of ipc, ipc:///path and tcp://host:port with commas between them",
+                )
+
+    @property
+    def control_addresses(self) -> tuple[str, ...]:
+        """The addresses of `control`."""
+        return () if self.control == "off" else tuple(item.strip() for item in self.control.split(","))
 
     @property
     def sender(self) -> SenderSettings:

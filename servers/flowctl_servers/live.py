@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from flowctl.live import build_live_server
-from flowctl.server.program import ServerProgram
+from flowctl.live import LiveServer, build_live_server
+from flowctl.server.program import ServeOptions, ServerProgram
+
+
+def build(options: ServeOptions) -> LiveServer:
+    """Return a live server that listens for operations where its settings say so."""
+    server = build_live_server(options)
+    if server.config.control_addresses:
+        # Loaded for a server that listens: it brings ZeroMQ with it.
+        from flowctl.control.listener import ControlListener  # noqa: PLC0415 - as said
+
+        server.companions.append(ControlListener(server))
+    return server
+
 
 SERVER = ServerProgram(
     name="live",
     summary="Live RTMP server: publish and play; slow viewers get what their line carries, stalled ones are cut.",
     default_port=1935,
-    build=build_live_server,
+    build=build,
 )

@@ -59,7 +59,8 @@ LAYERS = {
     "pipeline": layer("pipeline", "words text flow charts server telemetry flight"),
     "cli": layer(
         "cli __main__",
-        "words text flow rtmp judging log server telemetry flight media client live control loadtest demo pipeline",
+        "words text flow rtmp judging log zeromq server telemetry flight media client live control loadtest demo "
+        "pipeline",
     ),
 }
 """Lower layers first. `__init__` of flowctl, which re-exports, belongs to none: nothing in flowctl imports it."""
@@ -76,7 +77,12 @@ CLI_MAY_LOAD = (
         "flowctl.cli",
         "flowctl.errors",
         "flowctl.units",
-        "flowctl.flow.limits",
+        "flowctl.flow",
+        "flowctl.control",
+        "flowctl.addresses",
+        "flowctl.fieldtypes",
+        "flowctl.reasons",
+        "flowctl.server.bans",
         "flowctl.text.output",
         "flowctl.printable",
     ),

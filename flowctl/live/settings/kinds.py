@@ -133,6 +133,7 @@ Target = Annotated[
     Kind("auto|off|duration", lambda value: target_marks(Limits(target_delay_ms=value))),
 ]
 Shadow = Annotated[Limits | None, _only_text(lambda text, _: _shadow(text)), Kind("soft[/hard]")]
+Listening = Annotated[str, BeforeValidator(_items), Kind("off|addresses")]
 Folder = Annotated[str, _only_text(lambda text, source: str(_path(text, source))), Kind("path")]
 Policy = Annotated[str, Kind("|".join(LIVE_POLICIES))]
 Audiences = Annotated[

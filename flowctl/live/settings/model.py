@@ -40,6 +40,7 @@ from flowctl.live.settings.kinds import (
     HowAddresses,
     HowStreams,
     Kind,
+    Listening,
     Marks,
     Networks,
     Policy,
@@ -167,6 +168,10 @@ class LiveSettings(BaseModel):
     flights: Share = _at("flights.share", "Share of the connections to record for flowctl replay, such as 1%.")
     flights_addresses: Networks = _at("flights.addresses", "Addresses whose connections are all recorded.")
     flights_at_once: Count = _at("flights.most_at_once", "Connections recorded at a time.")
+
+    control: Listening = _at("control", "Where operators reach it: ipc for this user; tcp takes keys and clients.")
+    control_keys: File = _at("control_keys", "File with the server's key pair, of flowctl rpc keygen.")
+    control_clients: File = _at("control_clients", "File of KEY LEVEL lines: who may connect, as basic or admin.")
 
     @field_validator("*")
     @classmethod

@@ -22,7 +22,7 @@ from flowctl.rtmp.limits import WireLimits
 from flowctl.server.program import ServeOptions, ServerProgram
 
 ENVIRONMENT: Final = "FLOWCTL_"
-_NOT_SETTINGS: Final = frozenset({"CACHE", "CONFIG", "FFMPEG", "LOG_LEVEL", "MASTER"})
+_NOT_SETTINGS: Final = frozenset({"CACHE", "CONFIG", "FFMPEG", "KEY", "LOG_LEVEL", "MASTER", "SERVER"})
 """Variables of other parts of flowctl, without their prefix."""
 RENAMED: Final = {
     "cache_bytes": "gop_cache",

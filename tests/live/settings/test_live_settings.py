@@ -76,6 +76,9 @@ EXAMPLES = {
     "flights": ("25%", "flights.share", 0.25),
     "flights_addresses": ("127.0.0.9", "flights.addresses", (ip_network("127.0.0.9"),)),
     "flights_at_once": ("7", "flights.most_at_once", 7),
+    "control": ("ipc:///run/one.sock,tcp://[::1]:7000", "control", "ipc:///run/one.sock,tcp://[::1]:7000"),
+    "control_keys": ("server.key", "control_keys", Path("server.key")),
+    "control_clients": ("clients", "control_clients", Path("clients")),
 }
 """What is written, the field of `LiveConfig` in which it is seen, and what stands there then."""
 
@@ -165,6 +168,7 @@ def test_file_when_it_has_numbers_and_lists_means_bytes_seconds_and_each(tmp_pat
         ("groups", "0", "group_count is 0, it must be 1 to 256"),
         ("port", "70000", "is 70000, it must be 0 (any) to 65535"),
         ("second_publisher", "both", "is 'both', allowed: refuse|replace|standby"),
+        ("control", "ipc,udp://x", "'udp://x' is no address to listen on"),
         ("return_grace", "soon", "'soon' is not a number with a unit"),
         ("return_grace", "-1", "'-1' is not a number with a unit"),
         ("players_may_wait", "maybe", "is 'maybe', it must be yes or no"),

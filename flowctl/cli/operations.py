@@ -1,0 +1,134 @@
+"""The operations on a running server as commands: each is made of its definition in `flowctl.control.operations`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from flowctl.control.arguments import Argument, read_arguments
+from flowctl.control.operations import OPERATIONS, Operation
+
+Server = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FLOWCTL_SERVER",
+        metavar="NAME|ADDRESS",
+        help="Which server: its port or name here, or an address, like curve://host:port/KEY.",
+        show_default="the only one here",
+    ),
+]
+Key = Annotated[
+    Path | None,
+    typer.Option(envvar="FLOWCTL_KEY", metavar="FILE", help="File of flowctl rpc keygen, for a server elsewhere."),
+]
+Timeout = Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for the answer.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write the answer as one JSON object.")]
+_SHARED: Final = {"server": (Server, None), "key": (Key, None), "timeout": (Timeout, "15s"), "as_json": (AsJson, False)}
+
+
+def add_operations(app: typer.Typer) -> None:
+    """Add a command for each operation."""
+    for operation in OPERATIONS:
+        app.command(operation.name, help=_help(operation))(_command(operation))
+
+
+def _help(operation: Operation) -> str:
+    level = operation.permission.name.lower()
+    return (
+        f"{operation.summary}\n\nAsks a server that runs; takes the level {level}, which its user has on its machine."
+    )
+
+
+def _command(operation: Operation) -> Callable[..., None]:
+    """Return the command of an operation; typer makes its options of the signature."""
+
+    def command(**values: Any) -> None:
+        shared = {name: values.pop(name) for name in _SHARED}
+        given = {name: value for name, value in values.items() if value is not None}
+        _run(operation, given, **shared)
+
+    made: Any = command  # its signature is what typer looks at
+    parameters = [_parameter(argument) for argument in sorted(operation.arguments, key=lambda item: not item.first)]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters += [
+        inspect.Parameter(name, keyword, default=default, annotation=hint) for name, (hint, default) in _SHARED.items()
+    ]
+    made.__annotations__ = {item.name: item.annotation for item in parameters}
+    made.__signature__ = inspect.Signature(parameters)
+    return command
+
+
+def _parameter(argument: Argument) -> inspect.Parameter:
+    """Return the parameter of an argument: text, which the operation reads, or a flag."""
+    shown = None if argument.default in {None, ""} else str(argument.default)
+    hint: Any
+    if argument.first:
+        metavar = argument.name.upper() if argument.required else f"[{argument.name.upper()}]"
+        hint = Annotated[str | None, typer.Argument(metavar=metavar, help=argument.what, show_default=False)]
+    elif argument.kind.flag:
+        hint = Annotated[bool | None, typer.Option(help=argument.what, show_default=False)]
+    else:
+        text = argument.what + (f" [default: {_default(argument)}]" if shown is not None else "")
+        hint = Annotated[str | None, typer.Option(metavar=argument.kind.word, help=text, show_default=False)]
+    if argument.required:
+        hint = Annotated[str, hint.__metadata__[0]]
+        return inspect.Parameter(argument.name, inspect.Parameter.KEYWORD_ONLY, annotation=hint)
+    return inspect.Parameter(argument.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+
+
+def _default(argument: Argument) -> str:
+    if argument.kind.word == "DURATION":
+        from flowctl.units import write_duration
+
+        return write_duration(argument.default)
+    return str(argument.default)
+
+
+def _run(
+    operation: Operation,
+    given: Mapping[str, object],
+    *,
+    server: str | None,
+    key: Path | None,
+    timeout: str,
+    as_json: bool,
+) -> None:
+    """Call an operation and show its answer."""
+    read_arguments(operation.name, operation.arguments, given)  # what is wrong is told without a server
+    from flowctl.cli.common import print_json
+    from flowctl.cli.errors import FAILED, complain
+    from flowctl.cli.showing import show
+    from flowctl.control.client import call_operation
+    from flowctl.control.place import find_server
+    from flowctl.text.output import say
+    from flowctl.units import parse_duration
+
+    seconds = parse_duration(timeout, "--timeout")
+    result = call_operation(find_server(server), operation.name, given, keys=keys_of(key), timeout_s=seconds)
+    if as_json:
+        print_json(result)
+    else:
+        show(result)
+    if warning := result.get("warning"):
+        say(f"warning: {warning}", to_stderr=True)
+    for fault in result.get("faults", ()):
+        complain(str(fault))
+    if result.get("faults"):
+        raise typer.Exit(FAILED)
+
+
+def keys_of(key: Path | None) -> Any:
+    """Return the keys of a file. None: there is none.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    if key is None:
+        return None
+    from flowctl.zeromq.curve import KeyPair
+
+    return KeyPair.read(key)

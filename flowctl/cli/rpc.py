@@ -1,0 +1,142 @@
+"""``flowctl rpc``: keys, and calls of any server that speaks OxenMQ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flowctl.cli.operations import AsJson, Key, Timeout, keys_of
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Make keys, and call servers that speak OxenMQ, of flowctl or not.",
+)
+
+
+@app.callback()
+def rpc() -> None:
+    """Make keys, and call servers that speak OxenMQ."""
+
+
+@app.command("keygen")
+def keygen(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where the keys go; a new file.")] = Path(
+        "flowctl.key"
+    ),
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key pair in a file that only its owner can read, and write the public key.
+
+    A server gives its public key to its clients, who name it in its address, curve://host:port/KEY. A client gives its
+    own to the server, which has it in the file of control_clients.
+    """
+    from flowctl.cli.common import print_json
+    from flowctl.text.output import say
+    from flowctl.zeromq.curve import KeyPair
+
+    keys = KeyPair.generate()
+    keys.write(file)
+    if as_json:
+        print_json({"public": keys.public.hex(), "file": str(file)})
+    else:
+        say(keys.public.hex())
+
+
+@app.command("call")
+def call(
+    address: Annotated[str, typer.Argument(help="tcp://, ipc:// or curve://host:port/KEY, or a server's name here.")],
+    command: Annotated[str, typer.Argument(help="category.command")],
+    parts: Annotated[
+        list[str] | None, typer.Argument(metavar="[PARTS]...", help="Sent as they are; 0x...: octets.")
+    ] = None,
+    *,
+    no_reply: Annotated[bool, typer.Option("--no-reply", help="Send a command, which has no reply.")] = False,
+    key: Key = None,
+    timeout: Timeout = "15s",
+    as_json: AsJson = False,
+) -> None:
+    """Call any command of a server, and write each part of the reply as a line.
+
+    A part that is no text is written in hex, with 0x in front.
+    """
+    import asyncio
+
+    from flowctl.cli.common import print_json
+    from flowctl.control.client import call_parts
+    from flowctl.control.place import find_server
+    from flowctl.text.output import say
+    from flowctl.units import parse_duration
+
+    seconds = parse_duration(timeout, "--timeout")
+    sent = [_octets(part) for part in parts or ()]
+    where = find_server(address)
+    reply = asyncio.run(call_parts(where, command, sent, keys_of(key), seconds, reply=not no_reply))
+    if as_json:
+        print_json([_text(part) for part in reply])
+        return
+    for part in reply:
+        say(_text(part))
+
+
+@app.command("describe")
+def describe(
+    address: Annotated[
+        str | None,
+        typer.Argument(metavar="[ADDRESS]", help="A server, or its name here; none: what this flowctl knows."),
+    ] = None,
+    *,
+    key: Key = None,
+    timeout: Timeout = "15s",
+    as_json: AsJson = False,
+) -> None:
+    """Show which operations a server has, what each takes, and who may call it."""
+    from flowctl.cli.common import print_json
+    from flowctl.control.client import call_operation
+    from flowctl.control.operations import OPERATIONS
+    from flowctl.control.place import find_server
+    from flowctl.text.output import say
+    from flowctl.units import parse_duration
+
+    if address is None:
+        found: dict[str, Any] = {"operations": [operation.describe() for operation in OPERATIONS]}
+    else:
+        seconds = parse_duration(timeout, "--timeout")
+        found = call_operation(find_server(address), "describe", {}, keys=keys_of(key), timeout_s=seconds)
+    if as_json:
+        print_json(found)
+        return
+    for operation in found["operations"]:
+        say(f"{operation['name']} ({operation['permission']}): {operation['summary']}")
+        for item in operation["arguments"]:
+            needed = ", required" if item["required"] else ""
+            default = f" Default: {item['default']}." if item["default"] not in {None, ""} else ""
+            say(f"    {item['name']} ({item['type']}{needed}): {item['what']}{default}")
+
+
+def _octets(part: str) -> str | bytes:
+    """Return a part as it is sent.
+
+    Raises:
+        ConfigError: it begins with 0x, and is no hex.
+    """
+    if not part.startswith("0x"):
+        return part
+    from flowctl.errors import ConfigError
+    from flowctl.printable import short
+
+    try:
+        return bytes.fromhex(part[2:])
+    except ValueError as error:
+        raise ConfigError(f"{short(part)} is no hex", hint="two digits for each octet, like 0x00ff") from error
+
+
+def _text(part: bytes) -> str:
+    try:
+        text = part.decode()
+    except UnicodeDecodeError:
+        return f"0x{part.hex()}"
+    return f"0x{part.hex()}" if text.startswith("0x") else text

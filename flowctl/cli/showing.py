@@ -1,0 +1,116 @@
+"""Answers of servers for people: lines and tables of any JSON object, in plain text that fits a terminal."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from flowctl.printable import printable
+from flowctl.text.output import say
+from flowctl.units import format_duration, format_size
+
+_OWN_LINE: Final = frozenset({"why", "detail", "what it does"})
+"""Columns of tables that are sentences: they stand under their row."""
+_SILENT: Final = frozenset({"faults", "warning"})
+"""What is said on standard error."""
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """Write an answer to standard output: what is one value as a line, a list of objects as a table."""
+    plain = {name: value for name, value in result.items() if name not in _SILENT and not _nested(value)}
+    _lines(plain, "")
+    first = not plain
+    for name, value in result.items():
+        if name in _SILENT or not _nested(value) or value == {}:
+            continue
+        if not first:
+            say("")
+        first = False
+        if isinstance(value, Mapping):
+            say(f"{_word(name)}:")
+            _lines({key: item for key, item in value.items() if not _is_table(item)}, "  ")
+            for key, item in value.items():
+                if _is_table(item):
+                    say(f"  {_word(key)}:")
+                    _table(item, "    ")
+        else:
+            say(f"{_word(name)}:" + ("" if value else " none"))
+            _table(value, "  ")
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, list) and (not value or isinstance(value[0], Mapping)))
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _lines(values: Mapping[str, Any], indent: str) -> None:
+    width = max((len(_word(name)) for name in values), default=0) + 2
+    room = max(40, shutil.get_terminal_size().columns)
+    for name, value in values.items():
+        head = f"{indent}{_word(name) + ':':{width}}"
+        text = _text(name, value)
+        say(
+            textwrap.fill(text, room, initial_indent=head, subsequent_indent=" " * len(head)) if text else head.rstrip()
+        )
+
+
+def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> None:
+    """Write rows under their heads; sentences stand under their row."""
+    if not rows:
+        return
+    names = [name for name in rows[0] if name not in _OWN_LINE]
+    cells = [[_text(name, row.get(name)) for name in names] for row in rows]
+    widths = [max(len(_word(name)), *(len(line[at]) for line in cells)) for at, name in enumerate(names)]
+    right = [all(isinstance(row.get(name), int | float) for row in rows) for name in names]
+    heads = (
+        _word(name).rjust(width) if is_right else _word(name).ljust(width)
+        for name, width, is_right in zip(names, widths, right, strict=True)
+    )
+    say((indent + "  ".join(heads)).rstrip())
+    room = max(40, shutil.get_terminal_size().columns)
+    for row, line in zip(rows, cells, strict=True):
+        shown = (
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(line, widths, right, strict=True)
+        )
+        say((indent + "  ".join(shown)).rstrip())
+        for name in _OWN_LINE & row.keys():
+            deeper = indent + "    "
+            say(textwrap.fill(_text(name, row[name]), room, initial_indent=deeper, subsequent_indent=deeper))
+
+
+def _word(name: str) -> str:
+    for unit in ("_bytes", "_ms", "_s"):
+        name = name.removesuffix(unit)
+    return name.replace("_", " ")
+
+
+def _text(name: str, value: Any) -> str:
+    """Return a value with its unit, which the name says."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{printable(str(key))} {_text(key, item)}" for key, item in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(_text("", item) for item in value) or "none"
+    if isinstance(value, int | float):
+        if name.endswith("_bytes"):
+            return format_size(value)
+        if name.endswith("_ms"):
+            return format_duration(value / 1000)
+        if name.endswith("_s"):
+            return format_duration(value)
+        if name in {"busy", "pictures"}:
+            return f"{value:.0%}"
+        if name == "at":
+            return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return printable(str(value))

@@ -1,0 +1,158 @@
+"""The caller's side of operations: one call to a server, and its answer or what went wrong in words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from flowctl.control.operations import CATEGORY
+from flowctl.control.place import answers
+from flowctl.errors import ConfigError, FlowctlError, RpcError
+from flowctl.rpc.node import RpcNode
+from flowctl.rpc.wire.addresses import Address, Transport
+from flowctl.zeromq.curve import KeyPair
+
+CONNECT_S: Final = 5.0
+"""How long a connection is waited for, at most: a server that is there answers in milliseconds."""
+
+
+class OperationError(FlowctlError):
+    """A server did not do what it was asked for.
+
+    Args:
+        message: why.
+        code: why, in a word: ``FORBIDDEN``, ``NOT_POSSIBLE``, ``BUSY``, ``ENDING``, ``TIMEOUT``, ...
+        hint: see `FlowctlError`.
+    """
+
+    def __init__(self, message: str, *, code: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
+def call_operation(
+    address: str, name: str, arguments: Mapping[str, object], *, keys: KeyPair | None = None, timeout_s: float = 15.0
+) -> dict[str, Any]:
+    """Have a server do something, and return its answer.
+
+    Args:
+        address: of the server.
+        name: of the operation, without the category.
+        arguments: as JSON has them.
+        keys: of the caller, for a server elsewhere. None: new ones, which no server knows.
+        timeout_s: how long to wait in all.
+
+    Raises:
+        ConfigError: the address or an argument is wrong.
+        OperationError: it was not done; its code says why.
+    """
+    parts = asyncio.run(call_parts(address, f"{CATEGORY}.{name}", [json.dumps(dict(arguments))], keys, timeout_s))
+    try:
+        value = json.loads(parts[0] if parts else b"")
+    except ValueError:
+        value = None
+    if isinstance(value, dict) and isinstance(value.get("result"), dict):
+        found: dict[str, Any] = value["result"]
+        return found
+    error = value.get("error") if isinstance(value, dict) else None
+    if not isinstance(error, dict):
+        raise OperationError(
+            f"{address} answers {CATEGORY}.{name} with something else", code="FOREIGN", hint="is it a flowctl server?"
+        )
+    code, message, hint = (error.get(key) for key in ("code", "message", "hint"))
+    if code == "WRONG_ARGUMENT":
+        raise ConfigError(str(message), hint=hint if isinstance(hint, str) else None)
+    raise OperationError(str(message), code=str(code), hint=hint if isinstance(hint, str) else None)
+
+
+async def call_parts(
+    address: str,
+    command: str,
+    parts: list[str | bytes],
+    keys: KeyPair | None,
+    timeout_s: float,
+    *,
+    reply: bool = True,
+) -> list[bytes]:
+    """Call any command of any server that speaks OxenMQ, and return the parts of its reply.
+
+    Args:
+        address: of the server; with its key in it, encrypted.
+        command: ``category.command``.
+        parts: sent with it.
+        keys: of the caller. None: new ones.
+        timeout_s: how long to wait in all.
+        reply: whether there is one: a request, else a command.
+
+    Raises:
+        ConfigError: the address is none.
+        OperationError: it cannot be reached, or has not answered, or has refused.
+    """
+    del keys
+    where = Address.parse(address)
+    if where.transport is Transport.IPC:
+        _check_there(Path(where.socket))
+    async with RpcNode(name="flowctl-call") as node:
+        try:
+            conn = await node.connect(address, timeout_s=min(timeout_s, CONNECT_S))
+        except RpcError as error:
+            raise _not_reached(address, where) from error
+        if not reply:
+            node.send(conn, command, *parts)
+            return []
+        try:
+            return await node.call(conn, command, *parts, timeout_s=timeout_s)
+        except RpcError as error:
+            raise _failed(address, command, error, timeout_s) from error
+
+
+def _check_there(path: Path) -> None:
+    """See that a server listens at a unix socket, without waiting for one that does not.
+
+    Raises:
+        OperationError: nobody does, or it is another user's.
+    """
+    try:
+        there = answers(path)
+    except PermissionError as error:
+        raise OperationError(
+            f"you may not speak to the server at {path}: it is another user's",
+            code="FORBIDDEN",
+            hint="call it as that user, or from elsewhere with a key",
+        ) from error
+    if not there:
+        raise OperationError(
+            f"no server listens at {path}", code="NOT_THERE", hint="is it running? flowctl serve live starts one"
+        )
+
+
+def _not_reached(address: str, where: Address) -> OperationError:
+    if where.pubkey:
+        return OperationError(
+            f"{address} does not let this caller in, or is not there",
+            code="NOT_THERE",
+            hint="is its address and key right, and does its clients file have the public key of --key?",
+        )
+    return OperationError(
+        f"{address} does not answer",
+        code="NOT_THERE",
+        hint="is it running? One that takes keys is reached as curve://host:port/ITS_PUBLIC_KEY",
+    )
+
+
+def _failed(address: str, command: str, error: RpcError, timeout_s: float) -> OperationError:
+    if error.code == "TIMEOUT":
+        return OperationError(
+            f"{address} has not answered {command} within {timeout_s:g} s; it may do it yet",
+            code="TIMEOUT",
+            hint="--timeout waits longer",
+        )
+    hints = {
+        "FORBIDDEN": "the level that the server gives this caller does not allow it",
+        "UNKNOWNCOMMAND": "flowctl rpc describe ADDRESS lists what a flowctl server knows",
+        "DISCONNECTED": "the server has ended, or has cut the connection",
+    }
+    return OperationError(str(error), code=error.code, hint=hints.get(error.code, error.hint))

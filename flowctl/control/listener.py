@@ -1,0 +1,172 @@
+"""Serves the operations on a live server over RPC: on a unix socket for its own user, with keys from elsewhere.
+
+A node of RPC on a thread of its own; the poll groups know nothing of it. What is called runs on one of two other
+threads: one for what only looks, one for what changes the server, so that changes are made in the order of the calls
+and nobody who looks waits for them.
+
+Who may do what belongs to the connection: who can open the unix socket is the user of the server (or root) and may do
+all; from elsewhere the level is that of the key in the clients file, and without a key in it there is no connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from flowctl.control.clients import Clients
+from flowctl.control.operations import CATEGORY, OPERATIONS, Operation, Permission, answer
+from flowctl.control.place import make_way, usual_socket
+from flowctl.errors import ConfigError
+from flowctl.live.server import LiveServer
+from flowctl.printable import short
+from flowctl.rpc.access.access import AuthLevel
+from flowctl.rpc.message import Message
+from flowctl.rpc.node import RpcNode
+from flowctl.zeromq.curve import KeyPair
+
+_log: Final = structlog.get_logger("flowctl.control")
+MOST_WAITING: Final = 64
+"""Calls that are being carried out or wait for it: more people than that do not change one server at a time."""
+_BUSY: Final = json.dumps(
+    {"error": {"code": "BUSY", "message": f"{MOST_WAITING} calls are waiting already", "hint": "try again"}}
+).encode()
+
+
+class ControlListener:
+    """Listens for operations on a live server as its settings say; a companion of the server.
+
+    Args:
+        server: whose operations; `LiveConfig.control` and the fields beside it say where.
+
+    Raises:
+        ConfigError: a file of keys or clients cannot be used.
+    """
+
+    def __init__(self, server: LiveServer) -> None:
+        config = server.config
+        self._server: Final = server
+        self._addresses: Final = config.control_addresses
+        missing = [name for name in ("control_keys", "control_clients") if getattr(config, name) is None]
+        if missing and any(address.startswith("tcp://") for address in self._addresses):
+            raise ConfigError(
+                f"control is {short(config.control)}, but {missing[0]} is missing: anybody could operate the server",
+                hint="flowctl rpc keygen FILE makes keys; control_clients has a line KEY LEVEL for each client",
+            )
+        self._keys = None if config.control_keys is None else KeyPair.read(config.control_keys)
+        self._clients = None if config.control_clients is None else Clients(config.control_clients)
+        self._node: RpcNode | None = None
+        self._pools: dict[Permission, ThreadPoolExecutor] = {}
+        self._waiting = 0  # the node's thread
+        self.bound: list[str] = []
+
+    def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: an address that was named cannot be used. A usual place that cannot be used is only logged:
+                nobody asked for it.
+        """
+        node = RpcNode(name="flowctl-control", on_error=self._server.hub.oversight.report)
+        self._pools = {
+            level: ThreadPoolExecutor(1, thread_name_prefix=f"flowctl-control-{level.name.lower()}")
+            for level in (Permission.BASIC, Permission.ADMIN)
+        }
+        node.add_category(CATEGORY, AuthLevel.BASIC)
+        node.add_request_command(CATEGORY, "describe", _describe)
+        for operation in OPERATIONS:
+            node.add_request_command(CATEGORY, operation.name, partial(self._called, operation))
+        self._node = node
+        for address in self._addresses:
+            self._listen(node, address)
+        node.start()
+        _log.info("control", addresses=self.bound, clients=0 if self._clients is None else len(self._clients))
+
+    def _listen(self, node: RpcNode, address: str) -> None:
+        usual = address == "ipc"
+        try:
+            if address.startswith("tcp://"):
+                self._listen_with_keys(node, address)
+                return
+            path = usual_socket(*self._server.address) if usual else Path(address.removeprefix("ipc://"))
+            make_way(path)
+            node.listen_plain(f"ipc://{path}", AuthLevel.ADMIN)
+            path.chmod(0o600)
+            self.bound.append(f"ipc://{path}")
+        except (ConfigError, OSError) as error:
+            hint = getattr(error, "hint", None)
+            if not usual:
+                raise ConfigError(f"control: {error}", hint=hint) from error
+            _log.warning("no operations can be called", fault=str(error), **({"hint": hint} if hint else {}))
+
+    def _listen_with_keys(self, node: RpcNode, address: str) -> None:
+        del node
+        raise ConfigError(f"{address} takes keys, which there is no listener for")
+
+    def _allow(self, address: str, pubkey: bytes, is_service_node: bool) -> AuthLevel | None:  # noqa: FBT001 - as called
+        """Return what a newcomer from elsewhere may do. The node's thread."""
+        del is_service_node
+        client = None
+        try:
+            client = None if self._clients is None else self._clients.find(pubkey)
+        except ConfigError as error:
+            _log.error("nobody is let in, the clients file is not valid", fault=str(error), hint=error.hint)
+        if client is None:
+            _log.warning("control connection refused", peer=address, key=pubkey.hex())
+            return None
+        _log.info("control connection", peer=address, client=client.name, level=client.permission.name.lower())
+        return AuthLevel(client.permission)
+
+    async def _called(self, operation: Operation, message: Message) -> bytes:
+        """Carry out a call on the thread for its kind. The node's thread."""
+        if self._waiting >= MOST_WAITING:
+            return _BUSY
+        self._waiting += 1
+        try:
+            loop, pool = asyncio.get_running_loop(), self._pools[operation.permission]
+            return await loop.run_in_executor(pool, self._carry_out, operation, message)
+        finally:
+            self._waiting -= 1
+
+    def _carry_out(self, operation: Operation, message: Message) -> bytes:
+        if message.deadline is not None and time.monotonic() >= message.deadline:
+            return b""  # nobody waits for it any more, so nobody would know that it was done
+        caller = self._caller(message)
+        made = answer(self._server, operation.name, b" ".join(message.data), Permission(message.auth), caller)
+        if operation.permission is Permission.ADMIN:
+            _log.info("operation", name=operation.name, caller=caller, done=made.startswith(b'{"result"'))
+        return made
+
+    def _caller(self, message: Message) -> str:
+        """Return who calls, for the log."""
+        pubkey = message.peer.identity.pubkey
+        if not pubkey:
+            return "local"
+        try:
+            client = None if self._clients is None else self._clients.find(pubkey)
+        except ConfigError:
+            client = None
+        return client.name if client is not None and client.name else pubkey.hex()[:16]
+
+    def stop(self, deadline_s: float) -> None:
+        """End; what is being carried out is not waited for."""
+        node, self._node = self._node, None
+        if node is not None:
+            node.stop(deadline_s)
+        for address in self.bound:
+            if address.startswith("ipc://"):
+                Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _describe(message: Message) -> bytes:
+    """Return the definitions of all operations."""
+    del message
+    return json.dumps({"result": {"operations": [operation.describe() for operation in OPERATIONS]}}).encode()

@@ -1,0 +1,175 @@
+"""Where the servers of a user listen for operations on this machine, and how one of them is found.
+
+Each server has a unix socket in a folder of its user, ``$XDG_RUNTIME_DIR/flowctl`` or, where there is no such thing,
+``flowctl-UID`` in the folder of temporary files. The folder is the user's alone (mode 0700): who can open what is in
+it is that user, or root. So a folder or a socket that another user could have put there is refused, and not mended.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.printable import short
+
+SUFFIX: Final = ".sock"
+_PREFIX: Final = "live-"
+_UNFIT: Final = re.compile(r"[^A-Za-z0-9._:-]")
+_MOST_PATH_BYTES: Final = 107
+"""Of the path of a unix socket (unix(7))."""
+_LOOK_S: Final = 2.0
+"""How long a socket is asked whether a server listens: the answer is the kernel's."""
+_ELSEWHERE: Final = "set XDG_RUNTIME_DIR to a folder of your own, or name a socket with --control ipc:///path"
+
+
+class NotFoundError(FlowctlError):
+    """No server, or more than one, is there to be spoken to."""
+
+
+def runtime_folder() -> Path:
+    """Return the folder of this user's sockets; it need not be there."""
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    if Path(base).is_absolute() and _is_ours(Path(base)):
+        return Path(base) / "flowctl"
+    return Path(tempfile.gettempdir()) / f"flowctl-{os.geteuid()}"
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def usual_socket(host: str, port: int) -> Path:
+    """Return the path for a server that listens on `host` and `port`, in a folder that is there and safe.
+
+    Raises:
+        ConfigError: the folder is not this user's alone, or cannot be made.
+    """
+    folder = runtime_folder()
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}", hint=_ELSEWHERE) from error
+    return folder / f"{_PREFIX}{_UNFIT.sub('-', host)}-{port}{SUFFIX}"
+
+
+def make_way(path: Path) -> None:
+    """See that a socket can be made at `path` that is this user's alone; what a server of before has left goes.
+
+    Raises:
+        ConfigError: its folder is not this user's alone, something else is there, or a server listens there.
+    """
+    if len(os.fsencode(path)) > _MOST_PATH_BYTES:
+        raise ConfigError(
+            f"the path {short(str(path))} has more than {_MOST_PATH_BYTES} octets, a socket can have no more",
+            hint=_ELSEWHERE,
+        )
+    _check_private(path.parent)
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+        raise ConfigError(f"{path} is there and is no socket of this user", hint=_ELSEWHERE)
+    if answers(path):
+        raise ConfigError(f"another server listens at {path}", hint="end it, or name another socket")
+    path.unlink(missing_ok=True)
+
+
+def _check_private(folder: Path) -> None:
+    """See that a folder is this user's alone, and no link to another one."""
+    try:
+        found = folder.lstat()
+    except OSError as error:
+        raise ConfigError(f"cannot use the folder {folder}: {error.strerror}", hint=_ELSEWHERE) from error
+    if stat.S_ISLNK(found.st_mode) or not stat.S_ISDIR(found.st_mode):
+        raise ConfigError(f"{folder} is no folder but a link or a file", hint=_ELSEWHERE)
+    if found.st_uid != os.geteuid():
+        raise ConfigError(f"the folder {folder} belongs to another user", hint=_ELSEWHERE)
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise ConfigError(
+            f"others can use the folder {folder} (mode {stat.S_IMODE(found.st_mode):04o})", hint=f"chmod 700 {folder}"
+        )
+
+
+def answers(path: Path) -> bool:
+    """Return whether a server listens at a unix socket.
+
+    Raises:
+        PermissionError: it is another user's.
+    """
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_LOOK_S)
+        try:
+            probe.connect(str(path))
+        except PermissionError:
+            raise
+        except OSError:
+            return False
+        return True
+
+
+def servers_here() -> list[Path]:
+    """Return the sockets of this user's servers that answer, by name."""
+    try:
+        found = sorted(runtime_folder().glob(f"*{SUFFIX}"))
+    except OSError:
+        return []
+    return [path for path in found if _answers_us(path)]
+
+
+def _answers_us(path: Path) -> bool:
+    try:
+        return answers(path)
+    except PermissionError:
+        return False
+
+
+def find_server(wanted: str | None) -> str:
+    """Return the address of a server.
+
+    Args:
+        wanted: an address (``ipc://path``, ``tcp://host:port``, ``curve://host:port/KEY``), the path of a socket, or
+            the port or part of the name of one on this machine. None: the only one that runs here.
+
+    Raises:
+        NotFoundError: there is none, or there are several; names them.
+    """
+    if wanted is not None and "://" in wanted:
+        return wanted
+    if wanted is not None and "/" in wanted:
+        return f"ipc://{wanted}"
+    here = servers_here()
+    fitting = here if wanted is None else [path for path in here if _fits(path, wanted)]
+    if len(fitting) == 1:
+        return f"ipc://{fitting[0]}"
+    names = ", ".join(map(name_of, fitting or here))
+    if not here:
+        raise NotFoundError(
+            "no server of this user runs on this machine",
+            hint="start one with flowctl serve live, or name one with --server ADDRESS",
+        )
+    if not fitting:
+        raise NotFoundError(f"no server here is called {short(wanted)}", hint=f"there are {names}")
+    raise NotFoundError(f"{len(fitting)} servers run here: {names}", hint="choose one with --server NAME")
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a server by its socket: address and port of what it serves."""
+    return path.name.removesuffix(SUFFIX).removeprefix(_PREFIX)
+
+
+def _fits(path: Path, wanted: str) -> bool:
+    name = name_of(path)
+    return wanted == name or name.endswith(f"-{wanted}")
