@@ -183,7 +183,8 @@ def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
             }
             for name, status in server.reload.status.items()
         }
-        return files | {"faults": [item["fault"] for item in files.values() if "fault" in item]}
+        faults = [item["fault"] for item in files.values() if "fault" in item]
+        return files | ({"faults": faults} if faults else {})
 
     return server.reload.do(read)
 

@@ -149,7 +149,13 @@ def _connection(server: LiveServer, number: int) -> Json:
         "open_s": round(now - connection.opened_at, 1),
         "limits": str(sender.limits),
         "ledger": [
-            {"ago_s": round(now - entry.at, 1), "what": entry.kind.value, "why": entry.why} for entry in sender.ledger()
+            {
+                "ago_s": round(now - entry.at, 1),
+                "what": entry.kind.value,
+                "state": None if entry.change is None else entry.change.new.name,
+                "why": entry.why,
+            }
+            for entry in sender.ledger()
         ],
     }
 

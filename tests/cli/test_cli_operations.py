@@ -1,0 +1,200 @@
+"""The operations as commands, on a live server that is a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from types import SimpleNamespace
+
+import pytest
+from cli_kit import PATIENCE_S, run, served
+from e2e_kit import Clients, wait_until
+
+from flowctl.cli import main
+from flowctl.client.player import PlayProfile
+from flowctl.control import place
+from flowctl.control.client import OperationError, call_operation
+from flowctl.media.synthetic import SyntheticSource
+from flowctl.server.bans import BanList
+
+OFF = ("--soft", "0,0,0", "--hard", "0,0,0", "--stuck", "0", "--soft-too-long", "0", "--notsent-lowat", "16KiB")
+
+
+@pytest.fixture
+def runtime(tmp_path, monkeypatch):
+    """Return the folder of sockets, which has none yet."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / "flowctl"
+
+
+@pytest.fixture
+def clients():
+    with Clients() as clients:
+        yield clients
+
+
+@pytest.fixture
+def here(capsys):
+    """Return a function that runs a command in this process, which takes a tenth of the time; as `run`."""
+
+    def command(*arguments):
+        capsys.readouterr()
+        status = main(arguments)
+        return (status, *capsys.readouterr())
+
+    return command
+
+
+@pytest.fixture
+def asked(here):
+    """Return a function that runs a command that succeeds, and returns its answer."""
+
+    def ask(*arguments):
+        status, output, errors = here(*arguments, "--json")
+        assert status == 0, errors
+        return json.loads(output)
+
+    return ask
+
+
+def quickly(name, **given):
+    """Ask the only server here without a process of its own; for waiting."""
+    return call_operation(place.find_server(None), name, given)
+
+
+def viewers(count):
+    """Wait for so many viewers; return their numbers."""
+    found = wait_until(
+        lambda: (shown := quickly("stats", viewers="all"))["found"]["viewers"] == count and (shown,), f"{count} viewers"
+    )[0]
+    return [viewer["connection"] for viewer in found["viewers"]]
+
+
+def test_operations_when_called_as_commands_do_what_they_say(runtime, clients, tmp_path, here, asked):
+    """Who is slow is shown, held to new limits, kicked, banned, let in again; then the server drains and ends."""
+    bans = tmp_path / "bans.jsonl"
+    with served("live", *OFF, "--bans", str(bans)) as server:
+        there = SimpleNamespace(address=("127.0.0.1", server.ready["port"]))
+        clients.publish(there, SyntheticSource(video_bit_rate=4_000_000, key_interval_s=1.0))
+        clients.play(there)
+        slow = clients.play(there, PlayProfile(stall_after_s=0.1))
+        viewers(2)
+        number = wait_until(lambda: quickly("stats")["viewers"], "the slow one")[0]["connection"]
+        assert any(viewer["connection"] == number for viewer in asked("stats", "--viewers", "all")["viewers"])
+        status, output, _ = run("stats")
+        assert status == 0
+        assert "to blame: viewer link" in output
+        assert asked("limits", str(number))["soft"] == "0,0,0"
+        asked("limits", str(number), "--soft", "32KiB,10", "--hard", "1GiB,1000000")
+        ledger = wait_until(lambda: len(found := shown_ledger(number)) > 1 and found, "a change of its state")
+        assert "SOFT_LIMIT" in str(ledger), ledger
+        assert asked("kick", str(number), "--reason", "too slow")["connections"] == [number]
+        wait_until(lambda: slow.end is not None, "its end")
+        assert asked("ban", "127.0.0.1", "--duration", "1h", "--reason", "rude")["ended"] == 2
+        assert [ban.reason for ban in BanList.parse(bans.read_text()).bans] == ["rude"]
+        viewers(0)
+        with socket.create_connection(there.address, PATIENCE_S) as sock:
+            assert ended(sock)
+        assert "rude" in here("bans")[1]
+        assert asked("reload")["bans"]["state"] == "valid"
+        assert len(asked("unban", "127.0.0.1")["lifted"]) == 1
+        assert bans.read_text() == ""
+        clients.play(there)
+        viewers(1)
+        assert [item["what"] for item in asked("changes")["changes"]] == ["ban", "unban"]
+        assert run("drain", "--within", "0")[0] == 0
+        assert server.process.wait(PATIENCE_S) == 0
+        server.stop()
+    assert "by an operator: too slow" in server.log
+    assert list(runtime.iterdir()) == []
+
+
+def shown_ledger(number):
+    """Return what was done to a connection, in words, from its new limits on."""
+    ledger = quickly("stats", connection=number)["connection"]["ledger"]
+    places = [at for at, entry in enumerate(ledger) if entry["what"] == "limits"]
+    return ledger[places[-1] :] if places else []
+
+
+def ended(sock):
+    """Return whether the other end ends the connection without a word."""
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_commands_when_they_cannot_be_carried_out_say_why_and_what_to_do(runtime, tmp_path, here, asked, monkeypatch):
+    """No server, several, a wrong argument, a file that is wrong: an error, a hint and the status for it."""
+    assert here("stats")[::2] == (
+        1,
+        """error: no server of this user runs on this machine
+hint: start one with flowctl serve live, or name one with --server ADDRESS
+""",
+    )
+    assert here("kick", "first")[0] == 2
+    assert here("stats", "--server", "ipc:///nowhere.sock")[::2] == (
+        1,
+        "error: no server listens at /nowhere.sock\nhint: is it running? flowctl serve live starts one\n",
+    )
+    limits = tmp_path / "limits.toml"
+    limits.write_text('version = 1\n[limits]\nsoft = "1MiB,100"\n')
+    with served("live", "--limits", str(limits)) as first, served("live") as second:
+        status, _, errors = here("stats")
+        assert status == 1
+        assert "2 servers run here" in errors
+        assert str(first.ready["port"]) in errors
+        limits.write_text('version = 1\n[limits]\nsoft = "much"\n')
+        status, output, errors = here("reload", "--server", str(first.ready["port"]))
+        assert (status, "invalid" in output) == (1, True)
+        assert f"error: {limits}, line 3" in errors
+        monkeypatch.setenv("FLOWCTL_SERVER", str(second.ready["port"]))
+        status, _, errors = here("reload")
+        assert (status, errors.splitlines()[1]) == (1, "hint: start it with --limits or --bans")
+        status, output, errors = here("rpc", "call", str(second.ready["port"]), "flow.stats", '{"viewers": "none"}')
+        assert (status, json.loads(output)["result"]["viewers"]) == (0, [])
+        assert here("rpc", "call", str(second.ready["port"]), "flow.fly")[0] == 1
+        described = asked("rpc", "describe", str(second.ready["port"]))
+        assert described == asked("rpc", "describe")
+        refused = call_as_another_user(f"ipc://{next(runtime.glob('*.sock'))}")
+    assert refused is None or refused.code == "FORBIDDEN"
+
+
+def call_as_another_user(address):
+    """Return what a user of this machine is told who is not the server's. None: only root can be another user."""
+    if os.geteuid() != 0:
+        return None
+    os.seteuid(65534)
+    try:
+        call_operation(address, "stats", {})
+    except OperationError as error:
+        return error
+    finally:
+        os.seteuid(0)
+    raise AssertionError("another user was let in")
+
+
+def test_call_when_the_server_does_not_answer_in_time_says_so(tmp_path, here):
+    """A socket that somebody listens at who says nothing costs the caller his own time limit and no more."""
+    path = tmp_path / "mute.sock"
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(path))
+        mute.listen(8)
+        begun = time.monotonic()
+        status, _, errors = here("stats", "--server", str(path), "--timeout", "200ms")
+    assert status == 1
+    assert "does not answer" in errors
+    assert time.monotonic() - begun < PATIENCE_S
+
+
+def test_keygen_when_asked_makes_a_file_for_its_owner_and_shows_the_public_key(tmp_path, here, asked):
+    """Nothing secret is shown, and no key is written over."""
+    path = tmp_path / "server.key"
+    found = asked("rpc", "keygen", str(path))
+    assert len(bytes.fromhex(found["public"])) == 32
+    assert path.stat().st_mode & 0o777 == 0o600
+    status, output, errors = here("rpc", "keygen", str(path))
+    assert (status, output) == (2, "")
+    assert "File exists" in errors
