@@ -418,7 +418,7 @@ def test_drain_when_told_lets_nobody_in_and_ends_within_its_time(live, clients):
     assert do(server, "drain", within="2h")["ends_within_s"] <= 3600
     assert do(server, "drain", within=0)["again"] is True
     wait_until(lambda: ended, "the end")
-    assert server.closed_by_reason == {CloseReason.SHUTDOWN: 1}
+    assert server.closed_by_reason[CloseReason.SHUTDOWN] == 1
     with pytest.raises(ClosedError):
         do(server, "ban", network="192.0.2.1")
 
