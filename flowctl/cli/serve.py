@@ -156,8 +156,7 @@ def _run(
     if isinstance(server, LiveServer) and server.reload.watching:
         calls[signal.SIGHUP] = server.reload.look_now
     ended.calls = calls
-    if isinstance(server, LiveServer):
-        server.on_drained = ended.end
+    server.on_stopped = ended.end
     try:
         server.start()
         host, port = server.address

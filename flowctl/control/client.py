@@ -91,11 +91,10 @@ async def call_parts(
         ConfigError: the address is none.
         OperationError: it cannot be reached, or has not answered, or has refused.
     """
-    del keys
     where = Address.parse(address)
     if where.transport is Transport.IPC:
         _check_there(Path(where.socket))
-    async with RpcNode(name="flowctl-call") as node:
+    async with RpcNode(name="flowctl-call", keys=keys) as node:
         try:
             conn = await node.connect(address, timeout_s=min(timeout_s, CONNECT_S))
         except RpcError as error:

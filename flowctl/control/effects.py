@@ -7,6 +7,7 @@ by the server, in the order in which it is asked for.
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from flowctl.live.server import LiveServer
 
 Json = dict[str, Any]
+_MOST_DETAIL: Final = 512 * 1024
+"""Details of changes in one answer, octets: half of what a message may have."""
 _TOLD: Final = 100
 """Numbers of connections told of a kick; there may be thousands."""
 
@@ -192,5 +195,11 @@ def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 def changes(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     """Return what was changed since a version."""
     found, whole = server.changes.since(asked["since"])
-    shown = [dataclasses.asdict(change) for change in found[: asked["limit"]]]
+    shown: list[Json] = []
+    size = 0
+    for change in found[: asked["limit"]]:
+        size += len(json.dumps(change.detail))
+        if shown and size > _MOST_DETAIL:
+            break  # who asks for what came after the last one gets the others
+        shown.append(dataclasses.asdict(change))
     return {"run": server.changes.run, "version": server.changes.version, "whole": whole, "changes": shown}

@@ -62,7 +62,7 @@ class ControlListener:
         self._keys = None if config.control_keys is None else KeyPair.read(config.control_keys)
         self._clients = None if config.control_clients is None else Clients(config.control_clients)
         self._node: RpcNode | None = None
-        self._pools: dict[Permission, ThreadPoolExecutor] = {}
+        self._pools: dict[bool, ThreadPoolExecutor] = {}  # by whether it only looks
         self._waiting = 0  # the node's thread
         self.bound: list[str] = []
 
@@ -73,10 +73,10 @@ class ControlListener:
             ConfigError: an address that was named cannot be used. A usual place that cannot be used is only logged:
                 nobody asked for it.
         """
-        node = RpcNode(name="flowctl-control", on_error=self._server.hub.oversight.report)
+        node = RpcNode(name="flowctl-control", keys=self._keys, on_error=self._server.hub.oversight.report)
         self._pools = {
-            level: ThreadPoolExecutor(1, thread_name_prefix=f"flowctl-control-{level.name.lower()}")
-            for level in (Permission.BASIC, Permission.ADMIN)
+            True: ThreadPoolExecutor(1, thread_name_prefix="flowctl-control-looks"),
+            False: ThreadPoolExecutor(1, thread_name_prefix="flowctl-control-changes"),
         }
         node.add_category(CATEGORY, AuthLevel.BASIC)
         node.add_request_command(CATEGORY, "describe", _describe)
@@ -92,7 +92,7 @@ class ControlListener:
         usual = address == "ipc"
         try:
             if address.startswith("tcp://"):
-                self._listen_with_keys(node, address)
+                self.bound.append(node.listen_curve(address, self._allow))
                 return
             path = usual_socket(*self._server.address) if usual else Path(address.removeprefix("ipc://"))
             make_way(path)
@@ -104,10 +104,6 @@ class ControlListener:
             if not usual:
                 raise ConfigError(f"control: {error}", hint=hint) from error
             _log.warning("no operations can be called", fault=str(error), **({"hint": hint} if hint else {}))
-
-    def _listen_with_keys(self, node: RpcNode, address: str) -> None:
-        del node
-        raise ConfigError(f"{address} takes keys, which there is no listener for")
 
     def _allow(self, address: str, pubkey: bytes, is_service_node: bool) -> AuthLevel | None:  # noqa: FBT001 - as called
         """Return what a newcomer from elsewhere may do. The node's thread."""
@@ -129,7 +125,7 @@ class ControlListener:
             return _BUSY
         self._waiting += 1
         try:
-            loop, pool = asyncio.get_running_loop(), self._pools[operation.permission]
+            loop, pool = asyncio.get_running_loop(), self._pools[operation.looks]
             return await loop.run_in_executor(pool, self._carry_out, operation, message)
         finally:
             self._waiting -= 1
@@ -139,7 +135,7 @@ class ControlListener:
             return b""  # nobody waits for it any more, so nobody would know that it was done
         caller = self._caller(message)
         made = answer(self._server, operation.name, b" ".join(message.data), Permission(message.auth), caller)
-        if operation.permission is Permission.ADMIN:
+        if not operation.looks:
             _log.info("operation", name=operation.name, caller=caller, done=made.startswith(b'{"result"'))
         return made
 

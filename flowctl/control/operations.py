@@ -40,6 +40,8 @@ MOST_PAGE: Final = 1000
 """Longest page of a list: half a megabyte of viewers with their reasons."""
 MOST_CALL: Final = 64 * 1024
 """Longest call, octets: a hundred times what all arguments of any operation take."""
+MOST_ANSWER: Final = (1 << 20) - 1024
+"""Longest answer, octets: what one message of RPC may have, its other frames aside."""
 MOST_DRAIN_S: Final = 86_400.0
 
 
@@ -65,6 +67,7 @@ class Operation:
         summary: what it does, in a line.
         arguments: in the order of their help.
         effect: does it: given the server and the values by name; returns JSON. Not on a poll group's thread.
+        looks: whether it only looks, so that it need not wait for what others change, and is not worth a line.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Operation:
     summary: str
     arguments: tuple[Argument, ...]
     effect: Callable[[LiveServer, Mapping[str, Any]], dict[str, Any]]
+    looks: bool = False
 
     def describe(self) -> dict[str, Any]:
         """Return the definition as JSON."""
@@ -120,6 +124,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             *_PAGE,
         ),
         effect=figures.stats,
+        looks=True,
     ),
     Operation(
         name="kick",
@@ -181,6 +186,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             *_PAGE,
         ),
         effect=effects.bans,
+        looks=True,
     ),
     Operation(
         name="drain",
@@ -213,6 +219,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of them, up to {MOST_PAGE}.", default=50),
         ),
         effect=effects.changes,
+        looks=True,
     ),
 )
 """All of them; another one is another entry."""
@@ -279,7 +286,16 @@ def answer(server: LiveServer, name: str, call: bytes, permission: Permission, c
     except OSError as error:  # a file of the server's
         message = f"{error.filename or 'the server'}: {error.strerror or error}"
         value = {"error": {"code": "FAILED", "message": message, "hint": None}}
-    return json.dumps(value, ensure_ascii=True).encode()
+    made = _as_json(value)
+    if len(made) > MOST_ANSWER:
+        message = f"the answer has {len(made)} octets, a message has up to {MOST_ANSWER}"
+        return _as_json({"error": {"code": "TOO_LONG", "message": message, "hint": "ask for less with --limit"}})
+    return made
+
+
+def _as_json(value: Any) -> bytes:
+    # Half a surrogate pair (of a file's name) is written as JSON's escape for it.
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 def _arguments_of(call: bytes) -> Mapping[str, object]:

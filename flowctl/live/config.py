@@ -215,7 +215,7 @@ class LiveConfig(ServeOptions):
     def _check_control(self) -> None:
         """See that `control` names addresses."""
         for address in self.control_addresses:
-            if address != "ipc" and not re.fullmatch(r"ipc:///[^,]+|tcp://[^/,]+:[0-9]{1,5}", address):
+            if address != "ipc" and not re.fullmatch(r"ipc:///[^,]+|tcp://[^/,]+:([0-9]{1,5}|\*)", address):
                 raise ConfigError(
                     f"control is {short(self.control)}: {short(address)} is no address to listen on",
                     hint="off, or some of ipc, ipc:///path and tcp://host:port with commas between them",

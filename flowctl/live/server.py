@@ -65,7 +65,6 @@ class LiveServer(Server):
         flights: records connections so that they can be replayed. None: nothing is recorded.
         changes: what was changed while it ran, and by whom.
         companions: what begins and ends with it.
-        on_drained: called when it has ended because it was told to drain; for a program that waits for signals.
         limits_from: where the limits in force come from: ``start``, ``limits file`` or ``command``.
         started_at: seconds on `clock`; 0 before the start.
     """
@@ -106,7 +105,6 @@ class LiveServer(Server):
         on_error = config.on_error or self.hub.oversight.report
         self.changes: Final = Changes(on_error)
         self.companions: Final[list[Companion]] = []
-        self.on_drained: Callable[[], None] | None = None
         self.limits_from = "start"
         self.started_at = 0.0
         self._leaves_by: float | None = None  # when a server that drains ends, monotonic seconds; guarded by _lock
@@ -304,11 +302,7 @@ class LiveServer(Server):
         time.sleep(_RECONNECT_HEAD_START_S)  # for the requests to reconnect, and for the answer to who asked for it
         while self.connections() and self.drains_for_s:
             time.sleep(_DRAIN_LOOK_S)
-        try:
-            self.stop()
-        finally:
-            if self.on_drained is not None:
-                self.on_drained()
+        self.stop()
 
     def _ask_to_reconnect(self) -> int:
         """Ask all clients that understand it to reconnect; return how many connections there are."""

@@ -174,6 +174,7 @@ class Server:
         self._ended = threading.Event()  # and has done it
         self._drain_until = math.inf  # the earliest that any of them wants; guarded by _lock
         self._rebalancing = False  # the listener's thread
+        self.on_stopped: Callable[[], None] | None = None  # called when `stop` has ended it, on the thread that did
         self.accepted_count = 0
         self._accept_pauses = 0  # the listener's thread
         self._exhausted = False  # accepting rests, or has rested and not succeeded since; the listener's thread
@@ -234,6 +235,8 @@ class Server:
                 self._after_stop(deadline_s)
             finally:
                 self._ended.set()
+                if self.on_stopped is not None:
+                    self.on_stopped()
         else:
             self._ended.wait(max(0.0, until - time.monotonic()))
         return stopped
@@ -268,9 +271,10 @@ class Server:
             connection.close(CloseReason.SHUTDOWN, "server stops")
 
     def run(self) -> None:
-        """Start, serve until SIGINT or SIGTERM, and stop. Main thread."""
+        """Start, serve until SIGINT or SIGTERM, or until another thread has stopped it, and stop. Main thread."""
         try:
             with EndSignals() as ended:  # outside of it, a second signal ends a stop that takes too long
+                self.on_stopped = ended.end
                 self.start()
                 ended.wait()
         finally:

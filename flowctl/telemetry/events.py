@@ -197,14 +197,20 @@ class Events:
         self._server(at, EventName.SERVER_STOPPED, value=float(connections))
 
     def config_changed(self, at: float, reason: str, detail: Mapping[str, Any]) -> None:
-        """Record that limits or bans were read again.
+        """Record that limits or bans were changed.
 
         Args:
             at: when they came into force.
-            reason: from where, for example ``limits file``; no path of a user's.
-            detail: what is in force now.
+            reason: by what: ``limits file``, ``bans file``, or the command ``limits``, ``ban``, ``unban`` or ``drain``.
+            detail: what is in force now. A network in it (``cidr``) is stored as addresses are.
         """
-        self._server(at, EventName.CONFIG_CHANGED, reason=reason, detail=json.dumps(detail))
+        self._server(at, EventName.CONFIG_CHANGED, reason=reason, detail=json.dumps(self._shown(detail)))
+
+    def _shown(self, detail: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `detail` with its network as addresses are stored; without it where they are not."""
+        shown = dict(detail)
+        network = None if "cidr" not in shown else self.privacy.network(shown.pop("cidr"))
+        return shown if network is None else {"cidr": network, **shown}
 
     def _server(self, at: float, event: EventName, **values: Any) -> None:
         self.lane.put(server_row(self.wall.us(at), event, **values))
@@ -297,11 +303,7 @@ class Events:
             peer: address and port.
             detail: the ban: cidr, score, expires. The network is stored as addresses are.
         """
-        shown = dict(detail)
-        if "cidr" in shown:
-            shown["cidr"] = self.privacy.network(shown["cidr"])
-            if shown["cidr"] is None:
-                del shown["cidr"]
+        shown = self._shown(detail)
         who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
         reason = CloseReason.BANNED.value
         self.lane.put(row(self.wall.us(at), self.conn_id(number), who, EventName.BANNED, reason=reason, detail=shown))

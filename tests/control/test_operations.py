@@ -407,7 +407,7 @@ def test_drain_when_told_lets_nobody_in_and_ends_within_its_time(live, clients):
     """Who is there may leave by himself; a second call makes it end sooner, and never later."""
     server = live()
     ended = []
-    server.on_drained = lambda: ended.append(True)
+    server.on_stopped = lambda: ended.append(True)
     client = clients.play(server)
     wait_for_viewers(server, 1)
     found = do(server, "drain", within="1h")
@@ -436,7 +436,7 @@ def test_drain_when_nobody_is_there_ends_at_once(live):
     """It does not wait for the end of its time where there is nobody to wait for."""
     server = live()
     ended = []
-    server.on_drained = lambda: ended.append(True)
+    server.on_stopped = lambda: ended.append(True)
     do(server, "drain", within="1h")
     wait_until(lambda: ended, "the end")
     assert server.stopping

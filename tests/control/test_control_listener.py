@@ -1,0 +1,148 @@
+"""Operations over RPC: who may do what by socket and by key, and what a caller is told."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from e2e_kit import open_live_server, wait_until
+
+from flowctl.control.client import OperationError, call_operation
+from flowctl.control.listener import MOST_WAITING, ControlListener
+from flowctl.control.operations import BY_NAME
+from flowctl.errors import ConfigError
+from flowctl.rpc.access.access import AuthLevel
+from flowctl.zeromq.curve import KeyPair
+
+SHORT_S = 1.0
+"""For callers that are not let in: nobody answers them."""
+
+
+@pytest.fixture
+def listening(tmp_path, monkeypatch):
+    """Return a function that starts a live server with a listener."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with contextlib.ExitStack() as stack:
+
+        def start(**settings):
+            server = stack.enter_context(open_live_server(**settings))
+            listener = ControlListener(server)
+            stack.callback(listener.stop, 5.0)
+            listener.start()
+            return server, listener
+
+        yield start
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Return settings of a server that is reached by keys, and the keys of two clients: one may do all, one look."""
+    server, admin, basic = (KeyPair.generate() for _ in range(3))
+    server.write(tmp_path / "server.key")
+    clients = tmp_path / "clients"
+    clients.write_text(f"{admin.public.hex()} admin night shift\n{basic.public.hex()} basic\n")
+    clients.chmod(0o600)
+    settings = {
+        "control": "tcp://127.0.0.1:*",
+        "control_keys": tmp_path / "server.key",
+        "control_clients": clients,
+    }
+    return SimpleNamespace(server=server, admin=admin, basic=basic, clients=clients, settings=settings)
+
+
+def test_call_when_by_the_socket_of_the_user_may_do_all(listening):
+    """Who can open the socket is the server's user; what he changes bears his name."""
+    server, listener = listening()
+    [address] = listener.bound
+    assert call_operation(address, "stats", {})["server"]["connections"] == 0
+    assert call_operation(address, "ban", {"network": "192.0.2.1"})["cidr"] == "192.0.2.1/32"
+    assert [change.origin for change in server.changes.since(0)[0]] == ["local"]
+    with pytest.raises(ConfigError, match="network is missing") as caught:
+        call_operation(address, "ban", {})
+    assert caught.value.hint.startswith("NETWORK")
+    with pytest.raises(OperationError, match="there is no connection 7") as refused:
+        call_operation(address, "stats", {"connection": 7_777_777})
+    assert refused.value.code == "NOT_POSSIBLE"
+    with pytest.raises(OperationError) as unknown:
+        call_operation(address, "fly", {})
+    assert unknown.value.code == "UNKNOWNCOMMAND"
+    described = call_operation(address, "describe", {})["operations"]
+    assert [item["name"] for item in described] == [f"flow.{name}" for name in BY_NAME]
+
+
+def test_call_when_several_come_at_once_changes_in_order(listening):
+    """Each change is whole before the next one begins."""
+    server, listener = listening()
+    [address] = listener.bound
+    threads = [
+        threading.Thread(target=call_operation, args=(address, "ban", {"network": f"192.0.2.{number}"}))
+        for number in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [change.version for change in server.changes.since(0)[0]] == list(range(1, 9))
+    assert len(server.admission.bans) == 8
+
+
+def test_call_when_nobody_waits_any_more_is_not_carried_out(listening):
+    """What its caller has given up would be a surprise."""
+    server, listener = listening()
+    message = SimpleNamespace(deadline=time.monotonic() - 1, data=[b'{"network": "192.0.2.1"}'], auth=AuthLevel.ADMIN)
+    assert listener._carry_out(BY_NAME["ban"], message) == b""
+    assert len(server.admission.bans) == 0
+
+
+def test_calls_when_too_many_wait_are_told_so(listening):
+    """A flood of calls is answered, and not queued without bound."""
+    _, listener = listening()
+    listener._waiting = MOST_WAITING
+    with pytest.raises(OperationError) as caught:
+        call_operation(listener.bound[0], "stats", {})
+    assert caught.value.code == "BUSY"
+
+
+@pytest.mark.parametrize("missing", ["control_keys", "control_clients"])
+def test_listener_when_it_would_listen_to_anybody_does_not_begin(keys, missing, listening):
+    """There is no tcp without keys, be it on this machine, and no key that everybody knows."""
+    with pytest.raises(ConfigError, match=f"{missing} is missing: anybody could operate the server"):
+        listening(**keys.settings | {missing: None})
+
+
+def test_listener_when_a_place_cannot_be_used_says_so(listening, tmp_path):
+    """A place that was named is an error; the usual one, which nobody asked for, is a line of the log."""
+    (tmp_path / "flowctl").write_text("in the way")
+    _, listener = listening()
+    assert listener.bound == []
+    with pytest.raises(ConfigError, match="control: cannot use the folder"):
+        listening(control=f"ipc://{tmp_path}/absent/x.sock")
+
+
+def test_call_when_the_server_has_another_key_is_not_made(listening, keys):
+    """A caller speaks to the server whose key he named, or to nobody; in the clear nobody is answered."""
+    _, listener = listening(**keys.settings)
+    address = listener.bound[0]
+    other = f"{address.replace('tcp://', 'curve://')}/{KeyPair.generate().public.hex()}"
+    for where in (other, address):
+        with pytest.raises(OperationError) as caught:
+            call_operation(where, "stats", {}, keys=keys.admin, timeout_s=SHORT_S)
+        assert caught.value.code == "NOT_THERE"
+
+
+def test_answer_when_it_is_too_long_for_a_message_says_so(listening, monkeypatch):
+    """A page that does not fit is an error with a way out, and no connection is lost for it."""
+    server, listener = listening()
+    for number in range(3):
+        server.changes.note("ban", {"reason": "x" * 400_000, "number": number})
+    [address] = listener.bound
+    assert [item["version"] for item in call_operation(address, "changes", {})["changes"]] == [1]
+    assert [item["version"] for item in call_operation(address, "changes", {"since": 1})["changes"]] == [2]
+    server.changes.note("ban", {"reason": "x" * 2_000_000})
+    with pytest.raises(OperationError) as caught:
+        call_operation(address, "changes", {"since": 3})
+    assert caught.value.code == "TOO_LONG"
+    assert wait_until(lambda: call_operation(address, "stats", {}), "an answer")
