@@ -92,7 +92,7 @@ class ZmqSocket:
 
     def start(self) -> None:
         """Begin to receive."""
-        self._group.watch_input(self.raw, self._ready)
+        self._group.watch_input(self.raw, self._ready, alone=True)
         self._look_soon()
 
     def send(self, frames: Sequence[bytes]) -> None:
