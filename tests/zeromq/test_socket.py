@@ -164,6 +164,36 @@ def test_metadata_when_a_message_is_handed_on_come_with_it(group, sockets, tmp_p
     assert reader.frame is None
 
 
+def test_peer_when_another_one_floods_is_heard_after_few_of_its_messages(group, sockets):
+    """Who had nothing to say is heard within one look, though hundreds of another one's messages wait to be read."""
+    router, flood, other = sockets(zmq.ROUTER), sockets(zmq.DEALER), sockets(zmq.DEALER)
+    router.bind("inproc://flood")
+    for item, name in ((flood, b"flood"), (other, b"other")):
+        item.routing_id = name
+        item.connect("inproc://flood")
+    other.send(b"hello")
+    assert router.recv_multipart() == [b"other", b"hello"]
+    for _ in range(600):
+        flood.send(b"more")
+    between: list[int] = []
+    got, done = [], threading.Event()
+
+    def received(frames: list[bytes]) -> None:
+        got.append(frames[0])
+        if frames[0] == b"other":
+            between.append(len(got) - got.index(b"sent") - 2)
+            done.set()
+        elif len(got) == 200:
+            other.send(b"a word")
+            got.append(b"sent")
+
+    reader = ZmqSocket(group, router, received)
+    on(group, reader.start)
+    assert done.wait(WAIT_S)
+    assert between[0] <= 16
+    on(group, reader.close)
+
+
 def test_send_when_the_queue_is_full_raises_again_and_keeps_nothing(group, sockets):
     """A peer that does not read costs `SNDHWM` messages, and no waiting."""
     push = sockets(zmq.PUSH)
