@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from math import inf
@@ -30,7 +31,8 @@ from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.printable import short
 from flowctl.rpc.access.access import Access, AuthLevel, Identity
 from flowctl.rpc.access.admission import Admission, Allow
-from flowctl.rpc.access.rules import refusal_code
+from flowctl.rpc.access.logins import LoginDesk, Logins, PasswordHash
+from flowctl.rpc.access.rules import key_route, refusal_code
 from flowctl.rpc.access.servicenodes import ServiceNodes, checked_keys
 from flowctl.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.rpc.jobs.begin import begin
@@ -42,9 +44,10 @@ from flowctl.rpc.peers.dialled import Dialled
 from flowctl.rpc.peers.listener import Listener
 from flowctl.rpc.peers.peer import Call, ConnectionID, Peer
 from flowctl.rpc.wire import frames as wire
+from flowctl.rpc.wire.addresses import Address
 from flowctl.rpc.wire.tag import NUMBERS, make_tag, read_tag
 from flowctl.zeromq.context import new_context, shared_context
-from flowctl.zeromq.curve import KeyPair, node_keys, serve_curve
+from flowctl.zeromq.curve import KeyPair, dial_curve, node_keys, serve_curve
 from flowctl.zeromq.zap import ZapHandler, bind_zap, zap_domain
 
 REQUEST_TIMEOUT_S: Final = 15.0
@@ -155,6 +158,8 @@ class RpcNode:
         self._admission: Final = Admission(self._service_nodes, clock)
         # Only for the node's thread:
         self._zap_handler: ZapHandler | None = None
+        self._logins: Final = Logins()
+        self._login_desk: LoginDesk | None = None
         self._listeners: dict[int, Listener] = {}
         self._dialled: dict[int, Dialled] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -244,6 +249,55 @@ class RpcNode:
         if full in self._commands:
             raise LocalProtocolError(f"command {full.decode()!r} was added before")
         self._commands[full] = Command(owner, handler, is_request=is_request)
+
+    def add_login(self, user: str, password: str | PasswordHash, level: AuthLevel) -> None:
+        """Add a user who may log in: ``rpc.login`` with name and password gives that connection, and no other, a level.
+
+        The password is kept as a hash with a salt (scrypt), and of each login only the outcome is told.
+
+        Args:
+            user: 1 to 128 octets.
+            password: 1 to 1024 octets, hashed here, which takes as long as a login; or its hash.
+            level: BASIC or ADMIN.
+
+        Raises:
+            ConfigError: one of them is not allowed, or the user was added before.
+            LocalProtocolError: the node was started.
+        """
+        self._check_not_started("add_login")
+        stored = password if isinstance(password, PasswordHash) else PasswordHash.of(password)
+        self._logins.add(user, stored, level)
+        if len(self._logins) == 1:
+            if "rpc" not in self._categories:
+                self.add_category("rpc")
+            self.add_request_command("rpc", "login", self._login)
+
+    async def _login(self, message: Message) -> bytes | None:
+        """Answer ``rpc.login`` [user, password] with the level that it gives."""
+        peer, desk = message.peer, self._login_desk
+        if len(message.data) != 2 or desk is None:
+            self._refuse_login(message, b"it takes user and password")
+            return None
+        if not peer.conn.route:  # it comes again by itself, and then another may answer
+            self._refuse_login(message, b"only those who have connected to this node may log in")
+            return None
+        told: asyncio.Future[AuthLevel | None] = self._group.loop.create_future()
+        user, password = message.data
+        connection = (peer.conn.id, peer.key)
+        if not desk.login(connection, peer.identity.address, user, password, partial(_set_result, told)):
+            self._refuse_login(message, b"too many tries, or too many at once")
+            return None
+        level = await told
+        if level is None:
+            self._refuse_login(message, b"wrong user or password")
+            return None
+        identity = peer.identity
+        peer.identity = replace(identity, auth=max(identity.auth, level))
+        return peer.identity.auth.name.lower().encode()
+
+    def _refuse_login(self, message: Message, why: bytes) -> None:
+        if message.tag is not None:
+            self._send_to(message.peer, wire.failure(wire.FORBIDDEN, message.tag, why))
 
     def set_general_threads(self, count: int) -> None:
         """Set how many worker threads handlers share, 1 or more; before start. Else: one per core.
@@ -375,6 +429,7 @@ class RpcNode:
     def _begin(self) -> None:
         self._jobs.start(self._group)
         self._zap_handler = ZapHandler(self._group, self._zap, self._admission.decide)
+        self._login_desk = LoginDesk(self._group, self._logins)
         for bound in self._bound:
             self._open(*bound)
         self._bound.clear()
@@ -397,6 +452,8 @@ class RpcNode:
             listener.close(LINGER_S)
         if self._zap_handler is not None:
             self._zap_handler.close()
+        if self._login_desk is not None:
+            self._login_desk.close()
         for dialled in list(self._dialled.values()):
             self._hang_up(dialled, "the node was stopped", code=wire.SHUTTING_DOWN, linger_s=LINGER_S)
 
@@ -495,47 +552,63 @@ class RpcNode:
         *,
         timeout_s: float = CONNECT_TIMEOUT_S,
         auth: AuthLevel = AuthLevel.NONE,
+        ephemeral_routing_id: bool = False,
     ) -> ConnectionID:
         """Connect to a listener.
 
         Args:
-            address: where it listens.
+            address: where it listens, and where that is encrypted its key: ``tcp://host:port``, ``ipc://path``,
+                ``inproc://name``, ``curve://host:port/KEY``, ``ipc+curve://path/KEY``.
             on_connect: called when it has answered. Neither this nor `on_failure`: wait for it.
             on_failure: called, with why, when it has not answered in time.
             timeout_s: how long to wait for its answer, in seconds.
             auth: what it may call here.
+            ephemeral_routing_id: whether the listener is to know this connection by an id of ZeroMQ's own, and not by
+                that of this node, of which it knows one connection: the last. A second connection to the same address
+                has one of ZeroMQ's own anyway.
 
         Returns:
             The connection; with callbacks, one that is not yet there.
 
         Raises:
+            ConfigError: the address is none.
             LocalProtocolError: asked to wait on the node's own thread.
             RpcError: it has not answered; only without callbacks.
         """
-        conn = ConnectionID(next(self._ids))
+        to = Address.parse(address)
+        conn = ConnectionID(next(self._ids), pubkey=to.pubkey)
+        dial = partial(self._dial, conn, to, timeout_s, auth, ephemeral_routing_id)
         if on_connect is not None or on_failure is not None:
             ready, failed = (partial(self._call_back, callback or _nothing) for callback in (on_connect, on_failure))
-            self._do(self._dial, conn, address, timeout_s, auth, ready, failed)
+            self._do(dial, ready, failed)
             return conn
         if self._group.in_thread():
             raise LocalProtocolError(
                 "connect_remote() would wait on the node's own thread", hint="await connect(), or give callbacks"
             )
         done: Future[ConnectionID] = Future()
-        self._do(self._dial, conn, address, timeout_s, auth, done.set_result, partial(_refuse, done, address))
+        self._do(dial, done.set_result, partial(_refuse, done, address))
         return done.result()
 
     async def connect(
-        self, address: str, *, timeout_s: float = CONNECT_TIMEOUT_S, auth: AuthLevel = AuthLevel.NONE
+        self,
+        address: str,
+        *,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+        auth: AuthLevel = AuthLevel.NONE,
+        ephemeral_routing_id: bool = False,
     ) -> ConnectionID:
         """Connect to a listener; see `connect_remote`.
 
         Raises:
+            ConfigError: the address is none.
             RpcError: it has not answered in time.
         """
         done: Future[ConnectionID] = Future()
-        conn = ConnectionID(next(self._ids))
-        self._do(self._dial, conn, address, timeout_s, auth, done.set_result, partial(_refuse, done, address))
+        to = Address.parse(address)
+        conn = ConnectionID(next(self._ids), pubkey=to.pubkey)
+        dial = partial(self._dial, conn, to, timeout_s, auth, ephemeral_routing_id)
+        self._do(dial, done.set_result, partial(_refuse, done, address))
         return await asyncio.wrap_future(done)
 
     def disconnect(self, conn: ConnectionID, linger_s: float = 1.0) -> None:
@@ -569,20 +642,25 @@ class RpcNode:
     def _dial(
         self,
         conn: ConnectionID,
-        address: str,
+        address: Address,
         timeout_s: float,
         auth: AuthLevel,
+        ephemeral: bool,  # noqa: FBT001  (given by position, to be called later)
         ready: Callable[[ConnectionID], object],
         failed: Callable[[ConnectionID, str], object],
     ) -> None:
         if self._stopping:
             failed(conn, "the node was stopped")
             return
-        raw = self._new_socket(zmq.DEALER, address)
+        raw = self._new_socket(zmq.DEALER, address.zmq_address)
+        if address.curve:
+            dial_curve(raw, self.keys, address.pubkey)
+        if not ephemeral and all(other.address != address for other in self._dialled.values()):
+            raw.set(zmq.ROUTING_ID, key_route(self.keys.public))
         raw.set(zmq.RECONNECT_IVL, RECONNECT_MS[0])
         raw.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
         try:
-            raw.connect(address)
+            raw.connect(address.zmq_address)
         except zmq.ZMQError as error:
             raw.close(0)
             self._call(failed, conn, f"cannot connect to {address}: {error}")
@@ -591,7 +669,8 @@ class RpcNode:
             self._group,
             raw,
             conn,
-            Identity(auth=auth),
+            address,
+            Identity(address.pubkey, auth),
             ready=ready,
             failed=failed,
             received=self._received,

@@ -23,9 +23,9 @@ AUTH_PROPERTY: Final = "X-AuthLevel"
 CONNECTION_PROPERTY: Final = "X-Connection"
 """Metadata: the number of the connection."""
 
-NEW_PER_ADDRESS_AND_S: Final = 50.0
+NEW_PER_ADDRESS_AND_S: Final = 200.0
 """Connections that one address may open in the long run: a crowd behind one address is not kept out, a flood is."""
-BURST_PER_ADDRESS: Final = 500
+BURST_PER_ADDRESS: Final = 4_096
 """Connections that one address may open at once: every peer of a restarted server comes back within a moment."""
 MOST_ADDRESSES: Final = 65_536
 """Addresses whose rate is remembered; beyond it those seen longest ago are forgotten."""
@@ -60,8 +60,13 @@ class Bucket:
         return True
 
 
+def rate_key(address: str) -> str:
+    """Return what counts as one address where rates are per address: of ipc the user, who may have many processes."""
+    return address.rpartition(":")[0] if address.startswith("localhost:") else address_key(address)
+
+
 class AddressRates:
-    """One `Bucket` per address, an IPv6 /64 being one; those seen longest ago are forgotten. Not locked.
+    """One `Bucket` per address (see `rate_key`); those seen longest ago are forgotten. Not locked.
 
     Args:
         rate_per_s: in the long run.
@@ -80,7 +85,7 @@ class AddressRates:
 
     def take(self, address: str, now: float) -> bool:
         """Count one more of `address`; return whether it may."""
-        key = address_key(address)
+        key = rate_key(address)
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = Bucket(self._burst, now)

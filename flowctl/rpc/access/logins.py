@@ -14,17 +14,16 @@ import hmac
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
-from flowctl.addresses import address_key
 from flowctl.errors import ClosedError, ConfigError
 from flowctl.printable import short
 from flowctl.rpc.access.access import AuthLevel
-from flowctl.rpc.access.admission import AddressRates
+from flowctl.rpc.access.admission import AddressRates, rate_key
 
 if TYPE_CHECKING:
     from flowctl.pollgroup import PollGroup
@@ -193,15 +192,15 @@ class LoginTries:
     __slots__ = ("_failed", "_rates", "_waiting", "waiting_count")
 
     def __init__(self) -> None:
-        self._failed: OrderedDict[int, int] = OrderedDict()  # wrong passwords, by connection
+        self._failed: OrderedDict[Hashable, int] = OrderedDict()  # wrong passwords, by connection
         self._rates: Final = AddressRates(TRIES_PER_ADDRESS_AND_S, BURST_PER_ADDRESS)
         self._waiting: dict[str, int] = {}  # by address
         #: Logins begun and not ended.
         self.waiting_count = 0
 
-    def begin(self, connection: int, address: str, now: float) -> bool:
+    def begin(self, connection: Hashable, address: str, now: float) -> bool:
         """Count a try that begins; return whether it may, and then `end` has to follow."""
-        key = address_key(address)
+        key = rate_key(address)
         waiting = self._waiting.get(key, 0)
         if self._failed.get(connection, 0) >= TRIES_PER_CONNECTION:
             return False
@@ -217,9 +216,9 @@ class LoginTries:
             self._failed.popitem(last=False)
         return True
 
-    def end(self, connection: int, address: str, *, right: bool) -> None:
+    def end(self, connection: Hashable, address: str, *, right: bool) -> None:
         """Count the end of a try."""
-        key = address_key(address)
+        key = rate_key(address)
         self.waiting_count -= 1
         self._waiting[key] -= 1
         if not self._waiting[key]:
@@ -245,12 +244,17 @@ class LoginDesk:
         self._thread: ThreadPoolExecutor | None = None  # most nodes have no logins
 
     def login(
-        self, connection: int, address: str, user: bytes, password: bytes, done: Callable[[AuthLevel | None], object]
+        self,
+        connection: Hashable,
+        address: str,
+        user: bytes,
+        password: bytes,
+        done: Callable[[AuthLevel | None], object],
     ) -> bool:
         """Begin to check a login.
 
         Args:
-            connection: number of the connection that it came by.
+            connection: tells the connection that it came by from all others.
             address: of its peer.
             user: as it came.
             password: as it came.

@@ -10,6 +10,7 @@ import zmq
 from flowctl.rpc.access.access import Identity
 from flowctl.rpc.peers.monitor import Monitor
 from flowctl.rpc.peers.peer import ConnectionID, Peer
+from flowctl.rpc.wire.addresses import Address
 from flowctl.rpc.wire.frames import HI
 from flowctl.zeromq.socket import ZmqSocket
 
@@ -27,6 +28,7 @@ class Dialled:
         group: whose thread it runs on.
         raw: the socket, connected.
         conn: names it.
+        address: to which it is connected.
         identity: of the listener, and what it may call.
         ready: called when it has answered.
         failed: called with why, if it was closed before.
@@ -35,13 +37,14 @@ class Dialled:
         due: see `Peer`.
     """
 
-    __slots__ = ("_failed", "_lost", "_monitor", "_ready", "_received", "peer", "ready")
+    __slots__ = ("_failed", "_lost", "_monitor", "_ready", "_received", "_said_hi", "address", "peer", "ready")
 
     def __init__(
         self,
         group: PollGroup,
         raw: zmq.Socket[bytes],
         conn: ConnectionID,
+        address: Address,
         identity: Identity,
         *,
         ready: Callable[[ConnectionID], object],
@@ -50,6 +53,7 @@ class Dialled:
         lost: Callable[[Peer], object],
         due: Callable[[Peer], None],
     ) -> None:
+        self.address: Final = address
         self._ready: Final = ready
         self._failed: Final = failed
         self._received: Final = received
@@ -62,7 +66,7 @@ class Dialled:
             group, raw, self._happened, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         )
         socket.start()
-        socket.send([HI])
+        self._said_hi = self._say_hi()
 
     def answered(self) -> Callable[[ConnectionID], object] | None:
         """Note that the listener has answered; return whom to tell, the first time."""
@@ -83,5 +87,13 @@ class Dialled:
     def _happened(self, event: int, _: int) -> None:
         if event == zmq.EVENT_DISCONNECTED:
             self._lost(self.peer)
-        elif self.ready:
+        elif self.ready or not self._said_hi:
+            self._said_hi = self._say_hi()
+
+    def _say_hi(self) -> bool:
+        """Say HI; return whether it could be. One who is denied at once may have no connection at this moment."""
+        try:
             self.peer.socket.send([HI])
+        except zmq.ZMQError:
+            return False
+        return True
