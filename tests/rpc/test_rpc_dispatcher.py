@@ -167,6 +167,26 @@ def test_batch_when_all_jobs_have_ended_calls_its_completion_once_with_the_resul
     assert [str(result.error) for result in results if result.error] == ["no 7", "no 17", "no 27"]
 
 
+@pytest.mark.parametrize("where", ["worker", "node", "tagged"])
+def test_completion_when_it_raises_is_reported_and_costs_nobody_else(bench, errors, where):
+    """The fault of a completion is contained on whatever thread it runs, and the next batch is done."""
+    thread = {"worker": None, "node": NODE_THREAD, "tagged": bench.dispatcher.add_tagged_thread("disk")}[where]
+    bench.start()
+    done = threading.Event()
+
+    def fail(_):
+        raise SystemExit("completion")
+
+    for completion in (fail, lambda _: done.set()):
+        batch = Batch()
+        batch.add_job(lambda: None)
+        batch.completion(completion, thread)
+        bench.dispatcher.batch(batch)
+    assert done.wait(WAIT_S)
+    assert bench.close().wait(WAIT_S)
+    assert ["completion" in f"{error.__cause__ or error}" for _, error in errors] == [True]
+
+
 def test_completion_when_for_the_nodes_own_thread_runs_there(bench):
     """A completion that is done in a moment can be called where the node's state is."""
     bench.start()

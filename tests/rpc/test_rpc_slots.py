@@ -180,7 +180,7 @@ def test_threads_when_out_of_range_are_refused(numbers):
     assert slots.general == 3
 
 
-@pytest.mark.parametrize(("reserved", "max_queue"), [(-1, 0), (2000, 0), (0, -2)])
+@pytest.mark.parametrize(("reserved", "max_queue"), [(-1, 0), (2000, 0), (0, -2), ("2", 0), (0, 1.5)])
 def test_category_when_its_numbers_are_out_of_range_is_refused(reserved, max_queue):
     """Reserved threads are 0 or more, a queue is -1 or more."""
     with pytest.raises(ConfigError):

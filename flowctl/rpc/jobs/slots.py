@@ -31,7 +31,7 @@ import enum
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from flowctl.errors import ClosedError, ConfigError, InternalError
 from flowctl.rpc.jobs.turns import Turns
@@ -246,8 +246,7 @@ class Slots:
             ConfigError: a number is out of range.
         """
         _in_range("reserved_threads", reserved, 0)
-        if max_queue < -1:
-            raise ConfigError(f"max_queue is {max_queue}, it must be -1 (no limit) or more")
+        _in_range("max_queue", max_queue, -1, inf)
         lane = self._lanes[name] = Lane(name, LaneKind.COMMANDS, reserved, max_queue)
         return lane
 
@@ -445,7 +444,8 @@ class Slots:
         lane.earliest = min((job.deadline for job in lane.waiting), default=inf)
 
 
-def _in_range(what: str, value: int, least: int) -> int:
-    if not least <= value <= MOST_RESERVED:
-        raise ConfigError(f"{what} is {value}, it must be {least} to {MOST_RESERVED}")
-    return value
+def _in_range(what: str, value: Any, least: int, most: float = MOST_RESERVED) -> int:
+    if isinstance(value, int) and least <= value <= most:
+        return value
+    allowed = f"{least} or more" if most == inf else f"{least} to {most}"
+    raise ConfigError(f"{what} is {value!r}, it must be a number, {allowed}")

@@ -8,13 +8,15 @@ passed over while its last job waits or runs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
 from typing import Final, NewType, Protocol
 
 from flowctl.errors import ConfigError
 
 SHORTEST_S: Final = 0.001
 """The shortest interval, the resolution of the loop's own timers."""
+
+LONGEST_S: Final = 366 * 86_400.0
+"""The longest interval, a year: no loop takes any number."""
 
 TimerID = NewType("TimerID", int)
 """Names a timer of one node; never used again."""
@@ -35,7 +37,7 @@ class Timer:
 
     Args:
         job: what is to be done each time.
-        interval_s: seconds between two times, `SHORTEST_S` or more.
+        interval_s: seconds between two times, `SHORTEST_S` to `LONGEST_S`.
         squelch: pass over a time while the last job waits or runs.
         submit: called when it is due: has `run` called somewhere, and then `ended`. False: there was no room.
 
@@ -60,8 +62,8 @@ class Timer:
     def __init__(
         self, job: Callable[[], object], interval_s: float, *, squelch: bool, submit: Callable[[Timer], bool]
     ) -> None:
-        if not (isfinite(interval_s) and interval_s >= SHORTEST_S):
-            raise ConfigError(f"interval_s is {interval_s}, it must be {SHORTEST_S:g} s or more")
+        if not SHORTEST_S <= interval_s <= LONGEST_S:
+            raise ConfigError(f"interval_s is {interval_s}, it must be {SHORTEST_S:g} to {LONGEST_S:.0f} s")
         self._job: Callable[[], object] | None = job  # None once it is cancelled
         self._interval_s: Final = interval_s
         self._squelch: Final = squelch
