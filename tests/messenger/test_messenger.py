@@ -1,0 +1,591 @@
+"""A messenger over real sockets: with others of its kind, and with raw ZeroMQ peers that follow the format."""
+
+from __future__ import annotations
+
+import inspect
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from queue import Queue
+from random import Random
+
+import pytest
+import zmq
+
+from flowctl.errors import BusyError, ClosedError, ConfigError, LocalProtocolError
+from flowctl.flow.state import SendState
+from flowctl.messenger.delivery import DeliverySettings
+from flowctl.messenger.message import Destination, Failure, Message
+from flowctl.messenger.messenger import Messenger
+from flowctl.messenger.wire import ECHO, METADATA_OPTION, Extension, encode_announcement
+from flowctl.outcomes.backoff import Backoff
+from flowctl.outcomes.outcome import Outcome
+
+WAIT_S = 20.0
+QUICK = Backoff(first_s=0.02, factor=1.5, most_s=0.1)
+SLOW = Backoff(first_s=30.0, most_s=30.0)
+"""For tests in which a second attempt would only disturb."""
+
+
+@pytest.fixture
+def make(loop_factory) -> Iterator[Callable[..., Messenger]]:
+    """Make messengers that run on threads of their own; they are stopped at the end."""
+    made: list[Messenger] = []
+
+    def new(identity: str, port: int | None = None, **options) -> Messenger:
+        options.setdefault("settings", DeliverySettings(retry=SLOW))
+        options.setdefault("on_error", lambda where, error: None)
+        made.append(Messenger(port, identity, loop_factory=loop_factory, **options))
+        made[-1].start()
+        return made[-1]
+
+    yield new
+    for item in made:
+        item.stop()
+
+
+@pytest.fixture
+def raw() -> Iterator[Callable[..., zmq.Socket[bytes]]]:
+    """Make raw sockets that wait for up to 20 s; they are closed at the end."""
+    made: list[zmq.Socket[bytes]] = []
+
+    def new(kind: int, identity: bytes = b"", *, connect: str = "", bind: str = "") -> zmq.Socket[bytes]:
+        item = zmq.Context.instance().socket(kind)
+        made.append(item)
+        item.linger, item.rcvtimeo, item.sndtimeo = 0, int(WAIT_S * 1000), int(WAIT_S * 1000)
+        if identity:
+            item.routing_id = identity
+        if kind == zmq.ROUTER:
+            item.router_mandatory = True
+        if bind:
+            item.bind(bind)
+        if connect:
+            item.connect(connect)
+        return item
+
+    yield new
+    for item in made:
+        item.close(linger=0)
+
+
+@pytest.fixture
+def address(tmp_path) -> str:
+    return f"ipc://{tmp_path}/s"
+
+
+def at(address: str) -> Destination:
+    return Destination("peer", address)
+
+
+def test_messages_when_sent_over_a_connection_are_those_of_the_format(make, raw, address):
+    """Ids are 0, 1, 2; the first callback is 4; without a callback the source is 0; three frames (ME-08, ME-09)."""
+    router, client = raw(zmq.ROUTER, bind=address), make("client")
+    connection = client.make_connection(at(address))
+    for body in ("a", b"b-b", "c"):
+        client.send_message(connection, body)
+    client.send_message(connection, "d", lambda *_: None, 9, payload=[b"p1", b""])
+    assert [router.recv_multipart() for _ in range(4)] == [
+        [b"client", b"", b"0-0-0-a"],
+        [b"client", b"", b"1-0-0-b-b"],
+        [b"client", b"", b"2-0-0-c"],
+        [b"client", b"", b"3-4-9-d", b"p1", b""],
+    ]
+    assert client.statistics().callbacks == 1
+
+
+def test_messages_when_sent_by_a_listener_are_those_of_the_format(make, raw, address):
+    """A DEALER gets the listener's identity, an empty frame and the message; acknowledgements too (ME-09)."""
+    server = make("server")
+    listener = server.listen_for_connection(at(address), "desk", None)
+    dealer = raw(zmq.DEALER, b"raw", connect=address)
+    dealer.send_multipart([b"", b"0-0-0-hi"])
+    assert dealer.recv_multipart() == [b"desk", b"", b"0-0-2-"]
+    server.send_message((listener, "raw"), "x")
+    assert dealer.recv_multipart() == [b"desk", b"", b"0-0-0-x"]
+
+
+def test_input_when_malformed_is_counted_and_the_loop_lives(make, raw, address):
+    """No acknowledgement, no callback, and the next good message is handled (ME-07)."""
+    got, errors = Queue(), []
+    server = make("server", on_error=lambda where, error: errors.append(str(error)))
+    server.listen_for_connection(at(address), "server", lambda _, message: got.put(message.message))
+    dealer = raw(zmq.DEALER, b"raw", connect=address)
+    bad = [[b"", b"x-1-2-3"], [b"", b"1-2-3"], [b"", b""], [b"", b"%d-0-0-" % 2**64], [b"x"], [b"x", b"0-0-0-"], [b""]]
+    for frames in bad:
+        dealer.send_multipart(frames)
+    dealer.send_multipart([b"", b"5-0-0-good"])
+    assert got.get(timeout=WAIT_S) == b"good"
+    assert dealer.recv_multipart() == [b"server", b"", b"5-0-2-"]
+    assert server.statistics().malformed == len(bad)
+    assert len(errors) == 1, "a flood is reported once in a while"
+
+
+def test_response_when_it_comes_twice_is_given_to_its_callback_once(make, raw, address):
+    """The second one is acknowledged and dropped; at the router acknowledgements are three frames (ME-12, ME-26)."""
+    router, client, got = raw(zmq.ROUTER, bind=address), make("client"), []
+    connection = client.make_connection(at(address))
+    client.send_message(connection, "ask", lambda _, message: got.append(message.message))
+    assert router.recv_multipart()[2] == b"0-4-0-ask"
+    for number in range(2):
+        router.send_multipart([b"client", b"server", b"", b"%d-0-4-r%d" % (number, number)])
+        assert router.recv_multipart() == [b"client", b"", b"%d-0-2-" % number]
+    assert got == [b"r0"]
+
+
+def test_message_when_for_a_callback_and_a_listener_is_given_to_both_in_order(make, raw, address):
+    """The message-specific callback comes first; acknowledgements reach no listener, messages to NOOP do (ME-13)."""
+    got = Queue()
+    server = make("server")
+    listener = server.listen_for_connection(at(address), "server", lambda _, message: got.put(("slc", message.message)))
+    dealer = raw(zmq.DEALER, b"raw", connect=address)
+    dealer.send_multipart([b"", b"0-0-0-noop"])
+    assert got.get(timeout=WAIT_S) == ("slc", b"noop")
+    dealer.recv_multipart()
+    server.send_message((listener, "raw"), "ask", lambda _, message: got.put(("msc", message.message)))
+    assert dealer.recv_multipart()[2] == b"0-4-0-ask"
+    dealer.send_multipart([b"", b"0-0-2-"])
+    dealer.send_multipart([b"", b"1-0-4-answer"])
+    assert [got.get(timeout=WAIT_S) for _ in range(2)] == [("msc", b"answer"), ("slc", b"answer")]
+    assert got.empty()
+
+
+def test_senders_when_their_ids_are_the_same_are_told_apart(make, raw, address):
+    """What one sent is not taken for what the other sent (ME-18)."""
+    got = Queue()
+    make("server").listen_for_connection(at(address), "server", lambda _, message: got.put(message.routing_id))
+    for name in (b"one", b"two"):
+        dealer = raw(zmq.DEALER, name, connect=address)
+        dealer.send_multipart([b"", b"0-0-0-same"])
+        assert dealer.recv_multipart()[2] == b"0-0-2-"
+    assert [got.get(timeout=WAIT_S) for _ in range(2)] == [b"one", b"two"]
+
+
+def test_echo_when_sent_twice_is_answered_once_on_its_own_listener(make, raw, address, tmp_path):
+    """One echo and two acknowledgements, from the listener that it came to (ME-19, ME-27)."""
+    server = make("server", 0, ipc_dir=tmp_path)
+    server.listen_for_connection(at(address), "desk", None)
+    dealer = raw(zmq.DEALER, b"raw", connect=address)
+    for _ in range(2):
+        dealer.send_multipart([b"", b"3-7-1-e-e"])
+    got = sorted(tuple(dealer.recv_multipart()) for _ in range(3))
+    assert got == [(b"desk", b"", b"0-0-7-e-e"), (b"desk", b"", b"3-0-2-"), (b"desk", b"", b"3-0-2-")]
+    dealer.send_multipart([b"", b"4-7-1-again"])
+    assert {dealer.recv_multipart()[2] for _ in range(2)} == {b"1-0-7-again", b"4-0-2-"}
+
+
+@pytest.mark.parametrize("kind", ["ipc", "inproc", "tcp"])
+def test_sender_when_it_restarts_under_its_name_is_heard_from_its_first_message_on(make, tmp_path, kind):
+    """Its ids begin at 0 again, its incarnation is another one (ME-21)."""
+    got = Queue()
+    server = make("server", 0, ipc_dir=tmp_path, callback=lambda _, message: got.put(message.message))
+    where = at(next(endpoint for endpoint in server.endpoints() if endpoint.startswith(kind)))
+    for life in range(3):
+        client = make("client")
+        connection = client.make_connection(where)
+        for number in range(5):
+            assert client.send_message(connection, b"%d.%d" % (life, number)) == number
+            assert got.get(timeout=WAIT_S) == b"%d.%d" % (life, number)
+        client.stop()
+    assert server.statistics().repeated == 0
+
+
+def test_destination_when_it_vanishes_disturbs_nobody_and_ends_in_a_dead_letter(make, raw, address):
+    """Its messages are tried again and given up; those to others arrive meanwhile (ME-23)."""
+    dead: Queue[Failure] = Queue()
+    quick = DeliverySettings(retry=QUICK, max_attempts=3)
+    server = make("server", settings=quick, dead_letter=lambda _, failure: dead.put(failure))
+    listener = server.listen_for_connection(at(address), "server", None)
+    gone = raw(zmq.DEALER, b"gone", connect=address)
+    gone.send_multipart([b"", b"0-0-0-"])
+    gone.recv_multipart()
+    gone.close()
+    living = raw(zmq.DEALER, b"living", connect=address)
+    living.send_multipart([b"", b"0-0-0-"])
+    living.recv_multipart()
+    server.send_message((listener, "gone"), "lost")
+    server.send_message((listener, "living"), "kept")
+    assert living.recv_multipart()[2] == b"1-0-0-kept"
+    living.send_multipart([b"", b"1-0-2-"])
+    failure = dead.get(timeout=WAIT_S)
+    assert failure == Failure(0, (listener, b"gone"), Outcome.REJECTED, False, b"lost")
+    living.send_multipart([b"", b"1-0-1-still here"])
+    assert b"1-0-2-" in [living.recv_multipart()[2] for _ in range(2)]
+    assert server.pending_count() <= 1  # the echo
+
+
+def test_send_when_inside_a_callback_works_and_blocks_nothing(make, address):
+    """From a message-specific and from a server-loop callback, with callbacks of their own (ME-24)."""
+    done = Queue()
+
+    def serve(messenger: Messenger, message: Message) -> None:
+        if message.message == b"one":
+            messenger.send_message(message.sender, "reply", answered, message.source_callback_id)
+
+    def answered(_: Messenger, message: Message) -> None:
+        done.put(("server", message.message))
+
+    def first(messenger: Messenger, message: Message) -> None:
+        messenger.send_message(message.sender, "to you", remote_callback_id=message.source_callback_id)
+        messenger.send_message(message.sender, "two", second, ECHO)
+
+    def second(_: Messenger, message: Message) -> None:
+        done.put(("client", message.message))
+
+    server, client = make("server"), make("client")
+    server.listen_for_connection(at(address), "server", serve)
+    client.send_message(client.make_connection(at(address)), "one", first)
+    assert {done.get(timeout=WAIT_S) for _ in range(2)} == {("server", b"to you"), ("client", b"two")}
+
+
+def test_ipc_file_when_stale_is_replaced_and_removed_at_the_end(make, tmp_path):
+    """A crash leaves it; one that somebody listens on, and what is no socket, are left alone (ME-29)."""
+    stale = tmp_path / "stale"
+    with socket.socket(socket.AF_UNIX) as item:
+        item.bind(str(stale))
+    assert stale.exists()
+    server = make("server")
+    server.listen_for_connection(Destination.ipc("server", str(stale)), "server", None)
+    with pytest.raises(BusyError, match="somebody listens"):
+        make("other").listen_for_connection(Destination.ipc("server", str(stale)), "server", None)
+    client = make("client")
+    acknowledged = threading.Event()
+    connection = client.make_connection(Destination.ipc("server", str(stale)))
+    client.send_message(connection, "x", on_ack=lambda *_: acknowledged.set())
+    assert acknowledged.wait(WAIT_S)
+    server.stop()
+    assert not stale.exists()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(LocalProtocolError, match="is no socket"):
+        make("third").listen_for_connection(Destination.ipc("x", str(tmp_path / "file")), "x", None)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_message_when_nobody_listens_yet_is_delivered_when_somebody_does(make, raw, address):
+    """The connection is made at once, and what is sent waits with us (ME-31)."""
+    client = make("client")
+    connection = client.make_connection(at(address))
+    acknowledged = threading.Event()
+    client.send_message(connection, "early", on_ack=lambda *_: acknowledged.set())
+    router = raw(zmq.ROUTER, bind=address)
+    assert router.recv_multipart() == [b"client", b"", b"0-0-0-early"]
+    router.send_multipart([b"client", b"", b"0-0-2-"])  # without its own identity, as some peers do (ME-38)
+    assert acknowledged.wait(WAIT_S)
+    assert client.pending_count() == 0
+
+
+def test_send_when_from_many_threads_loses_and_doubles_nothing(make, address):
+    """Each gets an id of its own at once, and all arrive (ME-32)."""
+    got, done, ids = [], threading.Event(), []
+
+    def received(_: Messenger, message: Message) -> None:
+        got.append(message.message)
+        if len(got) == 800:
+            done.set()
+
+    server, client = make("server"), make("client")
+    server.listen_for_connection(at(address), "server", received)
+    connection = client.make_connection(at(address))
+
+    def send(worker: int) -> None:
+        ids.extend(client.send_message(connection, b"%d.%d" % (worker, number)) for number in range(100))
+
+    workers = [threading.Thread(target=send, args=(worker,)) for worker in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(WAIT_S)
+    assert done.wait(WAIT_S)
+    assert sorted(ids) == list(range(800))
+    assert len(set(got)) == 800
+
+
+class BadLink(threading.Thread):
+    """Passes messages between DEALERs and a listener: loses one in five, doubles some, and mixes their order.
+
+    Args:
+        front: where clients connect.
+        back: the listener.
+        announces: what it says for the listener and for the client, as they do themselves. None: nothing.
+    """
+
+    def __init__(self, front: str, back: str, announces: tuple[int, int] | None) -> None:
+        super().__init__(daemon=True)
+        context = zmq.Context.instance()
+        self.front, self.back = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+        if announces is not None:
+            for item, incarnation in zip((self.front, self.back), announces, strict=True):
+                item.setsockopt(METADATA_OPTION, encode_announcement(incarnation))
+        self.back.routing_id = b"client"
+        self.front.bind(front)
+        self.back.connect(back)
+        self.rng = Random(5)
+        self.ended = threading.Event()
+        self.extended = 0
+
+    def run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self.front, zmq.POLLIN)
+        poller.register(self.back, zmq.POLLIN)
+        there: list[list[bytes]] = []
+        back: list[list[bytes]] = []
+        while not self.ended.is_set():
+            ready = dict(poller.poll(5))
+            for item, queue in ((self.front, there), (self.back, back)):
+                if item in ready:
+                    frames = item.recv_multipart()
+                    queue.extend([frames] * self.rng.choice([0, 1, 1, 1, 1, 1, 1, 1, 2, 0]))
+            if not ready or len(there) > 20 or len(back) > 20:
+                for queue in (there, back):
+                    self.rng.shuffle(queue)
+                for frames in there:
+                    self.extended += len(frames) > 3 and Extension.decode(frames[3]) is not None
+                    self.back.send_multipart(frames[1:])
+                for frames in back:
+                    self.front.send_multipart([b"client", *frames])
+                there.clear()
+                back.clear()
+        self.front.close(linger=0)
+        self.back.close(linger=0)
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_messages_when_the_link_loses_and_mixes_them_are_each_handled_once(make, tmp_path, announced):
+    """A thousand messages, a third of them ordered: each is handled once, and none stays pending (ME-33)."""
+    got, done = [], threading.Event()
+
+    def received(_: Messenger, message: Message) -> None:
+        got.append(message.message)
+
+    server = make("server")
+    client = make("client", settings=DeliverySettings(retry=QUICK, max_attempts=None))
+    server.listen_for_connection(at(f"ipc://{tmp_path}/back"), "server", received)
+    announces = (server.incarnation, client.incarnation) if announced else None
+    link = BadLink(f"ipc://{tmp_path}/front", f"ipc://{tmp_path}/back", announces)
+    link.start()
+    try:
+        connection = client.make_connection(at(f"ipc://{tmp_path}/front"))
+        left = [1000]
+
+        def acknowledged(*_: object) -> None:
+            left[0] -= 1
+            if not left[0]:
+                done.set()
+
+        for number in range(1000):
+            text = b"%d" % number
+            client.send_message(connection, text, ordered=announced and not number % 3, on_ack=acknowledged, wait_s=1)
+            if number == 20:
+                threading.Event().wait(0.1)  # for the first acknowledgement, which says what the other side understands
+        assert done.wait(WAIT_S)
+    finally:
+        link.ended.set()
+        link.join(WAIT_S)
+    assert sorted(got, key=int) == [b"%d" % number for number in range(1000)]
+    if announced:
+        assert [number for number in map(int, got) if not number % 3] == list(range(0, 1000, 3))
+    assert bool(link.extended) is announced
+    assert client.pending_count() == 0
+
+
+def test_status_when_a_message_was_only_sent_is_told_to_nobody(make, raw, address):
+    """Who sends learns of acknowledgement, response and failure; that it left us means nothing (ME-34)."""
+    options = set(inspect.signature(Messenger.send_message).parameters)
+    assert {name for name in options if name.startswith("on_")} == {"on_ack", "on_failure"}
+    router, client, told = raw(zmq.ROUTER, bind=address), make("client"), Queue()
+    connection = client.make_connection(at(address))
+    handlers = {"on_ack": lambda _, number: told.put(number), "on_failure": lambda _, failure: told.put(failure)}
+    client.send_message(connection, "x", **handlers)
+    router.recv_multipart()
+    assert told.empty()
+    router.send_multipart([b"client", b"server", b"", b"0-0-2-"])
+    assert told.get(timeout=WAIT_S) == 0
+
+
+def test_deadline_when_the_response_does_not_come_fails_once_and_a_late_one_is_ignored(make, raw, address):
+    """The message was acknowledged, so only the response is missing (ME-36)."""
+    router, client, told = raw(zmq.ROUTER, bind=address), make("client"), Queue()
+    connection = client.make_connection(at(address))
+    client.send_message(
+        connection, "x", lambda _, message: told.put(message), deadline=0.05, on_failure=lambda _, why: told.put(why)
+    )
+    router.recv_multipart()
+    router.send_multipart([b"client", b"server", b"", b"0-0-2-"])
+    assert told.get(timeout=WAIT_S) == Failure(0, connection, Outcome.TIMEOUT, True)
+    router.send_multipart([b"client", b"server", b"", b"0-0-4-late"])
+    assert router.recv_multipart() == [b"client", b"", b"0-0-2-"]
+    assert told.empty()
+    assert client.statistics().callbacks == 0
+
+
+@pytest.mark.parametrize("identity", ["", "x" * 256, b"\0reserved", "ü" * 128])
+def test_identity_when_out_of_range_is_refused_at_construction(identity):
+    """ZeroMQ takes 1 to 255 octets, of which the first is not NUL (ME-37)."""
+    with pytest.raises(ConfigError, match="identity"):
+        Messenger(identity=identity)
+    assert len(Messenger(identity="x" * 255).identity) == 255
+
+
+def test_peer_when_it_answers_and_never_acknowledges_is_heard_once(make, raw, address):
+    """The answer says what an acknowledgement would; without one the attempts are bounded (ME-39)."""
+    quick = DeliverySettings(retry=QUICK, max_attempts=3)
+    router, client, got = raw(zmq.ROUTER, bind=address), make("client", settings=quick), Queue()
+    connection = client.make_connection(at(address))
+    client.send_message(connection, "ask", lambda _, message: got.put(message.message))
+    assert router.recv_multipart()[2] == b"0-4-0-ask"
+    for _ in range(2):
+        router.send_multipart([b"client", b"server", b"", b"0-0-4-answer"])
+    assert got.get(timeout=WAIT_S) == b"answer"
+    failed = threading.Event()
+    client.send_message(connection, "tell", on_failure=lambda *_: failed.set())
+    assert failed.wait(WAIT_S)
+    seen = []
+    while router.poll(200):
+        seen.append(router.recv_multipart()[2])
+    assert seen.count(b"1-0-0-tell") == 3
+    assert seen.count(b"0-0-2-") == 2
+    assert got.empty()
+
+
+def test_response_when_from_another_peer_is_foreign(make, raw, address):
+    """A callback, and a message's acknowledgement, are the peer's to whom it was sent."""
+    server, got, handled = make("server"), [], Queue()
+    listener = server.listen_for_connection(at(address), "server", lambda _, message: handled.put(message.routing_id))
+    dealers = [raw(zmq.DEALER, name, connect=address) for name in (b"a", b"b")]
+    for dealer in dealers:
+        dealer.send_multipart([b"", b"0-0-0-"])
+        dealer.recv_multipart()
+        handled.get(timeout=WAIT_S)
+    server.send_message((listener, "a"), "ask", lambda _, message: got.append(message.routing_id))
+    dealers[0].recv_multipart()
+    dealers[1].send_multipart([b"", b"0-0-2-"])
+    dealers[1].send_multipart([b"", b"1-0-4-forged"])
+    assert handled.get(timeout=WAIT_S) == b"b"
+    assert (got, server.pending_count()) == ([], 1)
+    dealers[0].send_multipart([b"", b"1-0-4-true"])
+    assert handled.get(timeout=WAIT_S) == b"a"
+    assert (got, server.pending_count()) == ([b"a"], 0)
+
+
+def test_message_when_too_large_costs_its_sender_alone(make, raw, address):
+    """Its connection ends, and others are served."""
+    got = Queue()
+    server = make("server", max_message_bytes=1000)
+    server.listen_for_connection(at(address), "server", lambda _, message: got.put(message.message))
+    greedy, modest = raw(zmq.DEALER, b"greedy", connect=address), raw(zmq.DEALER, b"modest", connect=address)
+    greedy.send_multipart([b"", b"0-0-0-" + b"x" * 5000])
+    greedy.send_multipart([b"", b"0-0-0-", *[b"x" * 900] * 3])
+    modest.send_multipart([b"", b"0-0-0-small"])
+    assert got.get(timeout=WAIT_S) == b"small"
+    assert got.empty()
+    with pytest.raises(LocalProtocolError, match="max_message_bytes"):
+        server.send_message((0, "modest"), b"x" * 1001)
+
+
+def test_handler_when_it_raises_is_given_the_message_again(make, address):
+    """A message whose handler failed was not received; the others are not disturbed."""
+    calls, errors, done = [], [], threading.Event()
+
+    def handler(_: Messenger, message: Message) -> None:
+        calls.append(message.message)
+        if len(calls) == 1:
+            raise ValueError("first time")
+
+    server = make("server", on_error=lambda where, error: errors.append(str(error)))
+    server.listen_for_connection(at(address), "server", handler)
+    client = make("client", settings=DeliverySettings(retry=QUICK))
+    client.send_message(client.make_connection(at(address)), "x", on_ack=lambda *_: done.set())
+    assert done.wait(WAIT_S)
+    assert (calls, errors) == ([b"x", b"x"], ["first time"])
+
+
+def test_window_when_used_up_refuses_or_waits_and_its_edges_are_told(make, raw, address):
+    """The same four states and edges as a Sender's; room comes with acknowledgements."""
+    router, edges = raw(zmq.ROUTER, bind=address), Queue()
+    client = make(
+        "client",
+        settings=DeliverySettings(retry=SLOW, window=4),
+        send_state_changed=lambda _, to, edge: edges.put((to, edge.old.name, edge.new.name)),
+    )
+    connection = client.make_connection(at(address))
+    ready = threading.Event()
+    client.send_message(connection, "0", on_ack=lambda *_: ready.set())
+    router.recv_multipart()
+    router.send_multipart([b"client", b"server", b"", b"0-0-2-"])
+    assert ready.wait(WAIT_S)
+    while not edges.empty():  # it may have been OVERLOADED before it was connected
+        edges.get()
+    for number in range(4):
+        client.send_message(connection, b"%d" % number)
+    assert client.send_state(connection) is SendState.HARD_LIMIT
+    with pytest.raises(BusyError, match="window is 4 messages"):
+        client.send_message(connection, "more")
+    assert [edges.get(timeout=WAIT_S) for _ in range(2)] == [
+        (connection, "READY", "SOFT_LIMIT"),
+        (connection, "SOFT_LIMIT", "HARD_LIMIT"),
+    ]
+    waited = Queue()
+    thread = threading.Thread(target=lambda: waited.put(client.send_message(connection, "more", wait_s=WAIT_S)))
+    thread.start()
+    for number in range(4):
+        router.recv_multipart()
+        router.send_multipart([b"client", b"server", b"", b"%d-0-2-" % (number + 1)])
+    assert waited.get(timeout=WAIT_S) == 5
+    thread.join(WAIT_S)
+
+
+def test_stop_when_messages_wait_tells_each_once(make, address):
+    """SHUTDOWN is an outcome too; after it nothing can be sent."""
+    client, told = make("client"), Queue()
+    connection = client.make_connection(at(address))
+    client.send_message(connection, "x", on_failure=lambda _, failure: told.put(failure.outcome))
+    client.send_message(connection, "y", lambda *_: None, on_failure=lambda _, failure: told.put(failure.outcome))
+    client.stop()
+    client.stop()
+    assert [told.get(timeout=WAIT_S) for _ in range(2)] == [Outcome.SHUTDOWN] * 2
+    assert told.empty()
+    with pytest.raises(ClosedError, match="stopped"):
+        client.send_message(connection, "z")
+
+
+def test_coroutine_handler_when_it_waits_is_acknowledged_at_its_end(make, raw, address):
+    """A message counts as received when its handler has run; meanwhile it is not given again."""
+    gates, calls = Queue(), []
+
+    async def handler(_: Messenger, message: Message) -> None:
+        import asyncio
+
+        calls.append(message.message)
+        gate = asyncio.Event()
+        gates.put((asyncio.get_running_loop(), gate))
+        await gate.wait()
+
+    server = make("server")
+    server.listen_for_connection(at(address), "server", handler)
+    dealer = raw(zmq.DEALER, b"raw", connect=address)
+    for _ in range(2):
+        dealer.send_multipart([b"", b"0-0-0-slow"])
+    loop, gate = gates.get(timeout=WAIT_S)
+    dealer.rcvtimeo = 50
+    with pytest.raises(zmq.Again):
+        dealer.recv_multipart()
+    loop.call_soon_threadsafe(gate.set)
+    dealer.rcvtimeo = int(WAIT_S * 1000)
+    assert dealer.recv_multipart()[2] == b"0-0-2-"
+    assert calls == [b"slow"]
+
+
+def test_acknowledgement_when_asked_for_on_receipt_does_not_wait_for_the_handler(make, raw, address):
+    """The option trades a crash's message for an early acknowledgement."""
+    never = threading.Event()
+
+    async def handler(_: Messenger, message: Message) -> None:
+        import asyncio
+
+        await asyncio.get_running_loop().run_in_executor(None, never.wait, WAIT_S)
+
+    server = make("server", ack_on_receipt=True)
+    server.listen_for_connection(at(address), "server", handler)
+    dealer = raw(zmq.DEALER, b"raw", connect=address)
+    dealer.send_multipart([b"", b"0-0-0-slow"])
+    assert dealer.recv_multipart()[2] == b"0-0-2-"
+    never.set()
