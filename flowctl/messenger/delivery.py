@@ -7,6 +7,10 @@ ZeroMQ by `take`), *under way* (with a time for the next attempt), or *waiting* 
 Order. Where the peer understands the extension, each ordered message names the one before it, and the peer holds it
 back until that was handled. Without the extension one ordered message is under way at a time.
 
+Attempts. A peer that works through a long queue acknowledges its messages one after the other; those at the end of it
+are not lost. So a message is tried again only when one that went after it was acknowledged, or when nothing that went
+before it was for the time of its backoff.
+
 Credit. At most `window` messages, and `window_bytes`, are unacknowledged; beyond, `submit` refuses. The same load
 drives the four states of a Sender (`flowctl.flow.state`): OVERLOADED while ZeroMQ refuses messages (nobody is
 connected, or its queue is full), SOFT_LIMIT from half of the window on or once the oldest has waited for `slow_age_s`,
@@ -103,6 +107,7 @@ class Outgoing:
     sequence: int = field(default=0, init=False)
     after: int = field(default=0, init=False)
     attempts: int = field(default=0, init=False)
+    turn: int = field(default=0, init=False)
     since: float = field(default=0.0, init=False)
     size_bytes: int = field(default=0, init=False)
     settled: bool = field(default=False, init=False)
@@ -129,16 +134,19 @@ class Delivery:
     """
 
     __slots__ = (
+        "_acknowledged_turn",
         "_core",
         "_edges",
         "_last_ordered",
         "_ordered",
         "_plain_ordered",
+        "_progress_at",
         "_ready",
         "_refused",
         "_rng",
         "_settings",
         "_timers",
+        "_turn",
         "_unacknowledged",
         "_waiting",
         "announced",
@@ -161,6 +169,9 @@ class Delivery:
         self._last_ordered = 0
         self._ordered: set[int] = set()  # sequences of the unacknowledged ordered ones
         self._edges: list[StateChange] = []
+        self._turn = 0  # counts attempts, of all messages
+        self._acknowledged_turn = 0  # the latest attempt of those whose message was acknowledged
+        self._progress_at = now  # when that was
         self.announced = False
         self.size_bytes = 0
         self.next_sequence = next_sequence
@@ -194,10 +205,10 @@ class Delivery:
         self._enter(message, now)
         if ready:
             self._ready.append(message)
-        if self._core.state >= SendState.SOFT_LIMIT or self._core.reaches_soft(
-            self.size_bytes, len(self._unacknowledged)
-        ):
-            self._note(self._core.queued(self._load(now), now))
+        core, count = self._core, len(self._unacknowledged)
+        reaches = core.reaches_soft if core.state < SendState.SOFT_LIMIT else core.reaches_hard
+        if core.state < SendState.HARD_LIMIT and reaches(self.size_bytes, count):
+            self._note(core.queued(self._load(now), now))
 
     def restore(self, message: Outgoing, sequence: int, after: int, now: float) -> None:
         """Take a message of an earlier life under its old number; in order of their sequences, before any other."""
@@ -223,6 +234,8 @@ class Delivery:
                 continue
             if message.after and message.after not in self._ordered:
                 message.after = 0  # what it waits for has its outcome
+            self._turn += 1
+            message.turn = self._turn
             message.attempts += 1
             if message.attempts > 1:
                 self.retry_count += 1
@@ -269,6 +282,8 @@ class Delivery:
             messages = [message for number, message in unacknowledged.items() if first <= number <= last]
         for message in messages:
             self._settle(message)
+            if message.turn > self._acknowledged_turn:
+                self._acknowledged_turn, self._progress_at = message.turn, now
         if not messages:
             self.late_count += 1
         elif self._core.state:
@@ -285,6 +300,8 @@ class Delivery:
         for _, message in self._timers.take_due(now):
             if message.deadline is not None and now >= message.deadline:
                 given_up.append((message, Outcome.TIMEOUT))
+            elif self._is_in_line(message, now):
+                continue
             elif most is not None and message.attempts >= most:
                 given_up.append((message, Outcome.REJECTED))
             else:
@@ -369,6 +386,18 @@ class Delivery:
         self.size_bytes += message.size_bytes
         if message.deadline is not None:
             self._timers.add(message.message_id, message, max(0.0, message.deadline))
+
+    def _is_in_line(self, message: Outgoing, now: float) -> bool:
+        """Put off the next attempt of a message while the peer is busy with those that went before it."""
+        if not message.attempts or message.turn < self._acknowledged_turn or message.message_id in self._refused:
+            return False
+        until = self._progress_at + self._settings.retry.delay_s(message.attempts, self._rng)
+        if until <= now:
+            return False
+        if message.deadline is not None:
+            until = min(until, message.deadline)
+        self._timers.add(message.message_id, message, until)
+        return True
 
     def _must_wait(self, message: Outgoing) -> bool:
         """Put an ordered message aside while one is under way to a peer that keeps no order by itself."""

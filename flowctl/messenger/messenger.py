@@ -712,7 +712,7 @@ class Messenger:
                 self._pending_bytes += message.size_bytes
             peer.delivery.next_sequence = max(1, self._sequences.get(key, 1))
             peer.delivery.announced = ANNOUNCES + key in self._runs
-            ids, sequences = self._runs.get(IDS + key, {}), self._runs.get(SEQUENCES + key, {})
+            ids, sequences = (self._runs.get(IDS + key, {}), self._runs.get(SEQUENCES + key, {}))
             for incarnation in {**ids, **sequences}:
                 peer.arrivals.restore(incarnation, ids.get(incarnation, []), sequences.get(incarnation, []))
             endpoint.peers[route] = peer
@@ -1180,8 +1180,16 @@ class Messenger:
             store.mark_run(SEQUENCES + peer.key, arrivals.incarnation, 0, arrivals.floor - 1, _ignore)
 
     def _handle_released(self, peer: Peer) -> None:
-        for arrived in peer.arrivals.take_released():
-            self._handle(peer, arrived)
+        """Handle what waited for a message that was handled; one that this lets go is next in this same loop."""
+        if peer.releasing:
+            return
+        peer.releasing = True
+        try:
+            while released := peer.arrivals.take_released():
+                for arrived in released:
+                    self._handle(peer, arrived)
+        finally:
+            peer.releasing = False
 
     def _handle(self, peer: Peer, arrived: Arrived) -> None:
         """Do what a new message asks for."""

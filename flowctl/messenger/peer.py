@@ -49,6 +49,7 @@ class Peer:
         announced: its incarnation; 0: it understands no extension, or has not said so yet.
         acks: ids of messages to acknowledge in this turn.
         queued: it is in the messenger's list of peers to send to; under the messenger's lock.
+        releasing: messages that waited for another are being handled.
         timer_at: when it looks after its messages next, on the group's clock. None: never.
     """
 
@@ -62,6 +63,7 @@ class Peer:
         "envelope",
         "key",
         "queued",
+        "releasing",
         "timer_at",
         "to",
     )
@@ -77,6 +79,7 @@ class Peer:
         self.announced = 0
         self.acks: list[int] = []
         self.queued = False
+        self.releasing = False
         self.timer_at: float | None = None
 
     def deadline_due(self, now: float) -> None:

@@ -52,7 +52,7 @@ def raw() -> Iterator[Callable[..., zmq.Socket[bytes]]]:
     def new(kind: int, identity: bytes = b"", *, connect: str = "", bind: str = "") -> zmq.Socket[bytes]:
         item = zmq.Context.instance().socket(kind)
         made.append(item)
-        item.linger, item.rcvtimeo, item.sndtimeo = 0, int(WAIT_S * 1000), int(WAIT_S * 1000)
+        item.linger, item.rcvtimeo, item.sndtimeo = (0, int(WAIT_S * 1000), int(WAIT_S * 1000))
         if identity:
             item.routing_id = identity
         if kind == zmq.ROUTER:
@@ -387,6 +387,42 @@ def test_messages_when_the_link_loses_and_mixes_them_are_each_handled_once(make,
     assert client.pending_count() == 0
 
 
+def test_ordered_messages_when_thousands_wait_for_the_first_are_let_go_one_after_the_other(make, raw, address):
+    """A long chain costs no deep stack: each is handled once, in order."""
+    got, done = [], threading.Event()
+
+    def received(_: Messenger, message: Message) -> None:
+        got.append(message.message)
+        if len(got) == 3000:
+            done.set()
+
+    server = make("server")
+    server.listen_for_connection(at(address), "server", received)
+    dealer = raw(zmq.DEALER, b"raw")
+    dealer.setsockopt(METADATA_OPTION, encode_announcement(77))
+    dealer.connect(address)
+    for number in [*range(2, 3001), 1]:
+        extension = Extension(77, number, 1, number - 1)
+        dealer.send_multipart([b"", b"%d-0-0-%d" % (number, number), extension.encode()])
+    assert done.wait(WAIT_S)
+    assert got == [b"%d" % number for number in range(1, 3001)]
+    assert server.statistics().repeated == 0
+
+
+def test_extension_when_not_what_its_sender_announced_is_payload(make, raw, address):
+    """Who relays foreign octets cannot be made to speak for another life of itself."""
+    got = Queue()
+    make("server").listen_for_connection(at(address), "server", lambda _, message: got.put(message.payload))
+    forged = Extension(77, 2**40, 2**40).encode()
+    for name, announced in ((b"raw", 0), (b"ours", 78)):
+        dealer = raw(zmq.DEALER, name)
+        if announced:
+            dealer.setsockopt(METADATA_OPTION, encode_announcement(announced))
+        dealer.connect(address)
+        dealer.send_multipart([b"", b"0-0-0-x", forged])
+        assert got.get(timeout=WAIT_S) == (forged,)
+
+
 def test_status_when_a_message_was_only_sent_is_told_to_nobody(make, raw, address):
     """Who sends learns of acknowledgement, response and failure; that it left us means nothing (ME-34)."""
     options = set(inspect.signature(Messenger.send_message).parameters)
@@ -428,7 +464,7 @@ def test_identity_when_out_of_range_is_refused_at_construction(identity):
 def test_peer_when_it_answers_and_never_acknowledges_is_heard_once(make, raw, address):
     """The answer says what an acknowledgement would; without one the attempts are bounded (ME-39)."""
     quick = DeliverySettings(retry=QUICK, max_attempts=3)
-    router, client, got = raw(zmq.ROUTER, bind=address), make("client", settings=quick), Queue()
+    router, client, got = (raw(zmq.ROUTER, bind=address), make("client", settings=quick), Queue())
     connection = client.make_connection(at(address))
     client.send_message(connection, "ask", lambda _, message: got.put(message.message))
     assert router.recv_multipart()[2] == b"0-4-0-ask"
@@ -471,7 +507,7 @@ def test_message_when_too_large_costs_its_sender_alone(make, raw, address):
     got = Queue()
     server = make("server", max_message_bytes=1000)
     server.listen_for_connection(at(address), "server", lambda _, message: got.put(message.message))
-    greedy, modest = raw(zmq.DEALER, b"greedy", connect=address), raw(zmq.DEALER, b"modest", connect=address)
+    greedy, modest = (raw(zmq.DEALER, b"greedy", connect=address), raw(zmq.DEALER, b"modest", connect=address))
     greedy.send_multipart([b"", b"0-0-0-" + b"x" * 5000])
     greedy.send_multipart([b"", b"0-0-0-", *[b"x" * 900] * 3])
     modest.send_multipart([b"", b"0-0-0-small"])

@@ -20,10 +20,7 @@ def test_messenger_when_on_the_callers_loop_is_reached_by_each_way_with_the_same
 
     async def main() -> list[bytes]:
         got = []
-        async with (
-            Messenger(0, "server", ipc_dir=tmp_path) as server,
-            Messenger(identity="client") as client,
-        ):
+        async with Messenger(0, "server", ipc_dir=tmp_path) as server, Messenger(identity="client") as client:
             for endpoint in server.endpoints():
                 connection = client.make_connection(Destination("server", endpoint))
                 got.append((await client.request(connection, "same", remote_callback_id=ECHO)).message)
