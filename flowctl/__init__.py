@@ -54,6 +54,9 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.judging.shares import ShareSettings, ViewerShares
     from flowctl.loop.sockets import SocketOptions
     from flowctl.loop.work import WorkLimits
+    from flowctl.messenger.delivery import DeliverySettings
+    from flowctl.messenger.message import Destination
+    from flowctl.messenger.messenger import Messenger
     from flowctl.outgoing.streamlog import CacheLimits, Entry, Gop, StreamLog
     from flowctl.outgoing.transport import Transport
     from flowctl.pollgroup import GroupState, Pollable, PollGroup, PollGroupStatistics
@@ -94,6 +97,8 @@ __all__ = [
     "DamagedFlightError",
     "DeferredProcessor",
     "DeferredStatistics",
+    "DeliverySettings",
+    "Destination",
     "DropDroppable",
     "DropPolicy",
     "DropReason",
@@ -123,6 +128,7 @@ __all__ = [
     "Load",
     "LocalProtocolError",
     "MessageClass",
+    "Messenger",
     "Move",
     "PicturesFirst",
     "PollGroup",
@@ -279,6 +285,9 @@ _HOMES: Final = {
         "ServerProgram",
     ),
     "flowctl.loop.sockets": ("SocketOptions",),
+    "flowctl.messenger.delivery": ("DeliverySettings",),
+    "flowctl.messenger.message": ("Destination",),
+    "flowctl.messenger.messenger": ("Messenger",),
     "flowctl.outgoing.streamlog": (
         "CacheLimits",
         "Entry",

@@ -91,10 +91,10 @@ class Message:
                 it raises, the message counts as not received and comes again.
 
         Raises:
-            LocalProtocolError: the messenger has no store.
+            LocalProtocolError: the messenger has no store, or acknowledges on receipt.
         """
         if self.effects is None:
-            raise LocalProtocolError("the messenger has no store", hint="open it with open_store")
+            raise LocalProtocolError("the messenger has no store, or acknowledges on receipt", hint="give open_store")
         self.effects.append(effect)
 
 

@@ -6,8 +6,8 @@ its number and its credit at once, and waits for the group's thread, which sends
 
 A message that arrives is first told from those that arrived before (`flowctl.messenger.arrivals`). Then, if it is new:
 
-1. a builtin does its work (`ECHO`), or the message-specific callback that it names is called, which happens once;
-2. the server-loop callback of the listener, or of the connection, is called;
+1. the message-specific callback that it names is called, which happens once;
+2. the server-loop callback of the listener, or of the connection, is called; one to `ECHO` is sent back;
 3. where there is a store, "seen" and the effects of the handlers become durable, together;
 4. it is acknowledged: all of a turn of the loop together, to peers that understand that.
 
@@ -1137,7 +1137,7 @@ class Messenger:
             incarnation = self._learn_by_handshake(peer)
         else:
             incarnation, rest = extension.incarnation, rest[1:]
-        effects: list[Effect] | None = None if self._store is None else []
+        effects: list[Effect] | None = None if self._store is None or self._ack_on_receipt else []
         route = peer.envelope[0] if peer.endpoint.is_router else b""
         message = Message(
             header.message_id,
@@ -1196,20 +1196,20 @@ class Messenger:
         message = arrived.item
         if not isinstance(message, Message):
             return
-        if len(self._tasks) >= MAX_HANDLING:
+        number = message.destination_callback_id
+        if len(self._tasks) >= MAX_HANDLING or (number == ECHO and peer.delivery.full(arrived.size_bytes)):
             self._refused += 1
             peer.arrivals.failed(arrived)
             return
         steps: list[tuple[Callback, bool]] = []
-        number = message.destination_callback_id
-        if number == ECHO:
-            steps.append((self._echo, True))
-        elif number >= FIRST_CALLBACK:
+        if number >= FIRST_CALLBACK:
             found = self._take_callback(peer, number, arrived.extension)
             if found is not None:
                 steps.append((found, False))
         if peer.endpoint.callback is not None:
             steps.append((peer.endpoint.callback, True))
+        if number == ECHO:
+            steps.append((self._echo, True))  # at last: if a handler fails, all of this comes again
         if self._ack_on_receipt:
             self._applied(peer, arrived)
             self._run(peer, None, message, steps)

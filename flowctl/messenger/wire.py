@@ -33,6 +33,8 @@ ACK: Final = 2
 FIRST_CALLBACK: Final = 4
 """The first id of a callback that is not built in; 3 is reserved."""
 MAX_ID: Final = 2**64 - 1
+MAX_NUMBER: Final = 2**63 - 1
+"""The largest incarnation or sequence: what a store keeps."""
 MAX_IDENTITY_BYTES: Final = 255
 """ZeroMQ's limit on routing ids."""
 ANNOUNCEMENT: Final = "X-Flowctl-Messenger"
@@ -58,7 +60,7 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """What travels with a message between peers that both announce it; all numbers are 0 to 2^64 - 1.
+    """What travels with a message between peers that both announce it; all numbers are 0 to 2^63 - 1.
 
     Args:
         incarnation: of the sender; another one is another life of it.
@@ -80,10 +82,19 @@ class Extension:
 
     @classmethod
     def decode(cls, frame: bytes) -> Extension | None:
-        """Return what a frame says. None: it is no extension, but payload."""
+        """Return what a frame says. None: it is no extension, but payload.
+
+        Raises:
+            RemoteProtocolError: a number is out of range.
+        """
         if len(frame) != _EXTENSION.size or not frame.startswith(_MAGIC):
             return None
-        return cls(*_EXTENSION.unpack(frame)[1:])
+        numbers = _EXTENSION.unpack(frame)[1:]
+        if max(numbers) > MAX_NUMBER:
+            raise RemoteProtocolError(
+                f"an extension says {max(numbers)}, the most is 2^63 - 1", code="messenger-number"
+            )
+        return cls(*numbers)
 
 
 def encode_message(message_id: int, source_callback: int, destination_callback: int, body: bytes) -> bytes:
@@ -171,9 +182,10 @@ def parse_announcement(text: str | None) -> int | None:
     if version != "1" or not 0 < len(incarnation) <= 16:
         return None
     try:
-        return int(incarnation, 16)
+        number = int(incarnation, 16)
     except ValueError:
         return None
+    return number if 0 <= number <= MAX_NUMBER else None
 
 
 def as_identity(identity: str | bytes) -> bytes:

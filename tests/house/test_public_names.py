@@ -15,7 +15,7 @@ PUBLIC = """
     AgeSource Candidate Forecast AudioFirst PicturesFirst ShadowReport ShareSettings ViewerShares
     AdmissionLimits Axis AxisLimits Ban BanAction BanList BrokenError BusyError CacheLimits Cause CloseReason
     ClosedError ConfigError Connection Counts DEFAULT_LIMITS DamagedFlightError DeferredProcessor
-    DeferredStatistics DropDroppable
+    DeferredStatistics DeliverySettings Destination DropDroppable Messenger
     DropPolicy DropReason Entry Fanout FanoutStatistics Fanouts FlowTotals FlowctlError FlushResult FollowPlace
     Frontend Gop GroupState HardPolicy InputResult InputVerdict InternalError Job KeepAll LedgerEntry LedgerKind
     LimitExceededError Limits LivePolicy Load LocalProtocolError MessageClass Move NO_LIMITS PollGroup

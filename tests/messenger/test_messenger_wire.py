@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from flowctl.errors import RemoteProtocolError
 from flowctl.messenger.wire import (
     MAX_ID,
+    MAX_NUMBER,
     MAX_RANGES,
     Extension,
     encode_ack,
@@ -94,10 +95,22 @@ def test_acks_when_malformed_are_refused(body):
         parse_acks(parse_message(b"1-0-2-" + body), 5)
 
 
-@given(st.builds(Extension, IDS, IDS, IDS, IDS, IDS))
+NUMBERS = st.integers(0, MAX_NUMBER)
+
+
+@given(st.builds(Extension, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS))
 def test_extension_when_encoded_and_decoded_is_the_same(extension):
     """All five numbers survive."""
     assert Extension.decode(extension.encode()) == extension
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_extension_when_a_number_is_out_of_range_is_refused(place):
+    """No store keeps it, and no sender of ours counts so far."""
+    numbers = [1, 1, 1, 1, 1]
+    numbers[place] = MAX_NUMBER + 1
+    with pytest.raises(RemoteProtocolError, match="2\\^63"):
+        Extension.decode(Extension(*numbers).encode())
 
 
 @given(st.binary(max_size=60))
