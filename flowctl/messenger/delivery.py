@@ -123,7 +123,7 @@ class Delivery:
         settings: window, retries.
         rng: for the jitter of retries.
         now: seconds on the caller's clock, as in all methods.
-        next_sequence: number of the next message, 1 or more.
+        next_sequence: number of the next message, 1 or more, and more than any that a message to this peer has had.
 
     Attributes:
         announced: the peer understands the extension.

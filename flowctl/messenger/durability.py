@@ -100,9 +100,6 @@ class DurableStore(Protocol):
     def next_message_id(self) -> int:
         """Return the lowest message id that was never added; before the first change only."""
 
-    def next_sequences(self) -> dict[bytes, int]:
-        """Return for each destination the lowest sequence that was never added; before the first change only."""
-
     def pending(self) -> Iterable[StoredMessage]:
         """Yield the messages of the outbox, oldest first; before the first change only."""
 

@@ -241,7 +241,6 @@ class Messenger:
         # The group's thread only:
         self._peers_to_acknowledge: list[Peer] = []
         self._stored: dict[bytes, list[StoredMessage]] = {}
-        self._sequences: dict[bytes, int] = {}
         self._runs: dict[bytes, dict[int, list[tuple[int, int]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._callbacks_timer_at: float | None = None
@@ -577,7 +576,6 @@ class Messenger:
         """Take over what an earlier life of this messenger left in its store."""
         self._store = store
         self.incarnation = store.incarnation
-        self._sequences = store.next_sequences()
         for stored in store.pending():
             self._stored.setdefault(stored.peer, []).append(stored)
         for key, incarnation, first, last in store.seen():
@@ -702,17 +700,17 @@ class Messenger:
             if found is not None:
                 return found
             stored = self._stored.pop(key, [])
-            first = stored[0].sequence if stored else self._sequences.get(key, 1)
-            peer = Peer(self, endpoint, route, Delivery(self._settings, self._rng, now, max(1, first)))
+            # More than any number that a message to this peer has had, also if it was known before and forgotten.
+            peer = Peer(self, endpoint, route, Delivery(self._settings, self._rng, now, self._next_id + 1))
             for item in stored:
                 message, after, deadline_at = decode_record(item.message_id, item.record)
                 if deadline_at is not None:
                     message.deadline = now + max(0.0, deadline_at - time.time())
                 peer.delivery.restore(message, item.sequence, after, now)
                 self._pending_bytes += message.size_bytes
-            peer.delivery.next_sequence = max(1, self._sequences.get(key, 1))
             peer.delivery.announced = ANNOUNCES + key in self._runs
-            ids, sequences = (self._runs.get(IDS + key, {}), self._runs.get(SEQUENCES + key, {}))
+            ids = self._runs.pop(IDS + key, {})
+            sequences = self._runs.pop(SEQUENCES + key, {})
             for incarnation in {**ids, **sequences}:
                 peer.arrivals.restore(incarnation, ids.get(incarnation, []), sequences.get(incarnation, []))
             endpoint.peers[route] = peer

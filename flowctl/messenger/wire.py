@@ -64,7 +64,7 @@ class Extension:
 
     Args:
         incarnation: of the sender; another one is another life of it.
-        sequence: 1 for the first message of this incarnation to this peer, then counting up without a gap.
+        sequence: counts the messages of this incarnation to this peer up, from any number on, without a gap.
         floor: all messages of lower sequence have their outcome: they will not come any more.
         after: sequence of the message that has to be handled before this one. 0: none has.
         target: incarnation of the receiver whose callback is answered. 0: not known.

@@ -423,6 +423,85 @@ def test_extension_when_not_what_its_sender_announced_is_payload(make, raw, addr
         assert got.get(timeout=WAIT_S) == (forged,)
 
 
+def test_connection_when_closed_and_made_again_goes_on(make, address):
+    """Its messages are numbered on, or they would be taken for those of before."""
+    got = Queue()
+    make("server").listen_for_connection(at(address), "server", lambda _, message: got.put(message.message))
+    client, withdrawn = make("client"), Queue()
+    for number in range(9):
+        connection = client.make_connection(at(address))
+        done = threading.Event()
+        client.send_message(connection, b"%d" % number, on_ack=lambda *_, done=done: done.set())
+        assert done.wait(WAIT_S)
+        assert got.get(timeout=WAIT_S) == b"%d" % number
+        if number % 3 == 0:
+            client.close_connection(connection)
+    nobody = client.make_connection(at(f"{address}-nobody"))
+    client.send_message(nobody, "x", on_failure=lambda _, failure: withdrawn.put(failure.outcome))
+    client.close_connection(nobody)
+    assert withdrawn.get(timeout=WAIT_S) is Outcome.WITHDRAWN
+    with pytest.raises(LocalProtocolError, match="no connection"):
+        client.send_message(nobody, "x")
+
+
+def test_peers_when_more_than_are_known_make_room_for_each_other(make, raw, address):
+    """Idle ones are forgotten, and heard again when they come back; one with messages under way stays."""
+    got = Queue()
+    server = make("server", max_peers=3)
+    listener = server.listen_for_connection(at(address), "server", lambda _, message: got.put(message.routing_id))
+    server.send_message((listener, "absent"), "x")
+    names = [b"peer%d" % number for number in range(6)]
+    for name in [*names, *names]:
+        dealer = raw(zmq.DEALER, name, connect=address)
+        dealer.send_multipart([b"", b"%d-0-0-" % got.qsize()])
+        assert got.get(timeout=WAIT_S) == name
+        dealer.recv_multipart()
+        dealer.close()
+    assert server.statistics().peers == 3
+    assert server.pending_count((listener, "absent")) == 1
+
+
+def test_callbacks_when_more_than_are_kept_are_refused(make, address, monkeypatch):
+    """What waits for responses is bounded in number, what waits for acknowledgements in octets."""
+    monkeypatch.setattr("flowctl.messenger.messenger.MAX_CALLBACKS", 2)
+    monkeypatch.setattr("flowctl.messenger.messenger.MAX_PENDING_BYTES", 1000)
+    client = make("client")
+    connection = client.make_connection(at(address))
+    for _ in range(2):
+        client.send_message(connection, "x", lambda *_: None)
+    with pytest.raises(BusyError, match="2 callbacks"):
+        client.send_message(connection, "x", lambda *_: None)
+    with pytest.raises(BusyError, match="bytes are unacknowledged"):
+        client.send_message(connection, b"x" * 999)
+    assert client.send_message(connection, "x") == 2
+
+
+def test_handlers_when_too_many_wait_leave_the_rest_to_come_again(make, address, monkeypatch):
+    """Coroutines at a time are bounded; what finds no room is handled when it comes again."""
+    import asyncio
+
+    monkeypatch.setattr("flowctl.messenger.messenger.MAX_HANDLING", 4)
+    running, most, got, done = [0], [0], [], threading.Event()
+
+    async def handler(_: Messenger, message: Message) -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await asyncio.sleep(0.001)
+        running[0] -= 1
+        got.append(message.message)
+        if len(got) == 40:
+            done.set()
+
+    make("server").listen_for_connection(at(address), "server", handler)
+    client = make("client", settings=DeliverySettings(retry=QUICK, max_attempts=None))
+    connection = client.make_connection(at(address))
+    for number in range(40):
+        client.send_message(connection, b"%d" % number)
+    assert done.wait(WAIT_S)
+    assert most[0] <= 4
+    assert sorted(got, key=int) == [b"%d" % number for number in range(40)]
+
+
 def test_status_when_a_message_was_only_sent_is_told_to_nobody(make, raw, address):
     """Who sends learns of acknowledgement, response and failure; that it left us means nothing (ME-34)."""
     options = set(inspect.signature(Messenger.send_message).parameters)
