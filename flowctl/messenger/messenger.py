@@ -592,6 +592,9 @@ class Messenger:
                 return
             self._running = False
             self._room.notify_all()
+            to_keep, self._to_keep = self._to_keep, deque()
+        for peer, message, effect in to_keep:  # sent a moment ago: that was a promise
+            self._keep(peer, message, effect)
         self._flush_acks()
         for task in list(self._tasks):
             task.cancel()
@@ -605,7 +608,8 @@ class Messenger:
         with self._lock:
             waiting = self._callbacks.take_all()
         for _, item in waiting:
-            self._tell_failure(item.on_failure, Failure(item.message.message_id, item.peer.to, Outcome.SHUTDOWN, True))
+            failure = Failure(item.message.message_id, item.peer.to, Outcome.SHUTDOWN, item.message.settled)
+            self._tell_failure(item.on_failure, failure)
         with self._lock:
             rooms, self._room_waits = self._room_waits, []
         for room in rooms:

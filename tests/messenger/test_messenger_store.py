@@ -77,6 +77,19 @@ def test_messages_when_their_sender_restarts_before_anybody_listens_arrive(make,
     assert [got.get(timeout=WAIT_S) for _ in range(7)] == [(number, b"%d" % number) for number in range(7)]
 
 
+def test_messages_when_sent_just_before_the_end_are_kept(make, here):
+    """What was sent is in the store when `stop` returns, whether the loop had got to it or not."""
+    first = make("client")
+    connection = first.make_connection(here)
+    for number in range(300):
+        first.send_message(connection, b"%d" % number)
+    first.stop()
+    got = Queue()
+    make("server").listen_for_connection(here, "server", lambda _, message: got.put(message.message))
+    make("client").make_connection(here)
+    assert sorted((got.get(timeout=WAIT_S) for _ in range(300)), key=int) == [b"%d" % number for number in range(300)]
+
+
 def test_messages_when_both_sides_restart_again_and_again_are_applied_once(make, here, tmp_path):
     """What the handler keeps and the note that it was seen are in the disk together."""
 
