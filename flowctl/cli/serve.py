@@ -178,6 +178,9 @@ def _ready(program: ServerProgram, server: Server, pid: int) -> dict[str, Any]:
         shown = f"[{host}]" if ":" in host else host
         ready["url"] = f"rtmp://{shown}:{port}/"
     ready["limits"] = str(server.limits)
+    control = [address for item in getattr(server, "companions", ()) for address in item.bound]
+    if control:
+        ready["control"] = control
     return ready
 
 

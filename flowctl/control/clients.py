@@ -73,11 +73,17 @@ class Clients:
             ConfigError: as above.
         """
         try:
+            self._read()
+        except ConfigError:
+            self._seen, self._clients = None, {}
+            raise
+
+    def _read(self) -> None:
+        try:
             found = self.path.stat()
             look = found.st_mtime_ns, found.st_size, found.st_ino
             if look == self._seen:
                 return
-            self._seen, self._clients = None, {}
             if stat.S_IMODE(found.st_mode) & 0o022:
                 raise ConfigError(f"others than its owner can write to {self.path}", hint=f"chmod 600 {self.path}")
             with self.path.open("rb") as file:

@@ -45,7 +45,13 @@ _DRAIN_LOOK_S: Final = 0.05
 
 
 class Companion(Protocol):
-    """What runs beside a server: begins when it has started, ends after the connections."""
+    """What runs beside a server: begins when it has started, ends after the connections.
+
+    Attributes:
+        bound: addresses that it listens on, once it has begun.
+    """
+
+    bound: list[str]
 
     def start(self) -> None:
         """Begin; what it raises ends the start of the server."""

@@ -176,6 +176,27 @@ def call_as_another_user(address):
     raise AssertionError("another user was let in")
 
 
+def test_operations_when_the_server_is_elsewhere_take_a_key_that_it_knows(runtime, tmp_path, here, asked, monkeypatch):
+    """Keys made on the command line, a file of clients: who is in it is served as his line says, others are not."""
+    public = {name: asked("rpc", "keygen", str(tmp_path / name))["public"] for name in ("server", "admin", "stranger")}
+    clients = tmp_path / "clients"
+    clients.write_text(f"{public['admin']} admin night shift\n")
+    settings = ("--control-keys", str(tmp_path / "server"), "--control-clients", str(clients))
+    with served("live", "--control", "tcp://127.0.0.1:*", *settings) as server:
+        [bound] = server.ready["control"]
+        monkeypatch.setenv("FLOWCTL_SERVER", f"{bound.replace('tcp:', 'curve:')}/{public['server']}")
+        monkeypatch.setenv("FLOWCTL_KEY", str(tmp_path / "admin"))
+        assert asked("ban", "192.0.2.1")["cidr"] == "192.0.2.1/32"
+        assert asked("changes")["changes"][0]["origin"] == "night shift"
+        status, _, errors = here("stats", "--key", str(tmp_path / "stranger"), "--timeout", "1s")
+        assert status == 1
+        assert "does not let this caller in" in errors
+        assert list(runtime.glob("*")) == []
+    status, _, errors = run("serve", "live", "--port", "0", "--control", "tcp://127.0.0.1:*")
+    assert status == 2
+    assert "control_keys is missing: anybody could operate the server" in errors
+
+
 def test_call_when_the_server_does_not_answer_in_time_says_so(tmp_path, here):
     """A socket that somebody listens at who says nothing costs the caller his own time limit and no more."""
     path = tmp_path / "mute.sock"

@@ -122,6 +122,25 @@ def test_listener_when_a_place_cannot_be_used_says_so(listening, tmp_path):
         listening(control=f"ipc://{tmp_path}/absent/x.sock")
 
 
+def test_call_when_by_key_may_do_what_its_line_says(listening, keys):
+    """The level is the key's: one may do all, one may look, others are not let in."""
+    server, listener = listening(**keys.settings)
+    where = f"{listener.bound[0].replace('tcp://', 'curve://')}/{keys.server.public.hex()}"
+    assert call_operation(where, "ban", {"network": "192.0.2.1"}, keys=keys.admin)["cidr"] == "192.0.2.1/32"
+    assert server.changes.since(0)[0][0].origin == "night shift"
+    assert call_operation(where, "stats", {}, keys=keys.basic)["server"]["bans"] == 1
+    with pytest.raises(OperationError, match=r"flow.unban takes the level admin, the caller has basic") as caught:
+        call_operation(where, "unban", {"network": "192.0.2.1"}, keys=keys.basic)
+    assert caught.value.code == "FORBIDDEN"
+    for stranger in (KeyPair.generate(), None):
+        with pytest.raises(OperationError, match="does not let this caller in"):
+            call_operation(where, "stats", {}, keys=stranger, timeout_s=SHORT_S)
+    keys.clients.write_text(f"{keys.basic.public.hex()} basic\n")
+    with pytest.raises(OperationError):
+        call_operation(where, "stats", {}, keys=keys.admin, timeout_s=SHORT_S)
+    assert call_operation(where, "stats", {}, keys=keys.basic)["server"]["bans"] == 1
+
+
 def test_call_when_the_server_has_another_key_is_not_made(listening, keys):
     """A caller speaks to the server whose key he named, or to nobody; in the clear nobody is answered."""
     _, listener = listening(**keys.settings)
