@@ -17,7 +17,7 @@ from flowctl.errors import ConfigError
 from flowctl.rpc.access.access import AuthLevel
 from flowctl.zeromq.curve import KeyPair
 
-SHORT_S = 1.0
+SHORT_S = 0.3
 """For callers that are not let in: nobody answers them."""
 
 
