@@ -156,3 +156,15 @@ def test_wait_when_a_signal_has_a_call_makes_it_outside_of_the_handler():
         assert called == []
         assert not ended.wait(0.01)
     assert called == ["_take"]
+
+
+def test_wait_when_a_server_has_ended_by_itself_returns():
+    """Another thread ends the wait as a signal would; one that ends nothing any more does no harm."""
+    with EndSignals() as ended:
+        assert not ended.wait(0.01)
+        thread = threading.Thread(target=ended.end)
+        thread.start()
+        assert ended.wait(PATIENCE_S)
+        thread.join(PATIENCE_S)
+    ended.end()
+    assert ended.wait(0.01)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 import structlog
 
-from flowctl.errors import ConfigError
+from flowctl.errors import BusyError, ClosedError, ConfigError
 from flowctl.flow.limits import Limits
 from flowctl.flow.limitsfile import LimitsFile
 from flowctl.live.config import LiveConfig
@@ -336,3 +337,52 @@ def test_with_limits_when_the_file_is_silent_keeps_what_the_server_was_started_w
     said = LimitsFile(limits=limits, stuck_s=3.0, soft_too_long_s=0.0, return_after_s=1.0)
     settings = started.with_limits(said).sender
     assert (settings.stuck_s, settings.soft_too_long_s, settings.return_after_s) == (3.0, 0.0, 1.0)
+
+
+def test_do_when_asked_runs_jobs_one_after_the_other_on_the_thread_of_the_files(tmp_path):
+    """What a job returns or raises is its caller's; one that asks for another is not waited for in vain."""
+    reload = World(tmp_path).reload
+    try:
+        thread = reload.do(threading.current_thread)
+        assert thread is not threading.current_thread()
+        assert reload.do(lambda: reload.do(threading.current_thread)) is thread
+        with pytest.raises(ZeroDivisionError):
+            reload.do(lambda: 1 // 0)
+        order = []
+        callers = [threading.Thread(target=reload.do, args=(lambda at=at: order.append(at),)) for at in range(20)]
+        for caller in callers:
+            caller.start()
+            caller.join(20)
+        assert order == list(range(20))
+    finally:
+        reload.stop()
+    with pytest.raises(ClosedError):
+        reload.do(list)
+
+
+def test_do_when_the_server_ends_or_is_busy_says_so(tmp_path):
+    """A caller whose turn does not come is told in time, and not left waiting for a thread that has gone."""
+    reload = World(tmp_path).reload
+    begun, go = threading.Event(), threading.Event()
+    first = threading.Thread(target=reload.do, args=(lambda: begun.set() or go.wait(20),))
+    first.start()
+    assert begun.wait(20)
+    with pytest.raises(BusyError, match="has not come to it within"):
+        reload.do(list, timeout_s=0.01)
+    said = []
+
+    def ask():
+        try:
+            reload.do(list)
+        except ClosedError as error:
+            said.append(str(error))
+
+    second = threading.Thread(target=ask)
+    second.start()
+    stopper = threading.Thread(target=reload.stop)
+    stopper.start()
+    go.set()
+    for thread in (first, second, stopper):
+        thread.join(20)
+        assert not thread.is_alive()
+    assert said in ([], ["the server is ending, nothing of it is changed any more"])
