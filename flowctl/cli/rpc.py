@@ -95,7 +95,6 @@ def describe(
 ) -> None:
     """Show which operations a server has, what each takes, and who may call it."""
     from flowctl.cli.common import print_json
-    from flowctl.control.client import call_operation
     from flowctl.control.operations import OPERATIONS
     from flowctl.control.place import find_server
     from flowctl.text.output import say
@@ -105,16 +104,33 @@ def describe(
         found: dict[str, Any] = {"operations": [operation.describe() for operation in OPERATIONS]}
     else:
         seconds = parse_duration(timeout, "--timeout")
-        found = call_operation(find_server(address), "describe", {}, keys=keys_of(key), timeout_s=seconds)
+        found = _described(find_server(address), keys_of(key), seconds)
     if as_json:
         print_json(found)
         return
     for operation in found["operations"]:
         say(f"{operation['name']} ({operation['permission']}): {operation['summary']}")
-        for item in operation["arguments"]:
+        for item in operation.get("arguments", ()):
             needed = ", required" if item["required"] else ""
             default = f" Default: {item['default']}." if item["default"] not in {None, ""} else ""
             say(f"    {item['name']} ({item['type']}{needed}): {item['what']}{default}")
+
+
+def _described(address: str, keys: Any, timeout_s: float) -> dict[str, Any]:
+    """Return the operations of a server; of a node of flowctl that serves others, its commands."""
+    import asyncio
+    import json
+
+    from flowctl.control.client import OperationError, call_operation, call_parts
+
+    try:
+        return call_operation(address, "describe", {}, keys=keys, timeout_s=timeout_s)
+    except OperationError as error:
+        if error.code != "UNKNOWNCOMMAND":
+            raise
+    reply = asyncio.run(call_parts(address, "rpc.describe", [], keys, timeout_s))
+    commands: list[dict[str, Any]] = json.loads(reply[0])["commands"]
+    return {"operations": [{**item, "permission": item["access"], "arguments": []} for item in commands]}
 
 
 def _octets(part: str) -> str | bytes:

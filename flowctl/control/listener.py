@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -81,7 +81,7 @@ class ControlListener:
         node.add_category(CATEGORY, AuthLevel.BASIC)
         node.add_request_command(CATEGORY, "describe", _describe)
         for operation in OPERATIONS:
-            node.add_request_command(CATEGORY, operation.name, partial(self._called, operation))
+            node.add_request_command(CATEGORY, operation.name, self._handler(operation))
         self._node = node
         for address in self._addresses:
             self._listen(node, address)
@@ -118,6 +118,15 @@ class ControlListener:
             return None
         _log.info("control connection", peer=address, client=client.name, level=client.permission.name.lower())
         return AuthLevel(client.permission)
+
+    def _handler(self, operation: Operation) -> Callable[[Message], Awaitable[bytes]]:
+        """Return what carries out an operation; nodes tell the first line of its docstring."""
+
+        async def called(message: Message) -> bytes:
+            return await self._called(operation, message)
+
+        called.__doc__ = operation.summary
+        return called
 
     async def _called(self, operation: Operation, message: Message) -> bytes:
         """Carry out a call on the thread for its kind. The node's thread."""

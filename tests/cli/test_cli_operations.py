@@ -17,6 +17,7 @@ from flowctl.client.player import PlayProfile
 from flowctl.control import place
 from flowctl.control.client import OperationError, call_operation
 from flowctl.media.synthetic import SyntheticSource
+from flowctl.rpc.node import RpcNode
 from flowctl.server.bans import BanList
 
 OFF = ("--soft", "0,0,0", "--hard", "0,0,0", "--stuck", "0", "--soft-too-long", "0", "--notsent-lowat", "16KiB")
@@ -95,8 +96,7 @@ def test_operations_when_called_as_commands_do_what_they_say(runtime, clients, t
         assert asked("ban", "127.0.0.1", "--duration", "1h", "--reason", "rude")["ended"] == 2
         assert [ban.reason for ban in BanList.parse(bans.read_text()).bans] == ["rude"]
         viewers(0)
-        with socket.create_connection(there.address, PATIENCE_S) as sock:
-            assert ended(sock)
+        assert turned_away(there.address)
         assert "rude" in here("bans")[1]
         assert asked("reload")["bans"]["state"] == "valid"
         assert len(asked("unban", "127.0.0.1")["lifted"]) == 1
@@ -118,10 +118,11 @@ def shown_ledger(number):
     return ledger[places[-1] :] if places else []
 
 
-def ended(sock):
-    """Return whether the other end ends the connection without a word."""
+def turned_away(address):
+    """Return whether a connection is ended without a word, be it while it is being made."""
     try:
-        return sock.recv(1) == b""
+        with socket.create_connection(address, PATIENCE_S) as sock:
+            return sock.recv(1) == b""
     except ConnectionResetError:
         return True
 
@@ -208,6 +209,24 @@ def test_call_when_the_server_does_not_answer_in_time_says_so(tmp_path, here):
     assert status == 1
     assert "does not answer" in errors
     assert time.monotonic() - begun < PATIENCE_S
+
+
+def test_describe_when_the_server_is_another_node_shows_its_commands(tmp_path, here):
+    """What is no live server tells what it has by `rpc.describe`."""
+
+    async def described(message):
+        return json.dumps({"commands": [{"name": "echo.say", "access": "none", "summary": "Say it again."}]})
+
+    node = RpcNode()
+    node.add_category("rpc")
+    node.add_request_command("rpc", "describe", described)
+    path = tmp_path / "node.sock"
+    node.listen_plain(f"ipc://{path}")
+    node.start()
+    try:
+        assert here("rpc", "describe", str(path)) == (0, "echo.say (none): Say it again.\n", "")
+    finally:
+        node.stop()
 
 
 def test_keygen_when_asked_makes_a_file_for_its_owner_and_shows_the_public_key(tmp_path, here, asked):

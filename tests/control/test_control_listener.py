@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
+import zmq
 from e2e_kit import open_live_server, wait_until
 
 from flowctl.control.client import OperationError, call_operation
@@ -71,6 +73,19 @@ def test_call_when_by_the_socket_of_the_user_may_do_all(listening):
     assert unknown.value.code == "UNKNOWNCOMMAND"
     described = call_operation(address, "describe", {})["operations"]
     assert [item["name"] for item in described] == [f"flow.{name}" for name in BY_NAME]
+
+
+def test_call_when_by_a_raw_peer_is_answered_with_one_part(listening):
+    """Any client of OxenMQ can call: the name, a tag and a JSON object; the reply is the tag and a JSON object."""
+    _, listener = listening()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+        peer.linger = 0
+        peer.connect(listener.bound[0])
+        peer.send_multipart([b"flow.stats", b"tag-of-15-octets", b'{"viewers": "none"}'])
+        assert peer.poll(20_000)
+        reply, tag, answer = peer.recv_multipart()
+    assert (reply, tag) == (b"REPLY", b"tag-of-15-octets")
+    assert json.loads(answer)["result"]["viewers"] == []
 
 
 def test_call_when_several_come_at_once_changes_in_order(listening):

@@ -349,10 +349,12 @@ def test_bans_when_addresses_are_hidden_do_not_show_them(tmp_path, mode, cidr):
     world = RecordedWorld(tmp_path, record={"addresses": mode})
     detail = {"cidr": "203.0.113.9/32", "score": 9.0, "expires": None}
     world.events.banned(1.0, 1, ("203.0.113.9", 5), detail)
-    (told,) = world.told("banned")
-    assert "203.0.113.9" not in json.dumps(told, default=str)
-    assert json.loads(told["detail"]).get("cidr") == cidr
-    assert json.loads(told["detail"])["score"] == 9.0
+    world.events.config_changed(1.0, "ban", detail)
+    for name in ("banned", "config_changed"):
+        (told,) = world.told(name)
+        assert "203.0.113.9" not in json.dumps(told, default=str)
+        assert json.loads(told["detail"]).get("cidr") == cidr
+        assert json.loads(told["detail"])["score"] == 9.0
 
 
 def test_details_of_a_close_when_written_are_those_of_the_documents(tmp_path):
