@@ -4,8 +4,8 @@ The rules, on the sender's side:
 
 - A message is handed to ZeroMQ only after `DurableStore.add` has said that it is on the disk. It is removed when it is
   acknowledged, or given up. What is `pending` at the start is sent again, under its old number.
-- Message ids, sequences and incarnation go on where they were: a messenger that comes back with its store is the same
-  sender as before, not a new life of it.
+- Message ids and incarnation go on where they were, and sequences begin above all ids: a messenger that comes back with
+  its store is the same sender as before, not a new life of it.
 
 On the receiver's side:
 
@@ -120,8 +120,8 @@ class DurableStore(Protocol):
     def mark_run(self, peer: bytes, incarnation: int, first: int, last: int, done: Done) -> None:
         """Note that messages `first` to `last` are done with, received or given up."""
 
-    def forget(self, peer: bytes, incarnation: int) -> None:
-        """Forget what was seen of a peer's incarnations other than this one."""
+    def forget(self, peer: bytes, incarnation: int | None) -> None:
+        """Forget what was seen of a peer's incarnations other than this one; None: of all of them."""
 
     def run(self, effect: Effect, done: Done) -> None:
         """Run an effect in a transaction, in order with the other changes."""

@@ -38,7 +38,7 @@ from flowctl.errors import BrokenError, BusyError, ClosedError, ConfigError, Loc
 from flowctl.flow.state import SendState, StateChange
 from flowctl.loop.faults import ErrorHook
 from flowctl.loop.locks import OwnedLock
-from flowctl.messenger.arrivals import Arrived, Fate
+from flowctl.messenger.arrivals import Arrivals, Arrived, Fate
 from flowctl.messenger.delivery import Delivery, DeliverySettings, Outgoing
 from flowctl.messenger.durability import ANNOUNCES, IDS, SEQUENCES, DurableStore, Effect, OpenStore, StoredMessage
 from flowctl.messenger.message import AckHandler, Destination, Failure, Message, To
@@ -81,6 +81,9 @@ CALLBACK_S: Final = 3600.0
 """After so long without a response, and without a deadline of its own, a callback is given up."""
 MAX_HANDLING: Final = 1024
 """Coroutines of handlers at a time; a message that finds so many is not taken, and comes again."""
+MAX_REMEMBERED: Final = 20_000
+"""Peers that are gone of which we know what they sent: some 40 MB. Those that went first are forgotten, on the disk
+too; what one of them sends again after that is handled again."""
 MAX_PENDING_BYTES: Final = 1 << 30
 """Octets that are unacknowledged, to all peers together."""
 
@@ -242,6 +245,7 @@ class Messenger:
         self._peers_to_acknowledge: list[Peer] = []
         self._stored: dict[bytes, list[StoredMessage]] = {}
         self._runs: dict[bytes, dict[int, list[tuple[int, int]]]] = {}
+        self._remembered: dict[bytes, Arrivals] = {}  # of peers that are gone, by key  # guarded by _lock
         self._tasks: set[asyncio.Task[None]] = set()
         self._callbacks_timer_at: float | None = None
         self._malformed_at = -_MALFORMED_EVERY_S
@@ -580,6 +584,9 @@ class Messenger:
             self._stored.setdefault(stored.peer, []).append(stored)
         for key, incarnation, first, last in store.seen():
             self._runs.setdefault(key, {}).setdefault(incarnation, []).append((first, last))
+        for key in list(self._runs)[: -3 * MAX_REMEMBERED]:  # an entry for each of the three prefixes
+            del self._runs[key]
+            store.forget(key, None)
         with self._lock:
             self._next_id = store.next_message_id()
             # Callbacks do not outlive the process: responses to those of an earlier life must not meet ours.
@@ -717,6 +724,7 @@ class Messenger:
             sequences = self._runs.pop(SEQUENCES + key, {})
             for incarnation in {**ids, **sequences}:
                 peer.arrivals.restore(incarnation, ids.get(incarnation, []), sequences.get(incarnation, []))
+            peer.arrivals = self._remembered.pop(key, peer.arrivals)
             endpoint.peers[route] = peer
             self._peer_count += 1
             wake = bool(stored) and self._queue_locked(peer)
@@ -734,6 +742,14 @@ class Messenger:
         self._running_group().deadlines.remove(peer)
         self._withdraw_all(peer, Outcome.WITHDRAWN)
         self._peer_count -= 1
+        with self._lock:
+            self._remembered[peer.key] = peer.arrivals
+            gone = next(iter(self._remembered)) if len(self._remembered) > MAX_REMEMBERED else None
+            if gone is not None:
+                del self._remembered[gone]
+        if gone is not None and self._store is not None:
+            for prefix in (SEQUENCES, IDS, ANNOUNCES):
+                self._store.forget(prefix + gone, None)
 
     def _check_peer_count(self) -> None:
         """See that there is room for one peer more: one that came to a listener and is idle makes it."""

@@ -72,7 +72,7 @@ class Peer:
         self._owner: Final = owner
         self.endpoint: Final = endpoint
         self.delivery: Final = delivery
-        self.arrivals: Final = Arrivals()
+        self.arrivals = Arrivals()
         self.key: Final = endpoint.key_of(route)
         self.to: Final[To] = (endpoint.number, route) if endpoint.is_router else endpoint.number
         self.envelope: Final = [route, endpoint.identity, b""] if endpoint.is_router else [b""]

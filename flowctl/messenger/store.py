@@ -108,10 +108,6 @@ class Store:
         """Return the lowest message id that was never kept; before the first change only."""
         return self._file.next_message_id()
 
-    def next_sequences(self) -> dict[bytes, int]:
-        """Return for each peer the lowest sequence that was never kept; before the first change only."""
-        return self._file.next_sequences()
-
     def pending(self) -> Iterator[Stored]:
         """Yield the messages of the outbox, oldest first; before the first change only."""
         return self._file.pending()
@@ -166,9 +162,9 @@ class Store:
         """Note that messages `first` to `last` are done with, received or given up; else as `mark`."""
         self._change(Mark(peer, _checked(incarnation), _checked(first), _checked(last), done))
 
-    def forget(self, peer: bytes, incarnation: int) -> None:
-        """Forget what was seen of a peer's incarnations other than this one: it has begun anew."""
-        self._change(Forget(peer, _checked(incarnation)))
+    def forget(self, peer: bytes, incarnation: int | None) -> None:
+        """Forget what was seen of a peer's incarnations other than this one: it has begun anew. None: of all."""
+        self._change(Forget(peer, None if incarnation is None else _checked(incarnation)))
 
     def run(self, effect: Effect, done: Done) -> None:
         """Run an effect in a transaction, in order with the other changes: to make tables, or to read them.

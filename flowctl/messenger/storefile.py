@@ -55,7 +55,6 @@ CREATE TABLE messenger_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITH
 CREATE TABLE messenger_outbox (
     message_id INTEGER PRIMARY KEY, peer BLOB NOT NULL, sequence INTEGER NOT NULL, record BLOB NOT NULL
 );
-CREATE TABLE messenger_streams (peer BLOB PRIMARY KEY, next_sequence INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE messenger_seen (
     peer BLOB, incarnation INTEGER, first INTEGER, last INTEGER NOT NULL, PRIMARY KEY (peer, incarnation, first)
 ) WITHOUT ROWID;
@@ -63,10 +62,6 @@ CREATE TABLE messenger_seen (
 _ADD: Final = "INSERT INTO messenger_outbox VALUES (?, ?, ?, ?)"
 _REMOVE: Final = "DELETE FROM messenger_outbox WHERE message_id = ?"
 _RAISE_ID: Final = "UPDATE messenger_meta SET value = ? WHERE name = 'next_message_id' AND value < ?"
-_RAISE_SEQUENCE: Final = (
-    "INSERT INTO messenger_streams VALUES (?, ?) "
-    "ON CONFLICT (peer) DO UPDATE SET next_sequence = max(next_sequence, excluded.next_sequence)"
-)
 _TOUCHING: Final = (
     "SELECT first, last FROM messenger_seen "
     "WHERE peer = ? AND incarnation = ? AND first <= ? AND last >= ? ORDER BY first"
@@ -76,7 +71,7 @@ _LATEST: Final = (
 )
 _DROP: Final = "DELETE FROM messenger_seen WHERE peer = ? AND incarnation = ? AND first = ?"
 _SEEN: Final = "INSERT OR REPLACE INTO messenger_seen VALUES (?, ?, ?, ?)"
-_FORGET: Final = "DELETE FROM messenger_seen WHERE peer = ? AND incarnation <> ?"
+_FORGET: Final = "DELETE FROM messenger_seen WHERE peer = ? AND incarnation IS NOT ?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +86,7 @@ class Stored:
 
 @dataclass(slots=True)
 class Add:
-    """Keep a message that is to be sent, and never give its id and sequence to another."""
+    """Keep a message that is to be sent, and never give its id to another."""
 
     message_id: int
     peer: bytes
@@ -125,10 +120,10 @@ class Mark:
 
 @dataclass(slots=True)
 class Forget:
-    """Forget what was seen of a peer's incarnations other than this one."""
+    """Forget what was seen of a peer's incarnations other than this one. None: of all."""
 
     peer: bytes
-    incarnation: int
+    incarnation: int | None
 
 
 @dataclass(slots=True)
@@ -192,10 +187,6 @@ class StoreFile:
     def next_message_id(self) -> int:
         """Return the lowest message id that was never kept."""
         return self._number("SELECT value FROM messenger_meta WHERE name = 'next_message_id'")
-
-    def next_sequences(self) -> dict[bytes, int]:
-        """Return for each peer the lowest sequence that was never kept."""
-        return dict(self._rows("SELECT peer, next_sequence FROM messenger_streams"))
 
     def pending(self) -> Iterator[Stored]:
         """Yield the messages of the outbox, oldest first."""
@@ -266,7 +257,9 @@ class StoreFile:
                     else:
                         self._merge(change.peer, change.incarnation, [(change.first, change.last)])
         executemany(_ADD, [(item.message_id, item.peer, item.sequence, item.record) for item in added])
-        self._raise_counters(added)
+        if added:
+            next_id = max(item.message_id for item in added) + 1
+            execute(_RAISE_ID, (next_id, next_id))
         executemany(_REMOVE, removed)
         for (peer, incarnation), numbers in marked.items():
             self._merge(peer, incarnation, _runs_of(numbers))
@@ -327,16 +320,6 @@ class StoreFile:
             return True
         found = self._connection.execute(_LATEST, (mark.peer, mark.incarnation, mark.first)).fetchone()
         return found is not None and found[0] >= mark.first
-
-    def _raise_counters(self, added: list[Add]) -> None:
-        if not added:
-            return
-        next_id = max(item.message_id for item in added) + 1
-        self._connection.execute(_RAISE_ID, (next_id, next_id))
-        after: dict[bytes, int] = {}
-        for item in added:
-            after[item.peer] = max(after.get(item.peer, 0), item.sequence + 1)
-        self._connection.executemany(_RAISE_SEQUENCE, after.items())
 
     def _merge(self, peer: bytes, incarnation: int, runs: list[tuple[int, int]]) -> None:
         """Add runs to the intervals of a peer; those that touch become one row."""

@@ -445,15 +445,15 @@ def test_connection_when_closed_and_made_again_goes_on(make, address):
 
 
 def test_peers_when_more_than_are_known_make_room_for_each_other(make, raw, address):
-    """Idle ones are forgotten, and heard again when they come back; one with messages under way stays."""
+    """Idle ones make room, and are heard again when they come back; one with messages under way stays."""
     got = Queue()
     server = make("server", max_peers=3)
     listener = server.listen_for_connection(at(address), "server", lambda _, message: got.put(message.routing_id))
     server.send_message((listener, "absent"), "x")
     names = [b"peer%d" % number for number in range(6)]
-    for name in [*names, *names]:
+    for number, name in enumerate([*names, *names]):
         dealer = raw(zmq.DEALER, name, connect=address)
-        dealer.send_multipart([b"", b"%d-0-0-" % got.qsize()])
+        dealer.send_multipart([b"", b"%d-0-0-" % number])
         assert got.get(timeout=WAIT_S) == name
         dealer.recv_multipart()
         dealer.close()

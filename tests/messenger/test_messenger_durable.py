@@ -294,3 +294,37 @@ def test_messages_when_their_sender_connects_anew_are_not_taken_for_those_of_ano
         second.close(linger=0)
     two.stop()
     assert Counter(told.items) == Counter(b"%d" % number for number in range(200))
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["memory", "durable"])
+def test_messages_when_a_connection_is_made_again_are_new_ones(start, tmp_path, durable):
+    """A connection that was closed and made again does not begin with numbers that its other end has seen."""
+    stores = {name: {"open_store": open_store(tmp_path / name)} if durable else {} for name in ("one", "two")}
+    told = Told()
+    address = listen(start("two", **stores["two"]), told)
+    one = start("one", **stores["one"])
+    for word in (b"a", b"b", b"c"):
+        to = one.make_connection(Destination("two", address))
+        for number in range(5):
+            one.send_message(to, word + b"%d" % number)
+            until_empty(one)
+        one.close_connection(to)
+    assert [word + b"%d" % number for word in (b"a", b"b", b"c") for number in range(5)] == told.items
+
+
+def test_messages_when_their_sender_made_room_for_another_are_known_when_it_comes_again(start):
+    """With room for one peer, two that take turns are each known again: what they send twice is handled once."""
+    told = Told()
+    two = start("two", max_peers=1)
+    address = listen(two, told)
+    with zmq.Context() as context:
+        for name in (b"a", b"b", b"a", b"b"):
+            with context.socket(zmq.DEALER) as dealer:
+                dealer.set(zmq.ROUTING_ID, name)
+                dealer.set(zmq.RCVTIMEO, int(WAIT_S * 1000))
+                dealer.connect(address)
+                dealer.send_multipart([b"", b"0-0-0-" + name])
+                assert dealer.recv_multipart()[-1] == b"0-0-2-"
+                dealer.close(linger=0)
+    assert told.items == [b"a", b"b"]
+    assert two.statistics().repeated == 2
