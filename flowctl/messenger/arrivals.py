@@ -93,10 +93,15 @@ class Arrivals:
         self._gap_closed = False
         self._begin(None)
 
-    def restore(self, incarnation: int, ids: list[tuple[int, int]], sequences: list[tuple[int, int]]) -> None:
-        """Begin with what an earlier life of ours saw of `incarnation`, as runs: first and last of each, ascending."""
+    def restore(
+        self, incarnation: int, ids: list[tuple[int, int]], sequences: list[tuple[int, int]], old_below: int = 0
+    ) -> None:
+        """Begin with what an earlier life of ours saw of `incarnation`, as runs: first and last of each, ascending.
+
+        `old_below` are the ids that were forgotten.
+        """
         self._begin(incarnation)
-        self._ids.restore(ids)
+        self._ids.restore(ids, old_below)
         self._sequences.restore(sequences)
 
     def arrive(self, arrived: Arrived) -> Fate:
@@ -142,6 +147,11 @@ class Arrivals:
     def floor(self) -> int:
         """Sequences below this are done with, as the peer says."""
         return self._sequences.floor
+
+    @property
+    def old_below(self) -> int:
+        """Ids below this were forgotten, for there were too many gaps."""
+        return self._ids.floor
 
     def gap_closed(self) -> bool:
         """Return whether the floor was raised over numbers that were not seen, since the last call."""

@@ -37,6 +37,8 @@ SEQUENCES: Final = b"s"
 """Prefix of a sender's identity where what was seen of it is kept: numbers are sequences of this pair of peers."""
 IDS: Final = b"i"
 """The same where numbers are message ids: of messages that came before the sender knew that we understand more."""
+OLD: Final = b"o"
+"""The same where ids are marked that are too low to be told apart: seen or not, they are not taken any more."""
 ANNOUNCES: Final = b"a"
 """Prefix of a destination that is marked once it is known to understand the extension."""
 

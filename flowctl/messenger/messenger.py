@@ -40,7 +40,7 @@ from flowctl.loop.faults import ErrorHook
 from flowctl.loop.locks import OwnedLock
 from flowctl.messenger.arrivals import Arrivals, Arrived, Fate
 from flowctl.messenger.delivery import Delivery, DeliverySettings, Outgoing
-from flowctl.messenger.durability import ANNOUNCES, IDS, SEQUENCES, DurableStore, Effect, OpenStore, StoredMessage
+from flowctl.messenger.durability import ANNOUNCES, IDS, OLD, SEQUENCES, DurableStore, Effect, OpenStore, StoredMessage
 from flowctl.messenger.message import AckHandler, Destination, Failure, Message, To
 from flowctl.messenger.peer import Endpoint, Peer, prepare
 from flowctl.messenger.record import decode_record, encode_record
@@ -584,7 +584,7 @@ class Messenger:
             self._stored.setdefault(stored.peer, []).append(stored)
         for key, incarnation, first, last in store.seen():
             self._runs.setdefault(key, {}).setdefault(incarnation, []).append((first, last))
-        for key in list(self._runs)[: -3 * MAX_REMEMBERED]:  # an entry for each of the three prefixes
+        for key in list(self._runs)[: -4 * MAX_REMEMBERED]:  # an entry for each of the four prefixes
             del self._runs[key]
             store.forget(key, None)
         with self._lock:
@@ -722,8 +722,10 @@ class Messenger:
             peer.delivery.announced = ANNOUNCES + key in self._runs
             ids = self._runs.pop(IDS + key, {})
             sequences = self._runs.pop(SEQUENCES + key, {})
+            old = self._runs.pop(OLD + key, {})
             for incarnation in {**ids, **sequences}:
-                peer.arrivals.restore(incarnation, ids.get(incarnation, []), sequences.get(incarnation, []))
+                old_below = max((last + 1 for _, last in old.get(incarnation, [])), default=0)
+                peer.arrivals.restore(incarnation, ids.get(incarnation, []), sequences.get(incarnation, []), old_below)
             peer.arrivals = self._remembered.pop(key, peer.arrivals)
             endpoint.peers[route] = peer
             self._peer_count += 1
@@ -748,7 +750,7 @@ class Messenger:
             if gone is not None:
                 del self._remembered[gone]
         if gone is not None and self._store is not None:
-            for prefix in (SEQUENCES, IDS, ANNOUNCES):
+            for prefix in (SEQUENCES, IDS, OLD, ANNOUNCES):
                 self._store.forget(prefix + gone, None)
 
     def _check_peer_count(self) -> None:
@@ -1194,6 +1196,7 @@ class Messenger:
         if incarnation not in {None, arrivals.incarnation}:
             store.forget(SEQUENCES + peer.key, arrivals.incarnation)
             store.forget(IDS + peer.key, arrivals.incarnation)
+            store.forget(OLD + peer.key, arrivals.incarnation)
         if arrivals.floor > 1 and arrivals.gap_closed():
             store.mark_run(SEQUENCES + peer.key, arrivals.incarnation, 0, arrivals.floor - 1, _ignore)
 
@@ -1332,8 +1335,14 @@ class Messenger:
         store.mark(prefix + peer.key, arrived.incarnation, arrived.number, marked, effect if effects else None)
 
     def _seen(self, peer: Peer, arrived: Arrived) -> None:
+        old_below = peer.arrivals.old_below
         if peer.arrivals.applied(arrived):
             self._acknowledge(peer, arrived)
+            if self._store is not None and peer.arrivals.old_below > old_below:
+                for prefix in (IDS, OLD):  # one row in place of many, and what it stands for
+                    self._store.mark_run(
+                        prefix + peer.key, arrived.incarnation, 0, peer.arrivals.old_below - 1, _ignore
+                    )
         self._handle_released(peer)
 
     def _acknowledge(self, peer: Peer, arrived: Arrived) -> None:

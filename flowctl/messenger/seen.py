@@ -115,8 +115,15 @@ class Seen:
             del self._firsts[0], self._lasts[0]
         return changed
 
-    def restore(self, runs: Iterable[tuple[int, int]]) -> None:
-        """Begin with what was seen in an earlier life, as runs: first and last of each, ascending."""
+    def restore(self, runs: Iterable[tuple[int, int]], old_below: int = 0) -> None:
+        """Begin with what was seen in an earlier life.
+
+        Args:
+            runs: first and last of each, ascending.
+            old_below: numbers below this were forgotten: seen or not, they are `Verdict.OLD`.
+        """
+        if old_below:
+            self.floor, self._old_is_seen = old_below, False
         for first, last in runs:
             if first > self.highest + 1:
                 self._firsts.append(self.highest + 1)
