@@ -115,8 +115,9 @@ class ZmqSocket:
         except zmq.Again:
             self._refused = True
             raise
-        if not (self._reading or self._look_queued):
-            self._look_soon()
+        finally:  # one that fails has read the mailbox too
+            if not (self._reading or self._look_queued):
+                self._look_soon()
 
     def look(self) -> None:
         """Look for messages soon: something was done to `raw` that may have read its mailbox (`connect`, `poll`)."""

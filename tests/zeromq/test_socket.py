@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -93,6 +94,31 @@ def test_answers_when_each_waits_for_the_one_before_never_stall(group, sockets):
     assert done.wait(WAIT_S)
     for item in (server, client):
         on(group, item.close)
+
+
+def test_message_when_a_send_that_failed_has_read_the_mailbox_is_received(group, sockets):
+    """A send to nobody reads the mailbox before it fails: what it found there is handed on all the same."""
+    router, dealer = sockets(zmq.ROUTER), sockets(zmq.DEALER)
+    router.set(zmq.ROUTER_MANDATORY, 1)
+    router.bind("inproc://nobody")
+    dealer.connect("inproc://nobody")
+    first, second = threading.Event(), threading.Event()
+    reader = ZmqSocket(group, router, lambda frames: (second if first.is_set() else first).set())
+    on(group, reader.start)
+    dealer.send(b"first")
+    assert first.wait(WAIT_S)
+
+    def fail() -> None:
+        dealer.send(b"second")
+        assert select.select([router.get(zmq.FD)], [], [], WAIT_S)[0]
+        with pytest.raises(zmq.ZMQError):
+            reader.send([b"nobody", b"x"])
+
+    for _ in range(5):  # a mailbox is looked into now and then only
+        second.clear()
+        on(group, fail)
+        assert second.wait(WAIT_S)
+    on(group, reader.close)
 
 
 def test_message_when_a_handler_raises_costs_only_itself(sockets, loop_factory):
