@@ -50,8 +50,8 @@ def parts_of(value: object) -> list[bytes]:
 class Answering(Protocol):
     """What a message needs of its node to be answered; any thread."""
 
-    def send_reply(self, peer: Peer, tag: bytes, parts: tuple[Part, ...]) -> None:
-        """Answer the request with that tag."""
+    def send_reply(self, message: Message, parts: tuple[Part, ...]) -> None:
+        """Answer a request, if it was not answered."""
 
     def send(self, conn: ConnectionID, command: str, *parts: Part) -> None:
         """Send a command."""
@@ -82,9 +82,13 @@ class Message:
         tag: of a request; None: it is a command.
         data: its parts.
         deadline: when the caller gives up, on the node's clock; None: not known.
+
+    Attributes:
+        cancelled: whether nobody wants the answer any more: the caller has gone, has given up, or is out of time. A
+            coroutine is cancelled then; a function on a worker thread may look.
     """
 
-    __slots__ = ("_node", "command", "data", "deadline", "peer", "tag")
+    __slots__ = ("_answered", "_node", "cancelled", "command", "data", "deadline", "peer", "tag")
 
     def __init__(
         self,
@@ -101,6 +105,8 @@ class Message:
         self.tag: Final = tag
         self.data: Final = data
         self.deadline: Final = deadline
+        self._answered = False
+        self.cancelled = False
 
     @property
     def conn(self) -> ConnectionID:
@@ -117,6 +123,18 @@ class Message:
         """IP address of the sender; empty where there is none."""
         return self.peer.identity.address
 
+    @property
+    def size_bytes(self) -> int:
+        """Octets of its parts."""
+        return sum(map(len, self.data))
+
+    def answer_once(self) -> bool:
+        """Note that the request is answered; False: it was before, or nobody wants it any more."""
+        if self._answered:
+            return False
+        self._answered = True
+        return not self.cancelled
+
     def reply(self, *parts: Part) -> None:
         """Answer the request. The first answer counts: a second one, or what the handler returns after it, is dropped.
 
@@ -127,7 +145,7 @@ class Message:
             raise LocalProtocolError(
                 f"{self.command.decode(errors='replace')} came as a command, which has no reply", hint="use back()"
             )
-        self._node.send_reply(self.peer, self.tag, parts)
+        self._node.send_reply(self, parts)
 
     def back(self, command: str, *parts: Part) -> None:
         """Send a command to the sender."""

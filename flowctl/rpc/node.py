@@ -8,11 +8,10 @@ so what another peer says about it does not count; it leaves the table before it
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -25,7 +24,7 @@ from typing import Any, Final, Self, TypeAlias
 import zmq
 
 from flowctl.errors import ClosedError, LocalProtocolError, RpcError, RpcTimeoutError
-from flowctl.loop.faults import ErrorHook, as_exception
+from flowctl.loop.faults import ErrorHook
 from flowctl.outcomes.pending import Pending
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.printable import short
@@ -34,18 +33,20 @@ from flowctl.rpc.access.admission import Admission, Allow
 from flowctl.rpc.access.logins import LoginDesk, Logins, PasswordHash
 from flowctl.rpc.access.rules import key_route, refusal_code
 from flowctl.rpc.access.servicenodes import ServiceNodes, checked_keys
+from flowctl.rpc.commands import Category, Command, Handler, access_of
+from flowctl.rpc.incoming import Incoming
 from flowctl.rpc.jobs.batch import Batch, NodeThread, TaggedThread
-from flowctl.rpc.jobs.begin import begin
 from flowctl.rpc.jobs.dispatcher import Dispatcher, JobStatistics
-from flowctl.rpc.jobs.slots import DEFAULT_MAX_QUEUE, Job, Lane, NotStarted, NotStartedError, Verdict
+from flowctl.rpc.jobs.slots import DEFAULT_MAX_QUEUE
 from flowctl.rpc.jobs.timers import TimerID
 from flowctl.rpc.message import Message, Part, octets, parts_of
 from flowctl.rpc.peers.dialled import Dialled
 from flowctl.rpc.peers.listener import Listener
 from flowctl.rpc.peers.peer import Call, ConnectionID, Peer
+from flowctl.rpc.serving import Serving
 from flowctl.rpc.wire import frames as wire
 from flowctl.rpc.wire.addresses import Address
-from flowctl.rpc.wire.tag import NUMBERS, make_tag, read_tag
+from flowctl.rpc.wire.tag import MOST_CREDIT, NUMBERS, make_tag, read_tag
 from flowctl.zeromq.context import new_context, shared_context
 from flowctl.zeromq.curve import KeyPair, dial_curve, node_keys, serve_curve
 from flowctl.zeromq.zap import ZapHandler, bind_zap, zap_domain
@@ -58,47 +59,17 @@ HEARTBEAT_TIMEOUT_MS: Final = 30_000
 HANDSHAKE_MS: Final = 10_000
 RECONNECT_MS: Final = (250, 5_000)
 LINGER_S: Final = 5.0
+STREAM_CREDIT: Final = 32
+"""Items of a stream that may be on their way: enough for a network of some milliseconds, little enough to hold."""
+MOST_CALLS: Final = 100_000
+"""Requests that wait for one peer; each is some 700 octets."""
+NOT_ALLOWED: Final = b"CREDIT_EXCEEDED"
+"""Code of a stream whose server has sent more than it may."""
 STOP_GRACE_S: Final = 1.0
 """What a stop gets beyond its deadline, to close sockets and to say which handlers it leaves behind."""
 
-MOST_RUNNING: Final = 10_000
-"""Coroutines of one category that may run at once; each holds some kilobytes."""
-
-_CODES: Final = {
-    NotStarted.STOPPED: wire.SHUTTING_DOWN,
-    NotStarted.LATE: wire.TIMEOUT,
-    NotStarted.DISPLACED: wire.QUEUE_FULL,
-}
-
-Handler: TypeAlias = Callable[[Message], Any]
 Settle: TypeAlias = Callable[[bool, list[bytes]], object]
 _Raw: TypeAlias = "zmq.Socket[bytes]"
-
-
-class Category:
-    """A category of commands, as it was added."""
-
-    __slots__ = ("access", "lane", "name", "running_count")
-
-    def __init__(self, name: str, access: Access, lane: Lane) -> None:
-        self.name: Final = name
-        self.access: Final = access
-        self.lane: Final = lane
-        self.running_count = 0
-
-
-class Command:
-    """A command or request command, as it was added."""
-
-    __slots__ = ("category", "handler", "is_coroutine", "is_request")
-
-    def __init__(self, category: Category, handler: Handler, *, is_request: bool) -> None:
-        self.category: Final = category
-        self.handler: Final = handler
-        self.is_request: Final = is_request
-        self.is_coroutine: Final = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            type(handler).__call__
-        )
 
 
 class RpcNode:
@@ -162,9 +133,10 @@ class RpcNode:
         self._login_desk: LoginDesk | None = None
         self._listeners: dict[int, Listener] = {}
         self._dialled: dict[int, Dialled] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving_here: Serving | None = None
         self._malformed_count = 0
         self._late_count = 0
+        self._asked_count = 0
         self._queue_full_count = 0
 
     # --- before start --------------------------------------------------------------------------------------------
@@ -172,7 +144,7 @@ class RpcNode:
     def add_category(
         self,
         name: str,
-        access: Access | AuthLevel = AuthLevel.NONE,
+        access: Access | AuthLevel | str = AuthLevel.NONE,
         reserved_threads: int = 0,
         max_queue: int = DEFAULT_MAX_QUEUE,
     ) -> None:
@@ -180,7 +152,7 @@ class RpcNode:
 
         Args:
             name: 1 to 50 octets without a dot.
-            access: what its callers need.
+            access: what its callers need; a level, or its name, is an `Access` of that level.
             reserved_threads: worker threads that are kept for it beside the general ones, 0 or more.
             max_queue: commands that may wait for a worker; 0: none, -1: any number.
 
@@ -196,7 +168,7 @@ class RpcNode:
             )
         if name in self._categories:
             raise LocalProtocolError(f"category {name!r} was added before")
-        needed = access if isinstance(access, Access) else Access(access)
+        needed = access_of(access)
         lane = self._jobs.slots.add_category(name, reserved_threads, max_queue)
         self._categories[name] = Category(name, needed, lane)
 
@@ -430,6 +402,7 @@ class RpcNode:
         self._jobs.start(self._group)
         self._zap_handler = ZapHandler(self._group, self._zap, self._admission.decide)
         self._login_desk = LoginDesk(self._group, self._logins)
+        self._serving_here = Serving(self._group, self._jobs, self._send_to)
         for bound in self._bound:
             self._open(*bound)
         self._bound.clear()
@@ -438,9 +411,8 @@ class RpcNode:
         self._stopping = True
         jobs_ended = self._group.loop.create_future()
         self._jobs.close(partial(_set_result, jobs_ended, None))
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.wait([jobs_ended, *self._tasks], timeout=deadline_s)
+        self._serving.stop()
+        await asyncio.wait([jobs_ended, *self._serving.tasks], timeout=deadline_s)
         if not jobs_ended.done():
             for left in self._jobs.unfinished():
                 self._group.report(
@@ -721,10 +693,11 @@ class RpcNode:
 
     def _give_up(self, peer: Peer, code: bytes) -> None:
         """Cancel what runs for a peer; requests to it fail."""
-        for cancel in list(peer.running.values()):
-            cancel()
+        for running in list(peer.running.values()):
+            running.cancel()
         if peer.calls is not None:
             self._group.deadlines.remove(peer)
+            peer.due = inf
             for _, call in peer.calls.take_all():
                 self._call(call.settle, False, [code])
 
@@ -768,8 +741,7 @@ class RpcNode:
             LocalProtocolError: a part is neither text nor octets, or the node was not started.
             ClosedError: the node was stopped.
         """
-        settle = partial(self._call_back, on_reply)
-        self._do(self._request, conn, command.encode(), [octets(part) for part in parts], settle, timeout_s)
+        self._ask(conn, command, parts, partial(self._call_back, on_reply), timeout_s)
 
     def request_future(
         self, conn: ConnectionID, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
@@ -780,14 +752,13 @@ class RpcNode:
             What ``get()`` waits for, on another thread than the node's.
         """
         future = RequestFuture()
-        settle = partial(_settle, future, command)
-        self._do(self._request, conn, command.encode(), [octets(part) for part in parts], settle, timeout_s)
+        self._ask(conn, command, parts, partial(_settle, future, command), timeout_s)
         return future
 
     async def call(
         self, conn: ConnectionID, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> list[bytes]:
-        """Send a request and wait for its reply; on any loop.
+        """Send a request and wait for its reply; on any loop. Cancelled, it has the server cancel its handler.
 
         Returns:
             The parts of the reply.
@@ -808,15 +779,90 @@ class RpcNode:
                 with suppress(RuntimeError):  # the caller's loop is closed
                     loop.call_soon_threadsafe(_set_result, future, (ok, data))
 
-        self._do(self._request, conn, command.encode(), [octets(part) for part in parts], settle, timeout_s)
-        ok, data = await future
+        tag = self._ask(conn, command, parts, settle, timeout_s)
+        try:
+            ok, data = await future
+        except asyncio.CancelledError:
+            self._do(self._withdraw, conn, tag)
+            raise
         if ok:
             return data
         raise failure_of(command, data)
 
-    def send_reply(self, peer: Peer, tag: bytes, parts: tuple[Part, ...]) -> None:
-        """Answer the request of `peer` with that tag; for `Message`."""
-        self._do(self._send_to, peer, [wire.REPLY, tag, *parts_of(parts)])
+    async def stream(
+        self,
+        conn: ConnectionID,
+        command: str,
+        *parts: Part,
+        timeout_s: float = inf,
+        credit: int = STREAM_CREDIT,
+    ) -> AsyncIterator[list[bytes]]:
+        """Send a request whose handler yields; on any loop: ``async for parts in node.stream(...)``.
+
+        No more items come than were allowed, so a slow taker costs the server nothing. Left early, it has the server
+        end the handler (at once with `contextlib.aclosing`).
+
+        Args:
+            conn: to whom.
+            command: ``category.command``.
+            parts: text is sent as UTF-8.
+            timeout_s: how long the whole stream may take, in seconds; infinite: any time.
+            credit: items that may wait here, 1 to 255.
+
+        Yields:
+            The parts of each item. A reply of parts, by a handler that does not yield, is one item.
+
+        Raises:
+            LocalProtocolError: `credit` is out of range.
+            RpcTimeoutError: the deadline passed.
+            RpcError: it failed; its `code` says how. Items that came before were yielded.
+        """
+        if not 1 <= credit <= MOST_CREDIT:
+            raise LocalProtocolError(f"credit is {credit}, it must be 1 to {MOST_CREDIT}")
+        incoming = Incoming(asyncio.get_running_loop(), here=self._group.in_thread(), credit=credit)
+        tag = self._ask(conn, command, parts, incoming.end, timeout_s, credit, incoming.put)
+        taken = 0
+        try:
+            while (item := await incoming.take()) is not None:
+                yield item
+                taken += 1
+                if 2 * taken >= credit and not incoming.ended:
+                    self._do(self._give_credit, conn, tag, taken, incoming)
+                    taken = 0
+        finally:
+            if not incoming.ended:
+                with suppress(ClosedError):
+                    self._do(self._withdraw, conn, tag)
+        if incoming.failure is not None:
+            raise failure_of(command, incoming.failure)
+
+    def _ask(
+        self,
+        conn: ConnectionID,
+        command: str,
+        parts: tuple[Part, ...],
+        settle: Settle,
+        timeout_s: float,
+        credit: int = 0,
+        item: Callable[[list[bytes]], bool] | None = None,
+    ) -> bytes:
+        """Send a request, on whatever thread; return its tag."""
+        if not timeout_s >= 0:
+            raise LocalProtocolError(f"timeout_s is {timeout_s}, it must be 0 or more")
+        tag = make_tag(next(self._numbers) % NUMBERS, timeout_s, credit)
+        name = command.encode()
+        frames = [name, tag, *[octets(part) for part in parts]]
+        self._do(self._request, conn, frames, Call(name, settle, item), timeout_s)
+        return tag
+
+    def send_reply(self, message: Message, parts: tuple[Part, ...]) -> None:
+        """Answer a request, if it was not answered; for `Message`."""
+        frames = [wire.REPLY, message.tag or b"", *parts_of(parts)]
+        self._do(self._reply, message, frames)
+
+    def _reply(self, message: Message, frames: list[bytes]) -> None:
+        if message.answer_once():
+            self._send_to(message.peer, frames)
 
     def _send(self, conn: ConnectionID, frames: list[bytes]) -> None:
         peer = self._find(conn)
@@ -838,45 +884,69 @@ class RpcNode:
             return True
         return False
 
-    def _request(
-        self, conn: ConnectionID, command: bytes, parts: list[bytes], settle: Settle, timeout_s: float
-    ) -> None:
+    def _request(self, conn: ConnectionID, frames: list[bytes], call: Call, timeout_s: float) -> None:
         if self._stopping:
-            self._call(settle, False, [wire.SHUTTING_DOWN])
+            self._call(call.settle, False, [wire.SHUTTING_DOWN])
             return
         peer = self._find(conn)
         if peer is None:
-            self._call(settle, False, [wire.DISCONNECTED])
-            return
-        tag = make_tag(next(self._numbers) % NUMBERS, timeout_s)
-        try:
-            peer.send([command, tag, *parts])
-        except zmq.Again:
-            self._queue_full_count += 1
-            self._call(settle, False, [wire.QUEUE_FULL])
-            return
-        except zmq.ZMQError:
-            if peer.conn.route:
-                self._forget(peer, wire.DISCONNECTED)
-            self._call(settle, False, [wire.DISCONNECTED])
+            self._call(call.settle, False, [wire.DISCONNECTED])
             return
         calls = peer.calls
         if calls is None:
             calls = peer.calls = Pending()
+        if len(calls) >= MOST_CALLS:
+            self._call(call.settle, False, [wire.QUEUE_FULL])
+            return
+        try:
+            peer.send(frames)
+        except zmq.Again:
+            self._queue_full_count += 1
+            self._call(call.settle, False, [wire.QUEUE_FULL])
+            return
+        except zmq.ZMQError:
+            if peer.conn.route:
+                self._forget(peer, wire.DISCONNECTED)
+            self._call(call.settle, False, [wire.DISCONNECTED])
+            return
+        self._asked_count += 1
         deadline = self._clock() + timeout_s
-        if not calls:
+        calls.add(frames[1], call, deadline)
+        if deadline < peer.due:
+            peer.due = deadline
             self._group.deadlines.set(peer, deadline)
-        calls.add(tag, Call(command, settle), deadline)
+
+    def _withdraw(self, conn: ConnectionID, tag: bytes) -> None:
+        """Give up a request: have its handler cancelled."""
+        peer = self._find(conn)
+        if peer is not None and peer.calls is not None and tag in peer.calls:
+            peer.calls.take(tag)
+            self._send_to(peer, [wire.CANCEL, tag])
+
+    def _give_credit(self, conn: ConnectionID, tag: bytes, count: int, incoming: Incoming) -> None:
+        """Let more items of a stream come."""
+        peer = self._find(conn)
+        if peer is not None and peer.calls is not None and tag in peer.calls:
+            incoming.allow(count)
+            self._send_to(peer, [wire.CREDIT, tag, b"%d" % count])
 
     def _calls_due(self, peer: Peer) -> None:
         calls = peer.calls
+        peer.due = inf
         if calls is None:
             return
         for _, call in calls.take_due(self._clock()):
             self._call(call.settle, False, [wire.TIMEOUT])
         following = calls.next_deadline()
-        if following is not None:
-            self._group.deadlines.set(peer, following)
+        if following is not None and not peer.closed:
+            peer.due = min(peer.due, following)
+            self._group.deadlines.set(peer, peer.due)
+
+    @property
+    def _serving(self) -> Serving:
+        if self._serving_here is None:
+            raise LocalProtocolError("the node was not started")
+        return self._serving_here
 
     # --- receiving -----------------------------------------------------------------------------------------------
 
@@ -897,11 +967,14 @@ class RpcNode:
             self._send_to(peer, wire.refusal(refused, name, tag))
             return
         deadline: float | None = None
+        credit = 0
         if tag is not None:
             read = read_tag(tag)
             if read is not None:
-                deadline = self._clock() + read[0]
-        self._run(command, Message(self, peer, name, tag, frames[rest:], deadline))
+                left_s, credit = read
+                deadline = self._clock() + left_s
+        command.count += 1
+        self._serving.run(command, Message(self, peer, name, tag, frames[rest:], deadline), credit)
 
     def _refused(self, command: Command, peer: Peer, tag: bytes | None) -> bytes | None:
         """Return the code with which the command of that peer is refused; None: it may run."""
@@ -930,6 +1003,8 @@ class RpcNode:
                 self._hang_up(dialled, "the other end closed it", code=wire.DISCONNECTED)
         elif name == wire.UNKNOWN_COMMAND:
             self._received_unknown(peer, frames)
+        elif name in {wire.ITEM, wire.CREDIT, wire.CANCEL}:
+            self._received_stream(peer, frames)
         elif b"." not in name and (failed := wire.failed_request(frames)) is not None:
             self._received_failure(peer, *failed)
         elif name in {wire.FORBIDDEN, wire.FORBIDDEN_SN, wire.NOT_A_SERVICE_NODE, wire.NO_REPLY_TAG}:
@@ -962,6 +1037,27 @@ class RpcNode:
         else:
             self._call(call.settle, False, [code, *more])
 
+    def _received_stream(self, peer: Peer, frames: list[bytes]) -> None:
+        """Act on an item, on credit for more, or on a caller that takes no more."""
+        if len(frames) < 2:
+            self._malformed_count += 1
+        elif frames[0] == wire.CANCEL:
+            self._serving.cancel(peer, frames[1])
+        elif frames[0] == wire.CREDIT:
+            count = wire.credit_of(frames)
+            if count is None:
+                self._malformed_count += 1
+            else:
+                self._serving.credit(peer, frames[1], count)
+        else:
+            call = None if peer.calls is None else peer.calls.get(frames[1])
+            if call is None:
+                self._late_count += 1
+            elif call.item is None or not call.item(frames[2:]):
+                self._malformed_count += 1
+                self._received_failure(peer, NOT_ALLOWED, frames[1], [])
+                self._send_to(peer, [wire.CANCEL, frames[1]])
+
     def _received_unknown(self, peer: Peer, frames: list[bytes]) -> None:
         """Fail the oldest request with the command that the peer does not know: it does not say which."""
         calls = peer.calls
@@ -973,91 +1069,6 @@ class RpcNode:
                 calls.take(tag)
                 self._call(call.settle, False, [wire.UNKNOWN_COMMAND])
                 return
-
-    # --- handlers ------------------------------------------------------------------------------------------------
-
-    def _run(self, command: Command, message: Message) -> None:
-        if self._stopping:
-            self._fail(message, wire.SHUTTING_DOWN)
-            return
-        if not command.is_coroutine:
-            self._submit(command, message)
-            return
-        # Whoever has many that wait leaves as many places again to others: one alone gets half of them.
-        if message.peer.waiting_count >= MOST_RUNNING - command.category.running_count:
-            self._fail(message, wire.QUEUE_FULL)
-            return
-        command.category.running_count += 1
-        task = begin(self._group.loop, self._serve(command, message))
-        if task is not None:
-            self._keep(task, message)
-
-    def _keep(self, task: asyncio.Task[None], message: Message) -> None:
-        """Keep a handler that waits where it can be cancelled, and have that done at its deadline."""
-        peer, tag, running = message.peer, message.tag, message.peer.running
-        timer: asyncio.TimerHandle | None = None
-        if tag is not None:
-            running[tag] = task.cancel
-            if message.deadline is not None:
-                timer = self._group.loop.call_later(max(0.0, message.deadline - self._clock()), task.cancel)
-
-        def ended(_: asyncio.Task[None]) -> None:
-            peer.waiting_count -= 1
-            self._tasks.discard(task)
-            if tag is not None and running.get(tag) == task.cancel:
-                del running[tag]
-            if timer is not None:
-                timer.cancel()
-
-        peer.waiting_count += 1
-        self._tasks.add(task)
-        task.add_done_callback(ended)
-
-    def _submit(self, command: Command, message: Message) -> None:
-        """Have a handler run on a worker thread, now or when it is its turn."""
-        job = Job(
-            command.category.lane,
-            partial(_handle, command.handler, message),
-            partial(self._handled, message),
-            deadline=inf if message.deadline is None else message.deadline,
-            size_bytes=sum(map(len, message.data)),
-            name=message.command.decode(errors="replace"),
-            sender=message.peer,
-        )
-        if self._jobs.submit(job) is Verdict.DROP:
-            self._fail(message, wire.QUEUE_FULL)
-
-    def _handled(self, message: Message, parts: Any, error: BaseException | None) -> None:
-        """Take what came of a handler on a worker thread."""
-        if error is None:
-            if message.tag is not None and parts is not None:
-                self._send_to(message.peer, [wire.REPLY, message.tag, *parts])
-        elif isinstance(error, NotStartedError):
-            self._fail(message, _CODES[error.why])
-        else:
-            self._group.report(f"handler of {message.command.decode(errors='replace')}", as_exception(error))
-            self._fail(message, wire.HANDLER_FAILED)
-
-    async def _serve(self, command: Command, message: Message) -> None:
-        """Run a coroutine handler; what it returns is the reply."""
-        peer, tag = message.peer, message.tag
-        try:
-            answer: Awaitable[Any] = command.handler(message)
-            value = await answer
-            if tag is not None and value is not None:
-                self._send_to(peer, [wire.REPLY, tag, *parts_of(value)])
-        except asyncio.CancelledError:
-            self._fail(message, wire.SHUTTING_DOWN if self._stopping else wire.TIMEOUT)
-        except Exception as error:  # noqa: BLE001  (a handler's fault costs its request, and nothing else)
-            self._group.report(f"handler of {message.command.decode(errors='replace')}", error)
-            self._fail(message, wire.HANDLER_FAILED)
-        finally:
-            command.category.running_count -= 1
-
-    def _fail(self, message: Message, code: bytes) -> None:
-        """Tell the sender of a request why it gets no reply."""
-        if message.tag is not None:
-            self._send_to(message.peer, wire.failure(code, message.tag))
 
     # --- jobs of the program -------------------------------------------------------------------------------------
 
@@ -1153,12 +1164,6 @@ class RpcNode:
             callback(*args)
         except Exception as error:  # noqa: BLE001  (a callback's fault must not cost others their messages)
             self._group.report(getattr(callback, "__qualname__", "callback"), error)
-
-
-def _handle(handler: Handler, message: Message) -> list[bytes] | None:
-    """Run a handler, on a worker thread, and return the parts of the reply; None: there is none."""
-    value = handler(message)
-    return None if value is None or message.tag is None else parts_of(value)
 
 
 class RequestFuture(Future[list[bytes]]):

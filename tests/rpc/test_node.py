@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 
 import pytest
 
@@ -13,6 +14,7 @@ from flowctl.pollgroup import LoopFactory
 from flowctl.rpc.access.access import AuthLevel
 from flowctl.rpc.message import Message
 from flowctl.rpc.node import RpcNode
+from flowctl.rpc.peers.peer import ConnectionID
 
 WAIT_S = 20.0
 
@@ -31,11 +33,12 @@ def node(loop_factory: LoopFactory) -> Iterator[Callable[[], RpcNode]]:
         item.stop()
 
 
+async def echo(message: Message) -> list[bytes]:
+    return message.data
+
+
 def serve(node: RpcNode) -> RpcNode:
     """Add the commands that the tests call."""
-
-    async def echo(message: Message) -> list[bytes]:
-        return message.data
 
     async def wait(message: Message) -> None:
         await asyncio.sleep(WAIT_S)
@@ -144,3 +147,127 @@ def test_call_when_on_the_loop_of_the_caller_needs_no_thread(tmp_path, loop_fact
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         assert runner.run(main()) == [b"x"]
+
+
+def on_one_loop(loop_factory: LoopFactory, server: RpcNode, address: str, main) -> object:
+    """Run a server and a client on one loop, and `main` with the client and its connection."""
+
+    async def whole() -> object:
+        bound = server.listen_plain(address)
+        async with server, RpcNode(on_error=lambda *_: None) as client:
+            return await main(client, await client.connect(bound))
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(asyncio.wait_for(whole(), WAIT_S))
+
+
+class Counting:
+    """A stream without end that notes what it has made, and whether it was ended."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.ended = asyncio.Event()
+
+    async def __call__(self, message: Message) -> AsyncIterator[str]:
+        try:
+            while True:
+                self.made += 1
+                yield str(self.made)
+        finally:
+            self.ended.set()
+
+
+def test_stream_when_its_taker_is_slow_stands_still_at_its_credit(tmp_path, loop_factory):
+    """The server makes one item more than it may send; what was taken comes in order, and leaving ends the handler."""
+    server, numbers = RpcNode(), Counting()
+    server.add_category("a")
+    server.add_request_command("a", "numbers", numbers)
+    server.add_request_command("a", "echo", echo)
+
+    async def main(client: RpcNode, conn: ConnectionID) -> tuple[list[bytes], int]:
+        taken: list[bytes] = []
+        async with aclosing(client.stream(conn, "a.numbers", credit=4)) as items:
+            async for parts in items:
+                taken += parts
+                if len(taken) == 10:
+                    for _ in range(5):
+                        await client.call(conn, "a.echo", "x")
+                    break
+        made = numbers.made
+        await numbers.ended.wait()
+        return taken, made
+
+    taken, made = on_one_loop(loop_factory, server, f"ipc://{tmp_path}/rpc", main)
+    assert taken == [b"%d" % number for number in range(1, 11)]
+    assert made <= 10 + 4 + 1
+
+
+def test_stream_when_it_ends_or_fails_says_so_after_its_items(tmp_path, loop_factory):
+    """The items that came before are there, then the end, or the failure."""
+
+    async def two(message: Message) -> AsyncIterator[list[bytes]]:
+        yield [b"a", b""]
+        yield [b"b"]
+        if message.data:
+            raise ValueError("secret")
+
+    server = RpcNode(on_error=lambda *_: None)
+    server.add_category("a")
+    server.add_request_command("a", "two", two)
+    server.add_request_command("a", "echo", echo)
+
+    async def main(client: RpcNode, conn: ConnectionID) -> list[object]:
+        got: list[object] = [item async for item in client.stream(conn, "a.two", credit=1)]
+        failing = aiter(client.stream(conn, "a.two", "fail"))
+        got += [await anext(failing), await anext(failing)]
+        with pytest.raises(RpcError) as raised:
+            await anext(failing)
+        got.append(raised.value.code)
+        got.extend([item async for item in client.stream(conn, "a.echo", "x")])
+        with pytest.raises(RpcError, match="stream"):
+            await client.call(conn, "a.two")
+        return got
+
+    two_items = [[b"a", b""], [b"b"]]
+    got = on_one_loop(loop_factory, server, f"ipc://{tmp_path}/rpc", main)
+    assert got == [*two_items, *two_items, "HANDLER_FAILED", [b"x"]]
+
+
+@pytest.mark.parametrize("how", ["deadline", "withdrawn", "disconnected"])
+def test_handler_when_nobody_waits_any_more_is_cancelled(tmp_path, loop_factory, how):
+    """A deadline travels with its request, and so do the caller's second thoughts and its end."""
+    cancelled = asyncio.Event()
+
+    async def wait(message: Message) -> None:
+        try:
+            await asyncio.sleep(WAIT_S)
+        finally:
+            cancelled.set()
+
+    server = RpcNode()
+    server.add_category("a")
+    server.add_request_command("a", "wait", wait)
+    server.add_request_command("a", "echo", echo)
+
+    async def main(client: RpcNode, conn: ConnectionID) -> None:
+        task = asyncio.ensure_future(client.call(conn, "a.wait", timeout_s=0.05 if how == "deadline" else WAIT_S))
+        await client.call(conn, "a.echo", "x")
+        if how == "withdrawn":
+            task.cancel()
+        if how == "disconnected":
+            client.disconnect(conn)
+        await cancelled.wait()
+        await asyncio.wait([task])
+        assert task.cancelled() or task.exception() is not None
+
+    on_one_loop(loop_factory, server, f"ipc://{tmp_path}/rpc", main)
+    assert cancelled.is_set()
+
+
+def test_request_when_a_later_one_has_an_earlier_deadline_times_out_first(pair):
+    """Each request has its own deadline, whatever others wait for."""
+    _, client, conn = pair
+    patient = client.request_future(conn, "a.wait")
+    with pytest.raises(RpcTimeoutError):
+        client.request_future(conn, "a.wait", timeout_s=0.05).get(WAIT_S)
+    assert not patient.done()

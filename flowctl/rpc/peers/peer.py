@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from math import inf
+from typing import Final, Protocol
 
 from flowctl.outcomes.pending import Pending
 from flowctl.rpc.access.access import Identity
@@ -50,6 +51,7 @@ class Call:
         command: as it was sent.
         settle: called once, with whether there is a reply, and with the parts of the reply or the code and text of the
             failure.
+        item: of a stream: called with the parts of each item; False: it was not allowed to come.
     """
 
     __slots__ = ("command", "item", "settle")
@@ -58,11 +60,21 @@ class Call:
         self,
         command: bytes,
         settle: Callable[[bool, list[bytes]], object],
-        item: Callable[[list[bytes]], object] | None = None,
+        item: Callable[[list[bytes]], bool] | None = None,
     ) -> None:
         self.command: Final = command
         self.settle: Final = settle
         self.item: Final = item
+
+
+class Cancellable(Protocol):
+    """A request of a peer that runs here."""
+
+    def cancel(self) -> None:
+        """End it: nobody wants its outcome."""
+
+    def add_credit(self, count: int) -> None:
+        """Let more items of a stream go out."""
 
 
 class Peer:
@@ -77,10 +89,12 @@ class Peer:
 
     __slots__ = (
         "_due",
+        "_unread_bytes",
         "calls",
         "closed",
         "conn",
         "descriptor",
+        "due",
         "identity",
         "key",
         "running",
@@ -100,9 +114,11 @@ class Peer:
         self.descriptor = -1
         #: Our requests to it, by their tags; None: there has been none.
         self.calls: Pending[bytes, Call] | None = None
+        #: When the group calls `deadline_due`; infinite: not at all.
+        self.due = inf
         #: What runs for it here and may be cancelled, by the tags of its requests.
-        self.running: dict[bytes, Callable[[], object]] = {}
-        #: Coroutines that run for it here, those of commands included.
+        self.running: dict[object, Cancellable] = {}
+        #: Coroutines that wait for it here, those of commands included.
         self.waiting_count = 0
 
     def send(self, frames: Sequence[bytes]) -> None:
