@@ -11,6 +11,7 @@ import asyncio
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -28,6 +29,7 @@ from flowctl.loop.faults import ErrorHook
 from flowctl.outcomes.pending import Pending
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.printable import short
+from flowctl.rpc import describe
 from flowctl.rpc.access.access import Access, AuthLevel, Identity
 from flowctl.rpc.access.admission import Admission, Allow
 from flowctl.rpc.access.logins import LoginDesk, Logins, PasswordHash
@@ -44,6 +46,7 @@ from flowctl.rpc.peers.dialled import Dialled
 from flowctl.rpc.peers.listener import Listener
 from flowctl.rpc.peers.peer import Call, ConnectionID, Peer
 from flowctl.rpc.serving import Serving
+from flowctl.rpc.statistics import RpcStatistics
 from flowctl.rpc.wire import frames as wire
 from flowctl.rpc.wire.addresses import Address
 from flowctl.rpc.wire.tag import MOST_CREDIT, NUMBERS, make_tag, read_tag
@@ -63,6 +66,7 @@ STREAM_CREDIT: Final = 32
 """Items of a stream that may be on their way: enough for a network of some milliseconds, little enough to hold."""
 MOST_CALLS: Final = 100_000
 """Requests that wait for one peer; each is some 700 octets."""
+NO_CONNECTION: Final = wire.DISCONNECTED
 NOT_ALLOWED: Final = b"CREDIT_EXCEEDED"
 """Code of a stream whose server has sent more than it may."""
 STOP_GRACE_S: Final = 1.0
@@ -123,6 +127,8 @@ class RpcNode:
         self._categories: dict[str, Category] = {}
         self._commands: dict[bytes, Command] = {}
         self._aliases: dict[bytes, bytes] = {}
+        self._own_category = False  # `rpc` was added by us
+        self._middleware: list[Callable[[Handler], Handler]] = []
         self._bound: list[tuple[int, _Raw, str]] = []  # before the start
         self._zap: Final = bind_zap(self._context)
         self._service_nodes: Final = ServiceNodes()
@@ -137,7 +143,8 @@ class RpcNode:
         self._malformed_count = 0
         self._late_count = 0
         self._asked_count = 0
-        self._queue_full_count = 0
+        self._unsent_count = 0
+        self._refused_counts: Counter[str] = Counter()
 
     # --- before start --------------------------------------------------------------------------------------------
 
@@ -240,8 +247,9 @@ class RpcNode:
         stored = password if isinstance(password, PasswordHash) else PasswordHash.of(password)
         self._logins.add(user, stored, level)
         if len(self._logins) == 1:
-            if "rpc" not in self._categories:
-                self.add_category("rpc")
+            if describe.CATEGORY not in self._categories:
+                self.add_category(describe.CATEGORY)
+                self._own_category = True
             self.add_request_command("rpc", "login", self._login)
 
     async def _login(self, message: Message) -> bytes | None:
@@ -270,6 +278,20 @@ class RpcNode:
     def _refuse_login(self, message: Message, why: bytes) -> None:
         if message.tag is not None:
             self._send_to(message.peer, wire.failure(wire.FORBIDDEN, message.tag, why))
+
+    def add_middleware(self, wrap: Callable[[Handler], Handler]) -> None:
+        """Have every handler wrapped at the start; before start. The first that is added is the outermost.
+
+        Args:
+            wrap: given a handler, returns one that is called in its place, with the same `Message`, and returns what
+                that is to return. A coroutine function for a coroutine function, and so on: what it returns decides
+                where it runs. It sees what may run, and not what is refused.
+
+        Raises:
+            LocalProtocolError: the node was started.
+        """
+        self._check_not_started("add_middleware")
+        self._middleware.append(wrap)
 
     def set_general_threads(self, count: int) -> None:
         """Set how many worker threads handlers share, 1 or more; before start. Else: one per core.
@@ -338,7 +360,7 @@ class RpcNode:
         await self._end_soon(LINGER_S)
         self._group.stop()
         self._jobs.join(0.0)
-        self._destroy()
+        await asyncio.to_thread(self._destroy)  # which waits for what lingers
 
     def stop(self, deadline_s: float = 5.0) -> bool:
         """End the node: handlers on the loop are cancelled, those on threads waited for, and nothing new starts.
@@ -391,12 +413,34 @@ class RpcNode:
 
     def _prepare(self) -> None:
         self._started = True
-        for alias, target in self._aliases.items():
-            command = self._commands.get(target)
-            if command is None:
+        self._describe()
+        for wrap in reversed(self._middleware):
+            for name, command in list(self._commands.items()):
+                self._commands[name] = Command(command.category, wrap(command.handler), is_request=command.is_request)
+        # Looked up before any is entered: an alias of an alias means nothing, in whatever order they were added.
+        targets = {alias: self._commands.get(target) for alias, target in self._aliases.items()}
+        for alias, target in targets.items():
+            if target is None:
                 self._commands.pop(alias, None)
             else:
-                self._commands[alias] = command
+                self._commands[alias] = target
+
+    def _describe(self) -> None:
+        """Add `rpc.describe`, unless the application has a category of that name."""
+        if describe.CATEGORY not in self._categories:
+            self._categories[describe.CATEGORY] = Category(
+                describe.CATEGORY, Access(), self._jobs.slots.add_category(describe.CATEGORY, 0, 0)
+            )
+        elif not self._own_category:
+            return
+
+        async def what_you_may_call(message: Message) -> str:
+            """Return the commands that you may call, as JSON."""
+            return describe.described(self._commands, lambda command: self._refused(command, message.peer, b"") is None)
+
+        category = self._categories[describe.CATEGORY]
+        name = f"{describe.CATEGORY}.{describe.COMMAND}".encode()
+        self._commands[name] = Command(category, what_you_may_call, is_request=True)
 
     def _begin(self) -> None:
         self._jobs.start(self._group)
@@ -710,14 +754,29 @@ class RpcNode:
 
     # --- sending -------------------------------------------------------------------------------------------------
 
-    def send(self, conn: ConnectionID, command: str, *parts: Part) -> None:
-        """Send a command. What cannot be sent (no such connection, full queue) is dropped and counted.
+    def send(
+        self,
+        conn: ConnectionID,
+        command: str,
+        *parts: Part,
+        queue_full: Callable[[], object] | None = None,
+        queue_failure: Callable[[str], object] | None = None,
+    ) -> None:
+        """Send a command. What cannot be sent is dropped, and counted.
+
+        Args:
+            conn: to whom.
+            command: ``category.command``.
+            parts: text is sent as UTF-8.
+            queue_full: called, on a worker thread, if too much waits for that peer already.
+            queue_failure: called with why, on a worker thread, if it cannot be sent for another reason: there is no
+                such connection.
 
         Raises:
             LocalProtocolError: a part is neither text nor octets, or the node was not started.
             ClosedError: the node was stopped.
         """
-        self._do(self._send, conn, [command.encode(), *map(octets, parts)])
+        self._do(self._send, conn, [command.encode(), *map(octets, parts)], queue_full, queue_failure)
 
     def request(
         self,
@@ -864,25 +923,38 @@ class RpcNode:
         if message.answer_once():
             self._send_to(message.peer, frames)
 
-    def _send(self, conn: ConnectionID, frames: list[bytes]) -> None:
+    def _send(
+        self,
+        conn: ConnectionID,
+        frames: list[bytes],
+        queue_full: Callable[[], object] | None,
+        queue_failure: Callable[[str], object] | None,
+    ) -> None:
         peer = self._find(conn)
-        if peer is not None:
-            self._send_to(peer, frames)
+        problem = NO_CONNECTION if peer is None else self._try_to_send(peer, frames)
+        if problem is wire.QUEUE_FULL and queue_full is not None:
+            self._call_back(queue_full)
+        elif problem is NO_CONNECTION and queue_failure is not None:
+            self._call_back(queue_failure, "there is no such connection")
 
     def _send_to(self, peer: Peer, frames: Sequence[bytes]) -> bool:
         """Send what nobody waits for; return whether it could be."""
+        return self._try_to_send(peer, frames) is None
+
+    def _try_to_send(self, peer: Peer, frames: Sequence[bytes]) -> bytes | None:
+        """Send a message; return the code for why it could not be, None if it could."""
         if peer.closed:
-            return False
+            return NO_CONNECTION
         try:
             peer.send(frames)
         except zmq.Again:
-            self._queue_full_count += 1
+            self._unsent_count += 1
+            return wire.QUEUE_FULL
         except zmq.ZMQError:
             if peer.conn.route:
                 self._forget(peer, wire.DISCONNECTED)
-        else:
-            return True
-        return False
+            return NO_CONNECTION
+        return None
 
     def _request(self, conn: ConnectionID, frames: list[bytes], call: Call, timeout_s: float) -> None:
         if self._stopping:
@@ -898,16 +970,9 @@ class RpcNode:
         if len(calls) >= MOST_CALLS:
             self._call(call.settle, False, [wire.QUEUE_FULL])
             return
-        try:
-            peer.send(frames)
-        except zmq.Again:
-            self._queue_full_count += 1
-            self._call(call.settle, False, [wire.QUEUE_FULL])
-            return
-        except zmq.ZMQError:
-            if peer.conn.route:
-                self._forget(peer, wire.DISCONNECTED)
-            self._call(call.settle, False, [wire.DISCONNECTED])
+        problem = self._try_to_send(peer, frames)
+        if problem is not None:
+            self._call(call.settle, False, [problem])
             return
         self._asked_count += 1
         deadline = self._clock() + timeout_s
@@ -964,7 +1029,7 @@ class RpcNode:
             rest += 1
         refused = self._refused(command, peer, tag)
         if refused is not None:
-            self._send_to(peer, wire.refusal(refused, name, tag))
+            self._refuse(peer, refused, name, tag)
             return
         deadline: float | None = None
         credit = 0
@@ -987,6 +1052,10 @@ class RpcNode:
             is_request=command.is_request,
             tag=tag,
         )
+
+    def _refuse(self, peer: Peer, code: bytes, name: bytes, tag: bytes | None) -> None:
+        self._refused_counts[code.decode()] += 1
+        self._send_to(peer, wire.refusal(code, name, tag))
 
     def _received_other(self, peer: Peer, frames: list[bytes]) -> None:
         """Act on what is no command of ours."""
@@ -1012,7 +1081,7 @@ class RpcNode:
         elif self._stopping:
             pass
         else:
-            self._send_to(peer, [wire.UNKNOWN_COMMAND, name])
+            self._refuse(peer, wire.UNKNOWN_COMMAND, name, None)
 
     def _received_hello(self, peer: Peer) -> None:
         dialled = self._dialled.get(peer.conn.id)
@@ -1140,6 +1209,32 @@ class RpcNode:
         if owner is None:
             raise LocalProtocolError(f"category {category!r} was not added", hint="call add_category() first")
         self._jobs.inject(owner.lane, call, f"{category}.{command} of {remote}")
+
+    def statistics(self) -> RpcStatistics:
+        """Return a frozen snapshot; from another thread than the node's, its figures may be a moment apart."""
+        serving = self._serving_here
+        listeners, dialled = list(self._listeners.values()), list(self._dialled.values())
+        peers = [peer for listener in listeners for peer in list(listener.routes.values())]
+        peers += [each.peer for each in dialled]
+        odd = sum(listener.refused_count + listener.socket.too_long_count for listener in listeners)
+        return RpcStatistics(
+            incoming=sum(map(len, listeners)),
+            outgoing=len(dialled),
+            waiting=sum(len(peer.calls) for peer in peers if peer.calls is not None),
+            running=0 if serving is None else len(serving.tasks),
+            called_count={name.decode(): command.count for name, command in list(self._commands.items())},
+            refused_count={
+                **dict(self._refused_counts),
+                "QUEUE_FULL": 0 if serving is None else serving.full_count,
+            },
+            failed_count=0 if serving is None else serving.failed_count,
+            cancelled_count=0 if serving is None else serving.cancelled_count,
+            asked_count=self._asked_count,
+            late_count=self._late_count,
+            malformed_count=self._malformed_count + odd,
+            unsent_count=self._unsent_count,
+            jobs=self._jobs.statistics(),
+        )
 
     def job_statistics(self) -> JobStatistics:
         """Return figures of jobs, queues and threads of this moment."""

@@ -21,7 +21,7 @@ from flowctl.loop.faults import as_exception
 from flowctl.outcomes.pending import Pending
 from flowctl.rpc.commands import Command, HandlerKind
 from flowctl.rpc.jobs.begin import begin
-from flowctl.rpc.jobs.slots import Job, NotStartedError, Verdict
+from flowctl.rpc.jobs.slots import Job, NotStarted, NotStartedError, Verdict
 from flowctl.rpc.message import Message, parts_of
 from flowctl.rpc.wire import frames as wire
 
@@ -30,15 +30,18 @@ if TYPE_CHECKING:
     from flowctl.rpc.jobs.dispatcher import Dispatcher
     from flowctl.rpc.peers.peer import Peer
 
-MOST_WAITING: Final = 10_000
+MOST_RUNNING: Final = 10_000
 """Handlers of one category that wait on the loop; each holds some kilobytes."""
-MOST_WAITING_BYTES: Final = 256 << 20
+MOST_RUNNING_BYTES: Final = 256 << 20
 """Octets of the messages that they were given."""
-MOST_OF_PEER: Final = 2_000
-"""Requests of one peer that run or wait, so that it leaves room for others."""
 MOST_TEXT_BYTES: Final = 500
 """Of the text of a failure."""
 
+_CODES: Final = {
+    NotStarted.STOPPED: wire.SHUTTING_DOWN,
+    NotStarted.LATE: wire.TIMEOUT,
+    NotStarted.DISPLACED: wire.QUEUE_FULL,
+}
 _RESERVED_CODES: Final = frozenset(
     {
         *(wire.UNKNOWN_COMMAND, wire.FORBIDDEN, wire.FORBIDDEN_SN, wire.NOT_A_SERVICE_NODE, wire.NO_REPLY_TAG),
@@ -123,11 +126,13 @@ class Serving:
             self.fail(message, wire.SHUTTING_DOWN)
             return
         category = command.category
-        if len(message.peer.running) >= MOST_OF_PEER:
-            self._full(message)
-        elif command.kind is HandlerKind.PLAIN:
+        if command.kind is HandlerKind.PLAIN:
             self._submit(command, message)
-        elif category.running_count >= MOST_WAITING or category.running_bytes >= MOST_WAITING_BYTES:
+        # A peer that has many that wait leaves as many places again to others: one alone gets half of them.
+        elif (
+            message.peer.waiting_count >= MOST_RUNNING - category.running_count
+            or category.running_bytes >= MOST_RUNNING_BYTES
+        ):
             self._full(message)
         elif command.kind is HandlerKind.COROUTINE:
             task = begin(self._group.loop, self._serve(command, message))
@@ -188,6 +193,7 @@ class Serving:
             deadline=inf if message.deadline is None else message.deadline,
             size_bytes=message.size_bytes,
             name=message.command.decode(errors="replace"),
+            sender=message.peer,
         )
         if self._jobs.submit(job) is Verdict.DROP:
             self._full(message)
@@ -201,7 +207,7 @@ class Serving:
         if error is None:
             self._answer(message, parts)
         elif isinstance(error, NotStartedError):
-            self.fail(message, wire.TIMEOUT if error.late else wire.SHUTTING_DOWN)
+            self.fail(message, _CODES[error.why])
         else:
             self._failed(message, error)
 
@@ -262,6 +268,7 @@ class Serving:
         category, size_bytes = command.category, running.message.size_bytes
         category.running_count += 1
         category.running_bytes += size_bytes
+        running.message.peer.waiting_count += 1
         running.task = task
         self.tasks.add(task)
         self._enter(running)
@@ -269,6 +276,7 @@ class Serving:
         def ended(_: asyncio.Task[None]) -> None:
             category.running_count -= 1
             category.running_bytes -= size_bytes
+            running.message.peer.waiting_count -= 1
             self.tasks.discard(task)
             self._leave(running)
 

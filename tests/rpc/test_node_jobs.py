@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RpcError, RpcTimeoutError
-from flowctl.rpc import node as node_module
+from flowctl.rpc import serving
 from flowctl.rpc.jobs.batch import NODE_THREAD, Batch
 from flowctl.rpc.node import RpcNode
 
@@ -171,7 +171,7 @@ def test_request_when_another_peer_has_filled_the_queue_displaces_its_newest(nod
 
 def test_coroutines_when_one_peer_has_half_of_the_places_leave_the_rest_to_others(node, tmp_path, monkeypatch):
     """Of six that may run at once in a category one peer gets three; another one is served meanwhile."""
-    monkeypatch.setattr(node_module, "MOST_RUNNING", 6)
+    monkeypatch.setattr(serving, "MOST_RUNNING", 6)
     server, flood, other = node("server"), node("flood"), node("other")
     server.add_category("c")
     let_go = []

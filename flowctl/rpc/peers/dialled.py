@@ -63,7 +63,7 @@ class Dialled:
         socket = ZmqSocket(group, raw, self._message)
         self.peer: Final = Peer(conn, socket, identity, due)
         self._monitor: Final = Monitor(
-            group, raw, self._happened, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+            group, raw, self._happened, zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         )
         socket.start()
         self._said_hi = self._say_hi()
@@ -84,8 +84,11 @@ class Dialled:
     def _message(self, frames: list[bytes]) -> None:
         self._received(self.peer, frames, 0)
 
-    def _happened(self, event: int, _: int) -> None:
-        if event == zmq.EVENT_DISCONNECTED:
+    def _happened(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_CONNECTED:
+            self.peer.descriptor = value
+        elif event == zmq.EVENT_DISCONNECTED:
+            self.peer.descriptor = -1
             self._lost(self.peer)
         elif self.ready or not self._said_hi:
             self._said_hi = self._say_hi()

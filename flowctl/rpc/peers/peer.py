@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final, Protocol
 
+import zmq
+
 from flowctl.outcomes.pending import Pending
 from flowctl.rpc.access.access import Identity
 from flowctl.zeromq.socket import ZmqSocket
+
+LOOK_BYTES: Final = 1 << 20
+"""Octets after which it is looked whether a peer reads: less costs more looks, of a microsecond or two."""
+MOST_UNREAD_BYTES: Final = 16 << 20
+"""Octets that wait for one peer, beyond what the system holds for it."""
 
 SERVICE_NODE: Final = -1
 """`ConnectionID.id` of a service node that is meant by its key, over whatever connection there is."""
@@ -111,7 +119,9 @@ class Peer:
         self.closed = False
         #: By which its listener finds it; the listener's own.
         self.key: str | bytes = b""
+        #: Of its connection; -1: there is none (inproc), or it is not known.
         self.descriptor = -1
+        self._unread_bytes = 0  # sent since the system last took more
         #: Our requests to it, by their tags; None: there has been none.
         self.calls: Pending[bytes, Call] | None = None
         #: When the group calls `deadline_due`; infinite: not at all.
@@ -125,11 +135,38 @@ class Peer:
         """Send a message.
 
         Raises:
+            zmq.Again: too much waits for this peer already, in messages (`SNDHWM`) or in octets.
             zmq.ZMQError: see `ZmqSocket.send`.
         """
+        self._unread_bytes += sum(map(len, frames))
+        if self._unread_bytes > LOOK_BYTES:
+            self._look()
         route = self.conn.route
         self.socket.send([route, *frames] if route else frames)
+
+    def _look(self) -> None:
+        """Find out whether the peer reads.
+
+        What waits for it at ZeroMQ is not told. But while the system takes more for its connection, nothing waits long:
+        what counts is what was sent since that was last so.
+
+        Raises:
+            zmq.Again: it has not read for a long time.
+        """
+        if self.descriptor >= 0 and not takes_more(self.descriptor):
+            if self._unread_bytes > MOST_UNREAD_BYTES:
+                self._unread_bytes = MOST_UNREAD_BYTES
+                raise zmq.Again
+        else:
+            self._unread_bytes = 0
 
     def deadline_due(self, now: float) -> None:
         """Have the requests told whose time is up."""
         self._due(self)
+
+
+def takes_more(descriptor: int) -> bool:
+    """Return whether the system takes more for a connection. A descriptor that is none any more takes anything."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))

@@ -1,0 +1,211 @@
+"""What a node that dials sends and takes, octet for octet: a raw ROUTER of pyzmq on the other side."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import zmq
+
+from flowctl.errors import LocalProtocolError, RpcError
+from flowctl.rpc.message import Message
+from flowctl.rpc.node import RequestFuture, RpcNode
+from flowctl.rpc.peers.peer import ConnectionID
+
+WAIT_S = 20.0
+
+
+class RawListener:
+    """A ROUTER that speaks for itself, and one node connected to it."""
+
+    def __init__(self, router: zmq.Socket[bytes], node: RpcNode, address: str) -> None:
+        self.router = router
+        self.node = node
+        connected: Future[ConnectionID] = Future()
+        node.connect_remote(address, connected.set_result, lambda _, why: connected.set_exception(OSError(why)))
+        self.route, *hello = self.receive()
+        assert hello == [b"HI"]
+        self.send(b"HELLO")
+        self.conn = connected.result(WAIT_S)
+
+    def receive(self) -> list[bytes]:
+        assert self.router.poll(WAIT_S * 1000), "nothing came"
+        return self.router.recv_multipart()
+
+    def send(self, *frames: bytes) -> None:
+        self.router.send_multipart([self.route, *frames])
+
+    def asked(self, command: str, *parts: bytes, timeout_s: float = WAIT_S) -> tuple[RequestFuture, bytes]:
+        """Have the node send a request; return its outcome to be, and its tag."""
+        future = self.node.request_future(self.conn, command, *parts, timeout_s=timeout_s)
+        _, name, tag, *rest = self.receive()
+        assert (name, len(tag), rest) == (command.encode(), 15, list(parts))
+        return future, tag
+
+
+@pytest.fixture
+def remote(tmp_path) -> Iterator[RawListener]:
+    context: zmq.Context[Any] = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    address = f"ipc://{tmp_path}/rpc"
+    router.bind(address)
+    node = RpcNode(on_error=lambda *_: None)
+
+    async def echo(message: Message) -> list[bytes]:
+        return message.data
+
+    node.add_category("a")
+    node.add_request_command("a", "echo", echo)
+    node.start()
+    yield RawListener(router, node, address)
+    node.stop()
+    context.destroy(linger=0)
+
+
+def code_of(future: RequestFuture) -> str:
+    with pytest.raises(RpcError) as raised:
+        future.get(WAIT_S)
+    return raised.value.code
+
+
+def test_command_when_sent_has_its_parts_after_its_name(remote):
+    """Text is sent as UTF-8, octets as they are."""
+    remote.node.send(remote.conn, "their.do", "ä", b"", b"\0")
+    assert remote.receive()[1:] == [b"their.do", "ä".encode(), b"", b"\0"]
+
+
+@pytest.mark.parametrize("parts", [[], [b""], [b"x", b"", b"y" * 100_000]], ids=["none", "empty", "many"])
+def test_reply_when_it_comes_has_the_parts_after_its_tag(remote, parts):
+    """Whatever the parts are, they arrive as they were."""
+    future, tag = remote.asked("their.ask", b"x")
+    remote.send(b"REPLY", tag, *parts)
+    assert future.get(WAIT_S) == parts
+
+
+FAILURES = {
+    "unknown": ([b"UNKNOWNCOMMAND", b"their.ask"], "UNKNOWNCOMMAND"),
+    "forbidden": ([b"FORBIDDEN", b"REPLY", b"TAG"], "FORBIDDEN"),
+    "no service node": ([b"FORBIDDEN_SN", b"REPLY", b"TAG"], "FORBIDDEN_SN"),
+    "not one": ([b"NOT_A_SERVICE_NODE", b"REPLY", b"TAG"], "NOT_A_SERVICE_NODE"),
+    "failed": ([b"HANDLER_FAILED", b"REPLY", b"TAG", b"why"], "HANDLER_FAILED"),
+    "a code of theirs": ([b"OUT_OF_PAPER", b"REPLY", b"TAG"], "OUT_OF_PAPER"),
+}
+
+
+@pytest.mark.parametrize(("frames", "code"), FAILURES.values(), ids=FAILURES.keys())
+def test_failure_when_it_comes_ends_the_request_at_once(remote, frames, code):
+    """Each is an outcome of its own (OX-58)."""
+    future, tag = remote.asked("their.ask")
+    remote.send(*[tag if frame == b"TAG" else frame for frame in frames])
+    assert code_of(future) == code
+
+
+def test_unknown_command_when_told_ends_the_oldest_request_with_it(remote):
+    """It says which command and not which request; they are answered in order."""
+    first, _ = remote.asked("their.ask")
+    other, other_tag = remote.asked("their.other")
+    second, second_tag = remote.asked("their.ask")
+    remote.send(b"UNKNOWNCOMMAND", b"their.none")
+    remote.send(b"UNKNOWNCOMMAND", b"their.ask")
+    assert code_of(first) == "UNKNOWNCOMMAND"
+    remote.send(b"REPLY", other_tag, b"other")
+    remote.send(b"REPLY", second_tag, b"second")
+    assert (other.get(WAIT_S), second.get(WAIT_S)) == ([b"other"], [b"second"])
+
+
+def test_reply_when_late_or_repeated_changes_nothing(remote):
+    """The first outcome counts; the others are dropped and counted (OX-61)."""
+    got: list[Any] = []
+    told = threading.Event()
+    remote.node.request(
+        remote.conn, "their.ask", on_reply=lambda ok, data: (got.append((ok, data)), told.set()), timeout_s=0.02
+    )
+    tag = remote.receive()[2]
+    assert told.wait(WAIT_S)
+    remote.send(b"REPLY", tag, b"late")
+    future, tag = remote.asked("their.ask")
+    for answer in (b"first", b"second"):
+        remote.send(b"REPLY", tag, answer)
+    remote.send(b"REPLY", b"x" * 15, b"foreign")
+    assert future.get(WAIT_S) == [b"first"]
+    last, tag = remote.asked("their.ask")
+    remote.send(b"REPLY", tag)
+    assert last.get(WAIT_S) == []
+    assert got == [(False, [b"TIMEOUT"])]
+    assert remote.node.statistics().late_count == 3
+
+
+def test_request_when_the_listener_asks_is_answered_by_the_one_who_dialled(remote):
+    """Once connected, either side may ask."""
+    remote.send(b"a.echo", b"theirs", b"x", b"")
+    assert remote.receive()[1:] == [b"REPLY", b"theirs", b"x", b""]
+    remote.send(b"a.none", b"theirs")
+    assert remote.receive()[1:] == [b"UNKNOWNCOMMAND", b"a.none"]
+
+
+def test_bye_when_it_comes_closes_the_connection(remote):
+    """Requests that wait fail, and later ones do at once."""
+    future, _ = remote.asked("their.ask")
+    remote.send(b"BYE")
+    assert code_of(future) == "DISCONNECTED"
+    assert code_of(remote.node.request_future(remote.conn, "their.ask")) == "DISCONNECTED"
+
+
+def test_connection_when_lost_fails_what_waits_and_comes_back(remote, tmp_path):
+    """What was asked is lost and says so; then it dials again and says HI again."""
+    future, _ = remote.asked("their.ask")
+    address = remote.router.last_endpoint
+    context = remote.router.context
+    remote.router.close(0)
+    assert code_of(future) == "DISCONNECTED"
+    remote.router = context.socket(zmq.ROUTER)
+    remote.router.bind(address)
+    remote.route, *hello = remote.receive()
+    assert hello == [b"HI"]
+    future, tag = remote.asked("their.ask")
+    remote.send(b"REPLY", tag, b"back")
+    assert future.get(WAIT_S) == [b"back"]
+
+
+def test_connect_when_nobody_answers_times_out(tmp_path):
+    """A listener that is not there, or that says nothing, is no connection (OX-68)."""
+    node = RpcNode()
+    node.start()
+    failed: Future[str] = Future()
+    conn = node.connect_remote(
+        f"ipc://{tmp_path}/none", lambda _: None, lambda _, why: failed.set_result(why), timeout_s=0.02
+    )
+    assert failed.result(WAIT_S) == "connection attempt timed out"
+    assert code_of(node.request_future(conn, "a.b")) == "DISCONNECTED"
+    with pytest.raises(RpcError, match="timed out"):
+        node.connect_remote(f"ipc://{tmp_path}/none", timeout_s=0.02)
+    node.stop()
+
+
+def test_disconnect_when_of_an_unknown_connection_does_nothing(remote):
+    """Disconnecting twice is harmless, and what was sent before is delivered (OX-81)."""
+    remote.node.send(remote.conn, "their.do", b"last")
+    remote.node.disconnect(remote.conn)
+    remote.node.disconnect(remote.conn)
+    remote.node.disconnect(ConnectionID(12345, b"nobody"))
+    assert remote.receive()[1:] == [b"their.do", b"last"]
+
+
+def test_parts_when_neither_text_nor_octets_are_refused_before_anything_is_sent(remote):
+    """The caller is told at once, and the connection goes on."""
+    with pytest.raises(LocalProtocolError, match="text or octets"):
+        remote.node.send(remote.conn, "their.do", 5)
+    future, tag = remote.asked("their.ask")
+    remote.send(b"REPLY", tag)
+    assert future.get(WAIT_S) == []
+
+
+def test_stream_when_its_items_come_before_it_is_asked_for_are_malformed(remote):
+    """An item in answer to a request that takes none ends that request; nothing else is affected."""
+    future, tag = remote.asked("their.ask")
+    remote.send(b"ITEM", tag, b"x")
+    assert code_of(future) == "CREDIT_EXCEEDED"
+    assert remote.receive()[1:] == [b"CANCEL", tag]

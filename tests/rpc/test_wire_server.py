@@ -1,0 +1,279 @@
+"""What a node that listens sends and takes, octet for octet: raw sockets of pyzmq on the other side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from flowctl.rpc.access.access import Access, AuthLevel
+from flowctl.rpc.message import Message
+from flowctl.rpc.node import RpcNode
+
+WAIT_S = 20.0
+LONG = b"a." + b"x" * 250
+"""One octet more than a command may have."""
+
+
+class Raw:
+    """A DEALER that speaks for itself."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, **options: Any) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        for name, value in options.items():
+            setattr(self.socket, name, value)
+        self.socket.connect(address)
+
+    def ask(self, *frames: bytes) -> list[bytes]:
+        self.socket.send_multipart(frames)
+        return self.receive()
+
+    def receive(self) -> list[bytes]:
+        assert self.socket.poll(WAIT_S * 1000), "nothing came"
+        return self.socket.recv_multipart()
+
+
+@pytest.fixture
+def server(tmp_path) -> Iterator[tuple[RpcNode, str, list[Any]]]:
+    """A node with commands of all kinds, its address, and what its commands were given."""
+    node = RpcNode(on_error=lambda *_: None)
+    seen: list[Any] = []
+
+    async def echo(message: Message) -> list[bytes]:
+        return message.data
+
+    def echo_in_thread(message: Message) -> list[bytes]:
+        return message.data
+
+    async def fail(message: Message) -> None:
+        raise ValueError("secret")
+
+    async def none(message: Message) -> None:
+        return None
+
+    async def twice(message: Message) -> str:
+        message.reply("one")
+        message.reply("two")
+        return "three"
+
+    async def pong(message: Message) -> None:
+        seen.append((message.command, message.data))
+        message.back("their.pong", *message.data)
+
+    async def ask_back(message: Message) -> list[bytes]:
+        return await node.call(message.conn, "their.question", "6 x 7")
+
+    node.add_category("a")
+    for name, handler in {"echo": echo, "thread": echo_in_thread, "fail": fail, "none": none, "twice": twice}.items():
+        node.add_request_command("a", name, handler)
+    node.add_request_command("a", "b.c", echo)
+    node.add_request_command("a", "ask", ask_back)
+    node.add_command("a", "pong", pong)
+    node.add_category("basic", AuthLevel.BASIC)
+    node.add_category("sn", Access(AuthLevel.NONE, remote_sn=True))
+    node.add_category("local", Access(AuthLevel.NONE, remote_sn=True, local_sn=True))
+    node.add_category("all", Access(AuthLevel.ADMIN, remote_sn=True, local_sn=True))
+    for category in ("basic", "sn", "local", "all"):
+        node.add_request_command(category, "ask", echo)
+        node.add_command(category, "do", pong)
+    node.add_command_alias("old.echo", "a.echo")
+    node.add_command_alias("old.ask", "basic.ask")
+    node.add_command_alias("older.echo", "old.echo")
+    address = node.listen_plain(f"ipc://{tmp_path}/rpc")
+    node.start()
+    yield node, address, seen
+    node.stop()
+
+
+Connect = Callable[..., Raw]
+
+
+@pytest.fixture
+def connect(server) -> Iterator[Connect]:
+    """Make raw connections to the node; they are closed at the end."""
+    context: zmq.Context[Any] = zmq.Context()
+    made: list[Raw] = []
+
+    def connect(**options: Any) -> Raw:
+        made.append(Raw(context, server[1], **options))
+        return made[-1]
+
+    yield connect
+    for item in made:
+        item.socket.close(0)
+    context.term()
+
+
+@pytest.fixture
+def raw(connect) -> Raw:
+    return connect()
+
+
+EXCHANGES = {
+    "handshake": ([b"HI"], [b"HELLO"]),
+    "request": ([b"a.echo", b"t", b"x"], [b"REPLY", b"t", b"x"]),
+    "request on a thread": ([b"a.thread", b"t", b"x"], [b"REPLY", b"t", b"x"]),
+    "parts": ([b"a.echo", b"\0\xff", b"", b"x", b""], [b"REPLY", b"\0\xff", b"", b"x", b""]),
+    "no parts": ([b"a.echo", b"t"], [b"REPLY", b"t"]),
+    "empty tag": ([b"a.echo", b"", b"x"], [b"REPLY", b"", b"x"]),
+    "command": ([b"a.pong", b"x", b""], [b"their.pong", b"x", b""]),
+    "a dot in a command": ([b"a.b.c", b"t", b"x"], [b"REPLY", b"t", b"x"]),
+    "handler fails": ([b"a.fail", b"t"], [b"HANDLER_FAILED", b"REPLY", b"t"]),
+    "unknown request": ([b"a.who", b"t", b"x"], [b"UNKNOWNCOMMAND", b"a.who"]),
+    "unknown category": ([b"z.echo", b"t"], [b"UNKNOWNCOMMAND", b"z.echo"]),
+    "no dot": ([b"echo", b"t"], [b"UNKNOWNCOMMAND", b"echo"]),
+    "leading dot": ([b".echo", b"t"], [b"UNKNOWNCOMMAND", b".echo"]),
+    "empty command": ([b"", b"t"], [b"UNKNOWNCOMMAND", b""]),
+    "too long": ([LONG, b"t"], [b"UNKNOWNCOMMAND", LONG]),
+    "no octets of text": ([b"\xff.\xfe"], [b"UNKNOWNCOMMAND", b"\xff.\xfe"]),
+    "forbidden request": ([b"basic.ask", b"t"], [b"FORBIDDEN", b"REPLY", b"t"]),
+    "forbidden command": ([b"basic.do", b"t"], [b"FORBIDDEN", b"basic.do"]),
+    "no service node calls": ([b"sn.ask", b"t"], [b"FORBIDDEN_SN", b"REPLY", b"t"]),
+    "no service node commands": ([b"sn.do"], [b"FORBIDDEN_SN", b"sn.do"]),
+    "this is no service node": ([b"local.ask", b"t"], [b"NOT_A_SERVICE_NODE", b"REPLY", b"t"]),
+    "this is none, commanded": ([b"local.do"], [b"NOT_A_SERVICE_NODE", b"local.do"]),
+    "level comes first": ([b"all.ask"], [b"FORBIDDEN", b"all.ask"]),
+    "then the tag": ([b"local.ask"], [b"NOT_A_SERVICE_NODE", b"local.ask"]),
+    "no tag": ([b"a.echo"], [b"NO_REPLY_TAG", b"a.echo"]),
+    "alias": ([b"old.echo", b"t", b"x"], [b"REPLY", b"t", b"x"]),
+    "alias of what is forbidden": ([b"old.ask", b"t"], [b"FORBIDDEN", b"REPLY", b"t"]),
+    "alias without a tag": ([b"old.echo"], [b"NO_REPLY_TAG", b"old.echo"]),
+    "alias of an alias": ([b"older.echo", b"t"], [b"UNKNOWNCOMMAND", b"older.echo"]),
+}
+
+
+@pytest.mark.parametrize(("sent", "answer"), EXCHANGES.values(), ids=EXCHANGES.keys())
+def test_message_when_it_comes_is_answered_in_these_octets(raw, sent, answer):
+    """Handshake, replies and refusals are those of OxenMQ, the command as it was sent (OX-63, OX-64, OX-66, OX-67)."""
+    assert raw.ask(*sent) == answer
+
+
+SILENT = {
+    "reply to nothing": [b"REPLY", b"t", b"x"],
+    "reply without a tag": [b"REPLY"],
+    "hello": [b"HELLO"],
+    "bye": [b"BYE"],
+    "unknown": [b"UNKNOWNCOMMAND", b"a.b"],
+    "unknown, and no more": [b"UNKNOWNCOMMAND"],
+    "refused command": [b"FORBIDDEN", b"a.b"],
+    "refused request": [b"FORBIDDEN_SN", b"REPLY", b"t"],
+    "no tag": [b"NO_REPLY_TAG", b"a.b"],
+    "failure of nothing": [b"SOME_CODE", b"REPLY", b"t", b"text"],
+    "item of nothing": [b"ITEM", b"t", b"x"],
+    "item": [b"ITEM"],
+    "credit for nothing": [b"CREDIT", b"t", b"5"],
+    "credit": [b"CREDIT", b"t"],
+    "credit without end": [b"CREDIT", b"t", b"9" * 5000],
+    "negative credit": [b"CREDIT", b"t", b"-1"],
+    "cancel nothing": [b"CANCEL", b"t"],
+    "cancel": [b"CANCEL"],
+    "answers none": [b"a.none", b"t"],
+}
+
+
+@pytest.mark.parametrize("sent", SILENT.values(), ids=SILENT.keys())
+def test_message_when_it_asks_for_nothing_is_not_answered(raw, sent):
+    """What comes out of place is passed over: no answer to an answer, or two nodes would never stop."""
+    raw.socket.send_multipart(sent)
+    assert raw.ask(b"a.echo", b"t", b"next") == [b"REPLY", b"t", b"next"]
+
+
+def test_reply_when_given_twice_goes_out_once(raw):
+    """The first one counts: a handler that replies and returns something has replied."""
+    assert raw.ask(b"a.twice", b"t") == [b"REPLY", b"t", b"one"]
+    assert raw.ask(b"a.echo", b"u") == [b"REPLY", b"u"]
+
+
+def test_request_when_the_server_asks_back_runs_over_the_same_connection(raw):
+    """Either side may ask: the tag of the other's request is 15 octets, and is echoed."""
+    question = raw.ask(b"a.ask", b"mine")
+    assert (question[0], len(question[1]), question[2]) == (b"their.question", 15, b"6 x 7")
+    assert raw.ask(b"REPLY", question[1], b"42", b"") == [b"REPLY", b"mine", b"42", b""]
+
+
+def test_reply_when_from_another_connection_than_asked_does_not_count(raw, server, connect):
+    """A tag that somebody else has learned is worth nothing to him."""
+    question = raw.ask(b"a.ask", b"mine")
+    thief = connect()
+    thief.socket.send_multipart([b"REPLY", question[1], b"41"])
+    assert thief.ask(b"HI") == [b"HELLO"]
+    assert raw.ask(b"REPLY", question[1], b"42") == [b"REPLY", b"mine", b"42"]
+
+
+def test_commands_when_sent_in_a_row_are_handled_in_order(raw, server):
+    """One connection's commands keep their order."""
+    for number in range(50):
+        raw.socket.send_multipart([b"a.pong", b"%d" % number])
+    assert [raw.receive()[1] for _ in range(50)] == [b"%d" % number for number in range(50)]
+    assert [data for _, data in server[2]] == [[b"%d" % number] for number in range(50)]
+
+
+def test_message_when_larger_than_a_mebibyte_ends_its_connection(raw, server, connect):
+    """It never reaches a handler; others are not affected (OX-76)."""
+    assert raw.ask(b"HI") == [b"HELLO"]
+    monitor = raw.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    raw.socket.send_multipart([b"a.pong", b"x" * ((1 << 20) + 1)])
+    assert monitor.poll(WAIT_S * 1000), "it was not disconnected"
+    other = connect()
+    assert other.ask(b"a.echo", b"t", b"x" * (1 << 20))[2] == b"x" * (1 << 20)
+    assert server[2] == []
+    raw.socket.disable_monitor()
+    monitor.close(0)
+
+
+def test_route_when_taken_over_belongs_to_the_newest_connection(server, connect):
+    """A peer that comes back under its routing id is answered there; without one both live (OX-77)."""
+    first = connect(routing_id=b"same", reconnect_ivl=-1)
+    assert first.ask(b"HI") == [b"HELLO"]
+    second = connect(routing_id=b"same")
+    assert second.ask(b"a.echo", b"t", b"2") == [b"REPLY", b"t", b"2"]
+    others = [connect() for _ in range(2)]
+    for number, other in enumerate(others):
+        assert other.ask(b"a.echo", b"t", b"%d" % number) == [b"REPLY", b"t", b"%d" % number]
+
+
+def test_disconnect_when_of_an_incoming_connection_says_bye(raw, server):
+    """The one who dialled is asked to close."""
+    node = server[0]
+    assert raw.ask(b"HI") == [b"HELLO"]
+    node.disconnect(node_peers(node)[0].conn)
+    assert raw.receive() == [b"BYE"]
+
+
+def node_peers(node: RpcNode) -> list[Any]:
+    return [peer for listener in node._listeners.values() for peer in listener.routes.values()]
+
+
+def test_request_when_the_node_stops_is_told_so(raw, server):
+    """A handler that waits is cancelled, and its caller learns why."""
+    raw.ask(b"a.ask", b"mine")
+    server[0].stop()
+    frames = [raw.receive() for _ in range(2)]  # what it asked back is withdrawn
+    assert [b"SHUTTING_DOWN", b"REPLY", b"mine"] in frames
+
+
+def test_connections_when_they_end_are_forgotten(server, connect):
+    """What a listener knows of its peers ends with them."""
+    node = server[0]
+    peers = [connect() for _ in range(5)]
+    for peer in peers:
+        assert peer.ask(b"HI") == [b"HELLO"]
+    assert len(node_peers(node)) == 5
+    for peer in peers:
+        peer.socket.close(0)
+    last = connect()  # its messages come after what the others' ends have caused, sooner or later
+    while len(node_peers(node)) > 1:
+        assert last.ask(b"HI") == [b"HELLO"]
+
+
+def test_unread_replies_when_they_are_many_cost_bounded_memory(server, connect):
+    """To a peer that asks and does not read, replies are dropped beyond a number of octets; others get theirs."""
+    node = server[0]
+    deaf = connect(rcvhwm=1, rcvbuf=4096, sndhwm=0)
+    for number in range(100):
+        deaf.socket.send_multipart([b"a.echo", b"%d" % number, b"x" * (1 << 20)])
+    other = connect()
+    while not node.statistics().unsent_count:
+        assert other.ask(b"a.echo", b"t", b"x") == [b"REPLY", b"t", b"x"]
