@@ -35,7 +35,7 @@ from flowctl.rpc.access.admission import Admission, Allow
 from flowctl.rpc.access.logins import LoginDesk, Logins, PasswordHash
 from flowctl.rpc.access.rules import key_route, refusal_code
 from flowctl.rpc.access.servicenodes import ServiceNodes, checked_keys
-from flowctl.rpc.commands import Category, Command, Handler, access_of
+from flowctl.rpc.commands import Category, Command, Handler, HandlerKind, access_of
 from flowctl.rpc.incoming import Incoming
 from flowctl.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.rpc.jobs.dispatcher import Dispatcher, JobStatistics
@@ -227,7 +227,12 @@ class RpcNode:
         full = f"{category}.{name}".encode()
         if full in self._commands:
             raise LocalProtocolError(f"command {full.decode()!r} was added before")
-        self._commands[full] = Command(owner, handler, is_request=is_request)
+        if not callable(handler):
+            raise LocalProtocolError(f"the handler of {full.decode()!r} cannot be called")
+        command = Command(owner, handler, is_request=is_request)
+        if command.kind is HandlerKind.STREAM and not is_request:
+            raise LocalProtocolError(f"{full.decode()!r} is a command: there is nobody to take what its handler yields")
+        self._commands[full] = command
 
     def add_login(self, user: str, password: str | PasswordHash, level: AuthLevel) -> None:
         """Add a user who may log in: ``rpc.login`` with name and password gives that connection, and no other, a level.
@@ -810,7 +815,7 @@ class RpcNode:
         Returns:
             What ``get()`` waits for, on another thread than the node's.
         """
-        future = RequestFuture()
+        future = RequestFuture(self._group.in_thread)
         self._ask(conn, command, parts, partial(_settle, future, command), timeout_s)
         return future
 
@@ -1264,14 +1269,21 @@ class RpcNode:
 class RequestFuture(Future[list[bytes]]):
     """The outcome of a request, for other threads than the node's."""
 
+    def __init__(self, in_node_thread: Callable[[], bool] = bool) -> None:
+        super().__init__()
+        self._in_node_thread = in_node_thread
+
     def get(self, timeout_s: float | None = None) -> list[bytes]:
         """Wait for the reply and return its parts.
 
         Raises:
+            LocalProtocolError: there is no outcome yet, and this is the node's own thread, on which it would come.
             RpcTimeoutError: the deadline of the request passed.
             RpcError: it failed; its `code` says how.
             TimeoutError: `timeout_s` seconds passed first.
         """
+        if not self.done() and self._in_node_thread():
+            raise LocalProtocolError("get() would wait on the node's own thread", hint="await call() there")
         return self.result(timeout_s)
 
 
