@@ -24,7 +24,7 @@ from typing import Any, Final, Self, TypeAlias
 
 import zmq
 
-from flowctl.errors import ClosedError, LocalProtocolError, RpcError, RpcTimeoutError
+from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RpcError, RpcTimeoutError
 from flowctl.loop.faults import ErrorHook
 from flowctl.outcomes.pending import Pending
 from flowctl.pollgroup import LoopFactory, PollGroup
@@ -44,7 +44,8 @@ from flowctl.rpc.jobs.timers import TimerID
 from flowctl.rpc.message import Message, Part, octets, parts_of
 from flowctl.rpc.peers.dialled import Dialled
 from flowctl.rpc.peers.listener import Listener
-from flowctl.rpc.peers.peer import Call, ConnectionID, Peer
+from flowctl.rpc.peers.peer import SERVICE_NODE, Call, ConnectionID, Peer
+from flowctl.rpc.peers.reach import ANY_WAY, CONNECT_KEEP_ALIVE_S, Connections, Reach
 from flowctl.rpc.serving import Serving
 from flowctl.rpc.statistics import RpcStatistics
 from flowctl.rpc.wire import frames as wire
@@ -56,6 +57,8 @@ from flowctl.zeromq.zap import ZapHandler, bind_zap, zap_domain
 
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 10.0
+SN_CHECK_S: Final = 0.25
+"""How often idle connections to service nodes are looked for: OxenMQ's CONN_CHECK_INTERVAL."""
 MAX_MESSAGE_BYTES: Final = 1 << 20
 HEARTBEAT_MS: Final = 15_000
 HEARTBEAT_TIMEOUT_MS: Final = 30_000
@@ -92,6 +95,8 @@ class RpcNode:
         pubkey: instead of `keys`: the public key, 32 octets.
         privkey: the secret key that belongs to it.
         service_node: whether this is a service node, which has keys that others know it by.
+        sn_lookup: returns the address of the service node with a public key, None or empty where it is not known. It
+            runs on the node's thread and must not wait.
 
     Raises:
         ConfigError: the keys are not a pair, or a service node has none.
@@ -104,6 +109,7 @@ class RpcNode:
         pubkey: bytes = b"",
         privkey: bytes = b"",
         service_node: bool = False,
+        sn_lookup: Callable[[bytes], str | None] | None = None,
         name: str = "rpc",
         loop_factory: LoopFactory | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -112,6 +118,9 @@ class RpcNode:
         #: Those with which it listens and dials.
         self.keys: Final = node_keys(keys, pubkey, privkey, known="a service node" if service_node else "")
         self._service_node: Final = service_node
+        self._sn_lookup: Final = sn_lookup
+        self._connections: Final = Connections(self._sn_incoming, self._sn_address, self._sn_dial)  # node's thread
+        self._sn_checking = False  # whether a timer for idle ones is set; node's thread
         self._name: Final = name
         self._on_error: Final = on_error
         self._clock: Final = clock
@@ -555,7 +564,7 @@ class RpcNode:
         Raises:
             ConfigError: one of them is none; then nothing changes.
         """
-        self._service_nodes.replace(checked_keys(pubkeys, "set_active_sns"))
+        self._sn_removed(self._service_nodes.replace(checked_keys(pubkeys, "set_active_sns")))
 
     def update_active_sns(self, added: Iterable[bytes], removed: Iterable[bytes]) -> None:
         """Add service nodes to those that are active, and remove some; one that is in both is added.
@@ -563,7 +572,90 @@ class RpcNode:
         Raises:
             ConfigError: see `set_active_sns`.
         """
-        self._service_nodes.update(*(checked_keys(pubkeys, "update_active_sns") for pubkeys in (added, removed)))
+        keys = [checked_keys(pubkeys, "update_active_sns") for pubkeys in (added, removed)]
+        self._sn_removed(self._service_nodes.update(*keys))
+
+    def service_node(self, pubkey: bytes, reach: Reach = ANY_WAY) -> ConnectionID:
+        """Return what names a service node by its public key, over a connection that is there or a new one.
+
+        A new one is opened by the first message, and ends when nothing goes over it any more.
+
+        Args:
+            pubkey: 32 octets.
+            reach: by which connections.
+
+        Raises:
+            ConfigError: it is no public key.
+        """
+        checked_keys([pubkey], "service_node")
+        return ConnectionID(SERVICE_NODE, pubkey=pubkey, service_node=True, reach=reach)
+
+    def connect_sn(self, pubkey: bytes, keep_alive_s: float = CONNECT_KEEP_ALIVE_S, hint: str = "") -> ConnectionID:
+        """Open a connection to a service node, unless there is one; see `service_node`.
+
+        Args:
+            pubkey: 32 octets.
+            keep_alive_s: how long it is kept when nothing goes over it, in seconds.
+            hint: its address, instead of looking it up.
+
+        Returns:
+            What names it.
+        """
+        conn = self.service_node(pubkey, Reach(keep_alive_s=keep_alive_s, hint=hint))
+        self._do(self._find, conn)
+        return conn
+
+    def _sn_removed(self, gone: frozenset[bytes]) -> None:
+        """Close the connections that we opened to those who are no service nodes any more."""
+        if gone and self._started:
+            self._do(self._sn_close, lambda: self._connections.take(gone))
+
+    def _sn_close(self, take: Callable[[], list[Peer]]) -> None:
+        for peer in take():
+            dialled = self._dialled.get(peer.conn.id)
+            if dialled is not None:
+                self._hang_up(dialled, "not needed any more", code=wire.DISCONNECTED, linger_s=LINGER_S)
+
+    def _sn_incoming(self, pubkey: bytes) -> Peer | None:
+        found = (listener.by_pubkey.get(pubkey) for listener in self._listeners.values())
+        return next((peer for peer in found if peer is not None), None)
+
+    def _sn_address(self, pubkey: bytes) -> str:
+        if self._sn_lookup is None:
+            return ""
+        try:
+            return self._sn_lookup(pubkey) or ""
+        except Exception as error:  # noqa: BLE001  (a hook's fault is that the address is not known)
+            self._group.report("looking up a service node", error)
+            return ""
+
+    def _sn_dial(self, pubkey: bytes, address: str) -> Peer | None:
+        try:
+            to = Address.parse(address).with_pubkey(pubkey)
+        except ConfigError as error:
+            self._group.report("the address of a service node", error)
+            return None
+        conn = ConnectionID(next(self._ids), pubkey=pubkey)
+        self._dial(conn, to, CONNECT_TIMEOUT_S, AuthLevel.NONE, False, _nothing, _nothing)
+        dialled = self._dialled.get(conn.id)
+        if dialled is None:
+            return None
+        if not self._sn_checking:
+            self._sn_checking = True
+            self._group.call_later(SN_CHECK_S, self._sn_check)
+        return dialled.peer
+
+    def _sn_check(self) -> None:
+        """Close what was idle for too long; look again as long as there is one."""
+        now = self._clock()
+        for dialled in self._dialled.values():
+            if dialled.heard:
+                dialled.heard = False
+                self._connections.active(dialled.peer.conn.pubkey, now)
+        self._sn_close(partial(self._connections.take_idle, now))
+        self._sn_checking = bool(len(self._connections)) and not self._stopping
+        if self._sn_checking:
+            self._group.call_later(SN_CHECK_S, self._sn_check)
 
     def connect_remote(
         self,
@@ -735,6 +827,7 @@ class RpcNode:
     def _forget(self, peer: Peer, code: bytes) -> None:
         """Drop a peer: its requests here are cancelled, ours to it fail."""
         peer.closed = True
+        self._connections.forget(peer.conn.pubkey, peer)
         listener = self._listeners.get(peer.conn.id)
         if listener is not None:
             listener.forget(peer)
@@ -742,8 +835,9 @@ class RpcNode:
 
     def _give_up(self, peer: Peer, code: bytes) -> None:
         """Cancel what runs for a peer; requests to it fail."""
-        for running in list(peer.running.values()):
-            running.cancel()
+        if peer.identity.pubkey not in self._service_nodes:  # whose reply finds another connection
+            for running in list(peer.running.values()):
+                running.cancel()
         if peer.calls is not None:
             self._group.deadlines.remove(peer)
             peer.due = inf
@@ -751,11 +845,18 @@ class RpcNode:
                 self._call(call.settle, False, [code])
 
     def _find(self, conn: ConnectionID) -> Peer | None:
+        if conn.service_node:
+            return self._connections.find(conn.pubkey, conn.reach, self._clock())
         dialled = self._dialled.get(conn.id)
         if dialled is not None:
             return dialled.peer
         listener = self._listeners.get(conn.id)
-        return None if listener is None else listener.routes.get(conn.route)
+        peer = None if listener is None else listener.routes.get(conn.route)
+        if (
+            peer is None and conn.route and conn.pubkey in self._service_nodes
+        ):  # strong: by whatever connection there is, or a new one
+            return self._connections.find(conn.pubkey, ANY_WAY, self._clock())
+        return peer
 
     # --- sending -------------------------------------------------------------------------------------------------
 
@@ -949,7 +1050,8 @@ class RpcNode:
     def _try_to_send(self, peer: Peer, frames: Sequence[bytes]) -> bytes | None:
         """Send a message; return the code for why it could not be, None if it could."""
         if peer.closed:
-            return NO_CONNECTION
+            other = self._find(peer.conn)  # of a service node there may be another
+            return NO_CONNECTION if other is None or other.closed else self._try_to_send(other, frames)
         try:
             peer.send(frames)
         except zmq.Again:
@@ -967,7 +1069,8 @@ class RpcNode:
             return
         peer = self._find(conn)
         if peer is None:
-            self._call(call.settle, False, [wire.DISCONNECTED])
+            # To a service node OxenMQ says TIMEOUT, at once.
+            self._call(call.settle, False, [wire.TIMEOUT if conn.service_node else wire.DISCONNECTED])
             return
         calls = peer.calls
         if calls is None:

@@ -37,7 +37,7 @@ class Dialled:
         due: see `Peer`.
     """
 
-    __slots__ = ("_failed", "_lost", "_monitor", "_ready", "_received", "_said_hi", "address", "peer", "ready")
+    __slots__ = ("_failed", "_lost", "_monitor", "_ready", "_received", "_said_hi", "address", "heard", "peer", "ready")
 
     def __init__(
         self,
@@ -58,6 +58,8 @@ class Dialled:
         self._failed: Final = failed
         self._received: Final = received
         self._lost: Final = lost
+        #: Whether something came since it was set to False.
+        self.heard = False
         #: Whether it was answered.
         self.ready = False
         socket = ZmqSocket(group, raw, self._message)
@@ -82,6 +84,7 @@ class Dialled:
         return None if self.ready else self._failed
 
     def _message(self, frames: list[bytes]) -> None:
+        self.heard = True
         self._received(self.peer, frames, 0)
 
     def _happened(self, event: int, value: int) -> None:

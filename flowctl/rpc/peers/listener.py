@@ -75,6 +75,7 @@ class Listener:
         "_monitor",
         "_peers",
         "_received",
+        "by_pubkey",
         "number",
         "refused_count",
         "routes",
@@ -100,6 +101,8 @@ class Listener:
         self._peers: dict[str | bytes, Peer] = {}  # by number of the connection; without admission by route
         self.routes: dict[bytes, Peer] = {}
         self._by_descriptor: dict[int, Peer] = {}
+        #: The newest connection of each key.
+        self.by_pubkey: dict[bytes, Peer] = {}
         self.refused_count = 0
         self.socket: Final = ZmqSocket(group, raw, self._message)
         self._monitor: Final = Monitor(group, raw, self._happened, zmq.EVENT_DISCONNECTED)
@@ -112,6 +115,8 @@ class Listener:
         """Drop a peer; what it sends from now on comes from a new one."""
         if self.routes.get(peer.conn.route) is peer:
             del self.routes[peer.conn.route]
+        if self.by_pubkey.get(peer.identity.pubkey) is peer:
+            del self.by_pubkey[peer.identity.pubkey]
         if self._peers.get(peer.key) is peer:
             del self._peers[peer.key]
         if self._by_descriptor.get(peer.descriptor) is peer:
@@ -160,6 +165,8 @@ class Listener:
             peer.descriptor = descriptor
             self._by_descriptor[descriptor] = peer
         self._peers[key] = self.routes[route] = peer
+        if identity.pubkey:
+            self.by_pubkey[identity.pubkey] = peer
         return peer
 
     def _identify(self, frame: zmq.Frame) -> Identity | None:

@@ -12,6 +12,7 @@ import zmq
 
 from flowctl.outcomes.pending import Pending
 from flowctl.rpc.access.access import Identity
+from flowctl.rpc.peers.reach import ANY_WAY, Reach
 from flowctl.zeromq.socket import ZmqSocket
 
 LOOK_BYTES: Final = 1 << 20
@@ -34,12 +35,14 @@ class ConnectionID:
         route: of a connection that was accepted: its routing id. Empty where we dialled.
         pubkey: the key that the other end has proven, 32 octets; empty: none.
         service_node: whether it is meant as a service node, by its key.
+        reach: by which connections, of a service node.
     """
 
     id: int
     route: bytes = b""
     pubkey: bytes = b""
     service_node: bool = False
+    reach: Reach = ANY_WAY
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ConnectionID):
@@ -159,6 +162,10 @@ class Peer:
                 raise zmq.Again
         else:
             self._unread_bytes = 0
+
+    def is_awaited(self) -> bool:
+        """Return whether it is to answer a request of ours."""
+        return bool(self.calls)
 
     def deadline_due(self, now: float) -> None:
         """Have the requests told whose time is up."""

@@ -47,6 +47,10 @@ class Reach:
             raise ConfigError(f"keep_alive_s is {self.keep_alive_s}, it must be more than 0")
 
 
+ANY_WAY: Final = Reach()
+"""Over what there is, or a new connection."""
+
+
 class Reached(Protocol):
     """What is asked of a connection that we opened."""
 

@@ -1,0 +1,125 @@
+"""Service nodes that reach each other by their keys, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from queue import SimpleQueue
+
+import pytest
+
+from flowctl.errors import RpcError
+from flowctl.pollgroup import LoopFactory
+from flowctl.rpc.message import DeferredSend, Message
+from flowctl.rpc.node import RpcNode
+from flowctl.rpc.peers.reach import Reach
+from flowctl.rpc.wire.addresses import Address
+from flowctl.zeromq.curve import KeyPair
+
+WAIT_S = 20.0
+
+
+class Node:
+    """A node that listens encrypted, keeps what `a.keep` is to answer, and looks others up among `known`."""
+
+    def __init__(self, loop_factory: LoopFactory, known: dict[bytes, str]) -> None:
+        self.looked_up: list[bytes] = []
+        self.kept: SimpleQueue[DeferredSend] = SimpleQueue()
+        self.got: SimpleQueue[list[bytes]] = SimpleQueue()
+        self.known = known
+
+        def lookup(pubkey: bytes) -> str | None:
+            self.looked_up.append(pubkey)
+            return known.get(pubkey)
+
+        self.rpc = RpcNode(
+            keys=KeyPair.generate(), service_node=True, sn_lookup=lookup, loop_factory=loop_factory, on_error=print
+        )
+        self.key = self.rpc.keys.public
+
+        async def keep(message: Message) -> None:
+            self.kept.put(message.later())
+
+        async def take(message: Message) -> None:
+            self.got.put(message.data)
+
+        async def who(message: Message) -> bytes:
+            return message.peer.identity.pubkey
+
+        self.rpc.add_category("a")
+        self.rpc.add_command("a", "keep", keep)
+        self.rpc.add_command("a", "take", take)
+        self.rpc.add_request_command("a", "who", who)
+        self.address = self.rpc.listen_curve("tcp://127.0.0.1:*")
+        self.rpc.start()
+
+
+@pytest.fixture
+def two(loop_factory: LoopFactory) -> Iterator[tuple[Node, Node]]:
+    known: dict[bytes, str] = {}
+    nodes = (Node(loop_factory, known), Node(loop_factory, known))
+    known.update((node.key, node.address) for node in nodes)
+    yield nodes
+    for node in nodes:
+        node.rpc.stop()
+
+
+def wait_until(node: RpcNode, is_so: Callable[[], bool]) -> None:
+    """Ask on the thread of `node`, again and again, until it is so."""
+    for _ in range(100_000):
+        asked: Future[bool] = Future()
+        node._group.call_soon(lambda to=asked: to.set_result(is_so()))
+        if asked.result(WAIT_S):
+            return
+    raise AssertionError("it is never so")
+
+
+def test_node_when_named_by_its_key_is_looked_up_once_and_knows_who_asks(two):
+    """Requests by the key go over one connection; the other end sees the key of this one."""
+    ours, theirs = two
+    conn = ours.rpc.service_node(theirs.key)
+    assert [ours.rpc.request_future(conn, "a.who").get(WAIT_S) for _ in range(2)] == [[ours.key]] * 2
+    assert ours.looked_up == [theirs.key]
+    hinted = theirs.rpc.connect_sn(ours.key, hint=ours.address)  # there is one already, which they did not open
+    assert theirs.rpc.request_future(hinted, "a.who").get(WAIT_S) == [theirs.key]
+    assert theirs.looked_up == []
+
+
+def test_request_when_nobody_knows_the_address_fails_at_once(two):
+    """The code is that of the original; optional is not even looked up (OX-62, OX-71)."""
+    ours, _ = two
+    stranger = KeyPair.generate().public
+    for reach in (Reach(), Reach(optional=True), Reach(incoming=True)):
+        with pytest.raises(RpcError) as raised:
+            ours.rpc.request_future(ours.rpc.service_node(stranger, reach), "a.who", timeout_s=3600).get(WAIT_S)
+        assert raised.value.code == "TIMEOUT"
+    assert ours.looked_up == [stranger]
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_answer_when_the_connection_is_gone_finds_a_service_node_and_no_other(two, active):
+    """To an active service node it is strong: looked up, dialled, delivered; else it is dropped (OX-74)."""
+    ours, theirs = two
+    if active:
+        ours.rpc.set_active_sns([theirs.key])
+    conn = theirs.rpc.connect_remote(str(Address.parse(ours.address).with_pubkey(ours.key)))
+    theirs.rpc.send(conn, "a.keep")
+    answer = ours.kept.get(timeout=WAIT_S)
+    theirs.rpc.disconnect(conn)
+    wait_until(ours.rpc, lambda: all(not len(listener) for listener in ours.rpc._listeners.values()))
+    answer("a.take", "strong")
+    if active:
+        assert theirs.got.get(timeout=WAIT_S) == [b"strong"]
+    wait_until(ours.rpc, lambda: True)
+    assert ours.looked_up == ([theirs.key] if active else [])
+
+
+def test_connection_when_its_node_is_no_service_node_any_more_is_closed(two):
+    """What we opened to it ends; the next message would open another."""
+    ours, theirs = two
+    ours.rpc.set_active_sns([theirs.key])
+    ours.rpc.request_future(ours.rpc.service_node(theirs.key), "a.who").get(WAIT_S)
+    ours.rpc.update_active_sns([], [theirs.key])
+    wait_until(ours.rpc, lambda: not ours.rpc._dialled)
+    wait_until(theirs.rpc, lambda: all(not len(listener) for listener in theirs.rpc._listeners.values()))
+    assert len(ours.rpc._connections) == 0
