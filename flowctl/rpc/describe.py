@@ -11,8 +11,8 @@ from flowctl.rpc.commands import Command, HandlerKind
 
 CATEGORY: Final = "rpc"
 COMMAND: Final = "describe"
-MOST_COMMANDS: Final = 5_000
-"""In one answer, which is to stay below the limit of a message."""
+MOST_BYTES: Final = 900_000
+"""Of one answer, which is to stay below the limit of a message; what is beyond is left out."""
 _MOST_SUMMARY: Final = 120
 
 
@@ -22,8 +22,16 @@ def described(commands: Mapping[bytes, Command], may_call: Callable[[Command], b
     ``{"commands": [{"name": ..., "kind": "command" | "request" | "stream", "access": "none" | ..., "summary": ...}]}``
     in the order of their names; the summary is the first line of the handler's docstring.
     """
-    found = [_entry(name, command) for name, command in sorted(commands.items()) if may_call(command)]
-    return json.dumps({"commands": found[:MOST_COMMANDS]})
+    entries: list[str] = []
+    left = MOST_BYTES
+    for name, command in sorted(commands.items()):
+        if may_call(command):
+            entries.append(json.dumps(_entry(name, command)))
+            left -= len(entries[-1]) + 2
+            if left < 0:
+                entries.pop()
+                break
+    return f'{{"commands": [{", ".join(entries)}]}}'
 
 
 def _entry(name: bytes, command: Command) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from flowctl.rpc.peers.peer import ConnectionID, Peer
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+MAX_PART_BYTES: Final = 1 << 20
+"""Octets of one part of a message: whoever sends more is disconnected, as by OxenMQ."""
+
 Part = str | bytes | bytearray | memoryview
 """One part of a message; text is sent as UTF-8."""
 
@@ -35,10 +38,15 @@ def parts_of(value: object) -> list[bytes]:
     """Return what a handler returned as parts: text or octets are one, of lists, tuples and the like each element is.
 
     Raises:
-        LocalProtocolError: there is something else in it.
+        LocalProtocolError: there is something else in it, or a part of more than `MAX_PART_BYTES`.
     """
     if isinstance(value, (str, bytes, bytearray, memoryview)):
-        return [octets(value)]
+        part = octets(value)
+        if len(part) > MAX_PART_BYTES:  # it would cost the caller its connection, and all that waits there
+            raise LocalProtocolError(
+                f"a part of a reply has {len(part)} octets, the limit is {MAX_PART_BYTES}", hint="yield it in pieces"
+            )
+        return [part]
     if isinstance(value, dict) or not hasattr(value, "__iter__"):
         raise LocalProtocolError(
             f"a reply is text, octets, or a list of them, not {type(value).__name__}",
@@ -168,10 +176,11 @@ class DeferredSend:
     Call it with the parts of the reply, or with the command and its parts.
     """
 
-    __slots__ = ("_message",)
+    __slots__ = ("_is_request", "_message")
 
     def __init__(self, message: Message) -> None:
         self._message: list[Message] = [message]
+        self._is_request: Final = message.tag is not None
 
     def __call__(self, *parts: Part) -> None:
         """Answer.
@@ -179,12 +188,14 @@ class DeferredSend:
         Raises:
             LocalProtocolError: it was used before; or a part is neither text nor octets.
         """
+        frames = [octets(part) for part in parts]
+        if not (frames or self._is_request):
+            raise LocalProtocolError("it answers a command, and takes a command and its parts")
         try:
             message = self._message.pop()  # atomic: of two threads one gets it
         except IndexError:
             raise LocalProtocolError("this deferred answer was given already") from None
-        if message.tag is not None:
-            message.reply(*parts)
-            return
-        command, *rest = parts
-        message.back(octets(command).decode(), *rest)
+        if self._is_request:
+            message.reply(*frames)
+        else:
+            message.back(frames[0].decode(), *frames[1:])

@@ -41,7 +41,7 @@ from flowctl.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.rpc.jobs.dispatcher import Dispatcher, JobStatistics
 from flowctl.rpc.jobs.slots import DEFAULT_MAX_QUEUE
 from flowctl.rpc.jobs.timers import TimerID
-from flowctl.rpc.message import Message, Part, octets, parts_of
+from flowctl.rpc.message import MAX_PART_BYTES, Message, Part, octets, parts_of
 from flowctl.rpc.peers.dialled import Dialled
 from flowctl.rpc.peers.listener import Listener
 from flowctl.rpc.peers.peer import SERVICE_NODE, Call, ConnectionID, Peer
@@ -59,7 +59,6 @@ REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 10.0
 SN_CHECK_S: Final = 0.25
 """How often idle connections to service nodes are looked for: OxenMQ's CONN_CHECK_INTERVAL."""
-MAX_MESSAGE_BYTES: Final = 1 << 20
 HEARTBEAT_MS: Final = 15_000
 HEARTBEAT_TIMEOUT_MS: Final = 30_000
 HANDSHAKE_MS: Final = 10_000
@@ -721,8 +720,13 @@ class RpcNode:
         to = Address.parse(address)
         conn = ConnectionID(next(self._ids), pubkey=to.pubkey)
         dial = partial(self._dial, conn, to, timeout_s, auth, ephemeral_routing_id)
-        self._do(dial, done.set_result, partial(_refuse, done, address))
-        return await asyncio.wrap_future(done)
+        self._do(dial, partial(_connected, done), partial(_refuse, done, address))
+        try:
+            return await asyncio.wrap_future(done)
+        except asyncio.CancelledError:
+            with suppress(ClosedError):
+                self.disconnect(conn, 0.0)
+            raise
 
     def disconnect(self, conn: ConnectionID, linger_s: float = 1.0) -> None:
         """Close a connection; what was sent goes on being sent for `linger_s` seconds. Not there: nothing happens."""
@@ -730,7 +734,7 @@ class RpcNode:
 
     def _new_socket(self, kind: int, address: str) -> _Raw:
         raw = (shared_context() if _is_inproc(address) else self._context).socket(kind)
-        raw.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        raw.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
         raw.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         raw.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         raw.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -948,7 +952,8 @@ class RpcNode:
         try:
             ok, data = await future
         except asyncio.CancelledError:
-            self._do(self._withdraw, conn, tag)
+            with suppress(ClosedError):
+                self._do(self._withdraw, conn, tag)
             raise
         if ok:
             return data
@@ -1412,8 +1417,14 @@ def _set_result(future: asyncio.Future[Any], value: object) -> None:
         future.set_result(value)
 
 
+def _connected(done: Future[ConnectionID], conn: ConnectionID) -> None:
+    if not done.cancelled():
+        done.set_result(conn)
+
+
 def _refuse(done: Future[ConnectionID], address: str, _: ConnectionID, why: str) -> None:
-    done.set_exception(RpcError(f"no connection to {address}: {why}", code="DISCONNECTED"))
+    if not done.cancelled():
+        done.set_exception(RpcError(f"no connection to {address}: {why}", code="DISCONNECTED"))
 
 
 def _is_inproc(address: str) -> bool:

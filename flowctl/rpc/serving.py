@@ -34,6 +34,8 @@ MOST_RUNNING: Final = 10_000
 """Handlers of one category that wait on the loop; each holds some kilobytes."""
 MOST_RUNNING_BYTES: Final = 256 << 20
 """Octets of the messages that they were given."""
+RETRY_S: Final = 0.1
+"""How often it is tried to send an item of a stream to a peer for which too much waits."""
 MOST_TEXT_BYTES: Final = 500
 """Of the text of a failure."""
 
@@ -209,7 +211,7 @@ class Serving:
         elif isinstance(error, NotStartedError):
             self.fail(message, _CODES[error.why])
         else:
-            self._failed(message, error)
+            self._failed(message, as_exception(error))
 
     async def _serve(self, command: Command, message: Message) -> None:
         """Run a coroutine handler; what it returns is the reply."""
@@ -231,14 +233,20 @@ class Serving:
                     running.more = self._group.loop.create_future()
                     await running.more
                 running.credit -= 1
-                self._send(message.peer, [wire.ITEM, message.tag or b"", *parts_of(item)])
-            self._answer(message, [])
+                await self._deliver(message, [wire.ITEM, message.tag or b"", *parts_of(item)])
+            if message.answer_once():
+                await self._deliver(message, [wire.REPLY, message.tag or b""])
         except BaseException as error:  # noqa: BLE001  (a handler's fault costs its request, and nothing else)
             self._failed(message, error)
         finally:
             if items is not None:
                 close: Callable[[], Coroutine[Any, Any, None]] = items.aclose  # type: ignore[attr-defined]  # a generator
                 await close()
+
+    async def _deliver(self, message: Message, frames: list[bytes]) -> None:
+        """Send what must not be missing; where too much waits for the peer already, wait until it has read."""
+        while not self._send(message.peer, frames):  # noqa: ASYNC110  (ZeroMQ does not tell when there is room again)
+            await asyncio.sleep(RETRY_S)  # cancelled when the peer has gone
 
     def _answer(self, message: Message, parts: list[bytes] | None) -> None:
         """Send the reply of a handler, unless it has answered itself."""
@@ -260,7 +268,7 @@ class Serving:
                 self.fail(message, code, str(error).encode()[:MOST_TEXT_BYTES])
                 return
         self.failed_count += 1
-        self._group.report(f"handler of {message.command.decode(errors='replace')}", as_exception(error))
+        self._group.report(f"handler of {message.command.decode(errors='replace')}", error)
         self.fail(message, wire.HANDLER_FAILED)
 
     def _keep(self, command: Command, running: Running, task: asyncio.Task[None]) -> None:

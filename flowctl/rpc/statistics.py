@@ -23,5 +23,5 @@ class RpcStatistics:
     asked_count: int  #: requests that we have sent
     late_count: int  #: replies and failures to what waits no more
     malformed_count: int  #: messages that were none, or too long, or out of place
-    unsent_count: int  #: messages dropped, as too much waits for their peer already
+    unsent_count: int  #: times that a message found too much waiting for its peer: it was dropped, or put off
     jobs: JobStatistics  #: worker threads and their queues

@@ -12,7 +12,9 @@ import pytest
 
 from flowctl.errors import LocalProtocolError
 from flowctl.rpc.access.access import Access, AuthLevel
-from flowctl.rpc.commands import HandlerKind, access_of, kind_of
+from flowctl.rpc.commands import Category, Command, HandlerKind, access_of, kind_of
+from flowctl.rpc.describe import described as described_as
+from flowctl.rpc.jobs.slots import Slots
 from flowctl.rpc.message import DeferredSend, Message, parts_of
 from flowctl.rpc.node import RpcNode
 from flowctl.rpc.peers.peer import ConnectionID
@@ -148,10 +150,14 @@ def test_parts_when_a_handler_returns_them_are_flattened(value, parts):
     assert parts_of(value) == parts
 
 
-@pytest.mark.parametrize("value", [5, {"a": 1}, [b"x", 5], object()])
+@pytest.mark.parametrize(
+    "value",
+    [5, {"a": 1}, [b"x", 5], object(), b"x" * ((1 << 20) + 1)],
+    ids=["number", "dict", "in a list", "object", "too long"],
+)
 def test_parts_when_they_are_something_else_are_refused(value):
-    """How to encode it is the application's to say."""
-    with pytest.raises(LocalProtocolError, match="a reply is text"):
+    """How to encode it is the application's to say, and how to cut what is too long."""
+    with pytest.raises(LocalProtocolError, match="reply"):
         parts_of(value)
 
 
@@ -179,10 +185,14 @@ def test_deferred_answer_when_given_twice_is_refused(node):
 
     later = Message(Node(), Peer(), b"a.b", None, [], None).later()
     assert isinstance(later, DeferredSend)
+    with pytest.raises(LocalProtocolError, match="takes a command"):
+        later()
+    with pytest.raises(LocalProtocolError, match="text or octets"):
+        later(5)
     later("their.pong", "x")
     with pytest.raises(LocalProtocolError, match="given already"):
         later("their.pong", "y")
-    assert sent == [("their.pong", ("x",))]
+    assert sent == [("their.pong", (b"x",))]
 
 
 @pytest.fixture
@@ -311,3 +321,11 @@ def test_outcome_when_waited_for_on_the_nodes_own_thread_is_refused(tmp_path, lo
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(asyncio.wait_for(main(), WAIT_S))
+
+
+def test_describe_when_there_are_many_commands_stays_below_the_limit_of_a_message():
+    """What is beyond it is left out, and the answer is JSON all the same."""
+    command = Command(Category("a", Access(), Slots().add_category("a")), plain, is_request=True)
+    text = described_as({b"a.%05d" % number + b"x" * 200: command for number in range(5000)}, lambda command: True)
+    assert 800_000 < len(text) < 1 << 20
+    assert json.loads(text)["commands"][0]["name"] == "a.00000" + "x" * 200

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from flowctl.errors import LocalProtocolError, RpcError
 from flowctl.rpc.message import Message
 from flowctl.rpc.node import RequestFuture, RpcNode
 from flowctl.rpc.peers.peer import ConnectionID
+from flowctl.rpc.wire.tag import make_tag
 
 WAIT_S = 20.0
 
@@ -209,3 +212,37 @@ def test_stream_when_its_items_come_before_it_is_asked_for_are_malformed(remote)
     remote.send(b"ITEM", tag, b"x")
     assert code_of(future) == "CREDIT_EXCEEDED"
     assert remote.receive()[1:] == [b"CANCEL", tag]
+
+
+WORDS = (
+    *(b"REPLY", b"HI", b"HELLO", b"ITEM", b"CREDIT", b"CANCEL", b"FORBIDDEN", b"UNKNOWNCOMMAND", b"NO_REPLY_TAG"),
+    *(b"a.echo", b"a.none", b"a.", b".", b"", b"\0", b"\xff" * 15, b"5", make_tag(2, 1e9, 3)),
+)
+
+
+def test_messages_when_of_any_frames_leave_the_connection_at_work(remote):
+    """A listener that sends anything but BYE costs itself nothing but answers, and raises nothing."""
+    rng = Random(5)
+    for _ in range(1000):
+        remote.send(*[rng.choice(WORDS) for _ in range(rng.randrange(1, 6))])
+    future = remote.node.request_future(remote.conn, "their.ask")
+    while (frames := remote.receive())[1] != b"their.ask":
+        pass
+    remote.send(b"REPLY", frames[2], b"x")
+    assert future.get(WAIT_S) == [b"x"]
+
+
+def test_connect_when_given_up_leaves_no_connection(tmp_path, loop_factory):
+    """Who does not wait any more is not connected later, behind his back."""
+
+    async def main() -> tuple[int, int]:
+        async with RpcNode() as node:
+            task = asyncio.ensure_future(node.connect(f"ipc://{tmp_path}/none"))
+            await asyncio.sleep(0)
+            before = node.statistics().outgoing
+            task.cancel()
+            await asyncio.wait([task])
+            return before, node.statistics().outgoing
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        assert runner.run(asyncio.wait_for(main(), WAIT_S)) == (1, 0)

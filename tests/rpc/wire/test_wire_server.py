@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import zmq
 from flowctl.rpc.access.access import Access, AuthLevel
 from flowctl.rpc.message import Message
 from flowctl.rpc.node import RpcNode
+from flowctl.rpc.wire.tag import make_tag
 
 WAIT_S = 20.0
 LONG = b"a." + b"x" * 250
@@ -36,9 +38,10 @@ class Raw:
 
 
 @pytest.fixture
-def server(tmp_path) -> Iterator[tuple[RpcNode, str, list[Any]]]:
-    """A node with commands of all kinds, its address, and what its commands were given."""
-    node = RpcNode(on_error=lambda *_: None)
+def server(tmp_path) -> Iterator[tuple[RpcNode, str, list[Any], list[BaseException]]]:
+    """A node with commands of all kinds, its address, what its commands were given, and what was raised."""
+    raised: list[BaseException] = []
+    node = RpcNode(on_error=lambda _, error: raised.append(error))
     seen: list[Any] = []
 
     async def echo(message: Message) -> list[bytes]:
@@ -62,6 +65,10 @@ def server(tmp_path) -> Iterator[tuple[RpcNode, str, list[Any]]]:
         seen.append((message.command, message.data))
         message.back("their.pong", *message.data)
 
+    async def stream(message: Message) -> AsyncIterator[list[bytes]]:
+        for number in range(40 if message.data == [b"large"] else 5):
+            yield b"%02d" % number + b"x" * (1 << 19) if message.data == [b"large"] else message.data
+
     async def ask_back(message: Message) -> list[bytes]:
         return await node.call(message.conn, "their.question", "6 x 7")
 
@@ -70,6 +77,7 @@ def server(tmp_path) -> Iterator[tuple[RpcNode, str, list[Any]]]:
         node.add_request_command("a", name, handler)
     node.add_request_command("a", "b.c", echo)
     node.add_request_command("a", "ask", ask_back)
+    node.add_request_command("a", "stream", stream)
     node.add_command("a", "pong", pong)
     node.add_category("basic", AuthLevel.BASIC)
     node.add_category("sn", Access(AuthLevel.NONE, remote_sn=True))
@@ -83,7 +91,7 @@ def server(tmp_path) -> Iterator[tuple[RpcNode, str, list[Any]]]:
     node.add_command_alias("older.echo", "old.echo")
     address = node.listen_plain(f"ipc://{tmp_path}/rpc")
     node.start()
-    yield node, address, seen
+    yield node, address, seen, raised
     node.stop()
 
 
@@ -277,3 +285,61 @@ def test_unread_replies_when_they_are_many_cost_bounded_memory(server, connect):
     other = connect()
     while not node.statistics().unsent_count:
         assert other.ask(b"a.echo", b"t", b"x") == [b"REPLY", b"t", b"x"]
+
+
+WORDS = (
+    *(
+        b"REPLY",
+        b"HI",
+        b"BYE",
+        b"HELLO",
+        b"ITEM",
+        b"CREDIT",
+        b"CANCEL",
+        b"FORBIDDEN",
+        b"UNKNOWNCOMMAND",
+        b"NO_REPLY_TAG",
+    ),
+    *(b"a.echo", b"a.pong", b"a.none", b"a.thread", b"a.stream", b"a.", b".", b"", b"\0", b"\xff" * 15, b"5", b"-1"),
+    *(make_tag(1, 0.0), make_tag(2, 1e9, 3), make_tag(3, 0.01, 255)),
+)
+
+
+def test_messages_when_of_any_frames_leave_the_node_at_work(server, connect):
+    """Whatever the frames are, nothing is raised, others are answered, and their sender is too."""
+    node, _, _, raised = server
+    rng, chaos, other = Random(17), connect(), connect()
+    for number in range(2000):
+        chaos.socket.send_multipart([rng.choice(WORDS) for _ in range(rng.randrange(1, 6))])
+        if number % 100 == 0:
+            assert other.ask(b"a.echo", b"t", b"x") == [b"REPLY", b"t", b"x"]
+    chaos.socket.send_multipart([b"a.echo", b"the last", b"x"])
+    while chaos.receive()[:2] != [b"REPLY", b"the last"]:
+        pass
+    assert raised == []
+    assert node.statistics().malformed_count > 0
+
+
+def test_stream_when_its_caller_speaks_the_wire_comes_item_by_item(raw):
+    """Items up to the credit of the tag, more for more credit, then a reply without parts."""
+    tag = make_tag(7, 20.0, 2)
+    assert [raw.ask(b"a.stream", tag, b"x"), raw.receive()] == [[b"ITEM", tag, b"x"]] * 2
+    assert raw.ask(b"HI") == [b"HELLO"]  # nothing more came
+    assert [raw.ask(b"CREDIT", tag, b"3"), raw.receive(), raw.receive()] == [[b"ITEM", tag, b"x"]] * 3
+    assert raw.receive() == [b"REPLY", tag]
+    assert raw.ask(b"a.stream", b"foreign") == [
+        *(b"HANDLER_FAILED", b"REPLY", b"foreign"),
+        b"it streams: call it with stream()",
+    ]
+
+
+def test_stream_when_its_caller_does_not_read_stands_still_and_misses_nothing(server, connect):
+    """Credit without reading gains nothing: beyond some octets the handler waits, and then all items come in order."""
+    tag = make_tag(7, 20.0, 255)
+    deaf, other = connect(rcvhwm=1, rcvbuf=4096), connect()
+    deaf.socket.send_multipart([b"a.stream", tag, b"large"])
+    while not server[0].statistics().unsent_count:
+        assert other.ask(b"HI") == [b"HELLO"]
+    items = [deaf.receive() for _ in range(40)]
+    assert [(item[:2], item[2][:2]) for item in items] == [([b"ITEM", tag], b"%02d" % number) for number in range(40)]
+    assert deaf.receive() == [b"REPLY", tag]
