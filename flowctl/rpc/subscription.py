@@ -40,7 +40,7 @@ class Subscription(Generic[C, T]):
         self._duration_s: Final = duration_s
         self._clock: Final = clock
         self._lock: Final = OwnedLock()  # a leaf: nothing is called under it but the clock
-        self._subscribers: dict[C, tuple[float, T]] = {}  # until when, and what; guarded by _lock
+        self._subscribers: dict[C, tuple[float, T]] = {}  # until when, and what  # guarded by _lock
 
     def __len__(self) -> int:
         with self._lock:
