@@ -258,3 +258,15 @@ def test_node_when_its_keys_are_no_pair_is_an_error(settings, match):
     """Only one of two, none for a service node, wrong lengths, two that do not belong together (OX-69)."""
     with pytest.raises(ConfigError, match=match):
         RpcNode(**settings)
+
+
+def test_events_when_nobody_reads_them_have_a_queue_without_a_limit(node):
+    """ZeroMQ waits where a queue of events is full, and stops all connections of the node: there is no such limit."""
+    server = node()
+    server.listen_plain("tcp://127.0.0.1:*")
+    server.start()
+    asked: Future[list[int]] = Future()
+    server._group.call_soon(
+        lambda: asked.set_result([item._monitor._socket.raw.rcvhwm for item in server._listeners.values()])
+    )
+    assert asked.result(WAIT_S) == [0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from flowctl.pollgroup import PollGroup
 
 _EVENT: Final = Struct("=Hi")
+_NUMBERS: Final = count()
 
 
 class Monitor:
@@ -36,7 +38,14 @@ class Monitor:
     ) -> None:
         self._happened: Final = happened
         self._watched: Final = raw
-        self._socket: Final = ZmqSocket(group, raw.get_monitor_socket(events), self._received)
+        address = f"inproc://flowctl-monitor-{next(_NUMBERS)}"
+        raw.monitor(address, events)
+        end: zmq.Socket[bytes] = raw.context.socket(zmq.PAIR)
+        # No limit: ZeroMQ waits where the queue of events is full, and nothing of the whole context is read or written
+        # meanwhile. A crowd that comes and goes while a handler holds up the loop would stop all others.
+        end.set(zmq.RCVHWM, 0)
+        end.connect(address)
+        self._socket: Final = ZmqSocket(group, end, self._received)
         self._socket.start()
 
     def read_all(self) -> None:
