@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 MAX_PART_BYTES: Final = 1 << 20
-"""Octets of one part of a message: whoever sends more is disconnected, as by OxenMQ."""
+"""Octets of one part of a message: a peer that sends more is disconnected, as by OxenMQ."""
 
 Part = str | bytes | bytearray | memoryview
 """One part of a message; text is sent as UTF-8."""

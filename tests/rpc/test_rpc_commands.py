@@ -112,6 +112,7 @@ def test_names_when_of_the_greatest_length_are_taken(node):
     node.add_command("x" * 50, "y" * 200, plain)
     for name in ("", "c.d", "."):
         node.add_command("a", name, plain)
+    assert {"a.", "a.c.d", "a..", f"{'x' * 50}.{'y' * 200}"} <= node.statistics().called_count.keys()
 
 
 LATE = {

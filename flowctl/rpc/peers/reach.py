@@ -1,7 +1,7 @@
 """How a service node is reached: over a connection that is there, or a new one; and when ours to it end.
 
-A service node is meant by its key, whoever dialled. What there is is used: connections that it opened, then the one
-that we opened. Else, unless told otherwise, it is looked up and dialled. A connection that we opened so ends when
+A service node is meant by its key, whichever side dialled. What there is is used: connections that it opened, then the
+one that we opened. Else, unless told otherwise, it is looked up and dialled. A connection that we opened so ends when
 nothing has gone over it for as long as it was to be kept.
 """
 
