@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flowctl.rpc.jobs.turns import Turns
+from flowctl.rpc.jobs.turns import MOST_IN_LINE, Turns
 
 
 @dataclass(eq=False)
@@ -18,53 +18,73 @@ class Item:
     number: int
 
 
-def test_turns_when_each_sender_has_one_are_the_order_of_arrival():
-    """With a job of each, or with one sender, nobody is overtaken."""
-    for senders in ("abc", "aaa"):
+def taken(turns: Turns[Item]) -> list[Item]:
+    """Take all, in turn."""
+    found = []
+    while (head := turns.head()) is not None:
+        turns.remove(head)
+        found.append(head)
+    return found
+
+
+def test_turns_when_nobody_sends_many_are_the_order_of_arrival():
+    """Up to as many of each as have a place in the line, and with one sender always, nobody is overtaken."""
+    for senders in ("ab" * MOST_IN_LINE, "aabcab" * 5, "a" * 100):
         items = [Item(sender, number) for number, sender in enumerate(senders)]
         turns: Turns[Item] = Turns()
         for item in items:
             turns.add(item)
-        taken = []
-        while (head := turns.head()) is not None:
-            turns.remove(head)
-            taken.append(head)
-        assert taken == items
+        assert taken(turns) == items
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["add", "take", "withdraw"]), st.integers(0, 9))))
-def test_turns_when_anything_comes_and_goes_pass_by_nobody_twice(steps):
-    """Nothing is lost or doubled, lines keep their order, and between two turns of a sender all others had one."""
+def test_turns_when_one_sends_without_end_keep_another_waiting_for_a_few():
+    """What comes behind a flood waits for those of it that are in the line, and each that follows likewise."""
     turns: Turns[Item] = Turns()
-    waiting: list[Item] = []
-    since: dict[str | None, set[str | None]] = {}  # senders that waited at a sender's turn, and had none since
+    for number in range(200):
+        turns.add(Item("flood", number))
+    for number in range(200, 203):
+        turns.add(Item("other", number))
+    order = [item.sender for item in taken(turns)]
+    assert order[: MOST_IN_LINE + 3] == ["flood"] * MOST_IN_LINE + ["other"] * 3
+    assert len(order) == 203
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("aaab"), st.sampled_from(["add", "add", "take", "withdraw"]), st.integers(0, 99))
+    )
+)
+@example([("a", "add", 0)] * (MOST_IN_LINE + 5) + [("b", "add", 0), ("a", "withdraw", 3)] + [("b", "take", 0)] * 25)
+def test_turns_when_anything_comes_and_goes_are_those_of_a_plain_list(steps):
+    """The line is a list; what is beyond the few of a sender waits, and comes to its end as one of them leaves."""
+    turns: Turns[Item] = Turns()
+    line: list[Item] = []
+    behind: list[Item] = []
+
+    def leave(item: Item) -> None:
+        turns.remove(item)
+        if item in behind:
+            behind.remove(item)
+            return
+        line.remove(item)
+        following = next((other for other in behind if other.sender == item.sender), None)
+        if following is not None:
+            behind.remove(following)
+            line.append(following)
+
     for number, (sender, what, which) in enumerate(steps):
-        head = turns.head()
         if what == "add":
-            waiting.append(Item(sender, number))
-            turns.add(waiting[-1])
-        elif what == "take" and head is not None:
-            assert head is next(item for item in waiting if item.sender == head.sender)
-            assert not since.get(head.sender)
-            waiting.remove(head)
-            turns.remove(head)
-            for others in since.values():
-                others.discard(head.sender)
-            since[head.sender] = {item.sender for item in waiting} - {head.sender}
-        elif what == "withdraw" and waiting:
-            item = waiting[which % len(waiting)]
-            is_head = item is head
-            waiting.remove(item)
-            turns.remove(item)
-            still = {item.sender for item in waiting}
-            for others in since.values():
-                others.intersection_update(still)
-                if is_head:
-                    others.discard(item.sender)  # its turn has passed
-            assert item not in turns
-        assert len(turns) == len(waiting) == len(list(turns))
-        assert all(item in turns for item in waiting)
-        assert (turns.head() is None) == (not waiting)
+            item = Item(sender, number)
+            turns.add(item)
+            mine = sum(other.sender == sender for other in line)
+            (line if mine < MOST_IN_LINE else behind).append(item)
+        elif what == "take" and line:
+            leave(line[0])
+        elif what == "withdraw" and (every := line + behind):
+            leave(every[which % len(every)])
+        assert turns.head() is (line[0] if line else None)
+        assert len(turns) == len(line) + len(behind) == len(list(turns))
+        assert all(item in turns for item in line + behind)
 
 
 def test_share_when_some_wait_is_the_same_for_all():

@@ -15,9 +15,9 @@ the program submits itself is bounded where it comes in (`flowctl.rpc.jobs.dispa
 batch jobs, replies, then commands in the order of their arrival, over all categories, passing by those without a slot.
 (A tagged thread has one slot that is its own, and waits for nobody.)
 
-One sender must not keep others waiting. Where several have commands waiting, they take turns (`turns.py`); and where a
-queue is full, a command of a sender that has less than its share of it displaces the newest of the one that has most.
-With one sender, both rules are the plain ones.
+One sender must not keep others waiting: of each, a few commands at a time have a place in that order, and the rest of
+what it sends waits behind them (`turns.py`); and where a queue is full, a command of a sender that has less than its
+share of it displaces the newest of the one that has most. With one sender, both rules are the plain ones.
 
 Cost. Between two events nobody who has a slot waits. The end of a job gives a slot to its own lane, or a general one to
 everybody; so only the head of that lane and the head of all commands need to be looked at: O(1) per job, however many

@@ -1,16 +1,20 @@
-"""What waits, in turns by who sent it (pure): oldest first, but nobody's second before everybody's first.
+"""What waits, in the order of arrival, of which one sender takes up no more than a few places at a time (pure).
 
-Theory of operation. Each sender has a line of its own, in the order of arrival, and the lines take turns: one whose
-first has left goes behind the others. With one sender, or with one job of each, that is the order of arrival. Who sends
-more than is done makes his own line longer and nobody else's: what another one sends waits for one job of each line.
-All is O(1) but `newest_of_most`.
+Theory of operation. One line holds what waits, oldest first, but at most `MOST_IN_LINE` of any sender; what it has sent
+beyond them waits behind it, and each that leaves the line lets the next one in at its end. So the order is that of
+arrival as long as nobody sends many at once, and always with one sender; and one that sends without end keeps another
+one's waiting for no more than those few. All is O(1) but `newest_of_most`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
+from itertools import islice
 from typing import Final, Generic, Protocol, TypeVar
+
+MOST_IN_LINE: Final = 16
+"""Of one sender: a burst of a client that asks for a page's worth of things at once is still served as it came."""
 
 
 class Sent(Protocol):
@@ -29,56 +33,58 @@ S = TypeVar("S", bound=Sent)
 class Turns(Generic[S]):
     """What waits, in the order in which its turns come."""
 
-    __slots__ = ("_count", "_lines")
+    __slots__ = ("_count", "_line", "_of_sender")
 
     def __init__(self) -> None:
-        self._lines: Final[OrderedDict[Hashable, OrderedDict[int, S]]] = OrderedDict()  # none is empty
+        self._line: Final[OrderedDict[int, S]] = OrderedDict()
+        # All that waits of each sender, none empty, oldest first: the first `MOST_IN_LINE` of them are in the line.
+        self._of_sender: Final[dict[Hashable, OrderedDict[int, S]]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[S]:
-        """Yield all, each line in its order."""
-        for line in self._lines.values():
-            yield from line.values()
+        """Yield all, those of each sender in its order."""
+        for own in self._of_sender.values():
+            yield from own.values()
 
     def __contains__(self, item: S) -> bool:
-        line = self._lines.get(item.sender)
-        return line is not None and line.get(item.number) is item
+        own = self._of_sender.get(item.sender)
+        return own is not None and own.get(item.number) is item
 
     def head(self) -> S | None:
         """Return what is next; None: nothing waits."""
-        for line in self._lines.values():
-            return next(iter(line.values()))
-        return None
+        return next(iter(self._line.values()), None)
 
     def add(self, item: S) -> None:
-        """Put `item` at the end of the line of its sender."""
-        line = self._lines.get(item.sender)
-        if line is None:
-            line = self._lines[item.sender] = OrderedDict()
-        line[item.number] = item
+        """Put `item` at the end."""
+        own = self._of_sender.get(item.sender)
+        if own is None:
+            own = self._of_sender[item.sender] = OrderedDict()
+        own[item.number] = item
+        if len(own) <= MOST_IN_LINE:
+            self._line[item.number] = item
         self._count += 1
 
     def remove(self, item: S) -> None:
-        """Take `item` out, from wherever it stands; if it is the head, the turn is the next sender's."""
-        line = self._lines[item.sender]
-        is_head = self.head() is item
-        del line[item.number]
+        """Take `item` out, from wherever it stands; one of its sender's that waits behind the line comes in for it."""
+        own = self._of_sender[item.sender]
+        del own[item.number]
         self._count -= 1
-        if not line:
-            del self._lines[item.sender]
-        elif is_head:
-            self._lines.move_to_end(item.sender)
+        if not own:
+            del self._of_sender[item.sender]
+        if self._line.pop(item.number, None) is not None:
+            for following in islice(own.values(), MOST_IN_LINE - 1, MOST_IN_LINE):
+                self._line[following.number] = following
 
     def above_share(self, sender: Hashable) -> bool:
         """Return whether one more of `sender` is above its share, which is the same for all that have some waiting."""
-        line = self._lines.get(sender)
-        mine, senders = (len(line), len(self._lines)) if line else (0, len(self._lines) + 1)
-        return (mine + 1) * senders > self._count
+        own, senders = self._of_sender.get(sender), len(self._of_sender)
+        mine = 0 if own is None else len(own)
+        return (mine + 1) * (senders + (own is None)) > self._count
 
     def newest_of_most(self) -> S:
         """Return the newest of the sender that has most waiting; something must wait. O(senders)."""
-        line = max(self._lines.values(), key=len)
-        return next(reversed(line.values()))
+        own = max(self._of_sender.values(), key=len)
+        return next(reversed(own.values()))
