@@ -1,8 +1,10 @@
 """A peer that sends as fast as it can until it is ended: ``python -m rpc.flood WHAT ADDRESS``.
 
 WHAT is ``requests``: valid ones, whose replies are read; ``unread``: valid ones, and no reply is ever read; or
-``malformed``: unknown commands, commands that are none, missing tags, replies nobody asked for, many frames. It runs
-at the lowest priority, because it stands for a machine elsewhere: the server must not lack the core that it takes.
+``malformed``: unknown commands, commands that are none, missing tags, replies nobody asked for, many frames.
+
+It runs on one core and at the lowest priority, because it stands for a machine elsewhere: the server must not lack what
+it takes.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ AT_ONCE: Final = 50
 def main(what: str, address: str) -> None:
     """Flood until ended."""
     os.nice(19)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     messages = itertools.cycle(MALFORMED if what == "malformed" else [REQUEST])
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.set(zmq.LINGER, 0)
