@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from flowctl.cli import demo, load, play, publish, replay, rpc, serve, version
+from flowctl.cli import demo, load, play, publish, replay, serve, version
 from flowctl.cli.analyze import app as analyze
-from flowctl.cli.operations import add_operations
+from flowctl.cli.control import fleet, rpc
+from flowctl.cli.control.operations import add_operations
 
 app = typer.Typer(
     name="flowctl",
@@ -54,6 +55,7 @@ app.command("load")(load.load)
 app.command("replay")(replay.replay)
 add_operations(app)
 app.add_typer(rpc.app, name="rpc")
+app.add_typer(fleet.app, name="fleet")
 app.add_typer(analyze.app, name="analyze")
 app.command("demo")(demo.demo)
 app.command("version")(version.version)

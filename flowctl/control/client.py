@@ -49,7 +49,24 @@ def call_operation(
         ConfigError: the address or an argument is wrong.
         OperationError: it was not done; its code says why.
     """
-    parts = asyncio.run(call_parts(address, f"{CATEGORY}.{name}", [json.dumps(dict(arguments))], keys, timeout_s))
+    command = f"{CATEGORY}.{name}"
+    return result_of(
+        address, command, asyncio.run(call_parts(address, command, [json.dumps(dict(arguments))], keys, timeout_s))
+    )
+
+
+def result_of(address: str, command: str, parts: list[bytes]) -> dict[str, Any]:
+    """Return the answer that the parts of a reply stand for.
+
+    Args:
+        address: of the server, for errors.
+        command: that was called.
+        parts: of the reply.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        OperationError: it was not done; its code says why.
+    """
     try:
         value = json.loads(parts[0] if parts else b"")
     except ValueError:
@@ -60,7 +77,7 @@ def call_operation(
     error = value.get("error") if isinstance(value, dict) else None
     if not isinstance(error, dict):
         raise OperationError(
-            f"{address} answers {CATEGORY}.{name} with something else", code="FOREIGN", hint="is it a flowctl server?"
+            f"{address} answers {command} with something else", code="FOREIGN", hint="is it a flowctl server?"
         )
     code, message, hint = (error.get(key) for key in ("code", "message", "hint"))
     if code == "WRONG_ARGUMENT":

@@ -53,7 +53,9 @@ LAYERS = {
     "live": layer(
         "live", "words flow rtmp outgoing judging log loop sending receiver fanout connection server telemetry flight"
     ),
-    "control": layer("control", "words text flow outcomes log loop zeromq rpc sending connection server live"),
+    "control": layer(
+        "control", "words text flow outcomes log loop zeromq rpc messenger sending connection server live"
+    ),
     "loadtest": layer("loadtest", "words text flow rtmp charts log media client"),
     "demo": layer("demo", "words text flow log sending server live loadtest"),
     "pipeline": layer("pipeline", "words text flow charts server telemetry flight"),

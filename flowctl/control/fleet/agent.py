@@ -26,6 +26,8 @@ ORIGIN: Final = "fleet"
 FIRST_S: Final = 3.0
 """How long an agent that begins listens before it tells its server anything, unless all others have the same sooner: a
 ban that was lifted meanwhile is not to be made for a moment."""
+_HEARD_S: Final = 3600.0
+"""How exactly it is stored when another member was heard of: what depends on it is a matter of weeks."""
 
 
 class Agent:
@@ -72,6 +74,7 @@ class Agent:
         self._wall: Final = wall
         self._keys: dict[str, None] = {}  # of entries that are not stored yet
         self._letters: list[Letter] = []  # that are not sent yet
+        self._notes: Mapping[str, Any] = {}  # as they are stored
         self._tell_from_s = wall() + FIRST_S
         self._tells = False
         self.server_fault: str | None = "it was not reached yet"
@@ -133,13 +136,15 @@ class Agent:
         heard = self.replica.heard
         notes = {
             "clock": list(self.replica.clock.last),
-            "heard_s": None if heard is None else heard[0],
+            "heard_s": None if heard is None else heard[0] // _HEARD_S * _HEARD_S,
             "heard_stamp": None if heard is None else list(heard[1]),
             "run": mirror.run,
             "version": mirror.version,
             "limits_stamp": None if mirror.limits_stamp is None else list(mirror.limits_stamp),
         }
-        self._store.save(self.replica.table, keys, mirror.known, touched, notes)
+        if keys or touched or notes != self._notes:
+            self._store.save(self.replica.table, keys, mirror.known, touched, notes)
+            self._notes = notes
         self._keys.clear()
         mirror.touched.clear()
         letters, self._letters = self._letters, []

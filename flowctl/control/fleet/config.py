@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -176,15 +175,14 @@ class _Reader:
         return address.zmq_address
 
     def _check(self, config: FleetConfig) -> None:
-        """See that nothing goes over a network that anybody could have sent."""
-        keys = [name for name, item in config.members.items() if item.pubkey is not None]
-        open_ = [name for name in config.members if name not in keys]
-        remote = [name for name, item in config.members.items() if not _is_local(item.address)]
-        if config.listen is not None and not _is_local(config.listen):
-            remote.append(config.name)
-        if (remote or keys or config.key_file is not None) and (open_ or config.key_file is None):
-            missing = f"members.{open_[0]} has no key" if open_ else "key_file is missing"
-            why = f"{remote[0]} is reached over a network" if remote else "some have keys"
+        """See that nothing comes in that anybody could have sent."""
+        bare = [name for name, item in config.members.items() if item.pubkey is None]
+        addresses = [item.address for item in config.members.values()] + [config.listens_at]
+        tcp = next((address for address in addresses if address.startswith("tcp://")), None)
+        keyed = len(bare) < len(config.members) or config.key_file is not None
+        if (tcp or keyed) and (bare or config.key_file is None):
+            missing = f"members.{bare[0]} has no key" if bare else "key_file is missing"
+            why = f"others than its user reach {tcp}" if tcp else "some have keys"
             raise ConfigError(
                 f"{self._where}: {missing}, but {why}: anybody could lift the bans of the fleet",
                 hint="flowctl rpc keygen FILE makes a key pair: key_file names the file, key is the public one",
@@ -214,13 +212,3 @@ class _Reader:
 
     def _place(self, section: str, key: str) -> str:
         return place_of(self._lines, self._where, section, key)
-
-
-def _is_local(address: str) -> bool:
-    """Return whether only this machine reaches an address."""
-    scheme, _, rest = address.partition("://")
-    host = rest.rpartition(":")[0].strip("[]")
-    try:
-        return scheme == "ipc" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

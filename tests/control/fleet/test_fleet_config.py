@@ -17,7 +17,7 @@ name = "a"
 folder = "state"
 
 [members.a]
-address = "tcp://127.0.0.1:7001"
+address = "ipc:///run/a.sock"
 
 [members.b]
 address = "ipc://b.sock"
@@ -33,12 +33,12 @@ def test_sample_when_read_is_a_configuration():
     assert config.listens_at == "tcp://192.0.2.10:7710"
 
 
-def test_config_when_all_is_on_this_machine_needs_no_keys():
+def test_config_when_all_is_of_one_user_needs_no_keys():
     """Paths begin where the file is; what is left out has its default."""
     config = parse_config(GOOD, "fleet.toml", BASE)
     assert config.folder == BASE / "state"
     assert config.members["b"].address == "ipc:///etc/flowctl/b.sock"
-    assert (config.server, config.key_file, config.listens_at) == (None, None, "tcp://127.0.0.1:7001")
+    assert (config.server, config.key_file, config.listens_at) == (None, None, "ipc:///run/a.sock")
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_config_when_all_is_on_this_machine_needs_no_keys():
         (GOOD.replace("folder", "holder"), "line 2: unknown key 'holder'"),
         (GOOD.replace('folder = "state"', ""), "folder is missing"),
         (GOOD.replace("state", "s" * 120), "folder is"),
-        (GOOD.replace("tcp://127.0.0.1:7001", "7001"), "line 5: address"),
-        (GOOD.replace("tcp://127.0.0.1:7001", "inproc://x"), "address is 'inproc://x'"),
-        (GOOD.replace("tcp://127.0.0.1:7001", "tcp://192.0.2.1:7001"), "members.a has no key"),
+        (GOOD.replace("ipc:///run/a.sock", "7001"), "line 5: address"),
+        (GOOD.replace("ipc:///run/a.sock", "inproc://x"), "address is 'inproc://x'"),
+        (GOOD.replace("ipc:///run/a.sock", "tcp://127.0.0.1:7001"), "members.a has no key"),
         (GOOD.replace('"a"', '"a"\nlisten = "tcp://0.0.0.0:7001"', 1), "members.a has no key"),
         (GOOD.replace('"a"', '"a"\nkey_file = "k"', 1), "members.a has no key, but some have keys"),
-        (GOOD.replace("ipc://b.sock", "tcp://127.0.0.1:7001"), "one that no other member has"),
+        (GOOD.replace("ipc://b.sock", "ipc:///run/a.sock"), "one that no other member has"),
         (GOOD.replace("[members.b]", "[members.'b c']"), "the member 'b c'"),
         (GOOD + 'key = "secret"', "line 9: key is a text of 6 letters"),
         (GOOD + "port = 1", "unknown key 'port'"),

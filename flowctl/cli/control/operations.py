@@ -100,8 +100,8 @@ def _run(
     """Call an operation and show its answer."""
     read_arguments(operation.name, operation.arguments, given)  # what is wrong is told without a server
     from flowctl.cli.common import print_json
+    from flowctl.cli.control.showing import show
     from flowctl.cli.errors import FAILED, complain
-    from flowctl.cli.showing import show
     from flowctl.control.client import call_operation
     from flowctl.control.place import find_server
     from flowctl.text.output import say

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flowctl.cli.operations import AsJson, Key, Timeout, keys_of
+from flowctl.cli.control.operations import AsJson, Key, Timeout, keys_of
 
 app = typer.Typer(
     rich_markup_mode=None,
