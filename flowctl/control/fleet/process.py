@@ -130,7 +130,7 @@ class AgentProcess:
         store = Store(config.folder)
         stack.callback(store.close)
         make_way(config.status_socket)
-        node = RpcNode(name="flowctl-fleet")
+        node = RpcNode(name="flowctl-fleet", keys=keys)
         node.add_category("fleet", AuthLevel.BASIC)
         node.add_request_command("fleet", "status", self._status)
         link = ServerLink(node, config.server)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from flowctl.control.fleet.stamp import Clock, Stamp
@@ -70,6 +70,7 @@ class Member:
         count: entries in its table, as it said last. None: it did not.
         equal: whether its table was ours when it last said what stands for it. None: it did not.
         differing: buckets that differed when its sums were seen last.
+        next_bucket: where its parts are gone on with; those that no exchange makes equal must not stop the others.
         stale: whether it said last that its table counts for little.
         dropped: its messages that were dropped, by kind of fault.
     """
@@ -78,6 +79,7 @@ class Member:
     count: int | None = None
     equal: bool | None = None
     differing: int = 0
+    next_bucket: int = 0
     stale: bool = False
     dropped: Counter[str] = field(default_factory=Counter)
 
@@ -115,7 +117,7 @@ class Replica:
     ) -> None:
         self.name: Final = name
         self.table: Final = table
-        self.clock: Final = clock
+        self.clock = clock
         self.members: Final = {other: Member() for other in others}
         self.foreign_count = 0
         self.heard = heard
@@ -139,7 +141,7 @@ class Replica:
     def tick(self, now_s: float) -> Outcome:
         """Do what is due every `COMPARE_S`: forget what has ended, and compare with all."""
         self._look_stale(now_s)
-        gone = self.table.forget(now_s)
+        gone = [*self.table.forget(now_s), *self._come_back(now_s)]
         return Outcome(gone, self._to_all(self._compare(), lasting=False))
 
     def compare_with(self, name: str) -> Letter:
@@ -183,9 +185,11 @@ class Replica:
         if isinstance(message, Sums):
             numbers = self.table.differing(message.sums)
             member.differing = len(numbers)
-            if not numbers:
+            left = [number for number in numbers if number >= member.next_bucket]
+            if not left:  # all were gone through; the next comparison begins anew
+                member.next_bucket = 0
                 return Outcome()
-            return Outcome((), [Letter(sender, encode(self._part(member, numbers[:PART_BUCKETS])), lasting=False)])
+            return Outcome((), [Letter(sender, encode(self._part(member, left[:PART_BUCKETS])), lasting=False)])
         return self._take_part(sender, member, message, now_s)
 
     def _take_part(self, sender: str, member: Member, part: Part, now_s: float) -> Outcome:
@@ -198,7 +202,8 @@ class Replica:
             answer = self._part(member, part.numbers, answer=True)
             return Outcome(changed, [*letters, Letter(sender, encode(answer), lasting=False)])
         member.differing = max(0, member.differing - len(part.numbers))
-        if member.differing and part.numbers:  # there is more
+        member.next_bucket = part.numbers[-1] + 1 if part.numbers and member.differing else 0
+        if member.next_bucket:  # there may be more
             letters = [*letters, self.compare_with(sender)]
         return Outcome(changed, letters)
 
@@ -243,6 +248,20 @@ class Replica:
             taken.append(number)
             entries += items
         return Part(taken, entries, answer, self._stale)
+
+    def _come_back(self, now_s: float) -> list[str]:
+        """Stamp anew what was changed while our clock was far ahead: all others refuse it; return its keys."""
+        if not self.clock.last.ahead(now_s):
+            return []
+        entries = list(self.table.items())
+        wrong = [item for item in entries if item[1].stamp.ahead(now_s)]
+        sound = (entry.stamp for _, entry in entries if not entry.stamp.ahead(now_s))
+        self.clock = Clock(self.name, max(sound, default=None))
+        for key, entry in sorted(wrong, key=lambda item: item[1].stamp):
+            self.table.replace(key, replace(entry, stamp=self.clock.next(now_s)))
+        if self.heard is not None:
+            self.heard = min(self.heard[0], now_s), self.clock.last
+        return [key for key, _ in wrong]
 
     def _compare(self) -> Compare:
         return Compare(self.table.root(), len(self.table), self._stale)

@@ -148,6 +148,10 @@ class Table:
                     changed[key] = True
         return list(changed)
 
+    def replace(self, key: str, entry: Entry) -> None:
+        """Put `entry` in place of the version that is here, although it is not later: that one is nowhere else."""
+        self._put(key, entry)
+
     def forget(self, now_s: float) -> list[str]:
         """Drop what need not be kept any more at `now_s`, seconds since the epoch; return its keys."""
         gone = [key for key, entry in self._entries.items() if now_s >= entry.kept_until_s]

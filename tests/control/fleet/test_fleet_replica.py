@@ -213,6 +213,42 @@ def test_changes_when_from_far_ahead_are_refused_and_counted():
     assert fleet.members["b"].clock.last.ms == 0
 
 
+def test_changes_when_a_clock_that_was_far_ahead_is_set_right_reach_the_others():
+    """What a member changed while its clock was days ahead is stamped anew once the clock is right."""
+    fleet = Fleet("a", "b")
+    fleet.change("b", *ban("203.0.113.3/32"))
+    fleet.deliver()
+    fleet.skew["a"] = 400 * 86_400.0
+    fleet.change("a", *ban("203.0.113.1/32"))
+    fleet.change("a", *ban("203.0.113.2/32"))
+    fleet.change("a", ban("203.0.113.3/32")[0], None)
+    fleet.deliver()
+    assert len(fleet.held("b")) == 1
+    fleet.skew["a"] = 0.0
+    fleet.restart("a")
+    fleet.settle()
+    assert fleet.held("b") == fleet.held("a") == dict([ban("203.0.113.1/32"), ban("203.0.113.2/32")])
+    fleet.change("a", ban("203.0.113.1/32")[0], None)
+    fleet.deliver()
+    assert fleet.held("b") == dict([ban("203.0.113.2/32")])
+
+
+def test_comparing_when_a_part_stays_different_ends_and_finds_the_rest():
+    """Entries that a member refuses for ever neither keep the two busy nor stop what comes behind them."""
+    fleet = Fleet("a", "b")
+    for number in range(300):  # stamped far ahead, as by a clock that is wrong all the time
+        key, value = ban(f"10.0.{number >> 8}.{number & 255}/32")
+        fleet.members["a"].change(key, value, NOW + 2 * MOST_AHEAD_S)
+    fleet.skew["a"] = 2.0 * MOST_AHEAD_S
+    for number in range(50):
+        fleet.members["b"].change(*ban(f"10.1.0.{number}/32"), NOW)
+    fleet.put("a", fleet.members["a"].tick(fleet.time("a")))
+    assert 0 < fleet.deliver() < 200
+    fleet.put("b", fleet.members["b"].tick(NOW))
+    assert 0 < fleet.deliver() < 200
+    assert len(fleet.held("a")) == 350
+
+
 def test_messages_when_foreign_or_malformed_are_counted_and_dropped():
     """Senders that are no members, and what is no message, change nothing."""
     replica = Replica("a", ["b"], Table(), Clock("a"))
