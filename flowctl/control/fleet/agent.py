@@ -68,7 +68,7 @@ class Agent:
             known=store.known(),
             limits_stamp=stamp_of(notes.get("limits_stamp")),
         )
-        self.keeper: Final = Keeper(call, self.mirror, self.replica, self._note, wall)
+        self.keeper: Final = Keeper(call, self.mirror, self.replica, self._note, self._flush, wall)
         self._store: Final = store
         self._send: Final = send
         self._wall: Final = wall

@@ -87,7 +87,7 @@ def read_config(path: Path) -> FleetConfig:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", hint="docs/fleet.toml is a sample") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not valid UTF-8") from error
-    return parse_config(text, str(path), path.parent)
+    return parse_config(text, str(path), path.absolute().parent)
 
 
 def parse_config(text: str, where: str, base: Path) -> FleetConfig:

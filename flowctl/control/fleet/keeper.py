@@ -7,6 +7,8 @@ server) is met by the next.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -21,8 +23,14 @@ from flowctl.errors import ConfigError, FlowctlError, RemoteProtocolError
 _log: Final = structlog.get_logger("flowctl.fleet")
 PAGE: Final = 1000
 """Changes, or bans, asked for at a time: the longest page of the operations."""
-ORDERS_PER_STEP: Final = 64
-"""Orders between two looks at the server's changes: a fraction of a second."""
+ORDERS_PER_STEP: Final = 16
+"""Orders between two looks at the server's changes."""
+_AT_ONCE: Final = 8
+"""Orders of a step that are given one right after the other; each of the others is followed by a rest."""
+_REST: Final = 4.0
+"""How long a rest is, in times of how long the order took: a server takes bans one by one, and each costs it time in
+proportion to its list. A new one that is told of thousands is left four fifths of a core."""
+_MOST_REST_S: Final = 0.5
 _TRIES: Final = 3
 """How often an order is given that is carried out and has no effect, or is refused, before it waits for `RETRY_S`."""
 RETRY_S: Final = 60.0
@@ -85,6 +93,7 @@ class Keeper:
         mirror: what is known of it.
         replica: the table.
         changed: told of each change of the table that comes from the server; it stores and sends it.
+        keep: stores what has changed, at once.
         wall: seconds since the epoch.
 
     Attributes:
@@ -98,12 +107,14 @@ class Keeper:
         mirror: Mirror,
         replica: Replica,
         changed: Callable[[Outcome], object],
+        keep: Callable[[], object],
         wall: Callable[[], float],
     ) -> None:
         self._call: Final = call
         self._mirror: Final = mirror
         self._replica: Final = replica
         self._changed: Final = changed
+        self._keep: Final = keep
         self._wall: Final = wall
         self._tries: dict[str, tuple[Order, int]] = {}
         self._later: dict[str, float] = {}  # keys whose order failed, and when it is given once more
@@ -195,18 +206,30 @@ class Keeper:
         for key in [key for key, at in self._later.items() if at <= now_s]:
             del self._later[key]
             self.waiting[key] = None
-        given = 0
-        for key in list(self.waiting):
+        orders = self._next_orders()
+        for order in orders:
+            self._mirror.intend(order, self._replica.table.get(order.key))
+        self._keep()
+        for number, order in enumerate(orders):
+            began = time.perf_counter()
+            await self._give(order)
+            if number >= _AT_ONCE:
+                await asyncio.sleep(min(_REST * (time.perf_counter() - began), _MOST_REST_S))
+        return bool(orders)
+
+    def _next_orders(self) -> list[Order]:
+        """Return what the server is to be told next; what needs not be told waits no longer."""
+        orders: list[Order] = []
+        for key in list(reversed(self.waiting)):  # the newest first: somebody may be attacking
             order = None if key in self._later else self._mirror.order(key, self._replica.table, self._wall())
             if order is None:
                 self.waiting.pop(key, None)
                 self._tries.pop(key, None)
-                continue
-            if given == ORDERS_PER_STEP:
-                break
-            given += 1
-            await self._give(order)
-        return given > 0
+            else:
+                orders.append(order)
+                if len(orders) == ORDERS_PER_STEP:
+                    break
+        return orders
 
     async def _give(self, order: Order) -> None:
         """Give one order; it stays among those that wait until the server's changes show it."""

@@ -6,9 +6,9 @@ or after ours is told from ours by its origin, never by comparing. That is why n
 by a command of somebody else is one for the fleet.
 
 What a server reads from its own ban file is its own affair: the fleet neither spreads it nor lifts it. So for each ban
-it is noted what the fleet, or a command, put there (`known`). Only while the server has exactly this is the ban lifted
-with the fleet's; else somebody else wants it too. For the same reason a ban is never ended by a shorter one of the
-fleet's, unless it is the fleet's own.
+it is noted what the fleet, or a command, put there (`known`); what the fleet puts there, before it does. Only while the
+server has just this is the ban lifted with the fleet's; else somebody else wants it too. For the same reason a ban is
+never ended by a shorter one of the fleet's, unless it is the fleet's own.
 
 A server that was started anew counts from the beginning, and has what its files say: its bans are listed once, and
 what is missing is told again. The limits of the fleet are told once per life of a server: a limits file that changes
@@ -37,6 +37,12 @@ class Held(NamedTuple):
     ends_s: float  #: seconds since the epoch; infinite: until it is lifted
     reason: str
     score: float
+
+    def same(self, other: Held | None) -> bool:
+        """Return whether `other` is the same ban, told a moment earlier or later."""
+        if other is None or (self.reason, self.score) != (other.reason, other.score):
+            return False
+        return self.ends_s == other.ends_s or abs(self.ends_s - other.ends_s) <= _NEAR_S
 
     def lasts_as(self, ends_s: float) -> bool:
         """Return whether it ends at `ends_s`, or later."""
@@ -133,7 +139,7 @@ class Mirror:
         ban = ban_of(json.dumps(detail))
         key = ban_key(ban.cidr, ban.action)
         before = self.present.get(key)
-        foreign = before is not None and before != self.known.get(key)
+        foreign = before is not None and not before.same(self.known.get(key))
         self.present[key] = held(ban)
         self._know(key, None if foreign else held(ban))
         if ours:
@@ -165,7 +171,7 @@ class Mirror:
             ends_s = inf if until is None else parse_utc(until).timestamp()
             key = ban_key(str(item["cidr"]), BanAction(item["action"]))
             self.present[key] = Held(ends_s, str(item["reason"]), float(item["score"]))
-        for key in [key for key, was in self.known.items() if self.present.get(key) != was]:
+        for key in [key for key, was in self.known.items() if not was.same(self.present.get(key))]:
             self._know(key, None)
         self.needs_list = False
 
@@ -190,7 +196,7 @@ class Mirror:
             return self._limits_order(entry)
         wanted = entry if entry is not None and entry.counts(now_s) else None
         here = self.present.get(key)
-        ours = here is not None and here == self.known.get(key)
+        ours = here is not None and here.same(self.known.get(key))
         if wanted is None:
             self_ended = here is not None and here.ends_s <= now_s + _NEAR_S
             return self._lift(key, entry) if ours and not self_ended else None
@@ -198,6 +204,11 @@ class Mirror:
             # Shortened: lifted first, and told anew once that has been seen.
             return self._lift(key, entry) if ours and here.ends_s > wanted.ends_s + _NEAR_S else None
         return self._ban_order(key, wanted, now_s)
+
+    def intend(self, order: Order, entry: Entry | None) -> None:
+        """Note, before the server is told, what it will have: should we end before we hear that it has it."""
+        if order.operation == "ban" and entry is not None and entry.value is not None and order.key not in self.present:
+            self._know(order.key, held(ban_of(entry.value))._replace(score=0.0))  # as a command makes it
 
     def told(self, order: Order) -> None:
         """Note that the server has carried out an order: the limits; bans are seen in its changes."""
@@ -237,7 +248,7 @@ class Mirror:
     def _lift(self, key: str, entry: Entry | None) -> Order | None:
         cidr = cidr_of(key)
         others = [ban_key(str(cidr), action) for action in BanAction]
-        if any(other in self.present and self.present[other] != self.known.get(other) for other in others):
+        if any(other in self.present and not self.present[other].same(self.known.get(other)) for other in others):
             return None  # the operation would lift what is not the fleet's as well
         stamp = Stamp(0, 0, "") if entry is None else entry.stamp
         return Order("unban", {"network": cidr, "origin": self._origin}, key, stamp)

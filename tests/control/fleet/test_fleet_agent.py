@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,16 @@ from fleet_kit import FakeServer
 
 from flowctl.control.fleet.agent import Agent
 from flowctl.control.fleet.replica import Letter
+from flowctl.control.fleet.stamp import Stamp
 from flowctl.control.fleet.store import Store
+from flowctl.control.fleet.table import version
+from flowctl.control.fleet.values import ban_value
+from flowctl.control.fleet.wire import Changes, encode
 from flowctl.errors import BrokenError, BusyError, ConfigError, FlowctlError
 from flowctl.server.bans import Ban
 
 NOW = 1_700_000_000.0
+BAN = Ban(cidr="203.0.113.1/32", expires=None)
 ONE, TWO, THREE = "203.0.113.1/32", "203.0.113.2/32", "203.0.113.3/32"
 
 
@@ -60,7 +66,7 @@ class Fleet:
                 server.now = self.now
             for agent in self.agents.values():
                 agent.tick()
-            for _ in range(20):
+            for _ in range(60):
                 more = [await agent.step() for agent in self.agents.values()]
                 more.append(self._deliver())
                 if not any(more):
@@ -234,6 +240,32 @@ def test_agent_when_it_missed_more_changes_than_are_kept_compares(fleet):
     assert fleet.banned()[0] == {ONE, "10.0.0.3/32", "10.0.0.4/32"}
 
 
+def test_ban_of_the_fleet_when_the_agent_ends_before_it_hears_of_it_is_lifted_with_the_others(fleet):
+    """An agent that is killed right after it told its server knows afterwards that the ban is the fleet's."""
+    server = fleet.servers["c"]
+    server.file, server.now = [], fleet.now
+    made = server.do_ban
+
+    def ban_and_end(**arguments):
+        made(**arguments)
+        raise BrokenError("killed")
+
+    server.do_ban = ban_and_end
+    fleet.servers["a"].do_ban(ONE, 3600, "why")
+    for name in "ab":
+        asyncio.run(fleet.agents[name].step())
+    fleet._deliver()
+    asyncio.run(fleet.agents["c"].step())
+    assert server.banned() == {ONE}
+    fleet.kill("c")
+    fleet.servers["a"].do_unban(ONE)
+    fleet.run()
+    fleet.servers["c"] = server.restarted()
+    fleet.begin("c")
+    fleet.run()
+    assert fleet.banned() == [set()] * 3
+
+
 def test_orders_when_refused_are_given_again_after_a_while(fleet):
     """An order that the server refuses is told of, and given again after a minute, not at once."""
     fleet.servers["b"].refuses = "ban"
@@ -256,6 +288,30 @@ def test_orders_when_there_are_many_are_given_in_steps(fleet):
     fleet.run(6)
     assert all(len(server.log) == len(server.banned()) == 300 for server in fleet.servers.values())
     assert fleet.agents["c"].keeper.applied.bans == 300
+
+
+def test_orders_when_thousands_wait_let_a_new_one_go_first(fleet):
+    """A ban that is made while a new server is still told of old ones is made there at once."""
+    for number in range(100):
+        fleet.servers["a"].do_ban(f"10.0.0.{number}/32")
+    fleet.run()
+    fleet.kill("c")
+    fleet.servers["c"] = fleet.servers["c"].restarted()
+    fleet.begin("c")
+    agent = fleet.agents["c"]
+
+    async def two_steps() -> None:
+        await agent.step()
+        fleet.now += 5
+        await agent.step()
+        entry = version(Stamp(int(fleet.now * 1000), 0, "a"), ban_value(BAN), inf, None, fleet.now)
+        agent.received("a", encode(Changes([(f"ban {ONE}", entry)])))
+        await agent.step()
+
+    asyncio.run(two_steps())
+    banned = [subject for _, subject, _ in fleet.servers["c"].log]
+    assert len(banned) == 32
+    assert banned.index(ONE) == 16
 
 
 def test_answers_when_not_understood_are_a_fault_and_no_end(fleet):
