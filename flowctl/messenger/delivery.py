@@ -137,6 +137,7 @@ class Delivery:
         "_acknowledged_turn",
         "_core",
         "_edges",
+        "_heard",
         "_last_ordered",
         "_ordered",
         "_plain_ordered",
@@ -169,6 +170,7 @@ class Delivery:
         self._last_ordered = 0
         self._ordered: set[int] = set()  # sequences of the unacknowledged ordered ones
         self._edges: list[StateChange] = []
+        self._heard = False  # since the last attempts that a timer made
         self._turn = 0  # counts attempts, of all messages
         self._acknowledged_turn = 0  # the latest attempt of those whose message was acknowledged
         self._progress_at = now  # when that was
@@ -251,9 +253,10 @@ class Delivery:
 
     def handed(self, messages: Iterable[Outgoing], now: float) -> None:
         """ZeroMQ has taken these."""
-        if self._refused:
+        if self._core.would_block:
             for message in messages:
                 self._refused.pop(message.message_id, None)
+            self._heard = False
             self._unblock(now)
 
     def refused(self, messages: Iterable[Outgoing], now: float) -> None:
@@ -265,10 +268,15 @@ class Delivery:
             self._note(self._core.blocked(self._load(now), now))
 
     def heard(self) -> bool:
-        """The peer showed life: what ZeroMQ refused is ready again. Return whether there is any."""
-        for message in self._refused.values():
-            self._ready.append(message)
-        return bool(self._refused)
+        """The peer showed life: what ZeroMQ refused is ready again. Return whether there is any.
+
+        Once between two attempts: a peer that speaks and cannot be reached must not make us try at each of its words.
+        """
+        if self._heard or not self._refused:
+            return False
+        self._heard = True
+        self._ready.extend(self._refused.values())
+        return True
 
     def acknowledged(self, first: int, last: int, now: float) -> list[Outgoing]:
         """Message ids `first` to `last` were received; return those that were unacknowledged until now."""
@@ -297,6 +305,7 @@ class Delivery:
         """
         given_up: list[tuple[Outgoing, Outcome]] = []
         most = self._settings.max_attempts
+        self._heard = False
         for _, message in self._timers.take_due(now):
             if message.deadline is not None and now >= message.deadline:
                 given_up.append((message, Outcome.TIMEOUT))

@@ -1273,7 +1273,7 @@ class Messenger:
                     return
                 continue
             if inspect.isawaitable(result):
-                self._spawn(self._go_on(peer, arrived, message, steps, index, result))
+                self._spawn(self._go_on(peer, arrived, message, steps, index, result), result)
                 return
         self._received_count += 1
         if arrived is not None:
@@ -1375,7 +1375,7 @@ class Messenger:
             self._running_group().report(what, error)
             return
         if inspect.isawaitable(result):
-            self._spawn(self._finish(what, result))
+            self._spawn(self._finish(what, result), result)
 
     async def _finish(self, what: str, result: Awaitable[object]) -> None:
         try:
@@ -1384,10 +1384,12 @@ class Messenger:
             self._handler_errors += 1
             self._running_group().report(what, error)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], waits_for: object) -> None:
         task = self._running_group().loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if inspect.iscoroutine(waits_for):  # a task that is cancelled before it begins would never look at it
+            task.add_done_callback(lambda _: waits_for.close())
 
 
 def check_identity(identity: str | bytes) -> bytes:

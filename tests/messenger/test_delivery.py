@@ -111,6 +111,23 @@ def test_refused_messages_when_the_peer_is_heard_from_go_at_once():
     assert delivery.state is SendState.READY
 
 
+def test_peer_when_it_speaks_and_cannot_be_reached_costs_one_attempt_between_two():
+    """However much it says: its words must not be worth more of our work than the timer's."""
+    delivery = delivery_of()
+    for number in range(3):
+        delivery.submit(outgoing(number), 0.0)
+    delivery.refused(delivery.take(0.0, 10), 0.0)
+    for _ in range(100):
+        delivery.heard()
+        delivery.refused(delivery.take(0.1, 10), 0.1)
+    assert delivery.retry_count == 3
+    delivery.due(delivery.next_deadline())
+    delivery.refused(delivery.take(2.0, 10), 2.0)
+    assert delivery.heard()
+    assert taken(delivery, 2.1) == [0, 1, 2]
+    assert (delivery.heard(), delivery.state) == (False, SendState.READY)
+
+
 def test_state_when_the_window_fills_and_empties_goes_through_the_four_states():
     """OVERLOADED when ZeroMQ refuses, SOFT_LIMIT at half of the window, HARD_LIMIT where it is used up, and back."""
     delivery = delivery_of(window=8)
