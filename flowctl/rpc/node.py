@@ -589,6 +589,9 @@ class RpcNode:
         checked_keys([pubkey], "service_node")
         return ConnectionID(SERVICE_NODE, pubkey=pubkey, service_node=True, reach=reach)
 
+    def _named(self, conn: ConnectionID | bytes) -> ConnectionID:
+        return conn if isinstance(conn, ConnectionID) else self.service_node(conn)
+
     def connect_sn(self, pubkey: bytes, keep_alive_s: float = CONNECT_KEEP_ALIVE_S, hint: str = "") -> ConnectionID:
         """Open a connection to a service node, unless there is one; see `service_node`.
 
@@ -866,7 +869,7 @@ class RpcNode:
 
     def send(
         self,
-        conn: ConnectionID,
+        conn: ConnectionID | bytes,
         command: str,
         *parts: Part,
         queue_full: Callable[[], object] | None = None,
@@ -875,7 +878,7 @@ class RpcNode:
         """Send a command. What cannot be sent is dropped, and counted.
 
         Args:
-            conn: to whom.
+            conn: to whom; the public key of a service node stands for `service_node` of it.
             command: ``category.command``.
             parts: text is sent as UTF-8.
             queue_full: called, on a worker thread, if too much waits for that peer already.
@@ -886,11 +889,11 @@ class RpcNode:
             LocalProtocolError: a part is neither text nor octets, or the node was not started.
             ClosedError: the node was stopped.
         """
-        self._do(self._send, conn, [command.encode(), *map(octets, parts)], queue_full, queue_failure)
+        self._do(self._send, self._named(conn), [command.encode(), *map(octets, parts)], queue_full, queue_failure)
 
     def request(
         self,
-        conn: ConnectionID,
+        conn: ConnectionID | bytes,
         command: str,
         *parts: Part,
         on_reply: Settle,
@@ -899,7 +902,7 @@ class RpcNode:
         """Send a request.
 
         Args:
-            conn: to whom.
+            conn: to whom; the public key of a service node stands for `service_node` of it.
             command: ``category.command``.
             parts: text is sent as UTF-8.
             on_reply: called once, on a worker thread, with True and the parts of the reply, or with False and the code
@@ -910,10 +913,10 @@ class RpcNode:
             LocalProtocolError: a part is neither text nor octets, or the node was not started.
             ClosedError: the node was stopped.
         """
-        self._ask(conn, command, parts, partial(self._call_back, on_reply), timeout_s)
+        self._ask(self._named(conn), command, parts, partial(self._call_back, on_reply), timeout_s)
 
     def request_future(
-        self, conn: ConnectionID, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
+        self, conn: ConnectionID | bytes, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> RequestFuture:
         """Send a request; see `request`.
 
@@ -921,11 +924,11 @@ class RpcNode:
             What ``get()`` waits for, on another thread than the node's.
         """
         future = RequestFuture(self._group.in_thread)
-        self._ask(conn, command, parts, partial(_settle, future, command), timeout_s)
+        self._ask(self._named(conn), command, parts, partial(_settle, future, command), timeout_s)
         return future
 
     async def call(
-        self, conn: ConnectionID, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
+        self, conn: ConnectionID | bytes, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> list[bytes]:
         """Send a request and wait for its reply; on any loop. Cancelled, it has the server cancel its handler.
 
@@ -936,6 +939,7 @@ class RpcNode:
             RpcTimeoutError: the deadline passed.
             RpcError: it failed; its `code` says how.
         """
+        to = self._named(conn)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[tuple[bool, list[bytes]]] = loop.create_future()
         here = self._group.in_thread()
@@ -948,12 +952,12 @@ class RpcNode:
                 with suppress(RuntimeError):  # the caller's loop is closed
                     loop.call_soon_threadsafe(_set_result, future, (ok, data))
 
-        tag = self._ask(conn, command, parts, settle, timeout_s)
+        tag = self._ask(to, command, parts, settle, timeout_s)
         try:
             ok, data = await future
         except asyncio.CancelledError:
             with suppress(ClosedError):
-                self._do(self._withdraw, conn, tag)
+                self._do(self._withdraw, to, tag)
             raise
         if ok:
             return data
@@ -961,7 +965,7 @@ class RpcNode:
 
     async def stream(
         self,
-        conn: ConnectionID,
+        conn: ConnectionID | bytes,
         command: str,
         *parts: Part,
         timeout_s: float = inf,
@@ -973,7 +977,7 @@ class RpcNode:
         end the handler (at once with `contextlib.aclosing`).
 
         Args:
-            conn: to whom.
+            conn: to whom; the public key of a service node stands for `service_node` of it.
             command: ``category.command``.
             parts: text is sent as UTF-8.
             timeout_s: how long the whole stream may take, in seconds; infinite: any time.
@@ -990,19 +994,20 @@ class RpcNode:
         if not 1 <= credit <= MOST_CREDIT:
             raise LocalProtocolError(f"credit is {credit}, it must be 1 to {MOST_CREDIT}")
         incoming = Incoming(asyncio.get_running_loop(), here=self._group.in_thread(), credit=credit)
-        tag = self._ask(conn, command, parts, incoming.end, timeout_s, credit, incoming.put)
+        to = self._named(conn)
+        tag = self._ask(to, command, parts, incoming.end, timeout_s, credit, incoming.put)
         taken = 0
         try:
             while (item := await incoming.take()) is not None:
                 yield item
                 taken += 1
                 if 2 * taken >= credit and not incoming.ended:
-                    self._do(self._give_credit, conn, tag, taken, incoming)
+                    self._do(self._give_credit, to, tag, taken, incoming)
                     taken = 0
         finally:
             if not incoming.ended:
                 with suppress(ClosedError):
-                    self._do(self._withdraw, conn, tag)
+                    self._do(self._withdraw, to, tag)
         if incoming.failure is not None:
             raise failure_of(command, incoming.failure)
 

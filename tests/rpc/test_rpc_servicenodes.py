@@ -79,6 +79,9 @@ def test_node_when_named_by_its_key_is_looked_up_once_and_knows_who_asks(two):
     ours, theirs = two
     conn = ours.rpc.service_node(theirs.key)
     assert [ours.rpc.request_future(conn, "a.who").get(WAIT_S) for _ in range(2)] == [[ours.key]] * 2
+    ours.rpc.send(theirs.key, "a.take", "hello")  # the key alone means the same
+    assert theirs.got.get(timeout=WAIT_S) == [b"hello"]
+    assert ours.rpc.request_future(theirs.key, "a.who").get(WAIT_S) == [ours.key]
     assert ours.looked_up == [theirs.key]
     hinted = theirs.rpc.connect_sn(ours.key, hint=ours.address)  # there is one already, which they did not open
     assert theirs.rpc.request_future(hinted, "a.who").get(WAIT_S) == [theirs.key]
