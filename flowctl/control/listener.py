@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,9 +34,10 @@ from flowctl.zeromq.curve import KeyPair
 
 _log: Final = structlog.get_logger("flowctl.control")
 MOST_WAITING: Final = 64
-"""Calls that are being carried out or wait for it: more people than that do not change one server at a time."""
+"""Calls of a kind that are being carried out or wait for it: more people than that do not change one server at a time.
+Of the places that are left one caller gets no more than it has, so one that floods leaves half of them to others."""
 _BUSY: Final = json.dumps(
-    {"error": {"code": "BUSY", "message": f"{MOST_WAITING} calls are waiting already", "hint": "try again"}}
+    {"error": {"code": "BUSY", "message": "too many calls are waiting already", "hint": "try again"}}
 ).encode()
 
 
@@ -63,7 +65,7 @@ class ControlListener:
         self._clients = None if config.control_clients is None else Clients(config.control_clients)
         self._node: RpcNode | None = None
         self._pools: dict[bool, ThreadPoolExecutor] = {}  # by whether it only looks
-        self._waiting = 0  # the node's thread
+        self._waiting: dict[bool, Counter[object]] = {True: Counter(), False: Counter()}  # by caller; the node's thread
         self.bound: list[str] = []
 
     def start(self) -> None:
@@ -130,14 +132,18 @@ class ControlListener:
 
     async def _called(self, operation: Operation, message: Message) -> bytes:
         """Carry out a call on the thread for its kind. The node's thread."""
-        if self._waiting >= MOST_WAITING:
+        peer, waiting = message.peer, self._waiting[operation.looks]
+        who = peer.identity.pubkey or peer  # a key may have many connections
+        if waiting[who] >= MOST_WAITING - waiting.total():
             return _BUSY
-        self._waiting += 1
+        waiting[who] += 1
         try:
             loop, pool = asyncio.get_running_loop(), self._pools[operation.looks]
             return await loop.run_in_executor(pool, self._carry_out, operation, message)
         finally:
-            self._waiting -= 1
+            waiting[who] -= 1
+            if not waiting[who]:
+                del waiting[who]
 
     def _carry_out(self, operation: Operation, message: Message) -> bytes:
         if message.deadline is not None and time.monotonic() >= message.deadline:

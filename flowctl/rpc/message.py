@@ -12,6 +12,8 @@ from flowctl.rpc.peers.peer import ConnectionID, Peer
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+FRAME_BYTES: Final = 64
+"""What a part takes beside its octets: it may have none, and there may be a thousand."""
 MAX_PART_BYTES: Final = 1 << 20
 """Octets of one part of a message: a peer that sends more is disconnected, as by OxenMQ."""
 
@@ -133,8 +135,10 @@ class Message:
 
     @property
     def size_bytes(self) -> int:
-        """Octets of its parts."""
-        return sum(map(len, self.data))
+        """Octets that it keeps: of its tag and its parts, and of what each of these is in."""
+        data = self.data
+        tag_bytes = 0 if self.tag is None else len(self.tag)  # a foreign one may have as many as a part
+        return tag_bytes + sum(map(len, data)) + FRAME_BYTES * len(data)
 
     def answer_once(self) -> bool:
         """Note that the request is answered; False: it was before, or nobody wants it any more."""

@@ -133,7 +133,7 @@ class Serving:
         # A peer that has many that wait leaves as many places again to others: one alone gets half of them.
         elif (
             message.peer.waiting_count >= MOST_RUNNING - category.running_count
-            or category.running_bytes >= MOST_RUNNING_BYTES
+            or message.peer.waiting_bytes >= MOST_RUNNING_BYTES - category.running_bytes
         ):
             self._full(message)
         elif command.kind is HandlerKind.COROUTINE:
@@ -228,12 +228,15 @@ class Serving:
         items: AsyncIterator[Any] | None = None
         try:
             items = command.handler(message)
+            await self._peer_reads(message)
             async for item in items:
                 while not running.credit:
                     running.more = self._group.loop.create_future()
                     await running.more
                 running.credit -= 1
                 await self._deliver(message, [wire.ITEM, message.tag or b"", *parts_of(item)])
+                del item
+                await self._peer_reads(message)
             if message.answer_once():
                 await self._deliver(message, [wire.REPLY, message.tag or b""])
         except BaseException as error:  # noqa: BLE001  (a handler's fault costs its request, and nothing else)
@@ -244,9 +247,20 @@ class Serving:
                 await close()
 
     async def _deliver(self, message: Message, frames: list[bytes]) -> None:
-        """Send what must not be missing; where too much waits for the peer already, wait until it has read."""
-        while not self._send(message.peer, frames):  # noqa: ASYNC110  (ZeroMQ does not tell when there is room again)
-            await asyncio.sleep(RETRY_S)  # cancelled when the peer has gone
+        """Send what must not be missing; where too much waits for the peer already, wait until it has read.
+
+        One of its streams tries, the others wait for that one: thousands of them cost no more than one.
+        """
+        async with message.peer.turn:
+            while not self._send(message.peer, frames):  # noqa: ASYNC110  (ZeroMQ does not tell of room)
+                await asyncio.sleep(RETRY_S)  # cancelled when the peer has gone
+
+    async def _peer_reads(self, message: Message) -> None:
+        """Wait while another stream waits for the peer to read: an item that nobody takes is not even made."""
+        turn = message.peer.turn
+        if turn.locked():
+            async with turn:
+                pass
 
     def _answer(self, message: Message, parts: list[bytes] | None) -> None:
         """Send the reply of a handler, unless it has answered itself."""
@@ -277,6 +291,7 @@ class Serving:
         category.running_count += 1
         category.running_bytes += size_bytes
         running.message.peer.waiting_count += 1
+        running.message.peer.waiting_bytes += size_bytes
         running.task = task
         self.tasks.add(task)
         self._enter(running)
@@ -285,6 +300,7 @@ class Serving:
             category.running_count -= 1
             category.running_bytes -= size_bytes
             running.message.peer.waiting_count -= 1
+            running.message.peer.waiting_bytes -= size_bytes
             self.tasks.discard(task)
             self._leave(running)
 

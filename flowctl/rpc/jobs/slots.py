@@ -28,6 +28,7 @@ commands, and leaves both at once, wherever in them it stands.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from math import inf
@@ -203,6 +204,7 @@ class Slots:
         "_number",
         "_reply_set",
         "_waiting_bytes",
+        "_waiting_bytes_of",
         "active",
         "batch",
         "most_active",
@@ -216,6 +218,7 @@ class Slots:
         self._commands: Final[Turns[Job]] = Turns()  # of all categories
         self._number = 0  # of the newest arrival
         self._waiting_bytes = 0  # of bounded lanes
+        self._waiting_bytes_of: Final[Counter[Hashable]] = Counter()  # by sender
         self._late: list[Job] = []
         self._displaced: list[Job] = []
         self._closed = False
@@ -400,7 +403,9 @@ class Slots:
             return True
         if len(lane.waiting) >= lane.max_queue and lane.earliest <= now:
             self._sweep(lane, now)  # what is late must not keep out what is not
-        if self._waiting_bytes + job.size_bytes > MOST_WAITING_BYTES:
+        # What a sender has waiting it leaves to others once more: one alone gets half of the octets. The program not.
+        own_bytes = 0 if job.sender is None else self._waiting_bytes_of[job.sender]
+        if own_bytes + self._waiting_bytes + job.size_bytes > MOST_WAITING_BYTES:
             return False
         return len(lane.waiting) < lane.max_queue or self._displace(job)
 
@@ -425,6 +430,7 @@ class Slots:
         lane.earliest = min(lane.earliest, job.deadline)
         if lane.max_queue >= 0:
             self._waiting_bytes += job.size_bytes
+            self._waiting_bytes_of[job.sender] += job.size_bytes
 
     def _forget(self, job: Job) -> None:
         """Take `job` out of the queues, from wherever it stands."""
@@ -434,6 +440,9 @@ class Slots:
             self._commands.remove(job)
         if lane.max_queue >= 0:
             self._waiting_bytes -= job.size_bytes
+            self._waiting_bytes_of[job.sender] -= job.size_bytes
+            if not self._waiting_bytes_of[job.sender]:
+                del self._waiting_bytes_of[job.sender]
 
     def _sweep(self, lane: Lane, now: float) -> None:
         """Remove what is late from a lane; O(n), and not again before the next deadline in it."""

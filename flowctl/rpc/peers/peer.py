@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -110,6 +111,8 @@ class Peer:
         "key",
         "running",
         "socket",
+        "turn",
+        "waiting_bytes",
         "waiting_count",
     )
 
@@ -133,6 +136,10 @@ class Peer:
         self.running: dict[object, Cancellable] = {}
         #: Coroutines that wait for it here, those of commands included.
         self.waiting_count = 0
+        #: Octets of the messages that those were given.
+        self.waiting_bytes = 0
+        #: Whose turn it is to try again, of the streams to it that found too much waiting.
+        self.turn: Final = asyncio.Lock()
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Send a message.

@@ -1,0 +1,138 @@
+"""What one connection can make a node keep or do: raw peers that stay within every limit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+import zmq
+
+from flowctl.rpc import serving
+from flowctl.rpc.jobs.slots import MOST_WAITING_BYTES, Job, Slots, Verdict
+from flowctl.rpc.message import FRAME_BYTES, Message
+from flowctl.rpc.node import RpcNode
+from flowctl.rpc.wire.tag import make_tag
+
+WAIT_MS = 20_000
+
+
+@pytest.fixture
+def listening(loop_factory, tmp_path):
+    """Return a function that starts a node with a category `a` of some handlers, and one that dials it by hand."""
+    node = RpcNode(loop_factory=loop_factory, on_error=lambda where, error: None)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made: list[zmq.Socket[bytes]] = []
+
+    def start(**handlers):
+        node.add_category("a")
+        for name, handler in handlers.items():
+            node.add_request_command("a", name, handler)
+        address = node.listen_plain(f"ipc://{tmp_path}/rpc")
+        node.start()
+
+        def dial(**options) -> zmq.Socket[bytes]:
+            dealer = context.socket(zmq.DEALER)
+            made.append(dealer)
+            dealer.linger, dealer.rcvtimeo = 0, WAIT_MS
+            for option, value in options.items():
+                setattr(dealer, option, value)
+            dealer.connect(address)
+            return dealer
+
+        return node, dial
+
+    yield start
+    for dealer in made:
+        dealer.close(linger=0)
+    context.term()
+    node.stop()
+
+
+async def hang(message: Message) -> None:
+    await asyncio.sleep(WAIT_MS)
+
+
+async def echo(message: Message) -> list[bytes]:
+    return message.data
+
+
+def ask(dealer: zmq.Socket[bytes], *frames: bytes) -> list[bytes]:
+    dealer.send_multipart(frames)
+    return dealer.recv_multipart()
+
+
+def test_requests_that_wait_when_their_tags_are_large_count_with_them(listening, monkeypatch):
+    """A foreign tag may be as large as a part; one connection gets half of the octets, and others the rest."""
+    monkeypatch.setattr(serving, "MOST_RUNNING_BYTES", 100_000)
+    node, dial = listening(hang=hang, echo=echo)
+    flood = dial()
+    for number in range(20):
+        flood.send_multipart([b"a.hang", bytes(9_999) + bytes([number])])
+    assert ask(flood, b"a.echo", b"t")[0] == b"QUEUE_FULL"  # the first of those that found no room
+    other = dial()
+    for number in range(2):
+        other.send_multipart([b"a.hang", b"%d" % number])
+    assert ask(other, b"a.echo", b"t", b"x") == [b"REPLY", b"t", b"x"]
+    assert len(node._serving_here.tasks) == 5 + 2
+
+
+def test_parts_when_they_are_empty_count_too():
+    """A thousand parts without an octet take memory all the same."""
+    message = Message(None, None, b"a.b", b"tag", [b""] * 1000, None)  # type: ignore[arg-type]  # it is only weighed
+    assert message.size_bytes == 1000 * FRAME_BYTES + 3
+
+
+def test_streams_when_their_taker_never_reads_cost_one_attempt_at_a_time(listening, monkeypatch):
+    """However many there are: one of them tries again, and the others make no item that nobody takes."""
+    made, tries, full = [0], [0], threading.Event()
+    monkeypatch.setattr(serving, "RETRY_S", 0.01)
+
+    async def items(message: Message) -> AsyncIterator[bytes]:
+        while True:
+            made[0] += 1
+            yield bytes(500_000)
+
+    node, dial = listening(items=items, echo=echo)
+    send = node._send_to
+
+    def counted(peer, frames) -> bool:
+        sent = send(peer, frames)
+        tries[0] += not sent
+        if tries[0] >= 3:
+            full.set()
+        return sent
+
+    monkeypatch.setattr(node, "_send_to", counted)
+    deaf = dial(rcvhwm=1, rcvbuf=4096)
+    for number in range(200):
+        deaf.send_multipart([b"a.items", make_tag(number, 1000.0, 255)])
+    assert full.wait(WAIT_MS / 1000)
+    other = dial()
+    assert ask(other, b"a.echo", b"t") == [b"REPLY", b"t"]
+    before, made_before = tries[0], made[0]
+    while tries[0] < before + 3:  # three rounds, in which nobody else has tried or made anything
+        assert ask(other, b"a.echo", b"t") == [b"REPLY", b"t"]
+    assert (tries[0] - before < 10, made[0]) == (True, made_before)
+    assert len(node._serving_here.tasks) == 200
+
+
+def test_octets_that_wait_when_they_are_of_one_sender_leave_others_as_many():
+    """A sender of large messages does not keep small ones of others out of the queue."""
+    slots = Slots(general=1)
+    lane = slots.add_category("a")
+
+    def arrive(sender: str, size_bytes: int) -> Verdict:
+        return slots.arrived(Job(lane, bool, size_bytes=size_bytes, sender=sender), 0.0)
+
+    assert arrive("first", 1) is Verdict.START
+    half = MOST_WAITING_BYTES // 2
+    assert [arrive("large", half), arrive("large", half), arrive("large", 1)] == [
+        Verdict.WAIT,
+        Verdict.DROP,
+        Verdict.DROP,
+    ]
+    assert [arrive("small", 1000), arrive("small", half)] == [Verdict.WAIT, Verdict.DROP]
+    assert len(slots.ended(lane, 0.0)) == 1
+    assert arrive("large", half) is Verdict.WAIT  # what has begun makes room
