@@ -63,6 +63,11 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.pollgroups import Move, PollGroups
     from flowctl.reasons import CloseReason, DropReason
     from flowctl.receiver import InputResult, InputVerdict, Receiver, ReceiverStatistics
+    from flowctl.rpc.access.access import Access, AuthLevel
+    from flowctl.rpc.jobs.batch import Batch, JobResult
+    from flowctl.rpc.node import RpcNode
+    from flowctl.rpc.peers.peer import ConnectionID
+    from flowctl.rpc.subscription import Subscription
     from flowctl.sender import FlushResult, Sender
     from flowctl.sending.contract import Frontend, SendOutcome, SendResult
     from flowctl.sending.figures import SenderStatistics
@@ -72,18 +77,22 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.server.program import ServeOptions, ServerProgram
     from flowctl.server.server import Server, ServerStatistics, serve
     from flowctl.server.totals import FlowTotals
+    from flowctl.zeromq.curve import KeyPair
 
 __all__ = [
     "DEFAULT_LIMITS",
     "NO_LIMITS",
+    "Access",
     "AdmissionLimits",
     "AgeSource",
     "AudioFirst",
+    "AuthLevel",
     "Axis",
     "AxisLimits",
     "Ban",
     "BanAction",
     "BanList",
+    "Batch",
     "BrokenError",
     "BusyError",
     "CacheLimits",
@@ -93,6 +102,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "Connection",
+    "ConnectionID",
     "Counts",
     "DamagedFlightError",
     "DeferredProcessor",
@@ -119,7 +129,9 @@ __all__ = [
     "InputVerdict",
     "InternalError",
     "Job",
+    "JobResult",
     "KeepAll",
+    "KeyPair",
     "LedgerEntry",
     "LedgerKind",
     "LimitExceededError",
@@ -141,6 +153,7 @@ __all__ = [
     "Registration",
     "RemoteProtocolError",
     "RpcError",
+    "RpcNode",
     "RpcTimeoutError",
     "SendOutcome",
     "SendResult",
@@ -159,6 +172,7 @@ __all__ = [
     "StateChange",
     "StoreError",
     "StreamLog",
+    "Subscription",
     "Thin",
     "Transport",
     "Verdict",
@@ -296,6 +310,18 @@ _HOMES: Final = {
     ),
     "flowctl.server.totals": ("FlowTotals",),
     "flowctl.loop.work": ("WorkLimits",),
+    "flowctl.rpc.access.access": (
+        "Access",
+        "AuthLevel",
+    ),
+    "flowctl.rpc.jobs.batch": (
+        "Batch",
+        "JobResult",
+    ),
+    "flowctl.rpc.node": ("RpcNode",),
+    "flowctl.rpc.peers.peer": ("ConnectionID",),
+    "flowctl.rpc.subscription": ("Subscription",),
+    "flowctl.zeromq.curve": ("KeyPair",),
 }
 """Module of every public name."""
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}

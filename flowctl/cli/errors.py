@@ -151,10 +151,21 @@ def _wrong_use(error: Exception, app: typer.Typer, arguments: list[str]) -> int:
     """Report an error of use as typer words it, with the way to the help as its hint."""
     format_message = getattr(error, "format_message", None)
     message = format_message() if callable(format_message) else str(error)
-    if message:  # none is there where no command was given; the help has been shown then
-        commands = {command.name for command in app.registered_commands}
-        given = next((argument for argument in arguments if argument in commands), None)
-        complain(
-            message.rstrip("."), f"{'flowctl' if given is None else f'flowctl {given}'} --help lists what there is"
-        )
+    if message.startswith("Usage:"):  # no command was given: the help is the message
+        say(message, to_stderr=True)
+    elif message:  # none is there where the help has been shown already
+        complain(message.rstrip("."), f"{_command_of(app, arguments)} --help lists what there is")
     return WRONG_USE
+
+
+def _command_of(app: typer.Typer, arguments: list[str]) -> str:
+    """Return the command that was given, as far as it is one: ``flowctl rpc call``."""
+    words = ["flowctl"]
+    for argument in arguments:
+        if argument in {command.name for command in app.registered_commands}:
+            return " ".join([*words, argument])
+        inner = next((group.typer_instance for group in app.registered_groups if group.name == argument), None)
+        if inner is not None:
+            words.append(argument)
+            app = inner
+    return " ".join(words)

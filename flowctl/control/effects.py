@@ -119,7 +119,7 @@ def ban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     kept = "in the ban file, and after a restart too" if found.in_file else "until the server ends"
     shown = found.ban.as_dict() | {"ended": found.ended, "in_file": found.in_file, "kept": kept}
     if found.fault:
-        shown["warning"] = f"the ban file was not written: {found.fault}"
+        shown["warning"] = f"the ban file was not written: {found.fault}; ban it again once that is mended"
     return shown
 
 

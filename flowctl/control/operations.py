@@ -258,7 +258,8 @@ def allowed(name: str, permission: Permission) -> Operation:
     if permission < found.permission:
         raise ForbiddenError(
             f"{CATEGORY}.{name} takes the level {found.permission.name.lower()}, the caller has "
-            f"{permission.name.lower()}"
+            f"{permission.name.lower()}",
+            hint="who runs the server gives levels to keys, in its clients file",
         )
     return found
 

@@ -223,8 +223,8 @@ class LiveConfig(ServeOptions):
 
     @property
     def control_addresses(self) -> tuple[str, ...]:
-        """The addresses of `control`."""
-        return () if self.control == "off" else tuple(item.strip() for item in self.control.split(","))
+        """The addresses of `control`, each once."""
+        return () if self.control == "off" else tuple(dict.fromkeys(item.strip() for item in self.control.split(",")))
 
     @property
     def sender(self) -> SenderSettings:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.messenger.durability import Effect
 from flowctl.outcomes.outcome import Outcome
+from flowctl.zeromq.endpoint import check_port
 
 MAX_IPC_PATH_BYTES = 107
 """What a Unix socket's address holds on Linux."""
@@ -21,11 +22,17 @@ class Destination:
         name: of the messenger there, for logs.
         endpoint: as ZeroMQ writes it, for example ``tcp://127.0.0.1:9000``.
         pubkey: public key of CURVE of the messenger there, 32 octets, for one that has keys. Empty: not encrypted.
+
+    Raises:
+        ConfigError: its port is out of range.
     """
 
     name: str
     endpoint: str
     pubkey: bytes = b""
+
+    def __post_init__(self) -> None:
+        check_port(self.endpoint)
 
     @classmethod
     def tcp(cls, name: str, host: str, port: int) -> Destination:

@@ -53,6 +53,7 @@ from flowctl.rpc.wire.addresses import Address
 from flowctl.rpc.wire.tag import MOST_CREDIT, NUMBERS, make_tag, read_tag
 from flowctl.zeromq.context import new_context, shared_context
 from flowctl.zeromq.curve import KeyPair, dial_curve, node_keys, serve_curve
+from flowctl.zeromq.endpoint import check_port
 from flowctl.zeromq.zap import ZapHandler, bind_zap, zap_domain
 
 REQUEST_TIMEOUT_S: Final = 15.0
@@ -508,6 +509,7 @@ class RpcNode:
 
         Raises:
             ClosedError: the node was stopped.
+            ConfigError: its port is out of range.
             OSError: it cannot be bound.
         """
         return self._listen(address, allow, on_bind, curve=False)
@@ -527,6 +529,7 @@ class RpcNode:
     def _listen(
         self, address: str, allow: AuthLevel | Allow, on_bind: Callable[[bool], object] | None, *, curve: bool
     ) -> str:
+        check_port(address)
         number = next(self._ids)
         raw = self._new_socket(zmq.ROUTER, address)
         raw.set(zmq.ROUTER_HANDOVER, 1)
@@ -544,7 +547,7 @@ class RpcNode:
             if on_bind is not None:
                 on_bind(False)
                 return address
-            raise OSError(error.errno, f"cannot listen on {short(address)}: {error}") from error
+            raise OSError(error.errno, f"cannot listen on {short(address)}: {error.strerror}") from error
         bound = raw.getsockopt_string(zmq.LAST_ENDPOINT)
         if self._started:
             self._do(self._open, number, raw, address)

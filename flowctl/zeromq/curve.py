@@ -9,6 +9,7 @@ A file has the form of ZeroMQ's own certificates (`zmq.auth`, czmq), so that eac
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from dataclasses import dataclass, field
@@ -89,7 +90,10 @@ class KeyPair:
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
                 text = file.read(_MOST_FILE_BYTES + 1)
         except OSError as error:
-            raise ConfigError(f"cannot read the keys in {short(str(path))}: {error.strerror}") from error
+            raise ConfigError(
+                f"cannot read the keys in {short(str(path))}: {error.strerror}",
+                hint="make some with `flowctl rpc keygen FILE`, or name the file where they are",
+            ) from error
         if mode & 0o077:
             raise ConfigError(
                 f"others than its owner can use {short(str(path))} (mode {mode:04o}), which has a secret key in it",
@@ -114,11 +118,25 @@ class KeyPair:
         )
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _OWNER_ONLY)
+        except OSError as error:
+            raise _not_written(path, error) from error
+        try:
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
                 os.fchmod(file.fileno(), _OWNER_ONLY)  # whatever the umask
                 file.write(text)
         except OSError as error:
-            raise ConfigError(f"cannot write keys to {short(str(path))}: {error.strerror}") from error
+            path.unlink(missing_ok=True)  # half a key would stand in the way of a whole one
+            raise _not_written(path, error) from error
+
+
+def _not_written(path: Path, error: OSError) -> ConfigError:
+    if error.errno == errno.EEXIST:
+        hint = "a key that is overwritten is gone: name a new file, or move that one away"
+    elif error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        hint = "make room on its disk, or name another place"
+    else:
+        hint = "name a file in a folder that is there, and that you may write to"
+    return ConfigError(f"cannot write keys to {short(str(path))}: {error.strerror}", hint=hint)
 
 
 def node_keys(keys: KeyPair | None, public: bytes, secret: bytes, *, known: str = "") -> KeyPair:

@@ -76,6 +76,16 @@ def test_version_when_asked_for_text(capsys):
         (["serv"], "No such command 'serv'", "flowctl --help"),
         (["play"], "Missing argument 'URL'", "flowctl play --help"),
         (["play", "--rate"], "--rate", "flowctl play --help"),
+        (["rpc", "call"], "Missing argument", "flowctl rpc call --help"),
+        (["rpc", "cal"], "No such command 'cal'", "flowctl rpc --help"),
+        (["stats", "--timeout", "0"], "--timeout is 0, it must be more than 0", "15s"),
+        (["stats", "--key", "nowhere.key"], "cannot read the keys", "flowctl rpc keygen FILE"),
+        (
+            ["rpc", "keygen", "/nowhere/at/all.key"],
+            "cannot write keys to '/nowhere/at/all.key'",
+            "a folder",
+        ),
+        (["ban", "192.0.2.7", "--duration", "5mind"], "unknown unit 'mind'", "min"),
         (["serve", "--groups", "0"], "--groups: group_count is 0", "--list-settings"),
         (["serve", "nothing"], "unknown server 'nothing'", "known servers: echo, live"),
         (["serve", "ehco"], "unknown server 'ehco'", "did you mean echo?"),
@@ -132,6 +142,16 @@ def test_errors_when_use_or_settings_are_wrong(arguments, error, hint, capsys):
     assert error in first
     assert [line.startswith("hint: ") for line in rest] == [True] * len(rest)
     assert hint in "".join(rest)
+
+
+@pytest.mark.parametrize("arguments", [[], ["rpc"], ["analyze"]])
+def test_help_when_no_command_is_given_is_no_error(arguments, capsys):
+    """Who names no command is shown which there are, on standard error, and that is all."""
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("Usage: flowctl")
+    assert "hint:" not in shown.err
 
 
 def test_errors_when_nobody_listens(capsys):

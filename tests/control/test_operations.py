@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import socket
 
 import pytest
@@ -340,6 +342,23 @@ def test_ban_when_the_file_is_broken_is_in_force_and_says_why_it_was_not_written
     path.write_text('{"cidr": "127.0.0.6/32", "expires": null}\n')
     do(server, "reload")
     assert {ban.cidr for ban in server.admission.bans.bans} == {"127.0.0.6/32", "127.0.0.9/32"}
+
+
+def test_ban_when_the_disk_is_full_names_the_file_and_what_to_do(live, tmp_path, monkeypatch):
+    """The ban is in force, and the warning says where it is not written."""
+    path = tmp_path / "bans.jsonl"
+    server = live(bans_file=path)
+
+    def full(*_args, **_named):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        found = do(server, "ban", network="127.0.0.9")
+    assert found["warning"] == (
+        f"the ban file was not written: {path}: No space left on device; ban it again once that is mended"
+    )
+    assert do(server, "ban", network="127.0.0.9")["in_file"]
 
 
 # -- reload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import stat
@@ -69,6 +70,25 @@ def test_file_when_written_is_for_its_owner_alone_and_read_again(tmp_path):
     with pytest.raises(ConfigError, match="exists"):
         KeyPair.generate().write(path)
     assert keys == KeyPair.read(path)
+
+
+def test_file_when_the_disk_is_full_leaves_nothing_in_the_way(tmp_path, monkeypatch):
+    """Half a key is taken away again, so that the next try finds the place free; the error says what to do."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "keys"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fchmod", full)
+        with pytest.raises(ConfigError, match="No space left") as caught:
+            KeyPair.generate().write(path)
+    assert "make room" in str(caught.value.hint)
+    assert not path.exists()
+    KeyPair.generate().write(path)
+    with pytest.raises(ConfigError, match="exists") as caught:
+        KeyPair.generate().write(path)
+    assert "name a new file" in str(caught.value.hint)
 
 
 def test_file_when_written_by_zeromq_is_read(tmp_path):

@@ -105,10 +105,9 @@ def _run(
     from flowctl.control.client import call_operation
     from flowctl.control.place import find_server
     from flowctl.text.output import say
-    from flowctl.units import parse_duration
 
-    seconds = parse_duration(timeout, "--timeout")
-    result = call_operation(find_server(server), operation.name, given, keys=keys_of(key), timeout_s=seconds)
+    seconds, keys = timeout_of(timeout), keys_of(key)
+    result = call_operation(find_server(server), operation.name, given, keys=keys, timeout_s=seconds)
     if as_json:
         print_json(result)
     else:
@@ -119,6 +118,21 @@ def _run(
         complain(str(fault))
     if result.get("faults"):
         raise typer.Exit(FAILED)
+
+
+def timeout_of(text: str) -> float:
+    """Return how long to wait, in seconds.
+
+    Raises:
+        ConfigError: it is no duration, or no time at all.
+    """
+    from flowctl.errors import ConfigError
+    from flowctl.units import parse_duration
+
+    seconds = parse_duration(text, "--timeout")
+    if seconds <= 0:
+        raise ConfigError(f"--timeout is {text}, it must be more than 0", hint="leave it out for 15s")
+    return seconds
 
 
 def keys_of(key: Path | None) -> Any:

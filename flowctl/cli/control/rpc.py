@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flowctl.cli.control.operations import AsJson, Key, Timeout, keys_of
+from flowctl.cli.control.operations import AsJson, Key, Timeout, keys_of, timeout_of
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -44,6 +44,7 @@ def keygen(
         print_json({"public": keys.public.hex(), "file": str(file)})
     else:
         say(keys.public.hex())
+        say(f"both keys are in {file}; this is the public one", to_stderr=True)
 
 
 @app.command("call")
@@ -69,12 +70,11 @@ def call(
     from flowctl.control.client import call_parts
     from flowctl.control.place import find_server
     from flowctl.text.output import say
-    from flowctl.units import parse_duration
 
-    seconds = parse_duration(timeout, "--timeout")
+    seconds, keys = timeout_of(timeout), keys_of(key)
     sent = [_octets(part) for part in parts or ()]
     where = find_server(address)
-    reply = asyncio.run(call_parts(where, command, sent, keys_of(key), seconds, reply=not no_reply))
+    reply = asyncio.run(call_parts(where, command, sent, keys, seconds, reply=not no_reply))
     if as_json:
         print_json([_text(part) for part in reply])
         return
@@ -98,13 +98,12 @@ def describe(
     from flowctl.control.operations import OPERATIONS
     from flowctl.control.place import find_server
     from flowctl.text.output import say
-    from flowctl.units import parse_duration
 
     if address is None:
         found: dict[str, Any] = {"operations": [operation.describe() for operation in OPERATIONS]}
     else:
-        seconds = parse_duration(timeout, "--timeout")
-        found = _described(find_server(address), keys_of(key), seconds)
+        seconds, keys = timeout_of(timeout), keys_of(key)
+        found = _described(find_server(address), keys, seconds)
     if as_json:
         print_json(found)
         return

@@ -98,9 +98,10 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ", ".join(f"{printable(str(key))} {_text(key, item)}" for key, item in value.items()) or "none"
+        between = "; " if any(isinstance(item, list) for item in value.values()) else ", "
+        return between.join(f"{_word(printable(str(key)))} {_text(key, item)}" for key, item in value.items()) or "none"
     if isinstance(value, list):
-        return ", ".join(_text("", item) for item in value) or "none"
+        return ", ".join(_text(name, item) for item in value) or "none"
     if isinstance(value, int | float):
         if name.endswith("_bytes"):
             return format_size(value)

@@ -96,7 +96,10 @@ class Banning:
             return Banned(self._own[key], in_file=False, fault="", ended=ended)
         try:
             self._update(file, lambda there: merge_bans(there, [ban], self._wall()))
-        except (ConfigError, BusyError, OSError) as error:
+        except OSError as error:
+            fault = f"{file.path}: {error.strerror or error}"
+            return Banned(self._own[key], in_file=False, fault=fault, ended=ended)
+        except (ConfigError, BusyError) as error:
             return Banned(self._own[key], in_file=False, fault=str(error), ended=ended)
         del self._own[key]
         ended += self._put_in_force()
