@@ -638,7 +638,8 @@ class Messenger:
         if number is None:
             number = self._listener_count
             self._listener_count += 1
-        endpoint = Endpoint(number, identity, callback, is_router=True)
+        namesakes = sum(found.identity == identity for found in self._listeners.values())
+        endpoint = Endpoint(number, identity, callback, is_router=True, namesakes=namesakes)
         raw = self._new_socket(zmq.ROUTER)
         if self._keys is not None:
             serve_curve(raw, self._keys)
@@ -668,7 +669,7 @@ class Messenger:
         if keys is not None:
             dial_curve(raw, keys, destination.pubkey)
         try:
-            endpoint.connect(raw, address, self.identity)
+            endpoint.connect(raw, address, self.incarnation)
         except BaseException:
             raw.close(linger=0)
             raise
@@ -1129,10 +1130,12 @@ class Messenger:
 
     def _learn_by_handshake(self, peer: Peer) -> int:
         """Look at what the peer announced when it connected; return its incarnation, 0: it announced none."""
-        incarnation = peer.endpoint.announcement()
-        if incarnation is not None and incarnation != peer.announced:
+        incarnation = peer.endpoint.announcement(peer.envelope[0])
+        if incarnation is None:  # left over by one that has closed: it is as it was
+            return peer.arrivals.incarnation or 0
+        if incarnation != peer.announced:
             self._learn(peer, incarnation)
-        return incarnation or 0
+        return incarnation
 
     def _learn(self, peer: Peer, incarnation: int) -> None:
         """Note that a peer announced the extension, or that it does not any more (0)."""
@@ -1148,7 +1151,7 @@ class Messenger:
             raise RemoteProtocolError(f"a message of {size_bytes} bytes, the most are {self._max_message_bytes}")
         extension = Extension.decode(rest[0]) if rest else None
         if extension is not None and extension.incarnation != peer.announced:
-            known = peer.endpoint.announcement()
+            known = peer.endpoint.announcement(peer.envelope[0])
             if known is not None and known != extension.incarnation:
                 extension = None  # payload that looks like it: the sender announced something else
             else:

@@ -21,6 +21,8 @@ from flowctl.zeromq.socket import ZmqSocket
 _INPROC: Final[dict[tuple[int, str], int]] = {}
 """Listeners of messengers of this process, by context and endpoint, and their incarnation: within a process there is no
 handshake that could say it."""
+_INPROC_DIALLED: Final[dict[tuple[int, str, bytes], int]] = {}
+"""The same of those that have connected, by their identity too."""
 
 _RECONNECT_MS: Final = 50
 """ZeroMQ's first wait before it connects again; it doubles up to `_RECONNECT_MOST_MS`."""
@@ -97,13 +99,35 @@ class Endpoint:
         address: what it is bound or connected to.
         peers: by routing id; of a DEALER the one peer has the routing id b"".
         callback: the server-loop callback. None: messages have their own callbacks, or none.
+
+    Args:
+        namesakes: listeners of this messenger that have the same identity and were there before. A peer may come to
+            several of them, and numbers its messages to each.
     """
 
-    __slots__ = ("_context_id", "_file", "address", "callback", "identity", "is_router", "number", "peers", "socket")
+    __slots__ = (
+        "_context_id",
+        "_file",
+        "_namesakes",
+        "address",
+        "callback",
+        "identity",
+        "is_router",
+        "number",
+        "peers",
+        "socket",
+    )
 
     def __init__(
-        self, number: int, identity: bytes, callback: Callable[..., object] | None, *, is_router: bool
+        self,
+        number: int,
+        identity: bytes,
+        callback: Callable[..., object] | None,
+        *,
+        is_router: bool,
+        namesakes: int = 0,
     ) -> None:
+        self._namesakes: Final = namesakes
         self.number: Final = number
         self.identity: Final = identity
         self.callback: Final = callback
@@ -117,7 +141,7 @@ class Endpoint:
     def key_of(self, route: bytes) -> bytes:
         """Return the name of a peer in a store."""
         if self.is_router:
-            return b"r%d:%b%b" % (len(self.identity), self.identity, route)
+            return b"r%d.%d:%b%b" % (self._namesakes, len(self.identity), self.identity, route)
         return b"c" + self.address.encode()
 
     def bind(self, raw: zmq.Socket[bytes], address: str, incarnation: int) -> None:
@@ -127,6 +151,7 @@ class Endpoint:
             BusyError: it is in use.
             LocalProtocolError: it cannot be bound for another reason.
         """
+        raw.set(zmq.IPV6, "[" in address)
         raw.set(zmq.ROUTER_MANDATORY, 1)
         raw.set(zmq.ROUTER_HANDOVER, 1)  # a peer that was cut off comes back before its end is noticed
         scheme, _, name = address.partition("://")
@@ -144,13 +169,14 @@ class Endpoint:
             self._context_id = id(raw.context)
             _INPROC[self._context_id, self.address] = incarnation
 
-    def connect(self, raw: zmq.Socket[bytes], address: str, identity: bytes) -> None:
+    def connect(self, raw: zmq.Socket[bytes], address: str, incarnation: int) -> None:
         """Connect to `address`, where nobody need listen yet.
 
         Raises:
             LocalProtocolError: it is no address.
         """
-        raw.set(zmq.ROUTING_ID, identity)
+        raw.set(zmq.ROUTING_ID, self.identity)
+        raw.set(zmq.IPV6, "[" in address)
         raw.set(zmq.IMMEDIATE, 1)  # messages wait with us, not in a queue that is lost with its connection
         raw.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
         raw.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST_MS)
@@ -160,6 +186,8 @@ class Endpoint:
             raise LocalProtocolError(f"cannot connect to {address}: {error.strerror}") from error
         self.address = address
         self._context_id = id(raw.context)
+        if address.startswith("inproc:"):
+            _INPROC_DIALLED[self._context_id, address, self.identity] = incarnation
 
     def announced_within(self) -> int:
         """Return the incarnation of the listener of this process that this DEALER is connected to; 0: none is known."""
@@ -178,11 +206,12 @@ class Endpoint:
         except zmq.ZMQError:  # it had no handshake: it is in this process
             return False
 
-    def announcement(self) -> int | None:
-        """Return the incarnation that the sender of the present message announced.
+    def announcement(self, route: bytes) -> int | None:
+        """Return the incarnation that the sender of the present message, which came by `route`, announced.
 
         Returns:
-            0 if it announced none. None if there was no handshake in which it could: it is in this process.
+            0 if it announced none. None if there was no handshake in which it could, for it is in this process, and no
+            messenger of this process is known there (any more).
         """
         frame = self.socket.frame
         if frame is None:
@@ -193,13 +222,16 @@ class Endpoint:
             try:
                 frame.get("Socket-Type")
             except zmq.ZMQError:
-                return None
+                dialled = _INPROC_DIALLED.get((self._context_id, self.address, route))
+                return dialled if self.is_router else self.announced_within() or None
             return 0
 
     def close(self) -> None:
         """Close the socket and remove its files."""
         if self.is_router:
             _INPROC.pop((self._context_id, self.address), None)
+        else:
+            _INPROC_DIALLED.pop((self._context_id, self.address, self.identity), None)
         self.socket.close()
         if self._file is not None:
             with suppress(OSError):  # ZeroMQ removes it too

@@ -740,6 +740,7 @@ class RpcNode:
 
     def _new_socket(self, kind: int, address: str) -> _Raw:
         raw = (shared_context() if _is_inproc(address) else self._context).socket(kind)
+        raw.set(zmq.IPV6, "[" in address)  # of IPv6, and only there: a name has one meaning everywhere else
         raw.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
         raw.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         raw.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import threading
 from collections import Counter
@@ -52,8 +53,8 @@ def start() -> Iterator[Callable[..., Messenger]]:
     """Make messengers and start them; they are stopped at the end."""
     made: list[Messenger] = []
 
-    def start(identity: str, **options: object) -> Messenger:
-        made.append(Messenger(None, identity, settings=QUICK, **options))
+    def start(identity: str, *, port: int | None = None, **options: object) -> Messenger:
+        made.append(Messenger(port, identity, settings=QUICK, **options))
         made[-1].start()
         return made[-1]
 
@@ -356,3 +357,61 @@ def test_ids_of_a_raw_peer_when_they_leave_ever_more_gaps_keep_few_rows(start, t
         dealer.close(linger=0)
     assert acknowledged == [b"2998-0-2-", b"2999-0-2-"]
     assert len(told.items) == 1501
+
+
+def test_messages_when_they_come_by_several_ways_are_each_applied_once(start, tmp_path):
+    """One listener's tcp, ipc and inproc number their messages each for itself, on the disk too (ME-28)."""
+    told, done = Told(), tmp_path / "two"
+
+    def handler(_: Messenger, message: Message) -> None:
+        told.add(message.message)
+        message.apply(partial(insert, int(message.message)))
+
+    two = start("two", port=0, ipc_dir=tmp_path, callback=handler, open_store=open_store(done, prepare=make_table))
+    one = start("one")
+    ways = [one.make_connection(Destination("two", address)) for address in two.endpoints()]
+    for number in range(12):
+        one.send_message(ways[number % 3], b"%d" % number)
+        until_empty(one)
+    assert told.items == [b"%d" % number for number in range(12)]
+    two.stop()
+    assert column(done, "SELECT number FROM effects ORDER BY number") == list(range(12))
+
+
+def test_messages_in_a_process_when_sent_before_there_is_a_listener_do_not_hide_later_ones(start):
+    """What went before the extension was known is tried again after what went with it, and both are handled once."""
+    told = Told()
+
+    def handler(_: Messenger, message: Message) -> None:
+        if message.message == b"first" and b"third" not in told.items:
+            raise ValueError("not yet")
+        told.add(message.message)
+
+    here = Destination.inproc("two", "before-there-is-a-listener")
+    one = start("one")
+    to = one.make_connection(here)
+    for body in (b"zeroth", b"first"):
+        one.send_message(to, body)
+    one.make_connection(Destination.inproc("two", "nobody"))  # a round trip to its thread: they are in ZeroMQ's queue
+    start("two", on_error=lambda where, error: None).listen_for_connection(here, "two", handler)
+    for body in (b"second", b"third"):
+        one.send_message(to, body)
+        told.until(lambda items, body=body: body in items)
+    told.until(lambda items: b"first" in items)
+    one.send_message(to, b"fourth")
+    until_empty(one)
+    assert sorted(told.items) == sorted([b"zeroth", b"first", b"second", b"third", b"fourth"])
+
+
+def test_messages_when_over_ipv6_arrive(start, tmp_path):
+    """A host in brackets is one of IPv6, for who listens and who connects."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    told = Told()
+    two = start("two", port=0, host="::1", ipc_dir=tmp_path, callback=lambda _, message: told.add(message.message))
+    one = start("one")
+    one.send_message(one.make_connection(Destination.tcp("two", "::1", two.port)), b"six")
+    told.until(lambda items: items == [b"six"])

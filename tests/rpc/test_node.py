@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
@@ -271,3 +272,17 @@ def test_request_when_a_later_one_has_an_earlier_deadline_times_out_first(pair):
     with pytest.raises(RpcTimeoutError):
         client.request_future(conn, "a.wait", timeout_s=0.05).get(WAIT_S)
     assert not patient.done()
+
+
+def test_request_when_over_ipv6_is_answered(node):
+    """An address in brackets is one of IPv6, for who listens and who connects."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    server, client = serve(node()), node()
+    address = server.listen_plain("tcp://[::1]:0")
+    server.start()
+    client.start()
+    assert client.request_future(client.connect_remote(address), "a.echo", b"six").get() == [b"six"]
