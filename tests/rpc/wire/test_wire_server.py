@@ -18,6 +18,9 @@ WAIT_S = 20.0
 LONG = b"a." + b"x" * 250
 """One octet more than a command may have."""
 
+LARGE_COUNT = 120
+"""Items of half a MiB: several times what may wait for one peer, so that some moment of it finds the system full."""
+
 
 class Raw:
     """A DEALER that speaks for itself."""
@@ -66,8 +69,8 @@ def server(tmp_path) -> Iterator[tuple[RpcNode, str, list[Any], list[BaseExcepti
         message.back("their.pong", *message.data)
 
     async def stream(message: Message) -> AsyncIterator[list[bytes]]:
-        for number in range(40 if message.data == [b"large"] else 5):
-            yield b"%02d" % number + b"x" * (1 << 19) if message.data == [b"large"] else message.data
+        for number in range(LARGE_COUNT if message.data == [b"large"] else 5):
+            yield b"%03d" % number + b"x" * (1 << 19) if message.data == [b"large"] else message.data
 
     async def ask_back(message: Message) -> list[bytes]:
         return await node.call(message.conn, "their.question", "6 x 7")
@@ -340,6 +343,7 @@ def test_stream_when_its_caller_does_not_read_stands_still_and_misses_nothing(se
     deaf.socket.send_multipart([b"a.stream", tag, b"large"])
     while not server[0].statistics().unsent_count:
         assert other.ask(b"HI") == [b"HELLO"]
-    items = [deaf.receive() for _ in range(40)]
-    assert [(item[:2], item[2][:2]) for item in items] == [([b"ITEM", tag], b"%02d" % number) for number in range(40)]
+    items = [deaf.receive() for _ in range(LARGE_COUNT)]
+    assert [item[:2] for item in items] == [[b"ITEM", tag]] * LARGE_COUNT
+    assert [item[2][:3] for item in items] == [b"%03d" % number for number in range(LARGE_COUNT)]
     assert deaf.receive() == [b"REPLY", tag]
