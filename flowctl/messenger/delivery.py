@@ -19,9 +19,11 @@ HARD_LIMIT where the window is used up. HARD_LIMIT is held, never final.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from random import Random
 from typing import Final
 
@@ -280,14 +282,12 @@ class Delivery:
 
     def acknowledged(self, first: int, last: int, now: float) -> list[Outgoing]:
         """Message ids `first` to `last` were received; return those that were unacknowledged until now."""
+        return self.acknowledged_ranges([(first, last)], now)
+
+    def acknowledged_ranges(self, ranges: Sequence[tuple[int, int]], now: float) -> list[Outgoing]:
+        """Note the same of several ranges; O(messages), however many and vast they are."""
         unacknowledged = self._unacknowledged
-        if first == last:
-            found = unacknowledged.get(first)
-            messages = [] if found is None else [found]
-        elif last - first < len(unacknowledged):
-            messages = [unacknowledged[number] for number in range(first, last + 1) if number in unacknowledged]
-        else:
-            messages = [message for number, message in unacknowledged.items() if first <= number <= last]
+        messages = [unacknowledged[number] for number in _within(unacknowledged, ranges)]
         for message in messages:
             self._settle(message)
             if message.turn > self._acknowledged_turn:
@@ -470,3 +470,17 @@ class Delivery:
     def _note(self, change: StateChange | None) -> None:
         if change is not None:
             self._edges.append(change)
+
+
+def _within(numbers: Collection[int], ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """Return those of `numbers`, a dict's keys, that are in a range."""
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        number = ranges[0][0]
+        return [number] if number in numbers else []
+    if sum(max(0, last - first) + 1 for first, last in ranges) <= len(numbers):
+        return list(dict.fromkeys(n for first, last in ranges for n in range(first, last + 1) if n in numbers))
+    ordered = sorted(ranges)
+    firsts = [first for first, _ in ordered]
+    reach = list(accumulate((last for _, last in ordered), max))  # by the ranges up to each
+    places = ((number, bisect_right(firsts, number) - 1) for number in numbers)
+    return [number for number, place in places if place >= 0 and number <= reach[place]]

@@ -224,6 +224,7 @@ class Messenger:
         self._lock: Final = OwnedLock()  # a leaf: nothing of the user's, no socket and no store is touched under it
         self._room: Final = threading.Condition(self._lock)  # type: ignore[arg-type]  # it is an RLock
         self._room_waits: list[Future[None]] = []  # guarded by _lock
+        self._delivering: set[Future[int]] = set()  # guarded by _lock
         self._running = False  # guarded by _lock
         self._next_id = 0  # guarded by _lock
         self._next_callback = FIRST_CALLBACK  # guarded by _lock
@@ -351,7 +352,7 @@ class Messenger:
         return self._on_thread(partial(self._connect, destination, callback))
 
     def close_connection(self, connection_id: int) -> None:
-        """Close a connection; what is unacknowledged gets WITHDRAWN.
+        """Close a connection; what is unacknowledged, or not answered, gets WITHDRAWN.
 
         Raises:
             LocalProtocolError: there is none of that number.
@@ -457,16 +458,23 @@ class Messenger:
 
         Raises:
             BrokenError: it was given up; says why.
+            ClosedError: the messenger was stopped; a store has the message still.
         """
         done: Future[int] = Future()
-        await self.send(
-            to,
-            message,
-            on_ack=lambda _, message_id: _settle(done, message_id),
-            on_failure=lambda _, failure: _fail(done, failure),
-            **options,
-        )
-        return await asyncio.wrap_future(done)
+        with self._lock:
+            self._delivering.add(done)
+        try:
+            await self.send(
+                to,
+                message,
+                on_ack=lambda _, message_id: _settle(done, message_id),
+                on_failure=lambda _, failure: _fail(done, failure),
+                **options,
+            )
+            return await asyncio.wrap_future(done)
+        finally:
+            with self._lock:
+                self._delivering.discard(done)
 
     async def request(self, to: To, message: str | bytes, **options: Any) -> Message:
         """Send a message and return the response; else as `deliver`."""
@@ -617,10 +625,12 @@ class Messenger:
         for _, item in waiting:
             failure = Failure(item.message.message_id, item.peer.to, Outcome.SHUTDOWN, item.message.settled)
             self._tell_failure(item.on_failure, failure)
+        self._tell_room()
         with self._lock:
-            rooms, self._room_waits = self._room_waits, []
-        for room in rooms:
-            _settle(room, None)
+            kept, self._delivering = self._delivering, set()
+        for future in kept:
+            if not future.done() and future.set_running_or_notify_cancel():
+                future.set_exception(ClosedError("the messenger was stopped; its store has the message still"))
         if self._zap is not None:
             self._zap.close()
             self._context.destroy(linger=0)
@@ -686,6 +696,10 @@ class Messenger:
         endpoint.close()
         for peer in endpoint.peers.values():
             self._forget_peer(peer)
+        with self._lock:  # those whose message is acknowledged; the others have just had their outcome
+            waiting = self._callbacks.take_where(lambda _, item: item.peer.endpoint is endpoint)
+        for _, item in waiting:
+            self._unanswered(item, Outcome.WITHDRAWN)
 
     def _new_socket(self, kind: int) -> zmq.Socket[bytes]:
         raw = self._context.socket(kind)
@@ -997,12 +1011,16 @@ class Messenger:
             if withdrawn:
                 self._given_up_with(item.peer, item.message, Outcome.TIMEOUT)
             else:
-                self._given_up += 1
-                failure = Failure(item.message.message_id, item.peer.to, Outcome.TIMEOUT, True)
-                self._tell_failure(item.on_failure, failure)
+                self._unanswered(item, Outcome.TIMEOUT)
         if next_due is not None:
             self._callbacks_timer_at = next_due
             self._running_group().deadlines.set(self, next_due)
+
+    def _unanswered(self, item: _Waiting, outcome: Outcome) -> None:
+        """Tell of a message that was acknowledged, and whose callback gets no response any more."""
+        self._given_up += 1
+        self._tell_failure(item.on_failure, Failure(item.message.message_id, item.peer.to, outcome, True))
+        self._tell_room()
 
     def _give_up(self, peer: Peer, message: Outgoing, outcome: Outcome) -> None:
         with self._lock:
@@ -1043,6 +1061,11 @@ class Messenger:
             self._store.remove(message.message_id)
         with self._lock:
             self._pending_bytes -= message.size_bytes
+        self._tell_room()
+
+    def _tell_room(self) -> None:
+        """Have those who wait for room try again."""
+        with self._lock:
             self._room.notify_all()
             rooms, self._room_waits = self._room_waits, []
         for room in rooms:
@@ -1111,7 +1134,7 @@ class Messenger:
         self._learn_by_handshake(peer)
         ranges = parse_acks(header, self.incarnation)
         with self._lock:
-            messages = [item for first, last in ranges for item in peer.delivery.acknowledged(first, last, now)]
+            messages = peer.delivery.acknowledged_ranges(ranges, now)
         self._settled(peer, messages)
 
     def _settled(self, peer: Peer, messages: list[Outgoing]) -> None:
@@ -1251,7 +1274,7 @@ class Messenger:
         """Return the message-specific callback of a response, called once. None: there is none, or it is not his."""
         with self._lock:
             item = self._callbacks.get(number)
-            foreign = item is not None and item.peer is not peer
+            foreign = item is not None and item.peer.to != peer.to
             if item is None or foreign or (extension and extension.target not in {0, self.incarnation}):
                 self._late += 1
                 return None
@@ -1261,6 +1284,7 @@ class Messenger:
                 number = item.message.message_id
                 messages = peer.delivery.acknowledged(number, number, self._running_group().now())
         self._settled(peer, messages)
+        self._tell_room()
         return item.callback
 
     def _run(

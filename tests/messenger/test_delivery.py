@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from flowctl.errors import BusyError, ConfigError
 from flowctl.flow.state import SendState
 from flowctl.messenger.arrivals import MAX_HELD, Arrivals, Arrived, Fate
-from flowctl.messenger.delivery import Delivery, DeliverySettings, Outgoing
+from flowctl.messenger.delivery import Delivery, DeliverySettings, Outgoing, _within
 from flowctl.messenger.record import decode_record, encode_record
 from flowctl.messenger.wire import Extension
 from flowctl.outcomes.backoff import Backoff
@@ -340,3 +341,40 @@ def test_messages_when_the_link_loses_doubles_and_reorders_are_each_handled_once
     wanted = set(ordered_ones)
     assert [number for number in handled if number in wanted] == ordered_ones
     assert (delivery.size_bytes, delivery.state, delivery.next_deadline()) == (0, SendState.READY, None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_acknowledgement_when_of_many_ranges_takes_each_message_in_one_of_them_once(seed):
+    """Overlapping, empty and vast ranges, in any order, say what each of them says alone."""
+    rng = Random(seed)
+    delivery = Delivery(DeliverySettings(window=300), rng, 0.0)
+    numbers = sorted(rng.sample(range(1000), 200))
+    for number in numbers:
+        delivery.submit(Outgoing(number, 0, 0, b"x"), 0.0)
+    ranges = []
+    for _ in range(rng.choice((1, 2, 9, 90))):
+        first = rng.randrange(1000)
+        ranges.append((first, first + rng.choice((-3, -1, 0, 0, 1, 2, 20, 2**40 if seed % 3 == 0 else 3))))
+    wanted = [number for number in numbers if any(first <= number <= last for first, last in ranges)]
+    assert sorted(item.message_id for item in delivery.acknowledged_ranges(ranges, 0.1)) == wanted
+    assert len(delivery) == 200 - len(wanted)
+
+
+def test_acknowledgement_when_of_thousands_of_vast_ranges_looks_at_each_message_once():
+    """One small frame of a peer must not cost the product of its ranges and our messages."""
+    looks = []
+
+    class Counted(dict[int, None]):
+        def __iter__(self) -> Iterator[int]:
+            for number in super().__iter__():
+                looks.append(number)
+                yield number
+
+        def __contains__(self, number: object) -> bool:
+            looks.append(number)
+            return super().__contains__(number)
+
+    numbers = Counted.fromkeys(range(2000))
+    assert _within(numbers, [(2**40, 2**62)] * 2000) == []
+    assert _within(numbers, [(2**40 + 1500 * part, 2**40 + 1500 * part + 1400) for part in range(2000)]) == []
+    assert len(looks) <= 4000

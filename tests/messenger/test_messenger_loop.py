@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
-from flowctl.errors import BrokenError
+from flowctl.errors import BrokenError, ClosedError
+from flowctl.messenger import messenger as messenger_module
 from flowctl.messenger.delivery import DeliverySettings
 from flowctl.messenger.message import Destination, Message
 from flowctl.messenger.messenger import Messenger
+from flowctl.messenger.store import open_store
 from flowctl.messenger.wire import ECHO
 
 WAIT_S = 20.0
@@ -67,6 +70,68 @@ def test_deliver_when_its_deadline_passes_raises_once(loop_factory):
             with pytest.raises(BrokenError, match="not acknowledged: timeout"):
                 await client.deliver(connection, "hello", deadline=0.02)
             assert client.pending_count() == 0
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+
+
+def test_request_when_the_callbacks_are_used_up_waits_for_one(loop_factory, monkeypatch):
+    """A response makes room for the next request, although its message was acknowledged before."""
+    monkeypatch.setattr(messenger_module, "MAX_CALLBACKS", 2)
+
+    async def main() -> None:
+        held: asyncio.Queue[Message] = asyncio.Queue()
+        async with Messenger(identity="server") as server, Messenger(identity="client") as client:
+            here = Destination.inproc("server", "callbacks")
+            server.listen_for_connection(here, "server", lambda _, message: held.put_nowait(message))
+            connection = client.make_connection(here)
+            acks: asyncio.Queue[int] = asyncio.Queue()
+            ask = partial(client.request, connection, "x", on_ack=lambda _, number: acks.put_nowait(number))
+            requests = [asyncio.create_task(ask()) for _ in range(3)]
+            first = [await asyncio.wait_for(held.get(), WAIT_S) for _ in range(2)]
+            assert [await asyncio.wait_for(acks.get(), WAIT_S) for _ in range(2)] == [0, 1]
+            for message in first:
+                server.send_message(message.sender, "y", remote_callback_id=message.source_callback_id)
+            last = await asyncio.wait_for(held.get(), WAIT_S)
+            server.send_message(last.sender, "y", remote_callback_id=last.source_callback_id)
+            answers = await asyncio.wait_for(asyncio.gather(*requests), WAIT_S)
+            assert [answer.message for answer in answers] == [b"y"] * 3
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+
+
+def test_request_when_its_connection_is_closed_after_the_acknowledgement_is_withdrawn(loop_factory):
+    """No response can come any more: that is its outcome, not an hour of silence."""
+
+    async def main() -> None:
+        taken = asyncio.Event()
+        async with Messenger(identity="server") as server, Messenger(identity="client") as client:
+            here = Destination.inproc("server", "closed")
+            server.listen_for_connection(here, "server", None)
+            connection = client.make_connection(here)
+            request = asyncio.create_task(client.request(connection, "x", on_ack=lambda *_: taken.set()))
+            await asyncio.wait_for(taken.wait(), WAIT_S)
+            client.close_connection(connection)
+            with pytest.raises(BrokenError, match="not answered: withdrawn"):
+                await asyncio.wait_for(request, WAIT_S)
+            assert client.statistics().callbacks == 0
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+
+
+def test_deliver_when_the_messenger_stops_ends_although_the_store_keeps_the_message(loop_factory, tmp_path):
+    """Who waits is told that it was stopped; the next life sends the message."""
+
+    async def main() -> None:
+        async with Messenger(identity="client", open_store=open_store(tmp_path / "outbox")) as client:
+            connection = client.make_connection(Destination.inproc("nobody", "nobody"))
+            delivery = asyncio.create_task(client.deliver(connection, "x"))
+            await asyncio.sleep(0)  # it runs until it waits
+            assert client.pending_count() == 1
+        with pytest.raises(ClosedError, match="its store has the message"):
+            await asyncio.wait_for(delivery, WAIT_S)
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
