@@ -131,6 +131,8 @@ class RpcNode:
         self._destroying: Final = threading.Lock()  # taken once, by the one that ends the context
         self._jobs: Final = Dispatcher(name, os.cpu_count() or 1)
         self._winding_up: asyncio.Task[None] | None = None  # on the node's thread
+        # One for all that stop it: what another one queues when the loop has been stopped never runs.
+        self._wound_up: Final[Future[None]] = Future()
         self._numbers: Final = count(SystemRandom().randrange(NUMBERS))
         self._ids: Final = count(1)
         self._categories: dict[str, Category] = {}
@@ -399,15 +401,10 @@ class RpcNode:
             self._destroy()
             return True
         ends_at = time.monotonic() + deadline_s
-        done: Future[None] = Future()
-
-        def end() -> None:
-            self._end_soon(deadline_s).add_done_callback(lambda _: done.set_result(None))
-
         with suppress(ClosedError):
-            self._group.call_soon(end)
+            self._group.call_soon(self._end_soon, deadline_s)
             with suppress(TimeoutError):
-                done.result(deadline_s + STOP_GRACE_S)
+                self._wound_up.result(deadline_s + STOP_GRACE_S)
         left_s = max(STOP_GRACE_S, ends_at - time.monotonic())
         ended = self._group.stop(left_s)
         if ended:
@@ -423,6 +420,7 @@ class RpcNode:
         """Return the task that winds up, which the first call begins."""
         if self._winding_up is None:
             self._winding_up = self._group.loop.create_task(self._wind_up(deadline_s))
+            self._winding_up.add_done_callback(lambda _: self._wound_up.set_result(None))
         return self._winding_up
 
     def _prepare(self) -> None:

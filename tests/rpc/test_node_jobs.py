@@ -411,6 +411,19 @@ def test_stop_when_called_from_a_handler_or_job_ends_the_node(node, tmp_path, ki
     assert pair.server.stop(WAIT_S) is True
 
 
+def test_stop_when_several_call_it_at_once_returns_to_all(node):
+    """Nobody waits out his deadline because another one was first."""
+    for _ in range(20):
+        server = node("server")
+        server.start()
+        stopping = [threading.Thread(target=server.stop, args=(3600.0,), daemon=True) for _ in range(4)]
+        for thread in stopping:
+            thread.start()
+        for thread in stopping:
+            thread.join(WAIT_S)
+        assert not any(thread.is_alive() for thread in stopping)
+
+
 def test_stop_when_a_handler_never_ends_names_it_and_leaves_it_behind(node, tmp_path, errors):
     """After its deadline the stop returns, and says which command is left on which thread (OX-82)."""
     pair = Pair(node, tmp_path).start(tmp_path)
