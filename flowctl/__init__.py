@@ -5,8 +5,9 @@ loaded when it is first used (PEP 562), because loading all of them costs 150 to
 layer above all) and who asks for `Limits`, or for ``flowctl --help``, needs none of that.
 
 Where to begin: derive from `Session` and hand the class to `serve`. Beside the names here there are
-`flowctl.testing` (a test kit without sockets), `flowctl.rtmp` and `flowctl.flv` (wire formats without input or output)
-and `flowctl.live` (the live streaming server).
+`flowctl.testing` (a test kit without sockets), `flowctl.rtmp` and `flowctl.flv` (wire formats without input or output),
+`flowctl.live` (the live streaming server), what handlers are given (`flowctl.rpc.message`, `flowctl.messenger.message`)
+and `flowctl.messenger.store`.
 """
 
 from __future__ import annotations

@@ -99,8 +99,13 @@ def parse_limits_file(text: str, where: str) -> LimitsFile:
     return _Reader(text, where).read(read_toml(text, where))
 
 
-def read_toml(text: str, where: str) -> dict[str, Any]:
+def read_toml(text: str, where: str, sample: str = "docs/how-to.md") -> dict[str, Any]:
     """Return the tables of a TOML file of settings.
+
+    Args:
+        text: of the file.
+        where: its name.
+        sample: page with an example, for the hint of an error.
 
     Raises:
         ConfigError: it is too long, or no TOML; names the file and the line.
@@ -111,7 +116,7 @@ def read_toml(text: str, where: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError; so is a number of 5000 digits
         said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ConfigError(f"{where}: not valid TOML: {said}", hint="see docs/how-to.md for an example") from error
+        raise ConfigError(f"{where}: not valid TOML: {said}", hint=f"see {sample} for an example") from error
 
 
 def place_of(lines: list[str], where: str, section: str, key: str) -> str:

@@ -160,6 +160,7 @@ class Agent:
         now_s, table = self._wall(), self.replica.table
         in_force = [key for key, _ in table.in_force(now_s)]
         limits = LIMITS in in_force
+        waits = {name: pending(name) for name in self.replica.members}
         return {
             "member": self.replica.name,
             "server": {"reached": self.server_fault is None, "fault": self.server_fault, "waiting": self.waiting},
@@ -171,8 +172,8 @@ class Agent:
             "members": {
                 name: {
                     "heard_s_ago": None if member.heard_s is None else round(max(0.0, now_s - member.heard_s), 1),
-                    "same": member.equal,
-                    "pending": pending(name),
+                    "same": member.equal and not waits[name],  # as it said last, and nothing is on its way since
+                    "pending": waits[name],
                     "entries": member.count,
                     "parts_differing": member.differing,
                     "dropped": dict(member.dropped),

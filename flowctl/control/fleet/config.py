@@ -101,7 +101,7 @@ def parse_config(text: str, where: str, base: Path) -> FleetConfig:
     Raises:
         ConfigError: it is not valid; names the file, the line, the value and what is allowed.
     """
-    return _Reader(text, where, base).read(read_toml(text, where))
+    return _Reader(text, where, base).read(read_toml(text, where, "docs/fleet.toml"))
 
 
 class _Reader:

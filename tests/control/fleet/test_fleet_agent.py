@@ -339,6 +339,7 @@ def test_status_when_asked_for_says_who_is_behind(fleet):
     assert status["members"]["b"]["same"] is True
     assert status["members"]["b"]["heard_s_ago"] == 5
     assert status["members"]["c"]["pending"] == 1
+    assert status["members"]["c"]["same"] is False
     assert status["members"]["c"]["heard_s_ago"] == 20
     assert status["applied"] == {"bans": 0, "lifts": 0, "limits": 0, "local": 2, "refused": 0, "fault": ""}
 
