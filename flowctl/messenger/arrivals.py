@@ -24,7 +24,11 @@ from flowctl.messenger.wire import Extension
 MAX_HELD: Final = 4096
 """Ordered messages of one peer held back: the window of a sender."""
 MAX_HELD_BYTES: Final = 16 << 20
-"""Octets of them."""
+"""Octets of them, with what each costs beside its own."""
+MAX_HELD_BYTES_OF_ALL: Final = 256 << 20
+"""Octets of those of all peers of a messenger: a peer that comes under many names has as many times the above."""
+HELD_COST_BYTES: Final = 512
+"""What a message that is held back costs beside its octets: it may have none."""
 RETIRED: Final = 4
 """Earlier incarnations of a peer whose late messages are known."""
 
@@ -64,8 +68,24 @@ class Arrived:
         return self.message_id if self.extension is None else self.extension.sequence
 
 
+class HeldRoom:
+    """Room for the messages that are held back, of all peers of a messenger.
+
+    Attributes:
+        left_bytes: octets that are free.
+    """
+
+    __slots__ = ("left_bytes",)
+
+    def __init__(self) -> None:
+        self.left_bytes = MAX_HELD_BYTES_OF_ALL
+
+
 class Arrivals:
     """What arrived from one peer.
+
+    Args:
+        room: shared with the other peers of a messenger. None: it has one of its own.
 
     Attributes:
         incarnation: of the peer's present life; None: nothing has arrived.
@@ -79,11 +99,13 @@ class Arrivals:
         "_ids",
         "_released",
         "_retired",
+        "_room",
         "_sequences",
         "incarnation",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, room: HeldRoom | None = None) -> None:
+        self._room: Final = room or HeldRoom()
         self.incarnation: int | None = None
         self._retired: deque[int] = deque(maxlen=RETIRED)
         self._handling: set[tuple[int, bool, int]] = set()
@@ -168,6 +190,17 @@ class Arrivals:
         """Whether nothing is being handled or held back."""
         return not (self._handling or self._held)
 
+    @property
+    def is_handling(self) -> bool:
+        """Whether something is being handled."""
+        return bool(self._handling)
+
+    def drop_held(self) -> None:
+        """Drop what is held back: it was not acknowledged, and comes again."""
+        self._held.clear()
+        self._room.left_bytes += self._held_bytes
+        self._held_bytes = 0
+
     # --- inner steps ---------------------------------------------------------------------------------------------
 
     def _begin(self, incarnation: int | None) -> None:
@@ -175,8 +208,7 @@ class Arrivals:
         self._ids = Seen(AtMost.FORGET)
         self._sequences = Seen(AtMost.REFUSE)
         self._sequences.settle(1)  # they begin with 1
-        self._held.clear()
-        self._held_bytes = 0
+        self.drop_held()
 
     def _judge(self, arrived: Arrived, verdict: Verdict) -> Fate:
         if verdict is Verdict.NEW:
@@ -193,16 +225,21 @@ class Arrivals:
     def _hold(self, arrived: Arrived, after: int) -> Fate:
         if after in self._held:
             return Fate.WAIT
-        if len(self._held) >= MAX_HELD or self._held_bytes + arrived.size_bytes > MAX_HELD_BYTES:
+        cost_bytes = arrived.size_bytes + HELD_COST_BYTES
+        # What a peer has held back it leaves to others once more.
+        if len(self._held) >= MAX_HELD or self._held_bytes + cost_bytes > min(MAX_HELD_BYTES, self._room.left_bytes):
             return Fate.FULL
         self._held[after] = arrived
-        self._held_bytes += arrived.size_bytes
+        self._held_bytes += cost_bytes
+        self._room.left_bytes -= cost_bytes
         return Fate.WAIT
 
     def _let_go(self, after: int) -> None:
         found = self._held.pop(after, None)
         if found is not None:
-            self._held_bytes -= found.size_bytes
+            cost_bytes = found.size_bytes + HELD_COST_BYTES
+            self._held_bytes -= cost_bytes
+            self._room.left_bytes += cost_bytes
             if self._judge(found, self._sequences.look(found.number)) is Fate.HANDLE:
                 self._released.append(found)
 

@@ -28,6 +28,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from random import Random
 from secrets import randbits
 from typing import Any, Final, Self, TypeVar
@@ -38,7 +39,7 @@ from flowctl.errors import BrokenError, BusyError, ClosedError, ConfigError, Loc
 from flowctl.flow.state import SendState, StateChange
 from flowctl.loop.faults import ErrorHook
 from flowctl.loop.locks import OwnedLock
-from flowctl.messenger.arrivals import Arrivals, Arrived, Fate
+from flowctl.messenger.arrivals import Arrivals, Arrived, Fate, HeldRoom
 from flowctl.messenger.delivery import Delivery, DeliverySettings, Outgoing
 from flowctl.messenger.durability import ANNOUNCES, IDS, OLD, SEQUENCES, DurableStore, Effect, OpenStore, StoredMessage
 from flowctl.messenger.message import AckHandler, Destination, Failure, Message, To
@@ -81,12 +82,23 @@ CALLBACK_S: Final = 3600.0
 """After so long without a response, and without a deadline of its own, a callback is given up."""
 MAX_HANDLING: Final = 1024
 """Coroutines of handlers at a time; a message that finds so many is not taken, and comes again."""
+MAX_HANDLING_BYTES: Final = 256 << 20
+"""Octets of their messages. Of both one peer gets no more than is left to all others: half, if it is alone."""
+MAX_ECHO_BYTES: Final = 256 << 20
+"""Octets of echoes that are unacknowledged, with what each costs beside its own: who asks for echoes and acknowledges
+none must not keep the application from sending."""
 MAX_REMEMBERED: Final = 20_000
 """Peers that are gone of which we know what they sent: some 40 MB. Those that went first are forgotten, on the disk
 too; what one of them sends again after that is handled again."""
+MAX_REMEMBERED_GAPS: Final = 1_000_000
+"""Gaps in what they sent, some 100 MB; one that would make them more is forgotten itself."""
 MAX_PENDING_BYTES: Final = 1 << 30
 """Octets that are unacknowledged, to all peers together."""
 
+_ECHO_COST_BYTES: Final = 1024
+"""What an echo costs beside its octets: it may have none."""
+_LOOKED_AT: Final = 64
+"""Peers of a listener that are looked at for one that can be forgotten; when the next one comes, those after them."""
 _BATCH: Final = 64
 """Messages that are sent between two looks at the lock."""
 _BATCHES: Final = 16
@@ -105,6 +117,14 @@ class _Ticket:
     on_ack: AckHandler | None
     on_failure: FailureHandler | None
     callback_id: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _EchoTicket:
+    """Marks a message that a peer has asked for itself."""
+
+    peer: Peer
+    cost_bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -229,7 +249,7 @@ class Messenger:
         self._next_id = 0  # guarded by _lock
         self._next_callback = FIRST_CALLBACK  # guarded by _lock
         self._callbacks: Pending[int, _Waiting] = Pending()  # guarded by _lock
-        self._pending_bytes = 0  # guarded by _lock
+        self._pending_bytes = self._remembered_gap_count = 0  # guarded by _lock
         self._to_send: list[Peer] = []  # guarded by _lock
         self._to_keep: deque[tuple[Peer, Outgoing, Effect | None]] = deque()  # guarded by _lock
         self._pump_queued = False  # guarded by _lock
@@ -239,17 +259,17 @@ class Messenger:
         self._store: DurableStore | None = None
         self._listeners: dict[int, Endpoint] = {}
         self._connections: dict[int, Endpoint] = {}
-        self._listener_count = 0
-        self._connection_count = 0
-        self._peer_count = 0
+        self._listener_count = self._connection_count = self._peer_count = 0
         # The group's thread only:
         self._peers_to_acknowledge: list[Peer] = []
         self._stored: dict[bytes, list[StoredMessage]] = {}
         self._runs: dict[bytes, dict[int, list[tuple[int, int]]]] = {}
+        self._held_room: Final = HeldRoom()
         self._remembered: dict[bytes, Arrivals] = {}  # of peers that are gone, by key  # guarded by _lock
         self._tasks: set[asyncio.Task[None]] = set()
         self._callbacks_timer_at: float | None = None
         self._malformed_at = -_MALFORMED_EVERY_S
+        self._echo_bytes = self._handling_bytes = 0
         self._malformed = self._sent = self._acknowledged = self._given_up = 0
         self._received_count = self._repeated = self._refused = self._late = self._handler_errors = 0
 
@@ -727,7 +747,8 @@ class Messenger:
                 return found
             stored = self._stored.pop(key, [])
             # More than any number that a message to this peer has had, also if it was known before and forgotten.
-            peer = Peer(self, endpoint, route, Delivery(self._settings, self._rng, now, self._next_id + 1))
+            delivery = Delivery(self._settings, self._rng, now, self._next_id + 1)
+            peer = Peer(self, endpoint, route, delivery, self._held_room)
             for item in stored:
                 message, after, deadline_at = decode_record(item.message_id, item.record)
                 if deadline_at is not None:
@@ -741,7 +762,10 @@ class Messenger:
             for incarnation in {**ids, **sequences}:
                 old_below = max((last + 1 for _, last in old.get(incarnation, [])), default=0)
                 peer.arrivals.restore(incarnation, ids.get(incarnation, []), sequences.get(incarnation, []), old_below)
-            peer.arrivals = self._remembered.pop(key, peer.arrivals)
+            remembered = self._remembered.pop(key, None)
+            if remembered is not None:
+                peer.arrivals = remembered
+                self._remembered_gap_count -= remembered.gap_count
             endpoint.peers[route] = peer
             self._peer_count += 1
             wake = bool(stored) and self._queue_locked(peer)
@@ -759,11 +783,18 @@ class Messenger:
         self._running_group().deadlines.remove(peer)
         self._withdraw_all(peer, Outcome.WITHDRAWN)
         self._peer_count -= 1
+        peer.arrivals.drop_held()
+        gap_count = peer.arrivals.gap_count
+        gone: bytes | None = None
         with self._lock:
-            self._remembered[peer.key] = peer.arrivals
-            gone = next(iter(self._remembered)) if len(self._remembered) > MAX_REMEMBERED else None
-            if gone is not None:
-                del self._remembered[gone]
+            if gap_count and self._remembered_gap_count + gap_count > MAX_REMEMBERED_GAPS:
+                gone = peer.key
+            else:
+                self._remembered[peer.key] = peer.arrivals
+                self._remembered_gap_count += gap_count
+                if len(self._remembered) > MAX_REMEMBERED:
+                    gone = next(iter(self._remembered))
+                    self._remembered_gap_count -= self._remembered.pop(gone).gap_count
         if gone is not None and self._store is not None:
             for prefix in (SEQUENCES, IDS, OLD, ANNOUNCES):
                 self._store.forget(prefix + gone, None)
@@ -772,14 +803,25 @@ class Messenger:
         """See that there is room for one peer more: one that came to a listener and is idle makes it."""
         if self._peer_count < self._max_peers:
             return
+        spare: tuple[Endpoint, bytes] | None = None
         for endpoint in self._listeners.values():
-            for route, peer in endpoint.peers.items():
+            for route, peer in list(islice(endpoint.peers.items(), _LOOKED_AT)):
                 if peer.arrivals.idle and not len(peer.delivery):
-                    with self._lock:
-                        del endpoint.peers[route]
-                    self._forget_peer(peer)
+                    self._make_room(endpoint, route)
                     return
+                if spare is None and not peer.arrivals.is_handling and len(peer.delivery) == peer.echo_count:
+                    spare = endpoint, route  # what it has here comes again, or is an echo of its own
+                with self._lock:  # next time others are looked at first
+                    endpoint.peers[route] = endpoint.peers.pop(route)
+        if spare is not None:
+            self._make_room(*spare)
+            return
         raise BusyError(f"there are {self._peer_count} peers, which is max_peers, and all are busy")
+
+    def _make_room(self, endpoint: Endpoint, route: bytes) -> None:
+        with self._lock:
+            peer = endpoint.peers.pop(route)
+        self._forget_peer(peer)
 
     def _check_running(self) -> None:
         with self._lock:
@@ -1059,6 +1101,9 @@ class Messenger:
         """A message has its outcome: its room is free."""
         if self._store is not None:
             self._store.remove(message.message_id)
+        if isinstance(message.ticket, _EchoTicket):
+            self._echo_bytes -= message.ticket.cost_bytes
+            message.ticket.peer.echo_count -= 1
         with self._lock:
             self._pending_bytes -= message.size_bytes
         self._tell_room()
@@ -1244,7 +1289,10 @@ class Messenger:
         if not isinstance(message, Message):
             return
         number = message.destination_callback_id
-        if len(self._tasks) >= MAX_HANDLING or (number == ECHO and peer.delivery.full(arrived.size_bytes)):
+        if self._handles_too_much(peer) or (
+            number == ECHO
+            and (peer.delivery.full(arrived.size_bytes) or self._echo_bytes + arrived.size_bytes > MAX_ECHO_BYTES)
+        ):
             self._refused += 1
             peer.arrivals.failed(arrived)
             return
@@ -1256,19 +1304,45 @@ class Messenger:
         if peer.endpoint.callback is not None:
             steps.append((peer.endpoint.callback, True))
         if number == ECHO:
-            steps.append((self._echo, True))  # at last: if a handler fails, all of this comes again
+            steps.append((partial(self._echo, peer), True))  # at last: if a handler fails, all of this comes again
         if self._ack_on_receipt:
             self._applied(peer, arrived)
             self._run(peer, None, message, steps)
         else:
             self._run(peer, arrived, message, steps)
 
-    def _echo(self, _: Messenger, message: Message) -> None:
+    def _handles_too_much(self, peer: Peer) -> bool:
+        """Return whether nothing of a peer can be handled now: too much is, for all or for it."""
+        return (
+            peer.handling_count >= MAX_HANDLING - len(self._tasks)
+            or peer.handling_bytes >= MAX_HANDLING_BYTES - self._handling_bytes
+        )
+
+    def _wait_for(
+        self, peer: Peer, message: Message, work: Coroutine[Any, Any, None], waits_for: Awaitable[object]
+    ) -> None:
+        """Run what goes on with the handlers of a message, and count it while it runs."""
+        size_bytes = len(message.message) + sum(map(len, message.payload))
+        peer.handling_count += 1
+        peer.handling_bytes += size_bytes
+        self._handling_bytes += size_bytes
+
+        def ended(_: asyncio.Task[None]) -> None:
+            peer.handling_count -= 1
+            peer.handling_bytes -= size_bytes
+            self._handling_bytes -= size_bytes
+
+        self._spawn(work, waits_for).add_done_callback(ended)
+
+    def _echo(self, peer: Peer, _: Messenger, message: Message) -> None:
         """Send a message back the way it came."""
         answer = Outgoing(0, 0, message.source_callback_id, message.message, message.payload)
         if answer.destination_callback == ACK:
             answer.destination_callback = NOOP
+        answer.ticket = _EchoTicket(peer, answer.size_bytes + _ECHO_COST_BYTES)
         self._submit(message.sender, answer)
+        self._echo_bytes += answer.size_bytes + _ECHO_COST_BYTES
+        peer.echo_count += 1
 
     def _take_callback(self, peer: Peer, number: int, extension: Extension | None) -> Callback | None:
         """Return the message-specific callback of a response, called once. None: there is none, or it is not his."""
@@ -1300,7 +1374,7 @@ class Messenger:
                     return
                 continue
             if inspect.isawaitable(result):
-                self._spawn(self._go_on(peer, arrived, message, steps, index, result), result)
+                self._wait_for(peer, message, self._go_on(peer, arrived, message, steps, index, result), result)
                 return
         self._received_count += 1
         if arrived is not None:
@@ -1411,12 +1485,13 @@ class Messenger:
             self._handler_errors += 1
             self._running_group().report(what, error)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], waits_for: object) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], waits_for: object) -> asyncio.Task[None]:
         task = self._running_group().loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if inspect.iscoroutine(waits_for):  # a task that is cancelled before it begins would never look at it
             task.add_done_callback(lambda _: waits_for.close())
+        return task
 
 
 def check_identity(identity: str | bytes) -> bytes:

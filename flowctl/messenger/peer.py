@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import zmq
 
 from flowctl.errors import BusyError, LocalProtocolError
-from flowctl.messenger.arrivals import Arrivals
+from flowctl.messenger.arrivals import Arrivals, HeldRoom
 from flowctl.messenger.delivery import Delivery
 from flowctl.messenger.message import To
 from flowctl.messenger.wire import ANNOUNCEMENT, METADATA_OPTION, encode_announcement, parse_announcement
@@ -50,6 +50,9 @@ class Peer:
         arrivals: what arrived from it; the loop's thread only.
         announced: its incarnation; 0: it understands no extension, or has not said so yet.
         acks: ids of messages to acknowledge in this turn.
+        handling_count: coroutines of handlers that run for its messages.
+        handling_bytes: octets of these messages.
+        echo_count: of the unacknowledged messages to it, those that it has asked for itself.
         queued: it is in the messenger's list of peers to send to; under the messenger's lock.
         releasing: messages that waited for another are being handled.
         timer_at: when it looks after its messages next, on the group's clock. None: never.
@@ -61,8 +64,11 @@ class Peer:
         "announced",
         "arrivals",
         "delivery",
+        "echo_count",
         "endpoint",
         "envelope",
+        "handling_bytes",
+        "handling_count",
         "key",
         "queued",
         "releasing",
@@ -70,16 +76,19 @@ class Peer:
         "to",
     )
 
-    def __init__(self, owner: PeerOwner, endpoint: Endpoint, route: bytes, delivery: Delivery) -> None:
+    def __init__(
+        self, owner: PeerOwner, endpoint: Endpoint, route: bytes, delivery: Delivery, held: HeldRoom | None = None
+    ) -> None:
         self._owner: Final = owner
         self.endpoint: Final = endpoint
         self.delivery: Final = delivery
-        self.arrivals = Arrivals()
+        self.arrivals = Arrivals(held)
         self.key: Final = endpoint.key_of(route)
         self.to: Final[To] = (endpoint.number, route) if endpoint.is_router else endpoint.number
         self.envelope: Final = [route, endpoint.identity, b""] if endpoint.is_router else [b""]
         self.announced = 0
         self.acks: list[int] = []
+        self.handling_count = self.handling_bytes = self.echo_count = 0
         self.queued = False
         self.releasing = False
         self.timer_at: float | None = None

@@ -1,0 +1,166 @@
+"""What one peer can make a messenger keep or refuse: raw peers that stay within every limit, under many names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from queue import Queue
+
+import pytest
+import zmq
+
+from flowctl.messenger.arrivals import HELD_COST_BYTES, MAX_HELD_BYTES, Arrivals, Arrived, Fate, HeldRoom
+from flowctl.messenger.delivery import DeliverySettings
+from flowctl.messenger.message import Message
+from flowctl.messenger.messenger import Messenger
+from flowctl.messenger.wire import ACK, ECHO, METADATA_OPTION, Extension, encode_announcement, encode_message
+from flowctl.outcomes.backoff import Backoff
+
+WAIT_S = 20.0
+SLOW = Backoff(first_s=30.0, most_s=30.0)
+
+
+@pytest.fixture
+def server(loop_factory, tmp_path) -> Iterator[Callable[..., Messenger]]:
+    """Start a messenger that listens at ``ipc://{tmp_path}/s``; it is stopped at the end."""
+    made: list[Messenger] = []
+
+    def start(callback, **options) -> Messenger:
+        options.setdefault("settings", DeliverySettings(retry=SLOW))
+        made.append(Messenger(None, "server", loop_factory=loop_factory, on_error=lambda *_: None, **options))
+        made[-1].start()
+        destination = type("At", (), {"endpoint": f"ipc://{tmp_path}/s"})
+        made[-1].listen_for_connection(destination, "server", callback)  # type: ignore[arg-type]  # it has an endpoint
+        return made[-1]
+
+    yield start
+    for item in made:
+        item.stop()
+
+
+@pytest.fixture
+def dial(tmp_path) -> Iterator[Callable[..., zmq.Socket[bytes]]]:
+    """Make raw peers; they are closed at the end."""
+    made: list[zmq.Socket[bytes]] = []
+
+    def new(identity: bytes, incarnation: int = 0) -> zmq.Socket[bytes]:
+        item = zmq.Context.instance().socket(zmq.DEALER)
+        made.append(item)
+        item.linger, item.rcvtimeo, item.routing_id = 0, int(WAIT_S * 1000), identity
+        if incarnation:
+            item.setsockopt(METADATA_OPTION, encode_announcement(incarnation))
+        item.connect(f"ipc://{tmp_path}/s")
+        return item
+
+    yield new
+    for item in made:
+        item.close(linger=0)
+
+
+def say(dealer: zmq.Socket[bytes], number: int, body: bytes, *, to: int = 0, payload: tuple[bytes, ...] = ()) -> None:
+    dealer.send_multipart([b"", encode_message(number, 0, to, body), *payload])
+
+
+def is_acknowledged(dealer: zmq.Socket[bytes]) -> bool:
+    """Tell whether the next thing that it hears is an acknowledgement."""
+    return f"-{ACK}-".encode() in dealer.recv_multipart()[-1]
+
+
+def test_handlers_when_those_of_one_peer_wait_leave_places_to_others(server, dial, monkeypatch):
+    """A peer whose messages are handled for long keeps half of the coroutines at most, in number and in octets."""
+    monkeypatch.setattr("flowctl.messenger.messenger.MAX_HANDLING", 8)
+
+    async def handler(_: Messenger, message: Message) -> None:
+        if message.message == b"hang":
+            await asyncio.sleep(WAIT_S)
+
+    messenger = server(handler)
+    flood = dial(b"flood")
+    for number in range(20):
+        say(flood, number, b"hang")
+    say(flood, 20, b"", to=ACK)
+    other = dial(b"other")
+    say(other, 0, b"quick")
+    assert is_acknowledged(other)
+    assert messenger.statistics().refused >= 16 - 4
+
+
+def test_newcomers_when_all_places_are_of_those_that_wait_for_ever_are_let_in(server, dial):
+    """Messages held back for others that never come, and echoes that nobody acknowledges, keep no place."""
+    got = Queue()
+    messenger = server(lambda _, message: got.put(message.message), max_peers=4)
+    for number in range(2):
+        held = dial(b"held%d" % number, incarnation=7)
+        say(held, 0, b"later", payload=(Extension(7, 9, 1, 8).encode(),))
+        say(held, 1, b"now", payload=(Extension(7, 1, 1, 0).encode(),))
+        assert got.get(timeout=WAIT_S) == b"now"
+    for number in range(2):
+        deaf = dial(b"deaf%d" % number)
+        say(deaf, 0, b"echo", to=ECHO)
+        assert got.get(timeout=WAIT_S) == b"echo"
+        assert deaf.recv_multipart()
+    assert messenger.statistics().peers == 4
+    for number in range(4):
+        honest = dial(b"honest%d" % number)
+        say(honest, 0, b"hello")
+        assert got.get(timeout=WAIT_S) == b"hello"
+        assert is_acknowledged(honest)
+    assert messenger.statistics().peers == 4
+
+
+def test_echoes_when_nobody_acknowledges_them_leave_the_room_to_the_application(server, dial, monkeypatch):
+    """What peers ask to be sent back is bounded by itself: the application can send."""
+    monkeypatch.setattr("flowctl.messenger.messenger.MAX_ECHO_BYTES", 10_000)
+    monkeypatch.setattr("flowctl.messenger.messenger.MAX_PENDING_BYTES", 10_000)
+    messenger = server(None)
+    for name in range(4):
+        deaf = dial(b"deaf%d" % name)
+        for number in range(4):
+            say(deaf, number, bytes(1000), to=ECHO)
+        say(deaf, 4, b"end")
+        while deaf.recv_multipart()[-1] != b"4-0-2-":
+            pass
+    assert messenger.statistics().refused >= 11
+    assert messenger.statistics().pending_bytes <= 5000
+    assert messenger.send_message((0, b"deaf0"), bytes(4000)) >= 0
+
+
+def test_held_messages_when_a_peer_has_many_names_are_bounded_over_all():
+    """Each name may hold half of what is left; a peer that is let go gives back what it had."""
+    room = HeldRoom()
+    total = room.left_bytes
+
+    def hold(arrivals: Arrivals, number: int, size_bytes: int) -> Fate:
+        extension = Extension(1, number + 1, 1, number)
+        return arrivals.arrive(Arrived(1, number, extension, size_bytes, None))
+
+    size_bytes = MAX_HELD_BYTES - HELD_COST_BYTES
+    peers = [Arrivals(room) for _ in range(40)]
+    fates = [hold(peer, 10, size_bytes) for peer in peers]
+    assert fates == [Fate.WAIT] * 16 + [Fate.FULL] * 24
+    assert room.left_bytes == 0
+    peers[0].drop_held()
+    assert hold(peers[20], 10, 1000) is Fate.WAIT
+    for peer in peers:
+        peer.drop_held()
+    assert room.left_bytes == total
+
+
+def test_peers_that_are_gone_when_they_left_too_many_gaps_are_forgotten(server, dial, monkeypatch):
+    """What is remembered of those that went is bounded in gaps too; it costs the one that made them, not others."""
+    monkeypatch.setattr("flowctl.messenger.messenger.MAX_REMEMBERED_GAPS", 4)
+    got = Queue()
+    messenger = server(lambda _, message: got.put((message.routing_id, message.id)), max_peers=1)
+    for name, numbers in ((b"few", (0, 2)), (b"many", (0, 2, 4, 6, 8, 10)), (b"last", (0,))):
+        dealer = dial(name)
+        for number in numbers:
+            say(dealer, number, b"")
+            assert got.get(timeout=WAIT_S) == (name, number)
+            assert is_acknowledged(dealer)
+    few = dial(b"few")
+    say(few, 2, b"")
+    assert is_acknowledged(few)  # known still: it is not handled again
+    many = dial(b"many")
+    say(many, 10, b"")
+    assert got.get(timeout=WAIT_S) == (b"many", 10)
+    assert messenger.statistics().repeated == 1
