@@ -115,6 +115,8 @@ def answers(path: Path) -> bool:
             probe.connect(str(path))
         except PermissionError:
             raise
+        except (BlockingIOError, TimeoutError):
+            return True  # so many want to connect that its queue is full: it is there, and its socket is its own
         except OSError:
             return False
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
@@ -155,3 +156,23 @@ def test_clients_when_the_file_changes_are_those_that_it_names(tmp_path):
     path.chmod(0o622)
     with pytest.raises(ConfigError, match="others than its owner can write"):
         clients.find(bytes.fromhex(OTHER))
+
+
+def test_socket_when_its_queue_is_full_is_somebodys(tmp_path):
+    """A server that is behind with its callers is there: its socket is neither passed over nor taken away."""
+    path = tmp_path / "live.sock"
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket(socket.AF_UNIX))
+        server.bind(str(path))
+        server.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(8):
+                caller = stack.enter_context(socket.socket(socket.AF_UNIX))
+                caller.setblocking(False)
+                caller.connect(str(path))
+        path.chmod(0o600)
+        tmp_path.chmod(0o700)
+        assert place.answers(path)
+        with pytest.raises(ConfigError, match="another server listens"):
+            place.make_way(path)
+        assert path.exists()

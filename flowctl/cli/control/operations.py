@@ -101,13 +101,14 @@ def _run(
     read_arguments(operation.name, operation.arguments, given)  # what is wrong is told without a server
     from flowctl.cli.common import print_json
     from flowctl.cli.control.showing import show
-    from flowctl.cli.errors import FAILED, complain
+    from flowctl.cli.errors import FAILED, complain, terminable
     from flowctl.control.client import call_operation
     from flowctl.control.place import find_server
     from flowctl.text.output import say
 
     seconds, keys = timeout_of(timeout), keys_of(key)
-    result = call_operation(find_server(server), operation.name, given, keys=keys, timeout_s=seconds)
+    with terminable():
+        result = call_operation(find_server(server), operation.name, given, keys=keys, timeout_s=seconds)
     if as_json:
         print_json(result)
     else:

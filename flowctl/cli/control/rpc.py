@@ -67,6 +67,7 @@ def call(
     import asyncio
 
     from flowctl.cli.common import print_json
+    from flowctl.cli.errors import terminable
     from flowctl.control.client import call_parts
     from flowctl.control.place import find_server
     from flowctl.text.output import say
@@ -74,7 +75,8 @@ def call(
     seconds, keys = timeout_of(timeout), keys_of(key)
     sent = [_octets(part) for part in parts or ()]
     where = find_server(address)
-    reply = asyncio.run(call_parts(where, command, sent, keys, seconds, reply=not no_reply))
+    with terminable():
+        reply = asyncio.run(call_parts(where, command, sent, keys, seconds, reply=not no_reply))
     if as_json:
         print_json([_text(part) for part in reply])
         return
@@ -95,6 +97,7 @@ def describe(
 ) -> None:
     """Show which operations a server has, what each takes, and who may call it."""
     from flowctl.cli.common import print_json
+    from flowctl.cli.errors import terminable
     from flowctl.control.operations import OPERATIONS
     from flowctl.control.place import find_server
     from flowctl.text.output import say
@@ -103,7 +106,8 @@ def describe(
         found: dict[str, Any] = {"operations": [operation.describe() for operation in OPERATIONS]}
     else:
         seconds, keys = timeout_of(timeout), keys_of(key)
-        found = _described(find_server(address), keys, seconds)
+        with terminable():
+            found = _described(find_server(address), keys, seconds)
     if as_json:
         print_json(found)
         return

@@ -6,6 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any, Final
 
 from flowctl.printable import printable
@@ -61,28 +62,33 @@ def _lines(values: Mapping[str, Any], indent: str) -> None:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> None:
-    """Write rows under their heads; sentences stand under their row."""
+    """Write rows under their heads; sentences, and columns that do not fit beside the others, stand under their row."""
     if not rows:
         return
+    room = max(40, shutil.get_terminal_size().columns)
     names = [name for name in rows[0] if name not in _OWN_LINE]
     cells = [[_text(name, row.get(name)) for name in names] for row in rows]
     widths = [max(len(_word(name)), *(len(line[at]) for line in cells)) for at, name in enumerate(names)]
+    ends = accumulate(widths, lambda end, width: end + 2 + width, initial=len(indent) - 2)
+    fits = max(1, sum(end <= room for end in ends) - 1)
+    names, further = names[:fits], names[fits:]
     right = [all(isinstance(row.get(name), int | float) for row in rows) for name in names]
     heads = (
         _word(name).rjust(width) if is_right else _word(name).ljust(width)
-        for name, width, is_right in zip(names, widths, right, strict=True)
+        for name, width, is_right in zip(names, widths[:fits], right, strict=True)
     )
     say((indent + "  ".join(heads)).rstrip())
-    room = max(40, shutil.get_terminal_size().columns)
+    deeper = indent + "    "
     for row, line in zip(rows, cells, strict=True):
         shown = (
             cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(line, widths, right, strict=True)
+            for cell, width, is_right in zip(line[:fits], widths[:fits], right, strict=True)
         )
         say((indent + "  ".join(shown)).rstrip())
-        for name in _OWN_LINE & row.keys():
-            deeper = indent + "    "
-            say(textwrap.fill(_text(name, row[name]), room, initial_indent=deeper, subsequent_indent=deeper))
+        under = [", ".join(f"{_word(name)} {cell}" for name, cell in zip(further, line[fits:], strict=True))]
+        under += [_text(name, row[name]) for name in sorted(_OWN_LINE & row.keys())]
+        for text in filter(None, under):
+            say(textwrap.fill(text, room, initial_indent=deeper, subsequent_indent=deeper))
 
 
 def _word(name: str) -> str:

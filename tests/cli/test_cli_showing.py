@@ -1,0 +1,41 @@
+"""Answers of servers as people read them: tables that fit the terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowctl.cli.control.showing import show
+
+VIEWER = {
+    "connection": 3,
+    "peer": "[2001:db8::1234]:56954",
+    "stream": "live/some-stream",
+    "state": "SOFT_LIMIT",
+    "delay_ms": 713,
+    "pictures": 0.1,
+    "queued_bytes": 24_000,
+    "dropped": 338,
+    "open_s": 6.5,
+    "agent": "LNX 9,0,124,2 flowctl play",
+    "why": "takes less than it is sent " * 5,
+}
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100, 300])
+def test_table_when_wider_than_the_terminal_has_its_last_columns_under_the_row(columns, monkeypatch, capsys):
+    """No line is longer than the terminal, and nothing is left out."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show({"viewers": [VIEWER, VIEWER | {"connection": 4}]})
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= columns
+    words = " ".join(shown.split())
+    for text in ("713 ms", "10%", "23.4 KiB", "338", "6.5 s", "LNX 9,0,124,2 flowctl play", "takes less than it is"):
+        assert words.count(text) >= 2
+    assert ("agent LNX" in words) is (columns < 300)
+
+
+def test_lists_when_in_a_change_have_their_units(monkeypatch, capsys):
+    """Figures of a list have the unit of its name, and the list ends where the next name begins."""
+    monkeypatch.setenv("COLUMNS", "80")
+    show({"changes": [{"version": 1, "detail": {"age_ms": [1000, 500], "hard_policy": "close"}}]})
+    assert "age 1.0 s, 500 ms; hard policy close" in capsys.readouterr().out
