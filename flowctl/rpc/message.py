@@ -17,6 +17,9 @@ FRAME_BYTES: Final = 64
 MAX_PART_BYTES: Final = 1 << 20
 """Octets of one part of a message: a peer that sends more is disconnected, as by OxenMQ."""
 
+MOST_PARTS: Final = 1000
+"""Parts of one message: a node does not take one of more than `flowctl.zeromq.socket.MOST_FRAMES` frames."""
+
 Part = str | bytes | bytearray | memoryview
 """One part of a message; text is sent as UTF-8."""
 
@@ -40,7 +43,7 @@ def parts_of(value: object) -> list[bytes]:
     """Return what a handler returned as parts: text or octets are one, of lists, tuples and the like each element is.
 
     Raises:
-        LocalProtocolError: there is something else in it, or a part of more than `MAX_PART_BYTES`.
+        LocalProtocolError: there is something else in it, more than `MOST_PARTS`, or one of more than `MAX_PART_BYTES`.
     """
     if isinstance(value, (str, bytes, bytearray, memoryview)):
         part = octets(value)
@@ -54,7 +57,12 @@ def parts_of(value: object) -> list[bytes]:
             f"a reply is text, octets, or a list of them, not {type(value).__name__}",
             hint="encode it in the handler, for example with json.dumps",
         )
-    return [part for item in value for part in parts_of(item)]
+    parts = [part for item in value for part in parts_of(item)]
+    if len(parts) > MOST_PARTS:  # it would be thrown away where it arrives, and the caller wait in vain
+        raise LocalProtocolError(
+            f"a reply has {len(parts)} parts, at most {MOST_PARTS} are allowed", hint="join them, or yield them"
+        )
+    return parts
 
 
 class Answering(Protocol):

@@ -25,6 +25,7 @@ from typing import Any, Final, Self, TypeAlias
 import zmq
 
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RpcError, RpcTimeoutError
+from flowctl.fieldtypes import check_type
 from flowctl.loop.faults import ErrorHook
 from flowctl.outcomes.pending import Pending
 from flowctl.pollgroup import LoopFactory, PollGroup
@@ -41,7 +42,7 @@ from flowctl.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.rpc.jobs.dispatcher import Dispatcher, JobStatistics
 from flowctl.rpc.jobs.slots import DEFAULT_MAX_QUEUE
 from flowctl.rpc.jobs.timers import TimerID
-from flowctl.rpc.message import MAX_PART_BYTES, Message, Part, octets, parts_of
+from flowctl.rpc.message import MAX_PART_BYTES, MOST_PARTS, Message, Part, octets, parts_of
 from flowctl.rpc.peers.dialled import Dialled
 from flowctl.rpc.peers.listener import Listener
 from flowctl.rpc.peers.peer import SERVICE_NODE, Call, ConnectionID, Peer
@@ -394,6 +395,8 @@ class RpcNode:
             # What ends it has to wait for this very thread.
             threading.Thread(target=self.stop, args=(deadline_s,), name=f"{self._name} stop", daemon=True).start()
             return False
+        if self._destroying.locked():
+            return self._jobs.join(deadline_s)
         if not self._started:
             self._started = True
             for _, raw, _ in self._bound:
@@ -424,11 +427,13 @@ class RpcNode:
         return self._winding_up
 
     def _prepare(self) -> None:
-        self._started = True
         self._describe()
+        wrapped = dict(self._commands)
         for wrap in reversed(self._middleware):
-            for name, command in list(self._commands.items()):
-                self._commands[name] = Command(command.category, wrap(command.handler), is_request=command.is_request)
+            for name, command in wrapped.items():
+                wrapped[name] = Command(command.category, wrap(command.handler), is_request=command.is_request)
+        self._commands.update(wrapped)
+        self._started = True  # not where a middleware has raised
         # Looked up before any is entered: an alias of an alias means nothing, in whatever order they were added.
         targets = {alias: self._commands.get(target) for alias, target in self._aliases.items()}
         for alias, target in targets.items():
@@ -627,10 +632,12 @@ class RpcNode:
         if self._sn_lookup is None:
             return ""
         try:
-            return self._sn_lookup(pubkey) or ""
-        except Exception as error:  # noqa: BLE001  (a hook's fault is that the address is not known)
+            address = self._sn_lookup(pubkey) or ""
+            check_type("the address that sn_lookup returned", address, str)
+        except BaseException as error:  # noqa: BLE001  (a hook's fault is that the address is not known)
             self._group.report("looking up a service node", error)
             return ""
+        return address
 
     def _sn_dial(self, pubkey: bytes, address: str) -> Peer | None:
         try:
@@ -691,6 +698,7 @@ class RpcNode:
             LocalProtocolError: asked to wait on the node's own thread.
             RpcError: it has not answered; only without callbacks.
         """
+        _check_timeout(timeout_s)
         to = Address.parse(address)
         conn = ConnectionID(next(self._ids), pubkey=to.pubkey)
         dial = partial(self._dial, conn, to, timeout_s, auth, ephemeral_routing_id)
@@ -721,6 +729,7 @@ class RpcNode:
             RpcError: it has not answered in time.
         """
         done: Future[ConnectionID] = Future()
+        _check_timeout(timeout_s)
         to = Address.parse(address)
         conn = ConnectionID(next(self._ids), pubkey=to.pubkey)
         dial = partial(self._dial, conn, to, timeout_s, auth, ephemeral_routing_id)
@@ -737,6 +746,8 @@ class RpcNode:
         self._do(self._disconnect, conn, linger_s)
 
     def _new_socket(self, kind: int, address: str) -> _Raw:
+        if self._destroying.locked():
+            raise ClosedError("the node was stopped")
         raw = (shared_context() if _is_inproc(address) else self._context).socket(kind)
         raw.set(zmq.IPV6, "[" in address)  # of IPv6, and only there: a name has one meaning everywhere else
         raw.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
@@ -861,6 +872,8 @@ class RpcNode:
             return dialled.peer
         listener = self._listeners.get(conn.id)
         peer = None if listener is None else listener.routes.get(conn.route)
+        if peer is not None and peer.conn.pubkey != conn.pubkey:
+            peer = None  # another has taken the routing id since
         if (
             peer is None and conn.route and conn.pubkey in self._service_nodes
         ):  # strong: by whatever connection there is, or a new one
@@ -891,7 +904,7 @@ class RpcNode:
             LocalProtocolError: a part is neither text nor octets, or the node was not started.
             ClosedError: the node was stopped.
         """
-        self._do(self._send, self._named(conn), [command.encode(), *map(octets, parts)], queue_full, queue_failure)
+        self._do(self._send, self._named(conn), [command.encode(), *_checked(parts)], queue_full, queue_failure)
 
     def request(
         self,
@@ -1024,11 +1037,10 @@ class RpcNode:
         item: Callable[[list[bytes]], bool] | None = None,
     ) -> bytes:
         """Send a request, on whatever thread; return its tag."""
-        if not timeout_s >= 0:
-            raise LocalProtocolError(f"timeout_s is {timeout_s}, it must be 0 or more")
+        _check_timeout(timeout_s)
         tag = make_tag(next(self._numbers) % NUMBERS, timeout_s, credit)
         name = command.encode()
-        frames = [name, tag, *[octets(part) for part in parts]]
+        frames = [name, tag, *_checked(parts)]
         self._do(self._request, conn, frames, Call(name, settle, item), timeout_s)
         return tag
 
@@ -1062,7 +1074,8 @@ class RpcNode:
     def _try_to_send(self, peer: Peer, frames: Sequence[bytes]) -> bytes | None:
         """Send a message; return the code for why it could not be, None if it could."""
         if peer.closed:
-            other = self._find(peer.conn)  # of a service node there may be another
+            # What was meant for a connection goes to no other one, but of a service node, which is known by its key.
+            other = self._find(peer.conn) if peer.conn.pubkey in self._service_nodes else None
             return NO_CONNECTION if other is None or other.closed else self._try_to_send(other, frames)
         try:
             peer.send(frames)
@@ -1377,7 +1390,7 @@ class RpcNode:
         """Call back; what it raises is reported."""
         try:
             callback(*args)
-        except Exception as error:  # noqa: BLE001  (a callback's fault must not cost others their messages)
+        except BaseException as error:  # noqa: BLE001  (a callback's fault must not cost others their messages)
             self._group.report(getattr(callback, "__qualname__", "callback"), error)
 
 
@@ -1432,6 +1445,18 @@ def _connected(done: Future[ConnectionID], conn: ConnectionID) -> None:
 def _refuse(done: Future[ConnectionID], address: str, _: ConnectionID, why: str) -> None:
     if not done.cancelled():
         done.set_exception(RpcError(f"no connection to {address}: {why}", code="DISCONNECTED"))
+
+
+def _checked(parts: tuple[Part, ...]) -> list[bytes]:
+    """Return parts as they are sent; more than a node takes are refused here, where their sender is told."""
+    if len(parts) > MOST_PARTS:
+        raise LocalProtocolError(f"a message has {len(parts)} parts, at most {MOST_PARTS} are allowed")
+    return [octets(part) for part in parts]
+
+
+def _check_timeout(timeout_s: float) -> None:
+    if not timeout_s >= 0:  # NaN is neither
+        raise LocalProtocolError(f"timeout_s is {timeout_s}, it must be 0 or more")
 
 
 def _is_inproc(address: str) -> bool:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
+from inspect import iscoroutine
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.errors import RpcError
+from flowctl.errors import LocalProtocolError, RpcError
 from flowctl.loop.faults import as_exception
 from flowctl.outcomes.pending import Pending
 from flowctl.rpc.commands import Command, HandlerKind
@@ -36,6 +37,8 @@ MOST_RUNNING_BYTES: Final = 256 << 20
 """Octets of the messages that they were given."""
 RETRY_S: Final = 0.1
 """How often it is tried to send an item of a stream to a peer for which too much waits."""
+MOST_CODE_BYTES: Final = 200
+"""Of the code of a failure that a handler has chosen."""
 MOST_TEXT_BYTES: Final = 500
 """Of the text of a failure."""
 
@@ -277,9 +280,9 @@ class Serving:
             self.fail(message, wire.SHUTTING_DOWN)
             return
         if isinstance(error, RpcError) and message.tag is not None:
-            code = error.code.encode()
-            if code not in _RESERVED_CODES and b"." not in code:
-                self.fail(message, code, str(error).encode()[:MOST_TEXT_BYTES])
+            code = error.code.encode(errors="replace")
+            if code not in _RESERVED_CODES and b"." not in code and len(code) <= MOST_CODE_BYTES:
+                self.fail(message, code, str(error).encode(errors="replace")[:MOST_TEXT_BYTES])
                 return
         self.failed_count += 1
         self._group.report(f"handler of {message.command.decode(errors='replace')}", error)
@@ -335,4 +338,10 @@ def _handle(command: Command, message: Message) -> list[bytes] | None:
     if message.cancelled:
         return None  # while it waited for the thread
     value = command.handler(message)
+    if iscoroutine(value):
+        value.close()
+        raise LocalProtocolError(
+            "the handler is a plain function that returned a coroutine, which would never run",
+            hint="add a coroutine function, or in middleware wrap it in one",
+        )
     return None if value is None or message.tag is None else parts_of(value)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import aclosing
 
 import pytest
@@ -286,3 +288,99 @@ def test_request_when_over_ipv6_is_answered(node):
     server.start()
     client.start()
     assert client.request_future(client.connect_remote(address), "a.echo", b"six").get() == [b"six"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (RpcError("no file \udcff", code="NO_FILE"), "NO_FILE"),
+        (RpcError("x", code="\udcff"), "?"),
+        (RpcError("x", code="A" * (1 << 21)), "HANDLER_FAILED"),
+        ([b""] * 2000, "HANDLER_FAILED"),
+    ],
+)
+@pytest.mark.parametrize("plain", [False, True])
+def test_request_when_its_outcome_cannot_be_sent_as_it_is_fails_at_once(node, tmp_path, answer, code, plain):
+    """Text that is no UTF-8, a code that is no code, more parts than a message has: never a timeout."""
+    server, client = node(), node()
+
+    def handle(message: Message) -> object:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def handle_on_loop(message: Message) -> object:
+        return handle(message)
+
+    server.add_category("a")
+    server.add_request_command("a", "do", handle if plain else handle_on_loop)
+    address = server.listen_plain(f"ipc://{tmp_path}/rpc")
+    server.start()
+    client.start()
+    with pytest.raises(RpcError) as raised:
+        client.request_future(client.connect_remote(address), "a.do").get(WAIT_S)
+    assert raised.value.code == code
+
+
+def test_command_when_its_plain_handler_returns_a_coroutine_is_reported(loop_factory, tmp_path):
+    """A lambda around a coroutine function would otherwise do nothing, and say nothing."""
+    reported: Future[BaseException] = Future()
+    node = RpcNode(loop_factory=loop_factory, on_error=lambda where, error: reported.set_result(error))
+    node.add_category("a")
+    node.add_command("a", "do", lambda message: echo(message))  # noqa: PLW0108  (a function that is no coroutine function)
+    address = node.listen_plain(f"ipc://{tmp_path}/rpc")
+    node.start()
+    node.send(node.connect_remote(address), "a.do")
+    assert "coroutine" in str(reported.result(WAIT_S))
+    node.stop()
+
+
+def test_parts_when_there_are_more_than_a_node_takes_are_refused_to_their_sender(pair):
+    """They would be thrown away at the other end."""
+    _, client, conn = pair
+    with pytest.raises(LocalProtocolError, match="1001 parts"):
+        client.request_future(conn, "a.echo", *[b""] * 1001)
+    with pytest.raises(LocalProtocolError, match="1001 parts"):
+        client.send(conn, "a.echo", *[b""] * 1001)
+
+
+def test_requests_when_a_callback_of_one_exits_all_have_outcomes(pair):
+    """SystemExit of one is not the end of the others."""
+    _, client, conn = pair
+    futures = [client.request_future(conn, "a.wait") for _ in range(3)]
+    futures[0].add_done_callback(lambda _: sys.exit(1))
+    client.disconnect(conn)
+    assert [type(future.exception(WAIT_S)) for future in futures] == [RpcError] * 3
+
+
+@pytest.mark.parametrize("found", [b"tcp://127.0.0.1:1", 5, "nonsense", SystemExit(1), asyncio.CancelledError()])
+def test_request_when_the_lookup_of_its_service_node_fails_oddly_fails_at_once(loop_factory, found):
+    """Whatever a lookup returns or raises, the request has its outcome (OX-62)."""
+
+    def lookup(pubkey: bytes) -> str | None:
+        if isinstance(found, BaseException):
+            raise found
+        return found  # type: ignore[return-value]  # on purpose
+
+    node = RpcNode(loop_factory=loop_factory, sn_lookup=lookup, on_error=lambda where, error: None)
+    node.start()
+    with pytest.raises(RpcTimeoutError):
+        node.request_future(node.service_node(b"k" * 32), "a.b", timeout_s=10 * WAIT_S).get(WAIT_S)
+    node.stop()
+
+
+def test_node_when_a_middleware_raises_at_the_start_can_be_stopped(node):
+    """It was not started."""
+    made = serve(node())
+    made.add_middleware(lambda handler: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made.start()
+    assert (made.stop(), made.stop()) == (True, True)
+
+
+def test_connect_when_its_timeout_is_no_number_is_an_error(node):
+    """NaN would be a connection that is never told to have failed."""
+    made = node()
+    made.start()
+    with pytest.raises(LocalProtocolError, match="timeout_s"):
+        made.connect_remote("tcp://127.0.0.1:1", timeout_s=float("nan"))

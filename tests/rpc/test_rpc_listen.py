@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
 import zmq
 
-from flowctl.errors import ConfigError, RpcError
+from flowctl.errors import ClosedError, ConfigError, RpcError
 from flowctl.pollgroup import LoopFactory
 from flowctl.rpc.access.access import Access, AuthLevel
 from flowctl.rpc.access.rules import key_route
 from flowctl.rpc.message import Message
 from flowctl.rpc.node import RpcNode
+from flowctl.rpc.peers.reach import Reach
 from flowctl.zeromq.curve import KeyPair, dial_curve
 
 WAIT_S = 20.0
@@ -270,3 +272,74 @@ def test_events_when_nobody_reads_them_have_a_queue_without_a_limit(node):
         lambda: asked.set_result([item._monitor._socket.raw.rcvhwm for item in server._listeners.values()])
     )
     assert asked.result(WAIT_S) == [0]
+
+
+def test_peer_when_its_end_was_told_before_its_first_message_was_read_is_not_kept(node, raw):
+    """What it sent is heard, and nothing is kept that no event would ever take away."""
+    server = node()
+    heard = threading.Event()
+
+    async def note(message: Message) -> None:
+        heard.set()
+
+    server.add_command("any", "note", note)
+    address = server.listen_plain("tcp://127.0.0.1:*")
+    server.start()
+    dealer = raw(address)
+    assert ask(dealer, b"HI") == [b"HELLO"]
+    listener = next(iter(server._listeners.values()))
+    descriptor = next(iter(listener.routes.values())).descriptor
+    for _ in range(2):  # the first takes the peer away that was heard, as if it had not been
+        listener._happened(zmq.EVENT_DISCONNECTED, descriptor)
+    dealer.send_multipart([b"any.note"])
+    assert heard.wait(WAIT_S)
+    assert (server.statistics().incoming, listener._by_descriptor) == (0, {})
+
+
+def test_answer_when_another_has_taken_the_routing_id_goes_to_nobody(node, raw):
+    """What was meant for one connection, a deferred reply or a command, is never another one's."""
+    server, later = node(), []
+    asked = threading.Event()
+
+    async def defer(message: Message) -> None:
+        later.append((message.later(), message.conn))
+        asked.set()
+
+    server.add_request_command("any", "defer", defer)
+    address = server.listen_curve("tcp://127.0.0.1:*")
+    server.start()
+    victim = raw(address, KeyPair.generate(), server.keys.public, b"chosen")
+    victim.send_multipart([b"any.defer", TAG])
+    assert asked.wait(WAIT_S)
+    thief = raw(address, KeyPair.generate(), server.keys.public, b"chosen")
+    assert ask(thief, b"HI") == [b"HELLO"]
+    (answer, conn), failed = later[0], threading.Event()
+    answer("secret")
+    server.send(conn, "their.secret", queue_failure=lambda why: failed.set())
+    assert failed.wait(WAIT_S)
+    assert ask(thief, b"HI") == [b"HELLO"]
+
+
+def test_service_node_when_its_newest_connection_ends_is_reached_by_an_older_one(node, raw):
+    """Two ephemeral connections of one key both live, and the end of one is not that of the other."""
+    server, keys = node(), KeyPair.generate()
+    address = server.listen_curve("tcp://127.0.0.1:*")
+    server.start()
+    older, newer = (raw(address, keys, server.keys.public) for _ in range(2))
+    assert ask(older, b"HI") == ask(newer, b"HI") == [b"HELLO"]
+    pending = server.request_future(server.service_node(keys.public, Reach(incoming=True)), "their.ask")
+    assert newer.recv_multipart()[0] == b"their.ask"
+    newer.close(0)
+    with pytest.raises(RpcError):
+        pending.get(WAIT_S)
+    server.send(server.service_node(keys.public, Reach(incoming=True)), "their.note")
+    assert older.recv_multipart() == [b"their.note"]
+
+
+def test_listen_when_the_node_was_stopped_says_so(node):
+    """Not an error of ZeroMQ's."""
+    server = node()
+    server.start()
+    server.stop()
+    with pytest.raises(ClosedError):
+        server.listen_plain("tcp://127.0.0.1:*")

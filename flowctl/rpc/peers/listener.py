@@ -71,8 +71,10 @@ class Listener:
         "_admit_inproc",
         "_by_descriptor",
         "_due",
+        "_ended",
         "_gone",
         "_monitor",
+        "_of_key",
         "_peers",
         "_received",
         "by_pubkey",
@@ -101,11 +103,15 @@ class Listener:
         self._peers: dict[str | bytes, Peer] = {}  # by number of the connection; without admission by route
         self.routes: dict[bytes, Peer] = {}
         self._by_descriptor: dict[int, Peer] = {}
-        #: The newest connection of each key.
+        self._ended: set[int] = set()  # descriptors of connections whose end was told, but not their first message
+        #: The newest connection of each key that lives.
         self.by_pubkey: dict[bytes, Peer] = {}
+        self._of_key: dict[bytes, dict[Peer, None]] = {}  # all of each key, oldest first
         self.refused_count = 0
         self.socket: Final = ZmqSocket(group, raw, self._message)
-        self._monitor: Final = Monitor(group, raw, self._happened, zmq.EVENT_DISCONNECTED)
+        self._monitor: Final = Monitor(
+            group, raw, self._happened, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        )
         self.socket.start()
 
     def __len__(self) -> int:
@@ -115,12 +121,21 @@ class Listener:
         """Drop a peer; what it sends from now on comes from a new one."""
         if self.routes.get(peer.conn.route) is peer:
             del self.routes[peer.conn.route]
-        if self.by_pubkey.get(peer.identity.pubkey) is peer:
-            del self.by_pubkey[peer.identity.pubkey]
+        self._forget_key(peer)
         if self._peers.get(peer.key) is peer:
             del self._peers[peer.key]
         if self._by_descriptor.get(peer.descriptor) is peer:
             del self._by_descriptor[peer.descriptor]
+
+    def _forget_key(self, peer: Peer) -> None:
+        """Have its key mean the newest of its other connections, if there is one."""
+        of_key = self._of_key.get(peer.identity.pubkey)
+        if of_key is None or of_key.pop(peer, of_key) is of_key:
+            return
+        if not of_key:
+            del self._of_key[peer.identity.pubkey], self.by_pubkey[peer.identity.pubkey]
+        elif self.by_pubkey[peer.identity.pubkey] is peer:
+            self.by_pubkey[peer.identity.pubkey] = next(reversed(of_key))
 
     def close(self, linger_s: float) -> None:
         """Close the socket; what was sent goes on being sent for up to `linger_s` seconds."""
@@ -162,12 +177,30 @@ class Listener:
             descriptor = frame.get(_SOURCE)
             if not isinstance(descriptor, int):
                 raise InternalError("a descriptor that is no number")
+            if not self._claim(descriptor, peer):
+                peer.closed = True  # it has gone: what it sent is heard, and nothing is kept of it
+                return peer
             peer.descriptor = descriptor
             self._by_descriptor[descriptor] = peer
         self._peers[key] = self.routes[route] = peer
         if identity.pubkey:
             self.by_pubkey[identity.pubkey] = peer
+            self._of_key.setdefault(identity.pubkey, {})[peer] = None
         return peer
+
+    def _claim(self, descriptor: int, peer: Peer) -> bool:
+        """Return whether a connection that is heard for the first time still has its descriptor.
+
+        Its end may have been told before its first message was read; and another may have the descriptor since.
+        """
+        if descriptor in self._ended:
+            return False
+        other = self._by_descriptor.get(descriptor)
+        if other is not None:
+            if int(other.key) > int(peer.key):  # connections are numbered in their order
+                return False
+            self._gone(other)
+        return True
 
     def _identify(self, frame: zmq.Frame) -> Identity | None:
         if self._admit_inproc is None:
@@ -175,9 +208,14 @@ class Listener:
         level = self._admit_inproc()
         return None if level is None else Identity(auth=level)
 
-    def _happened(self, _: int, descriptor: int) -> None:
+    def _happened(self, event: int, descriptor: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._ended.discard(descriptor)  # it is another connection's from now on
+            return
         peer = self._by_descriptor.pop(descriptor, None)
-        if peer is not None:
+        if peer is None:
+            self._ended.add(descriptor)
+        else:
             self._gone(peer)
 
 

@@ -171,8 +171,8 @@ class Peer:
             self._unread_bytes = 0
 
     def is_awaited(self) -> bool:
-        """Return whether it is to answer a request of ours."""
-        return bool(self.calls)
+        """Return whether it is to answer a request of ours, or we one of its."""
+        return bool(self.calls) or bool(self.running)
 
     def deadline_due(self, now: float) -> None:
         """Have the requests told whose time is up."""
