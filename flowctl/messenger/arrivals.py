@@ -8,7 +8,8 @@ Numbers are per incarnation of the sender. One that was not met before is the se
 old one is forgotten, and what still arrives from it is dropped. A peer that announces nothing has incarnation 0 for
 ever; it counts all its messages together, ours counts those to us (`flowctl.messenger.seen.AtMost`).
 
-An ordered message is held back until the one that it names was handled, or until the sender says that it will not come.
+An ordered message is held back until the one that it names was handled, or until the sender says that it will not come;
+and while another one is being handled. One that comes after a later one was begun has been given up: it is dropped.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Fate(enum.Enum):
     AGAIN = "again"  #: seen before: acknowledge it again
     WAIT = "wait"  #: being handled, or held back: nothing
     STALE = "stale"  #: of an earlier life of its sender: nothing
-    OLD = "old"  #: below what is remembered: nothing
+    OLD = "old"  #: below what is remembered, or out of order for it was given up: nothing
     FULL = "full"  #: nothing, it will come again
 
 
@@ -97,6 +98,8 @@ class Arrivals:
         "_held",
         "_held_bytes",
         "_ids",
+        "_ordered",
+        "_ordered_now",
         "_released",
         "_retired",
         "_room",
@@ -141,10 +144,7 @@ class Arrivals:
             self._gap_closed = True
             self._floor_raised(extension.floor)
         fate = self._judge(arrived, self._sequences.look(extension.sequence))
-        if fate is Fate.HANDLE and self._must_wait(extension.after):
-            self._handling.discard(_slot(arrived))
-            return self._hold(arrived, extension.after)
-        return fate
+        return self._in_order(arrived, extension) if fate is Fate.HANDLE else fate
 
     def applied(self, arrived: Arrived) -> bool:
         """Its handler has run: it is seen from now on. False: do not acknowledge, its sender has begun a new life."""
@@ -152,13 +152,16 @@ class Arrivals:
         if arrived.incarnation != self.incarnation:
             return False
         (self._ids if arrived.extension is None else self._sequences).first_time(arrived.number)
-        if arrived.extension is not None and self._held:
-            self._let_go(arrived.extension.sequence)
+        if arrived.extension is not None:
+            self._end_ordered(arrived)
+            if self._held:
+                self._let_go(arrived.extension.sequence)
         return True
 
     def failed(self, arrived: Arrived) -> None:
         """Its handler failed: the sender's next attempt is handled."""
         self._handling.discard(_slot(arrived))
+        self._end_ordered(arrived)
 
     def take_released(self) -> list[Arrived]:
         """Return what is held back no more, in order; each is to be handled as if it had just arrived."""
@@ -209,6 +212,8 @@ class Arrivals:
         self._sequences = Seen(AtMost.REFUSE)
         self._sequences.settle(1)  # they begin with 1
         self.drop_held()
+        self._ordered = 0  # the highest sequence of those that were begun in order
+        self._ordered_now = 0  # the one of them that is being handled
 
     def _judge(self, arrived: Arrived, verdict: Verdict) -> Fate:
         if verdict is Verdict.NEW:
@@ -218,6 +223,29 @@ class Arrivals:
             self._handling.add(slot)
             return Fate.HANDLE
         return {Verdict.SEEN: Fate.AGAIN, Verdict.OLD: Fate.OLD, Verdict.FULL: Fate.FULL}[verdict]
+
+    def _in_order(self, arrived: Arrived, extension: Extension) -> Fate:
+        """Begin a new message now, or hold it back."""
+        sequence, after = extension.sequence, extension.after
+        if not after:
+            return Fate.HANDLE
+        if sequence > self._ordered:
+            before = self._ordered_now or (after if after != sequence and self._must_wait(after) else 0)
+            if not before:
+                self._ordered = self._ordered_now = sequence
+                return Fate.HANDLE
+            self._handling.discard(_slot(arrived))
+            return self._hold(arrived, before)
+        if sequence == self._ordered:  # its handler failed
+            self._ordered_now = sequence
+            return Fate.HANDLE
+        self._handling.discard(_slot(arrived))
+        return Fate.OLD
+
+    def _end_ordered(self, arrived: Arrived) -> None:
+        extension = arrived.extension
+        if extension and extension.sequence == self._ordered_now and arrived.incarnation == self.incarnation:
+            self._ordered_now = 0
 
     def _must_wait(self, after: int) -> bool:
         return after >= self._sequences.floor and self._sequences.look(after) is not Verdict.SEEN
@@ -240,7 +268,8 @@ class Arrivals:
             cost_bytes = found.size_bytes + HELD_COST_BYTES
             self._held_bytes -= cost_bytes
             self._room.left_bytes += cost_bytes
-            if self._judge(found, self._sequences.look(found.number)) is Fate.HANDLE:
+            new = self._judge(found, self._sequences.look(found.number)) is Fate.HANDLE
+            if new and found.extension is not None and self._in_order(found, found.extension) is Fate.HANDLE:
                 self._released.append(found)
 
     def _floor_raised(self, floor: int) -> None:

@@ -170,7 +170,7 @@ class Delivery:
         self._waiting: deque[Outgoing] = deque()  # ordered ones, for the end of `_plain_ordered`
         self._plain_ordered: Outgoing | None = None  # the ordered one that is under way without the extension
         self._last_ordered = 0
-        self._ordered: set[int] = set()  # sequences of the unacknowledged ordered ones
+        self._ordered: dict[int, None] = {}  # sequences of the unacknowledged ordered ones, ascending
         self._edges: list[StateChange] = []
         self._heard = False  # since the last attempts that a timer made
         self._turn = 0  # counts attempts, of all messages
@@ -205,7 +205,7 @@ class Delivery:
         message.sequence = self.next_sequence
         self.next_sequence += 1
         if message.ordered:
-            message.after, self._last_ordered = self._last_ordered, message.sequence
+            message.after, self._last_ordered = self._last_ordered or message.sequence, message.sequence
         self._enter(message, now)
         if ready:
             self._ready.append(message)
@@ -237,7 +237,7 @@ class Delivery:
             if message.settled or (message.ordered and self._must_wait(message)):
                 continue
             if message.after and message.after not in self._ordered:
-                message.after = 0  # what it waits for has its outcome
+                message.after = self._ordered_before(message.sequence)  # what it waited for has its outcome
             self._turn += 1
             message.turn = self._turn
             message.attempts += 1
@@ -390,7 +390,7 @@ class Delivery:
     def _enter(self, message: Outgoing, now: float) -> None:
         message.since = now
         if message.ordered:
-            self._ordered.add(message.sequence)
+            self._ordered[message.sequence] = None
         self._unacknowledged[message.message_id] = message
         self.size_bytes += message.size_bytes
         if message.deadline is not None:
@@ -408,6 +408,12 @@ class Delivery:
         self._timers.add(message.message_id, message, until)
         return True
 
+    def _ordered_before(self, sequence: int) -> int:
+        """Return the last unacknowledged ordered one before `sequence`, which is one itself; if none is, that."""
+        if next(iter(self._ordered)) == sequence:
+            return sequence
+        return max(number for number in self._ordered if number < sequence)
+
     def _must_wait(self, message: Outgoing) -> bool:
         """Put an ordered message aside while one is under way to a peer that keeps no order by itself."""
         if self._plain_ordered is None:
@@ -423,7 +429,7 @@ class Delivery:
         """Forget a message that has its outcome."""
         message.settled = True
         if message.ordered:
-            self._ordered.discard(message.sequence)
+            self._ordered.pop(message.sequence, None)
         message_id = message.message_id
         del self._unacknowledged[message_id]
         if message_id in self._timers:

@@ -66,7 +66,8 @@ class Extension:
         incarnation: of the sender; another one is another life of it.
         sequence: counts the messages of this incarnation to this peer up, from any number on, without a gap.
         floor: all messages of lower sequence have their outcome: they will not come any more.
-        after: sequence of the message that has to be handled before this one. 0: none has.
+        after: sequence of the message that has to be handled before this one; its own: it waits for none, but has its
+            place in the order. 0: it has none.
         target: incarnation of the receiver whose callback is answered. 0: not known.
     """
 

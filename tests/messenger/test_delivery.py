@@ -187,7 +187,7 @@ def test_ordered_messages_when_the_peer_keeps_the_order_go_at_once_and_name_the_
     for number, ordered in enumerate([True, False, True, True]):
         delivery.submit(outgoing(number, ordered=ordered), 0.0)
     messages = delivery.take(0.0, 10)
-    assert [(message.sequence, message.after) for message in messages] == [(1, 0), (2, 0), (3, 1), (4, 3)]
+    assert [(message.sequence, message.after) for message in messages] == [(1, 1), (2, 0), (3, 1), (4, 3)]
     assert delivery.floor == 1
 
 
@@ -252,10 +252,10 @@ def test_ordered_message_when_the_one_before_has_its_outcome_waits_for_nothing()
     delivery.submit(outgoing(0), 0.0)
     delivery.submit(outgoing(1, ordered=True), 0.0)
     delivery.submit(outgoing(2, ordered=True), 0.0)
-    assert [message.after for message in delivery.take(0.0, 9)] == [0, 0, 2]
+    assert [message.after for message in delivery.take(0.0, 9)] == [0, 2, 2]
     delivery.acknowledged(1, 1, 0.1)
     delivery.due(1.2)
-    assert [(message.message_id, message.after) for message in delivery.take(1.2, 9)] == [(0, 0), (2, 0)]
+    assert [(message.message_id, message.after) for message in delivery.take(1.2, 9)] == [(0, 0), (2, 3)]
     assert delivery.floor == 1
 
 
@@ -378,3 +378,54 @@ def test_acknowledgement_when_of_thousands_of_vast_ranges_looks_at_each_message_
     assert _within(numbers, [(2**40, 2**62)] * 2000) == []
     assert _within(numbers, [(2**40 + 1500 * part, 2**40 + 1500 * part + 1400) for part in range(2000)]) == []
     assert len(looks) <= 4000
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ordered_messages_when_some_are_given_up_are_never_handled_after_later_ones(seed):
+    """Whatever the link delays, doubles and loses, whenever a deadline passes: in order, once, one at a time."""
+    rng, now = Random(seed), 0.0
+    retry = Backoff(first_s=1.0, factor=1.5, most_s=4.0)
+    delivery = Delivery(DeliverySettings(window=64, retry=retry, max_attempts=None), rng, 0.0)
+    delivery.announced = True
+    arrivals, handled, link, running = Arrivals(), [], [], []
+
+    def begin(items: list[Arrived]) -> None:
+        for item in items:
+            in_order = item.extension is not None and bool(item.extension.after)
+            assert not (in_order and any(other.extension.after for _, other in running))
+            running.append((now + rng.choice((0.0, 0.0, 0.0, 1.0, 4.0)), item))
+
+    for number in range(4000):
+        now += 0.5 * rng.random()
+        if number < 120 and not delivery.full(1):
+            given_up_at = now + 6.0 * rng.random() if rng.random() < 0.3 else None
+            delivery.submit(Outgoing(number, 0, 0, b"x", (), rng.random() < 0.6, given_up_at), now)
+        delivery.due(now)
+        for message in delivery.take(now, 64):
+            extension = Extension(7, message.sequence, delivery.floor, message.after)
+            for _ in range(rng.choice((0, 1, 1, 1, 2))):
+                due = now + rng.choice((0.0, 0.0, 0.1, 1.0, 5.0))
+                link.append((due, Arrived(7, message.message_id, extension, 1, None)))
+        for item in sorted((item for item in link if item[0] <= now), key=lambda item: item[0]):
+            link.remove(item)
+            fate = arrivals.arrive(item[1])
+            if fate is Fate.AGAIN:
+                delivery.acknowledged(item[1].message_id, item[1].message_id, now)
+            begin([item[1]] if fate is Fate.HANDLE else [])
+            begin(arrivals.take_released())
+        for item in [item for item in running if item[0] <= now]:
+            running.remove(item)
+            if rng.random() < 0.1:
+                arrivals.failed(item[1])
+                continue
+            handled.append(item[1])
+            arrivals.applied(item[1])
+            if rng.random() < 0.8:
+                delivery.acknowledged(item[1].message_id, item[1].message_id, now)
+            begin(arrivals.take_released())
+        if number > 120 and not delivery:
+            break
+    numbers = [item.number for item in handled]
+    in_order = [item.number for item in handled if item.extension.after]
+    assert (len(set(numbers)), in_order) == (len(numbers), sorted(in_order))
+    assert not len(delivery)
