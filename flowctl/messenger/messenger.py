@@ -168,7 +168,8 @@ class Messenger:
         ipc_dir: folder of the Unix socket.
         callback: server-loop callback of listener 0.
         settings: window and retries of what is sent.
-        ack_on_receipt: acknowledge before the handler runs instead of after: a crash between loses the message.
+        ack_on_receipt: acknowledge before the handler runs instead of after: a crash between loses the message. Ordered
+            ones of a peer that understands no extension then begin in order, and may overlap.
         dead_letter: told of each message that was given up without being acknowledged.
         send_state_changed: told of each edge of a peer's state.
         open_store: opens the store in which messages and what was seen outlive the process. None: they do not.
@@ -1306,10 +1307,8 @@ class Messenger:
         if number == ECHO:
             steps.append((partial(self._echo, peer), True))  # at last: if a handler fails, all of this comes again
         if self._ack_on_receipt:
-            self._applied(peer, arrived)
-            self._run(peer, None, message, steps)
-        else:
-            self._run(peer, arrived, message, steps)
+            self._take_receipt(peer, arrived)
+        self._run(peer, arrived, message, steps)
 
     def _handles_too_much(self, peer: Peer) -> bool:
         """Return whether nothing of a peer can be handled now: too much is, for all or for it."""
@@ -1362,7 +1361,7 @@ class Messenger:
         return item.callback
 
     def _run(
-        self, peer: Peer, arrived: Arrived | None, message: Message, steps: list[tuple[Callback, bool]], first: int = 0
+        self, peer: Peer, arrived: Arrived, message: Message, steps: list[tuple[Callback, bool]], first: int = 0
     ) -> None:
         """Call the handlers of a message one after the other; the one that waits goes on as a task."""
         for index in range(first, len(steps)):
@@ -1377,13 +1376,12 @@ class Messenger:
                 self._wait_for(peer, message, self._go_on(peer, arrived, message, steps, index, result), result)
                 return
         self._received_count += 1
-        if arrived is not None:
-            self._applied(peer, arrived)
+        self._applied(peer, arrived)
 
     async def _go_on(
         self,
         peer: Peer,
-        arrived: Arrived | None,
+        arrived: Arrived,
         message: Message,
         steps: list[tuple[Callback, bool]],
         index: int,
@@ -1397,12 +1395,14 @@ class Messenger:
                 return
         self._run(peer, arrived, message, steps, index + 1)
 
-    def _handler_failed(self, peer: Peer, arrived: Arrived | None, error: BaseException, *, decides: bool) -> bool:
-        """Report what a handler raised; True: the message counts as not received."""
+    def _handler_failed(self, peer: Peer, arrived: Arrived, error: BaseException, *, decides: bool) -> bool:
+        """Report what a handler raised; True: the message counts as not received, unless that was acknowledged."""
         self._handler_errors += 1
         if not (isinstance(error, asyncio.CancelledError) and not self._is_running()):
             self._running_group().report("a handler of a messenger", error)
-        if decides and arrived is not None:
+        if decides and self._ack_on_receipt:
+            self._seen(peer, arrived)
+        elif decides:
             peer.arrivals.failed(arrived)
         return decides
 
@@ -1411,9 +1411,9 @@ class Messenger:
             return self._running
 
     def _applied(self, peer: Peer, arrived: Arrived) -> None:
-        """The handlers of a message have run: make that durable, then acknowledge it."""
+        """The handlers of a message have run: make that durable, then acknowledge it, unless both was done before."""
         store = self._store
-        if store is None:
+        if store is None or self._ack_on_receipt:
             self._seen(peer, arrived)
             return
         message = arrived.item
@@ -1435,10 +1435,27 @@ class Messenger:
             return
         store.mark(prefix + peer.key, arrived.incarnation, arrived.number, marked, effect if effects else None)
 
+    def _take_receipt(self, peer: Peer, arrived: Arrived) -> None:
+        """Acknowledge a message before its handlers run; it counts as handled, for those in order behind it, after."""
+        store = self._store
+        if store is None:
+            self._acknowledge(peer, arrived)
+        elif self._is_running() and not arrived.number >> 63:
+            prefix = IDS if arrived.extension is None else SEQUENCES
+
+            def marked(error: Exception | None) -> None:
+                if error is None:
+                    self._acknowledge(peer, arrived)
+                else:
+                    self._running_group().report("the store of a messenger", error)
+
+            store.mark(prefix + peer.key, arrived.incarnation, arrived.number, marked)
+
     def _seen(self, peer: Peer, arrived: Arrived) -> None:
         old_below = peer.arrivals.old_below
         if peer.arrivals.applied(arrived):
-            self._acknowledge(peer, arrived)
+            if not self._ack_on_receipt:
+                self._acknowledge(peer, arrived)
             if self._store is not None and peer.arrivals.old_below > old_below:
                 for prefix in (IDS, OLD):  # one row in place of many, and what it stands for
                     self._store.mark_run(

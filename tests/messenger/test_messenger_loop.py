@@ -135,3 +135,42 @@ def test_deliver_when_the_messenger_stops_ends_although_the_store_keeps_the_mess
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["memory", "durable"])
+def test_ordered_messages_when_acknowledged_on_receipt_are_handled_one_after_the_other(loop_factory, tmp_path, durable):
+    """An early acknowledgement lets none begin before those before it have ended."""
+
+    async def main() -> list[bytes]:
+        events: list[bytes] = []
+        ended = asyncio.Event()
+
+        async def handler(_: Messenger, message: Message) -> None:
+            events.append(b"+" + message.message)
+            await asyncio.sleep(0.002)
+            events.append(b"-" + message.message)
+            if message.message == b"4":
+                ended.set()
+            if message.message == b"1":
+                raise ValueError("it was acknowledged, and is not handled again")
+
+        store = {"open_store": open_store(tmp_path / "store")} if durable else {}
+        quiet = {"on_error": lambda where, error: None}
+        async with (
+            Messenger(identity="server", ack_on_receipt=True, **store, **quiet) as server,
+            Messenger(identity="client") as client,
+        ):
+            here = Destination.inproc("server", "receipt")
+            server.listen_for_connection(here, "server", handler)
+            connection = client.make_connection(here)
+            await asyncio.wait_for(client.deliver(connection, b"0"), WAIT_S)  # it knows the peer now
+            for number in range(1, 4):
+                client.send_message(connection, b"%d" % number, ordered=True)
+            last = client.deliver(connection, b"4", ordered=True)
+            await asyncio.wait_for(last, WAIT_S)
+            await asyncio.wait_for(ended.wait(), WAIT_S)  # the handler runs on after the acknowledgement
+            assert (client.pending_count(), server.statistics().repeated) == (0, 0)
+        return [event for event in events if event[1:] != b"0"]
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        assert runner.run(main()) == [sign + b"%d" % number for number in range(1, 5) for sign in (b"+", b"-")]
