@@ -11,12 +11,16 @@ from typing import Any, Final
 from flowctl.control.operations import CATEGORY
 from flowctl.control.place import answers
 from flowctl.errors import ConfigError, FlowctlError, RpcError
+from flowctl.printable import foreign
 from flowctl.rpc.node import RpcNode
 from flowctl.rpc.wire.addresses import Address, Transport
 from flowctl.zeromq.curve import KeyPair
 
 CONNECT_S: Final = 5.0
 """How long a connection is waited for, at most: a server that is there answers in milliseconds."""
+MOST_WORDS: Final = 1000
+"""Longest text of an error of a server that is told, characters."""
+MOST_CODE: Final = 64
 
 
 class OperationError(FlowctlError):
@@ -69,7 +73,7 @@ def result_of(address: str, command: str, parts: list[bytes]) -> dict[str, Any]:
     """
     try:
         value = json.loads(parts[0] if parts else b"")
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if isinstance(value, dict) and isinstance(value.get("result"), dict):
         found: dict[str, Any] = value["result"]
@@ -79,10 +83,12 @@ def result_of(address: str, command: str, parts: list[bytes]) -> dict[str, Any]:
         raise OperationError(
             f"{address} answers {command} with something else", code="FOREIGN", hint="is it a flowctl server?"
         )
-    code, message, hint = (error.get(key) for key in ("code", "message", "hint"))
+    # A server says what it likes: on one line each, so that none of it reads as a line of ours.
+    code, message = foreign(error.get("code"), MOST_CODE), foreign(error.get("message"), MOST_WORDS)
+    hint = foreign(error["hint"], MOST_WORDS) if isinstance(error.get("hint"), str) else None
     if code == "WRONG_ARGUMENT":
-        raise ConfigError(str(message), hint=hint if isinstance(hint, str) else None)
-    raise OperationError(str(message), code=str(code), hint=hint if isinstance(hint, str) else None)
+        raise ConfigError(message, hint=hint)
+    raise OperationError(message, code=code, hint=hint)
 
 
 async def call_parts(
@@ -171,4 +177,5 @@ def _failed(address: str, command: str, error: RpcError, timeout_s: float) -> Op
         "UNKNOWNCOMMAND": "flowctl rpc describe ADDRESS lists what a flowctl server knows",
         "DISCONNECTED": "the server has ended, or has cut the connection",
     }
-    return OperationError(str(error), code=error.code, hint=hints.get(error.code, error.hint))
+    hint = hints.get(error.code, error.hint)
+    return OperationError(foreign(error, MOST_WORDS), code=foreign(error.code, MOST_CODE), hint=hint)

@@ -229,6 +229,42 @@ def test_describe_when_the_server_is_another_node_shows_its_commands(tmp_path, h
         node.stop()
 
 
+FORGED = "\x1b]0;mine\x07\u202ewords\nerror: forged"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"error": {"code": FORGED, "message": FORGED, "hint": FORGED}},
+        {"error": {"code": "WRONG_ARGUMENT", "message": "x" * 500_000}},
+        {"result": {"operations": [{"name": FORGED, "permission": FORGED, "summary": FORGED}]}},
+        {"result": {"operations": [{"name": "x", "permission": "x", "summary": "x", "arguments": [{"default": []}]}]}},
+        {"result": {"operations": 5}},
+        {"result": {}},
+    ],
+)
+def test_answers_when_a_server_forges_them_stay_on_their_lines(tmp_path, here, answer):
+    """What a server says neither reads as a line of ours nor fills the screen, and what it leaves out is no bug."""
+
+    async def described(message):
+        return json.dumps(answer)
+
+    node = RpcNode()
+    node.add_category("flow")
+    node.add_request_command("flow", "describe", described)
+    path = tmp_path / "node.sock"
+    node.listen_plain(f"ipc://{path}")
+    node.start()
+    try:
+        _, shown, errors = here("rpc", "describe", str(path))
+    finally:
+        node.stop()
+    lines = (shown + errors).splitlines()
+    assert len(lines) <= 2
+    assert not any(line.startswith("error: forged") or "\x1b" in line or len(line) > 3000 for line in lines)
+    assert "bug of flowctl" not in errors
+
+
 def test_keygen_when_asked_makes_a_file_for_its_owner_and_shows_the_public_key(tmp_path, here, asked):
     """Nothing secret is shown, and no key is written over."""
     path = tmp_path / "server.key"

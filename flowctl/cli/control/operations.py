@@ -102,8 +102,9 @@ def _run(
     from flowctl.cli.common import print_json
     from flowctl.cli.control.showing import show
     from flowctl.cli.errors import FAILED, complain, terminable
-    from flowctl.control.client import call_operation
+    from flowctl.control.client import MOST_WORDS, call_operation
     from flowctl.control.place import find_server
+    from flowctl.printable import foreign
     from flowctl.text.output import say
 
     seconds, keys = timeout_of(timeout), keys_of(key)
@@ -114,10 +115,11 @@ def _run(
     else:
         show(result)
     if warning := result.get("warning"):
-        say(f"warning: {warning}", to_stderr=True)
-    for fault in result.get("faults", ()):
-        complain(str(fault))
-    if result.get("faults"):
+        say(f"warning: {foreign(warning, MOST_WORDS)}", to_stderr=True)
+    faults = result.get("faults")
+    for fault in faults if isinstance(faults, list) else ():
+        complain(foreign(fault, MOST_WORDS))
+    if faults:
         raise typer.Exit(FAILED)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,12 +112,35 @@ def describe(
     if as_json:
         print_json(found)
         return
-    for operation in found["operations"]:
-        say(f"{operation['name']} ({operation['permission']}): {operation['summary']}")
-        for item in operation.get("arguments", ()):
-            needed = ", required" if item["required"] else ""
-            default = f" Default: {item['default']}." if item["default"] not in {None, ""} else ""
-            say(f"    {item['name']} ({item['type']}{needed}): {item['what']}{default}")
+    try:
+        lines = [line for operation in found["operations"] for line in _lines_of(operation)]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise _foreign(address) from error
+    for line in lines:
+        say(line)
+
+
+def _lines_of(operation: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is shown of an operation; each part on one line, for a server says what it likes.
+
+    Raises:
+        AttributeError, KeyError, TypeError: it is described in another way.
+    """
+    from flowctl.printable import foreign
+
+    name, permission, summary = (foreign(operation[key]) for key in ("name", "permission", "summary"))
+    yield f"{name} ({permission}): {summary}"
+    for item in operation.get("arguments", ()):
+        name, word, what = (foreign(item[key]) for key in ("name", "type", "what"))
+        needed = ", required" if item["required"] else ""
+        default = "" if item["default"] in (None, "") else f" Default: {foreign(item['default'])}."
+        yield f"    {name} ({word}{needed}): {what}{default}"
+
+
+def _foreign(address: str | None) -> Exception:
+    from flowctl.control.client import OperationError
+
+    return OperationError(f"{address} describes itself in another way", code="FOREIGN", hint="is it a flowctl server?")
 
 
 def _described(address: str, keys: Any, timeout_s: float) -> dict[str, Any]:
@@ -132,8 +156,11 @@ def _described(address: str, keys: Any, timeout_s: float) -> dict[str, Any]:
         if error.code != "UNKNOWNCOMMAND":
             raise
     reply = asyncio.run(call_parts(address, "rpc.describe", [], keys, timeout_s))
-    commands: list[dict[str, Any]] = json.loads(reply[0])["commands"]
-    return {"operations": [{**item, "permission": item["access"], "arguments": []} for item in commands]}
+    try:
+        commands: list[dict[str, Any]] = json.loads(reply[0])["commands"]
+        return {"operations": [{**item, "permission": item["access"], "arguments": []} for item in commands]}
+    except (IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise _foreign(address) from error
 
 
 def _octets(part: str) -> str | bytes:
