@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator
 
@@ -136,3 +137,16 @@ def test_octets_that_wait_when_they_are_of_one_sender_leave_others_as_many():
     assert [arrive("small", 1000), arrive("small", half)] == [Verdict.WAIT, Verdict.DROP]
     assert len(slots.ended(lane, 0.0)) == 1
     assert arrive("large", half) is Verdict.WAIT  # what has begun makes room
+
+
+def test_connections_when_others_went_without_a_word_are_not_taken_for_them(listening, tmp_path):
+    """Who opens a connection and closes it says nothing of the next one that gets its descriptor."""
+    _, dial = listening(echo=echo)
+    for number in range(3):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(f"{tmp_path}/rpc")
+            probe.recv(1)  # the listener has it
+        dealer = dial()
+        for part in (b"first", b"second"):
+            assert ask(dealer, b"a.echo", b"%d" % number, part) == [b"REPLY", b"%d" % number, part]
+        dealer.close(linger=0)

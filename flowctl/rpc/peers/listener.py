@@ -109,9 +109,7 @@ class Listener:
         self._of_key: dict[bytes, dict[Peer, None]] = {}  # all of each key, oldest first
         self.refused_count = 0
         self.socket: Final = ZmqSocket(group, raw, self._message)
-        self._monitor: Final = Monitor(
-            group, raw, self._happened, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-        )
+        self._monitor: Final = Monitor(group, raw, self._happened, zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
         self.socket.start()
 
     def __len__(self) -> int:
@@ -209,7 +207,7 @@ class Listener:
         return None if level is None else Identity(auth=level)
 
     def _happened(self, event: int, descriptor: int) -> None:
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        if event == zmq.EVENT_ACCEPTED:  # a handshake that succeeded would not tell which descriptor
             self._ended.discard(descriptor)  # it is another connection's from now on
             return
         peer = self._by_descriptor.pop(descriptor, None)
