@@ -173,6 +173,15 @@ def test_echo_when_sent_twice_is_answered_once_on_its_own_listener(make, raw, ad
     assert {dealer.recv_multipart()[2] for _ in range(2)} == {b"1-0-7-again", b"4-0-2-"}
 
 
+def test_echo_when_it_would_be_an_acknowledgement_is_for_no_callback(make, raw, address):
+    """Who names 2 as its callback gets its body back, and no word that a message of its own has arrived."""
+    server = make("server")
+    server.listen_for_connection(at(address), "desk", None)
+    dealer = raw(zmq.DEALER, b"raw", connect=address)
+    dealer.send_multipart([b"", b"7-2-1-e"])
+    assert {dealer.recv_multipart()[2] for _ in range(2)} == {b"0-0-0-e", b"7-0-2-"}
+
+
 @pytest.mark.parametrize("kind", ["ipc", "inproc", "tcp"])
 def test_sender_when_it_restarts_under_its_name_is_heard_from_its_first_message_on(make, tmp_path, kind):
     """Its ids begin at 0 again, its incarnation is another one (ME-21)."""
