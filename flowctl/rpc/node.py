@@ -512,7 +512,7 @@ class RpcNode:
 
         Raises:
             ClosedError: the node was stopped.
-            ConfigError: its port is out of range.
+            ConfigError: its port is out of range, or `allow` is none of these.
             OSError: it cannot be bound.
         """
         return self._listen(address, allow, on_bind, curve=False)
@@ -541,7 +541,11 @@ class RpcNode:
         if curve:
             serve_curve(raw, self.keys)
         # Before it is bound: the first connection may come before the next line. One item of a dict is set at once.
-        self._admission.open(number, curve=curve, allow=allow)
+        try:
+            self._admission.open(number, curve=curve, allow=allow)
+        except ConfigError:
+            raw.close(0)
+            raise
         try:
             raw.bind(address)
         except zmq.ZMQError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -343,3 +344,26 @@ def test_listen_when_the_node_was_stopped_says_so(node):
     server.stop()
     with pytest.raises(ClosedError):
         server.listen_plain("tcp://127.0.0.1:*")
+
+
+def test_listener_when_allow_is_no_level_is_an_error(node):
+    """A level by its name, which would deny everybody without a word, is refused at once."""
+    for allow in ("admin", None, {b"key"}, True):
+        with pytest.raises(ConfigError, match="it must be an AuthLevel, or a function"):
+            node().listen_plain("inproc://levels", allow)
+
+
+@pytest.mark.filterwarnings("ignore:Unclosed socket:ResourceWarning")
+def test_node_when_never_stopped_is_collected_without_waiting():
+    """Who sets a node up and lets go of it, as after an error, is not held up for ever by the garbage collector."""
+
+    def abandon() -> None:
+        abandoned = RpcNode()
+        abandoned.listen_plain("tcp://127.0.0.1:*")
+        del abandoned
+        gc.collect()
+
+    thread = threading.Thread(target=abandon, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()

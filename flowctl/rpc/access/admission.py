@@ -13,7 +13,8 @@ from itertools import count
 from typing import Final, TypeAlias
 
 from flowctl.addresses import address_key
-from flowctl.errors import LocalProtocolError
+from flowctl.errors import ConfigError, LocalProtocolError
+from flowctl.printable import short
 from flowctl.rpc.access.access import AuthLevel
 from flowctl.rpc.access.servicenodes import ServiceNodes
 from flowctl.zeromq.zap import Refusal, ZapRequest
@@ -116,7 +117,16 @@ class Admission:
         self.too_many_count = 0
 
     def open(self, listener: int, *, curve: bool, allow: AuthLevel | Allow) -> None:
-        """Let connections of a listener have the level `allow`, or be decided on by it; before it is bound."""
+        """Let connections of a listener have the level `allow`, or be decided on by it; before it is bound.
+
+        Raises:
+            ConfigError: `allow` is neither a level nor can be called: it would deny everybody, without a word.
+        """
+        if not isinstance(allow, AuthLevel) and not callable(allow):
+            raise ConfigError(
+                f"allow is {short(repr(allow))}, it must be an AuthLevel, or a function that returns one",
+                hint="AuthLevel.NONE lets everybody in, to call what asks for no level",
+            )
         self._doors[listener] = _Door(curve, (lambda *_: allow) if isinstance(allow, AuthLevel) else allow)
 
     def close(self, listener: int) -> None:
