@@ -142,11 +142,14 @@ def test_octets_that_wait_when_they_are_of_one_sender_leave_others_as_many():
 def test_connections_when_others_went_without_a_word_are_not_taken_for_them(listening, tmp_path):
     """Who opens a connection and closes it says nothing of the next one that gets its descriptor."""
     _, dial = listening(echo=echo)
-    for number in range(3):
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.connect(f"{tmp_path}/rpc")
-            probe.recv(1)  # the listener has it
-        dealer = dial()
-        for part in (b"first", b"second"):
-            assert ask(dealer, b"a.echo", b"%d" % number, part) == [b"REPLY", b"%d" % number, part]
-        dealer.close(linger=0)
+    probes = [socket.socket(socket.AF_UNIX) for _ in range(16)]
+    for probe in probes:
+        probe.connect(f"{tmp_path}/rpc")
+    for probe in probes:
+        probe.shutdown(socket.SHUT_WR)
+        while probe.recv(64):  # until the listener has closed it, too
+            pass
+    for probe in probes:
+        probe.close()
+    for number in range(6):  # their descriptors are those that were freed
+        assert ask(dial(), b"a.echo", b"%d" % number) == [b"REPLY", b"%d" % number]
