@@ -27,7 +27,6 @@ import zmq
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RpcError, RpcTimeoutError
 from flowctl.fieldtypes import check_type
 from flowctl.loop.faults import ErrorHook
-from flowctl.outcomes.pending import Pending
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.printable import short
 from flowctl.rpc import describe
@@ -45,7 +44,7 @@ from flowctl.rpc.jobs.timers import TimerID
 from flowctl.rpc.message import MAX_PART_BYTES, MOST_PARTS, Message, Part, octets, parts_of
 from flowctl.rpc.peers.dialled import Dialled
 from flowctl.rpc.peers.listener import Listener
-from flowctl.rpc.peers.peer import SERVICE_NODE, Call, ConnectionID, Peer
+from flowctl.rpc.peers.peer import SERVICE_NODE, Call, Calls, ConnectionID, Peer
 from flowctl.rpc.peers.reach import ANY_WAY, CONNECT_KEEP_ALIVE_S, Connections, Reach
 from flowctl.rpc.serving import Serving
 from flowctl.rpc.statistics import RpcStatistics
@@ -865,7 +864,7 @@ class RpcNode:
         if peer.calls is not None:
             self._group.deadlines.remove(peer)
             peer.due = inf
-            for _, call in peer.calls.take_all():
+            for call in peer.calls.take_all():
                 self._call(call.settle, False, [code])
 
     def _find(self, conn: ConnectionID) -> Peer | None:
@@ -971,12 +970,12 @@ class RpcNode:
                 with suppress(RuntimeError):  # the caller's loop is closed
                     loop.call_soon_threadsafe(_set_result, future, (ok, data))
 
-        tag = self._ask(to, command, parts, settle, timeout_s)
+        asked = self._ask(to, command, parts, settle, timeout_s)
         try:
             ok, data = await future
         except asyncio.CancelledError:
             with suppress(ClosedError):
-                self._do(self._withdraw, to, tag)
+                self._do(self._withdraw, asked)
             raise
         if ok:
             return data
@@ -1014,19 +1013,19 @@ class RpcNode:
             raise LocalProtocolError(f"credit is {credit}, it must be 1 to {MOST_CREDIT}")
         incoming = Incoming(asyncio.get_running_loop(), here=self._group.in_thread(), credit=credit)
         to = self._named(conn)
-        tag = self._ask(to, command, parts, incoming.end, timeout_s, credit, incoming.put)
+        asked = self._ask(to, command, parts, incoming.end, timeout_s, credit, incoming.put)
         taken = 0
         try:
             while (item := await incoming.take()) is not None:
                 yield item
                 taken += 1
                 if 2 * taken >= credit and not incoming.ended:
-                    self._do(self._give_credit, to, tag, taken, incoming)
+                    self._do(self._give_credit, asked, taken, incoming)
                     taken = 0
         finally:
             if not incoming.ended:
                 with suppress(ClosedError):
-                    self._do(self._withdraw, to, tag)
+                    self._do(self._withdraw, asked)
         if incoming.failure is not None:
             raise failure_of(command, incoming.failure)
 
@@ -1039,14 +1038,15 @@ class RpcNode:
         timeout_s: float,
         credit: int = 0,
         item: Callable[[list[bytes]], bool] | None = None,
-    ) -> bytes:
-        """Send a request, on whatever thread; return its tag."""
+    ) -> Call:
+        """Send a request, on whatever thread."""
         _check_timeout(timeout_s)
         tag = make_tag(next(self._numbers) % NUMBERS, timeout_s, credit)
         name = command.encode()
         frames = [name, tag, *_checked(parts)]
-        self._do(self._request, conn, frames, Call(name, settle, item), timeout_s)
-        return tag
+        call = Call(tag, name, settle, item)
+        self._do(self._request, conn, frames, call, timeout_s)
+        return call
 
     def send_reply(self, message: Message, parts: tuple[Part, ...]) -> None:
         """Answer a request, if it was not answered; for `Message`."""
@@ -1103,7 +1103,7 @@ class RpcNode:
             return
         calls = peer.calls
         if calls is None:
-            calls = peer.calls = Pending()
+            calls = peer.calls = Calls()
         if len(calls) >= MOST_CALLS:
             self._call(call.settle, False, [wire.QUEUE_FULL])
             return
@@ -1113,31 +1113,31 @@ class RpcNode:
             return
         self._asked_count += 1
         deadline = self._clock() + timeout_s
-        calls.add(frames[1], call, deadline)
+        call.peer = peer
+        calls.add(call.tag, call, deadline)
         if deadline < peer.due:
             peer.due = deadline
             self._group.deadlines.set(peer, deadline)
 
-    def _withdraw(self, conn: ConnectionID, tag: bytes) -> None:
+    def _withdraw(self, call: Call) -> None:
         """Give up a request: have its handler cancelled."""
-        peer = self._find(conn)
-        if peer is not None and peer.calls is not None and tag in peer.calls:
-            peer.calls.take(tag)
-            self._send_to(peer, [wire.CANCEL, tag])
+        peer = call.peer
+        if peer is not None and peer.calls is not None and peer.calls.take(call.tag) is not None:
+            self._send_to(peer, [wire.CANCEL, call.tag])
 
-    def _give_credit(self, conn: ConnectionID, tag: bytes, count: int, incoming: Incoming) -> None:
+    def _give_credit(self, call: Call, count: int, incoming: Incoming) -> None:
         """Let more items of a stream come."""
-        peer = self._find(conn)
-        if peer is not None and peer.calls is not None and tag in peer.calls:
+        peer = call.peer
+        if peer is not None and peer.calls is not None and call.tag in peer.calls:
             incoming.allow(count)
-            self._send_to(peer, [wire.CREDIT, tag, b"%d" % count])
+            self._send_to(peer, [wire.CREDIT, call.tag, b"%d" % count])
 
     def _calls_due(self, peer: Peer) -> None:
         calls = peer.calls
         peer.due = inf
         if calls is None:
             return
-        for _, call in calls.take_due(self._clock()):
+        for call in calls.take_due(self._clock()):
             self._call(call.settle, False, [wire.TIMEOUT])
         following = calls.next_deadline()
         if following is not None and not peer.closed:
@@ -1269,12 +1269,9 @@ class RpcNode:
         calls = peer.calls
         if calls is None or len(frames) < 2:
             return
-        for tag in calls:
-            call = calls.get(tag)
-            if call is not None and call.command == frames[1]:
-                calls.take(tag)
-                self._call(call.settle, False, [wire.UNKNOWN_COMMAND])
-                return
+        call = calls.take_oldest(frames[1])
+        if call is not None:
+            self._call(call.settle, False, [wire.UNKNOWN_COMMAND])
 
     # --- jobs of the program -------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
 
@@ -46,7 +47,12 @@ class Node:
         async def who(message: Message) -> bytes:
             return message.peer.identity.pubkey
 
+        async def count(message: Message) -> AsyncIterator[bytes]:
+            for number in range(20):
+                yield b"%d" % number
+
         self.rpc.add_category("a")
+        self.rpc.add_request_command("a", "count", count)
         self.rpc.add_command("a", "keep", keep)
         self.rpc.add_command("a", "take", take)
         self.rpc.add_request_command("a", "who", who)
@@ -126,3 +132,19 @@ def test_connection_when_its_node_is_no_service_node_any_more_is_closed(two):
     wait_until(ours.rpc, lambda: not ours.rpc._dialled)
     wait_until(theirs.rpc, lambda: all(not len(listener) for listener in theirs.rpc._listeners.values()))
     assert len(ours.rpc._connections) == 0
+
+
+def test_stream_when_its_service_node_opens_a_connection_meanwhile_goes_on(two):
+    """Credit goes where the request went, though that key now means another connection."""
+    a, b = two
+
+    async def take() -> list[bytes]:
+        items = []
+        async for item in a.rpc.stream(a.rpc.service_node(b.key), "a.count", credit=2, timeout_s=WAIT_S):
+            if not items:
+                back = b.rpc.service_node(a.key, Reach(outgoing=True))
+                assert await b.rpc.call(back, "a.who", timeout_s=WAIT_S) == [b.key]
+            items += item
+        return items
+
+    assert asyncio.run(take()) == [b"%d" % number for number in range(20)]

@@ -60,23 +60,95 @@ class Call:
     """A request of ours that waits for its outcome.
 
     Args:
+        tag: by which it is answered.
         command: as it was sent.
         settle: called once, with whether there is a reply, and with the parts of the reply or the code and text of the
             failure.
         item: of a stream: called with the parts of each item; False: it was not allowed to come.
     """
 
-    __slots__ = ("command", "item", "settle")
+    __slots__ = ("command", "item", "peer", "settle", "tag")
 
     def __init__(
         self,
+        tag: bytes,
         command: bytes,
         settle: Callable[[bool, list[bytes]], object],
         item: Callable[[list[bytes]], bool] | None = None,
     ) -> None:
+        self.tag: Final = tag
         self.command: Final = command
         self.settle: Final = settle
         self.item: Final = item
+        #: Who was asked: what follows goes there. None: not sent yet.
+        self.peer: Peer | None = None
+
+
+class Calls:
+    """Requests of ours that wait for one peer: by tag and, oldest first, by command; for one thread.
+
+    A node of OxenMQ that does not know a command says so without the tag, so such an answer is for the oldest request
+    with that command. It may come for each of a hundred thousand, and for commands that nobody asked for: it is O(1).
+    """
+
+    __slots__ = ("_of_command", "_pending")
+
+    def __init__(self) -> None:
+        self._pending: Final[Pending[bytes, Call]] = Pending()
+        self._of_command: Final[dict[bytes, dict[bytes, None]]] = {}  # tags, oldest first; none empty
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __contains__(self, tag: bytes) -> bool:
+        return tag in self._pending
+
+    def add(self, tag: bytes, call: Call, deadline: float) -> None:
+        """Enter a request; `deadline` is on the clock of `take_due`, infinite: none."""
+        self._pending.add(tag, call, deadline)
+        tags = self._of_command.get(call.command)
+        if tags is None:
+            self._of_command[call.command] = {tag: None}
+        else:
+            tags[tag] = None
+
+    def get(self, tag: bytes) -> Call | None:
+        """Return a request, which stays; None: it is not here."""
+        return self._pending.get(tag)
+
+    def take(self, tag: bytes) -> Call | None:
+        """Remove and return a request; None: it is not here (any more)."""
+        call = self._pending.take(tag)
+        if call is not None:
+            self._left(tag, call)
+        return call
+
+    def take_oldest(self, command: bytes) -> Call | None:
+        """Remove and return the oldest request with that command; None: there is none."""
+        tags = self._of_command.get(command)
+        return None if tags is None else self.take(next(iter(tags)))
+
+    def take_due(self, now: float) -> list[Call]:
+        """Remove and return those whose deadline has passed, earliest first."""
+        due = self._pending.take_due(now)
+        for tag, call in due:
+            self._left(tag, call)
+        return [call for _, call in due]
+
+    def take_all(self) -> list[Call]:
+        """Remove and return all, oldest first."""
+        self._of_command.clear()
+        return [call for _, call in self._pending.take_all()]
+
+    def next_deadline(self) -> float | None:
+        """Return when `take_due` next has something; None: never."""
+        return self._pending.next_deadline()
+
+    def _left(self, tag: bytes, call: Call) -> None:
+        tags = self._of_command[call.command]
+        del tags[tag]
+        if not tags:
+            del self._of_command[call.command]
 
 
 class Cancellable(Protocol):
@@ -129,7 +201,7 @@ class Peer:
         self.descriptor = -1
         self._unread_bytes = 0  # sent since the system last took more
         #: Our requests to it, by their tags; None: there has been none.
-        self.calls: Pending[bytes, Call] | None = None
+        self.calls: Calls | None = None
         #: When the group calls `deadline_due`; infinite: not at all.
         self.due = inf
         #: What runs for it here and may be cancelled, by the tags of its requests.
