@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import zmq
@@ -17,12 +18,20 @@ from flowctl.zeromq.socket import ZmqSocket
 if TYPE_CHECKING:
     from flowctl.pollgroup import PollGroup
 
+REDIAL_S: Final = (0.25, 5.0)
+"""How long after its end a connection that ZeroMQ has given up is connected again: at first, and at most."""
+
+_EVENTS: Final = (
+    zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECT_RETRIED
+)
+
 
 class Dialled:
     """A DEALER; all methods on the node's thread.
 
-    ZeroMQ connects it again whenever its connection is lost. It says HI each time, so that the listener knows its
-    route before anything else is sent.
+    ZeroMQ connects it again when its connection is lost, but not when the other end has broken the protocol, as with a
+    message over the limit: then we do. It says HI each time, so that the listener knows its route before anything else
+    is sent.
 
     Args:
         group: whose thread it runs on.
@@ -37,7 +46,21 @@ class Dialled:
         due: see `Peer`.
     """
 
-    __slots__ = ("_failed", "_lost", "_monitor", "_ready", "_received", "_said_hi", "address", "heard", "peer", "ready")
+    __slots__ = (
+        "_comes_again",
+        "_failed",
+        "_group",
+        "_lost",
+        "_monitor",
+        "_ready",
+        "_received",
+        "_redial_s",
+        "_said_hi",
+        "address",
+        "heard",
+        "peer",
+        "ready",
+    )
 
     def __init__(
         self,
@@ -53,6 +76,7 @@ class Dialled:
         lost: Callable[[Peer], object],
         due: Callable[[Peer], None],
     ) -> None:
+        self._group: Final = group
         self.address: Final = address
         self._ready: Final = ready
         self._failed: Final = failed
@@ -62,16 +86,17 @@ class Dialled:
         self.heard = False
         #: Whether it was answered.
         self.ready = False
+        self._comes_again = True  # whether ZeroMQ has tried to connect since the connection ended
+        self._redial_s = REDIAL_S[0]
         socket = ZmqSocket(group, raw, self._message)
         self.peer: Final = Peer(conn, socket, identity, due)
-        self._monitor: Final = Monitor(
-            group, raw, self._happened, zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-        )
+        self._monitor: Final = Monitor(group, raw, self._happened, _EVENTS)
         socket.start()
         self._said_hi = self._say_hi()
 
     def answered(self) -> Callable[[ConnectionID], object] | None:
         """Note that the listener has answered; return whom to tell, the first time."""
+        self._redial_s = REDIAL_S[0]
         if self.ready:
             return None
         self.ready = True
@@ -89,12 +114,34 @@ class Dialled:
 
     def _happened(self, event: int, value: int) -> None:
         if event == zmq.EVENT_CONNECTED:
+            self._comes_again = True
             self.peer.descriptor = value
+        elif event == zmq.EVENT_CONNECT_RETRIED:
+            self._comes_again = True
         elif event == zmq.EVENT_DISCONNECTED:
+            self._comes_again = False
+            if self.ready:  # until then there is the deadline of the connect
+                self._group.call_later(self._redial_s, self._redial)
             self.peer.descriptor = -1
             self._lost(self.peer)
         elif self.ready or not self._said_hi:
             self._said_hi = self._say_hi()
+
+    def _redial(self) -> None:
+        """Connect again, if ZeroMQ does not: it tells of each try, and of none once it has given up."""
+        self._monitor.read_all()
+        socket = self.peer.socket
+        if socket.closed or self._comes_again:
+            return
+        socket.look()  # what follows reads its mailbox
+        if int(socket.raw.get(zmq.EVENTS)) & zmq.POLLOUT:
+            return
+        self._comes_again = True
+        self._redial_s = min(2 * self._redial_s, REDIAL_S[1])
+        to = self.address.zmq_address
+        with suppress(zmq.ZMQError):
+            socket.raw.disconnect(to)  # what is left of it
+        socket.raw.connect(to)
 
     def _say_hi(self) -> bool:
         """Say HI; return whether it could be. One who is denied at once may have no connection at this moment."""

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from flowctl.errors import LocalProtocolError, RpcError
-from flowctl.rpc.message import Message
+from flowctl.rpc.message import MAX_PART_BYTES, Message
 from flowctl.rpc.node import RequestFuture, RpcNode
 from flowctl.rpc.peers.peer import ConnectionID
 from flowctl.rpc.wire.tag import make_tag
@@ -171,6 +171,21 @@ def test_connection_when_lost_fails_what_waits_and_comes_back(remote, tmp_path):
     future, tag = remote.asked("their.ask")
     remote.send(b"REPLY", tag, b"back")
     assert future.get(WAIT_S) == [b"back"]
+
+
+def test_connection_when_a_message_is_over_the_limit_fails_what_waits_and_comes_back(remote):
+    """Of a message over the limit ZeroMQ closes the connection for good; the node connects it again, each time."""
+    for _ in range(2):
+        future, _ = remote.asked("x.y")
+        remote.send(b"x.big", bytes(MAX_PART_BYTES + 1))
+        assert code_of(future) == "DISCONNECTED"
+        remote.route, *hello = remote.receive()
+        assert hello == [b"HI"]
+        remote.send(b"HELLO")
+        future, tag = remote.asked("x.y", b"again")
+        remote.send(b"REPLY", tag, b"ok")
+        assert future.get(WAIT_S) == [b"ok"]
+        assert remote.node.statistics().outgoing == 1
 
 
 def test_connect_when_nobody_answers_times_out(tmp_path):
