@@ -131,6 +131,9 @@ class RpcNode:
         self._destroying: Final = threading.Lock()  # taken once, by the one that ends the context
         self._jobs: Final = Dispatcher(name, os.cpu_count() or 1)
         self._winding_up: asyncio.Task[None] | None = None  # on the node's thread
+        # What has an outcome to tell and waits for the node's thread; any thread appends.
+        self._undone: Final[dict[Callable[[], object], object]] = {}
+        self._over = False  # nothing that is queued on the loop is sure to run
         # One for all that stop it: what another one queues when the loop has been stopped never runs.
         self._wound_up: Final[Future[None]] = Future()
         self._numbers: Final = count(SystemRandom().randrange(NUMBERS))
@@ -375,6 +378,7 @@ class RpcNode:
         """Stop it."""
         await self._end_soon(LINGER_S)
         self._group.stop()
+        self._fail_undone()
         self._jobs.join(0.0)
         await asyncio.to_thread(self._destroy)  # which waits for what lingers
 
@@ -403,6 +407,7 @@ class RpcNode:
             self._destroy()
             return True
         ends_at = time.monotonic() + deadline_s
+        self._stopping = True  # from now on nothing more is asked, so that what is queued has an end
         with suppress(ClosedError):
             self._group.call_soon(self._end_soon, deadline_s)
             with suppress(TimeoutError):
@@ -410,6 +415,7 @@ class RpcNode:
         left_s = max(STOP_GRACE_S, ends_at - time.monotonic())
         ended = self._group.stop(left_s)
         if ended:
+            self._fail_undone()
             self._destroy()
         return self._jobs.join(max(0.0, ends_at - time.monotonic())) and ended
 
@@ -707,14 +713,14 @@ class RpcNode:
         dial = partial(self._dial, conn, to, timeout_s, auth, ephemeral_routing_id)
         if on_connect is not None or on_failure is not None:
             ready, failed = (partial(self._call_back, callback or _nothing) for callback in (on_connect, on_failure))
-            self._do(dial, ready, failed)
+            self._do_or_fail(dial, ready, failed)
             return conn
         if self._group.in_thread():
             raise LocalProtocolError(
                 "connect_remote() would wait on the node's own thread", hint="await connect(), or give callbacks"
             )
         done: Future[ConnectionID] = Future()
-        self._do(dial, done.set_result, partial(_refuse, done, address))
+        self._do_or_fail(dial, done.set_result, partial(_refuse, done, address))
         return done.result()
 
     async def connect(
@@ -736,7 +742,7 @@ class RpcNode:
         to = Address.parse(address)
         conn = ConnectionID(next(self._ids), pubkey=to.pubkey)
         dial = partial(self._dial, conn, to, timeout_s, auth, ephemeral_routing_id)
-        self._do(dial, partial(_connected, done), partial(_refuse, done, address))
+        self._do_or_fail(dial, partial(_connected, done), partial(_refuse, done, address))
         try:
             return await asyncio.wrap_future(done)
         except asyncio.CancelledError:
@@ -1045,7 +1051,7 @@ class RpcNode:
         name = command.encode()
         frames = [name, tag, *_checked(parts)]
         call = Call(tag, name, settle, item)
-        self._do(self._request, conn, frames, call, timeout_s)
+        self._do_or_fail(self._request, conn, frames, call, timeout_s)
         return call
 
     def send_reply(self, message: Message, parts: tuple[Part, ...]) -> None:
@@ -1382,6 +1388,37 @@ class RpcNode:
             what(*args)
         else:
             self._group.call_soon(what, *args)
+
+    def _do_or_fail(self, what: Callable[..., object], *args: Any) -> None:
+        """Do as `_do` what has an outcome to tell, on whatever thread if the node is stopped before it is done.
+
+        What is queued on a loop that has been stopped never runs, and nothing says so: it is kept here until it has.
+        """
+        if self._group.in_thread():
+            what(*args)
+            return
+        if self._stopping:
+            raise ClosedError("the node was stopped")
+        undone = partial(what, *args)
+        self._undone[undone] = None
+        try:
+            self._group.call_soon(self._do_once, undone)
+        except ClosedError:
+            if self._undone.pop(undone, self) is None:
+                raise
+            return  # the one that has stopped the node has done it
+        if self._over:
+            self._fail_undone()
+
+    def _do_once(self, undone: Callable[[], object]) -> None:
+        if self._undone.pop(undone, self) is None:
+            undone()
+
+    def _fail_undone(self) -> None:
+        """Do what the loop, which is over, has left: told that the node is stopped, each fails."""
+        self._stopping = self._over = True
+        for undone in list(self._undone):
+            self._call(self._do_once, undone)
 
     def _call_back(self, callback: Callable[..., object], *args: Any) -> None:
         """Have a callback of the application run on a worker thread, as the callback of a reply."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 import pytest
 
@@ -456,3 +457,55 @@ def test_node_when_on_a_loop_runs_plain_handlers_on_threads(loop_factory, tmp_pa
         assert runner.run(main()) == [[b"done"]] * 3
     assert {name.partition(" worker")[0] for name in names} == {"loop"}
     assert not [item for item in threading.enumerate() if item.name.startswith("loop")]
+
+
+def test_requests_when_made_while_the_node_stops_all_have_their_outcome(node, tmp_path):
+    """What is asked from other threads at the last moment fails, or is refused at once; nothing waits for ever."""
+    server = node("server")
+    server.add_category("c")
+    server.add_request_command("c", "echo", lambda message: message.data)
+    address = server.listen_plain(f"ipc://{tmp_path}/late")
+    server.start()
+    for _ in range(5):
+        client = node("client")
+        client.start()
+        conn = client.connect_remote(address)
+        asked: list[Future] = []
+        begun = threading.Barrier(4)
+
+        def ask(client=client, conn=conn, asked=asked, begun=begun):
+            begun.wait(WAIT_S)
+            with contextlib.suppress(ClosedError):
+                while True:
+                    asked.append(client.request_future(conn, "c.echo", "x", timeout_s=3600))
+
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        begun.wait(WAIT_S)
+        assert client.stop(WAIT_S)
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert wait(asked, WAIT_S).not_done == set()
+
+
+def test_connects_when_made_while_the_node_stops_all_end(node, tmp_path):
+    """One that waits for a connection is told that there will be none."""
+    for _ in range(5):
+        client = node("client")
+        client.start()
+        begun = threading.Barrier(3)
+
+        def dial(client=client, begun=begun):
+            begun.wait(WAIT_S)
+            with pytest.raises((ClosedError, RpcError)):
+                client.connect_remote(f"ipc://{tmp_path}/nobody", timeout_s=3600)
+
+        threads = [threading.Thread(target=dial, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        begun.wait(WAIT_S)
+        client.stop(WAIT_S)
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert not any(thread.is_alive() for thread in threads)

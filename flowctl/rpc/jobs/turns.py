@@ -13,8 +13,9 @@ from collections.abc import Hashable, Iterator
 from itertools import islice
 from typing import Final, Generic, Protocol, TypeVar
 
-MOST_IN_LINE: Final = 16
-"""Of one sender: a burst of a client that asks for a page's worth of things at once is still served as it came."""
+MOST_IN_LINE: Final = 4
+"""Of one sender. Each that a flood has in the line is one that others wait for: with 16, the 99th percentile of others'
+calls of plain functions was twice that with 4, and with 1 half of it; but then the order of arrival means nothing."""
 
 
 class Sent(Protocol):
