@@ -179,8 +179,9 @@ class Messenger:
             With `keys` it has one of its own.
         keys: its key pair of CURVE: all that goes over tcp and ipc is encrypted, and both sides know whom they talk to.
             None: nothing is.
-        allow: given the public key of a newcomer to a listener, returns whether it may come in; for `keys`. None: all
-            may that know the listener's key.
+        allow: given the public key of a newcomer to a listener, returns whether it may come in; for `keys`. A name
+            instead of True: it may, and speaks under that identity alone. None: all may that know the listener's key,
+            and the identity of a peer belongs to the key that came with it first.
         on_error: told of every exception of a handler. None: they are logged.
         loop_factory: of `start`: makes the loop. None: uvloop where it is installed.
         rng: for the jitter of retries.
@@ -210,7 +211,7 @@ class Messenger:
         max_peers: int = 10_000,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         keys: KeyPair | None = None,
-        allow: Callable[[bytes], bool] | None = None,
+        allow: Callable[[bytes], bool | str] | None = None,
         on_error: ErrorHook | None = None,
         loop_factory: LoopFactory | None = None,
         rng: Random | None = None,
@@ -266,12 +267,12 @@ class Messenger:
         self._stored: dict[bytes, list[StoredMessage]] = {}
         self._runs: dict[bytes, dict[int, list[tuple[int, int]]]] = {}
         self._held_room: Final = HeldRoom()
-        self._remembered: dict[bytes, Arrivals] = {}  # of peers that are gone, by key  # guarded by _lock
+        self._remembered: dict[bytes, tuple[Arrivals, str]] = {}  # of peers gone, and their pubkeys  # guarded by _lock
+        self._names: dict[str, bytes] = {}  # by public key, hex: the identity that `allow` gave; no more than it names
         self._tasks: set[asyncio.Task[None]] = set()
         self._callbacks_timer_at: float | None = None
         self._malformed_at = -_MALFORMED_EVERY_S
-        self._echo_bytes = self._handling_bytes = 0
-        self._malformed = self._sent = self._acknowledged = self._given_up = 0
+        self._echo_bytes = self._handling_bytes = self._malformed = self._sent = self._acknowledged = self._given_up = 0
         self._received_count = self._repeated = self._refused = self._late = self._handler_errors = 0
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -660,7 +661,14 @@ class Messenger:
 
     def _admit(self, request: ZapRequest) -> Mapping[str, str] | Refusal:
         """Decide on a newcomer; one that is refused may be known later, so that it goes on trying."""
-        return {} if self._allow is None or self._allow(request.pubkey) else Refusal.TRY_LATER
+        verdict = self._allow is None or self._allow(request.pubkey)
+        if not verdict:
+            return Refusal.TRY_LATER
+        if isinstance(verdict, str):
+            self._names[request.pubkey.hex()] = as_identity(verdict)
+        else:
+            self._names.pop(request.pubkey.hex(), None)
+        return {}
 
     # --- listeners and connections, inner steps; the group's thread ----------------------------------------------
 
@@ -765,8 +773,8 @@ class Messenger:
                 peer.arrivals.restore(incarnation, ids.get(incarnation, []), sequences.get(incarnation, []), old_below)
             remembered = self._remembered.pop(key, None)
             if remembered is not None:
-                peer.arrivals = remembered
-                self._remembered_gap_count -= remembered.gap_count
+                peer.arrivals, peer.pubkey = remembered
+                self._remembered_gap_count -= peer.arrivals.gap_count
             endpoint.peers[route] = peer
             self._peer_count += 1
             wake = bool(stored) and self._queue_locked(peer)
@@ -791,11 +799,11 @@ class Messenger:
             if gap_count and self._remembered_gap_count + gap_count > MAX_REMEMBERED_GAPS:
                 gone = peer.key
             else:
-                self._remembered[peer.key] = peer.arrivals
+                self._remembered[peer.key] = peer.arrivals, peer.pubkey
                 self._remembered_gap_count += gap_count
                 if len(self._remembered) > MAX_REMEMBERED:
                     gone = next(iter(self._remembered))
-                    self._remembered_gap_count -= self._remembered.pop(gone).gap_count
+                    self._remembered_gap_count -= self._remembered.pop(gone)[0].gap_count
         if gone is not None and self._store is not None:
             for prefix in (SEQUENCES, IDS, OLD, ANNOUNCES):
                 self._store.forget(prefix + gone, None)
@@ -1134,7 +1142,11 @@ class Messenger:
         if len(frames) < 3 or frames[1]:
             self._note_malformed(RemoteProtocolError(f"a message of {len(frames)} frames without an empty second one"))
             return
+        pubkey = "" if self._keys is None else endpoint.sender_pubkey()
         peer = endpoint.peers.get(frames[0])
+        if self._keys is not None and not self._may_speak(endpoint, peer, frames[0], pubkey):
+            self._refused += 1
+            return
         if peer is None:
             if frames[0].startswith(b"\0") and endpoint.left_over():
                 self._refused += 1
@@ -1146,7 +1158,26 @@ class Messenger:
                 self._note_malformed(error)
                 return
             peer = self._add_peer(endpoint, frames[0])
+            if peer.pubkey not in {"", pubkey}:  # it was known before, and forgotten
+                self._refused += 1
+                return
+        peer.pubkey = pubkey
         self._received(peer, frames[2], frames[3:])
+
+    def _may_speak(self, endpoint: Endpoint, peer: Peer | None, route: bytes, pubkey: str) -> bool:
+        """Return whether the holder of a key, as ZeroMQ has it, may speak under an identity.
+
+        ZeroMQ gives the route of an identity to the connection that last took it; only the key says whose it is.
+        """
+        if self._names.get(pubkey, route) != route:
+            return False
+        if peer is not None and peer.pubkey:
+            return peer.pubkey == pubkey
+        if not pubkey:  # it is in this process
+            return True
+        # Each way to listener 0 has its own socket; an identity is one and the same there.
+        ways = [self._listeners[0], *self._ways()] if endpoint.number <= 0 else []
+        return all(way.peers[route].pubkey in {"", pubkey} for way in ways if route in way.peers)
 
     def _dealer_received(self, endpoint: Endpoint, frames: list[bytes]) -> None:
         peer = endpoint.peers[b""]

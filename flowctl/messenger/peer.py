@@ -53,6 +53,7 @@ class Peer:
         handling_count: coroutines of handlers that run for its messages.
         handling_bytes: octets of these messages.
         echo_count: of the unacknowledged messages to it, those that it has asked for itself.
+        pubkey: public key that it came with first, hex, as ZeroMQ has it. "": not known, or it has none.
         queued: it is in the messenger's list of peers to send to; under the messenger's lock.
         releasing: messages that waited for another are being handled.
         timer_at: when it looks after its messages next, on the group's clock. None: never.
@@ -70,6 +71,7 @@ class Peer:
         "handling_bytes",
         "handling_count",
         "key",
+        "pubkey",
         "queued",
         "releasing",
         "timer_at",
@@ -89,6 +91,7 @@ class Peer:
         self.announced = 0
         self.acks: list[int] = []
         self.handling_count = self.handling_bytes = self.echo_count = 0
+        self.pubkey = ""
         self.queued = False
         self.releasing = False
         self.timer_at: float | None = None
@@ -214,6 +217,14 @@ class Endpoint:
             return frame is not None and bool(frame.get("Identity"))
         except zmq.ZMQError:  # it had no handshake: it is in this process
             return False
+
+    def sender_pubkey(self) -> str:
+        """Return the public key that the connection of the present message has proven to hold, hex; "": it has none."""
+        frame = self.socket.frame
+        try:
+            return "" if frame is None else str(frame.get("User-Id"))
+        except zmq.ZMQError:  # it is in this process
+            return ""
 
     def announcement(self, route: bytes) -> int | None:
         """Return the incarnation that the sender of the present message, which came by `route`, announced.

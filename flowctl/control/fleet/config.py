@@ -187,6 +187,13 @@ class _Reader:
                 f"{self._where}: {missing}, but {why}: anybody could lift the bans of the fleet",
                 hint="flowctl rpc keygen FILE makes a key pair: key_file names the file, key is the public one",
             )
+        owners: dict[bytes, str] = {}
+        for name, item in config.members.items():
+            if item.pubkey is not None and owners.setdefault(item.pubkey, name) != name:
+                raise ConfigError(
+                    f"{self._where}: members.{name} has the key of members.{owners[item.pubkey]}",
+                    hint="a member is known by its key: flowctl rpc keygen FILE makes one for each",
+                )
         if len(str(config.status_socket).encode()) > _MOST_PATH_BYTES:
             raise self._error("", "folder", str(config.folder), f"shorter: its socket has {_MOST_PATH_BYTES} octets")
 

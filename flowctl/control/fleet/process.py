@@ -138,7 +138,7 @@ class AgentProcess:
         await stack.enter_async_context(node)
         node.listen_plain(f"ipc://{config.status_socket}", AuthLevel.BASIC)
         retry = Backoff(first_s=0.25, factor=2.0, most_s=COMPARE_S)
-        members = {item.pubkey for item in config.members.values() if item.pubkey is not None}
+        names = {item.pubkey: name for name, item in config.members.items() if item.pubkey is not None}
         self._messenger = await stack.enter_async_context(
             Messenger(
                 identity=config.name,
@@ -146,7 +146,7 @@ class AgentProcess:
                 open_store=partial(Outbox, config.folder / "outbox.sqlite", max_bytes=OUTBOX_BYTES),
                 max_message_bytes=MOST_MESSAGE_BYTES,
                 keys=keys,
-                allow=None if keys is None else members.__contains__,
+                allow=None if keys is None else lambda pubkey: names.get(pubkey, False),
             )
         )
         for name, item in config.others.items():

@@ -64,6 +64,10 @@ def test_config_when_all_is_of_one_user_needs_no_keys():
         (GOOD.partition("[members.a]")[0] + "members = 1", "line 4: members is 1"),
         (GOOD + "".join(f'\n[members.m{at}]\naddress = "ipc://{at}"' for at in range(MOST_MEMBERS)), "34 members"),
         ("\n".join(f'{line}\nkey = "{KEY}"' if "address" in line else line for line in GOOD.splitlines()), "key_file"),
+        (
+            'key_file = "k"\n' + GOOD.replace('.sock"', f'.sock"\nkey = "{KEY}"'),
+            "members.b has the key of members.a",
+        ),
     ],
 )
 def test_config_when_wrong_says_what_and_where(text, said):
