@@ -8,6 +8,7 @@ so what another peer says about it does not count; it leaves the table before it
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -56,6 +57,8 @@ from flowctl.zeromq.curve import KeyPair, dial_curve, node_keys, serve_curve
 from flowctl.zeromq.endpoint import check_port
 from flowctl.zeromq.zap import ZapHandler, bind_zap, zap_domain
 
+_log: Final = logging.getLogger("flowctl.rpc")
+
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 10.0
 SN_CHECK_S: Final = 0.25
@@ -65,6 +68,8 @@ HEARTBEAT_TIMEOUT_MS: Final = 30_000
 HANDSHAKE_MS: Final = 10_000
 RECONNECT_MS: Final = (250, 5_000)
 LINGER_S: Final = 5.0
+LATE_EVERY_S: Final = 10.0
+"""Least time between two warnings of answers that come too late: a peer causes them."""
 STREAM_CREDIT: Final = 32
 """Items of a stream that may be on their way: enough for a network of some milliseconds, little enough to hold."""
 MOST_CALLS: Final = 100_000
@@ -156,6 +161,7 @@ class RpcNode:
         self._serving_here: Serving | None = None
         self._malformed_count = 0
         self._late_count = 0
+        self._late_told_at = -inf
         self._asked_count = 0
         self._unsent_count = 0
         self._refused_counts: Counter[str] = Counter()
@@ -852,6 +858,8 @@ class RpcNode:
             with suppress(zmq.ZMQError):
                 peer.send([wire.BYE])
             self._forget(peer, wire.DISCONNECTED)
+        else:
+            _log.warning("disconnect: there is no connection %d", conn.id)
 
     def _forget(self, peer: Peer, code: bytes) -> None:
         """Drop a peer: its requests here are cancelled, ours to it fail."""
@@ -1238,14 +1246,22 @@ class RpcNode:
             return
         call = None if peer.calls is None else peer.calls.take(frames[1])
         if call is None:
-            self._late_count += 1
+            self._note_late()
         else:
             self._call(call.settle, True, frames[2:])
+
+    def _note_late(self) -> None:
+        """Count an answer that nothing waits for, any more or at all; warn, but not of each of a flood."""
+        self._late_count += 1
+        now = self._clock()
+        if now - self._late_told_at >= LATE_EVERY_S:
+            self._late_told_at = now
+            _log.warning("dropped an answer that no request waits for; %d so far", self._late_count)
 
     def _received_failure(self, peer: Peer, code: bytes, tag: bytes, more: list[bytes]) -> None:
         call = None if peer.calls is None else peer.calls.take(tag)
         if call is None:
-            self._late_count += 1
+            self._note_late()
         else:
             self._call(call.settle, False, [code, *more])
 
@@ -1264,7 +1280,7 @@ class RpcNode:
         else:
             call = None if peer.calls is None else peer.calls.get(frames[1])
             if call is None:
-                self._late_count += 1
+                self._note_late()
             elif call.item is None or not call.item(frames[2:]):
                 self._malformed_count += 1
                 self._received_failure(peer, NOT_ALLOWED, frames[1], [])

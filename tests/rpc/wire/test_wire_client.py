@@ -119,8 +119,8 @@ def test_unknown_command_when_told_ends_the_oldest_request_with_it(remote):
     assert (other.get(WAIT_S), second.get(WAIT_S)) == ([b"other"], [b"second"])
 
 
-def test_reply_when_late_or_repeated_changes_nothing(remote):
-    """The first outcome counts; the others are dropped and counted (OX-61)."""
+def test_reply_when_late_or_repeated_changes_nothing(remote, caplog):
+    """The first outcome counts; the others are dropped and counted, with a warning now and then (OX-61)."""
     got: list[Any] = []
     told = threading.Event()
     remote.node.request(
@@ -139,6 +139,7 @@ def test_reply_when_late_or_repeated_changes_nothing(remote):
     assert last.get(WAIT_S) == []
     assert got == [(False, [b"TIMEOUT"])]
     assert remote.node.statistics().late_count == 3
+    assert [item.message for item in caplog.records] == ["dropped an answer that no request waits for; 1 so far"]
 
 
 def test_request_when_the_listener_asks_is_answered_by_the_one_who_dialled(remote):
@@ -203,12 +204,16 @@ def test_connect_when_nobody_answers_times_out(tmp_path):
     node.stop()
 
 
-def test_disconnect_when_of_an_unknown_connection_does_nothing(remote):
-    """Disconnecting twice is harmless, and what was sent before is delivered (OX-81)."""
+def test_disconnect_when_of_an_unknown_connection_does_nothing(remote, caplog):
+    """Disconnecting twice is harmless and warned of, and what was sent before is delivered (OX-81)."""
     remote.node.send(remote.conn, "their.do", b"last")
     remote.node.disconnect(remote.conn)
     remote.node.disconnect(remote.conn)
     remote.node.disconnect(ConnectionID(12345, b"nobody"))
+    done = threading.Event()
+    remote.node._group.call_soon(done.set)
+    assert done.wait(WAIT_S)
+    assert [item.message.split()[-1] for item in caplog.records] == [str(remote.conn.id), "12345"]
     assert remote.receive()[1:] == [b"their.do", b"last"]
 
 
