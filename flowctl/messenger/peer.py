@@ -249,7 +249,9 @@ class Endpoint:
     def close(self) -> None:
         """Close the socket and remove its files."""
         if self.is_router:
-            _INPROC.pop((self._context_id, self.address), None)
+            if _INPROC.pop((self._context_id, self.address), None) is not None:
+                with suppress(zmq.ZMQError):
+                    self.socket.raw.unbind(self.address)  # closing frees the name some time later
         else:
             _INPROC_DIALLED.pop((self._context_id, self.address, self.identity), None)
         self.socket.close()

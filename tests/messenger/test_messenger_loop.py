@@ -101,6 +101,19 @@ def test_request_when_the_callbacks_are_used_up_waits_for_one(loop_factory, monk
         runner.run(main())
 
 
+def test_listener_in_process_when_closed_leaves_its_name_at_once(loop_factory):
+    """The next one can have it as soon as the messenger has ended."""
+
+    async def main() -> int:
+        for _ in range(50):
+            async with Messenger(identity="server") as server:
+                server.listen_for_connection(Destination.inproc("server", "again"), "server", None)
+        return 50
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        assert runner.run(main()) == 50
+
+
 def test_request_when_its_connection_is_closed_after_the_acknowledgement_is_withdrawn(loop_factory):
     """No response can come any more: that is its outcome, not an hour of silence."""
 
