@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -49,3 +50,13 @@ def print_rows(rows: list[dict[str, Any]], *, as_json: bool) -> None:
     print(" | ".join(keys))
     for row in rows:
         print(" | ".join(str(row[key]) for key in keys))
+
+
+def titled(titles: Mapping[str, str], heads: Mapping[str, Mapping[str, str]], rows: list[dict[str, Any]]) -> str:
+    """Return a table with its title for each part of `heads` of which there are rows (key ``part``)."""
+    found = []
+    for part, columns in heads.items():
+        mine = [{head: row[key] for key, head in columns.items()} for row in rows if row["part"] == part]
+        if mine:
+            found.append(f"{titles[part]}:\n\n{table(mine)}")
+    return "\n\n".join(found)

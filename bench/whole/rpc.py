@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from kit import processes
 from kit.machine import HERE
-from kit.tables import print_rows, table
+from kit.tables import print_rows, titled
 
 CONTENDERS: Final = {
     "flowctl, async handlers": "async",
@@ -242,12 +242,7 @@ TITLES: Final = {
 
 def document(rows: list[dict[str, Any]], _images: object = None) -> str:
     """Return the part of the document: a table for each of what is measured."""
-    parts = []
-    for part, heads in HEADS.items():
-        mine = [{head: row[key] for key, head in heads.items()} for row in rows if row["part"] == part]
-        if mine:
-            parts.append(f"{TITLES[part]}:\n\n{table(mine)}")
-    return "\n\n".join(parts)
+    return titled(TITLES, HEADS, rows)
 
 
 QUICK: Final[dict[str, Any]] = {"repeats": 1, "window_s": 0.2, "connections": (10, 100)}
