@@ -40,10 +40,12 @@ LAYERS = {
     "zeromq": layer("zeromq", "words loop"),
     "rpc": layer("rpc", "words outcomes loop zeromq"),
     "messenger": layer("messenger", "words flow outcomes loop zeromq"),
+    "scheduler": layer("scheduler", "words outcomes loop"),
     "sending": layer("sender sending", "words flow outgoing loop"),
     "receiver": layer("receiver", "words loop"),
     "fanout": layer("fanout", "words flow outgoing loop sending"),
     "connection": layer("connection", "words flow outgoing loop sending receiver fanout"),
+    "diffusion": layer("diffusion", "words flow outcomes loop sending receiver connection"),
     "server": layer("server", "words flow loop sending receiver connection"),
     "telemetry": layer("telemetry", "words flow outgoing loop sending"),
     "flight": layer("flight", "words flow outgoing loop sending telemetry"),
@@ -56,13 +58,18 @@ LAYERS = {
     "control": layer(
         "control", "words text flow outcomes log loop zeromq rpc messenger sending connection server live"
     ),
+    "cluster": layer(
+        "cluster",
+        "words text flow rtmp outgoing outcomes charts log loop zeromq rpc scheduler diffusion sending receiver fanout "
+        "connection server telemetry client live control",
+    ),
     "loadtest": layer("loadtest", "words text flow rtmp charts log media client"),
-    "demo": layer("demo", "words text flow log sending server live loadtest"),
+    "demo": layer("demo", "words text flow charts log sending server live cluster loadtest"),
     "pipeline": layer("pipeline", "words text flow charts server telemetry flight"),
     "cli": layer(
         "cli __main__",
-        "words text flow rtmp judging log zeromq server telemetry flight media client live control loadtest demo "
-        "pipeline",
+        "words text flow rtmp judging log zeromq server telemetry flight media client live control cluster "
+        "loadtest demo pipeline",
     ),
 }
 """Lower layers first. `__init__` of flowctl, which re-exports, belongs to none: nothing in flowctl imports it."""

@@ -1,0 +1,1 @@
+"""Live streams on several processes: workers on one port, origins, and edges that follow them."""

@@ -1,0 +1,1 @@
+"""Who fetches which object from whom: decisions, the mini-protocol, pools of objects."""

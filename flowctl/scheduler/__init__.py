@@ -1,0 +1,1 @@
+"""Who may ask which peer now: offers of peers' channels to those that wait for one."""
