@@ -74,6 +74,7 @@ from flowctl.sending.contract import SendResult
 from flowctl.sending.settings import SenderSettings
 
 _numbers = itertools.count(1)
+"""Numbers of connections; see `number_from`."""
 _NEVER: Final = float("inf")
 _OPENING: Final = object()
 """Owner of the hold while `opened` runs: no value of the application's equals it."""
@@ -104,6 +105,15 @@ _LEAST_MEAN_S: Final = 1.0
 """A rate is a mean over at least this: a handshake is no stream."""
 MAX_CALLS: Final = 1024
 """Calls that may wait for a connection's thread; more means that its group has not run for a long time."""
+
+
+def number_from(first: int) -> None:
+    """Give connections numbers from `first` on: several processes that are one server share no number.
+
+    Before the first connection is made.
+    """
+    global _numbers  # noqa: PLW0603 - of the process, as the connections are
+    _numbers = itertools.count(first)
 
 
 class Session:

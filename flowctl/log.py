@@ -22,6 +22,8 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, Final, TextIO
 
@@ -177,13 +179,20 @@ def use_colours(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def configure(level: str | int = "info", *, json: bool = False, stream: TextIO | None = None) -> None:
+def configure(
+    level: str | int = "info",
+    *,
+    json: bool = False,
+    stream: TextIO | None = None,
+    fields: Mapping[str, Any] | None = None,
+) -> None:
     """Send all log lines of the process to one stream; replaces whatever was set up before.
 
     Args:
         level: least level shown: debug, info, warning, error, critical, or a number of the standard library.
         json: whether to write one JSON object per line.
         stream: where to. None: standard error, since standard output is for data.
+        fields: that every line has, such as which process of several wrote it. None: there are none.
 
     Raises:
         ConfigError: there is no such level.
@@ -195,6 +204,7 @@ def configure(level: str | int = "info", *, json: bool = False, stream: TextIO |
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(),
+        *([] if fields is None else [partial(_with_fields, dict(fields))]),
         structlog.processors.TimeStamper(fmt="iso", utc=json),
         structlog.processors.StackInfoRenderer(),
         # Tracebacks become text before masking: an exception's message may hold an address.
@@ -225,6 +235,16 @@ def configure(level: str | int = "info", *, json: bool = False, stream: TextIO |
         # Not cached: tests and embedding programs configure more than once.
         cache_logger_on_first_use=False,
     )
+
+
+def _with_fields(
+    fields: Mapping[str, Any], logger: WrappedLogger, method_name: str, event_dict: EventDict
+) -> EventDict:
+    """Add fields to a line that does not have them; a structlog processor."""
+    del logger, method_name
+    for name, value in fields.items():
+        event_dict.setdefault(name, value)
+    return event_dict
 
 
 class _Handler(logging.Handler):

@@ -106,6 +106,7 @@ def serve(
 
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.cli.servers import load_server
+    from flowctl.live.config import worker_count
     from flowctl.live.settings.sources import read_settings
     from flowctl.server.signals import EndSignals
 
@@ -118,6 +119,17 @@ def serve(
     options = read_settings(
         program, options=context.meta.get(_GIVEN, {}), pairs=pairs or (), environment=os.environ, file=config
     )
+    count = worker_count(getattr(options, "workers", 1))
+    if count > 1:
+        _run_workers(
+            program,
+            options,
+            count,
+            ended,
+            as_json=as_json,
+            log_json=log_json,
+        )
+        return
     _run(program, options, ended, stats_s=optional_duration(stats, "--stats"), as_json=as_json)
 
 
@@ -162,7 +174,8 @@ def _run(
         host, port = server.address
         logger.info("serving", server=program.name, host=host, port=port, limits=str(server.limits))
         if as_json:
-            print_json(_ready(program, server, os.getpid()))
+            control = [address for item in getattr(server, "companions", ()) for address in item.bound]
+            print_json(_ready(program, server.address, str(server.limits), control) | {"pid": os.getpid()})
         while not ended.wait(stats_s or None):
             _log_figures(server)
     finally:
@@ -170,15 +183,47 @@ def _run(
     logger.info("stopped", server=program.name, accepted=server.accepted_count, in_time=stopped)
 
 
-def _ready(program: ServerProgram, server: Server, pid: int) -> dict[str, Any]:
+def _run_workers(
+    program: ServerProgram,
+    options: Any,
+    count: int,
+    ended: EndSignals,
+    *,
+    as_json: bool,
+    log_json: bool,
+) -> None:
+    """Start the workers of a server, look after them, wait for a signal, end them."""
+    import os
+
+    from flowctl.cli.common import print_json, settings
+    from flowctl.cluster.workers.supervisor import Supervisor
+    from flowctl.log import get_logger
+
+    logger = get_logger("flowctl.serve")
+    supervisor = Supervisor(program, options, count, wake=ended.wake, log_level=settings.log_level, log_json=log_json)
+    try:
+        if supervisor.start(ended.wait):
+            host, port = supervisor.address
+            logger.info("serving", server=program.name, host=host, port=port, workers=count, limits=supervisor.limits)
+            if as_json:
+                ready = _ready(program, supervisor.address, supervisor.limits, [])
+                pids = [worker.pid for worker in supervisor.workers()]
+                print_json(ready | {"pid": os.getpid(), "workers": pids})
+            while not ended.wait(supervisor.next_look_s):
+                supervisor.look()
+    finally:
+        stopped = supervisor.stop()
+    logger.info("stopped", server=program.name, in_time=stopped)
+
+
+def _ready(program: ServerProgram, address: tuple[str, int], limits: str, control: list[str]) -> dict[str, Any]:
     """Return what a program that started us has to know."""
-    host, port = server.address
-    ready: dict[str, Any] = {"server": program.name, "host": host, "port": port, "pid": pid}
+    host, port = address
+    ready: dict[str, Any] = {"server": program.name, "host": host, "port": port}
     if program.default_port == 1935:  # the registered port of RTMP
         shown = f"[{host}]" if ":" in host else host
         ready["url"] = f"rtmp://{shown}:{port}/"
-    ready["limits"] = str(server.limits)
-    control = [address for item in getattr(server, "companions", ()) for address in item.bound]
+    ready["limits"] = limits
     if control:
         ready["control"] = control
     return ready

@@ -75,7 +75,7 @@ def make_way(path: Path) -> None:
             f"the path {short(str(path))} has more than {_MOST_PATH_BYTES} octets, a socket can have no more",
             hint=_ELSEWHERE,
         )
-    _check_private(path.parent)
+    check_private(path.parent)
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def make_way(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _check_private(folder: Path) -> None:
+def check_private(folder: Path) -> None:
     """See that a folder is this user's alone, and no link to another one."""
     try:
         found = folder.lstat()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import re
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -25,6 +26,8 @@ from flowctl.sending.settings import SenderSettings
 from flowctl.server.program import ServeOptions
 from flowctl.telemetry.options import EventsOptions
 
+MOST_WORKERS: Final = 64
+"""Each costs some 50 MB, and each stream with viewers in all of them is sent to all of them."""
 _POLICY_NAMES: Final = "all-or-cut, audio-first or pictures-first"
 
 
@@ -117,6 +120,11 @@ def _audience_target_ms(word: str, streams: str) -> int | None:
         raise ConfigError(said, hint=_AUDIENCE_HINT) from error
 
 
+def worker_count(workers: int) -> int:
+    """Return how many processes `LiveConfig.workers` stands for: where it is 0, one per core that this one may use."""
+    return workers or min(MOST_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveConfig(ServeOptions):
     """All settings of a live server; immutable, one object from the command line to each stream and session.
@@ -158,6 +166,8 @@ class LiveConfig(ServeOptions):
             ``flowctl serve live`` puts beside the server, listens there; a server by itself does not.
         control_keys: file with the key pair of the server, for ``tcp://``.
         control_clients: file of the public keys that may connect there, with what each may do.
+        workers: processes that serve the one port together, 0 for one per core; ``flowctl serve`` starts them. A server
+            that is built from these settings is one process, whatever they say.
 
     Raises:
         ConfigError: a value is out of range.
@@ -187,6 +197,7 @@ class LiveConfig(ServeOptions):
     control: str = "ipc"
     control_keys: Path | None = None
     control_clients: Path | None = None
+    workers: int = 1
 
     def __post_init__(self) -> None:
         # Two arguments: with slots the class is made twice, and the short form would look in the first one.
@@ -210,6 +221,11 @@ class LiveConfig(ServeOptions):
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 or more")
         for item in self.audiences:
             check_type("LiveConfig.audiences", item, Audience)
+        if not 0 <= self.workers <= MOST_WORKERS:
+            raise ConfigError(
+                f"workers is {self.workers}, it must be 1 to {MOST_WORKERS}, or 0 for one per core",
+                hint="more than there are cores only cost memory",
+            )
         self._check_control()
 
     def _check_control(self) -> None:

@@ -99,6 +99,7 @@ class LiveServer(Server):
             on_error=config.on_error,
             on_refused=self._log_refusal,
             work_limits=config.work,
+            listen_fd=config.listen_fd,
         )
         self.hub = Hub(config, self.clock, self._call_later, config.settings.age_from)
         self.hub.oversight.report = self.groups.groups[0].report

@@ -30,6 +30,7 @@ class ServeOptions:
     Args:
         host: address to listen on.
         port: port, 0 for any.
+        listen_fd: descriptor of a socket that listens already, in place of host and port. None: there is none.
         limits: soft and hard limits of each connection.
         settings: times and budgets of each connection's Sender.
         admission: who may connect.
@@ -46,6 +47,7 @@ class ServeOptions:
 
     host: str = "127.0.0.1"
     port: int = 0
+    listen_fd: int | None = None
     limits: Limits = DEFAULT_LIMITS
     settings: SenderSettings = field(default_factory=SenderSettings)
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)

@@ -100,6 +100,8 @@ class Server:
             for, by the PROXY protocol (v1 or v2) or go-oryx's prefix; that is the peer's address from then on.
         rebalance: whether connections are moved between threads whose loads have drifted apart, every 10 s. One with a
             coroutine running never is; turn it off where sessions keep things that belong to a thread's loop.
+        listen_fd: descriptor of a socket that listens already, which the server closes in the end; host and port do not
+            count then. None: it makes its own.
 
     Raises:
         ConfigError: the address cannot be used, or a trusted proxy is none.
@@ -126,6 +128,7 @@ class Server:
         work_limits: WorkLimits | None = None,
         trusted_proxies: Iterable[str] = (),
         rebalance: bool = True,
+        listen_fd: int | None = None,
     ) -> None:
         given: tuple[tuple[str, object, tuple[Any, ...]], ...] = (
             ("limits", limits, (Limits, type(None))),
@@ -142,6 +145,7 @@ class Server:
             ("group_count", group_count, (int,)),
             ("deferred", deferred, (bool,)),
             ("rebalance", rebalance, (bool,)),
+            ("listen_fd", listen_fd, (int, type(None))),
         )
         for name, value, kinds in given:
             check_type(f"Server: {name}", value, *kinds)
@@ -181,7 +185,7 @@ class Server:
         # One bound method each for all connections:
         self._on_closed: Final = self._gone
         self._on_released: Final = self._released
-        self._listener = _listen(host, port)
+        self._listener = _listen(host, port) if listen_fd is None else _listening(listen_fd)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
     # -- life
@@ -602,6 +606,24 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         hint = "choose another port, or 0 for any" if error.errno == errno.EADDRINUSE else "check address and port"
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", hint=hint) from error
+    return listener
+
+
+def _listening(descriptor: int) -> socket.socket:
+    """Return the listening socket that `descriptor` is.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        listener = socket.socket(fileno=descriptor)
+        listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        raise ConfigError(f"listen_fd is {descriptor}, it must be a listening socket: {error.strerror}") from error
+    if not listens:
+        listener.detach()
+        raise ConfigError(f"listen_fd is {descriptor}, a socket that does not listen")
+    listener.setblocking(False)
     return listener
 
 

@@ -41,12 +41,13 @@ class EndSignals:
         ValueError: entered on another thread than the main one, to which the interpreter gives no signals.
     """
 
-    __slots__ = ("_ended", "_reader", "_undo", "_writer", "calls")
+    __slots__ = ("_ended", "_reader", "_undo", "_woken", "_writer", "calls")
 
     def __init__(self) -> None:
         self.calls: Mapping[int, Callable[[], None]] = {}
         """What `wait` calls, by number of the signal: on the main thread, outside of the handler. Others are logged."""
         self._ended = False
+        self._woken = False
         self._reader: socket.socket | None = None  # None: outside of the context
         self._writer: socket.socket | None = None  # likewise
         self._undo = contextlib.ExitStack()
@@ -74,6 +75,14 @@ class EndSignals:
             with contextlib.suppress(OSError):  # full: there is something to look at; closed: nobody waits any more
                 writer.send(_NO_SIGNAL)
 
+    def wake(self) -> None:
+        """Let `wait` return before its time, without an end. Any thread, no signal handler."""
+        self._woken = True
+        writer = self._writer
+        if writer is not None:
+            with contextlib.suppress(OSError):
+                writer.send(_NO_SIGNAL)
+
     def __exit__(self, *exc_info: object) -> None:
         self._reader = self._writer = None
         self._undo.close()
@@ -87,13 +96,13 @@ class EndSignals:
         """Do nothing: that the signal has a handler keeps it from killing, and its number wakes the wait."""
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for one of the signals that end; return whether one has come since the context was entered.
+        """Wait for one of the signals that end, or for `wake`; return whether a signal has come since the beginning.
 
         Args:
             timeout_s: how long to wait at most, more than 0. None: without end.
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._ended and self._reader is not None:
+        while not self._ended and not self._woken and self._reader is not None:
             left_s = None if end is None else end - time.monotonic()
             if left_s is not None and left_s <= 0:
                 break
@@ -102,6 +111,7 @@ class EndSignals:
                 numbers = self._reader.recv(_READ_BYTES)  # also those of signals that others handle
                 for number in numbers:
                     self._take(number)
+        self._woken = False  # who wakes has put what is to be looked at in its place before
         return self._ended
 
     def _take(self, number: int) -> None:

@@ -75,6 +75,7 @@ def build(options: ServeOptions) -> Server:
         group_count=options.group_count,
         loop_factory=options.loop_factory,
         on_error=options.on_error,
+        listen_fd=options.listen_fd,
     )
 
 

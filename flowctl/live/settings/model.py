@@ -52,6 +52,7 @@ from flowctl.live.settings.kinds import (
     Size,
     Target,
     Text,
+    Workers,
 )
 from flowctl.server.program import ServeOptions, ServerProgram
 from flowctl.telemetry.privacy import read_key
@@ -96,6 +97,7 @@ class LiveSettings(BaseModel):
         "Port; 0 for any free one. Default: the server's own.", path="port", streams=False
     )
     groups: Count = _at("group_count", "Poll groups, that is threads.")
+    workers: Workers = _at("workers", "Processes that serve the port together; auto or 0: one per core.")
     trusted_proxies: Proxies = _at(
         "trusted_proxies", "Proxies that say first whom they speak for (PROXY protocol v1, v2)."
     )

@@ -30,6 +30,7 @@ EXAMPLES = {
     "host": ("0.0.0.0", "host", "0.0.0.0"),
     "port": ("1936", "port", 1936),
     "groups": ("2", "group_count", 2),
+    "workers": ("auto", "workers", 0),
     "trusted_proxies": ("10.0.0.0/8, 192.0.2.1", "trusted_proxies", ("10.0.0.0/8", "192.0.2.1/32")),
     "notsent_lowat": ("32KiB", "socket_options.notsent_lowat_bytes", 32 << 10),
     "soft": ("1MiB,100,1s", "limits", Limits.parse("1MiB,100,1s")),

@@ -1,0 +1,119 @@
+"""The worker's end of its link with the supervisor: RPC over a unix socket in a folder that is the user's alone.
+
+Both ends ask: the worker for what is decided in one place, the supervisor for figures and changes. A link that is lost
+means that the supervisor has gone, and the worker ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import structlog
+
+from flowctl.cluster.workers.order import Order
+from flowctl.control.operations import Permission, answer
+from flowctl.live.server import LiveServer
+from flowctl.rpc.access.access import AuthLevel
+from flowctl.rpc.message import Message
+from flowctl.rpc.node import RpcNode
+
+_log: Final = structlog.get_logger("flowctl.worker")
+WORKERS: Final = "workers"
+"""Category of what workers ask of their supervisor."""
+WORKER: Final = "worker"
+"""Category of what the supervisor asks of a worker."""
+FOR_EVER_S: Final = 10 * 365 * 86_400.0
+
+
+class WorkerPart(Protocol):
+    """What else takes part in a worker, such as the streams of others."""
+
+    def add_commands(self, node: RpcNode) -> None:
+        """Add what the supervisor may ask of it, before the link begins."""
+
+    def start(self) -> None:
+        """Begin; the link is there, and no connection has been accepted yet."""
+
+    def stop(self, deadline_s: float) -> None:
+        """End within the time; the server has stopped."""
+
+
+class Link:
+    """The link of one worker.
+
+    Args:
+        order: of the worker.
+        server: of the worker, not started.
+        lost: called when the supervisor has gone. Any thread.
+
+    Attributes:
+        node: speaks with the supervisor.
+        conn: the supervisor, for `RpcNode.call` and `request`; once `start` has returned.
+    """
+
+    def __init__(self, order: Order, server: LiveServer, lost: Callable[[], None]) -> None:
+        self._order: Final = order
+        self._server: Final = server
+        self._lost: Final = lost
+        self.parts: Final[list[WorkerPart]] = []
+        self.node: Final = RpcNode(name="flowctl-link", on_error=server.hub.oversight.report)
+        self.node.add_category(WORKER, AuthLevel.ADMIN)
+        self.node.add_request_command(WORKER, "alive", self._alive)
+        self.node.add_request_command(WORKER, "operate", self._operate)
+
+    def start(self) -> None:
+        """Reach the supervisor, and begin what takes part.
+
+        Raises:
+            RpcError: it does not answer.
+        """
+        for part in self.parts:
+            part.add_commands(self.node)
+        self.node.start()
+        self.conn = self.node.connect_remote(self._order.supervisor, auth=AuthLevel.ADMIN)
+        place = {"number": self._order.number, "serial": self._order.serial}
+        self.node.request_future(self.conn, f"{WORKERS}.hello", json.dumps(place)).get()
+        self.node.request(self.conn, f"{WORKERS}.stay", on_reply=self._left, timeout_s=FOR_EVER_S)
+        for part in self.parts:
+            part.start()
+
+    def ready(self) -> None:
+        """Tell that this worker serves."""
+        said = {"serial": self._order.serial, "limits": str(self._server.limits)}
+        self.node.request_future(self.conn, f"{WORKERS}.ready", json.dumps(said)).get()
+
+    def stop(self, deadline_s: float = 1.0) -> None:
+        """End what takes part, and the link."""
+        for part in reversed(self.parts):
+            part.stop(deadline_s)
+        self.node.stop(deadline_s)
+
+    def _left(self, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001 - as called
+        """Act on the end of the request that the supervisor never answers."""
+        del ok
+        if not self._server.stopping:
+            _log.warning("the supervisor has gone, this worker ends", why=b" ".join(data).decode(errors="replace"))
+        self._lost()
+
+    async def _alive(self, message: Message) -> str:
+        """Answer once every thread of the server has come to it."""
+        del message
+        loop = asyncio.get_running_loop()
+        for group in self._server.groups.groups:
+            passed: asyncio.Future[None] = loop.create_future()
+            group.call_soon(loop.call_soon_threadsafe, _settle, passed)
+            await passed
+        return "yes"
+
+    def _operate(self, message: Message) -> bytes:
+        """Carry out an operation; its name, its arguments, the permission and the caller are the parts."""
+        name, call, permission, caller = message.data
+        return answer(self._server, name.decode(), call, Permission(int(permission)), caller.decode())
+
+
+def _settle(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,413 @@
+"""The supervisor: starts the workers of one server, watches them, starts them again, and ends them.
+
+Theory of operation. It makes a listening socket for each worker, all on one port, and keeps them open; each worker is a
+fresh process that serves one of them. What changes the set of workers is done on the main thread, in `look`, since the
+kernel ends a worker when the *thread* that started it ends. Threads that wait for processes, and that of the link,
+enter what they saw in a queue and wake it.
+
+It serves no connection itself, and so has nothing that a peer could make it do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any, Final, Protocol
+
+import structlog
+
+from flowctl.cluster.workers.folder import make_folder
+from flowctl.cluster.workers.link import FOR_EVER_S, WORKER, WORKERS
+from flowctl.cluster.workers.order import BOOT, SOCKET, Order
+from flowctl.cluster.workers.restarts import HUNG_S, Pulse, Restarts
+from flowctl.cluster.workers.sockets import close_all, listening_sockets
+from flowctl.errors import ClosedError, ConfigError, FlowctlError
+from flowctl.live.config import LiveConfig
+from flowctl.loop.locks import OwnedLock
+from flowctl.printable import printable
+from flowctl.rpc.access.access import AuthLevel
+from flowctl.rpc.message import Message
+from flowctl.rpc.node import RpcNode
+from flowctl.rpc.peers.peer import ConnectionID
+from flowctl.server.program import ServerProgram
+
+_log: Final = structlog.get_logger("flowctl.workers")
+_START_S: Final = 60.0
+"""How long all workers may take to be ready, at the beginning: hooks may load much."""
+_STOP_S: Final = 7.0
+"""How long workers may take to end: what they give their connections, and to write their records."""
+_LOOK_S: Final = 1.0
+_WORDS_S: Final = 0.5
+"""How long a worker that hangs is given to say where."""
+_MOST_WORDS: Final = 4000
+"""Longest last words that are told, characters."""
+
+
+class SupervisorPart(Protocol):
+    """What else takes part in a supervisor, such as the directory of names."""
+
+    def add_commands(self, node: RpcNode) -> None:
+        """Add what workers may ask of it, before the first of them is started."""
+
+    def worker_came(self, serial: int, conn: ConnectionID) -> None:
+        """A process is linked. The thread of the node."""
+
+    def worker_gone(self, serial: int) -> None:
+        """A process has ended. The main thread."""
+
+
+class Worker:
+    """One process of a worker.
+
+    Attributes:
+        number: of the worker.
+        serial: of the process.
+        conn: its link. None: it has not said so yet.
+        ready: whether it serves.
+        pid: of the process.
+    """
+
+    def __init__(self, order: Order, process: subprocess.Popen[bytes], now: float) -> None:
+        self.number: Final = order.number
+        self.serial: Final = order.serial
+        self.words_fd: Final = order.words_fd
+        self.process: Final = process
+        self.pid: Final = process.pid
+        self.started_at: Final = now
+        self.pulse: Final = Pulse(now)
+        self.conn: ConnectionID | None = None
+        self.ready = False
+        self.hung = False
+
+    def last_words(self) -> dict[str, Any]:
+        """Return what it said in the end, with ``error`` and maybe ``hint``; its process has ended, or hangs."""
+        with contextlib.suppress(OSError):
+            text = os.pread(self.words_fd, 64 * 1024, 0).decode(errors="replace")
+            with contextlib.suppress(ValueError):
+                found = json.loads(text)
+                if isinstance(found, dict):
+                    return found
+            if text:
+                return {"error": printable(text[:_MOST_WORDS], lines=True)}
+        return {}
+
+
+def how_it_ended(code: int) -> str:
+    """Return the end of a process in words, by its exit status as `subprocess` has it."""
+    if code >= 0:
+        return f"exit status {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"
+
+
+class Supervisor:
+    """The supervisor of one server's workers. Main thread, but where something else is said.
+
+    Args:
+        program: the server.
+        options: of the server; `LiveConfig.workers` says how many.
+        count: of workers, 2 or more.
+        wake: called when there is something for `look`. Any thread.
+        log_level: least level of the workers' log lines.
+        log_json: whether those are JSON.
+
+    Attributes:
+        address: that is served.
+        limits: those of new connections, in words; once it has started.
+        node: speaks with the workers.
+        parts: what else takes part; before the start.
+
+    Raises:
+        ConfigError: this machine cannot do it, the address cannot be used, or a setting cannot be handed over.
+    """
+
+    def __init__(
+        self,
+        program: ServerProgram,
+        options: LiveConfig,
+        count: int,
+        *,
+        wake: Callable[[], None],
+        log_level: str | int = "info",
+        log_json: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if sys.platform != "linux" or not hasattr(socket, "SO_REUSEPORT"):
+            raise ConfigError("several workers need Linux", hint="serve with one: --workers 1")
+        self._program: Final = program
+        self._count: Final = count
+        self._wake: Final = wake
+        self._log_level: Final = log_level
+        self._log_json: Final = log_json
+        self._clock: Final = clock
+        self._sockets: Final = listening_sockets(options.host, options.port, count)
+        self.address: tuple[str, int] = self._sockets[0].getsockname()[:2]
+        self.options: Final = dataclasses.replace(options, port=self.address[1])
+        self.limits = str(options.limits)
+        self.parts: Final[list[SupervisorPart]] = []
+        self._folder: Final = make_folder()
+        self.node: Final = RpcNode(name="flowctl-workers", on_error=self._report)
+        self.node.add_category(WORKERS, AuthLevel.ADMIN)
+        for name, handler in (("hello", self._hello), ("ready", self._ready), ("stay", _stay)):
+            self.node.add_request_command(WORKERS, name, handler)
+        self._lock: Final = OwnedLock()
+        self._workers: dict[int, Worker] = {}  # by serial; guarded by _lock
+        self._serial = 0
+        self._restarts: Final = {number: Restarts(Random()) for number in range(1, count + 1)}
+        self._due: Final[dict[int, float]] = {}  # when the next process of a worker is started
+        self._gone: Final[queue.SimpleQueue[Worker]] = queue.SimpleQueue()
+        self._started = False
+        self._ending = False
+
+    # -- life
+
+    def start(self, wait: Callable[[float], bool]) -> bool:
+        """Start all workers, and return once all serve.
+
+        Args:
+            wait: waits for so many seconds at most, or until `wake`; True: it is time to end.
+
+        Returns:
+            Whether they serve; if not, it was time to end before.
+
+        Raises:
+            ConfigError: a worker could not be started, or has ended before all were ready; with its last words.
+        """
+        for part in self.parts:
+            part.add_commands(self.node)
+        self.node.listen_plain(f"ipc://{self._folder / SOCKET}", AuthLevel.ADMIN)
+        self.node.start()
+        for number in range(1, self._count + 1):
+            self._spawn(number)
+        until = self._clock() + _START_S
+        while not all(worker.ready for worker in self.workers()):
+            if wait(_LOOK_S):
+                return False
+            self._see_first_ends()
+            if self._clock() > until:
+                raise ConfigError(f"the workers were not ready within {_START_S:g} s", hint="look at the lines above")
+        self._started = True
+        _log.info("workers started", count=self._count, pids=[worker.pid for worker in self.workers()])
+        return True
+
+    def _see_first_ends(self) -> None:
+        """Give up when a worker cannot even begin."""
+        with contextlib.suppress(queue.Empty):
+            worker = self._gone.get_nowait()
+            code = worker.process.wait()
+            words = worker.last_words()
+            self._bury(worker)
+            error = words.get("error") or f"it ended with {how_it_ended(code)}"
+            if words.get("config"):
+                raise ConfigError(str(error), hint=words.get("hint"))
+            raise FlowctlError(f"worker {worker.number} could not start: {error}", hint=words.get("hint"))
+
+    def look(self) -> None:
+        """Start what is due, see who has ended, ask the others whether they are there; each second and when woken."""
+        now = self._clock()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._ended(self._gone.get_nowait(), now)
+        if self._ending:
+            return
+        for number in [number for number, due in self._due.items() if due <= now]:
+            del self._due[number]
+            self._spawn(number)
+        for worker in self.workers():
+            self._feel_pulse(worker, now)
+
+    @property
+    def next_look_s(self) -> float:
+        """How long to wait for the next look, in seconds, at most."""
+        now = self._clock()
+        return max(0.01, min([_LOOK_S, *(due - now for due in self._due.values())]))
+
+    @property
+    def finished(self) -> bool:
+        """Whether it drains and all workers have ended."""
+        return self._ending and not self.workers()
+
+    def stop(self, deadline_s: float = _STOP_S) -> bool:
+        """End all workers in order, those that take too long at once; return whether all ended in order."""
+        self.accept_no_more()
+        in_time = True
+        for worker in self.workers():
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.terminate()
+        until = time.monotonic() + deadline_s
+        for worker in self.workers():
+            try:
+                worker.process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                in_time = False
+                _log.warning("worker killed, it did not end in time", worker=worker.number, within_s=deadline_s)
+                worker.process.kill()
+                worker.process.wait()
+            self._bury(worker)
+        self.node.stop(1.0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return in_time
+
+    def accept_no_more(self) -> None:
+        """Start no worker any more, and let go of the port: only workers that accept keep it. Main thread."""
+        self._ending = True
+        self._due.clear()
+        close_all(self._sockets)
+
+    # -- processes
+
+    def workers(self) -> list[Worker]:
+        """Return the processes that there are, by number. Any thread."""
+        with self._lock:
+            return sorted(self._workers.values(), key=lambda item: item.number)
+
+    def _spawn(self, number: int) -> None:
+        self._serial += 1
+        words_fd = os.memfd_create("flowctl-words", os.MFD_CLOEXEC)
+        order = Order(
+            number=number,
+            serial=self._serial,
+            count=self._count,
+            folder=self._folder,
+            listen_fd=self._sockets[number - 1].fileno(),
+            words_fd=words_fd,
+            program=self._program,
+            options=self.options,
+            log_level=self._log_level,
+            log_json=self._log_json,
+        )
+        order_fd = order.write()
+        try:
+            process = subprocess.Popen(  # noqa: S603 - this very program
+                [sys.executable, "-P", "-c", BOOT, str(order_fd), f"worker {number} of {self.address[1]}"],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(order_fd, words_fd, order.listen_fd),
+                process_group=0,  # what a terminal sends its group is the supervisor's to pass on
+            )
+        except OSError as error:
+            os.close(words_fd)
+            if not self._started:
+                raise ConfigError(f"cannot start worker {number}: {error.strerror or error}") from error
+            self._due[number] = self._clock() + self._restarts[number].ended(0.0) + _LOOK_S
+            _log.error("worker cannot be started", worker=number, fault=str(error))
+            return
+        finally:
+            os.close(order_fd)
+        worker = Worker(order, process, self._clock())
+        with self._lock:
+            self._workers[worker.serial] = worker
+        threading.Thread(target=self._wait_for, args=(worker,), name=f"flowctl-worker-{number}", daemon=True).start()
+
+    def _wait_for(self, worker: Worker) -> None:
+        """Wait for the end of a process; a thread of its own, which only sleeps."""
+        worker.process.wait()
+        self._gone.put(worker)
+        self._wake()
+
+    def _bury(self, worker: Worker) -> None:
+        """Forget a process that has ended; harmless when it is forgotten."""
+        with self._lock:
+            known = self._workers.pop(worker.serial, None)
+        if known is not None:
+            os.close(worker.words_fd)
+            for part in self.parts:
+                part.worker_gone(worker.serial)
+
+    def _ended(self, worker: Worker, now: float) -> None:
+        """Tell of the end of a process, and say when the next is started."""
+        code, words = worker.process.wait(), worker.last_words()
+        lived_s = now - worker.started_at
+        self._bury(worker)
+        if self._ending:
+            return
+        wait_s = self._restarts[worker.number].ended(lived_s)
+        self._due[worker.number] = now + wait_s
+        said = {key: words[key] for key in ("error", "hint") if words.get(key)}
+        _log.error(
+            "worker has ended, it is started again",
+            worker=worker.number,
+            pid=worker.pid,
+            ended=how_it_ended(code),
+            lived_s=round(lived_s, 1),
+            in_s=round(wait_s, 1),
+            **said,
+        )
+
+    def _feel_pulse(self, worker: Worker, now: float) -> None:
+        if worker.hung:
+            return
+        if worker.pulse.asks(now) and worker.conn is not None:
+            with contextlib.suppress(ClosedError):
+                self.node.request(
+                    worker.conn, f"{WORKER}.alive", on_reply=partial(self._answered, worker), timeout_s=HUNG_S
+                )
+        if worker.pulse.hangs(now):
+            worker.hung = True
+            threading.Thread(target=self._end_hung, args=(worker, now), name="flowctl-hung", daemon=True).start()
+
+    def _answered(self, worker: Worker, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001 - as called
+        del data
+        if ok:
+            worker.pulse.heard(self._clock())
+
+    def _end_hung(self, worker: Worker, now: float) -> None:
+        """Have a worker that hangs say where, and kill it; a thread of its own."""
+        with contextlib.suppress(ProcessLookupError):
+            worker.process.send_signal(signal.SIGABRT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(_WORDS_S)
+            silent_s = round(worker.pulse.silent_s(now), 1)
+            _log.error("worker hangs, it is killed", worker=worker.number, pid=worker.pid, silent_s=silent_s)
+            worker.process.kill()
+
+    # -- the link; the node's thread
+
+    async def _hello(self, message: Message) -> str:
+        """Note the link of a worker."""
+        serial = json.loads(message.data[0])["serial"]
+        with self._lock:
+            worker = self._workers.get(serial)
+        if worker is None:
+            return "{}"
+        worker.conn = message.conn
+        worker.pulse.heard(self._clock())
+        for part in self.parts:
+            part.worker_came(serial, message.conn)
+        return "{}"
+
+    async def _ready(self, message: Message) -> str:
+        """Note that a worker serves."""
+        said = json.loads(message.data[0])
+        with self._lock:
+            worker = self._workers.get(said["serial"])
+        if worker is not None:
+            worker.ready = True
+            self.limits = said["limits"]
+            worker.pulse.heard(self._clock())
+            _log.info("worker serves", worker=worker.number, pid=worker.pid)
+            self._wake()
+        return "yes"
+
+    def _report(self, where: str, error: BaseException) -> None:
+        _log.error("a fault of the supervisor", where=where, exc_info=error)
+
+
+async def _stay(message: Message) -> None:
+    """Never answer: the end of this request is the end of the link, which both ends learn at once."""
+    del message
+    await asyncio.sleep(FOR_EVER_S)

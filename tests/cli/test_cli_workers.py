@@ -1,0 +1,85 @@
+"""Workers: several processes on one port, and the supervisor above them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli_kit import PATIENCE_S, run, served
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch, tmp_path_factory):
+    """The sockets of the workers are in a folder of the test's own."""
+    folder = tmp_path_factory.mktemp("run")
+    folder.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    return folder
+
+
+def until(true):
+    """Wait until something is true."""
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end, "it has not come true in time"
+        time.sleep(0.02)
+
+
+def alive(pid):
+    """Return whether a process runs: one that has ended and waits for its parent does not."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_workers_when_one_is_killed_serve_on_and_it_is_started_again(own_folder):
+    """All workers serve one port; a killed one is told of and has a successor; the end leaves nothing."""
+    with served("live", "--workers", "2", "--control", "off") as server:
+        first, second = server.ready["workers"]
+        os.kill(first, signal.SIGKILL)
+        server.wait_logged("worker has ended, it is started again")
+        peers = [socket.create_connection(("127.0.0.1", server.ready["port"]), 20) for _ in range(16)]
+        for peer in peers:  # some have waited in the socket of the one that was killed
+            peer.sendall(b"\3" + bytes(1536))
+            peer.settimeout(20)
+            assert peer.recv(1) == b"\3"
+            peer.close()
+        assert alive(second)
+        server.stop(signal.SIGTERM)
+    assert server.status == 0
+    assert "ended=SIGKILL" in server.log
+    assert list(own_folder.rglob("workers-*")) == []
+
+
+def test_workers_when_their_supervisor_is_killed_end():
+    """Workers do not outlive a supervisor that was killed."""
+    with served("live", "--workers", "2", "--control", "off") as server:
+        pids = server.ready["workers"]
+        assert all(map(alive, pids))
+        server.process.kill()
+        until(lambda: not any(map(alive, pids)))
+
+
+def test_workers_when_they_cannot_begin_are_an_error_with_their_words():
+    """What a worker says before it serves is the error of the command."""
+    status, _, errors = run("serve", "live", "--port", "0", "--workers", "2", "--hooks", "no_such_module:Hooks")
+    assert status == 2
+    assert "no_such_module" in errors
+
+
+def test_workers_when_the_port_is_in_use_are_refused():
+    """A port that another server has is not shared with it, not even with one that has workers."""
+    with served("live", "--workers", "2", "--control", "off") as server:
+        port = str(server.ready["port"])
+        status, _, errors = run("serve", "live", "--port", port, "--workers", "2")
+    assert status == 2
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in errors
+    assert "hint: choose another port" in errors
