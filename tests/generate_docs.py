@@ -416,6 +416,9 @@ GENERATED = {
     "session-config": lambda: settings_table(ServerSessionConfig),
     "pipeline-sessions": lambda: pipeline_columns("sessions", sessions="COLUMNS"),
     "pipeline-fleet": lambda: pipeline_columns("fleet", fleet_streams="STREAM_COLUMNS", fleet_subnets="SUBNET_COLUMNS"),
+    "pipeline-capacity": lambda: pipeline_columns(
+        "loads", capacity_nodes="NODE_COLUMNS", capacity_streams="STREAM_COLUMNS", capacity_places="PLACE_COLUMNS"
+    ),
     "pipeline-whatif": lambda: pipeline_columns("whatif", whatif_choices="CHOICES_DDL"),
     "group-states": lambda: from_table(pollgroup._TABLE, frozenset()),
     "standings": standings,

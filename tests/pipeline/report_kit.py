@@ -141,6 +141,7 @@ def some_data(text=NASTY, **values):
     done = {name: JobNote(name, JobState.DONE, accounts=[accounts()], took_s=3.0) for name in ("sessions", "fleet")}
     done |= {name: JobNote(name, JobState.DONE, took_s=1.0) for name in ("abuse", "whatif")}
     done["capacity"] = JobNote("capacity", JobState.DONE, summary={"viewers_per_node": 2400, "error_share": 0.04})
+    done["capacity"].summary["fleet"] = {"answer": f"900 viewers need 6 edges and 2 origins{text}"}
     data = ReportData(
         events=f"/data/events{text}",
         made_at=BEGAN,
@@ -187,6 +188,11 @@ def some_data(text=NASTY, **values):
         ),
         bans=Cut([{"cidr": f"127.0.9.1/32{text}", "score": 12.5, "evidence": {text: 3}, "expires": text}], 1),
         capacity=Cut([{"viewers": 1000 * n, "busy_p95": n / 10, "memory_bytes": 1e9 * n} for n in range(1, 8)], 7),
+        capacity_nodes=Cut([{"node": f"n{text}", "carries_viewers": 200, "viewers_peak": 150.5, "load_peak": 0.75}], 3),
+        capacity_streams=Cut(
+            [{"stream": text, "node": "n", "viewers_mean": 7.5, "follower_viewers": 2.0, "worth_following": True}], 1
+        ),
+        capacity_places=Cut([{"place": text, "place_from": "region", "viewers_peak": 9.0, "edges_filled": 1.5}], 1),
     )
     return replace(data, **values)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from flowctl.addresses import Network
 from flowctl.errors import ConfigError
 from flowctl.pipeline.capacity.model import (
     MOST_REACH,
@@ -25,6 +26,8 @@ from flowctl.pipeline.capacity.model import (
 from flowctl.pipeline.capacity.reference import MACHINE, reference
 from flowctl.units import format_bit_rate, format_size
 
+JOIN_WRITES: Final = 12.0
+"""What a join costs, in writes: handshake, commands, and the GOP cache in several of them; about 110 us."""
 _MOST_VIEWERS: Final = 100_000_000
 
 
@@ -43,6 +46,8 @@ class CapacityOptions:
         measurements: text of a file of measurements, which goes before what was recorded. None: there is none.
         measurements_name: its name, for errors.
         seed: of the simulated crowd.
+        headroom: share of each node of a fleet that is kept free while all nodes live.
+        regions: (network, region), the narrowest first: where networks are, which records do not know.
 
     Raises:
         ConfigError: a value is out of range.
@@ -58,6 +63,8 @@ class CapacityOptions:
     measurements: str | None = None
     measurements_name: str = "measurements"
     seed: int = 1
+    headroom: float = 0.2
+    regions: tuple[tuple[Network, str], ...] = ()
 
     def __post_init__(self) -> None:
         bounds: dict[str, tuple[float, float]] = {
@@ -68,6 +75,7 @@ class CapacityOptions:
             "busy": (0.01, 1),
             "p99_ms": (1, 60_000),
             "memory_bytes": (1, 1e15),
+            "headroom": (0, 0.9),
         }
         for name, (least, most) in bounds.items():
             value = getattr(self, name)
@@ -140,8 +148,23 @@ def summary_of(rows: list[dict[str, Any]], basis: Basis, options: CapacityOption
         "error_share": None if held_out is None else round(held_out[0], 4),
     }
     answer = " ".join(_answer(best, summary, basis, options))
-    summary["answer"] = answer[0].upper() + answer[1:]
-    return summary
+    return {"answer": answer[0].upper() + answer[1:], **summary}
+
+
+def carried(model: NodeModel, options: CapacityOptions) -> float:
+    """Return the viewers that the model alone gives a node, without noise among them: at least 1."""
+    bit_rate, slow = options.bit_rate or 0.0, options.slow_share or 0.0
+    one = model.viewer_us(bit_rate) * (1 + slow * model.slow_more) + JOIN_WRITES * model.write_us / (
+        options.session_s or 1.0
+    )
+    busy = options.busy
+    if model.p99_at_idle_ms is not None and model.p99_per_busy_ms > 0:
+        busy = min(busy, max((options.p99_ms - model.p99_at_idle_ms) / model.p99_per_busy_ms, 0.01))
+    most = (busy * 1e6 - model.idle_us) / one
+    memory = model.one_memory_bytes(bit_rate)
+    if options.memory_bytes is not None and memory and model.idle_memory_bytes is not None:
+        most = min(most, (options.memory_bytes - model.idle_memory_bytes) / memory)
+    return max(most, 1.0)
 
 
 def _at_reach(best: dict[str, Any] | None, model: NodeModel) -> bool:

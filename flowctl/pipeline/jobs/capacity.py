@@ -1,4 +1,4 @@
-"""``capacity``: how many viewers a node carries, and how much memory it needs for them.
+"""``capacity``: how many viewers a node carries, how much memory it needs for them, and how many nodes a fleet takes.
 
 Theory of operation. A node model (`flowctl.pipeline.capacity.model`) is fitted to measurements. Where a file of them is
 given, these; else the recorded busy share of the servers' threads in ``flow_samples``, where crowds were large enough
@@ -16,6 +16,9 @@ and summary.
 
 How sure that is: the model's own residual (twice its root mean square) gives the range of the answer; and where there
 are measurements of several crowds, the largest is predicted from the others, and that error is stated beside it.
+
+The fleet: what nodes, streams and networks were loaded with, and the plan for the wanted crowd, are in
+`flowctl.pipeline.jobs.loads`.
 """
 
 from __future__ import annotations
@@ -27,21 +30,20 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.capacity.answer import CapacityOptions, basis_of, summary_of
+from flowctl.pipeline.capacity.answer import JOIN_WRITES, CapacityOptions, basis_of, carried, summary_of
 from flowctl.pipeline.capacity.model import MOST_REACH, Measurement, NodeModel
+from flowctl.pipeline.jobs import loads
 from flowctl.pipeline.tables.accounts import JobResult
 from flowctl.pipeline.tables.io import read_optional, write_quarantine, write_table
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 STEPS: Final = 12
 """Sizes of a node that are tried: a tenth of the model's own answer apart around it."""
 MOST_NODES: Final = 100
 """Nodes simulated per size: enough for a 95 % quantile of them, and a bound of the work."""
-JOIN_WRITES: Final = 12.0
-"""What a join costs, in writes: handshake, commands, and the GOP cache in several of them; about 110 us."""
 QUEUE_S: Final = 2.0
 """Of a stream, so much waits for a slow viewer on average: what the low mark of age lets stay."""
 LEAST_WINDOW_VIEWERS: Final = 5
@@ -85,20 +87,32 @@ def windows(samples: DataFrame) -> DataFrame:
 
 def recorded(found: DataFrame) -> list[Measurement]:
     """Return the windows as measurements, averaged over steps of a tenth more viewers: some dozen rows."""
+    return [_measured(row) for row in _steps(found).orderBy("step").collect()]
+
+
+def recorded_of_nodes(found: DataFrame) -> dict[str, list[Measurement]]:
+    """Return the same by node."""
+    points: dict[str, list[Measurement]] = {}
+    for row in _steps(found, "node").orderBy("node", "step").collect():
+        points.setdefault(row["node"], []).append(_measured(row))
+    return points
+
+
+def _steps(found: DataFrame, *keys: str) -> DataFrame:
     step = f.floor(f.log(f.col("viewers")) / math.log(1.1))
     usable = (f.col("viewers") >= LEAST_WINDOW_VIEWERS) & (f.col("bit_rate") > 0)
     usable &= (f.col("busy") > 0) & (f.col("busy") <= MOST_BUSY)
     columns = ("viewers", "bit_rate", "busy", "slow_share")
-    rows = found.where(usable).groupBy(step.alias("step")).agg(*(f.avg(name).alias(name) for name in columns))
-    return [
-        Measurement(
-            viewers=round(row["viewers"]),
-            bit_rate=row["bit_rate"],
-            cpu_us_per_s=row["busy"] * 1e6,
-            slow_share=min(row["slow_share"], 1.0),
-        )
-        for row in rows.orderBy("step").collect()
-    ]
+    return found.where(usable).groupBy(*keys, step.alias("step")).agg(*(f.avg(name).alias(name) for name in columns))
+
+
+def _measured(row: Row) -> Measurement:
+    return Measurement(
+        viewers=round(row["viewers"]),
+        bit_rate=row["bit_rate"],
+        cpu_us_per_s=row["busy"] * 1e6,
+        slow_share=min(row["slow_share"], 1.0),
+    )
 
 
 def crowd_of(samples: DataFrame) -> dict[str, float]:
@@ -203,22 +217,6 @@ def table_of(nodes: DataFrame, model: NodeModel, options: CapacityOptions) -> li
     return found
 
 
-def carried(model: NodeModel, options: CapacityOptions) -> float:
-    """Return the viewers that the model alone gives a node, without noise among them: at least 1."""
-    bit_rate, slow = options.bit_rate or 0.0, options.slow_share or 0.0
-    one = model.viewer_us(bit_rate) * (1 + slow * model.slow_more) + JOIN_WRITES * model.write_us / (
-        options.session_s or 1.0
-    )
-    busy = options.busy
-    if model.p99_at_idle_ms is not None and model.p99_per_busy_ms > 0:
-        busy = min(busy, max((options.p99_ms - model.p99_at_idle_ms) / model.p99_per_busy_ms, 0.01))
-    most = (busy * 1e6 - model.idle_us) / one
-    memory = model.one_memory_bytes(bit_rate)
-    if options.memory_bytes is not None and memory and model.idle_memory_bytes is not None:
-        most = min(most, (options.memory_bytes - model.idle_memory_bytes) / memory)
-    return max(most, 1.0)
-
-
 def sizes_to_try(model: NodeModel, options: CapacityOptions) -> list[int]:
     """Return the sizes of a node to simulate: around the largest that the model gives, none beyond its reach."""
     reach = MOST_REACH * model.largest
@@ -246,13 +244,15 @@ def run(spark: SparkSession, events: str | None, out: str, options: CapacityOpti
     options = options or CapacityOptions()
     result = JobResult(name="capacity")
     points: list[Measurement] = []
+    of_nodes: dict[str, list[Measurement]] = {}
     seen: dict[str, float] = {}
     source = None if events is None else read_optional(spark, events, "flow_samples")
     if source is not None:
         result.accounts.append(source.accounts)
         result.outputs.update(write_quarantine(spark, source, out))
         if not source.absent:
-            points, seen = recorded(windows(source.frame)), crowd_of(source.frame)
+            found = windows(source.frame)
+            points, of_nodes, seen = recorded(found), recorded_of_nodes(found), crowd_of(source.frame)
     elif events is not None and options.measurements is None:
         raise ConfigError(
             f"{events} has no flow_samples: there is nothing to fit a node to",
@@ -270,7 +270,13 @@ def run(spark: SparkSession, events: str | None, out: str, options: CapacityOpti
     names = [part.split()[0] for part in CAPACITY_DDL.split(", ")]
     frame = spark.createDataFrame([tuple(row[name] for name in names) for row in rows], CAPACITY_DDL)
     result.outputs["capacity"] = write_table(frame, f"{out}/capacity", partitions=1)
-    result.summary = summary_of(rows, basis, options)
+    summary = summary_of(rows, basis, options)
+    fleet: dict[str, Any] = {}
+    if source is not None and not source.absent:
+        answer = loads.Answer(summary["viewers_per_node"], basis, of_nodes)
+        outputs, fleet = loads.write_loads(spark, source.frame, out, answer, options)
+        result.outputs.update(outputs)
+    result.summary = {"answer": summary.pop("answer"), "fleet": fleet or None, **summary}
     return result
 
 

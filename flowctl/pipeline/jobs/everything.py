@@ -55,7 +55,11 @@ STEPS: Final = (
     Step("fleet", "flowctl.pipeline.jobs.fleet", ("fleet_streams", "fleet_subnets")),
     Step("abuse", "flowctl.pipeline.jobs.abuse", ("abuse_scores", "bans.jsonl")),
     Step("whatif", "flowctl.pipeline.jobs.whatif", ("whatif_choices", "whatif_viewers", "limits.toml")),
-    Step("capacity", "flowctl.pipeline.jobs.capacity", ("capacity",)),
+    Step(
+        "capacity",
+        "flowctl.pipeline.jobs.capacity",
+        ("capacity", "capacity_nodes", "capacity_streams", "capacity_places"),
+    ),
 )
 """In this order: later jobs may read the tables of earlier ones."""
 

@@ -17,7 +17,7 @@ JOB_QUESTIONS: Final = {
     "fleet": "streams and subnets over time",
     "abuse": "whom to keep out",
     "whatif": "which limits would be better",
-    "capacity": "how many viewers a node carries",
+    "capacity": "how many viewers a node carries, and how many nodes a crowd takes",
 }
 """The jobs that the report reads, in the order in which they run, with what each of them answers."""
 

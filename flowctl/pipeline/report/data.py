@@ -145,6 +145,9 @@ class ReportData:
         scores: of `abuse_scores`, the worst first.
         bans: lines of the ban list.
         capacity: rows of `capacity`.
+        capacity_nodes: of `capacity_nodes`, the fullest first.
+        capacity_streams: of `capacity_streams`, the most watched first.
+        capacity_places: of `capacity_places`, the largest first.
         unreadable: name of a table -> why it could not be read.
     """
 
@@ -172,6 +175,9 @@ class ReportData:
     scores: Cut | None = None
     bans: Cut | None = None
     capacity: Cut | None = None
+    capacity_nodes: Cut | None = None
+    capacity_streams: Cut | None = None
+    capacity_places: Cut | None = None
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     def job(self, name: str) -> JobNote:

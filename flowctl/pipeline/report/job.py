@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline.report import gather, outcomes
-from flowctl.pipeline.report.data import JobNote, JobState, ReportData
+from flowctl.pipeline.report.data import Cut, JobNote, JobState, ReportData
 from flowctl.pipeline.report.page import render
 from flowctl.pipeline.spark.session import one_line
 from flowctl.pipeline.tables import io
@@ -261,5 +261,15 @@ def _take_whatif(source: _Source, data: ReportData) -> ReportData:
 
 
 def _take_capacity(source: _Source, data: ReportData) -> ReportData:
+    def largest(name: str, by: str) -> Cut | None:
+        table = source.table(name)
+        return None if table is None else outcomes.largest(table, by)
+
     table = source.table("capacity")
-    return replace(data, capacity=None if table is None else outcomes.capacity(table))
+    return replace(
+        data,
+        capacity=None if table is None else outcomes.capacity(table),
+        capacity_nodes=largest("capacity_nodes", "load_peak"),
+        capacity_streams=largest("capacity_streams", "viewers_mean"),
+        capacity_places=largest("capacity_places", "viewers_peak"),
+    )

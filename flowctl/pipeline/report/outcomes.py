@@ -193,6 +193,12 @@ def choices(frame: DataFrame) -> Cut:
     return first_rows(frame, order, MOST_CHOICES)
 
 
+def largest(frame: DataFrame, by: str) -> Cut:
+    """Return the rows of a table with the largest value of a column; ties are broken by all others, as text."""
+    others = [f.asc(f.col(f"`{name}`").cast("string")) for name in frame.columns if name != by]
+    return first_rows(frame, [f.desc_nulls_last(column(frame, by)), *others])
+
+
 def capacity(frame: DataFrame) -> Cut:
     """Return the table of the job, which is small by itself."""
     return Cut(rows_of(frame.limit(MOST_CHOICES)), frame.count())

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from flowctl.charts.page import Figure, figures, page, table, text, tiles
-from flowctl.pipeline.report import answers, decisions, pictures
+from flowctl.pipeline.report import answers, decisions, fleets, pictures
 from flowctl.pipeline.report.data import Cut, JobState, ReportData, whole_number
 from flowctl.pipeline.report.pictures import count, ms, percent, seconds, size, words
 from flowctl.printable import printable
@@ -76,7 +76,7 @@ def _part(name: str, title: str, answer: str, inner: Sequence[str], *, off: bool
     shown = [item for item in inner if item]
     kind = "part off" if off or not shown else "part"
     return "\n".join(
-        [f'<div class="{kind}" id="{name}"><h2>{text(title)}</h2><p>{text(answer, 2000)}</p>', *shown, "</div>"]
+        [f'<div class="{kind}" id="{name}"><h2>{text(title)}</h2><p>{text(answer, 4000)}</p>', *shown, "</div>"]
     )
 
 
@@ -240,10 +240,13 @@ def _out(data: ReportData) -> _Part:
 
 def _capacity(data: ReportData) -> _Part:
     shown = [
-        _plots([decisions.capacity_curve(data)]),
-        _cut_box("The answer and what it rests on", decisions.capacity(data)),
+        _plots([decisions.capacity_curve(data), fleets.node_bars(data), fleets.stream_bars(data)]),
+        _cut_box("Nodes: what each carries, and its load at its peak", fleets.nodes(data)),
+        _cut_box("Streams: worth having at an edge?", fleets.streams(data)),
+        _cut_box("Where viewers are, as far as records know", fleets.places(data)),
+        _folded("Sizes of a node that were tried", decisions.capacity(data)),
     ]
-    return decisions.carries(data), shown
+    return " ".join(filter(None, [fleets.answer(data), decisions.carries(data)])), shown
 
 
 def _fleet(data: ReportData) -> _Part:

@@ -113,6 +113,17 @@ def subnet(who: Column, hexadecimal: Column) -> Column:
     )
 
 
+def wide_network(who: Column, hexadecimal: Column) -> Column:
+    """Return the network that a provider has rather than a holder: the /16 of IPv4, the /32 of IPv6; null for none.
+
+    Args:
+        who: an address as recorded.
+        hexadecimal: its `digits`.
+    """
+    four = f.concat(f.substring_index(who, ".", 2), f.lit(".0.0/16"))
+    return f.when(f.length(hexadecimal) == IPV4_DIGITS, four).when(hexadecimal.isNotNull(), _network6(hexadecimal, 32))
+
+
 def _network6(hexadecimal: Column, length: int) -> Column:
     """Return the network of `length` bits, a multiple of 16, of an IPv6 address, as text."""
     starts = range(1, length // 4 + 1, 4)

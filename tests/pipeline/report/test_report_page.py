@@ -95,6 +95,8 @@ def test_page_when_read_without_eyes_says_what_is_drawn():
         "front",
         "scores",
         "capacity-curve",
+        "node-loads",
+        "stream-loads",
     } == {label.split()[0].removesuffix("-title") for label in labels}
     assert all(set(label.split()) <= set(ids) for label in labels)
     for said in re.findall(r"<desc[^>]*>(.*?)</desc>", render(some_data())):
@@ -108,6 +110,14 @@ def test_page_when_viewers_missed_pictures_tells_shares():
         assert said in words
     unknown = some_data(picture_shares=[{"least": None, "viewers": 390}])
     assert "What share of the pictures" not in Page(render(unknown)).words
+
+
+def test_page_when_a_fleet_was_recorded_tells_nodes_and_streams_before_one_node():
+    """The answer for the fleet comes before that for a node; loads and what is worth following stand below."""
+    words = Page(render(some_data())).words
+    assert words.index("900 viewers need 6 edges and 2 origins") < words.index("A node carries 2,400 viewers")
+    for said in ("150.5 of 200", "7.5 viewers", "a follower costs as much as 2.0", "The first 1 of 3 nodes", "1.5"):
+        assert said in words
 
 
 def test_page_when_nothing_was_run_says_so_for_each_question():

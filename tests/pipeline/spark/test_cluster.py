@@ -29,7 +29,7 @@ TABLES = {
     "fleet": ["fleet_streams", "fleet_subnets"],
     "abuse": ["abuse_scores"],
     "whatif": ["whatif_choices", "whatif_viewers"],
-    "capacity": ["capacity"],
+    "capacity": ["capacity", "capacity_nodes", "capacity_streams", "capacity_places"],
     "flights": ["whatif_choices", "whatif_viewers"],
 }
 """By job; the last is what-if over flights: Senders that run again on the workers."""
