@@ -32,7 +32,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import suppress
 from functools import partial
 from threading import get_ident
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from flowctl.addresses import address_key
 from flowctl.deferred import Registration
@@ -128,11 +128,14 @@ class Session:
 
     Attributes:
         connection: set before `opened` is called.
+        pinned: whether the connection stays on the thread where it began; set it where a session shares state with what
+            else lives there.
     """
 
     __slots__ = ("connection",)
 
     connection: Connection
+    pinned: ClassVar[bool] = False
 
     def opened(self) -> Awaitable[None] | None:
         """The connection is there; the first call."""
@@ -912,9 +915,10 @@ class Connection:
     def movable(self) -> bool:
         """Return whether the connection may go to another thread: not while a coroutine runs on this one. Any thread.
 
-        Otherwise two threads would work for one session. Nor while its socket lingers.
+        Otherwise two threads would work for one session. Nor while its socket lingers, nor where it is pinned.
         """
-        return not (self._over or (self._coroutines is not None and self._coroutines.running))
+        running = self._coroutines is not None and self._coroutines.running
+        return not (self._over or running or self.session.pinned)
 
     def describe(self) -> str:
         """Return number and peer, for logs."""

@@ -1,1 +1,4 @@
-"""Live streams on several processes: workers on one port, origins, and edges that follow them."""
+"""Live streams on several processes: workers on one port, origins, and edges that follow them.
+
+Begin with `follow.py`.
+"""

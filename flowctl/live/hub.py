@@ -6,6 +6,7 @@ has to tell a member it does through the member's own thread (`Member.on_thread`
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
@@ -87,11 +88,20 @@ def line_fields(connection: Connection, stream: str) -> dict[str, Any]:
     return {"stream": stream, "peer": f"{connection.peer[0]}:{connection.peer[1]}", "connection": connection.number}
 
 
+class Right(enum.Enum):
+    """By what right a name is published."""
+
+    ASKS = "asks"  #: the rules of this server say who has the name
+    GRANTED = "granted"  #: it was decided elsewhere, and the one that has the name here loses it
+    FOLLOWS = "follows"  #: a copy from another server, which takes the name from no publisher of this one
+
+
 class _Publication(NamedTuple):
-    """Who publishes, or stands by, and whose the name is then."""
+    """Who publishes, or stands by, whose the name is then, and by what right."""
 
     publisher: Publisher
     owner: Owner
+    right: Right
 
 
 class Hub:
@@ -136,7 +146,9 @@ class Hub:
 
     # -- publishers
 
-    def publish(self, name: str, publisher: Publisher, owner: Owner | None = None) -> Stream:
+    def publish(
+        self, name: str, publisher: Publisher, owner: Owner | None = None, *, right: Right = Right.ASKS
+    ) -> Stream:
         """Enter `publisher` for the stream `name`.
 
         Who owned it and has fallen silent, or has lost its connection without our having noticed, is replaced by its
@@ -146,6 +158,7 @@ class Hub:
             name: ``app/stream``.
             publisher: the session that asks.
             owner: its owner. None: its address is.
+            right: by what right; the limit of an address holds for those that ask.
 
         Returns:
             The stream. Its `publisher` is another one while this one is on standby.
@@ -159,8 +172,8 @@ class Hub:
         with self._lock:
             address = address_key(publisher.peer[0])
             owner = owner or Owner(address)
-            replaces = self._replaces_locked(name, publisher, owner, now)
-            stream = self._enter_locked(name, publisher, owner, now, replaces=replaces)
+            replaces = self._replaces_locked(name, publisher, owner, right, now)
+            stream = self._enter_locked(name, publisher, owner, right, now, replaces=replaces)
             current = stream.publisher
             if current is not None and not replaces:
                 stream.standby.append(publisher)
@@ -174,7 +187,7 @@ class Hub:
             viewer.on_thread(viewer.stream_published, stream)
         return stream
 
-    def _replaces_locked(self, name: str, publisher: Publisher, owner: Owner, now: float) -> bool:
+    def _replaces_locked(self, name: str, publisher: Publisher, owner: Owner, right: Right, now: float) -> bool:
         """Return whether `publisher` takes the place of the one that there is; False where there is none.
 
         Raises:
@@ -185,19 +198,26 @@ class Hub:
         if stream is None or stream.ended:
             return False  # nobody publishes it, nor may be back
         known = stream.owner is not None and stream.owner.same(owner)
-        if stream.publisher is None:
-            if policy is SecondPublisher.REFUSE and not known:
+        current = None if stream.publisher is None else self._publications[stream, stream.publisher]
+        if current is None:
+            if right is Right.ASKS and policy is SecondPublisher.REFUSE and not known:
                 raise BusyError(f"stream {name} is kept for its publisher, which may be back", hint=_TAKEN_HINT)
             return False
         if (stream, publisher) in self._publications:
             raise BusyError(f"this connection publishes stream {name} already", hint="close the other publication")
+        if right is Right.GRANTED or (right is Right.FOLLOWS and current.right is Right.FOLLOWS):
+            return True
+        if right is Right.FOLLOWS:
+            raise BusyError(f"stream {name} is being published here")
         if policy is SecondPublisher.REPLACE or (known and now - stream.media_at >= _SILENT_S):
             return True
         if policy is SecondPublisher.REFUSE:
             raise BusyError(f"stream {name} is being published already", hint=_TAKEN_HINT)
         return False
 
-    def _enter_locked(self, name: str, publisher: Publisher, owner: Owner, now: float, *, replaces: bool) -> Stream:
+    def _enter_locked(
+        self, name: str, publisher: Publisher, owner: Owner, right: Right, now: float, *, replaces: bool
+    ) -> Stream:
         """Enter a publication in the books, if the limits allow it, and return its stream."""
         self._lock.assert_owned()
         address, most = address_key(publisher.peer[0]), self.config.publishers_per_address
@@ -206,13 +226,13 @@ class Hub:
         # The one that is replaced gives its place up: its owner may have no other.
         was = None if known is None or not replaces else known.publisher
         freed = was is not None and address_key(was.peer[0]) == address
-        if most and count - freed >= most:
+        if most and count - freed >= most and right is Right.ASKS:
             raise LimitExceededError("publishers_per_address", count - freed + 1, most)
         if known is not None and known.publisher is not None and not replaces and len(known.standby) >= _MOST_STANDBY:
             raise LimitExceededError("standby_publishers", len(known.standby) + 1, _MOST_STANDBY)
         stream = self._stream_locked(name, now)
         self._published_from[address] = count + 1
-        self._publications[stream, publisher] = _Publication(publisher, owner)
+        self._publications[stream, publisher] = _Publication(publisher, owner, right)
         return stream
 
     def _begin_locked(self, stream: Stream, publisher: StreamMember, now: float) -> list[Viewer]:
@@ -224,6 +244,15 @@ class Hub:
         stream.owner = self._publications[stream, publisher].owner
         stream.take_over(publisher, now, announce=announce)
         return waiting
+
+    def restart(self, stream: Stream, publisher: Publisher) -> None:
+        """Let the timeline of the publisher that counts begin anew; that of the viewers goes on. Harmless for another.
+
+        The headers that it sent before are forgotten.
+        """
+        with self._lock:
+            if stream.publisher is publisher:
+                stream.take_over(publisher, self._clock())
 
     def _keep_locked(self, stream: Stream, address: str) -> bool:
         """Keep a name for its publisher; return whether it may: as many are kept for an address as it may publish.

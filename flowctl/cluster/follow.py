@@ -1,0 +1,468 @@
+"""Follows one stream of another server: plays it there over RTMP, and hands each message on, untouched and once.
+
+How it works. A `Follow` has one client connection at a time, on a poll group, to a TCP address or to a Unix socket.
+What comes goes through a `Seam`, which leaves out what another connection brought already, to a `Sink`; `HubSink` is
+the one that publishes it in the local hub. When the connection is lost, the sink keeps the stream for `hold_s`, so that
+viewers see a pause, and the source is tried again, sooner at first. Everything runs on the group's thread, but for
+looking up and connecting to a TCP address, which has a thread of its own for as long as it takes.
+
+A source that sends nothing is asked for a sign of life: a machine that has gone says nothing either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import errno
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final, Protocol
+
+import structlog
+
+from flowctl.client.base import ClientEnd, RtmpClient
+from flowctl.client.connect import connect_socket, place_client
+from flowctl.cluster.seam import Joint, Seam
+from flowctl.errors import BrokenError, BusyError, ClosedError, FlowctlError, LimitExceededError, LocalProtocolError
+from flowctl.live.hub import Hub, Right
+from flowctl.live.stream import Stream
+from flowctl.outcomes.backoff import Backoff
+from flowctl.pollgroup import PollGroup
+from flowctl.reasons import CloseReason
+from flowctl.rtmp.events import ClientEvent, StreamEnded
+from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
+from flowctl.rtmp.session_config import ClientSessionConfig
+from flowctl.rtmp.url import RtmpUrl
+from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
+
+_log: Final = structlog.get_logger("flowctl.cluster")
+FOLLOW_BACKOFF: Final = Backoff(first_s=0.1, factor=2.0, most_s=3.0)
+"""A source that has gone is looked for often: viewers wait for it."""
+_LOOK_S: Final = 5.0
+"""A source that has sent nothing for so long is sent a ping; one that sends nothing for as long again is given up."""
+_LOGINS: Final = 3
+"""Connections of one login: without a user, with the user, with the answer."""
+_MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
+_FOREIGN: Final = (b"\x02\x00\x11|RtmpSampleAccess", b"\x02\x00\x08onStatus")
+"""Beginnings of data messages that servers put before a stream and that are not of it (nginx-rtmp, SRS)."""
+_CONFIG: Final = ClientSessionConfig(flash_version="flowctl follow", buffer_ms=0)
+
+
+class FollowState(enum.Enum):
+    """How far a follow has come."""
+
+    CONNECTING = "connecting"
+    WAITING = "waiting"  #: connected, and nothing has come yet
+    RUNNING = "running"
+    RESTING = "resting"  #: until the next try
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a stream is followed from.
+
+    Args:
+        url: its address; where `path` is given, only the name of the stream counts.
+        path: of a Unix socket. Empty: host and port of the address.
+        node: name of the server for logs and statistics. Empty: its host and port.
+    """
+
+    url: RtmpUrl
+    path: str = ""
+    node: str = ""
+
+    def __str__(self) -> str:
+        return self.node or self.path or f"{self.url.host}:{self.url.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowStatistics:
+    """A snapshot of a follow.
+
+    Args:
+        state: how far it has come.
+        source: where from.
+        why: why it does not run. Empty: it does.
+        messages: handed on so far.
+        payload_bytes: of these.
+        repeated: left out because they had come before.
+        gaps: times that something was missing between two connections, or may have been.
+        restarts: times that another timeline began.
+        connections: made so far.
+        tries: since the last one that brought something.
+    """
+
+    state: FollowState
+    source: str
+    why: str = ""
+    messages: int = 0
+    payload_bytes: int = 0
+    repeated: int = 0
+    gaps: int = 0
+    restarts: int = 0
+    connections: int = 0
+    tries: int = 0
+
+
+class Sink(Protocol):
+    """Takes a stream that is followed. The follow's thread."""
+
+    def begin(self, now: float) -> None:
+        """A timeline begins, perhaps behind another one. A BusyError says that the stream is not wanted."""
+
+    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
+        """Take one message."""
+
+    def end(self, why: str) -> None:
+        """The stream has ended, or stayed away for too long."""
+
+
+class HubSink:
+    """Publishes a followed stream in the local hub, where it gives way to a publisher of this server's own.
+
+    Args:
+        hub: the streams.
+        name: ``app/stream``.
+        source: named as the publisher.
+        on_replaced: told, on any thread, that a publisher of this server's own has taken the name.
+    """
+
+    def __init__(self, hub: Hub, name: str, source: Source, on_replaced: Callable[[], None] | None = None) -> None:
+        self._hub = hub
+        self._name = name
+        self._stream: Stream | None = None
+        self._on_replaced = on_replaced
+        self.peer: tuple[str, int] = (f"follows {source}", 0)
+        self.number: Final = 0
+
+    def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call at once: what the hub tells is harmless on any thread."""
+        callback(*args)
+
+    def publish_replaced(self, stream: Stream) -> None:
+        """A publisher of this server's own has taken the name."""
+        if self._stream is stream and self._on_replaced is not None:
+            self._on_replaced()
+
+    def begin(self, now: float) -> None:
+        """Publish, again if it was being published: the timeline of viewers goes on."""
+        del now
+        if self._stream is None:
+            self._stream = self._hub.publish(self._name, self, right=Right.FOLLOWS)
+        else:
+            self._hub.restart(self._stream, self)
+
+    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
+        """Publish one message."""
+        if self._stream is not None:
+            with contextlib.suppress(LimitExceededError):  # a header that is not kept, as of any publisher
+                self._stream.publish(self, type_id, timestamp, payload, now)
+
+    def end(self, why: str) -> None:
+        """End the publication."""
+        del why
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            self._hub.unpublish(stream, self, grace=False)
+
+
+class _Link(RtmpClient):
+    """The connection of a follow."""
+
+    __slots__ = ("_follow", "_looked_bytes", "_pinged")
+    pinned = True  # to the thread of its follow
+
+    def __init__(self, follow: Follow, url: RtmpUrl, parameters: str, on_end: Callable[[Any], None]) -> None:
+        super().__init__(url, config=_CONFIG, parameters=parameters, on_end=on_end)
+        self._protocol.play()
+        self._follow = follow
+        self._looked_bytes = -1  # received when it was looked at last
+        self._pinged = False
+
+    def opened(self) -> None:
+        """Begin, and look now and then whether anything comes."""
+        super().opened()
+        self.wake_at(self.connection.clock() + _LOOK_S)
+
+    def media(self, message: Message, now: float) -> None:
+        """Hand a message on."""
+        self._follow.received(self, message, now)
+
+    def event(self, event: ClientEvent, now: float) -> None:
+        """Tell that the stream has ended."""
+        if isinstance(event, StreamEnded):
+            self._follow.stream_ended(self, event.reason, now)
+
+    def due(self, now: float) -> None:
+        """Look for a sign of life; ask for one; give up."""
+        received = self._protocol.bytes_received
+        if received != self._looked_bytes:
+            self._looked_bytes, self._pinged = received, False
+        elif self._pinged:
+            self.connection.close(CloseReason.IDLE, f"nothing came for {2 * _LOOK_S:g} s")
+            return
+        else:
+            self._pinged = True
+            ping = UserControl(EVENT_PING_REQUEST, timestamp=round(now * 1000) & 0xFFFFFFFF)
+            self.connection.sender.send(self._protocol.send_message(encode_control(ping)), droppable=False)
+        self.wake_at(now + _LOOK_S)
+
+
+class Follow:
+    """Follows one stream.
+
+    Args:
+        source: where from.
+        sink: takes it.
+        group: a running group, on whose thread it lives.
+        backoff: between tries.
+        hold_s: how long a stream whose source is lost is kept for viewers before it ends, in seconds.
+        rng: for the backoff.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        sink: Sink,
+        group: PollGroup,
+        *,
+        backoff: Backoff = FOLLOW_BACKOFF,
+        hold_s: float = 3.0,
+        rng: Random | None = None,
+    ) -> None:
+        self._source = source
+        self._sink = sink
+        self._group = group
+        self._backoff = backoff
+        self._hold_s = hold_s
+        self._rng = rng or Random()
+        self._seam = Seam()
+        self._state = FollowState.RESTING
+        self._why = "not begun"
+        self._link: _Link | None = None
+        self._number = 0  # of the present try: what belongs to an earlier one is not for us any more
+        self._begun = False  # the sink has the stream
+        self._refused = False  # the sink does not want it; looked at again with the next connection
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tries = self._connections = self._messages = self._payload_bytes = self._gaps = self._restarts = 0
+
+    # -- any thread
+
+    def start(self) -> None:
+        """Begin."""
+        self._post(self._try)
+
+    def move(self, source: Source) -> None:
+        """Go on from another source, at once."""
+        self._post(self._move, source)
+
+    def stop(self, why: str = "") -> None:
+        """End for good; the sink is told."""
+        self._post(self._stop, why)
+
+    def _post(self, callback: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(ClosedError, LocalProtocolError):  # the group has ended, and everything on it
+            self._group.call_soon(callback, *args)
+
+    def statistics(self) -> FollowStatistics:
+        """Return a snapshot. Figures of the group's thread may be a step apart."""
+        return FollowStatistics(
+            state=self._state,
+            source=str(self._source),
+            why="" if self._state is FollowState.RUNNING else self._why,
+            messages=self._messages,
+            payload_bytes=self._payload_bytes,
+            repeated=self._seam.repeated_count,
+            gaps=self._gaps,
+            restarts=self._restarts,
+            connections=self._connections,
+            tries=self._tries,
+        )
+
+    # -- connecting
+
+    def _try(self, parameters: str = "") -> None:
+        if self._state is FollowState.ENDED:
+            return
+        self._cancel("again")
+        self._number += 1
+        self._tries += 1
+        self._set(FollowState.CONNECTING, "connecting")
+        number, source = self._number, self._source
+        if source.path:
+            try:
+                sock = _connect_local(source.path)
+            except OSError as error:
+                self._failed(number, f"cannot connect to {source.path}: {error.strerror or error}")
+            else:
+                self._connected(number, sock, parameters)
+            return
+        threading.Thread(
+            target=self._connect_remote, args=(number, source, parameters), name="flowctl-follow", daemon=True
+        ).start()
+
+    def _connect_remote(self, number: int, source: Source, parameters: str) -> None:
+        """Look up and connect; a thread of its own."""
+        try:
+            sock = connect_socket(source.url)
+        except (BrokenError, OSError) as error:
+            self._post(self._failed, number, str(error))
+            return
+        try:
+            self._group.call_soon(self._connected, number, sock, parameters)
+        except FlowctlError:
+            sock.close()
+
+    def _connected(self, number: int, sock: socket.socket, parameters: str) -> None:
+        if number != self._number or self._state is FollowState.ENDED:
+            sock.close()
+            return
+        link = _Link(self, self._source.url, parameters, lambda link: self._post(self._link_ended, link))
+        try:
+            place_client(self._group, link, sock)
+        except (ClosedError, OSError) as error:
+            self._failed(number, str(error))
+            return
+        self._link = link
+        self._connections += 1
+        self._refused = False
+        self._seam.reconnected()
+        self._set(FollowState.WAITING, "connected, nothing has come yet")
+
+    def _failed(self, number: int, why: str) -> None:
+        """Try again later."""
+        if number == self._number and self._state is not FollowState.ENDED:
+            self._rest(why)
+
+    def _rest(self, why: str) -> None:
+        self._set(FollowState.RESTING, why)
+        self._later("again", self._backoff.delay_s(max(self._tries, 1), self._rng), self._try)
+        if self._begun and "hold" not in self._timers:
+            self._later("hold", self._hold_s, self._give_up)
+
+    def _link_ended(self, link: _Link) -> None:
+        """Try again after the end of a connection; at once for the next step of a login."""
+        if link is not self._link or self._state is FollowState.ENDED:
+            return
+        self._link = None
+        end: ClientEnd | None = link.end
+        rejected = link.rejected
+        if rejected is not None and rejected.retry_parameters is not None and self._tries < _LOGINS:
+            self._try(rejected.retry_parameters)
+            return
+        _log.info("follow interrupted", source=str(self._source), stream=self._source.url.path, why=str(end))
+        self._rest(str(end))
+
+    def _give_up(self) -> None:
+        """End the stream for viewers: its source has stayed away for too long."""
+        self._timers.pop("hold", None)
+        if self._link is None or self._state is not FollowState.RUNNING:
+            self._end_stream(self._why)
+
+    def _move(self, source: Source) -> None:
+        if self._state is FollowState.ENDED or source == self._source:
+            return
+        self._source, self._tries = source, 0
+        self._drop_link("another source")
+        if self._begun and "hold" not in self._timers:
+            self._later("hold", self._hold_s, self._give_up)
+        self._try()
+
+    def _stop(self, why: str) -> None:
+        if self._state is FollowState.ENDED:
+            return
+        self._set(FollowState.ENDED, why or "stopped")
+        for name in tuple(self._timers):
+            self._cancel(name)
+        self._drop_link(self._why)
+        self._end_stream(self._why)
+
+    def _drop_link(self, why: str) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.connection.close(CloseReason.FINISHED, why)
+
+    # -- the stream; the connection's thread
+
+    def received(self, link: _Link, message: Message, now: float) -> None:
+        """Take one message of the link."""
+        if link is not self._link or self._refused:
+            return
+        type_id, timestamp, payload = message.type_id, message.timestamp, message.payload
+        if type_id not in _MEDIA and payload.startswith(_FOREIGN):
+            return
+        if self._state is not FollowState.RUNNING:
+            self._runs()
+        joined = self._seam.take(type_id, timestamp, payload, now)
+        if joined.pieces:
+            self._pass_on(joined.joint, joined.pieces, now)
+
+    def _runs(self) -> None:
+        self._tries = 0
+        self._cancel("hold")
+        self._set(FollowState.RUNNING, "")
+
+    def _pass_on(self, joint: Joint, pieces: tuple[tuple[int, int, bytes], ...], now: float) -> None:
+        restart = joint is Joint.RESTART
+        self._gaps += joint is Joint.GAP
+        self._restarts += restart
+        if not self._begun or restart:
+            try:
+                self._sink.begin(now)
+            except (BusyError, LimitExceededError) as error:
+                self._refused, self._begun = True, False
+                self._seam.forget()
+                self._set(FollowState.WAITING, f"refused here: {error}")
+                return
+            self._begun = True
+        for type_id, timestamp, payload in pieces:
+            self._messages += 1
+            self._payload_bytes += len(payload)
+            self._sink.take(type_id, timestamp, payload, now)
+
+    def stream_ended(self, link: _Link, reason: str, now: float) -> None:
+        """The source says that nobody publishes the stream any more."""
+        del now
+        if link is self._link:
+            self._set(FollowState.WAITING, f"the source ended the stream: {reason}")
+            self._end_stream(reason)
+
+    def _end_stream(self, why: str) -> None:
+        begun, self._begun = self._begun, False
+        self._seam.forget()
+        if begun:
+            self._sink.end(why)
+
+    # -- inner steps
+
+    def _set(self, state: FollowState, why: str) -> None:
+        self._state, self._why = state, why
+
+    def _later(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
+        self._cancel(name)
+        self._timers[name] = self._group.call_later(delay_s, callback)
+
+    def _cancel(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+
+def _connect_local(path: str) -> socket.socket:
+    """Return a socket connected to the Unix socket at `path`; never waits.
+
+    Raises:
+        OSError: nobody listens there, or too many wait to be accepted.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    found = sock.connect_ex(path)
+    if found:
+        sock.close()
+        raise OSError(found, errno.errorcode.get(found, "cannot connect"))
+    return sock

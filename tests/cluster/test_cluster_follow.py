@@ -1,0 +1,186 @@
+"""Following a stream of another server, over TCP between two servers in one process."""
+
+import pytest
+from follow_kit import (
+    HEADERS,
+    Client,
+    StreamEnded,
+    close_clients,
+    numbers,
+    pictures,
+    player,
+    playing,
+    publisher,
+    server,
+    until,
+)
+
+from flowctl.cluster.follow import Follow, FollowState, HubSink, Source
+from flowctl.outcomes.backoff import Backoff
+from flowctl.rtmp.url import parse_url
+
+FAST = Backoff(first_s=0.01, most_s=0.05)
+
+
+class Pair:
+    """A server that has a stream, and another one that follows it."""
+
+    def __init__(self, **fields):
+        self.origin, self.local = server(), server(**fields)
+        for item in (self.origin, self.local):
+            item.start()
+        self.follow = self.make(self.origin.address)
+
+    def make(self, address, **more):
+        source = Source(parse_url(f"rtmp://{address[0]}:{address[1]}/live/room"))
+        sink = HubSink(self.local.hub, "live/room", source)
+        return Follow(source, sink, self.local.groups.groups[0], **{"backoff": FAST, **more})
+
+    def state(self):
+        return self.follow.statistics().state
+
+    def close(self):
+        self.follow.stop()
+        close_clients()
+        for item in (self.local, self.origin):
+            item.stop(1.0)
+
+
+@pytest.fixture
+def pair():
+    made = Pair()
+    yield made
+    made.close()
+
+
+def test_stream_when_followed_reaches_viewers_byte_for_byte(pair):
+    """Type, timestamp and payload of headers, metadata and frames are those of the publisher."""
+    source = publisher(pair.origin.address)
+    source.put(*HEADERS, *pictures(0, 15))
+    pair.follow.start()
+    until(lambda: pair.follow.statistics().messages >= 13)
+    viewer = playing(pair.local.address)
+    source.put(*pictures(15, 20))
+    until(lambda: len(viewer.media) >= 23)
+    assert viewer.media == HEADERS + pictures(10, 20)
+
+
+def test_follow_when_the_connection_breaks_loses_and_doubles_nothing(pair):
+    """A connection cut at the source is made again, and the stream goes on with the message that was next."""
+    source = publisher(pair.origin.address)
+    source.put(*HEADERS, *pictures(0, 12))
+    viewer = playing(pair.local.address)
+    pair.follow.start()
+    until(lambda: len(numbers(viewer.media)) >= 2)
+    pair.origin.kick(lambda connection: "follow" in getattr(connection.session, "user_agent", ""))
+    source.put(*pictures(12, 18))
+    until(lambda: numbers(viewer.media)[-1:] == [17])
+    assert viewer.media == HEADERS + pictures(numbers(viewer.media)[0], 18)
+    statistics = pair.follow.statistics()
+    assert (statistics.connections, statistics.gaps, statistics.restarts) == (2, 0, 0)
+
+
+def test_follow_when_the_source_is_late_waits_for_it():
+    """A source that nobody listens at yet is tried until it is there."""
+    pair = Pair()
+    try:
+        address = pair.origin.address
+        pair.origin.stop(1.0)
+        pair.follow.start()
+        until(lambda: pair.follow.statistics().tries >= 3)
+        assert "cannot connect" in pair.follow.statistics().why or pair.state() is FollowState.CONNECTING
+        again = pair.origin = server(port=address[1])
+        again.start()
+        source = publisher(again.address)
+        viewer = player(pair.local.address)
+        source.put(*HEADERS, *pictures(0, 5))
+        until(lambda: numbers(viewer.media) == [0, 1, 2, 3, 4])
+    finally:
+        pair.close()
+
+
+def test_viewers_when_the_source_ends_the_stream_are_told_and_then_go_on(pair):
+    """The end of the stream reaches the viewers; so does its next beginning, behind it in time."""
+    source = publisher(pair.origin.address)
+    source.put(*HEADERS, *pictures(0, 5))
+    pair.follow.start()
+    viewer = playing(pair.local.address)
+    until(lambda: len(numbers(viewer.media)) == 5)
+    source.session.close_stream()
+    source.flush()
+    until(lambda: viewer.has(StreamEnded))
+    again = publisher(pair.origin.address)
+    again.put(*HEADERS, *pictures(0, 5))
+    until(lambda: len(numbers(viewer.media)) == 10)
+    times = [timestamp for type_id, timestamp, payload in viewer.media if type_id == 9 and payload[1] == 1]
+    assert times == sorted(times)
+
+
+def test_viewers_when_the_source_stays_away_are_told_after_the_hold(pair):
+    """A source that does not come back within the time ends the stream, and not before."""
+    source = publisher(pair.origin.address)
+    source.put(*HEADERS, *pictures(0, 5))
+    pair.follow = pair.make(pair.origin.address, hold_s=0.3)
+    pair.follow.start()
+    viewer = playing(pair.local.address)
+    until(lambda: len(numbers(viewer.media)) == 5)
+    pair.origin.stop(0.5)
+    until(lambda: pair.state() is FollowState.RESTING)
+    assert pair.local.hub.is_published("live/room")
+    until(lambda: viewer.has(StreamEnded))
+
+
+def test_timeline_when_the_source_comes_back_as_another_goes_on(pair):
+    """Where the encoder began anew, viewers see no jump back."""
+    source = publisher(pair.origin.address)
+    source.put(*HEADERS, *pictures(100, 105))
+    pair.follow.start()
+    viewer = playing(pair.local.address)
+    until(lambda: len(numbers(viewer.media)) == 5)
+    address = pair.origin.address
+    pair.origin.stop(0.5)
+    pair.origin = server(port=address[1])
+    pair.origin.start()
+    again = publisher(pair.origin.address)
+    again.put(*HEADERS, *pictures(0, 5))
+    until(lambda: len(numbers(viewer.media)) == 10)
+    times = [timestamp for type_id, timestamp, payload in viewer.media if type_id == 9 and payload[1] == 1]
+    assert times == sorted(times)
+    assert not viewer.has(StreamEnded)
+    assert pair.follow.statistics().restarts == 1
+
+
+def test_follow_when_the_name_is_published_here_gives_way(pair):
+    """A publisher of this server's own is not replaced by a copy, and the follow says so."""
+    own = publisher(pair.local.address)
+    own.put(*HEADERS, *pictures(0, 3))
+    source = publisher(pair.origin.address)
+    source.put(*HEADERS, *pictures(50, 55))
+    pair.follow.start()
+    until(lambda: "published here" in pair.follow.statistics().why)
+    viewer = playing(pair.local.address)
+    until(lambda: len(numbers(viewer.media)) == 3)
+    assert numbers(viewer.media) == [0, 1, 2]
+
+
+def test_publisher_when_the_name_is_followed_here_is_refused(pair):
+    """Nobody takes the name of a followed stream by publishing it here."""
+    source = publisher(pair.origin.address)
+    source.put(*HEADERS, *pictures(0, 5))
+    pair.follow.start()
+    until(lambda: pair.state() is FollowState.RUNNING)
+    stranger = Client(pair.local.address, ask="publish")
+    until(lambda: any(type(item).__name__ == "Rejected" for item in stranger.events))
+    assert pair.local.hub.publisher_of("live/room")[0].startswith("follows ")
+
+
+def test_follow_when_stopped_ends_the_stream_and_the_connection(pair):
+    """After the stop nothing is left at either server."""
+    source = publisher(pair.origin.address)
+    source.put(*HEADERS, *pictures(0, 5))
+    pair.follow.start()
+    until(lambda: pair.state() is FollowState.RUNNING)
+    pair.follow.stop("not wanted any more")
+    until(lambda: not pair.local.hub.is_published("live/room"))
+    until(lambda: len(pair.origin.connections()) == 1)
+    assert pair.follow.statistics().why == "not wanted any more"
