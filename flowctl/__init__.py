@@ -69,6 +69,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.rpc.node import RpcNode
     from flowctl.rpc.peers.peer import ConnectionID
     from flowctl.rpc.subscription import Subscription
+    from flowctl.scheduler.scheduler import MessageScheduler
     from flowctl.sender import FlushResult, Sender
     from flowctl.sending.contract import Frontend, SendOutcome, SendResult
     from flowctl.sending.figures import SenderStatistics
@@ -141,6 +142,7 @@ __all__ = [
     "Load",
     "LocalProtocolError",
     "MessageClass",
+    "MessageScheduler",
     "Messenger",
     "Move",
     "PicturesFirst",
@@ -275,6 +277,7 @@ _HOMES: Final = {
         "Receiver",
         "ReceiverStatistics",
     ),
+    "flowctl.scheduler.scheduler": ("MessageScheduler",),
     "flowctl.sender": (
         "FlushResult",
         "Sender",

@@ -1,1 +1,4 @@
-"""Who may ask which peer now: offers of peers' channels to those that wait for one."""
+"""Who may ask which peer now: offers of peers' channels to those that wait for one.
+
+Begin with `offer.py`.
+"""

@@ -95,8 +95,12 @@ def guarded() -> dict[str, Guarded]:
         for node in classes_of(tree_of(path)):
             item = Guarded(node.name, node, path)
             item.attributes = dict(marks_in(lines[node.lineno - 1 : node.end_lineno], MARK))
-            # Two rooms may have a class of one name: the second is known by its file too.
-            classes[node.name if node.name not in classes else f"{node.name} of {path}"] = item
+            # Two rooms may have a class of one name: the first, or the one with marks, is known by it alone.
+            other = classes.get(node.name)
+            if other is not None and item.attributes and not other.attributes:
+                classes[f"{node.name} of {other.file}"] = other
+                other = None
+            classes[node.name if other is None else f"{node.name} of {path}"] = item
     for item in classes.values():
         for base in bases_of(item, classes):
             item.attributes = {**base.attributes, **item.attributes}

@@ -1,0 +1,519 @@
+"""The state of a scheduler and its rules, without lock, clock and callbacks.
+
+Theory of operation. A peer's closed channels are the requests and notifications that it has not finished, so the two
+cannot disagree; its open ones are what is left of its count. All that have an end in time stand in one `Pending`.
+A request is *claimed* when its outcome is known, which takes it out of that table, and *released* when its turn comes:
+then its channel opens. So its outcome is decided at once, and offers follow in order.
+
+Senders stand in one of two lines: the queue, of those that have seen all that is open, and the arrivals, of those that
+have seen nothing. A walk asks the senders of one line, in order: the queue about one peer that has become free, the
+arrivals about all that is open. Who declines stands in the queue afterwards, in the place that he was given first.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from random import Random
+from typing import Any, Final
+from weakref import ref
+
+from flowctl.errors import ConfigError, LocalProtocolError
+from flowctl.outcomes.outcome import Outcome
+from flowctl.outcomes.pending import Pending
+from flowctl.scheduler.offer import (
+    FIRST_ID,
+    LAST_ID,
+    Channel,
+    Entry,
+    EntryState,
+    Offer,
+    Peer,
+    PeerId,
+    Receiver,
+    ResponseType,
+    Sender,
+)
+from flowctl.scheduler.policy import MAX_PRIORITY, ById, PeerState, SchedulerPolicy
+
+
+class Refusal(enum.Enum):
+    """Why a response ends no request."""
+
+    WITHOUT_ID = "has no request id"
+    UNKNOWN = "is for an unknown request"
+    FOREIGN = "comes from another peer than was asked"
+    WRONG_TYPE = "is of another type than was asked for"
+
+
+class Request:
+    """A message that keeps a channel closed: a request, or, without receiver, a notification or a withdrawn request."""
+
+    __slots__ = ("key", "peer", "receiver", "response_type", "sent_at")
+
+    def __init__(
+        self, key: int, peer: PeerState, receiver: Receiver | None, response_type: ResponseType, sent_at: float
+    ) -> None:
+        self.key: Final = key  # the request id; of notifications a negative number, which no peer can answer
+        self.peer: Final = peer
+        self.receiver = receiver  # None: nobody is told
+        self.response_type: Final = response_type
+        self.sent_at: Final = sent_at
+
+
+class Line:
+    """Senders in order of their places; those that are withdrawn leave at once, and their places are passed over."""
+
+    __slots__ = ("_heap", "live_count")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Entry]] = []
+        self.live_count = 0
+
+    def push(self, entry: Entry) -> None:
+        """Put `entry` in its place; O(log n)."""
+        entry.line = self
+        self.live_count += 1
+        heappush(self._heap, (entry.place, entry.number, entry))
+
+    def pop(self) -> Entry | None:
+        """Remove and return the first; None: there is none. O(log n)."""
+        heap = self._heap
+        while heap:
+            entry = heappop(heap)[2]
+            if entry.line is self:
+                entry.line = None
+                self.live_count -= 1
+                return entry
+        return None
+
+    def leave(self, entry: Entry) -> None:
+        """Remove `entry`, which stands here."""
+        entry.line = None
+        self.live_count -= 1
+        if len(self._heap) > 2 * self.live_count + 64:
+            self._heap = sorted(place for place in self._heap if place[2].line is self)
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start."""
+
+    scheduled: int = 0  #: senders taken up
+    offers: int = 0  #: calls of `Sender.on_offer`
+    declined: int = 0  #: offers of which nothing was used
+    discarded: int = 0  #: senders told that the scheduler has stopped
+    withdrawn_senders: int = 0
+    requests: int = 0  #: sent
+    notifications: int = 0  #: sent
+    refused: int = 0  #: sends that came to nothing
+    responses: int = 0  #: that ended their request
+    timeouts: int = 0  #: requests told TIMEOUT
+    disconnects: int = 0  #: requests told DISCONNECT
+    shutdowns: int = 0  #: requests told SHUTDOWN
+    withdrawn_requests: int = 0
+    late: int = 0  #: responses to withdrawn requests
+    without_id: int = 0  #: responses without request id
+    unknown: int = 0  #: responses to no request of ours, or to one that has ended
+    foreign: int = 0  #: responses of peers that were not asked
+    wrong_type: int = 0  #: responses of a type that was not asked for
+    ejections: int = 0
+
+
+class Core:
+    """See the module.
+
+    Args:
+        policy: objects that are asked.
+        rng: gives the first request id.
+    """
+
+    __slots__ = (
+        "_choice",
+        "_ejected",
+        "_ejection",
+        "_fairness",
+        "_last_id",
+        "_learns",
+        "_limits",
+        "_notice_key",
+        "_peer_number",
+        "arrivals",
+        "asked",
+        "closed_count",
+        "counters",
+        "open_count",
+        "peers",
+        "queue",
+        "stopped",
+        "table",
+        "waiting",
+    )
+
+    def __init__(self, policy: SchedulerPolicy, rng: Random) -> None:
+        self._fairness: Final = policy.fairness
+        self._choice: Final = policy.choice
+        self._limits: Final = policy.limits
+        self._ejection: Final = policy.ejection
+        choice_learns = not isinstance(policy.choice, ById)
+        self._learns: Final = choice_learns or policy.limits is not None or policy.ejection is not None
+        self._last_id = rng.randint(FIRST_ID, LAST_ID)
+        self._notice_key = 0
+        self._peer_number = 0
+        self._ejected: Final[Pending[int, PeerState]] = Pending()
+        self.peers: Final[dict[PeerId, PeerState]] = {}
+        self.open_count = 0  # of all peers
+        self.closed_count = 0
+        self.table: Final[Pending[int, Request]] = Pending()
+        self.waiting: Final[dict[int, Entry]] = {}  # by id(sender): senders need no hash, and the entry keeps the id
+        self.queue: Final = Line()
+        self.arrivals = Line()
+        self.asked: Final[list[Entry]] = []  # by the walk in progress: they have declined
+        self.stopped = False
+        self.counters: Final = Counters()
+
+    # --- peers ---------------------------------------------------------------------------------------------------
+
+    def connect(self, peer: Peer, channels: int, now: float) -> PeerState | None:
+        """Enter a peer. Returns None if its id is connected."""
+        peer_id = peer.peer_id
+        if peer_id in self.peers:
+            return None
+        try:
+            reference = ref(peer)
+        except TypeError as error:
+            raise LocalProtocolError(
+                f"peer {peer_id!r} of {type(peer).__name__} cannot be held weakly",
+                hint="a class with __slots__ names __weakref__ among them",
+            ) from error
+        state = PeerState(peer_id, reference, self._peer_number, channels)
+        self._peer_number += 1
+        self.peers[peer_id] = state
+        if self._limits is not None:
+            state.channel_count = max(1, self._limits.connected(state, now))
+        if self._ejection is not None:
+            self._ejection.connected(state, now)
+        return state
+
+    def open(self, peer: PeerState) -> bool:
+        """Count the channels of `peer` that are not closed as open. Returns whether there are any."""
+        if peer.gone or peer.ejected:
+            return False
+        count = max(0, peer.channel_count - len(peer.pending))
+        self.open_count += count - peer.open_count
+        peer.open_count = count
+        if count and not peer.pooled:
+            peer.pooled = True
+            self._choice.add(peer)
+        return count > 0
+
+    def _shut(self, peer: PeerState) -> None:
+        self.open_count -= peer.open_count
+        peer.open_count = 0
+
+    def retire(self, peer: PeerState) -> None:
+        """Offer `peer`, whose object is no more, never again; its requests wait for their end."""
+        self._shut(peer)
+        peer.gone = True
+
+    def disconnect(self, peer_id: PeerId, now: float) -> tuple[bool, list[Request]]:
+        """Remove a peer and claim its requests. Returns whether it was there, and those that somebody waits for."""
+        peer = self.peers.pop(peer_id, None)
+        if peer is None:
+            return False, []
+        self.retire(peer)
+        claimed = [request for key in peer.pending if (request := self._claim(key)) is not None]
+        self.closed_count -= len(peer.pending)
+        peer.pending.clear()
+        if self._learns:
+            for request in claimed:
+                self._learn(request, Outcome.DISCONNECTED, now)
+        if self._ejection is not None:
+            self._ejection.left(peer)
+        return True, [request for request in claimed if request.receiver is not None]
+
+    # --- senders -------------------------------------------------------------------------------------------------
+
+    def enter(self, sender: Sender, priority: int) -> bool:
+        """Let `sender` wait, if it does not yet. False: stopped."""
+        if self.stopped:
+            return False
+        entry = self.waiting.get(id(sender))
+        if entry is not None and (entry.state is not EntryState.OFFERED or entry.successor is not None):
+            return True
+        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise ConfigError(f"priority is {priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+        number = self.counters.scheduled
+        self.counters.scheduled += 1
+        arrival = Entry(sender, priority, number, self._fairness.place(sender, priority, number))
+        if entry is not None:
+            entry.successor = arrival  # it enters if what it is being offered ends its present stay
+        else:
+            self.waiting[id(sender)] = arrival
+            self.arrivals.push(arrival)
+        return True
+
+    def withdraw_sender(self, sender: Sender) -> bool:
+        """Take `sender` out; it is not called any more. False: it does not wait."""
+        entry = self.waiting.get(id(sender))
+        if entry is None:
+            return False
+        ended = entry.offer is not None and entry.offer.sent_count > 0  # it leaves anyway
+        if ended and entry.successor is None:
+            return False
+        if ended:
+            entry.successor = None
+        else:
+            self._leave(entry)
+        self.counters.withdrawn_senders += 1
+        return True
+
+    def _leave(self, entry: Entry) -> None:
+        entry.state = EntryState.DONE
+        del self.waiting[id(entry.sender)]
+        if entry.line is not None:
+            entry.line.leave(entry)
+
+    # --- walks ---------------------------------------------------------------------------------------------------
+
+    def next_entry(self, line: Line, fresh: PeerState | None) -> tuple[Entry, int] | None:
+        """Return who is to be asked next, and for how many messages at most; None: the walk is over."""
+        if fresh is not None and fresh.open_count > 0 and fresh.reference() is None:
+            self.retire(fresh)
+        open_count = self.open_count
+        if (open_count if fresh is None else fresh.open_count) <= 0:
+            return None
+        entry = line.pop()
+        if entry is None:
+            return None
+        entry.state = EntryState.OFFERED
+        self.counters.offers += 1
+        size = self._fairness.size(open_count, line.live_count)
+        return entry, max(1, min(size, open_count))
+
+    def settle(self, offer: Offer) -> Sender | None:
+        """End `offer`, whose callback has returned. Returns its sender if it is to be discarded."""
+        offer.active = False
+        for peer in offer.pulled:
+            if peer.open_count > 0 and not peer.gone:
+                self._choice.add(peer)
+            else:
+                peer.pooled = False
+        entry = offer.entry
+        entry.offer = None
+        if not offer.sent_count:
+            self.counters.declined += 1
+        if entry.state is EntryState.DONE:
+            return None
+        if not offer.sent_count and not self.stopped:
+            entry.successor = None
+            entry.state = EntryState.WAITING
+            self.asked.append(entry)
+            return None
+        self._leave(entry)
+        successor = entry.successor
+        if self.stopped:
+            return entry.sender if successor is not None or not offer.sent_count else None
+        if successor is not None:
+            self.waiting[id(successor.sender)] = successor
+            self.arrivals.push(successor)
+        return None
+
+    def end_walk(self, line: Line) -> None:
+        """Let all of `line` that still wait stand in the queue."""
+        for entry in self.asked:
+            if entry.state is EntryState.WAITING:
+                self.queue.push(entry)
+        self.asked.clear()
+        if line is not self.queue:
+            while (rest := line.pop()) is not None:
+                self.queue.push(rest)
+
+    def pull(self, offer: Offer) -> PeerState | None:
+        """Return the next open peer for `offer`; None: there is no further one, or the offer is over."""
+        while offer.active:
+            peer = self._choice.take()
+            if peer is None:
+                break
+            if peer.open_count > 0 and peer.reference() is None:
+                self.retire(peer)
+            if peer.open_count > 0:
+                offer.pulled.append(peer)
+                return peer
+            peer.pooled = False
+        return None
+
+    def choose(self, offer: Offer, peer_id: PeerId) -> PeerState | None:
+        """Return the peer `peer_id` if `offer` could send to it."""
+        peer = self.peers.get(peer_id)
+        if peer is None or peer.open_count <= 0 or offer.size <= 0 or not offer.active:
+            return None
+        return peer
+
+    # --- messages ------------------------------------------------------------------------------------------------
+
+    def close(
+        self,
+        offer: Offer,
+        channel: Channel,
+        receiver: Receiver | None,
+        response_type: ResponseType,
+        now: float,
+        deadline: float,
+        *,
+        notice: bool,
+    ) -> Request | None:
+        """Close `channel` for a message that is about to be sent. None: it may not be."""
+        peer = channel.state
+        if (
+            offer.size <= 0
+            or not offer.active
+            or channel.used
+            or channel.offer is not offer
+            or peer.open_count <= 0
+            or self.stopped
+        ):
+            self.counters.refused += 1
+            return None
+        if notice:
+            self._notice_key -= 1
+            key = self._notice_key
+            self.counters.notifications += 1
+        else:
+            key = self._last_id
+            while True:
+                key = key + 1 if key < LAST_ID else FIRST_ID
+                if key not in self.table:
+                    break
+            self._last_id = key
+            self.counters.requests += 1
+        channel.used = True
+        request = Request(key, peer, receiver, response_type, now)
+        self.table.add(key, request, deadline)
+        peer.pending[key] = None
+        peer.open_count -= 1
+        self.open_count -= 1
+        self.closed_count += 1
+        offer.size -= 1
+        offer.sent_count += 1
+        return request
+
+    def undo(self, offer: Offer, channel: Channel, request: Request, now: float) -> bool:
+        """Open the channel again: the peer did not take the message. False: it has ended meanwhile."""
+        if self._claim(request.key) is None:
+            return False
+        if request.key < 0:
+            self.counters.notifications -= 1
+        else:
+            self.counters.requests -= 1
+        self.counters.refused += 1
+        channel.used = False
+        offer.size += 1
+        offer.sent_count -= 1
+        self.release(request, Outcome.REJECTED, now)
+        return True
+
+    def answered(self, peer: Peer, request_id: object, response: Any) -> Request | Refusal:
+        """Claim the request that `response` of `peer` ends."""
+        counters = self.counters
+        if type(request_id) is not int:
+            counters.without_id += 1
+            return Refusal.WITHOUT_ID
+        request = self.table.get(request_id) if request_id >= FIRST_ID else None
+        if request is None:
+            counters.unknown += 1
+            return Refusal.UNKNOWN
+        if request.peer.reference() is not peer:
+            counters.foreign += 1
+            return Refusal.FOREIGN
+        if request.response_type is not None and not isinstance(response, request.response_type):
+            counters.wrong_type += 1
+            return Refusal.WRONG_TYPE
+        self.table.take(request_id)
+        if request.receiver is None:
+            counters.late += 1
+        else:
+            counters.responses += 1
+        return request
+
+    def take_due(self, now: float) -> list[Request]:
+        """Claim what has come to its time."""
+        due = [request for _, request in self.table.take_due(now)]
+        self.counters.timeouts += sum(request.receiver is not None for request in due)
+        return due
+
+    def take_returning(self, now: float) -> list[PeerState]:
+        """Return the peers whose ejection is over, their channels counted as open."""
+        returning = [peer for _, peer in self._ejected.take_due(now) if not peer.gone]
+        for peer in returning:
+            peer.ejected = False
+            if self._ejection is not None:
+                self._ejection.returned(peer, now)
+            self.open(peer)
+        return returning
+
+    def next_deadline(self) -> float | None:
+        """Return when `take_due` or `take_returning` next has something; None: never."""
+        first = self.table.next_deadline()
+        second = self._ejected.next_deadline()
+        if first is None or second is None:
+            return second if first is None else first
+        return min(first, second)
+
+    def release(self, request: Request, outcome: Outcome, now: float) -> PeerState | None:
+        """Open the channel that `request`, which was claimed, kept closed. Returns its peer if it can be offered."""
+        peer = request.peer
+        if request.key not in peer.pending:
+            return None  # its peer was disconnected since
+        del peer.pending[request.key]
+        self.closed_count -= 1
+        if self._learns and not peer.gone and (request.key > 0 or outcome is Outcome.REJECTED):
+            self._learn(request, outcome, now)
+        return peer if self.open(peer) else None
+
+    def _learn(self, request: Request, outcome: Outcome, now: float) -> None:
+        peer = request.peer
+        latency_s = now - request.sent_at
+        self._choice.ended(peer, outcome, latency_s, now)
+        if self._limits is not None:
+            peer.channel_count = max(1, self._limits.ended(peer, outcome, latency_s, now))
+        if self._ejection is not None:
+            seconds = self._ejection.ended(peer, outcome, latency_s, now)
+            if seconds > 0 and not peer.gone and not peer.ejected:
+                self.counters.ejections += 1
+                self._shut(peer)
+                peer.ejected = True
+                self._ejected.add(peer.number, peer, now + seconds)
+
+    def _claim(self, key: int) -> Request | None:
+        return self.table.take(key) if key in self.table else None
+
+    def withdraw_request(self, request_id: int) -> bool:
+        """Tell nobody how `request_id` ends; its channel stays closed until then. False: it does not wait."""
+        request = self.table.get(request_id) if request_id >= FIRST_ID else None
+        if request is None or request.receiver is None:
+            return False
+        request.receiver = None
+        self.counters.withdrawn_requests += 1
+        return True
+
+    # --- end -----------------------------------------------------------------------------------------------------
+
+    def stop(self) -> tuple[list[Request], list[Sender]]:
+        """End everything. Returns the requests that are to fail and the senders that are to be discarded, in order."""
+        self.stopped = True
+        requests = [request for _, request in self.table.take_all() if request.receiver is not None]
+        self.counters.shutdowns += len(requests)
+        self._ejected.take_all()
+        waiting = [entry for entry in self.waiting.values() if entry.state is EntryState.WAITING]
+        waiting.sort(key=lambda entry: (entry.place, entry.number))
+        for entry in waiting:
+            self._leave(entry)
+        self.counters.discarded += len(waiting)
+        for peer in self.peers.values():
+            self.retire(peer)
+            peer.pending.clear()
+        self.closed_count = 0
+        self.peers.clear()
+        return requests, [entry.sender for entry in waiting]

@@ -1,0 +1,501 @@
+"""The scheduler: a message broker that decides who may ask which peer now.
+
+Theory of operation. The state and its rules are a `Core`, guarded by one lock, which is never held while a callback
+runs. A call changes the state at once (a response claims its request, a disconnected peer has gone), and enters what
+is to be told, and which walk is to be made, in a list of jobs. The first thread that finds nobody at it carries the
+jobs out, callbacks included, until the list is empty: it has the *turn*. Calls from other threads, and from callbacks,
+only enter theirs. So no two callbacks of one scheduler run at the same time, none within another, and any method may
+be called from any of them.
+
+A job that opens channels is followed by a walk over the queue, which sees the peer that has become free, and that by
+one over the senders that were scheduled meanwhile, which see all that is open.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from random import Random, SystemRandom
+from typing import Any, Final, Protocol
+
+from flowctl.errors import ConfigError
+from flowctl.loop.faults import ErrorHook, as_exception, report
+from flowctl.outcomes.outcome import Outcome
+from flowctl.printable import short
+from flowctl.scheduler.core import Core, Line, Refusal, Request
+from flowctl.scheduler.offer import (
+    MAX_TIMEOUT_S,
+    Channel,
+    FailureCode,
+    Offer,
+    Peer,
+    PeerId,
+    Receiver,
+    ResponseType,
+    Sender,
+)
+from flowctl.scheduler.policy import PeerState, SchedulerPolicy
+
+_log: Final = logging.getLogger("flowctl.scheduler")
+
+WARNINGS_PER_PERIOD: Final = 10
+WARNING_PERIOD_S: Final = 10.0
+"""Peers cause these lines; what is beyond is counted in `statistics`."""
+
+_OUTCOMES: Final = {None: Outcome.RESPONSE, FailureCode.TIMEOUT: Outcome.TIMEOUT}
+
+
+class Driver(Protocol):
+    """Calls `MessageScheduler.expire` when it is time."""
+
+    def arm(self, when: float) -> None:
+        """Call it at `when`, seconds on the scheduler's clock, instead of at any later time; any thread."""
+
+    def disarm(self) -> None:
+        """Call it no more; any thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStatistics:
+    """A scheduler at one moment, and what has happened since its start."""
+
+    peers: int  #: connected
+    open_channels: int  #: of all peers
+    closed_channels: int  #: of all peers
+    waiting_senders: int
+    outstanding: int  #: messages whose channel is closed
+    scheduled: int  #: senders taken up
+    offers: int  #: made
+    declined: int  #: offers of which nothing was used
+    discarded: int  #: senders told that the scheduler has stopped
+    withdrawn_senders: int
+    requests: int  #: sent
+    notifications: int  #: sent
+    refused: int  #: sends that came to nothing
+    responses: int  #: that ended their request
+    timeouts: int
+    disconnects: int
+    shutdowns: int
+    withdrawn_requests: int
+    late: int  #: responses to withdrawn requests
+    without_id: int  #: responses without request id
+    unknown: int  #: responses to no request of ours, or to one that has ended
+    foreign: int  #: responses of peers that were not asked
+    wrong_type: int  #: responses of a type that was not asked for
+    ejections: int
+    errors: int  #: exceptions of callbacks, contained
+
+
+class MessageScheduler:
+    """Offers the channels of peers to senders that wait for them, and tells receivers how their requests end.
+
+    All methods may be called from any thread and from any callback. Callbacks run one at a time, with no lock held, on
+    the thread of the call that caused them or of one that came just before it. They should be short: others wait for
+    them. What they raise is reported and contained.
+
+    Args:
+        clock: monotonic seconds.
+        rng: gives the first request id and whatever is left to chance. None: seeded by the system.
+        policy: None: first come, first served, in the order of peers' ids.
+        on_error: told of every exception of a callback. None: they are logged.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_clock",
+        "_core",
+        "_driver",
+        "_error_count",
+        "_jobs",
+        "_lock",
+        "_on_error",
+        "_turning",
+        "_wake_at",
+        "_warned_at",
+        "_warning_count",
+    )
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        rng: Random | None = None,
+        policy: SchedulerPolicy | None = None,
+        *,
+        on_error: ErrorHook | None = None,
+    ) -> None:
+        self._clock: Final = clock
+        self._on_error: Final = _log_error if on_error is None else on_error
+        self._lock: Final = threading.Lock()  # a leaf: policies are asked under it, nothing else is called
+        self._core: Final = Core(
+            SchedulerPolicy() if policy is None else policy, SystemRandom() if rng is None else rng
+        )
+        self._jobs: Final[deque[tuple[Any, ...]]] = deque()  # method and arguments, for the turn  # guarded by _lock
+        self._turning = False  # somebody carries out jobs  # guarded by _lock
+        self._driver: Driver | None = None  # guarded by _lock
+        self._wake_at = inf  # what the driver was last asked for  # guarded by _lock
+        self._error_count = 0  # guarded by _lock
+        self._warned_at = -inf  # when the present period of warnings began  # guarded by _lock
+        self._warning_count = 0  # in that period  # guarded by _lock
+
+    # --- peers ---------------------------------------------------------------------------------------------------
+
+    def connect(self, peer: Peer, channels: int = 1) -> bool:
+        """Add `peer`, and offer its channels.
+
+        Args:
+            peer: held weakly.
+            channels: how many messages it may have at a time. Less than 1: it is not added.
+
+        Returns:
+            Whether it was added. A peer of the same id is left as it is: disconnect it first.
+
+        Raises:
+            LocalProtocolError: weak references to `peer` cannot be made.
+        """
+        if channels < 1:
+            return False
+        now = self._clock()
+        with self._lock:
+            stopped = self._core.stopped
+            state = None if stopped else self._core.connect(peer, channels, now)
+            turn = state is not None and self._enter_locked((self._connected, state))
+        if state is None:
+            if not stopped:
+                self._warn("peer %s is connected already", short(peer.peer_id))
+            return False
+        if turn:
+            self._run()
+        return True
+
+    def disconnect(self, peer_id: PeerId) -> bool:
+        """Remove a peer: its requests fail with DISCONNECT, and it is offered no more.
+
+        Returns:
+            Whether it was there.
+        """
+        now = self._clock()
+        with self._lock:
+            known, requests = self._core.disconnect(peer_id, now)
+            self._core.counters.disconnects += len(requests)
+            turn = bool(requests) and self._enter_locked((self._end, requests, FailureCode.DISCONNECT, ()))
+        if not known:
+            self._warn("peer %s to be disconnected is not connected", short(peer_id))
+        if turn:
+            self._run()
+        return known
+
+    # --- senders and responses -----------------------------------------------------------------------------------
+
+    def schedule(self, sender: Sender, priority: int = 0) -> bool:
+        """Let `sender` wait for an offer, which may come from within this call.
+
+        A sender waits once: scheduled again while it waits, it keeps its place.
+
+        Args:
+            sender: kept until it has sent, is withdrawn or discarded.
+            priority: how urgent it is, higher is more, within `MAX_PRIORITY` either way. Each level lets it pass a
+                number of senders that came before it (`PLACES_PER_PRIORITY`), so that nobody waits for ever.
+
+        Returns:
+            False: the scheduler was stopped; `sender` is not called.
+
+        Raises:
+            ConfigError: `priority` is not in its range.
+        """
+        with self._lock:
+            if not self._core.enter(sender, priority):
+                return False
+            if self._turning:
+                return True
+            self._turning = True
+        self._run()
+        return True
+
+    def receive(self, peer: Peer, response: Any, request_id: int | None = None) -> bool:
+        """Take a response that `peer` has sent.
+
+        Args:
+            peer: the one that it came from: the same object that was connected.
+            response: handed to the receiver.
+            request_id: which request it answers. None: its attribute ``request_id``.
+
+        Returns:
+            Whether it ends a request. If not it is dropped and counted.
+        """
+        if request_id is None:
+            request_id = getattr(response, "request_id", None)
+        now = self._clock()
+        with self._lock:
+            found = self._core.answered(peer, request_id, response)
+            if isinstance(found, Refusal):
+                turn = False
+            else:
+                turn = self._enter_locked((self._ended, found, None, response, now))
+        if turn:
+            self._run()
+        if isinstance(found, Refusal):
+            self._warn("response of peer %s %s (id %s)", short(peer.peer_id), found.value, short(request_id))
+            return False
+        return found.receiver is not None
+
+    def withdraw(self, what: Sender | int) -> bool:
+        """Take back a sender, or a request by its id: it is not called any more.
+
+        The channel of a request stays closed until its response or its timeout, because its peer is still busy.
+
+        Returns:
+            True: no callback of it begins from now on. False: it does not wait (any more).
+        """
+        with self._lock:
+            if isinstance(what, int):
+                return self._core.withdraw_request(what)
+            return self._core.withdraw_sender(what)
+
+    def stop(self) -> None:
+        """End everything: requests fail with SHUTDOWN, then waiting senders are discarded; idempotent."""
+        with self._lock:
+            if self._core.stopped:
+                return
+            requests, senders = self._core.stop()
+            turn = self._enter_locked((self._end, requests, FailureCode.SHUTDOWN, senders))
+            driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.disarm()
+        if turn:
+            self._run()
+
+    def statistics(self) -> SchedulerStatistics:
+        """Return a snapshot; O(1)."""
+        with self._lock:
+            core = self._core
+            counters = core.counters
+            return SchedulerStatistics(
+                peers=len(core.peers),
+                open_channels=core.open_count,
+                closed_channels=core.closed_count,
+                waiting_senders=len(core.waiting),
+                outstanding=len(core.table),
+                errors=self._error_count,
+                **{name: getattr(counters, name) for name in counters.__slots__},
+            )
+
+    def peers(self) -> list[PeerState]:
+        """Return the connected peers, as policies see them: for looking at; O(n)."""
+        with self._lock:
+            return list(self._core.peers.values())
+
+    # --- time ----------------------------------------------------------------------------------------------------
+
+    def expire(self, now: float | None = None) -> None:
+        """End what has come to its time: requests fail with TIMEOUT, channels open again.
+
+        Args:
+            now: seconds on the scheduler's clock. None: the clock is read.
+        """
+        if now is None:
+            now = self._clock()
+        with self._lock:
+            for request in self._core.take_due(now):
+                self._jobs.append((self._ended, request, FailureCode.TIMEOUT, None, now))
+            for peer in self._core.take_returning(now):
+                self._jobs.append((self._offer_fresh, peer))
+            turn = bool(self._jobs) and not self._turning
+            if turn:
+                self._turning = True
+        if turn:
+            self._run()
+        self._rearm()
+
+    def next_deadline(self) -> float | None:
+        """Return when `expire` next has something to do, in seconds on the clock. None: at no time that is known."""
+        with self._lock:
+            return self._core.next_deadline()
+
+    def _rearm(self) -> None:
+        with self._lock:
+            driver = self._driver
+            when = None if driver is None else self._core.next_deadline()
+            if when is None or when >= self._wake_at:
+                return
+            self._wake_at = when
+        if driver is not None:
+            driver.arm(when)
+
+    # --- the turn ------------------------------------------------------------------------------------------------
+
+    def _enter_locked(self, job: tuple[Any, ...]) -> bool:
+        """Enter `job`. Returns whether the caller has the turn now, and is to call `_run`."""
+        self._jobs.append(job)
+        if self._turning:
+            return False
+        self._turning = True
+        return True
+
+    def _run(self) -> None:
+        """Carry out jobs until there are none; the caller has the turn."""
+        try:
+            while True:
+                with self._lock:
+                    job = self._jobs.popleft() if self._jobs else None
+                    if job is None and not self._core.arrivals.live_count:
+                        self._turning = False
+                        return
+                if job is not None:
+                    job[0](*job[1:])
+                self._walk_arrivals()
+        except BaseException:  # a bug of ours, or Ctrl-C between two lines: others can go on
+            with self._lock:
+                self._turning = False
+            raise
+
+    def _connected(self, peer: PeerState) -> None:
+        with self._lock:
+            opened = self._core.open(peer)
+        if opened:
+            self._offer_fresh(peer)
+
+    def _ended(self, request: Request, code: FailureCode | None, response: Any, now: float) -> None:
+        with self._lock:
+            peer = self._core.release(request, _OUTCOMES[code], now)
+        receiver = request.receiver
+        if receiver is not None:
+            self._tell(receiver, request.key, code, response)
+        if peer is not None:
+            self._offer_fresh(peer)
+
+    def _end(self, requests: Sequence[Request], code: FailureCode, senders: Sequence[Sender]) -> None:
+        for request in requests:
+            if request.receiver is not None:
+                self._tell(request.receiver, request.key, code, None)
+        for sender in senders:
+            self._discard(sender)
+
+    def _tell(self, receiver: Receiver, request_id: int, code: FailureCode | None, response: Any) -> None:
+        try:
+            if code is None:
+                receiver.on_success(request_id, response)
+            else:
+                receiver.on_failure(request_id, code)
+        except BaseException as error:  # noqa: BLE001  (it is others' turn that it would end)
+            self._report(f"{'on_success' if code is None else 'on_failure'} of request {request_id}", error)
+
+    def _discard(self, sender: Sender) -> None:
+        try:
+            sender.on_discard()
+        except BaseException as error:  # noqa: BLE001  (it is others' turn that it would end)
+            self._report("on_discard", error)
+
+    def _offer_fresh(self, peer: PeerState) -> None:
+        self._walk(self._core.queue, peer)
+
+    def _walk_arrivals(self) -> None:
+        with self._lock:
+            line = self._core.arrivals
+            if not line.live_count:
+                return
+            self._core.arrivals = Line()
+        self._walk(line, None)
+
+    def _walk(self, line: Line, fresh: PeerState | None) -> None:
+        """Offer channels to the senders of `line`: those of `fresh`, or, if that is None, all open ones."""
+        core = self._core
+        offer: Offer | None = None
+        while True:
+            discarded = None
+            with self._lock:
+                if offer is not None:
+                    discarded = core.settle(offer)
+                offer = None
+                found = core.next_entry(line, fresh)
+                if found is None:
+                    core.end_walk(line)
+                else:
+                    entry, size = found
+                    offer = entry.offer = Offer(entry, fresh, size, self._post, self._pull, self._choose, self._leave)
+            if discarded is not None:
+                self._discard(discarded)
+            if offer is None:
+                return
+            try:
+                offer.entry.sender.on_offer(offer)
+            except BaseException as error:  # noqa: BLE001  (it is others' turn that it would end)
+                self._report("on_offer", error)
+
+    # --- what an offer asks for ----------------------------------------------------------------------------------
+
+    def _pull(self, offer: Offer) -> PeerState | None:
+        with self._lock:
+            return self._core.pull(offer)
+
+    def _choose(self, offer: Offer, peer_id: PeerId) -> PeerState | None:
+        with self._lock:
+            return self._core.choose(offer, peer_id)
+
+    def _leave(self, offer: Offer) -> bool:
+        with self._lock:
+            return offer.active and self._core.withdraw_sender(offer.entry.sender)
+
+    def _post(
+        self,
+        offer: Offer,
+        channel: Channel,
+        message: Any,
+        receiver: Receiver | None,
+        timeout: float,
+        response_type: ResponseType,
+        notice: bool,  # noqa: FBT001  (called by `Offer` alone, once per message: a keyword costs 30 ns)
+    ) -> int | None:
+        """Send a message on a channel of an offer; returns its key, None if it was not sent."""
+        if not 0 < timeout <= MAX_TIMEOUT_S:
+            raise ConfigError(f"timeout is {timeout} s; it must be more than 0 and at most {MAX_TIMEOUT_S:g}")
+        peer = channel.state.reference()
+        now = self._clock()
+        deadline = now + timeout
+        with self._lock:
+            if peer is None:
+                self._core.retire(channel.state)
+            request = self._core.close(offer, channel, receiver, response_type, now, deadline, notice=notice)
+            early = request is not None and deadline < self._wake_at and self._driver is not None
+        if request is None or peer is None:
+            return None
+        try:
+            sent = peer.send(None if notice else request.key, message) is not False
+        except BaseException as error:  # noqa: BLE001  (the peer's fault is not the sender's)
+            self._report(f"send of peer {short(request.peer.peer_id)}", error)
+            sent = False
+        if not sent:
+            with self._lock:
+                if self._core.undo(offer, channel, request, now):
+                    return None
+        if early:
+            self._rearm()
+        return request.key
+
+    # --- faults --------------------------------------------------------------------------------------------------
+
+    def _report(self, where: str, error: BaseException) -> None:
+        with self._lock:
+            self._error_count += 1
+        report(self._on_error, where, error)
+
+    def _warn(self, text: str, *values: object) -> None:
+        now = self._clock()
+        with self._lock:
+            if now - self._warned_at >= WARNING_PERIOD_S:
+                self._warned_at = now
+                self._warning_count = 0
+            self._warning_count += 1
+            if self._warning_count > WARNINGS_PER_PERIOD:
+                return
+        with suppress(Exception):
+            _log.warning(text, *values)
+
+
+def _log_error(where: str, error: Exception) -> None:
+    _log.error("%s failed", where, exc_info=as_exception(error))

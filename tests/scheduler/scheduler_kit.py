@@ -1,0 +1,129 @@
+"""A scheduler with a manual clock, and peers, senders and receivers that write down what happens to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from flowctl.scheduler.offer import FailureCode
+from flowctl.scheduler.policy import SchedulerPolicy
+from flowctl.scheduler.scheduler import MessageScheduler
+from flowctl.testing import ManualClock
+
+TIMEOUT_S = 5.0
+
+
+@dataclass
+class Response:
+    request_id: int
+    value: str = ""
+
+
+class FakePeer:
+    """Keeps what it is sent; `takes` is what its send returns, or an exception that it raises."""
+
+    def __init__(self, peer_id, takes=None):
+        self.peer_id = peer_id
+        self.takes = takes
+        self.sent = []  # (request id, message)
+
+    def send(self, request_id, message):
+        self.sent.append((request_id, message))
+        if isinstance(self.takes, BaseException):
+            raise self.takes
+        return self.takes
+
+
+class World:
+    """One scheduler and all that happens, in `events`, as tuples."""
+
+    def __init__(self, policy: SchedulerPolicy | None = None, **options):
+        self.clock = ManualClock()
+        self.errors = []
+        self.scheduler = MessageScheduler(
+            self.clock, Random(1), policy, on_error=lambda where, error: self.errors.append((where, error)), **options
+        )
+        self.peers = {}
+        self.events = []
+        self.requests = []  # request ids in order of sending
+        self.asked = {}  # request id: peer id
+
+    def connect(self, peer_id, channels=1, **options):
+        peer = self.peers[peer_id] = FakePeer(peer_id, **options)
+        self.scheduler.connect(peer, channels)
+        return peer
+
+    def schedule(self, name, want=1, priority=0, **options):
+        sender = FakeSender(self, name, want, **options)
+        assert self.scheduler.schedule(sender, priority)
+        return sender
+
+    def answer(self, request_id, peer_id=None, value=""):
+        peer = self.peers[self.asked[request_id] if peer_id is None else peer_id]
+        return self.scheduler.receive(peer, Response(request_id, value))
+
+    def advance(self, seconds):
+        self.clock.advance(seconds)
+        self.scheduler.expire()
+
+    def open_and_closed(self):
+        figures = self.scheduler.statistics()
+        return figures.open_channels, figures.closed_channels
+
+    def take_events(self):
+        events, self.events = self.events, []
+        return events
+
+
+class FakeSender:
+    """Sends on up to `want` fresh channels of peers that it `accepts`; `then` is called at the end of each offer."""
+
+    def __init__(self, world, name, want=1, accepts=None, then=None, receiver=None, full=False, discarded=None):
+        self.world = world
+        self.name = name
+        self.want = want
+        self.accepts = accepts
+        self.then = then
+        self.receiver = receiver or FakeReceiver(world, name)
+        self.full = full
+        self.discarded = discarded
+
+    def on_offer(self, offer):
+        size, sent = offer.size, []
+        for channel in offer.full() if self.full else offer:
+            if len(sent) == self.want:
+                break
+            if self.accepts is None or channel.peer_id in self.accepts:
+                request_id = offer.send(channel, self.name, self.receiver, TIMEOUT_S)
+                if request_id is not None:
+                    self.world.requests.append(request_id)
+                    self.world.asked[request_id] = channel.peer_id
+                    sent.append(channel.peer_id)
+        self.world.events.append((self.name, size, sent))
+        if self.then is not None:
+            self.then(offer)
+
+    def on_discard(self):
+        self.world.events.append((self.name, "discard"))
+        if self.discarded is not None:
+            self.discarded()
+
+
+class FakeReceiver:
+    """Writes down each outcome; `then` is called with the request id and the code, None for a success."""
+
+    def __init__(self, world, name, then=None):
+        self.world = world
+        self.name = name
+        self.then = then
+
+    def on_success(self, request_id, response):
+        self.world.events.append((self.name, request_id, "success"))
+        if self.then is not None:
+            self.then(request_id, None)
+
+    def on_failure(self, request_id, code):
+        assert isinstance(code, FailureCode)
+        self.world.events.append((self.name, request_id, code.value))
+        if self.then is not None:
+            self.then(request_id, code)
