@@ -1,0 +1,219 @@
+"""Cuts a stream into segments: in goes each message, out comes each segment that is complete (pure).
+
+Where it is cut depends on the messages alone, so that everybody who sees them cuts at the same places, whenever he
+began to look. A stream with video is cut before each key frame. Between key frames that are far apart it is cut before
+a part becomes too large or too long: such a part is no beginning for a decoder, but an origin that dies in the middle
+costs less. A stream without video is cut every 2 s of its own clock.
+
+A publication has one timeline. A clock that jumps back begins another one.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from flowctl.cluster.segments.segment import (
+    BODY_BYTES,
+    CLOCK,
+    FRAME_BYTES,
+    HEADERS,
+    MESSAGES,
+    PART_BYTES,
+    Frame,
+    Header,
+    Position,
+    SegmentId,
+    Then,
+    object_of,
+    segment_of,
+)
+from flowctl.errors import LimitExceededError, LocalProtocolError
+from flowctl.flow.state import MessageClass
+from flowctl.rtmp.media.media import inspect
+from flowctl.rtmp.wire import TYPE_VIDEO
+
+LEAST_MS: Final = 500
+"""Of key frames that are closer, only the first in each such time of the publisher's clock begins a segment: objects
+have a cost each."""
+GRID_MS: Final = 2000
+"""Length of segments without video: the time between key frames that encoders are usually set to."""
+PART_MS: Final = 10_000
+"""Longest part between key frames."""
+BACK_MS: Final = 5000
+"""A clock that goes back by more is another one. Audio and video of one publisher are less apart."""
+TIMELINE_S: Final = 10
+"""Unit of timelines: origins whose clocks and links differ by less usually agree on one."""
+_HEADERS_BYTES: Final = 262_144
+"""Headers stand in each segment. A hundred times what encoders send; those beyond are left to the messages."""
+_ROOM_BYTES: Final = 1024
+"""In a body for counts and the sizes of headers."""
+_HALF: Final = 0x80000000
+_VIDEO_CLASSES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
+
+
+def timeline_at(wall_s: float, timestamp: int, before: int | None) -> int:
+    """Return the timeline of a publication: when its clock stood at 0, in units of `TIMELINE_S`.
+
+    Origins of one encoder find the same one, or one next to it.
+
+    Args:
+        wall_s: seconds since 1970, now.
+        timestamp: of its first message, ms.
+        before: the timeline of the publication before it. None: there was none.
+    """
+    found = max(int(wall_s - timestamp / 1000) // TIMELINE_S, 0)
+    return found if before is None else max(found, before + 2)
+
+
+class Cut(NamedTuple):
+    """A segment that is complete.
+
+    Attributes:
+        id: its name.
+        data: the object.
+    """
+
+    id: SegmentId
+    data: bytes
+
+
+class Cutter:
+    """Cuts one publication. Not locked: its owner has one thread at a time.
+
+    Args:
+        stream: name, ``app/stream``.
+        timeline: of the publication.
+
+    Attributes:
+        timeline: of the publication now; it grows by 2 where its clock jumps back.
+        position: where the open segment begins. None: none is open.
+        frames: of the open segment.
+        refused: messages that no segment can hold, since they are too large.
+    """
+
+    __slots__ = (
+        *("_bytes", "_headers", "_key", "_last_ms", "_opening", "_part_from_ms", "_stream", "_video", "_video_frame"),
+        *("frames", "position", "refused", "timeline"),
+    )
+
+    def __init__(self, stream: str, timeline: int) -> None:
+        self._stream = stream
+        self._headers: dict[object, Header] = {}  # as known now, by sticky key
+        self._opening: tuple[Header, ...] = ()  # as known when the open segment began
+        self._last_ms: int | None = None  # the publisher's clock, without its wraps
+        self._part_from_ms = 0
+        self._bytes = 0
+        self._video = False  # the publication has video
+        self._video_frame = False  # the open segment has a picture
+        self.timeline = timeline
+        self.position: Position | None = None
+        self.frames: list[Frame] = []
+        self.refused = 0
+
+    @property
+    def headers(self) -> tuple[Header, ...]:
+        """What a decoder had to know at the beginning of the open segment."""
+        return self._opening
+
+    def add(self, type_id: int, timestamp: int, payload: bytes, message_class: MessageClass) -> list[Cut]:
+        """Take a message; return the segments that it completes, none or one.
+
+        Args:
+            type_id: RTMP message type: audio, video or data.
+            timestamp: on the publisher's clock, 0..2^32-1.
+            payload: the body.
+            message_class: what the server makes of it; only KEY is a key frame at which viewers start.
+        """
+        frame = Frame(type_id, timestamp, payload)
+        if message_class is MessageClass.HEADER:
+            self._video = self._video or type_id == TYPE_VIDEO
+            self._keep(frame)
+            if self.position is not None:
+                self._append(frame)
+            return []
+        now_ms, done = self._unwrap(timestamp), []
+        if now_ms is None:
+            done = self.close()
+            self.timeline, self._last_ms = self.timeline + 2, timestamp
+            now_ms = timestamp
+        video = message_class in _VIDEO_CLASSES
+        self._video = self._video or video
+        done += self._cut_before(now_ms, len(payload), key=message_class is MessageClass.KEY)
+        if self.position is None:
+            self._open(Position(self.timeline, now_ms, 0), now_ms)
+        self._append(frame)
+        self._video_frame = self._video_frame or video
+        return done
+
+    def close(self) -> list[Cut]:
+        """End the publication; return its last segment, if one is open."""
+        return self._complete(Then.END)
+
+    def _unwrap(self, timestamp: int) -> int | None:
+        """Return a time without wraps; None: the clock has jumped back."""
+        last = self._last_ms
+        if last is None:
+            self._last_ms = timestamp
+            return timestamp
+        step = (timestamp - last) & CLOCK
+        if step >= _HALF:
+            step -= CLOCK + 1
+        if step < -BACK_MS or last + step < 0:
+            return None
+        self._last_ms = max(last, last + step)
+        return last + step
+
+    def _cut_before(self, now_ms: int, size_bytes: int, *, key: bool) -> list[Cut]:
+        """Complete the open segment where one begins with a message at `now_ms`, and open that one."""
+        position = self.position
+        if position is None:
+            return []
+        start_ms = position.start_ms
+        if key:  # what comes before the first picture is a segment of its own
+            cut = not self._video_frame or now_ms // LEAST_MS > start_ms // LEAST_MS
+        else:
+            cut = not self._video and now_ms // GRID_MS > start_ms // GRID_MS
+        # A key frame at the time of the beginning belongs to it: positions have to grow.
+        if cut and now_ms > start_ms:
+            done = self._complete(Then.KEY, now_ms)
+            self._open(Position(self.timeline, now_ms, 0), now_ms)
+            return done
+        full = self._bytes + FRAME_BYTES + size_bytes > PART_BYTES or len(self.frames) >= MESSAGES
+        if (full or now_ms - self._part_from_ms >= PART_MS) and position.part < 0xFFFF:
+            done = self._complete(Then.PART)
+            self._open(position._replace(part=position.part + 1), now_ms)
+            return done
+        return []
+
+    def _open(self, position: Position, now_ms: int) -> None:
+        self.position, self._part_from_ms = position, now_ms
+        self._opening = tuple(self._headers.values())
+        self._bytes = 0
+        self._video_frame = False
+
+    def _append(self, frame: Frame) -> None:
+        if self._bytes + FRAME_BYTES + len(frame.payload) > BODY_BYTES - _HEADERS_BYTES - _ROOM_BYTES:
+            self.refused += 1
+            return
+        self.frames.append(frame)
+        self._bytes += FRAME_BYTES + len(frame.payload)
+
+    def _keep(self, frame: Frame) -> None:
+        """Keep a header for those who begin later, within the bounds of a server."""
+        key = inspect(frame.type_id, frame.payload).sticky_key
+        self._headers.pop(key, None)
+        taken = sum(len(payload) for _, payload in self._headers.values())
+        if len(self._headers) < HEADERS and taken + len(frame.payload) <= _HEADERS_BYTES:
+            self._headers[key] = (frame.type_id, frame.payload)
+
+    def _complete(self, then: Then, next_ms: int = 0) -> list[Cut]:
+        position, frames = self.position, self.frames
+        self.position, self.frames = None, []
+        if position is None or not frames:
+            return []
+        try:
+            name, body = segment_of(self._stream, position, self._opening, frames, then, next_ms)
+            return [Cut(name, object_of(name, body))]
+        except (LimitExceededError, LocalProtocolError):  # so is one whose stream has a name that is too long
+            self.refused += len(frames)
+            return []

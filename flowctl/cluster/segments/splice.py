@@ -1,0 +1,306 @@
+"""A splice: messages of one stream from any sources, in any mix, to each message once and in order (pure).
+
+What comes frame by frame and what comes as segments stands at the same positions, for both were cut by the same rules
+(`flowctl.cluster.segments.cutter`). So a message has a place: the position of its part, and its number there. There is
+one cursor, the place of the next message that goes out. What stands before it is a repetition. Where nothing stands at
+it and something stands behind it, that is waited for, for a bounded time and a bounded number of octets; then the gap
+is told, and it goes on with the next part that a decoder can start with.
+
+The end of a publication is part of its last segment: behind it the next publication is no gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from flowctl.cluster.segments.segment import CLOCK, FRAME_BYTES, Frame, Header, Position, Segment
+
+
+class Begins(NamedTuple):
+    """A publication begins: its clock is another one.
+
+    Attributes:
+        timeline: its number.
+    """
+
+    timeline: int
+
+
+class Headers(NamedTuple):
+    """What a decoder has to know from here on; nothing has changed where it knows it already.
+
+    Attributes:
+        headers: types and payloads.
+    """
+
+    headers: tuple[Header, ...]
+
+
+class Gap(NamedTuple):
+    """Messages are missing and will not come.
+
+    Attributes:
+        position: of the part in which the first one is.
+        message: its number there.
+        to: where it goes on.
+    """
+
+    position: Position
+    message: int
+    to: Position
+
+
+Output = Begins | Headers | Frame | Gap
+
+
+class _Part:
+    """A part of which something has come."""
+
+    __slots__ = ("frames", "headers", "next", "whole")
+
+    def __init__(self, headers: tuple[Header, ...]) -> None:
+        self.headers = headers
+        self.frames: list[Frame] = []
+        self.whole = False  # all of it is there
+        self.next: Position | None = None  # of a whole one: what follows; None: the publication ends
+
+
+_WAITING: Final = 64
+"""Octets that an empty part counts for."""
+
+
+class Splice:
+    """Puts one stream together. Not locked: its owner has one thread at a time.
+
+    Args:
+        wait_s: how long a missing part is waited for once something behind it is there, seconds.
+        most_bytes: of messages that wait behind a missing one.
+
+    Attributes:
+        cursor: (position of the part, number of the message in it) that goes out next. None: nothing came yet, or a
+            publication has ended.
+        repeated_count: messages that came once more.
+        gap_count: gaps that were told.
+        differing_count: segments that were not what had gone out of them before: a source changed the stream.
+        held_bytes: octets of messages that wait.
+    """
+
+    __slots__ = (
+        *("_ended", "_most_bytes", "_parts", "_since", "_timeline", "_wait_s"),
+        *("cursor", "differing_count", "gap_count", "held_bytes", "repeated_count"),
+    )
+
+    def __init__(self, *, wait_s: float, most_bytes: int) -> None:
+        self._wait_s = wait_s
+        self._most_bytes = most_bytes
+        self._parts: dict[Position, _Part] = {}
+        self._since: float | None = None  # something behind the cursor waits
+        self._timeline: int | None = None  # of what went out last
+        self._ended: int | None = None  # the timeline that has ended, while `cursor` is None
+        self.cursor: tuple[Position, int] | None = None
+        self.repeated_count = 0
+        self.gap_count = 0
+        self.differing_count = 0
+        self.held_bytes = 0
+
+    # -- in
+
+    def past(self, position: Position) -> bool:
+        """Return whether all of the part at `position` has gone out, or was given up."""
+        if self.cursor is not None:
+            return position < self.cursor[0]
+        return self._ended is not None and position.timeline <= self._ended
+
+    def add(self, position: Position, index: int, frame: Frame, headers: tuple[Header, ...]) -> bool:
+        """Take a message as it comes; return False where the ones before it in its part are missing.
+
+        Args:
+            position: of its part.
+            index: its number there.
+            frame: the message.
+            headers: of the part.
+        """
+        if self.past(position):
+            self.repeated_count += 1
+            return True
+        part = self._part(position, headers)
+        if index < len(part.frames):
+            self.repeated_count += 1
+            self.differing_count += part.frames[index] != frame
+            return True
+        if index > len(part.frames) or part.whole:
+            return False
+        part.frames.append(frame)
+        self.held_bytes += FRAME_BYTES + len(frame.payload)
+        return True
+
+    def end_part(self, position: Position, count: int, following: Position | None) -> None:
+        """Note that a part whose messages were added has ended.
+
+        Args:
+            position: of the part.
+            count: its messages.
+            following: what comes behind it. None: the publication has ended.
+        """
+        part = self._parts.get(position)
+        if part is not None and not part.whole and len(part.frames) == count:
+            part.whole, part.next = True, following
+
+    def add_segment(self, segment: Segment) -> None:
+        """Take a whole segment."""
+        position, frames = segment.id.position, segment.frames
+        if self.past(position):
+            self.repeated_count += len(frames)
+            return
+        part = self._part(position, segment.headers)
+        if part.whole:
+            self.repeated_count += len(frames)
+            return
+        there = len(part.frames)
+        if part.frames != list(frames[:there]):
+            self._replace(position, part, frames)
+        else:
+            self.repeated_count += there
+            self._extend(part, frames[there:])
+        part.whole, part.next = True, segment.id.next
+
+    def _replace(self, position: Position, part: _Part, frames: Sequence[Frame]) -> None:
+        """Go on by time in a part that is not what came before: of two that disagree the whole one counts."""
+        self.differing_count += 1
+        gone = self.cursor[1] if self.cursor is not None and self.cursor[0] == position else 0
+        out = part.frames[:gone]
+        self._drop_frames(part.frames[gone:])
+        last = max((frame.timestamp - position.start_ms & CLOCK for frame in out), default=-1)
+        part.frames = out
+        self._extend(part, [frame for frame in frames if frame.timestamp - position.start_ms & CLOCK > last])
+
+    def _extend(self, part: _Part, frames: Sequence[Frame]) -> None:
+        part.frames += frames
+        self.held_bytes += sum(FRAME_BYTES + len(frame.payload) for frame in frames)
+
+    def _drop_frames(self, frames: Sequence[Frame]) -> None:
+        self.held_bytes -= sum(FRAME_BYTES + len(frame.payload) for frame in frames)
+
+    def _part(self, position: Position, headers: tuple[Header, ...]) -> _Part:
+        part = self._parts.get(position)
+        if part is None:
+            part = self._parts[position] = _Part(headers)
+            self.held_bytes += _WAITING
+        return part
+
+    def rename(self, timeline: int, to: int, shift_ms: int) -> None:
+        """Learn that what stood at `timeline` stands at `to`, and `shift_ms` later there.
+
+        Times that went out stay what they were; those that come are of the new timeline.
+        """
+
+        def moved(position: Position) -> Position:
+            if position.timeline != timeline:
+                return position
+            return Position(to, max(position.start_ms + shift_ms, 0), position.part)
+
+        def shifted(frame: Frame) -> Frame:
+            return frame._replace(timestamp=frame.timestamp + shift_ms & CLOCK)
+
+        parts = sorted(self._parts.items())
+        self._parts = {}
+        for position, part in parts:
+            place = moved(position)
+            if position.timeline == timeline:
+                part.frames = [shifted(frame) for frame in part.frames]
+                part.next = None if part.next is None else moved(part.next)
+            known = self._parts.get(place)
+            if known is None or (part.whole and not known.whole) or len(part.frames) > len(known.frames):
+                self._parts[place] = part
+        if self.cursor is not None:
+            self.cursor = moved(self.cursor[0]), self.cursor[1]
+        if self._timeline == timeline:
+            self._timeline = to
+        self._ended = to if self._ended == timeline else self._ended
+        gone = {} if self.cursor is None else {self.cursor[0]: self.cursor[1]}
+        self.held_bytes = _WAITING * len(self._parts)
+        for position, part in self._parts.items():
+            self.held_bytes += sum(FRAME_BYTES + len(frame.payload) for frame in part.frames[gone.get(position, 0) :])
+
+    # -- out
+
+    def take(self, now: float) -> list[Output]:
+        """Return what goes out now, in order.
+
+        Args:
+            now: time in seconds.
+        """
+        out: list[Output] = []
+        while self._advance(out) or self._give_up(now, out):
+            pass
+        return out
+
+    def next_deadline(self) -> float | None:
+        """Return when `take` is to be called though nothing came, seconds. None: not before something comes."""
+        return None if self._since is None else self._since + self._wait_s
+
+    def _advance(self, out: list[Output]) -> bool:
+        """Let what stands at the cursor go out; return whether anything has changed."""
+        if self.cursor is None:
+            first = self._first_behind()
+            if first is None:
+                return False
+            self.cursor, self._ended, self._since = (first, 0), None, None
+            return True
+        position, index = self.cursor
+        part = self._parts.get(position)
+        if part is None:
+            return False
+        if index == 0 and part.frames:
+            if position.timeline != self._timeline:
+                self._timeline = position.timeline
+                out.append(Begins(position.timeline))
+            out.append(Headers(part.headers))
+        fresh = part.frames[index:]
+        out.extend(fresh)
+        self._drop_frames(fresh)
+        if part.whole:
+            del self._parts[position]
+            self.held_bytes -= _WAITING
+            self.cursor = None if part.next is None else (part.next, 0)
+            self._ended, self._since = position.timeline if part.next is None else None, None
+            self._forget_past()
+            return True
+        self.cursor = position, index + len(fresh)
+        self._since = None if fresh else self._since
+        return bool(fresh)
+
+    def _first_behind(self) -> Position | None:
+        """Return the earliest part behind the cursor at which a decoder can start. None: there is none."""
+        if self.cursor is not None:
+            found = [position for position in self._parts if position > self.cursor[0]]
+        else:
+            ended = self._ended
+            found = [position for position in self._parts if ended is None or position.timeline > ended]
+        return min((position for position in found if not position.part), default=min(found, default=None))
+
+    def _give_up(self, now: float, out: list[Output]) -> bool:
+        """Tell a gap and go on behind it, where it was waited for long enough; return whether it was."""
+        if self.cursor is None:
+            return False
+        behind = self._first_behind()
+        if behind is None:
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = now
+        if now - self._since < self._wait_s and self.held_bytes <= self._most_bytes:
+            return False
+        out.append(Gap(*self.cursor, behind))
+        self.gap_count += 1
+        self.cursor, self._since = (behind, 0), None
+        self._forget_past()
+        return True
+
+    def _forget_past(self) -> None:
+        """Forget parts before the cursor."""
+        for position in [position for position in self._parts if self.past(position)]:
+            part = self._parts.pop(position)
+            self.held_bytes -= _WAITING
+            self._drop_frames(part.frames)

@@ -1,0 +1,197 @@
+"""A splice: each message once and in order, whatever comes from where."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from segment_kit import HEADERS, cut, feed, movie
+
+from flowctl.cluster.segments.cutter import Cutter
+from flowctl.cluster.segments.segment import Frame, Position, Segment
+from flowctl.cluster.segments.splice import Begins, Gap, Headers, Splice
+
+
+def splice() -> Splice:
+    return Splice(wait_s=2.0, most_bytes=1_000_000)
+
+
+def segments(frames, **named) -> list[Segment]:
+    return [Segment.decode(item.data) for item in cut(frames, **named)]
+
+
+def frames_of(out) -> list[Frame]:
+    return [item for item in out if isinstance(item, Frame)]
+
+
+def live(target: Splice, cutter: Cutter, frame: Frame) -> None:
+    """Hand on a message as it is followed."""
+    for done in feed(cutter, frame):
+        target.end_part(done.id.position, done.id.count, done.id.next)
+    if cutter.position is not None:
+        target.add(cutter.position, len(cutter.frames) - 1, cutter.frames[-1], cutter.headers)
+
+
+def test_segments_when_they_come_in_order_go_out_at_once():
+    """The first one begins the publication; each is preceded by its headers."""
+    target, found = splice(), segments([*HEADERS, *movie(2)])
+    target.add_segment(found[0])
+    out = target.take(0.0)
+    assert out[:2] == [Begins(3), Headers(found[0].headers)]
+    assert frames_of(out) == list(found[0].frames)
+    target.add_segment(found[1])
+    assert target.take(0.0) == [Headers(found[1].headers), *found[1].frames]
+    assert (target.cursor, target.held_bytes, target.gap_count) == (None, 0, 0)
+
+
+def test_segment_when_missing_is_waited_for():
+    """What comes behind it waits, and nothing is lost when it comes in time."""
+    target, (first, second, third) = splice(), segments(movie(3))
+    target.add_segment(first)
+    target.take(0.0)
+    target.add_segment(third)
+    assert target.take(1.0) == []
+    assert target.next_deadline() == 3.0
+    target.add_segment(second)
+    assert frames_of(target.take(2.9)) == [*second.frames, *third.frames]
+    assert target.next_deadline() is None
+
+
+def test_segment_when_missing_for_too_long_is_told():
+    """The gap names the first message that is missing and where it goes on; what comes too late is dropped."""
+    target, (first, second, third) = splice(), segments(movie(3))
+    for item in (first, third):
+        target.add_segment(item)
+    target.take(1.0)
+    out = target.take(3.0)
+    assert out[0] == Gap(Position(3, 1000, 0), 0, Position(3, 2000, 0))
+    assert frames_of(out) == list(third.frames)
+    target.add_segment(second)
+    assert target.take(4.0) == []
+    assert target.repeated_count == len(second.frames)
+
+
+def test_segments_when_they_take_too_much_while_one_is_missing_are_not_waited_for():
+    """Memory is bounded by octets, not only by time."""
+    target, found = Splice(wait_s=1e9, most_bytes=300), segments(movie(9))
+    target.add_segment(found[0])
+    target.take(0.0)
+    for item in found[2:]:
+        target.add_segment(item)
+    out = target.take(0.0)
+    assert [item for item in out if isinstance(item, Gap)] == [Gap(Position(3, 1000, 0), 0, Position(3, 2000, 0))]
+    assert target.held_bytes == 0
+
+
+def test_followed_messages_when_the_source_dies_are_completed_from_the_segment():
+    """What has gone out of a group is left out, and the rest of it follows at its place."""
+    target, cutter, frames = splice(), Cutter("live/cam", 3), movie(3)
+    for frame in frames[:11]:
+        live(target, cutter, frame)
+    out = frames_of(target.take(0.0))
+    assert out == frames[:11]
+    for item in segments(frames):
+        target.add_segment(item)
+    assert frames_of(target.take(0.0)) == frames[11:]
+    assert target.differing_count == 0
+
+
+def test_followed_messages_when_another_source_begins_with_its_cache_are_not_repeated():
+    """The second source repeats the group from its key frame, and goes on from where the first one stopped."""
+    target, frames = splice(), movie(3)
+    for source in (frames[:13], frames[8:]):
+        cutter = Cutter("live/cam", 3)
+        for frame in source:
+            live(target, cutter, frame)
+    assert frames_of(target.take(0.0)) == frames
+    assert target.repeated_count == 5
+
+
+def test_publication_when_it_ends_is_followed_by_the_next_without_a_gap():
+    """The last segment says that it is the last; a gap is what is missing, not a pause."""
+    target, before, after = splice(), segments(movie(1)), segments(movie(1), timeline=7)
+    for item in (*before, *after):
+        target.add_segment(item)
+    out = target.take(0.0)
+    assert [item for item in out if isinstance(item, Begins)] == [Begins(3), Begins(7)]
+    assert frames_of(out) == [*movie(1), *movie(1)]
+    assert target.gap_count == 0
+
+
+def test_publication_when_its_last_segment_is_lost_gives_way_to_the_next():
+    """The next publication is waited behind the end that nobody has, and then told."""
+    target, before, after = splice(), segments(movie(2)), segments(movie(1), timeline=7)
+    target.add_segment(before[0])
+    target.add_segment(after[0])
+    target.take(0.0)
+    out = target.take(2.0)
+    assert out[:2] == [Gap(Position(3, 1000, 0), 0, Position(7, 0, 0)), Begins(7)]
+
+
+def test_part_when_it_differs_from_what_went_out_goes_on_by_time():
+    """A source that changed the stream does not make it jump back."""
+    target, cutter, frames = splice(), Cutter("live/cam", 3), movie(1)
+    for frame in [*frames[:3], *frames[4:5]]:  # one of them was left out on the way
+        live(target, cutter, frame)
+    assert len(frames_of(target.take(0.0))) == 4
+    target.add_segment(segments(frames)[0])
+    assert frames_of(target.take(0.0)) == frames[5:]
+    assert target.differing_count == 1
+
+
+def test_names_when_learnt_later_move_what_went_out():
+    """Followed messages stand at the times of their server until a hash shows where they are; none goes out twice."""
+    frames, moved = movie(3), [frame._replace(timestamp=frame.timestamp + 50_000) for frame in movie(3)]
+    target, cutter = splice(), Cutter("live/cam", 0)
+    for frame in moved[:11]:
+        live(target, cutter, frame)
+    assert frames_of(target.take(0.0)) == moved[:11]
+    target.rename(0, 3, -50_000)
+    for item in segments(frames):
+        target.add_segment(item)
+    assert frames_of(target.take(0.0)) == frames[11:]
+    assert (target.differing_count, target.gap_count, target.held_bytes) == (0, 0, 0)
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["segment", "live", "take"]), st.integers(0, 5)), max_size=40)
+
+
+@given(STEPS)
+def test_stream_when_everything_comes_in_any_mix_is_whole(steps):
+    """Model: the published messages. Each goes out once and in order, and at the end all of them have."""
+    frames, target, out = movie(6), splice(), []
+    found = segments(frames)
+    sources = [(Cutter("live/cam", 3), iter(frames)), (Cutter("live/cam", 3), iter(frames[16:]))]
+    target.add_segment(found[0])
+    for what, number in steps:
+        if what == "segment":
+            target.add_segment(found[number])
+        elif what == "live":
+            cutter, source = sources[number % 2]
+            for _, frame in zip(range(number), source, strict=False):
+                live(target, cutter, frame)
+        else:
+            out += frames_of(target.take(0.0))
+            assert out == frames[: len(out)]
+    for item in reversed(found):
+        target.add_segment(item)
+    out += frames_of(target.take(0.0))
+    assert out == frames
+    assert (target.gap_count, target.held_bytes, target.differing_count) == (0, 0, 0)
+
+
+@given(st.permutations(range(6)), st.sets(st.integers(1, 5), max_size=4))
+def test_stream_when_segments_never_come_is_told_which(order, lost):
+    """What goes out are the messages of the others in order, and there is a gap for each run of lost ones."""
+    frames, target = movie(6), splice()
+    found, out, now = segments(frames), [], 0.0
+    target.add_segment(found[0])
+    out += target.take(now)
+    for number in order:
+        if number not in lost:
+            target.add_segment(found[number])
+    while target.next_deadline() is not None or now == 0.0:
+        now += 10.0
+        out += target.take(now)
+    assert frames_of(out) == [frame for number in range(6) if number not in lost for frame in found[number].frames]
+    runs = [number for number in lost if number + 1 not in lost and number < 5]
+    assert target.gap_count == len(runs)
