@@ -1,0 +1,4 @@
+"""Pools of objects: what a node has, in the order in which it came.
+
+Begin with `pool.py`.
+"""

@@ -1,0 +1,4 @@
+"""What diffusion runs over: any stream of octets.
+
+Begin with `stream.py`.
+"""

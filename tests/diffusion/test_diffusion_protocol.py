@@ -1,0 +1,74 @@
+"""The mini-protocol as a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowctl.diffusion.wire.messages import Announced, Done, Init, ReplyIds, ReplyObjects, RequestIds, RequestObjects
+from flowctl.diffusion.wire.protocol import (
+    AGENCY,
+    SIZE_LIMIT_BYTES,
+    TABLE,
+    TIME_LIMIT_S,
+    Agency,
+    Input,
+    State,
+    after,
+    input_of,
+)
+from flowctl.errors import RemoteProtocolError
+
+MESSAGES = {
+    Input.INIT: Init(),
+    Input.REQUEST_IDS_BLOCKING: RequestIds(True, 0, 1),
+    Input.REQUEST_IDS_NONBLOCKING: RequestIds(False, 0, 1),
+    Input.REPLY_IDS: ReplyIds((Announced(b"a"),)),
+    Input.REQUEST_OBJECTS: RequestObjects((b"a",)),
+    Input.REPLY_OBJECTS: ReplyObjects((b"x",)),
+    Input.DONE: Done(),
+}
+BY_CLIENT = {
+    Input.INIT,
+    Input.REQUEST_IDS_BLOCKING,
+    Input.REQUEST_IDS_NONBLOCKING,
+    Input.REQUEST_OBJECTS,
+    Input.DONE,
+}
+
+
+@pytest.mark.parametrize("state", list(State), ids=lambda state: state.value)
+@pytest.mark.parametrize("given", list(Input), ids=lambda given: given.name)
+def test_step_when_taken_follows_the_table_or_is_an_error(state, given):
+    """A pair in the table gives the next state; any other is an error that names both (OD-09)."""
+    message = MESSAGES[given]
+    assert input_of(message) is given
+    if (state, given) in TABLE:
+        assert after(state, message) is TABLE[state, given]
+        return
+    with pytest.raises(RemoteProtocolError) as caught:
+        after(state, message)
+    assert caught.value.code == "UnexpectedMessage"
+    assert state.value in str(caught.value)
+    assert given.value in str(caught.value)
+
+
+def test_table_when_looked_at_whole_gives_each_message_to_the_side_with_agency():
+    """The client speaks in Init and Idle, the server in the three states of replies, and nobody when it is done."""
+    assert {State.INIT, State.IDLE} == {state for state in State if AGENCY[state] is Agency.CLIENT}
+    assert {State.DONE} == {state for state in State if AGENCY[state] is Agency.NOBODY}
+    for state, given in TABLE:
+        assert (given in BY_CLIENT) == (AGENCY[state] is Agency.CLIENT)
+    assert {state for state, _ in TABLE} == set(State) - {State.DONE}
+
+
+def test_limits_when_looked_at_are_those_of_the_protocol():
+    """Requests may have 65,535 octets, replies 2,500,000; 10 s for replies but those that may block."""
+    assert {size: list(SIZE_LIMIT_BYTES.values()).count(size) for size in SIZE_LIMIT_BYTES.values()} == {
+        65_535: 2,
+        2_500_000: 3,
+        0: 1,
+    }
+    assert {state: limit for state, limit in TIME_LIMIT_S.items() if limit is not None} == {
+        State.IDS_NONBLOCKING: 10.0,
+        State.OBJECTS: 10.0,
+    }
