@@ -54,7 +54,7 @@ class ObjectPool(Protocol):
         """Add objects, by id; those that are here already are passed by. Two calls never overlap.
 
         Returns:
-            Why objects are invalid, by id: whoever sent one is disconnected. Empty: all were taken.
+            Why objects are invalid, by id: the peer that sent one is disconnected. Empty: all were taken.
         """
 
     def objects_after(self, ticket: int, limit: int) -> Sequence[Entry]:

@@ -32,7 +32,7 @@ class StreamSession(Session):
     The loop of its poll group must be the one that diffusion runs on, and stay it: a server has one group for it.
 
     Args:
-        on_open: called with the session, on its thread, once it can be used. None: whoever made it knows.
+        on_open: called with the session, on its thread, once it can be used. None: nobody.
     """
 
     __slots__ = ("_on_open", "_over", "_peer_ended", "_reader", "_unread")
@@ -45,7 +45,7 @@ class StreamSession(Session):
         self._over: tuple[CloseReason, str] | None = None
 
     def opened(self) -> None:
-        """Tell whoever wants to use it."""
+        """Tell those that want to use it."""
         if self._on_open is not None:
             self._on_open(self)
 
@@ -63,7 +63,7 @@ class StreamSession(Session):
         return True
 
     def closed(self, reason: CloseReason, details: str) -> None:
-        """Wake whoever reads."""
+        """Wake the reader."""
         self._over = (reason, details)
         self._wake()
 

@@ -42,7 +42,7 @@ from flowctl.diffusion.wire.protocol import MAX_COUNT, SIZE_LIMIT_BYTES, State
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
 
 MAX_ID_BYTES: Final = 1024
-"""Longest id that can be said. How long they may be is for the policy of who takes them."""
+"""Longest id that can be said. How long they may be is for the policy of the side that takes them."""
 
 MAX_ITEMS: Final = 4096
 """Most ids or objects in one message: 40 times what may be outstanding by default, and some milliseconds of work.

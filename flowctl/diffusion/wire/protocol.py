@@ -59,7 +59,7 @@ TABLE: Final = {
     (State.IDS_NONBLOCKING, Input.REPLY_IDS): State.IDLE,
     (State.OBJECTS, Input.REPLY_OBJECTS): State.IDLE,
 }
-"""What may be sent in which state, and the state after it; a missing pair is an error of whoever sent it."""
+"""What may be sent in which state, and the state after it; a missing pair is an error of the side that sent it."""
 
 AGENCY: Final = {
     State.INIT: Agency.CLIENT,
