@@ -19,7 +19,7 @@ class _Way:
         self.capacity_bytes = capacity_bytes
         self.pieces: deque[bytes] = deque()
         self.size_bytes = 0
-        self.ended = False  # by who writes
+        self.ended = False  # by its writer
         self.deaf = False  # who reads has closed
         self._waiting: list[asyncio.Future[None]] = []
 
