@@ -183,7 +183,7 @@ class Accounts:
 
         Where there is none, the peer, or with the total everybody, gets nothing more in this round.
         """
-        size_bytes = self._state(slot).available[object_id]
+        size_bytes = self.policy.room_for(self._state(slot).available[object_id])
         if size_bytes > self._room_bytes[slot]:
             self.eligible &= ~(1 << slot)
             return False
@@ -237,10 +237,9 @@ class Accounts:
     def _count_decided(self, state: PeerState, decision: PeerDecision) -> None:
         """Count what a busy peer has decided to ask for and has not asked for yet: it is still available there."""
         for object_id in decision.objects_to_req_ids:
-            size_bytes = state.available.get(object_id)
-            if size_bytes is not None:
+            if object_id in state.available:
                 self._copies[object_id] = self._copies.get(object_id, 0) + 1
-                self._held_bytes += size_bytes
+                self._held_bytes += self.policy.room_for(state.available[object_id])
                 self._count += 1
 
     def _state(self, slot: int) -> PeerState:

@@ -1,9 +1,9 @@
-"""Words of object diffusion (pure): what an object's id is, how a peer announces one, and who a peer is."""
+"""Words of object diffusion (pure): what an object's id is, and what names a peer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 ObjectId: TypeAlias = bytes
 """Names one object in all pools. Octets, so that ids have one order everywhere: lower ones are fetched first."""
@@ -14,18 +14,6 @@ HasObject: TypeAlias = Callable[[ObjectId], bool]
 
 MAX_U16: Final = 65_535
 """Largest count that a message of the protocol can carry."""
-
-
-class Announcement(NamedTuple):
-    """What a peer says it has.
-
-    Args:
-        object_id: which object.
-        size_bytes: octets of the object, 0 or more. The object must have exactly this size when it comes.
-    """
-
-    object_id: ObjectId
-    size_bytes: int
 
 
 def short_id(object_id: ObjectId) -> str:

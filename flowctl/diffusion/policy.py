@@ -38,7 +38,7 @@ class Policy:
         target_object_redundancy: peers that one object is fetched from at the same time, 1 to 1000.
         max_object_id_bytes: octets of an id, 1 to 1024. Longer ones are an error of the peer.
         max_object_size_bytes: octets of an object, 1 to 2^40. Larger ones are an error of the peer. The default fits
-            into the largest reply of the protocol.
+            into the largest reply of the protocol. Where a peer announces no sizes, each of its objects counts as this.
         max_bytes_inflight_per_peer: octets asked for, with those received and not yet in the pool, per peer;
             `max_object_size_bytes` or more.
         max_bytes_inflight_total: the same of all peers; `max_object_size_bytes` or more.
@@ -78,3 +78,7 @@ class Policy:
             raise ConfigError(
                 f"inflight_timeout_s is {self.inflight_timeout_s}, it must be 0.001 or more, or 0 (never)"
             )
+
+    def room_for(self, size_bytes: int | None) -> int:
+        """Return the octets that an object counts for: its size, or the most it may have where that was not told."""
+        return self.max_object_size_bytes if size_bytes is None else size_bytes

@@ -31,7 +31,7 @@ from flowctl.diffusion.errors import (
     ObjectNotRequestedError,
     ObjectSizeWrongError,
 )
-from flowctl.diffusion.objects import Announcement, HasObject, ObjectId, PeerId, short_id
+from flowctl.diffusion.objects import HasObject, ObjectId, PeerId, short_id
 from flowctl.diffusion.policy import Policy
 from flowctl.errors import LimitExceededError, LocalProtocolError
 
@@ -43,12 +43,14 @@ class Inflight(NamedTuple):
     """An object that was asked for.
 
     Args:
-        size_bytes: as announced.
+        size_bytes: as announced, or what is kept free for an object of unknown size.
         since: when it was asked for, in seconds on the caller's clock.
+        exact: the size was announced, so the object must have it; False: it may be smaller.
     """
 
     size_bytes: int
     since: float
+    exact: bool = True
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -56,8 +58,8 @@ class PeerState:
     """What is known of one peer. Everybody may read; only `DecisionGlobalState` writes.
 
     Args:
-        fifo: ids announced and not acknowledged, in order, with the size announced.
-        available: those of them that can be asked for, with their sizes.
+        fifo: ids announced and not acknowledged, in order (the keys).
+        available: those of them that can be asked for, with the sizes announced; None: none was.
         ids_in_flight: ids asked for in requests that have no reply yet.
         inflight: objects asked for and not received, the oldest first.
         owt: objects received and on the way to the pool.
@@ -70,8 +72,8 @@ class PeerState:
         penalty_at: when `penalty` was written, in seconds.
     """
 
-    fifo: dict[ObjectId, int] = field(default_factory=dict)
-    available: dict[ObjectId, int] = field(default_factory=dict)
+    fifo: dict[ObjectId, None] = field(default_factory=dict)
+    available: dict[ObjectId, int | None] = field(default_factory=dict)
     ids_in_flight: int = 0
     inflight: dict[ObjectId, Inflight] = field(default_factory=dict)
     owt: dict[ObjectId, bytes] = field(default_factory=dict)
@@ -116,11 +118,9 @@ class KnownObject:
     Attributes:
         providers: bit n is set when the peer of slot n has it available.
         copies: peers that it is in flight from, or that have it on the way to the pool.
-        size_bytes: as first announced. Others may announce another size: what counts for a peer is what it said.
         since: when it was first announced, in seconds.
     """
 
-    size_bytes: int
     since: float
     providers: int = 0
     copies: int = 0
@@ -170,12 +170,10 @@ class DecisionGlobalState:
             state.slot = len(self.by_slot)
             self.by_slot.append(peer)
         self.peers[peer] = state
-        for object_id, size_bytes in state.available.items():
-            self._known(object_id, size_bytes, now).providers |= 1 << state.slot
-        for object_id, item in state.inflight.items():
-            self._known(object_id, item.size_bytes, now).copies += 1
-        for object_id, data in state.owt.items():
-            self._known(object_id, len(data), now).copies += 1
+        for object_id in state.available:
+            self._known(object_id, now).providers |= 1 << state.slot
+        for object_id in itertools.chain(state.inflight, state.owt):
+            self._known(object_id, now).copies += 1
         self.inflight_count += len(state.inflight)
         self.held_bytes += state.inflight_bytes + state.owt_bytes
         return state
@@ -218,7 +216,7 @@ class DecisionGlobalState:
         state.ids_in_flight += req
 
     def on_receive_ids(
-        self, peer: PeerId, requested: int, announcements: Sequence[Announcement], *, now: float = 0.0
+        self, peer: PeerId, requested: int, announced: Sequence[tuple[ObjectId, int | None]], *, now: float = 0.0
     ) -> None:
         """The reply to a request for ids came: they join the FIFO and are available.
 
@@ -228,7 +226,8 @@ class DecisionGlobalState:
             peer: who replied.
             requested: how many ids the request asked for that this replies to. So many are in flight no longer,
                 however many came.
-            announcements: ids and sizes, in the peer's order.
+            announced: ids, in the peer's order, with the octets of each object. None: not told, so room is kept for the
+                largest that may come.
             now: seconds on the caller's clock.
 
         Raises:
@@ -240,20 +239,23 @@ class DecisionGlobalState:
         state = self._state(peer)
         if not 0 <= requested <= state.ids_in_flight:
             raise LocalProtocolError(f"a reply to a request for {requested} ids, {state.ids_in_flight} are in flight")
-        if len(announcements) > requested:
-            raise ObjectIdsNotRequestedError(len(announcements), requested)
-        new: dict[ObjectId, int] = {}
-        for object_id, size_bytes in announcements:
-            self._check_announcement(object_id, size_bytes)
+        if len(announced) > requested:
+            raise ObjectIdsNotRequestedError(len(announced), requested)
+        new: dict[ObjectId, int | None] = {}
+        for object_id, size_bytes in announced:
+            if not 1 <= len(object_id) <= self.policy.max_object_id_bytes:
+                raise LimitExceededError("max_object_id_bytes", len(object_id), self.policy.max_object_id_bytes)
+            if size_bytes is not None:
+                self._check_size(size_bytes)
             if object_id in new or object_id in state.fifo or object_id in state.inflight or object_id in state.owt:
                 raise ObjectIdAlreadyKnownError(object_id)
             new[object_id] = size_bytes
         state.ids_in_flight -= requested
-        state.fifo |= new
+        state.fifo |= dict.fromkeys(new)
         state.available |= new
         bit = 1 << state.slot
-        for object_id, size_bytes in new.items():
-            self._known(object_id, size_bytes, now).providers |= bit
+        for object_id in new:
+            self._known(object_id, now).providers |= bit
 
     def on_request_objects(self, peer: PeerId, object_ids: Iterable[ObjectId], *, now: float = 0.0) -> None:
         """A request for objects is sent: they are available no longer, but in flight.
@@ -270,10 +272,10 @@ class DecisionGlobalState:
         state = self._state(peer)
         wanted: dict[ObjectId, Inflight] = {}
         for object_id in object_ids:
-            size_bytes = state.available.get(object_id)
-            if size_bytes is None or object_id in wanted:
+            if object_id not in state.available or object_id in wanted:
                 raise LocalProtocolError(f"object {short_id(object_id)} is not available, or named twice")
-            wanted[object_id] = Inflight(size_bytes, now)
+            size_bytes = state.available[object_id]
+            wanted[object_id] = Inflight(self.policy.room_for(size_bytes), now, exact=size_bytes is not None)
         if not wanted:
             raise LocalProtocolError("a request for objects names none")
         if len(state.inflight) + len(wanted) > self.policy.max_num_objects_inflight_per_peer:
@@ -320,6 +322,7 @@ class DecisionGlobalState:
             ObjectNotRequestedError: one came that the request did not name, or one came twice.
             ObjectMissingError: one did not come.
             ObjectSizeWrongError: one has another size than was announced.
+            LimitExceededError: one whose size was not announced is too large.
             LocalProtocolError: what the request named is not in flight.
         """
         state = self._state(peer)
@@ -331,8 +334,10 @@ class DecisionGlobalState:
         for object_id, data in objects:
             if object_id not in wanted or object_id in came:
                 raise ObjectNotRequestedError(object_id)
-            if len(data) != state.inflight[object_id].size_bytes:
-                raise ObjectSizeWrongError(object_id, len(data), state.inflight[object_id].size_bytes)
+            item = state.inflight[object_id]
+            if item.exact and len(data) != item.size_bytes:
+                raise ObjectSizeWrongError(object_id, len(data), item.size_bytes)
+            self._check_size(len(data))
             came[object_id] = data
         for object_id in wanted:
             if object_id not in came:
@@ -342,7 +347,8 @@ class DecisionGlobalState:
         for object_id in wanted:
             item = state.inflight.pop(object_id)
             state.inflight_bytes -= item.size_bytes
-            state.owt_bytes += item.size_bytes
+            state.owt_bytes += len(came[object_id])
+            self.held_bytes += len(came[object_id]) - item.size_bytes
             late += bool(timeout_s and now - item.since >= timeout_s)
         state.owt |= came
         self.inflight_count -= len(wanted)
@@ -387,18 +393,16 @@ class DecisionGlobalState:
             raise LocalProtocolError(f"peer {peer!r} is not registered")
         return state
 
-    def _check_announcement(self, object_id: ObjectId, size_bytes: int) -> None:
-        """See that an announced id and size are within the limits."""
-        if not 1 <= len(object_id) <= self.policy.max_object_id_bytes:
-            raise LimitExceededError("max_object_id_bytes", len(object_id), self.policy.max_object_id_bytes)
+    def _check_size(self, size_bytes: int) -> None:
+        """See that the size of an object is within the limits."""
         if not 0 <= size_bytes <= self.policy.max_object_size_bytes:
             raise LimitExceededError("max_object_size_bytes", size_bytes, self.policy.max_object_size_bytes)
 
-    def _known(self, object_id: ObjectId, size_bytes: int, now: float) -> KnownObject:
+    def _known(self, object_id: ObjectId, now: float) -> KnownObject:
         """Return an object's entry in the index, made if it is not there."""
         known = self.objects.get(object_id)
         if known is None:
-            known = self.objects[object_id] = KnownObject(size_bytes, now)
+            known = self.objects[object_id] = KnownObject(now)
         return known
 
     def _unavailable(self, object_id: ObjectId, slot: int) -> None:

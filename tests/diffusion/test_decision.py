@@ -16,7 +16,7 @@ def peer(fifo=(), available=None, inflight=(), owt=(), ids_in_flight=0, since=0.
     """Return a peer's state made of numbers; all of the FIFO is available unless said otherwise."""
     available = fifo if available is None else available
     return PeerState(
-        fifo=dict.fromkeys(ids(*fifo), size),
+        fifo=dict.fromkeys(ids(*fifo)),
         available=dict.fromkeys(ids(*available), size),
         inflight={key: Inflight(size, since) for key in ids(*inflight)},
         owt={key: bytes(size) for key in ids(*owt)},
