@@ -89,13 +89,9 @@ class PeerState:
 
     def ackable(self, has_object: HasObject) -> int:
         """Return how many ids may be acknowledged: the longest prefix of the FIFO that is in the pool or on its way."""
-        count = 0
         owt = self.owt
-        for object_id in self.fifo:
-            if not (object_id in owt or has_object(object_id)):
-                break
-            count += 1
-        return count
+        needs_no_more = (lambda object_id: object_id in owt or has_object(object_id)) if owt else has_object
+        return len(list(itertools.takewhile(needs_no_more, self.fifo)))
 
     def expired(self, before: float) -> list[ObjectId]:
         """Return the objects that were asked for at `before` or earlier, the oldest first."""
@@ -211,7 +207,8 @@ class DecisionGlobalState:
             )
         for object_id in list(itertools.islice(state.fifo, ack)):
             del state.fifo[object_id]
-            if state.available.pop(object_id, None) is not None:
+            if object_id in state.available:
+                del state.available[object_id]
                 self._unavailable(object_id, state.slot)
         state.ids_in_flight += req
 

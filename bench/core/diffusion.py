@@ -1,0 +1,199 @@
+"""What a round of decisions of object diffusion costs, as peers and objects grow.
+
+Run ``python bench diffusion``. Beside it stands the plainest thing that decides the same: for each object ask each
+peer, with nothing kept between rounds. Both are given the same state and the same seed, and make the same decisions.
+``pairs`` counts what peers have available, which is what there is to choose from. ``window 100`` has the limits of the
+defaults but for the totals, which are raised so that every object is given out with all its copies; in ``all have all``
+each peer has announced every object. The least of several rounds counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+from flowctl.diffusion.decision import DecisionContext, Decisions, PeerDecision, make_decisions
+from flowctl.diffusion.objects import ObjectId, PeerId
+from flowctl.diffusion.policy import Policy
+from flowctl.diffusion.state import DecisionGlobalState, PeerState
+
+SIZES: Final = ((10, 50), (100, 500), (1000, 5000))
+QUICK: Final[dict[str, Any]] = {"sizes": SIZES[:2], "repeat": 2}
+_MOST_PLAIN: Final = 60_000_000
+"""Peers times peers times objects beyond which the plain way is not asked: it would take minutes."""
+
+
+def plain_decisions(context: DecisionContext) -> Decisions:
+    """Decide as `make_decisions` does, in the plainest way: everything is looked up where it is needed."""
+    policy, state = context.policy, context.state
+    fresh_after = context.now - policy.inflight_timeout_s if policy.inflight_timeout_s else float("-inf")
+    pending = sorted((peer for peer in state.peers if peer not in context.busy), key=lambda peer: _slot(context, peer))
+    given: dict[PeerId, list[ObjectId]] = {peer: [] for peer in pending}
+
+    def wait(peer: PeerId) -> list[ObjectId]:
+        """Return what is given to a pending peer, or what a busy one has decided and not asked for."""
+        if peer in given:
+            return given[peer]
+        return [key for key in context.busy[peer].objects_to_req_ids if key in state.peers[peer].available]
+
+    def fresh(peer: PeerId) -> list[ObjectId]:
+        """Return what is in flight from a peer and in time."""
+        return [key for key, item in state.peers[peer].inflight.items() if item.since > fresh_after]
+
+    def copies(object_id: ObjectId) -> int:
+        return sum(
+            (object_id in item.inflight and item.inflight[object_id].since > fresh_after)
+            or object_id in item.owt
+            or object_id in wait(peer)
+            for peer, item in state.peers.items()
+        )
+
+    def held(peer: PeerId, *, all_inflight: bool) -> int:
+        item = state.peers[peer]
+        sizes = [item.inflight[key].size_bytes for key in (item.inflight if all_inflight else fresh(peer))]
+        return sum(sizes) + sum(map(len, item.owt.values())) + sum(_size(context, peer, key) for key in wait(peer))
+
+    def load(peer: PeerId) -> tuple[bool, int]:
+        item = state.peers[peer]
+        late = peer in context.last or len(fresh(peer)) < len(item.inflight) or item.penalty_now(context.now) >= 1
+        return late, len(item.inflight) + len(given[peer])
+
+    wanted = {key for peer in pending for key in state.peers[peer].available if not context.has_object(key)}
+    order = sorted(wanted)
+    if policy.rarest_first:
+        order.sort(key=lambda key: sum(key in item.available for item in state.peers.values()))
+    rng = Random(context.seed)
+    able = set(pending)
+    for key in order:
+        providers = [peer for peer in pending if key in state.peers[peer].available]
+        while copies(key) < policy.target_object_redundancy:
+            under_way = sum(len(fresh(peer)) + len(wait(peer)) for peer in state.peers)
+            if under_way >= policy.max_num_objects_inflight_total:
+                return _decided(context, given)
+            ready = [
+                peer for peer in providers if peer in able and load(peer)[1] < policy.max_num_objects_inflight_per_peer
+            ]
+            if not ready:
+                break
+            least = min(map(load, ready))
+            ready = [peer for peer in ready if load(peer) == least]
+            peer = ready[int(rng.random() * len(ready)) if len(ready) > 1 else 0]
+            providers.remove(peer)
+            size_bytes = _size(context, peer, key)
+            if held(peer, all_inflight=True) + size_bytes > policy.max_bytes_inflight_per_peer:
+                able.remove(peer)
+            elif (
+                sum(held(other, all_inflight=False) for other in state.peers) + size_bytes
+                > policy.max_bytes_inflight_total
+            ):
+                return _decided(context, given)
+            else:
+                given[peer].append(key)
+    return _decided(context, given)
+
+
+def _slot(context: DecisionContext, peer: PeerId) -> int:
+    return context.state.peers[peer].slot
+
+
+def _size(context: DecisionContext, peer: PeerId, key: ObjectId) -> int:
+    size_bytes = context.state.peers[peer].available[key]
+    return context.policy.max_object_size_bytes if size_bytes is None else size_bytes
+
+
+def _decided(context: DecisionContext, given: dict[PeerId, list[ObjectId]]) -> Decisions:
+    """Return the decisions: what was given, and what is said about ids."""
+    made: Decisions = {}
+    for peer, keys in given.items():
+        item = context.state.peers[peer]
+        fifo = list(item.fifo)
+        ack = 0
+        while ack < len(fifo) and (context.has_object(fifo[ack]) or fifo[ack] in item.owt):
+            ack += 1
+        room = context.policy.max_num_objects_outstanding - (len(fifo) - ack) - item.ids_in_flight
+        made[peer] = PeerDecision(
+            ids_to_ack=ack,
+            ids_to_req=max(0, min(room, context.policy.max_num_ids_req)),
+            can_pipeline_ids_req=ack < len(fifo),
+            objects_to_req_ids=frozenset(keys),
+        )
+    return made
+
+
+def state_of(peers: int, objects: int, window: int, seed: int = 1) -> DecisionGlobalState:
+    """Return a state in which each peer has announced `window` of the objects, chosen at random, and nothing else."""
+    rng = Random(seed)
+    keys = [number.to_bytes(32, "big") for number in range(objects)]
+    policy = Policy(
+        max_num_objects_outstanding=max(100, window),
+        max_num_objects_inflight_total=1 << 20,
+        max_bytes_inflight_total=1 << 34,
+    )
+    state = DecisionGlobalState(policy)
+    for number in range(peers):
+        chosen = sorted(rng.sample(keys, min(window, objects)))
+        sizes: dict[ObjectId, int | None] = dict.fromkeys(chosen, 1000)
+        state.register(number, PeerState(fifo=dict.fromkeys(chosen), available=sizes))
+    return state
+
+
+def round_ms(planner: Callable[[DecisionContext], Decisions], context: DecisionContext, repeat: int) -> float:
+    """Return the least time of a round, in milliseconds."""
+    least = float("inf")
+    for _ in range(repeat):
+        began = time.perf_counter()
+        planner(context)
+        least = min(least, time.perf_counter() - began)
+    return least * 1000
+
+
+def run(sizes: tuple[tuple[int, int], ...] = SIZES, repeat: int = 5) -> list[dict[str, Any]]:
+    """Measure rounds of each size."""
+    rows = []
+    for peers, objects in sizes:
+        for case, window, has in (
+            ("window 100", 100, False),
+            ("all have all", objects, False),
+            ("all to acknowledge", objects, True),
+        ):
+            state = state_of(peers, objects, window)
+            context = DecisionContext(
+                state=state, has_object=(lambda _: True) if has else frozenset[bytes]().__contains__
+            )
+            ours = round_ms(make_decisions, context, repeat)
+            made = make_decisions(context)
+            given = sum(len(item.objects_to_req_ids) for item in made.values())
+            plain = None
+            if peers * peers * objects <= _MOST_PLAIN:
+                plain = round_ms(plain_decisions, context, 1)
+            rows.append(
+                {
+                    "case": case,
+                    "peers": peers,
+                    "objects": objects,
+                    "pairs": sum(len(item.available) for item in state.peers.values()),
+                    "given": given,
+                    "round_ms": round(ours, 2),
+                    "us_per_peer": round(ours * 1000 / peers, 2),
+                    "plain_ms": None if plain is None else round(plain, 1),
+                    "plain_x": None if plain is None else round(plain / ours, 1),
+                }
+            )
+    return rows
+
+
+def main() -> int:
+    """Measure with the sizes asked for."""
+    from kit.tables import table  # noqa: PLC0415  # only the command prints
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers", type=int, help="default: 10, 100, 1000")
+    parser.add_argument("--objects", type=int, default=5000)
+    parser.add_argument("--repeat", type=int, default=5)
+    arguments = parser.parse_args()
+    sizes = SIZES if arguments.peers is None else ((arguments.peers, arguments.objects),)
+    print(table(run(sizes, arguments.repeat)))
+    return 0
