@@ -96,6 +96,10 @@ class RpcTimeoutError(RpcError, TimeoutError):
     """The deadline of a request passed; its code is ``TIMEOUT``."""
 
 
+class ExhaustedError(FlowctlError, TimeoutError):
+    """A question was asked of peer after peer, and none had an answer of use before time or budget were used up."""
+
+
 class InternalError(FlowctlError):
     """A bug of flowctl; please report it with the message."""
 

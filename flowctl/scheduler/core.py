@@ -13,6 +13,7 @@ arrivals about all that is open. Who declines stands in the queue afterwards, in
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
@@ -35,7 +36,7 @@ from flowctl.scheduler.offer import (
     ResponseType,
     Sender,
 )
-from flowctl.scheduler.policy import MAX_PRIORITY, ById, PeerState, SchedulerPolicy
+from flowctl.scheduler.policy import MAX_PRIORITY, ById, FirstComeFirstServed, PeerState, SchedulerPolicy
 
 
 class Refusal(enum.Enum):
@@ -130,6 +131,7 @@ class Core:
     """
 
     __slots__ = (
+        "_call_key",
         "_choice",
         "_ejected",
         "_ejection",
@@ -139,8 +141,10 @@ class Core:
         "_limits",
         "_notice_key",
         "_peer_number",
+        "_served",
         "arrivals",
         "asked",
+        "calls",
         "closed_count",
         "counters",
         "open_count",
@@ -153,6 +157,8 @@ class Core:
 
     def __init__(self, policy: SchedulerPolicy, rng: Random) -> None:
         self._fairness: Final = policy.fairness
+        places_stay = isinstance(policy.fairness, FirstComeFirstServed)
+        self._served: Final = None if places_stay else policy.fairness.served
         self._choice: Final = policy.choice
         self._limits: Final = policy.limits
         self._ejection: Final = policy.ejection
@@ -160,6 +166,8 @@ class Core:
         self._learns: Final = choice_learns or policy.limits is not None or policy.ejection is not None
         self._last_id = rng.randint(FIRST_ID, LAST_ID)
         self._notice_key = 0
+        self._call_key = 0
+        self.calls: Final[Pending[int, Callable[[], None]]] = Pending()  # to be made at their time
         self._peer_number = 0
         self._ejected: Final[Pending[int, PeerState]] = Pending()
         self.peers: Final[dict[PeerId, PeerState]] = {}
@@ -200,7 +208,7 @@ class Core:
         """Count the channels of `peer` that are not closed as open. Returns whether there are any."""
         if peer.gone or peer.ejected:
             return False
-        count = max(0, peer.channel_count - len(peer.pending))
+        count = max(0, (1 if peer.probation else peer.channel_count) - len(peer.pending))
         self.open_count += count - peer.open_count
         peer.open_count = count
         if count and not peer.pooled:
@@ -311,6 +319,8 @@ class Core:
             entry.state = EntryState.WAITING
             self.asked.append(entry)
             return None
+        if self._served is not None and offer.sent_count:
+            self._served(entry.sender, entry.place, offer.sent_count)
         self._leave(entry)
         successor = entry.successor
         if self.stopped:
@@ -447,19 +457,31 @@ class Core:
         """Return the peers whose ejection is over, their channels counted as open."""
         returning = [peer for _, peer in self._ejected.take_due(now) if not peer.gone]
         for peer in returning:
-            peer.ejected = False
+            peer.ejected, peer.probation = False, True
             if self._ejection is not None:
                 self._ejection.returned(peer, now)
             self.open(peer)
         return returning
 
     def next_deadline(self) -> float | None:
-        """Return when `take_due` or `take_returning` next has something; None: never."""
-        first = self.table.next_deadline()
-        second = self._ejected.next_deadline()
-        if first is None or second is None:
-            return second if first is None else first
-        return min(first, second)
+        """Return when `take_due`, `take_returning` or `take_calls` next has something; None: never."""
+        deadlines = (self.table.next_deadline(), self._ejected.next_deadline(), self.calls.next_deadline())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def add_call(self, callback: Callable[[], None], when: float) -> int:
+        """Keep `callback` until `when`; returns its key."""
+        self._call_key += 1
+        if not self.stopped:
+            self.calls.add(self._call_key, callback, when)
+        return self._call_key
+
+    def take_calls(self, now: float) -> list[Callable[[], None]]:
+        """Return the callbacks whose time has come."""
+        return [callback for _, callback in self.calls.take_due(now)]
+
+    def has_other(self, tried: Collection[PeerId]) -> bool:
+        """Return whether a peer is connected, and not left out, that is not in `tried`; looks at one more at most."""
+        return any(not peer.ejected and peer_id not in tried for peer_id, peer in self.peers.items())
 
     def release(self, request: Request, outcome: Outcome, now: float) -> PeerState | None:
         """Open the channel that `request`, which was claimed, kept closed. Returns its peer if it can be offered."""
@@ -475,6 +497,8 @@ class Core:
     def _learn(self, request: Request, outcome: Outcome, now: float) -> None:
         peer = request.peer
         latency_s = now - request.sent_at
+        if outcome is Outcome.RESPONSE:
+            peer.probation = False
         self._choice.ended(peer, outcome, latency_s, now)
         if self._limits is not None:
             peer.channel_count = max(1, self._limits.ended(peer, outcome, latency_s, now))
@@ -506,6 +530,7 @@ class Core:
         requests = [request for _, request in self.table.take_all() if request.receiver is not None]
         self.counters.shutdowns += len(requests)
         self._ejected.take_all()
+        self.calls.take_all()
         waiting = [entry for entry in self.waiting.values() if entry.state is EntryState.WAITING]
         waiting.sort(key=lambda entry: (entry.place, entry.number))
         for entry in waiting:

@@ -10,6 +10,7 @@ They are called with the scheduler's lock held: they compute, and neither wait n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol
@@ -36,6 +37,7 @@ class PeerState:
         open_count: messages that may be sent to it now; 0 while it is ejected.
         pending: keys of what it has been sent and has not finished, oldest first: each is one closed channel.
         ejected: whether it is left out of offers for a while.
+        probation: whether it was until lately: it has one channel until it has answered.
         gone: whether it was disconnected, or its object is no more.
         choice_state: for the `Choice`, which may keep here what it knows of the peer.
         limits_state: the same for the `ChannelLimits`.
@@ -54,6 +56,7 @@ class PeerState:
         "peer_id",
         "pending",
         "pooled",
+        "probation",
         "reference",
     )
 
@@ -66,6 +69,7 @@ class PeerState:
         self.pending: Final[dict[int, None]] = {}
         self.pooled = False  # the Choice has it, or the running offer does
         self.ejected = False
+        self.probation = False
         self.gone = False
         self.choice_state: Any = None
         self.limits_state: Any = None
@@ -96,6 +100,9 @@ class Fairness(Protocol):
             open_count: open channels of all peers, 1 or more.
             behind_count: senders that stand behind it in the line which is being asked.
         """
+
+    def served(self, sender: Any, place: float, sent_count: int) -> None:
+        """Learn that `sender`, which had `place`, has sent so many messages, 1 or more."""
 
 
 class Choice(Protocol):
@@ -173,6 +180,9 @@ class FirstComeFirstServed:
         """Return 1 where others stand behind, else all."""
         return 1 if behind_count else open_count
 
+    def served(self, sender: Any, place: float, sent_count: int) -> None:
+        """Learn nothing: places stay as they are."""
+
 
 class ById:
     """Open peers in the order of their ids."""
@@ -202,3 +212,6 @@ class SchedulerPolicy:
     choice: Choice = field(default_factory=ById)
     limits: ChannelLimits | None = None  #: None: as many channels as the peer was connected with
     ejection: Ejection | None = None  #: None: nobody is left out
+    #: Whether a response is of use; one that is not counts for the others as a request that was REJECTED. Called with
+    #: no lock held, as callbacks are. None: each is.
+    useful: Callable[[Any], bool] | None = None

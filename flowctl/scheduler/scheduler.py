@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -116,6 +116,7 @@ class MessageScheduler:
         "_lock",
         "_on_error",
         "_turning",
+        "_useful",
         "_wake_at",
         "_warned_at",
         "_warning_count",
@@ -132,9 +133,9 @@ class MessageScheduler:
         self._clock: Final = clock
         self._on_error: Final = _log_error if on_error is None else on_error
         self._lock: Final = threading.Lock()  # a leaf: policies are asked under it, nothing else is called
-        self._core: Final = Core(
-            SchedulerPolicy() if policy is None else policy, SystemRandom() if rng is None else rng
-        )
+        policy = SchedulerPolicy() if policy is None else policy
+        self._useful: Final = policy.useful
+        self._core: Final = Core(policy, SystemRandom() if rng is None else rng)
         self._jobs: Final[deque[tuple[Any, ...]]] = deque()  # method and arguments, for the turn  # guarded by _lock
         self._turning = False  # somebody carries out jobs  # guarded by _lock
         self._driver: Driver | None = None  # guarded by _lock
@@ -290,7 +291,49 @@ class MessageScheduler:
         with self._lock:
             return list(self._core.peers.values())
 
+    @property
+    def peer_count(self) -> int:
+        """How many peers are connected."""
+        with self._lock:
+            return len(self._core.peers)
+
+    def has_other(self, tried: Collection[PeerId]) -> bool:
+        """Return whether a peer is connected, and not left out by ejection, that is not in `tried`.
+
+        Args:
+            tried: such that ``in`` is quick; O(its length and the number of ejected peers).
+        """
+        with self._lock:
+            return self._core.has_other(tried)
+
     # --- time ----------------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Return the time of the scheduler's clock, in seconds."""
+        return self._clock()
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> int:
+        """Call `callback` once, as other callbacks are called: one at a time, with no lock held.
+
+        Args:
+            delay_s: seconds from now, 0 or more.
+            callback: not called any more after `stop`.
+
+        Returns:
+            Its key, for `cancel_call`.
+        """
+        when = self._clock() + delay_s
+        with self._lock:
+            key = self._core.add_call(callback, when)
+            early = when < self._wake_at and self._driver is not None
+        if early:
+            self._rearm()
+        return key
+
+    def cancel_call(self, key: int) -> bool:
+        """Forget a call. Returns whether it was still to come; one whose time has come may be under way."""
+        with self._lock:
+            return key in self._core.calls and self._core.calls.take(key) is not None
 
     def expire(self, now: float | None = None) -> None:
         """End what has come to its time: requests fail with TIMEOUT, channels open again.
@@ -305,6 +348,8 @@ class MessageScheduler:
                 self._jobs.append((self._ended, request, FailureCode.TIMEOUT, None, now))
             for peer in self._core.take_returning(now):
                 self._jobs.append((self._offer_fresh, peer))
+            for callback in self._core.take_calls(now):
+                self._jobs.append((self._call, callback))
             turn = bool(self._jobs) and not self._turning
             if turn:
                 self._turning = True
@@ -361,13 +406,29 @@ class MessageScheduler:
             self._offer_fresh(peer)
 
     def _ended(self, request: Request, code: FailureCode | None, response: Any, now: float) -> None:
+        outcome = _OUTCOMES[code]
+        if self._useful is not None and code is None and not self._is_useful(response):
+            outcome = Outcome.REJECTED
         with self._lock:
-            peer = self._core.release(request, _OUTCOMES[code], now)
+            peer = self._core.release(request, outcome, now)
         receiver = request.receiver
         if receiver is not None:
             self._tell(receiver, request.key, code, response)
         if peer is not None:
             self._offer_fresh(peer)
+
+    def _is_useful(self, response: Any) -> bool:
+        try:
+            return self._useful is None or self._useful(response)
+        except BaseException as error:  # noqa: BLE001  (it is others' turn that it would end)
+            self._report("useful", error)
+            return False
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except BaseException as error:  # noqa: BLE001  (it is others' turn that it would end)
+            self._report("a call at its time", error)
 
     def _end(self, requests: Sequence[Request], code: FailureCode, senders: Sequence[Sender]) -> None:
         for request in requests:

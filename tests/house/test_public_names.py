@@ -24,7 +24,7 @@ PUBLIC = """
     SendOutcome SendResult SendState Sender SenderSettings SenderStatistics ServeOptions Server
     ServerProgram ServerStatistics Session SocketOptions StateChange StoreError StreamLog Thin Transport Verdict
     WorkLimits serve
-    MessageScheduler Access AuthLevel Batch ConnectionID JobResult KeyPair RpcNode Subscription
+    MessageScheduler ExhaustedError Access AuthLevel Batch ConnectionID JobResult KeyPair RpcNode Subscription
 """
 TESTING = (
     "Driven drive ManualClock ManualGroup ManualHost ScriptedTransport ThrottledPeer check_drop_policy would_block"

@@ -21,6 +21,8 @@ from typing import Final
 
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
+from flowctl.outcomes.outcome import Outcome
+from flowctl.scheduler.policy import PeerState
 
 LEAST_ROUND: Final = 16
 """Answers in a round: with latencies as uneven as they come (exponential), its mean is right to within a quarter."""
@@ -158,3 +160,29 @@ class ChannelCount:
             return False
         self.count, self.reason, self._skip = count, reason, in_flight
         return True
+
+
+class AdaptiveChannels:
+    """`ChannelLimits` by latency and failures: a `ChannelCount` for each peer.
+
+    Args:
+        settings: bounds. None: the defaults.
+    """
+
+    def __init__(self, settings: AdaptiveSettings | None = None) -> None:
+        self._settings = settings or AdaptiveSettings()
+
+    def connected(self, peer: PeerState, now: float) -> int:
+        """Return the channels that `peer` was connected with, moved to within the bounds."""
+        count = peer.limits_state = ChannelCount(self._settings, peer.channel_count)
+        return count.count
+
+    def ended(self, peer: PeerState, outcome: Outcome, latency_s: float, now: float) -> int:
+        """Return how many channels `peer` should have, now that a request to it has ended so."""
+        count: ChannelCount = peer.limits_state
+        in_flight = peer.closed_count + 1  # the one that ended is no longer counted
+        if outcome is Outcome.RESPONSE:
+            count.answered(latency_s, in_flight)
+        elif outcome in (Outcome.TIMEOUT, Outcome.REJECTED):
+            count.failed(in_flight)
+        return count.count

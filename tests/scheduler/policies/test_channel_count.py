@@ -9,9 +9,11 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policy_kit import peer_of
 
 from flowctl.errors import ConfigError
-from flowctl.scheduler.policies.adaptive import LEAST_ROUND, AdaptiveSettings, ChannelCount
+from flowctl.outcomes.outcome import Outcome
+from flowctl.scheduler.policies.adaptive import LEAST_ROUND, AdaptiveChannels, AdaptiveSettings, ChannelCount
 
 
 def settle(count: ChannelCount, capacity: int, answers: int, service_s=lambda: 0.1) -> list[int]:
@@ -85,6 +87,24 @@ def test_channels_when_they_change_say_why():
     for _ in range(LEAST_ROUND + 3):  # three were in flight at the change
         count.answered(0.3, 8)
     assert (count.count, count.reason) == (4, "latency")
+
+
+def test_channels_when_outcomes_come_count_answers_and_failures_only():
+    """A timeout and a refusal cost channels, a disconnect is nobody's fault."""
+    limits = AdaptiveChannels(AdaptiveSettings(ceiling=8))
+    peer = peer_of(1, channels=20)
+    assert limits.connected(peer, 0.0) == 8
+    assert limits.ended(peer, Outcome.DISCONNECTED, 0.1, 1.0) == 8
+    assert limits.ended(peer, Outcome.TIMEOUT, 0.1, 1.0) == 4
+    assert limits.ended(peer, Outcome.REJECTED, 0.1, 1.0) == 2
+    for _ in range(LEAST_ROUND):
+        count = limits.ended(peer_with(peer, 1), Outcome.RESPONSE, 0.1, 2.0)
+    assert count == 3
+
+
+def peer_with(peer, in_flight: int):
+    peer.pending.update(dict.fromkeys(range(in_flight)))
+    return peer
 
 
 STEPS = st.lists(

@@ -1,4 +1,4 @@
-"""Keys of waiting demands: whose turn is next, and for how long others may come before."""
+"""Fairness by class: whose turn is next, and for how long others may come before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
-from flowctl.scheduler.policies.fairness import MOST_PRIORITY, Ageing, FirstComeFirstServed, WeightedFair
+from flowctl.scheduler.policies.fairness import WeightedFair
 
 
 class Queue:
@@ -21,43 +21,14 @@ class Queue:
         self.heap = []
         self.numbers = count()
 
-    def push(self, sender, priority=0, now=0.0) -> None:
-        heappush(self.heap, (self.order.key(sender, priority, now), next(self.numbers), sender))
+    def push(self, sender) -> None:
+        number = next(self.numbers)
+        heappush(self.heap, (self.order.place(sender, 0, number), number, sender))
 
     def pop(self, sent=1):
-        key, _, sender = heappop(self.heap)
-        self.order.served(sender, key, sent)
+        place, _, sender = heappop(self.heap)
+        self.order.served(sender, place, sent)
         return sender
-
-
-def test_first_come_first_served_when_priorities_differ_keeps_the_order_of_arrival():
-    """Priority means nothing to the default."""
-    queue = Queue(FirstComeFirstServed())
-    for name, priority in (("a", 0), ("b", 9), ("c", -9)):
-        queue.push(name, priority)
-    assert [queue.pop() for _ in range(3)] == ["a", "b", "c"]
-
-
-def test_ageing_when_two_wait_serves_the_higher_priority_within_its_worth_only():
-    """A step of priority is worth its seconds of waiting, and no more."""
-    queue = Queue(Ageing(step_s=2.0))
-    queue.push("old", 0, now=0.0)
-    queue.push("urgent, soon", 3, now=5.0)
-    queue.push("urgent, late", 3, now=7.0)
-    assert [queue.pop() for _ in range(3)] == ["urgent, soon", "old", "urgent, late"]
-
-
-@given(st.lists(st.tuples(st.integers(-99, 99), st.floats(0.0, 5.0)), min_size=1, max_size=60))
-def test_ageing_when_priorities_are_mixed_bounds_the_wait_behind_others(arrivals):
-    """Nobody is passed by a demand that came later than the whole range of priorities is worth."""
-    queue, now = Queue(Ageing(step_s=1.0)), 0.0
-    for number, (priority, gap_s) in enumerate(arrivals):
-        now += gap_s
-        queue.push((number, now), priority, now)
-    served = [queue.pop() for _ in arrivals]
-    for place, (number, came) in enumerate(served):
-        passed_by = [other for other in served[:place] if other[0] > number]
-        assert all(at <= came + 2 * MOST_PRIORITY for _, at in passed_by)
 
 
 def test_weighted_fair_when_one_class_floods_gives_each_its_share():
@@ -122,8 +93,13 @@ def test_weighted_fair_when_classes_are_mixed_lets_no_demand_wait_for_ever(names
     assert waited <= 60
 
 
-@pytest.mark.parametrize("make", [lambda: Ageing(0.0), lambda: WeightedFair(lambda sender: 0, {"a": 0.0})])
-def test_orders_when_a_value_is_out_of_range_refuse(make):
-    """A step or a weight of nothing would let demands wait for ever."""
-    with pytest.raises(ConfigError, match="more than 0"):
-        make()
+def test_weighted_fair_when_a_weight_is_nothing_refuses():
+    """A class without weight would wait for ever."""
+    with pytest.raises(ConfigError, match="weight of class 'a'"):
+        WeightedFair(lambda sender: sender, {"a": 0.0})
+
+
+def test_weighted_fair_when_others_wait_gives_one_message_at_a_time():
+    """The last of a line may take all that is open, the others one."""
+    order = WeightedFair(lambda sender: sender)
+    assert (order.size(7, 1), order.size(7, 0)) == (1, 7)

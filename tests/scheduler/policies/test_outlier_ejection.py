@@ -7,95 +7,103 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policy_kit import peer_of
 
 from flowctl.errors import ConfigError
 from flowctl.outcomes.backoff import Backoff
-from flowctl.scheduler.policies.ejection import EjectionSettings, OutlierEjection, Standing
+from flowctl.outcomes.outcome import Outcome
+from flowctl.scheduler.policies.ejection import EjectionSettings, OutlierEjection
 
 AWAY = Backoff(first_s=10.0, factor=2.0, most_s=60.0, jitter=0.0)
+GOOD, BAD = Outcome.RESPONSE, Outcome.TIMEOUT
 
 
-def ejection_of(peers: int, **settings) -> OutlierEjection:
-    ejection = OutlierEjection(EjectionSettings(away=AWAY, **settings), Random(1))
-    for peer_id in range(peers):
-        ejection.joined(peer_id, 0.0)
-    return ejection
+def ejection_of(count: int, **settings):
+    ejection = OutlierEjection(Random(1), EjectionSettings(away=AWAY, **settings))
+    peers = [peer_of(number) for number in range(count)]
+    for peer in peers:
+        ejection.connected(peer, 0.0)
+    return ejection, peers
 
 
-def fail(ejection, peer_id, times, now) -> list[bool]:
-    return [ejection.ended(peer_id, now, good=False) for _ in range(times)]
+def end(ejection, peer, outcome, times, now) -> list[float]:
+    return [ejection.ended(peer, outcome, 0.1, now) for _ in range(times)]
 
 
-def test_ejection_when_failures_follow_each_other_leaves_the_peer_out():
+@pytest.mark.parametrize("bad", [Outcome.TIMEOUT, Outcome.REJECTED])
+def test_ejection_when_failures_follow_each_other_leaves_the_peer_out(bad):
     """The fifth failure in a row ejects; a good answer in between begins anew."""
-    ejection = ejection_of(10)
-    fail(ejection, 1, 4, 0.0)
-    ejection.ended(1, 0.0, good=True)
-    assert fail(ejection, 1, 5, 0.0) == [False] * 4 + [True]
-    assert ejection.standing(1) is Standing.EJECTED
-    assert (len(ejection), ejection.next_deadline()) == (1, 10.0)
+    ejection, peers = ejection_of(10)
+    end(ejection, peers[1], bad, 4, 0.0)
+    end(ejection, peers[1], GOOD, 1, 0.0)
+    assert end(ejection, peers[1], bad, 5, 0.0) == [0, 0, 0, 0, 10.0]
+    assert (ejection.ejected_count, ejection.peers_count) == (1, 10)
 
 
 def test_ejection_when_the_success_rate_is_low_leaves_the_peer_out():
-    """Failures between good answers eject by their rate, once there are enough."""
-    ejection = ejection_of(10)
+    """Failures between good answers eject by their rate, once there are enough of them in the window."""
+    ejection, peers = ejection_of(10)
     for number in range(19):
-        assert not ejection.ended(1, 1.0, good=number % 3 == 0)
-    assert ejection.ended(1, 1.0, good=False)
+        assert not ejection.ended(peers[1], GOOD if number % 3 == 0 else BAD, 0.1, 1.0)
+    assert ejection.ended(peers[1], BAD, 0.1, 1.0) == 10.0
 
 
-def test_ejection_when_time_is_over_probes_and_then_restores():
-    """A peer comes back on probation, and one good answer restores it."""
-    ejection = ejection_of(10)
-    fail(ejection, 1, 5, 0.0)
-    assert ejection.take_due(9.9) == []
-    assert ejection.take_due(10.0) == [1]
-    assert ejection.standing(1) is Standing.PROBATION
-    assert ejection.ended(1, 11.0, good=True)
-    assert ejection.standing(1) is Standing.GOOD
+def test_ejection_when_a_window_ends_counts_anew():
+    """What failed in the window before says nothing about this one."""
+    ejection, peers = ejection_of(10)
+    for number in range(19):
+        ejection.ended(peers[1], GOOD if number % 3 == 0 else BAD, 0.1, 1.0)
+    assert end(ejection, peers[1], BAD, 2, 11.5) == [0, 0]
 
 
 def test_ejection_when_the_probe_fails_lasts_twice_as_long_up_to_the_most():
-    """10, 20, 40, 60, 60 seconds; one failure on probation is enough."""
-    ejection, now, lasted = ejection_of(10), 0.0, []
-    fail(ejection, 1, 4, now)
+    """10, 20, 40, 60, 60 seconds; one failure after the return is enough."""
+    ejection, peers = ejection_of(10)
+    now, lasted = 0.0, []
+    end(ejection, peers[1], BAD, 4, now)
     for _ in range(5):
-        fail(ejection, 1, 1, now)
-        lasted.append(ejection.next_deadline() - now)
-        now = ejection.next_deadline()
-        assert ejection.take_due(now) == [1]
+        lasted += end(ejection, peers[1], BAD, 1, now)
+        now += lasted[-1]
+        ejection.returned(peers[1], now)
     assert lasted == [10.0, 20.0, 40.0, 60.0, 60.0]
+
+
+def test_ejection_when_the_probe_is_answered_takes_several_failures_again():
+    """One good answer restores a peer, and its next ejection is still a longer one."""
+    ejection, peers = ejection_of(10)
+    end(ejection, peers[1], BAD, 5, 0.0)
+    ejection.returned(peers[1], 10.0)
+    end(ejection, peers[1], GOOD, 1, 10.0)
+    assert end(ejection, peers[1], BAD, 5, 11.0) == [0, 0, 0, 0, 20.0]
 
 
 def test_ejection_when_a_peer_stays_good_begins_anew():
     """After as long without failure as it was away, the next ejection is a first one again."""
-    ejection = ejection_of(10)
-    fail(ejection, 1, 5, 0.0)
-    ejection.take_due(10.0)
-    fail(ejection, 1, 1, 10.0)
-    ejection.take_due(30.0)
-    ejection.ended(1, 30.0, good=True)
-    ejection.ended(1, 51.0, good=True)
-    fail(ejection, 1, 5, 51.0)
-    assert ejection.next_deadline() == 61.0
+    ejection, peers = ejection_of(10)
+    end(ejection, peers[1], BAD, 5, 0.0)
+    ejection.returned(peers[1], 10.0)
+    end(ejection, peers[1], GOOD, 1, 10.0)
+    end(ejection, peers[1], GOOD, 1, 20.1)
+    assert end(ejection, peers[1], BAD, 5, 51.0)[-1] == 10.0
 
 
 def test_ejection_when_all_fail_stops_at_its_share():
-    """Of ten peers that all fail, three are left out; those that fail on are looked at again when there is room."""
-    ejection = ejection_of(10)
-    for peer_id in range(10):
-        fail(ejection, peer_id, 6, 0.0)
-    assert len(ejection) == 3
-    assert ejection.left(9) == [0]  # of nine, two
-    assert ejection.standing(0) is Standing.PROBATION
+    """Of ten peers that all fail three are left out; when one has left there is room for one more."""
+    ejection, peers = ejection_of(10)
+    for peer in peers:
+        end(ejection, peer, BAD, 6, 0.0)
+    assert ejection.ejected_count == 3
+    ejection.left(peers[0])
+    assert (ejection.ejected_count, ejection.peers_count) == (2, 9)
+    assert end(ejection, peers[5], BAD, 1, 0.0) == [0], "three of nine would be more than three tenths"
 
 
 def test_ejection_when_an_old_failure_arrives_late_does_not_count_again():
-    """What was sent before the ejection has been judged by it."""
-    ejection = ejection_of(10)
-    fail(ejection, 1, 5, 0.0)
-    assert fail(ejection, 1, 5, 1.0) == [False] * 5
-    assert ejection.next_deadline() == 10.0
+    """What was sent before the ejection has been judged by it; what we ended ourselves says nothing."""
+    ejection, peers = ejection_of(10)
+    end(ejection, peers[1], BAD, 5, 0.0)
+    assert end(ejection, peers[1], BAD, 5, 1.0) == [0] * 5
+    assert end(ejection, peers[2], Outcome.DISCONNECTED, 9, 1.0) == [0] * 9
 
 
 STEPS = st.lists(
@@ -104,27 +112,31 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.floats(0.0, 1.0))
-def test_ejection_when_anything_happens_never_exceeds_its_share(steps, share):
-    """At most the share of those that are there is ejected, each has a time of return, and none is ejected for ever."""
-    ejection = OutlierEjection(EjectionSettings(consecutive=1, away=AWAY, most_share=share), Random(1))
-    there, now = set(), 0.0
-    for kind, peer_id in steps:
-        if kind == "join":
-            ejection.joined(peer_id, now)
-            there.add(peer_id)
+def test_ejection_when_anything_happens_never_makes_it_more_than_the_share(steps, share):
+    """No ejection makes the ejected more than the share of those connected, and the counts are right."""
+    ejection = OutlierEjection(Random(1), EjectionSettings(consecutive=1, away=AWAY, most_share=share))
+    there, away, now = {}, {}, 0.0
+    for kind, number in steps:
+        if kind == "wait":
+            now += number
+            for peer_id in [peer_id for peer_id, until in away.items() if until <= now]:
+                ejection.returned(there[peer_id], now)
+                del away[peer_id]
+        elif kind == "join":
+            if number not in there:
+                there[number] = peer_of(number)
+                ejection.connected(there[number], now)
+        elif number not in there:
+            continue
         elif kind == "leave":
-            ejection.left(peer_id)
-            there.discard(peer_id)
-        elif kind == "wait":
-            now += peer_id
-            ejection.take_due(now)
-        else:
-            ejection.ended(peer_id, now, good=kind == "good")
-        ejected = {peer_id for peer_id in there if ejection.standing(peer_id) is Standing.EJECTED}
-        assert len(ejected) == len(ejection) <= share * len(there)
-        assert (ejection.next_deadline() is None) == (not ejected)
-    ejection.take_due(now + 61)
-    assert len(ejection) == 0
+            ejection.left(there.pop(number))
+            away.pop(number, None)
+        elif seconds := ejection.ended(there[number], GOOD if kind == "good" else BAD, 0.1, now):
+            assert number not in away
+            assert kind == "bad"
+            away[number] = now + seconds
+            assert len(away) <= share * len(there)
+        assert (ejection.ejected_count, ejection.peers_count) == (len(away), len(there))
 
 
 @pytest.mark.parametrize("wrong", [{"consecutive": 0}, {"window_s": 0.0}, {"least_outcomes": 0}, {"most_share": 2.0}])

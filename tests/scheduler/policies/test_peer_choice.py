@@ -2,73 +2,77 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policy_kit import peer_of
 
-from flowctl.scheduler.policies.choice import two_choices
+from flowctl.outcomes.outcome import Outcome
+from flowctl.scheduler.policies.choice import FAILURE_S, TwoChoices
 from flowctl.scheduler.policies.latency import DECAY_S, PeakEwma
 from flowctl.scheduler.policies.quantile import LatencyQuantile
 
 
 def test_latency_when_an_answer_is_slow_rises_at_once_and_falls_slowly():
-    """A peak is the average at once; one fast answer does not make up for it."""
-    peer = PeakEwma()
+    """A peak is the average at once; one fast answer does not make up for it, time does."""
+    known = PeakEwma()
     for latency_s, now in ((0.1, 1.0), (2.0, 2.0), (0.1, 3.0)):
-        peer.sent()
-        peer.ended(latency_s, now)
-    assert 1.7 < peer.average_s < 2.0
-    assert peer.cost(3.0) == pytest.approx(peer.average_s)
-    assert peer.cost(3.0 + 3 * DECAY_S) < 0.1
+        known.observe(latency_s, now)
+    assert 1.7 < known.average_s < 2.0
+    assert known.fading_s(3.0) == pytest.approx(known.average_s)
+    assert known.fading_s(3.0 + 3 * DECAY_S) < 0.1
 
 
-def test_latency_when_messages_are_in_flight_costs_as_many_times():
-    """Two peers of the same latency differ by what they have to do already."""
-    peer = PeakEwma()
-    peer.sent()
-    peer.ended(0.2, 1.0)
-    peer.sent()
-    peer.sent()
-    assert peer.cost(1.0) == pytest.approx(0.6)
-    peer.withdrawn()
-    assert peer.cost(1.0) == pytest.approx(0.4)
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers())
+def test_two_choices_when_taken_to_the_end_give_each_peer_once(loads, seed):
+    """Whatever is in flight, all peers are given out, none twice, and those added meanwhile too."""
+    choice = TwoChoices(Random(seed))
+    peers = [peer_of(number, in_flight=load) for number, load in enumerate(loads)]
+    for peer in peers:
+        choice.add(peer)
+    taken = [choice.take() for _ in peers[: len(peers) // 2]]
+    late = peer_of(99)
+    choice.add(late)
+    while (peer := choice.take()) is not None:
+        taken.append(peer)
+    assert sorted(peer.peer_id for peer in taken) == sorted([*range(len(peers)), 99])
 
 
-def test_latency_when_nothing_is_known_is_asked_once():
-    """An unknown peer is free while idle, and dearer than any other while its first message is under way."""
-    fresh, slow = PeakEwma(), PeakEwma()
-    slow.sent()
-    slow.ended(1000.0, 0.0)
-    assert fresh.cost(0.0) == 0
-    fresh.sent()
-    assert fresh.cost(0.0) > slow.cost(0.0)
+def first_of(ended, loads, seeds=300) -> set[int]:
+    """Return which peers come first, over many dice: each with its load, after its outcomes."""
+    found = set()
+    for seed in range(seeds):
+        choice = TwoChoices(Random(seed))
+        for number, load in enumerate(loads):
+            peer = peer_of(number, in_flight=load)
+            for outcome, latency_s in ended[number]:
+                choice.ended(peer, outcome, latency_s, 1.0)
+            choice.add(peer)
+        found.add(choice.take().peer_id)
+    return found
 
 
-@given(st.lists(st.floats(0.0, 10.0), max_size=30), st.integers())
-def test_two_choices_when_drawn_to_the_end_names_each_once(costs, seed):
-    """Whatever the costs, all are yielded, none twice."""
-    drawn = list(two_choices(len(costs), costs.__getitem__, Random(seed)))
-    assert sorted(drawn) == list(range(len(costs)))
+def test_two_choices_when_one_of_four_is_slowest_never_begin_with_it():
+    """The worst of all is taken first only against itself, which is not drawn."""
+    ended = [[(Outcome.RESPONSE, 0.1)]] * 3 + [[(Outcome.RESPONSE, 0.5)]]
+    assert first_of(ended, [0, 0, 0, 0]) == {0, 1, 2}
+    assert first_of(ended[2:], [9, 0]) == {1}, "ten times a tenth of a second is more than half a second"
 
 
-def test_two_choices_when_one_of_many_is_dear_hardly_takes_it_first():
-    """The dearest is first only if it was drawn twice, which cannot be: it never is, as long as there are two."""
-    costs = [1.0] * 9 + [100.0]
-    rng = Random(1)
-    first = [next(two_choices(10, costs.__getitem__, rng)) for _ in range(500)]
-    assert 9 not in first
-    assert set(first) == set(range(9))
+def test_two_choices_when_a_peer_is_unknown_ask_it_once():
+    """Nothing is known of a new peer: it comes first while idle, and last while its first message is under way."""
+    ended = [[(Outcome.RESPONSE, 100.0)], []]
+    assert first_of(ended, [0, 0]) == {1}
+    assert first_of(ended, [0, 1]) == {0}
 
 
-def test_two_choices_when_few_are_taken_of_many_looks_at_few():
-    """The first of ten thousand costs two looks, not ten thousand."""
-    looked = []
-    taken = list(islice(two_choices(10_000, lambda number: looked.append(number) or 0.0, Random(1)), 3))
-    assert len(taken) == 3
-    assert len(looked) == 6
+@pytest.mark.parametrize("outcome", [Outcome.REJECTED, Outcome.TIMEOUT])
+def test_two_choices_when_a_peer_fails_fast_do_not_like_it_most(outcome):
+    """A failure counts as a long latency, however soon it came."""
+    ended = [[(outcome, 0.001)], [(Outcome.RESPONSE, FAILURE_S / 2)]]
+    assert first_of(ended, [0, 0]) == {1}
 
 
 def test_quantile_when_latencies_are_known_is_right_to_a_bucket():
