@@ -1,4 +1,4 @@
-"""Four kinds of picture as SVG text, for a page that stands alone: lines, stacked areas, bars and dots (pure).
+"""Pictures as SVG text, for a page that stands alone: lines, stacked areas, bars and dots; and of networks (pure).
 
 No script, no font, no library. Colours are CSS variables of the page (``--s1`` to ``--s8`` for series, ``--quiet``).
 What a pointer would want to know is in the ``<title>`` of invisible columns, which every browser shows as a tooltip;
@@ -31,6 +31,7 @@ from flowctl.charts.axes import (
     x_axis,
     y_axis,
 )
+from flowctl.charts.network import Network, Spans
 
 Point = tuple[float, float]
 
@@ -439,7 +440,7 @@ def _labels(marked: Sequence[Dot], x: Scale, y: Scale) -> list[str]:
     return parts
 
 
-Picture = Lines | Stack | Bars | Dots
+Picture = Lines | Stack | Bars | Dots | Network | Spans
 
 
 def draw(picture: Picture, place: str = "") -> str:

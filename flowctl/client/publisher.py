@@ -77,6 +77,7 @@ class RtmpPublisher(RtmpClient):
         pace: media seconds per second, up to `MAX_PACE`; 0 sends as fast as the connection takes it.
         loop: whether to begin again at the end.
         duration_s: media time after which it ends. None: when the source does.
+        stamped: whether synthetic frames have their stamps already, as those have that go to several servers alike.
         config: settings of the protocol.
         parameters: see `RtmpClient`.
         on_sent: told of each media tag as it was given to the Sender, with its class; for tests and reports.
@@ -115,6 +116,7 @@ class RtmpPublisher(RtmpClient):
         pace: float = 1.0,
         loop: bool = False,
         duration_s: float | None = None,
+        stamped: bool = False,
         config: ClientSessionConfig = DEFAULT_CONFIG,
         parameters: str = "",
         on_sent: Callable[[FlvTag, MessageClass], None] | None = None,
@@ -128,7 +130,7 @@ class RtmpPublisher(RtmpClient):
         self._timeline = Timeline(source, loop=loop, duration_s=duration_s)
         self._tags: Iterator[TimedTag] = iter(self._timeline)
         self._next: TimedTag | None = None  # taken from the timeline, not yet sent
-        self._stamper = Stamper()
+        self._stamper = None if stamped else Stamper()
         self._on_sent = on_sent
         self._job: Job | None = None  # runs the pump; made when the connection is there
         self._sent_ms = 0  # media time of the last tag sent
@@ -245,7 +247,8 @@ class RtmpPublisher(RtmpClient):
         """Give one tag to the Sender; return its size on the wire."""
         type_id, timestamp, payload = timed.tag
         self._sent_ms = timed.due_ms
-        payload = self._stamper.stamped(type_id, payload, time.time_ns() // 1000)
+        if self._stamper is not None:
+            payload = self._stamper.stamped(type_id, payload, time.time_ns() // 1000)
         octets = self._protocol.send_tag(type_id, timestamp, payload)
         self.connection.sender.send(octets, timed.message_class, droppable=False)
         self._tally.add(timed.message_class, len(payload))

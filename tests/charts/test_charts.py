@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.charts.axes import Scale, linear_ticks, log_ticks, tick_texts
+from flowctl.charts.axes import RIGHT, Scale, linear_ticks, log_ticks, tick_texts
+from flowctl.charts.network import Arrow, Box, Network, Span, Spans
 from flowctl.charts.page import Figure, Html, figure, page, table, text
 from flowctl.charts.pictures import Bar, Bars, Dot, Dots, Lines, Series, Stack, draw, highest, thin
 
@@ -131,3 +132,32 @@ def test_text_of_a_picture_when_hostile_leaves_a_file_that_can_be_read(bad):
         ET.fromstring(drawn.encode())
         assert bad not in drawn
     assert "\nsecond line" in draw(Dots(**words, **axes, dots=[Dot(1.0, 2.0, 3.0, "first\nsecond line")]))
+
+
+def test_network_when_drawn_has_a_box_each_and_arrows_between_known_ones():
+    """An arrow to a box that is not there is left out; texts of others are escaped; the largest weight is widest."""
+    boxes = [Box("a<b>", 0, gone=True), Box("b", 1, "text"), Box("c", 1)]
+    arrows = [Arrow("a<b>", "b", 4.0, "4 MB"), Arrow("a<b>", "c", 1.0, dashed=True), Arrow("a<b>", "nowhere", 9.0)]
+    drawn = draw(Network(name="n", title="t", description="d", boxes=boxes, arrows=arrows))
+    ET.fromstring(drawn)
+    assert drawn.count("<rect") == 3
+    assert drawn.count("C") >= 2
+    assert "nowhere" not in drawn
+    assert "a&lt;b&gt;" in drawn
+    assert drawn.count("stroke-dasharray") == 2
+    assert draw(Network(name="n", title="t", description="d", boxes=[], arrows=[])) == ""
+
+
+def test_spans_when_drawn_stay_on_the_paper_and_mark_moments():
+    """What has no length is seen all the same, what is beyond the end stands at it, and a moment has its text."""
+    spans = [Span(0, 1.0, 1.0, "a tick"), Span(1, 5.0, 99.0, "too long")]
+    drawn = draw(
+        Spans(name="s", title="t", description="d", rows=["one", "two"], spans=spans, x_end=10.0, x_label="s",
+              moments=[(4.0, "killed")])
+    )  # fmt: skip
+    root = ET.fromstring(drawn)
+    bars = [item for item in root.iter() if item.tag == "rect"]
+    assert [float(bar.get("x")) + float(bar.get("width")) <= RIGHT for bar in bars] == [True, True]
+    assert min(float(bar.get("width")) for bar in bars) == 2.0
+    assert "killed" in drawn
+    assert draw(Spans(name="s", title="t", description="d", rows=[], spans=[], x_end=1.0, x_label="s")) == ""

@@ -14,8 +14,8 @@ from flowctl.client.runner import ClientRun
 from flowctl.client.source import FlvFile, Tracks, check_has_media
 from flowctl.errors import BrokenError, ConfigError, FlowctlError
 from flowctl.flow.state import MessageClass
-from flowctl.flv import FlvWriter
-from flowctl.media.stamp import read_stamp
+from flowctl.flv import FlvTag, FlvWriter
+from flowctl.media.stamp import Stamper, read_stamp
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.events import ConnectRefused, MetadataReceived, PublishRequested, StreamClosed
 from flowctl.rtmp.session_config import ServerSessionConfig
@@ -70,6 +70,19 @@ def test_publish_when_frames_are_synthetic():
         stamps = [stamp for stamp in stamps if stamp is not None]
         assert [number for number, _ in stamps] == list(range(len(stamps)))
         assert all(before <= at <= after for _, at in stamps)
+
+
+def test_publish_when_frames_are_stamped_already_leaves_them_as_they_are():
+    """Two publishers of one stamped source send the same octets, whenever each of them sends."""
+    source = [
+        FlvTag(tag.type_id, tag.timestamp, Stamper().stamped(1, tag.payload, 7)) for tag in small_source().tags(0.5)
+    ]
+    with client_group() as group, sink_server() as (server, sinks):
+        one = publish(group, server, source, pace=0, stamped=True)
+        wait_until(lambda: one.ended, "the publisher's end")
+        wait_until(lambda: any(isinstance(event, StreamClosed) for event in sinks[0].events), "the stream's end")
+    sent = [(message.type_id, message.timestamp, message.payload) for message in sinks[0].messages]
+    assert sent == [tuple(tag) for tag in media(source)]
 
 
 def test_publish_when_a_file_loops(tmp_path):

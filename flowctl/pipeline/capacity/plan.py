@@ -197,7 +197,8 @@ def _nodes_text(plan: FleetPlan | None) -> str:
         f"{plan.viewers} viewers need {plan.edges} edges and {plan.origins} origins, any one of which may die: edges"
         f" are {plan.edge_load:.0%} full, {plan.edge_load_one_down:.0%} with one dead; origins {plan.origin_load:.0%}"
         f" and {plan.origin_load_one_down:.0%}. Edges follow {plan.streams_followed} of {plan.streams} streams, with"
-        f" {plan.edge_viewers} viewers; the other streams have too few viewers per edge to be worth it."
+        f" {plan.edge_viewers} viewers"
+        f"{'' if plan.streams_followed == plan.streams else '; the others have too few per edge to be worth it'}."
     )
 
 

@@ -43,7 +43,9 @@ def node_bars(data: ReportData) -> Figure | None:
     bars = [_node_bar(row) for row in _rows(data.capacity_nodes) if number(row.get("load_peak")) is not None]
     if not bars:
         return None
-    said = ". ".join(f"{bar.label}: {bar.text}" for bar in bars[:MOST_BARS])
+    # The bars are as long as nodes are full, not as long as the fullest is.
+    bars = [Bar("full", 1.0, "100 %", "var(--quiet)"), *bars[: MOST_BARS - 1]]
+    said = ". ".join(f"{bar.label}: {bar.text}" for bar in bars)
     shape = Bars(name="node-loads", title="How full was each node?", description=said, bars=bars)
     return Figure(shape, note="Viewers at the node's own peak, of those that it carries.")
 
@@ -51,13 +53,13 @@ def node_bars(data: ReportData) -> Figure | None:
 def _node_bar(row: Row) -> Bar:
     load = number(row.get("load_peak")) or 0.0
     more = "at least " if row.get("carries_at_least") else ""
-    text = f"{_mean(row.get('viewers_peak'))} of {more}{count(row.get('carries_viewers'))}"
+    text = f"{percent(load)}: {_mean(row.get('viewers_peak'))} of {more}{count(row.get('carries_viewers'))}"
     return Bar(words(row.get("node"), 48), load, text, "var(--s2)" if load > _FULL else "var(--s1)")
 
 
 def stream_bars(data: ReportData) -> Figure | None:
     """Return the viewers of each stream and node beside what a follower costs; None: there are no figures."""
-    rows = [row for row in _rows(data.capacity_streams) if number(row.get("viewers_mean"))][:MOST_BARS]
+    rows = [row for row in _rows(data.capacity_streams) if number(row.get("viewers_mean"))][: MOST_BARS - 1]
     if not rows:
         return None
     bars = [
@@ -69,11 +71,14 @@ def stream_bars(data: ReportData) -> Figure | None:
         )
         for row in rows
     ]
-    cost = _mean(rows[0].get("follower_viewers"))
+    cost = number(rows[0].get("follower_viewers")) or 0.0
+    bars.append(Bar("what a follower costs", cost, f"{_mean(cost)} viewers", "var(--s2)"))
     said = ". ".join(f"{bar.label}: {bar.text}" for bar in bars)
     shape = Bars(name="stream-loads", title="Which streams are worth having at an edge?", description=said, bars=bars)
     legend = [("worth following", "var(--s3)"), ("cheaper at the origin", "var(--quiet)")]
-    return Figure(shape, legend=legend, note=f"Viewers on average while watched; a follower costs as much as {cost}.")
+    return Figure(
+        shape, legend=legend, note=f"Viewers on average while watched; a follower costs as much as {_mean(cost)}."
+    )
 
 
 def nodes(data: ReportData) -> Shown | None:

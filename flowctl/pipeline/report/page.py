@@ -40,7 +40,7 @@ _PARTS: Final = (
     ("slow", "Who was slow, and why?"),
     ("limits", "Which limits would be better?"),
     ("out", "Whom to keep out?"),
-    ("capacity", "How many viewers does a node carry?"),
+    ("capacity", "How many viewers does a node carry, and how many nodes?"),
     ("late", "How late were viewers?"),
     ("happened", "What happened?"),
     ("fleet", "Which streams and networks?"),
@@ -246,7 +246,8 @@ def _capacity(data: ReportData) -> _Part:
         _cut_box("Where viewers are, as far as records know", fleets.places(data)),
         _folded("Sizes of a node that were tried", decisions.capacity(data)),
     ]
-    return " ".join(filter(None, [fleets.answer(data), decisions.carries(data)])), shown
+    fleet = fleets.answer(data)
+    return f"{fleet} One node: {decisions.carries(data)}" if fleet else decisions.carries(data), shown
 
 
 def _fleet(data: ReportData) -> _Part:

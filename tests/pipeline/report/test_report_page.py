@@ -30,7 +30,7 @@ QUESTIONS = (
     "Who was slow, and why?",
     "Which limits would be better?",
     "Whom to keep out?",
-    "How many viewers does a node carry?",
+    "How many viewers does a node carry, and how many nodes?",
     "How late were viewers?",
     "What happened?",
     "Which streams and networks?",

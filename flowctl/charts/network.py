@@ -1,0 +1,265 @@
+"""Two kinds of picture of machines that talk to each other: who with whom, and who did what when (pure).
+
+`Network` has boxes in columns and arrows from column to column, as wide as what went over them. `Spans` has a row for
+each machine or link and bars along a common time, with moments marked across all rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from flowctl.charts.axes import HEIGHT, RIGHT, WIDTH, Axis, Scale, linear_ticks, plain, said, tick_texts, title
+
+_BOX_WIDTH: Final = 118
+_BOX_HEIGHT: Final = 40
+_ROW: Final = 70
+_EDGE: Final = 6
+_CHARS: Final = 19
+"""That fit into a box."""
+_WIDE: Final = 4.0
+"""A gap between columns whose arrows have texts is so many times as wide as one without."""
+_MOST_STROKE: Final = 7.0
+
+_LABEL_RIGHT: Final = 150
+_SPAN_ROW: Final = 24
+_SPAN_TOP: Final = 22
+_AXIS: Final = 40
+_LABEL_CHARS: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One machine.
+
+    Args:
+        name: that arrows know it by; also written in it.
+        column: from the left, from 0.
+        text: under its name.
+        paint: CSS colour of its edge.
+        gone: whether it is drawn as one that has died.
+    """
+
+    name: str
+    column: int
+    text: str = ""
+    paint: str = "var(--s1)"
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """What went from one box to another.
+
+    Args:
+        source: name of a box.
+        target: name of one in a column further to the right.
+        weight: how much; the largest has the widest arrow.
+        text: stands at its middle.
+        paint: CSS colour.
+        dashed: whether it came to an end.
+    """
+
+    source: str
+    target: str
+    weight: float
+    text: str = ""
+    paint: str = "var(--s1)"
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Boxes in columns, and arrows between them.
+
+    Args:
+        name: for ids, unique on the page; letters and hyphens.
+        title: what question it answers.
+        description: what is to be seen, in words, for readers who cannot see it.
+        boxes: from the top down in each column.
+        arrows: between them; one to or from a box that is not there is left out.
+    """
+
+    name: str
+    title: str
+    description: str
+    boxes: Sequence[Box]
+    arrows: Sequence[Arrow]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not self.boxes
+
+    @property
+    def height(self) -> int:
+        """Of the paper."""
+        return max(_ROW * max(len(column) for column in self._columns()), HEIGHT // 2)
+
+    def _columns(self) -> list[list[Box]]:
+        count = max((box.column for box in self.boxes), default=0) + 1
+        return [[box for box in self.boxes if box.column == number] for number in range(count)]
+
+    def marks(self) -> list[str]:
+        """Return what is drawn: arrows first, so that boxes lie over their ends."""
+        places = self._places()
+        most = max((arrow.weight for arrow in self.arrows), default=0.0) or 1.0
+        arrows = [arrow for arrow in self.arrows if arrow.source in places and arrow.target in places]
+        lines = [_arrow(arrow, places, most) for arrow in arrows]
+        targets = sorted({arrow.target for arrow in arrows})
+        texts = [text for arrow in arrows for text in _arrow_text(arrow, places, targets.index(arrow.target))]
+        return [*lines, *(mark for box in self.boxes for mark in _box(box, *places[box.name])), *texts]
+
+    def _places(self) -> dict[str, tuple[float, float]]:
+        """Return the upper left corner of each box."""
+        columns = self._columns()
+        told = {box.column for arrow in self.arrows if arrow.text for box in self.boxes if box.name == arrow.source}
+        gaps = [_WIDE if number in told else 1.0 for number in range(len(columns) - 1)]
+        unit = (WIDTH - len(columns) * _BOX_WIDTH - 2 * _EDGE) / max(sum(gaps), 1.0)
+        places, x = {}, float(_EDGE)
+        for number, boxes in enumerate(columns):
+            room = self.height / max(len(boxes), 1)
+            for place, box in enumerate(boxes):
+                places[box.name] = (x, room * (place + 0.5) - _BOX_HEIGHT / 2)
+            x += _BOX_WIDTH + unit * (gaps[number] if number < len(gaps) else 0.0)
+        return places
+
+
+def _box(box: Box, x: float, y: float) -> list[str]:
+    dashes = "stroke-dasharray:4 3;" if box.gone else ""
+    style = f"fill:var(--card);stroke:{box.paint};stroke-width:1.5;{dashes}"
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}"'
+    middle = x + _BOX_WIDTH / 2
+    found = [
+        f'<rect style="{style}" {place} rx="5">{title([box.name, box.text])}</rect>',
+        said(middle, y + (17 if box.text else 24), _short(box.name, _CHARS), anchor="middle", strong=True),
+    ]
+    if box.text:
+        found.append(said(middle, y + 32, _short(box.text, _CHARS + 2), anchor="middle"))
+    return found
+
+
+def _ends(arrow: Arrow, places: dict[str, tuple[float, float]]) -> tuple[float, float, float, float]:
+    (from_x, from_y), (to_x, to_y) = places[arrow.source], places[arrow.target]
+    return from_x + _BOX_WIDTH, from_y + _BOX_HEIGHT / 2, to_x, to_y + _BOX_HEIGHT / 2
+
+
+def _arrow(arrow: Arrow, places: dict[str, tuple[float, float]], most: float) -> str:
+    x, y, to_x, to_y = _ends(arrow, places)
+    width = max(1.0, _MOST_STROKE * math.sqrt(max(arrow.weight, 0.0) / most))
+    bend = (to_x - x) / 2
+    dashes = "stroke-dasharray:6 4;" if arrow.dashed else ""
+    style = f"fill:none;stroke:{arrow.paint};stroke-width:{width:.1f};stroke-opacity:.55;{dashes}"
+    path = f"M{x:.1f} {y:.1f}C{x + bend:.1f} {y:.1f} {to_x - bend:.1f} {to_y:.1f} {to_x:.1f} {to_y:.1f}"
+    head = f"M{to_x - 8:.1f} {to_y - 5:.1f}L{to_x:.1f} {to_y:.1f}L{to_x - 8:.1f} {to_y + 5:.1f}Z"
+    told = title([f"{arrow.source} to {arrow.target}", arrow.text])
+    return f'<path style="{style}" d="{path}">{told}</path><path style="fill:{arrow.paint}" d="{head}"/>'
+
+
+def _arrow_text(arrow: Arrow, places: dict[str, tuple[float, float]], target: int) -> list[str]:
+    """Return the text of an arrow, for each target at another part of the way, so that none hides another."""
+    if not arrow.text:
+        return []
+    x, y, to_x, to_y = _ends(arrow, places)
+    share = 0.3 if target % 2 else 0.58
+    # The curve of `_arrow` at that share of its way: with both its bends in the middle, y follows 3 s^2 - 2 s^3.
+    at_y = y + (to_y - y) * (3 * share**2 - 2 * share**3)
+    at_x = x + (to_x - x) * (1.5 * share * (1 - share) + share**3)
+    halo = '<text style="paint-order:stroke;stroke:var(--card);stroke-width:4px;stroke-linejoin:round"'
+    return [said(at_x, at_y + 4, arrow.text, anchor="middle").replace("<text", halo, 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A bar along time.
+
+    Args:
+        row: number of its row, from 0.
+        start: where it begins.
+        end: where it ends; what has no length is drawn as a tick.
+        text: tooltip.
+        paint: CSS colour.
+    """
+
+    row: int
+    start: float
+    end: float
+    text: str
+    paint: str = "var(--s1)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """Who did what when.
+
+    Args:
+        name: see `Network`.
+        title: see `Network`.
+        description: see `Network`.
+        rows: their names, from the top down.
+        spans: in them.
+        moments: (when, what), marked across all rows.
+        x_end: where time ends.
+        x_label: of the axis, with its unit.
+        x_text: writes a value of x.
+    """
+
+    name: str
+    title: str
+    description: str
+    rows: Sequence[str]
+    spans: Sequence[Span]
+    x_end: float
+    x_label: str
+    moments: Sequence[tuple[float, str]] = ()
+    x_text: Callable[[float], str] = plain
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not self.rows
+
+    @property
+    def height(self) -> int:
+        """Of the paper."""
+        return _SPAN_TOP + _SPAN_ROW * len(self.rows) + _AXIS
+
+    def marks(self) -> list[str]:
+        """Return what is drawn."""
+        scale = Scale(0.0, max(self.x_end, 1e-9), _LABEL_RIGHT, RIGHT)
+        bottom = _SPAN_TOP + _SPAN_ROW * len(self.rows)
+        ticks = [tick for tick in linear_ticks(self.x_end, 8) if tick <= self.x_end * 1.0001]
+        parts = []
+        axis = Axis(scale, ticks, self.x_label, self.x_text)
+        for tick, written in zip(ticks, tick_texts(ticks, axis.write), strict=True):
+            parts.append(f'<path class="grid" d="M{scale(tick):.1f} {_SPAN_TOP}V{bottom}"/>')
+            parts.append(said(scale(tick), bottom + 17, written, anchor="middle"))
+        parts.append(said((_LABEL_RIGHT + RIGHT) / 2, bottom + 34, self.x_label, anchor="middle"))
+        for place, row in enumerate(self.rows):
+            y = _SPAN_TOP + place * _SPAN_ROW
+            parts.append(f'<path class="grid" d="M{_LABEL_RIGHT} {y + _SPAN_ROW}H{RIGHT}"/>')
+            parts.append(said(_LABEL_RIGHT - 8, y + 16, _short(row, _LABEL_CHARS), anchor="end"))
+        parts += [_span(span, scale) for span in self.spans]
+        return [*parts, *(mark for moment in self.moments for mark in _moment(moment, scale, bottom))]
+
+
+def _span(span: Span, scale: Scale) -> str:
+    first, width = scale(span.start), max(scale(span.end) - scale(span.start), 2.0)
+    y = _SPAN_TOP + span.row * _SPAN_ROW + 4
+    box = f'x="{first:.1f}" y="{y}" width="{width:.1f}" height="{_SPAN_ROW - 8}" rx="2"'
+    return f'<rect style="fill:{span.paint}" {box}>{title([span.text])}</rect>'
+
+
+def _moment(moment: tuple[float, str], scale: Scale, bottom: float) -> list[str]:
+    at = scale(moment[0])
+    left = at > (_LABEL_RIGHT + RIGHT) / 2  # beyond the middle a text grows to the left, or it would leave the paper
+    return [
+        f'<path style="stroke:var(--bad);stroke-dasharray:4 3;fill:none" d="M{at:.1f} {_SPAN_TOP - 6}V{bottom}"/>',
+        said(at + (-6 if left else 6), 13, moment[1], anchor="end" if left else "start", strong=True),
+    ]
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
