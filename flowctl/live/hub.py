@@ -31,7 +31,7 @@ from flowctl.live.statistics import (
     StreamStatistics,
     ViewerStatistics,
 )
-from flowctl.live.stream import Stream, StreamMember
+from flowctl.live.stream import Stream, StreamMember, Taker
 from flowctl.loop.locks import OwnedLock
 from flowctl.reasons import CloseReason
 from flowctl.sending.settings import AgeSource
@@ -116,6 +116,7 @@ class Hub:
     Attributes:
         hooks: of the application, which decide who may publish and play.
         observers: are told what happens to the sessions.
+        taker: takes what is published. None: nobody does.
         oversight: looks at the viewers that lag: memory budget, shares of viewers, shadow policy.
     """
 
@@ -142,6 +143,7 @@ class Hub:
         self._past = NO_FLOW  # of the viewers of streams that were forgotten; guarded by _lock
         self.hooks: HookRunner | None = None  # set before the first connection; None: the application has none
         self.observers: tuple[Observer, ...] = ()  # likewise
+        self.taker: Taker | None = None  # likewise
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)
 
     # -- publishers
@@ -391,7 +393,7 @@ class Hub:
             if len(self._streams) >= MOST_STREAMS:
                 raise LimitExceededError("streams", len(self._streams) + 1, MOST_STREAMS)
             tap = None if self.hooks is None else self.hooks.tap
-            stream = self._streams[name] = Stream(name, self.config, now, tap)
+            stream = self._streams[name] = Stream(name, self.config, now, tap, self.taker)
         return stream
 
     def _forget_if_idle_locked(self, stream: Stream) -> None:

@@ -61,6 +61,19 @@ class StreamMember(Protocol):
         """Number of the connection."""
 
 
+class Taker(Protocol):
+    """Takes what is published in streams, at the times that its publishers gave it.
+
+    Called under the stream's lock: it must neither block nor call back.
+    """
+
+    def took_over(self, name: str, publisher: StreamMember | None) -> None:
+        """Another publisher counts from now on, or the same one's clock begins anew; None: nobody's messages do."""
+
+    def message(self, name: str, message_class: MessageClass, type_id: int, timestamp: int, payload: bytes) -> None:
+        """A message was passed on."""
+
+
 class Stream:
     """One stream by name.
 
@@ -70,11 +83,15 @@ class Stream:
         now: time in seconds.
         tap: given each message that is passed on: (stream, class, type, timestamp, payload). Under the stream's lock,
             so it must not block. None: nobody wants them.
+        taker: given the same, with the publisher's own timestamps. None: nobody wants them.
     """
 
-    def __init__(self, name: str, config: LiveConfig, now: float, tap: Tap | None = None) -> None:
+    def __init__(
+        self, name: str, config: LiveConfig, now: float, tap: Tap | None = None, taker: Taker | None = None
+    ) -> None:
         self.name: Final = name
         self._tap: Final = tap
+        self._taker: Final = taker
         self.config: Final = config
         self.created_at: Final = now
         self._lock = OwnedLock()
@@ -140,6 +157,8 @@ class Stream:
             self._key_seen = False
             self._key_track = self._open_from = self._ahead_bytes = None
             self._began_at = now
+            if self._taker is not None:
+                self._taker.took_over(self.name, publisher)
             if publisher is None:
                 return
             self.published_at = now
@@ -151,8 +170,7 @@ class Stream:
             for key, _, (type_id, payload) in waiting.items() if waiting is not None else ():
                 timestamp = (self._last_timestamp or 0) if type_id in MEDIA_TYPES else 0
                 self._note_codec(inspect(type_id, payload))
-                if self._tap is not None:
-                    self._tap(self.name, MessageClass.HEADER, type_id, timestamp, payload)
+                self._show(MessageClass.HEADER, type_id, timestamp, timestamp, payload)
                 for wire in self._wires.values():
                     wire.append(type_id, timestamp, payload, MessageClass.HEADER, now, header_key=key)
 
@@ -182,6 +200,7 @@ class Stream:
             opens = message_class is MessageClass.KEY
             if opens:
                 message_class = self._key_class(info, now)
+            published_ms = timestamp
             timestamp = self._rebase(timestamp, message_class, now)
             self.messages_in[message_class] += 1
             self.bytes_in += len(payload)
@@ -196,8 +215,7 @@ class Stream:
                     self.before_key_count += 1  # nobody could decode it
                     return True
                 self._key_seen = True
-            if self._tap is not None:
-                self._tap(self.name, message_class, type_id, timestamp, payload)
+            self._show(message_class, type_id, timestamp, published_ms, payload)
             if len(self._wires) > 1:
                 self._drop_unused(key=message_class is MessageClass.KEY)
             leading = self._leads(info, message_class, timestamp, payload)
@@ -220,6 +238,16 @@ class Stream:
             if over is not None:
                 raise over
             return True
+
+    def _show(
+        self, message_class: MessageClass, type_id: int, timestamp: int, published_ms: int, payload: bytes
+    ) -> None:
+        """Hand a message that is passed on to those who take all of them."""
+        self._lock.assert_owned()
+        if self._tap is not None:
+            self._tap(self.name, message_class, type_id, timestamp, payload)
+        if self._taker is not None:
+            self._taker.message(self.name, message_class, type_id, published_ms, payload)
 
     def _key_class(self, info: MediaInfo, now: float) -> MessageClass:
         """Return KEY for a key frame of the lowest track, where viewers start, and INTER for one of any other.

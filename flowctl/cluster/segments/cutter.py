@@ -24,10 +24,10 @@ from flowctl.cluster.segments.segment import (
     Position,
     SegmentId,
     Then,
+    following,
     object_of,
     segment_of,
 )
-from flowctl.errors import LimitExceededError, LocalProtocolError
 from flowctl.flow.state import MessageClass
 from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.wire import TYPE_VIDEO
@@ -66,15 +66,38 @@ def timeline_at(wall_s: float, timestamp: int, before: int | None) -> int:
 
 
 class Cut(NamedTuple):
-    """A segment that is complete.
+    """A segment that is complete, and not written yet: that takes a while, and may be done elsewhere.
 
     Attributes:
-        id: its name.
-        data: the object.
+        stream: name, ``app/stream``.
+        position: where it begins.
+        headers: what a decoder has to know first.
+        frames: its messages.
+        then: what comes behind it.
+        next_ms: see `SegmentId`.
     """
 
-    id: SegmentId
-    data: bytes
+    stream: str
+    position: Position
+    headers: tuple[Header, ...]
+    frames: list[Frame]
+    then: Then
+    next_ms: int
+
+    @property
+    def next(self) -> Position | None:
+        """Where the segment behind it begins. None: there is none."""
+        return following(self.position, self.then, self.next_ms)
+
+    def write(self) -> tuple[SegmentId, bytes]:
+        """Return its name and the object.
+
+        Raises:
+            LimitExceededError: it has too many headers, or is too large.
+            LocalProtocolError: the name of the stream is too long.
+        """
+        name, body = segment_of(self.stream, self.position, self.headers, self.frames, self.then, self.next_ms)
+        return name, object_of(name, body)
 
 
 class Cutter:
@@ -211,9 +234,4 @@ class Cutter:
         self.position, self.frames = None, []
         if position is None or not frames:
             return []
-        try:
-            name, body = segment_of(self._stream, position, self._opening, frames, then, next_ms)
-            return [Cut(name, object_of(name, body))]
-        except (LimitExceededError, LocalProtocolError):  # so is one whose stream has a name that is too long
-            self.refused += len(frames)
-            return []
+        return [Cut(self._stream, position, self._opening, frames, then, next_ms)]

@@ -100,6 +100,14 @@ class Then(enum.IntEnum):
     """Nothing: the publication has ended."""
 
 
+def following(position: Position, then: Then, next_ms: int) -> Position | None:
+    """Return where what comes behind a segment begins. None: nothing comes."""
+    timeline, start_ms, part = position
+    if then is Then.END:
+        return None
+    return Position(timeline, next_ms, 0) if then is Then.KEY else Position(timeline, start_ms, part + 1)
+
+
 def _refuse(what: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"a segment cannot be read: {what}", code="segment")
 
@@ -129,10 +137,7 @@ class SegmentId:
     @property
     def next(self) -> Position | None:
         """Where the segment behind it begins. None: there is none."""
-        timeline, start_ms, part = self.position
-        if self.then is Then.END:
-            return None
-        return Position(timeline, self.next_ms, 0) if self.then is Then.KEY else Position(timeline, start_ms, part + 1)
+        return following(self.position, self.then, self.next_ms)
 
     def encode(self) -> bytes:
         """Return its octets; those of an earlier segment of a stream sort before those of a later one.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from flowctl.cluster.segments.cutter import Cut, Cutter
-from flowctl.cluster.segments.segment import Frame
+from flowctl.cluster.segments.segment import Frame, SegmentId
 from flowctl.rtmp.media.media import inspect
 
 VIDEO_HEADER = Frame(9, 0, b"\x17\x00\x00\x00\x00\x01\x64\x00\x1f\xff\xe1\x00\x01\x67\x01\x00\x01\x68")
@@ -38,11 +39,18 @@ def movie(seconds: int, *, gop_ms: int = 1000, start: int = 0, step_ms: int = 25
     return found
 
 
-def cut(frames: Iterable[Frame], *, timeline: int = 3, stream: str = "live/cam", close: bool = True) -> list[Cut]:
+class Written(NamedTuple):
+    """A segment as an object."""
+
+    id: SegmentId
+    data: bytes
+
+
+def cut(frames: Iterable[Frame], *, timeline: int = 3, stream: str = "live/cam", close: bool = True) -> list[Written]:
     """All segments of the messages."""
     cutter = Cutter(stream, timeline)
     found = [done for frame in frames for done in feed(cutter, frame)]
-    return found + (cutter.close() if close else [])
+    return [Written(*item.write()) for item in found + (cutter.close() if close else [])]
 
 
 def feed(cutter: Cutter, frame: Frame) -> list[Cut]:

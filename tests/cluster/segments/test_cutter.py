@@ -85,7 +85,7 @@ def test_message_when_no_segment_can_hold_it_is_counted():
     """What is larger than an object may be is left out and told."""
     cutter = Cutter("live/cam", 3)
     found = [done for frame in (key(0), inter(40, bytes(BODY_BYTES)), inter(80)) for done in feed(cutter, frame)]
-    assert sum(item.id.count for item in found + cutter.close()) == 2
+    assert sum(len(item.frames) for item in found + cutter.close()) == 2
     assert cutter.refused == 1
 
 

@@ -26,7 +26,7 @@ def frames_of(out) -> list[Frame]:
 def live(target: Splice, cutter: Cutter, frame: Frame) -> None:
     """Hand on a message as it is followed."""
     for done in feed(cutter, frame):
-        target.end_part(done.id.position, done.id.count, done.id.next)
+        target.end_part(done.position, len(done.frames), done.next)
     if cutter.position is not None:
         target.add(cutter.position, len(cutter.frames) - 1, cutter.frames[-1], cutter.headers)
 

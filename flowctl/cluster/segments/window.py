@@ -1,0 +1,263 @@
+"""The window: the last segments of each stream that a node has, bounded by octets and time; a pool for diffusion.
+
+What a node has it offers, wherever it came from: cut here, or fetched. Which segments it lacks and wants is for its
+owner to say (`SegmentPool.wants`): what nobody wants counts as here already, so that it is acknowledged and never
+fetched.
+
+Origins whose clocks differ give a publication timelines that differ by one. A segment of the same stream, start and
+hash is the same one for that.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from flowctl.cluster.segments.segment import Segment, SegmentId, id_of
+from flowctl.errors import ConfigError, RemoteProtocolError
+from flowctl.fieldtypes import check_fields
+
+REMEMBERED: Final = 20_000
+"""Ids of segments that were here or were not wanted: more than all peers may announce before they are acknowledged."""
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_Same = tuple[str, int, int, int, bytes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowLimits:
+    """How much is kept.
+
+    Args:
+        stream_s: how long a segment of a stream is kept, in seconds: a node that was away for less loses nothing.
+        stream_bytes: of one stream.
+        total_bytes: of all streams.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    stream_s: float = 60.0
+    stream_bytes: int = 64 << 20
+    total_bytes: int = 512 << 20
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("stream_s", "stream_bytes", "total_bytes"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must be more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A segment of the window; an entry of a pool.
+
+    Args:
+        ticket: its number, greater than those of all that came before it.
+        object_id: octets of its id.
+        id: its name.
+        data: the object.
+        at: when it came, seconds.
+    """
+
+    ticket: int
+    object_id: bytes
+    id: SegmentId
+    data: bytes
+    at: float
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the object."""
+        return len(self.data)
+
+    def read(self) -> bytes:
+        """Return the object."""
+        return self.data
+
+
+def _same(name: SegmentId, timeline: int) -> _Same:
+    return name.stream, timeline, name.position.start_ms, name.position.part, name.digest
+
+
+class SegmentPool:
+    """The window of a node; all methods belong to one thread, that of its loop.
+
+    Args:
+        limits: how much is kept.
+        clock: seconds.
+        wants: whether a segment that is not here is to be fetched, now or later. None: none is.
+        on_segment: told of each that has come from elsewhere and is true.
+
+    Attributes:
+        size_bytes: of all objects.
+        evicted_count: segments that went to make room, or were too old.
+    """
+
+    def __init__(
+        self,
+        limits: WindowLimits,
+        clock: Callable[[], float],
+        *,
+        wants: Callable[[SegmentId], bool] | None = None,
+        on_segment: Callable[[Segment], None] | None = None,
+    ) -> None:
+        self._limits: Final = limits
+        self._clock = clock
+        self._wants = wants
+        self._on_segment = on_segment
+        self._kept: dict[bytes, Kept] = {}
+        self._tickets: list[int] = []  # in rising order, with those of evicted ones at the beginning
+        self._by_ticket: dict[int, Kept] = {}
+        self._streams: dict[str, deque[Kept]] = {}
+        self._stream_bytes: dict[str, int] = {}
+        self._known: OrderedDict[bytes, None] = OrderedDict()  # here, or were, or are not wanted
+        self._same: OrderedDict[_Same, None] = OrderedDict()  # the same, of those that are or were here
+        self._names: OrderedDict[bytes, SegmentId | None] = OrderedDict()  # ids that were read. None: cannot be
+        self._watchers: dict[object, Callable[[], object]] = {}
+        self._last = 0
+        self.size_bytes = 0
+        self.evicted_count = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def name_of(self, object_id: bytes) -> SegmentId | None:
+        """Return what an id says. None: it is none."""
+        if object_id in self._names:
+            return self._names[object_id]
+        try:
+            name: SegmentId | None = SegmentId.decode(object_id)
+        except RemoteProtocolError:
+            name = None
+        _remember(self._names, object_id, name)
+        return name
+
+    # -- for diffusion
+
+    def object_id(self, data: bytes) -> bytes:
+        """Return the id that an object says it has; `add_objects` looks whether that is true.
+
+        Raises:
+            ValueError: it is no object.
+        """
+        try:
+            return id_of(data)
+        except RemoteProtocolError as error:
+            raise ValueError(str(error)) from error
+
+    def has_object(self, object_id: bytes) -> bool:
+        """Return whether a segment need not be fetched: it is or was here, or nobody wants it."""
+        if object_id in self._known:
+            return True
+        name = self.name_of(object_id)
+        if name is not None and not self._is_same(name) and self._wants is not None and self._wants(name):
+            return False
+        _remember(self._known, object_id, None)
+        return True
+
+    async def add_objects(self, objects: Mapping[bytes, bytes]) -> Mapping[bytes, str]:
+        """Keep segments that have come; return what is wrong with those that are none, by id."""
+        rejected: dict[bytes, str] = {}
+        for object_id, data in objects.items():
+            try:
+                segment = Segment.decode(data)
+            except RemoteProtocolError as error:
+                rejected[object_id] = str(error)
+                continue
+            if self.put(segment.id, data) and self._on_segment is not None:
+                self._on_segment(segment)
+        return rejected
+
+    def objects_after(self, ticket: int, limit: int) -> Sequence[Kept]:
+        """Return the first `limit` segments whose ticket is greater."""
+        found: list[Kept] = []
+        for number in self._tickets[bisect_right(self._tickets, ticket) :]:
+            kept = self._by_ticket.get(number)
+            if kept is not None:
+                found.append(kept)
+                if len(found) == limit:
+                    break
+        return found
+
+    def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call `callback` when segments were added, until what is returned is called."""
+        key = object()
+        self._watchers[key] = callback
+
+        def unwatch() -> None:
+            self._watchers.pop(key, None)
+
+        return unwatch
+
+    # -- for the node
+
+    def put(self, name: SegmentId, data: bytes) -> bool:
+        """Keep a segment; return False where it was here already."""
+        object_id = name.encode()
+        if object_id in self._kept or self._is_same(name):
+            _remember(self._known, object_id, None)
+            return False
+        self._last += 1
+        kept = Kept(self._last, object_id, name, data, self._clock())
+        self._kept[object_id] = self._by_ticket[kept.ticket] = kept
+        self._tickets.append(kept.ticket)
+        self._streams.setdefault(name.stream, deque()).append(kept)
+        self._stream_bytes[name.stream] = self._stream_bytes.get(name.stream, 0) + len(data)
+        self.size_bytes += len(data)
+        _remember(self._known, object_id, None)
+        _remember(self._same, _same(name, name.position.timeline), None)
+        self.expire()
+        for callback in tuple(self._watchers.values()):
+            callback()
+        return True
+
+    def of_stream(self, stream: str) -> list[Kept]:
+        """Return the segments of a stream that are here, in the order in which they came."""
+        return list(self._streams.get(stream, ()))
+
+    def streams(self) -> list[str]:
+        """Return the names of the streams of which something is here."""
+        return list(self._streams)
+
+    def forget_unwanted(self, stream: str) -> None:
+        """Ask anew about segments of a stream that nobody wanted so far: now somebody does."""
+        for object_id in [item for item in self._known if item not in self._kept]:
+            name = self.name_of(object_id)
+            if name is not None and name.stream == stream and not self._is_same(name):
+                del self._known[object_id]
+
+    def expire(self) -> None:
+        """Let go what is too old or too much; the last segment of a stream goes last."""
+        limits, oldest = self._limits, self._clock() - self._limits.stream_s
+        for stream, kept in tuple(self._streams.items()):
+            while kept and (
+                kept[0].at < oldest or (self._stream_bytes[stream] > limits.stream_bytes and len(kept) > 1)
+            ):
+                self._evict(stream)
+        while self.size_bytes > limits.total_bytes and len(self._kept) > 1:
+            self._evict(min(self._streams, key=lambda stream: self._streams[stream][0].ticket))
+
+    def _evict(self, stream: str) -> None:
+        kept = self._streams[stream].popleft()
+        del self._kept[kept.object_id], self._by_ticket[kept.ticket]
+        self._stream_bytes[stream] -= kept.size_bytes
+        self.size_bytes -= kept.size_bytes
+        self.evicted_count += 1
+        if not self._streams[stream]:
+            del self._streams[stream], self._stream_bytes[stream]
+        if len(self._tickets) > 2 * len(self._kept) + 64:
+            self._tickets = sorted(self._by_ticket)
+
+    def _is_same(self, name: SegmentId) -> bool:
+        timeline = name.position.timeline
+        return any(_same(name, near) in self._same for near in (timeline, timeline - 1, timeline + 1))
+
+
+def _remember(table: OrderedDict[_K, _V], key: _K, value: _V) -> None:
+    table[key] = value
+    if len(table) > REMEMBERED:
+        table.popitem(last=False)

@@ -1,0 +1,130 @@
+"""What a node keeps of its streams, what it offers, and what counts as here already."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+from segment_kit import cut, movie
+
+from flowctl.cluster.segments.segment import object_of
+from flowctl.cluster.segments.window import SegmentPool, WindowLimits
+from flowctl.errors import ConfigError
+from flowctl.testing import ManualClock
+
+
+def pool(clock: ManualClock | None = None, wants=lambda name: True, on_segment=None, **limits) -> SegmentPool:
+    return SegmentPool(WindowLimits(**limits), clock or ManualClock(), wants=wants, on_segment=on_segment)
+
+
+def add(target: SegmentPool, *found) -> dict[bytes, str]:
+    return dict(asyncio.run(target.add_objects({item.id.encode(): item.data for item in found})))
+
+
+def test_segments_when_added_are_offered_in_their_order():
+    """Each is had from then on, and who asks behind a ticket gets those that came later."""
+    target, found = pool(), cut(movie(4))
+    told = []
+    unwatch = target.watch(lambda: told.append(len(target)))
+    assert not target.has_object(found[0].id.encode())
+    assert add(target, *found[:3]) == {}
+    assert target.has_object(found[0].id.encode())
+    assert [item.read() for item in target.objects_after(0, 2)] == [item.data for item in found[:2]]
+    assert [item.object_id for item in target.objects_after(2, 9)] == [found[2].id.encode()]
+    unwatch()
+    add(target, found[3])
+    assert told == [1, 2, 3]
+
+
+def test_segment_when_it_lies_is_rejected_and_not_had():
+    """A body with another hash is told with its reason, and the segment is still wanted from others."""
+    target, (first, second) = pool(), cut(movie(2))
+    lie = {first.id.encode(): object_of(first.id, b"x" * first.id.size_bytes), second.id.encode(): second.data}
+    rejected = asyncio.run(target.add_objects(lie))
+    assert list(rejected) == [first.id.encode()]
+    assert "not the one it names" in rejected[first.id.encode()]
+    assert not target.has_object(first.id.encode())
+    assert len(target) == 1
+
+
+def test_segment_when_true_is_handed_on_once():
+    """The node hears of each that has come, not of one that it has."""
+    heard = []
+    target, (first, _) = pool(on_segment=heard.append), cut(movie(2))
+    add(target, first)
+    add(target, first)
+    assert [item.id for item in heard] == [first.id]
+
+
+def test_segment_when_nobody_wants_it_counts_as_here_until_somebody_does():
+    """So it is acknowledged and never fetched."""
+    wanted: list[str] = []
+    target, (first, _) = pool(wants=lambda name: name.stream in wanted), cut(movie(2))
+    assert target.has_object(first.id.encode())
+    wanted.append("live/cam")
+    assert target.has_object(first.id.encode())
+    target.forget_unwanted("live/cam")
+    assert not target.has_object(first.id.encode())
+
+
+def test_id_when_it_is_none_counts_as_here():
+    """What cannot be read is never fetched."""
+    target = pool()
+    assert target.has_object(b"nonsense")
+    assert target.name_of(b"nonsense") is None
+
+
+def test_segment_when_an_origin_has_another_clock_is_the_same():
+    """Timelines that differ by one hide no segment that is here; others do."""
+    target, (first, _) = pool(), cut(movie(2))
+    add(target, first)
+
+    def had(timeline: int) -> bool:
+        position = first.id.position._replace(timeline=timeline)
+        return target.has_object(dataclasses.replace(first.id, position=position).encode())
+
+    assert [had(timeline) for timeline in (1, 2, 3, 4, 5)] == [False, True, True, True, False]
+
+
+def test_object_when_it_is_none_has_no_id():
+    """What a peer sends is looked at before it is taken."""
+    with pytest.raises(ValueError, match="no id"):
+        pool().object_id(b"")
+
+
+def test_window_when_over_its_octets_lets_the_oldest_go():
+    """Each stream has its bound, and all streams together have one."""
+    found, others = cut(movie(4)), cut(movie(4), stream="live/other")
+    size = len(found[0].data)
+    target = pool(stream_bytes=size * 2 + size // 2, total_bytes=size * 4)
+    add(target, *found)
+    assert [item.id.position.start_ms for item in target.of_stream("live/cam")] == [2000, 3000]
+    add(target, *others[:2])
+    assert len(target) <= 4
+    assert target.size_bytes <= size * 4
+    assert target.has_object(found[0].id.encode())
+    assert target.evicted_count == 6 - len(target)
+
+
+def test_window_when_time_passes_lets_what_is_old_go():
+    """A stream that has ended leaves nothing behind, but its segments are not fetched again."""
+    clock = ManualClock()
+    target, found = pool(clock, stream_s=10.0), cut(movie(3))
+    add(target, found[0])
+    clock.advance(6.0)
+    add(target, found[1])
+    clock.advance(5.0)
+    target.expire()
+    assert [item.id for item in target.of_stream("live/cam")] == [found[1].id]
+    clock.advance(9.0)
+    target.expire()
+    assert (target.streams(), target.size_bytes, len(target)) == ([], 0, 0)
+    assert target.has_object(found[0].id.encode())
+
+
+@pytest.mark.parametrize("name", ["stream_s", "stream_bytes", "total_bytes"])
+def test_limits_when_not_positive_are_refused(name):
+    """A window that keeps nothing offers nothing."""
+    with pytest.raises(ConfigError, match=name):
+        WindowLimits(**{name: 0})
