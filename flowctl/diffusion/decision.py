@@ -23,10 +23,10 @@ operations for 1000 peers.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from flowctl.diffusion.objects import HasObject, ObjectId, PeerId
 from flowctl.diffusion.policy import Policy
@@ -87,11 +87,40 @@ class DecisionContext:
         """The limits in force."""
         return self.state.policy
 
+    def overdue(self, state: PeerState) -> list[ObjectId]:
+        """Return what has been in flight from a peer for longer than the timeout."""
+        timeout_s = self.policy.inflight_timeout_s
+        return state.overdue(self.now - timeout_s) if timeout_s else []
+
+    def is_last(self, peer: PeerId, state: PeerState) -> bool:
+        """Return whether a peer is asked last: it is said to be, objects of it are overdue, or it was late lately."""
+        return peer in self.last or state.penalty_now(self.now) >= _LATE or bool(self.overdue(state))
+
 
 Decisions: TypeAlias = dict[PeerId, PeerDecision]
 """A decision for each peer that is not busy."""
-Planner: TypeAlias = Callable[[DecisionContext], Decisions]
-"""Makes decisions: `make_decisions`, or another with the same promises (pure, and within all limits)."""
+
+
+class Planner(Protocol):
+    """Makes decisions, within all limits and without changing anything."""
+
+    def decide(self, context: DecisionContext) -> Decisions:
+        """Return a decision for each peer that is not busy."""
+
+    def next_round_at(self, context: DecisionContext) -> float | None:
+        """Return when a round is due although nothing happens, in seconds; None: at no time."""
+
+
+class CentralPlanner:
+    """Decides with `make_decisions`. A `Planner`."""
+
+    def decide(self, context: DecisionContext) -> Decisions:
+        """Return a decision for each peer that is not busy."""
+        return make_decisions(context)
+
+    def next_round_at(self, context: DecisionContext) -> float | None:
+        """Return when the next object is overdue."""
+        return context.state.next_timeout(context.now)
 
 
 def make_decisions(context: DecisionContext) -> Decisions:
@@ -140,7 +169,6 @@ class Accounts:
         context: what is decided on.
         policy: its limits.
         pending: peers that get a decision, with their states.
-        late: those of them that are asked last.
         eligible: bits of the pending peers that can take more.
         full: the total is used up, so nothing more can be given in this round.
     """
@@ -149,7 +177,6 @@ class Accounts:
         self.context = context
         self.policy = context.policy
         self.pending: dict[PeerId, PeerState] = {}
-        self.late: set[PeerId] = set()
         self.eligible = 0
         self._copies: dict[ObjectId, int] = {}  # to add to the state's: given or decided, less what has timed out
         self._count = context.state.inflight_count
@@ -214,25 +241,22 @@ class Accounts:
 
     def _enter(self, peer: PeerId, state: PeerState) -> None:
         """Count what a peer has under way, and see what it can take."""
-        timeout_s = self.policy.inflight_timeout_s
-        expired = state.expired(self.context.now - timeout_s) if timeout_s else ()
-        for object_id in expired:
+        overdue = self.context.overdue(state)
+        for object_id in overdue:
             self._copies[object_id] = self._copies.get(object_id, 0) - 1
             self._held_bytes -= state.inflight[object_id].size_bytes
-        self._count -= len(expired)
+        self._count -= len(overdue)
         decision = self.context.busy.get(peer)
         if decision is not None:
             self._count_decided(state, decision)
             return
         self.pending[peer] = state
-        if expired or peer in self.context.last or state.penalty_now(self.context.now) >= _LATE:
-            self.late.add(peer)
         room = self.policy.max_num_objects_inflight_per_peer - len(state.inflight)
         if room > 0 and state.available:
             slot = state.slot
             self.eligible |= 1 << slot
             self._room_bytes[slot] = self.policy.max_bytes_inflight_per_peer - state.inflight_bytes - state.owt_bytes
-            self._put_at(slot, len(state.inflight) + (_LAST if peer in self.late else 0))
+            self._put_at(slot, len(state.inflight) + (_LAST if self.context.is_last(peer, state) else 0))
 
     def _count_decided(self, state: PeerState, decision: PeerDecision) -> None:
         """Count what a busy peer has decided to ask for and has not asked for yet: it is still available there."""

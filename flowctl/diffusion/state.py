@@ -93,7 +93,7 @@ class PeerState:
         needs_no_more = (lambda object_id: object_id in owt or has_object(object_id)) if owt else has_object
         return len(list(itertools.takewhile(needs_no_more, self.fifo)))
 
-    def expired(self, before: float) -> list[ObjectId]:
+    def overdue(self, before: float) -> list[ObjectId]:
         """Return the objects that were asked for at `before` or earlier, the oldest first."""
         found = []
         for object_id, item in self.inflight.items():
