@@ -119,18 +119,12 @@ def serve(
     options = read_settings(
         program, options=context.meta.get(_GIVEN, {}), pairs=pairs or (), environment=os.environ, file=config
     )
+    stats_s = optional_duration(stats, "--stats")
     count = worker_count(getattr(options, "workers", 1))
     if count > 1:
-        _run_workers(
-            program,
-            options,
-            count,
-            ended,
-            as_json=as_json,
-            log_json=log_json,
-        )
+        _run_workers(program, options, count, ended, stats_s=stats_s, as_json=as_json, log_json=log_json)
         return
-    _run(program, options, ended, stats_s=optional_duration(stats, "--stats"), as_json=as_json)
+    _run(program, options, ended, stats_s=stats_s, as_json=as_json)
 
 
 def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
@@ -189,11 +183,14 @@ def _run_workers(
     count: int,
     ended: EndSignals,
     *,
+    stats_s: float | None,
     as_json: bool,
     log_json: bool,
 ) -> None:
-    """Start the workers of a server, look after them, wait for a signal, end them."""
+    """Start the workers of a server, look after them, wait for a signal or the end of a drain, end them."""
     import os
+    import signal
+    import time
 
     from flowctl.cli.common import print_json, settings
     from flowctl.cluster.workers.supervisor import Supervisor
@@ -201,16 +198,26 @@ def _run_workers(
 
     logger = get_logger("flowctl.serve")
     supervisor = Supervisor(program, options, count, wake=ended.wake, log_level=settings.log_level, log_json=log_json)
+
+    def tell() -> None:
+        logger.info("figures", **supervisor.figures())
+
+    ended.calls = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), tell)
+    if options.limits_file is not None or options.bans_file is not None:
+        ended.calls = {**ended.calls, signal.SIGHUP: supervisor.reload_now}
     try:
         if supervisor.start(ended.wait):
             host, port = supervisor.address
             logger.info("serving", server=program.name, host=host, port=port, workers=count, limits=supervisor.limits)
             if as_json:
-                ready = _ready(program, supervisor.address, supervisor.limits, [])
-                pids = [worker.pid for worker in supervisor.workers()]
-                print_json(ready | {"pid": os.getpid(), "workers": pids})
-            while not ended.wait(supervisor.next_look_s):
+                ready = _ready(program, supervisor.address, supervisor.limits, supervisor.bound)
+                print_json(ready | {"pid": os.getpid(), "workers": [worker.pid for worker in supervisor.workers()]})
+            told_at = time.monotonic()
+            while not supervisor.finished and not ended.wait(supervisor.next_look_s):
                 supervisor.look()
+                if stats_s and time.monotonic() - told_at >= stats_s:
+                    told_at = time.monotonic()
+                    tell()
     finally:
         stopped = supervisor.stop()
     logger.info("stopped", server=program.name, in_time=stopped)
@@ -230,7 +237,7 @@ def _ready(program: ServerProgram, address: tuple[str, int], limits: str, contro
 
 
 def _log_figures(server: Server) -> None:
-    from flowctl.cli.figures import summary
+    from flowctl.control.summary import summary
     from flowctl.log import get_logger
 
     get_logger("flowctl.serve").info("figures", **summary(server))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.flow.limits import Limits, parse_target_delay, target_marks, write_marks
-from flowctl.server.bans import Ban, BanAction, utc_text
+from flowctl.server.bans import Ban, BanAction, parse_utc, utc_text
 
 if TYPE_CHECKING:
     from flowctl.connection import Connection
@@ -109,11 +109,7 @@ def _limits_shown(server: LiveServer, found: Limits, connection: Connection | No
 
 def ban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     """Keep out, or limit, a network."""
-    seconds = asked["duration"]
-    try:
-        expires = None if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds)
-    except OverflowError as error:
-        raise ConfigError(f"duration is {seconds:g} s, it must end before the year 10000") from error
+    expires = ban_ends(asked, datetime.now(UTC))
     wanted = Ban(cidr=asked["network"], expires=expires, action=BanAction(asked["action"]), reason=asked["reason"])
     found = server.ban(wanted, origin=asked["origin"])
     kept = "in the ban file, and after a restart too" if found.in_file else "until the server ends"
@@ -121,6 +117,21 @@ def ban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     if found.fault:
         shown["warning"] = f"the ban file was not written: {found.fault}; ban it again once that is mended"
     return shown
+
+
+def ban_ends(asked: Mapping[str, Any], now: datetime) -> datetime | None:
+    """Return when a ban ends that is asked for now; ``until`` is said among several processes of one server.
+
+    Raises:
+        ConfigError: there is no such time.
+    """
+    if asked.get("until") is not None:
+        return parse_utc(asked["until"])
+    seconds = asked["duration"]
+    try:
+        return None if seconds is None else now + timedelta(seconds=seconds)
+    except OverflowError as error:
+        raise ConfigError(f"duration is {seconds:g} s, it must end before the year 10000") from error
 
 
 def unban(server: LiveServer, asked: Mapping[str, Any]) -> Json:

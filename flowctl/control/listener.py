@@ -16,8 +16,9 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 
@@ -25,7 +26,9 @@ from flowctl.control.clients import Clients
 from flowctl.control.operations import CATEGORY, OPERATIONS, Operation, Permission, answer
 from flowctl.control.place import make_way, usual_socket
 from flowctl.errors import ConfigError
+from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
+from flowctl.loop.faults import ErrorHook
 from flowctl.printable import short
 from flowctl.rpc.access.access import AuthLevel
 from flowctl.rpc.message import Message
@@ -41,19 +44,38 @@ _BUSY: Final = json.dumps(
 ).encode()
 
 
+CarryOut: TypeAlias = Callable[[str, bytes, Permission, str], bytes]
+
+
+def listener_of(server: LiveServer) -> ControlListener:
+    """Return what listens for operations on one server.
+
+    Raises:
+        ConfigError: a file of keys or clients cannot be used.
+    """
+    return ControlListener(server.config, server.address, partial(answer, server), server.hub.oversight.report)
+
+
 class ControlListener:
     """Listens for operations on a live server as its settings say; a companion of the server.
 
     Args:
-        server: whose operations; `LiveConfig.control` and the fields beside it say where.
+        config: of the server; `LiveConfig.control` and the fields beside it say where.
+        address: that it serves, for the name of the usual socket.
+        carry_out: carries out an operation, given its name, the call, what the caller may do, and who that is; returns
+            the answer. On a thread of the listener.
+        report: told of exceptions that are our own fault.
 
     Raises:
         ConfigError: a file of keys or clients cannot be used.
     """
 
-    def __init__(self, server: LiveServer) -> None:
-        config = server.config
-        self._server: Final = server
+    def __init__(
+        self, config: LiveConfig, address: tuple[str, int], carry_out: CarryOut, report: ErrorHook | None = None
+    ) -> None:
+        self._address: Final = address
+        self._answer: Final = carry_out
+        self._report: Final = report
         self._addresses: Final = config.control_addresses
         missing = [name for name in ("control_keys", "control_clients") if getattr(config, name) is None]
         if missing and any(address.startswith("tcp://") for address in self._addresses):
@@ -75,7 +97,7 @@ class ControlListener:
             ConfigError: an address that was named cannot be used. A usual place that cannot be used is only logged:
                 nobody asked for it.
         """
-        node = RpcNode(name="flowctl-control", keys=self._keys, on_error=self._server.hub.oversight.report)
+        node = RpcNode(name="flowctl-control", keys=self._keys, on_error=self._report)
         self._pools = {
             True: ThreadPoolExecutor(1, thread_name_prefix="flowctl-control-looks"),
             False: ThreadPoolExecutor(1, thread_name_prefix="flowctl-control-changes"),
@@ -96,7 +118,7 @@ class ControlListener:
             if address.startswith("tcp://"):
                 self.bound.append(node.listen_curve(address, self._allow))
                 return
-            path = usual_socket(*self._server.address) if usual else Path(address.removeprefix("ipc://"))
+            path = usual_socket(*self._address) if usual else Path(address.removeprefix("ipc://"))
             make_way(path)
             node.listen_plain(f"ipc://{path}", AuthLevel.ADMIN)
             path.chmod(0o600)
@@ -149,7 +171,7 @@ class ControlListener:
         if message.deadline is not None and time.monotonic() >= message.deadline:
             return b""  # nobody waits for it any more, so nobody would know that it was done
         caller = self._caller(message)
-        made = answer(self._server, operation.name, b" ".join(message.data), Permission(message.auth), caller)
+        made = self._answer(operation.name, b" ".join(message.data), Permission(message.auth), caller)
         if not operation.looks:
             _log.info("operation", name=operation.name, caller=caller, done=made.startswith(b'{"result"'))
         return made

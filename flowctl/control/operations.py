@@ -14,9 +14,9 @@ import enum
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from flowctl.control import effects, figures
+from flowctl.control import effects, figures, together
 from flowctl.control.arguments import (
     Argument,
     choice,
@@ -28,6 +28,7 @@ from flowctl.control.arguments import (
     target_delay,
     text,
 )
+from flowctl.control.together import Together
 from flowctl.errors import BusyError, ClosedError, ConfigError, FlowctlError, LocalProtocolError
 from flowctl.printable import short
 
@@ -67,6 +68,7 @@ class Operation:
         summary: what it does, in a line.
         arguments: in the order of their help.
         effect: does it: given the server and the values by name; returns JSON. Not on a poll group's thread.
+        together: how it is carried out by several processes that are one server.
         looks: whether it only looks, so that it need not wait for what others change, and is not worth a line.
     """
 
@@ -75,6 +77,7 @@ class Operation:
     summary: str
     arguments: tuple[Argument, ...]
     effect: Callable[[LiveServer, Mapping[str, Any]], dict[str, Any]]
+    together: Together
     looks: bool = False
 
     def describe(self) -> dict[str, Any]:
@@ -96,6 +99,7 @@ class Operation:
         }
 
 
+Effect: TypeAlias = Callable[[Operation, Mapping[str, Any]], dict[str, Any]]
 _CONNECTION: Final = number(1, 2**63 - 1)
 _ORIGIN: Final = Argument(name="origin", kind=text(most=100), what="Who asks, for the log and the changes.", default="")
 _PAGE: Final = (
@@ -124,6 +128,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             *_PAGE,
         ),
         effect=figures.stats,
+        together=together.STATS,
         looks=True,
     ),
     Operation(
@@ -137,6 +142,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Argument(name="reason", kind=text(), what="Why: for the log, the records and the ledger.", default=""),
         ),
         effect=effects.kick,
+        together=together.KICK,
     ),
     Operation(
         name="limits",
@@ -151,6 +157,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _ORIGIN,
         ),
         effect=effects.limits,
+        together=together.LIMITS,
     ),
     Operation(
         name="ban",
@@ -169,6 +176,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _ORIGIN,
         ),
         effect=effects.ban,
+        together=together.BAN,
     ),
     Operation(
         name="unban",
@@ -176,6 +184,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         summary="Let a banned address or network in again.",
         arguments=(_NETWORK, _ORIGIN),
         effect=effects.unban,
+        together=together.UNBAN,
     ),
     Operation(
         name="bans",
@@ -186,6 +195,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             *_PAGE,
         ),
         effect=effects.bans,
+        together=together.BANS,
         looks=True,
     ),
     Operation(
@@ -202,6 +212,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _ORIGIN,
         ),
         effect=effects.drain,
+        together=together.DRAIN,
     ),
     Operation(
         name="reload",
@@ -209,6 +220,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         summary="Read the files of limits and bans now, and say what changed or what is wrong.",
         arguments=(),
         effect=effects.reload,
+        together=together.RELOAD,
     ),
     Operation(
         name="changes",
@@ -219,6 +231,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of them, up to {MOST_PAGE}.", default=50),
         ),
         effect=effects.changes,
+        together=together.CHANGES,
         looks=True,
     ),
 )
@@ -265,12 +278,17 @@ def allowed(name: str, permission: Permission) -> Operation:
 
 
 def answer(server: LiveServer, name: str, call: bytes, permission: Permission, caller: str = "") -> bytes:
+    """Carry out an operation on one server; see `answer_with`."""
+    return answer_with(lambda found, asked: found.effect(server, asked), name, call, permission, caller)
+
+
+def answer_with(effect: Effect, name: str, call: bytes, permission: Permission, caller: str = "") -> bytes:
     """Carry out an operation that is called with a JSON object, and return the answer as JSON.
 
     The answer is ``{"result": ...}``, or ``{"error": {"code": ..., "message": ..., "hint": ...}}``.
 
     Args:
-        server: on which.
+        effect: does it, given the operation and the values of its arguments.
         name: of the operation.
         call: its arguments; nothing at all stands for none.
         permission: what the caller may do.
@@ -281,12 +299,9 @@ def answer(server: LiveServer, name: str, call: bytes, permission: Permission, c
         given = _arguments_of(call)
         if caller and not given.get("origin") and any(item.name == "origin" for item in found.arguments):
             given = {**given, "origin": caller}
-        value: dict[str, Any] = {"result": perform(server, name, given, permission)}
-    except FlowctlError as error:
-        value = {"error": {"code": code_of(error), "message": str(error), "hint": error.hint}}
-    except OSError as error:  # a file of the server's
-        message = f"{error.filename or 'the server'}: {error.strerror or error}"
-        value = {"error": {"code": "FAILED", "message": message, "hint": None}}
+        value: dict[str, Any] = {"result": effect(found, read_arguments(name, found.arguments, given))}
+    except (FlowctlError, OSError) as error:
+        value = {"error": error_dict(error)}
     made = _as_json(value)
     if len(made) > MOST_ANSWER:
         message = f"the answer has {len(made)} octets, a message has up to {MOST_ANSWER}"
@@ -325,3 +340,17 @@ _CODES: Final = (
 def code_of(error: FlowctlError) -> str:
     """Return the code of an error in answers."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), "FAILED")
+
+
+def error_dict(error: FlowctlError | OSError) -> dict[str, Any]:
+    """Return an error as JSON has it; `error_of` makes it of that again."""
+    if isinstance(error, FlowctlError):
+        return {"code": code_of(error), "message": str(error), "hint": error.hint}
+    message = f"{error.filename or 'the server'}: {error.strerror or error}"  # a file of the server's
+    return {"code": "FAILED", "message": message, "hint": None}
+
+
+def error_of(said: Mapping[str, Any]) -> FlowctlError:
+    """Return the error that `error_dict` has put into JSON."""
+    kind = next((kind for kind, code in _CODES if code == said["code"]), FlowctlError)
+    return kind(str(said["message"]), hint=said.get("hint"))

@@ -11,9 +11,9 @@ def build(options: ServeOptions) -> LiveServer:
     server = build_live_server(options)
     if server.config.control_addresses:
         # Loaded for a server that listens: it brings ZeroMQ with it.
-        from flowctl.control.listener import ControlListener  # noqa: PLC0415 - as said
+        from flowctl.control.listener import listener_of  # noqa: PLC0415 - as said
 
-        server.companions.append(ControlListener(server))
+        server.companions.append(listener_of(server))
     return server
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -83,3 +84,31 @@ def test_workers_when_the_port_is_in_use_are_refused():
     assert status == 2
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in errors
     assert "hint: choose another port" in errors
+
+
+def asked(server, *arguments):
+    """Return the answer of a control command to the server, as JSON."""
+    status, output, errors = run(*arguments, "--server", str(server.ready["port"]), "--json")
+    assert status == 0, errors
+    return json.loads(output)
+
+
+def test_operations_when_there_are_workers_are_of_all_of_them(tmp_path):
+    """Limits, bans, kicks and figures are of all workers; one that comes later has them too; a drain ends all."""
+    bans = tmp_path / "bans"
+    with served("live", "--workers", "2", "--bans", str(bans)) as server:
+        asked(server, "limits", "--soft", "1MiB,100,2s")
+        banned = asked(server, "ban", "203.0.113.7", "--duration", "10min", "--reason", "test")
+        assert banned["in_file"]
+        assert bans.read_text().count("203.0.113.7") == 1
+        os.kill(server.ready["workers"][0], signal.SIGKILL)
+        server.wait_logged("worker has ended")
+        until(lambda: all(row["state"] == "serving" for row in asked(server, "stats")["server"]["workers"]))
+        found = asked(server, "stats", "--viewers", "all")["server"]
+        assert [row["worker"] for row in found["workers"]] == [1, 2]
+        assert (found["bans"], found["limits_from"], found["pid"]) == (1, "command", server.process.pid)
+        assert "limits_of_workers" not in found  # the one that came later has the same
+        changes = asked(server, "changes")
+        assert [item["what"] for item in changes["changes"]] == ["limits", "ban"]
+        assert asked(server, "drain", "--within", "1s")["draining"]
+        assert server.process.wait(PATIENCE_S) == 0

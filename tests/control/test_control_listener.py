@@ -13,7 +13,7 @@ import zmq
 from e2e_kit import open_live_server, wait_until
 
 from flowctl.control.client import OperationError, call_operation
-from flowctl.control.listener import MOST_WAITING, ControlListener
+from flowctl.control.listener import MOST_WAITING, listener_of
 from flowctl.control.operations import BY_NAME
 from flowctl.errors import ConfigError
 from flowctl.rpc.access.access import AuthLevel
@@ -31,7 +31,7 @@ def listening(tmp_path, monkeypatch):
 
         def start(**settings):
             server = stack.enter_context(open_live_server(**settings))
-            listener = ControlListener(server)
+            listener = listener_of(server)
             stack.callback(listener.stop, 5.0)
             listener.start()
             return server, listener

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import structlog
 
-from flowctl.cluster.workers.order import Order
-from flowctl.control.operations import Permission, answer
+from flowctl.cluster.workers.operating import carry_out, put_in_force
+from flowctl.cluster.workers.order import WORKER, WORKERS, Order
+from flowctl.control.summary import figures_of
+from flowctl.live.changes import Change
 from flowctl.live.server import LiveServer
 from flowctl.rpc.access.access import AuthLevel
 from flowctl.rpc.message import Message
 from flowctl.rpc.node import RpcNode
 
 _log: Final = structlog.get_logger("flowctl.worker")
-WORKERS: Final = "workers"
-"""Category of what workers ask of their supervisor."""
-WORKER: Final = "worker"
-"""Category of what the supervisor asks of a worker."""
 FOR_EVER_S: Final = 10 * 365 * 86_400.0
+_TOLD_S: Final = 30.0
 
 
 class WorkerPart(Protocol):
@@ -59,10 +59,12 @@ class Link:
         self._server: Final = server
         self._lost: Final = lost
         self.parts: Final[list[WorkerPart]] = []
+        self._told: Final = threading.Event()  # what was in force before is in force here
         self.node: Final = RpcNode(name="flowctl-link", on_error=server.hub.oversight.report)
         self.node.add_category(WORKER, AuthLevel.ADMIN)
         self.node.add_request_command(WORKER, "alive", self._alive)
         self.node.add_request_command(WORKER, "operate", self._operate)
+        self.node.add_request_command(WORKER, "figures", self._figures)
 
     def start(self) -> None:
         """Reach the supervisor, and begin what takes part.
@@ -75,7 +77,12 @@ class Link:
         self.node.start()
         self.conn = self.node.connect_remote(self._order.supervisor, auth=AuthLevel.ADMIN)
         place = {"number": self._order.number, "serial": self._order.serial}
-        self.node.request_future(self.conn, f"{WORKERS}.hello", json.dumps(place)).get()
+        reply = self.node.request_future(self.conn, f"{WORKERS}.hello", json.dumps(place)).get()
+        try:
+            put_in_force(self._server, json.loads(reply[0])["orders"])
+        finally:
+            self._told.set()
+        self._server.changes.listeners.append(self._changed)
         self.node.request(self.conn, f"{WORKERS}.stay", on_reply=self._left, timeout_s=FOR_EVER_S)
         for part in self.parts:
             part.start()
@@ -109,9 +116,21 @@ class Link:
         return "yes"
 
     def _operate(self, message: Message) -> bytes:
-        """Carry out an operation; its name, its arguments, the permission and the caller are the parts."""
-        name, call, permission, caller = message.data
-        return answer(self._server, name.decode(), call, Permission(int(permission)), caller.decode())
+        """Carry out an operation, after what was set before this worker came."""
+        self._told.wait(_TOLD_S)
+        return carry_out(self._server, message.data[0])
+
+    def _figures(self, message: Message) -> str:
+        """Return a line of figures."""
+        del message
+        return json.dumps(figures_of(self._server))
+
+    def _changed(self, change: Change) -> None:
+        """Tell the supervisor what was taken from a file."""
+        name, _, kind = change.what.partition(" ")
+        if kind == "file":
+            said = {"what": change.what, "detail": change.detail, "digest": self._server.reload.digest(name)}
+            self.node.send(self.conn, f"{WORKERS}.changed", json.dumps(said))
 
 
 def _settle(future: asyncio.Future[Any]) -> None:

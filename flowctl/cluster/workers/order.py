@@ -24,6 +24,10 @@ BOOT: Final = (
 )
 """First lines of a worker: it finds its modules where the supervisor does."""
 SOCKET: Final = "supervisor.sock"
+WORKERS: Final = "workers"
+"""Category of what workers ask of their supervisor."""
+WORKER: Final = "worker"
+"""Category of what the supervisor asks of a worker."""
 NUMBERS: Final = 10**9
 """Connections that one worker process may number: the number of a connection begins with that of its process."""
 

@@ -83,6 +83,8 @@ def _serve(order: Order) -> None:
         server.on_stopped = ended.end
         try:
             link.start()
+            if server.reload.watching:
+                ended.calls = {signal.SIGHUP: server.reload.look_now}
             server.start()
             link.ready()
             ended.wait()

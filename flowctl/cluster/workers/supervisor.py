@@ -31,11 +31,16 @@ from typing import Any, Final, Protocol
 import structlog
 
 from flowctl.cluster.workers.folder import make_folder
-from flowctl.cluster.workers.link import FOR_EVER_S, WORKER, WORKERS
-from flowctl.cluster.workers.order import BOOT, SOCKET, Order
+from flowctl.cluster.workers.inforce import InForce
+from flowctl.cluster.workers.link import FOR_EVER_S
+from flowctl.cluster.workers.operating import Down, Operating
+from flowctl.cluster.workers.order import BOOT, SOCKET, WORKER, WORKERS, Order
 from flowctl.cluster.workers.restarts import HUNG_S, Pulse, Restarts
 from flowctl.cluster.workers.sockets import close_all, listening_sockets
-from flowctl.errors import ClosedError, ConfigError, FlowctlError
+from flowctl.control.listener import ControlListener
+from flowctl.control.summary import merged, shown
+from flowctl.errors import ClosedError, ConfigError, FlowctlError, RpcError
+from flowctl.live.changes import Changes
 from flowctl.live.config import LiveConfig
 from flowctl.loop.locks import OwnedLock
 from flowctl.printable import printable
@@ -51,6 +56,8 @@ _START_S: Final = 60.0
 _STOP_S: Final = 7.0
 """How long workers may take to end: what they give their connections, and to write their records."""
 _LOOK_S: Final = 1.0
+_FIGURES_S: Final = 2.0
+"""How long a line of figures is waited for: the main thread does nothing else meanwhile."""
 _WORDS_S: Final = 0.5
 """How long a worker that hangs is given to say where."""
 _MOST_WORDS: Final = 4000
@@ -165,14 +172,27 @@ class Supervisor:
         self.node.add_category(WORKERS, AuthLevel.ADMIN)
         for name, handler in (("hello", self._hello), ("ready", self._ready), ("stay", _stay)):
             self.node.add_request_command(WORKERS, name, handler)
+        self.node.add_command(WORKERS, "changed", self._changed)
         self._lock: Final = OwnedLock()
+        self._in_force: Final = InForce(options.limits_file)  # guarded by _lock
+        self.operating: Final = Operating(
+            self.node,
+            self._linked_locked,
+            self._down,
+            lock=self._lock,
+            in_force=self._in_force,
+            changes=Changes(self._report),
+            drains=self._drain,
+            clock=clock,
+        )
+        self._control: ControlListener | None = None
         self._workers: dict[int, Worker] = {}  # by serial; guarded by _lock
         self._serial = 0
         self._restarts: Final = {number: Restarts(Random()) for number in range(1, count + 1)}
         self._due: Final[dict[int, float]] = {}  # when the next process of a worker is started
         self._gone: Final[queue.SimpleQueue[Worker]] = queue.SimpleQueue()
         self._started = False
-        self._ending = False
+        self._ending = False  # no worker is started any more; set by any thread, once
 
     # -- life
 
@@ -202,6 +222,9 @@ class Supervisor:
             if self._clock() > until:
                 raise ConfigError(f"the workers were not ready within {_START_S:g} s", hint="look at the lines above")
         self._started = True
+        if self.options.control_addresses:
+            self._control = ControlListener(self.options, self.address, self.operating.answer, self._report)
+            self._control.start()
         _log.info("workers started", count=self._count, pids=[worker.pid for worker in self.workers()])
         return True
 
@@ -223,9 +246,7 @@ class Supervisor:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._ended(self._gone.get_nowait(), now)
-        if self._ending:
-            return
-        for number in [number for number, due in self._due.items() if due <= now]:
+        for number in [number for number, due in self._due.items() if due <= now and not self._ending]:
             del self._due[number]
             self._spawn(number)
         for worker in self.workers():
@@ -245,6 +266,8 @@ class Supervisor:
     def stop(self, deadline_s: float = _STOP_S) -> bool:
         """End all workers in order, those that take too long at once; return whether all ended in order."""
         self.accept_no_more()
+        if self._control is not None:
+            self._control.stop(1.0)
         in_time = True
         for worker in self.workers():
             with contextlib.suppress(ProcessLookupError):
@@ -264,12 +287,54 @@ class Supervisor:
         return in_time
 
     def accept_no_more(self) -> None:
-        """Start no worker any more, and let go of the port: only workers that accept keep it. Main thread."""
+        """Start no worker any more, and let go of the port: from now on only workers that accept hold it."""
         self._ending = True
-        self._due.clear()
         close_all(self._sockets)
 
+    def _drain(self) -> None:
+        """The workers are told to drain; on a thread of the listener."""
+        self.accept_no_more()
+        self._wake()
+
+    @property
+    def bound(self) -> list[str]:
+        """Where operators reach the server."""
+        return [] if self._control is None else self._control.bound
+
+    def reload_now(self) -> None:
+        """Have all workers look at their files now; nothing is waited for."""
+        for worker in self.workers():
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.send_signal(signal.SIGHUP)
+
+    def figures(self) -> dict[str, Any]:
+        """Return a line of figures of all workers; those that do not answer at once are left out, and named."""
+        asked = []
+        for worker in self.workers():
+            if worker.conn is not None:
+                future = self.node.request_future(worker.conn, f"{WORKER}.figures", timeout_s=_FIGURES_S)
+                asked.append((worker.number, future))
+        found, silent = [], []
+        for number, future in asked:
+            try:
+                found.append(json.loads(future.get()[0]))
+            except RpcError:
+                silent.append(number)
+        figures = shown(merged(found)) if found else {}
+        return figures | ({"no_answer_of": silent} if silent else {})
+
     # -- processes
+
+    def _linked_locked(self) -> list[Worker]:
+        self._lock.assert_owned()
+        return [worker for worker in self._workers.values() if worker.conn is not None]
+
+    def _down(self) -> list[Down]:
+        """Return the workers without a link."""
+        if self._ending:
+            return []
+        linked = {worker.number: worker for worker in self.workers() if worker.conn is not None}
+        return [Down(number, "being started") for number in self._restarts if number not in linked]
 
     def workers(self) -> list[Worker]:
         """Return the processes that there are, by number. Any thread."""
@@ -378,17 +443,23 @@ class Supervisor:
     # -- the link; the node's thread
 
     async def _hello(self, message: Message) -> str:
-        """Note the link of a worker."""
+        """Note the link of a worker, and give it what is in force by command."""
         serial = json.loads(message.data[0])["serial"]
-        with self._lock:
+        with self._lock:  # with its link it is told of changes: those before are in what it is given
             worker = self._workers.get(serial)
-        if worker is None:
-            return "{}"
-        worker.conn = message.conn
-        worker.pulse.heard(self._clock())
-        for part in self.parts:
-            part.worker_came(serial, message.conn)
-        return "{}"
+            orders = self._in_force.orders()
+            if worker is not None:
+                worker.conn = message.conn
+        if worker is not None:
+            worker.pulse.heard(self._clock())
+            for part in self.parts:
+                part.worker_came(serial, message.conn)
+        return json.dumps({"orders": orders})
+
+    async def _changed(self, message: Message) -> None:
+        """Enter a change that a worker took from a file."""
+        said = json.loads(message.data[0])
+        self.operating.note_file(said["what"], said["detail"], said["digest"])
 
     async def _ready(self, message: Message) -> str:
         """Note that a worker serves."""

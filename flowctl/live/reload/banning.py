@@ -166,7 +166,8 @@ class Banning:
             text = render(new).encode()
             if len(text) > MOST_BYTES:
                 raise ConfigError(f"{file.path}: it would have more than {MOST_BYTES} bytes")
-            _replace(path, text)
+            if text != data:  # another process of the same server may have written just this
+                _replace(path, text)
             self._of_file = BanList(new)
             file.wrote(text)
 

@@ -102,6 +102,11 @@ class Reload:
         """How it stands with each file: ``limits``, ``bans``. Any thread."""
         return {name: file.status for name, file in self._files.items()}
 
+    def digest(self, name: str) -> str:
+        """Return what tells the contents of a file, ``limits`` or ``bans``, from others that it had. Any thread."""
+        file = self._files.get(name)
+        return "" if file is None else file.digest
+
     def read_first(self) -> None:
         """Read all files before the server starts. The starting thread.
 

@@ -113,6 +113,11 @@ class WatchedFile:
         return True
 
     @property
+    def digest(self) -> str:
+        """What tells the contents that were read last from others."""
+        return self._digest.hex()
+
+    @property
     def looks_empty(self) -> bool:
         """Whether the file turned up empty at the last look, and is taken as such by the next one."""
         return self._blank is not None

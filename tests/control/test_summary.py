@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.cli.figures import summary
 from flowctl.connection import Session
+from flowctl.control.summary import summary
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LivePolicy
 from flowctl.judging.shadow import Candidate

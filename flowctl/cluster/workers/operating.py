@@ -1,0 +1,271 @@
+"""Operations on all workers: asked of each over its link, and their answers put together.
+
+How each operation is carried out by several processes stands in the table of operations (`Operation.together`). What
+changes the server is asked for by one thread of the listener, one after the other; before it is called done, workers
+that came meanwhile are asked as well, so that none misses it. What was set by command is kept for workers that are
+started later, and every change is entered in one list of changes, whichever worker it was seen at first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol, TypeAlias, cast
+
+from flowctl.cluster.workers.inforce import InForce
+from flowctl.cluster.workers.order import WORKER
+from flowctl.control import effects
+from flowctl.control.operations import BY_NAME, MOST_PAGE, Operation, Permission, answer_with, error_dict, error_of
+from flowctl.control.together import Answer, Who, combine
+from flowctl.errors import ClosedError, FlowctlError, RpcError
+from flowctl.live.changes import Change, Changes
+from flowctl.live.server import LiveServer
+from flowctl.loop.locks import OwnedLock
+from flowctl.rpc.node import RpcNode
+from flowctl.rpc.peers.peer import ConnectionID
+
+Json: TypeAlias = dict[str, Any]
+ASK_S: Final = 10.0
+"""How long a worker is waited for: less than callers wait, so that they are told which one did not answer."""
+_COMMANDS: Final = frozenset({"limits", "ban", "unban", "drain"})
+"""Changes that a command makes; the others come from files."""
+
+
+class Linked(Protocol):
+    """A process with a link, as this needs it."""
+
+    @property
+    def number(self) -> int:
+        """Of the worker."""
+
+    @property
+    def serial(self) -> int:
+        """Of the process."""
+
+    @property
+    def conn(self) -> ConnectionID | None:
+        """Its link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """A worker that has no link now.
+
+    Args:
+        number: of the worker.
+        state: in a word or two, such as ``starting``.
+    """
+
+    number: int
+    state: str
+
+
+class Operating:
+    """Carries operations out on all workers.
+
+    Args:
+        node: of the links.
+        linked: returns the processes with a link; under `lock`.
+        down: returns the workers without one. Any thread.
+        lock: of the set of processes: none gets its link while it is held.
+        in_force: what was set by command; under `lock`.
+        changes: of the whole server.
+        drains: called before the workers are told to drain.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        node: RpcNode,
+        linked: Callable[[], Iterable[Linked]],
+        down: Callable[[], Iterable[Down]],
+        *,
+        lock: OwnedLock,
+        in_force: InForce,
+        changes: Changes,
+        drains: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node: Final = node
+        self._linked: Final = linked
+        self._down: Final = down
+        self._lock: Final = lock
+        self._in_force: Final = in_force
+        self.changes: Final = changes
+        self._drains: Final = drains
+        self._clock: Final = clock
+        self._started_at: Final = clock()
+        self._files_seen: dict[str, str] = {}  # digest by what changed; guarded by _lock
+
+    def answer(self, name: str, call: bytes, permission: Permission, caller: str = "") -> bytes:
+        """Carry out an operation; see `flowctl.control.operations.answer`."""
+        return answer_with(self._effect, name, call, permission, caller)
+
+    def note_file(self, what: str, detail: Mapping[str, Any], digest: str) -> None:
+        """Note a change that a worker took from a file: each takes it, and it is one. Any thread."""
+        with self._lock:
+            if self._files_seen.get(what) == digest:
+                return
+            self._files_seen[what] = digest
+        self.changes.note(what, detail)
+
+    def _effect(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
+        how = operation.together
+        if how.who is Who.HERE:
+            return operation.effect(cast("LiveServer", self), asked)  # `changes` needs no more of one
+        prepared = how.prepare(asked, datetime.now(UTC))
+        if operation.name == "drain":
+            self._drains()
+        if operation.name == "stats":
+            return self._stats(operation, prepared)
+        if how.who is Who.ONE:
+            return combine(how, prepared, self._any(operation.name, prepared))
+        return self._all(operation, prepared)
+
+    # -- who is asked
+
+    def _all(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
+        """Ask all, those that come meanwhile too; note what is in force then, and what has changed."""
+        done: set[int] = set()
+        answers: list[Answer] = []
+        changed: list[Mapping[str, Any]] = []
+        while True:
+            with self._lock:
+                targets = sorted((item for item in self._linked() if item.serial not in done), key=lambda w: w.number)
+                if not targets:
+                    result = combine(operation.together, asked, answers)
+                    if operation.together.in_force:
+                        self._in_force.note(operation.name, asked, result)
+                    break
+            first = operation.together.who is Who.FIRST and not done
+            targets = targets[:1] if first else targets
+            done.update(item.serial for item in targets)
+            for reply, found in self._ask(targets, operation.name, asked):
+                answers.append(reply)
+                changed += found
+        for change in changed[:1]:
+            self.changes.note(change["what"], change["detail"], change["origin"])
+        return result
+
+    def _any(self, name: str, asked: Mapping[str, Any]) -> list[Answer]:
+        """Ask one after the other until one answers."""
+        answers: list[Answer] = []
+        for item in self._now():
+            answers += [reply for reply, _ in self._ask([item], name, asked)]
+            if answers[-1].result is not None:
+                return answers[-1:]
+        return answers
+
+    def _now(self) -> list[Linked]:
+        with self._lock:
+            return sorted(self._linked(), key=lambda item: item.number)
+
+    def _ask(
+        self, targets: list[Linked], name: str, asked: Mapping[str, Any]
+    ) -> list[tuple[Answer, list[Mapping[str, Any]]]]:
+        """Ask processes side by side; return their answers, with the changes that each has made."""
+        call = json.dumps({"name": name, "asked": dict(asked)})
+        pending = []
+        for item in targets:
+            if item.conn is not None:
+                try:
+                    future = self._node.request_future(item.conn, f"{WORKER}.operate", call, timeout_s=ASK_S)
+                except ClosedError:
+                    continue
+                pending.append((item.number, future))
+        found: list[tuple[Answer, list[Mapping[str, Any]]]] = []
+        for number, future in pending:
+            try:
+                said = json.loads(future.get()[0])
+            except RpcError as error:
+                if error.code != "DISCONNECTED":  # who has ended has no part in it any more
+                    found.append((Answer(number, missing=_why(error)), []))
+                continue
+            if "error" in said:
+                found.append((Answer(number, error=error_of(said["error"])), []))
+            else:
+                found.append((Answer(number, result=said["result"]), said["changes"]))
+        return found
+
+    # -- figures
+
+    def _stats(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
+        """Ask all for figures: of one connection, or whole lists up to the end of the page, page by page."""
+        if asked["connection"] is not None:
+            return combine(operation.together, asked, [reply for reply, _ in self._ask(self._now(), "stats", asked)])
+        targets = self._now()
+        answers = [self._pages(item, asked) for item in targets]
+        made = combine(operation.together, asked, answers)
+        down = list(self._down())
+        server = made["server"]
+        server |= {
+            "pid": os.getpid(),
+            "up_s": round(self._clock() - self._started_at, 1),
+            "change": self.changes.version,
+        }
+        rows = {row["worker"]: row for row in server["workers"]}
+        for item in down:
+            rows.setdefault(item.number, {"worker": item.number, "state": item.state})
+        for reply in answers:
+            if reply.result is None:
+                rows[reply.worker] = {"worker": reply.worker, "state": reply.missing or "failed"}
+        server["workers"] = [rows[number] for number in sorted(rows)]
+        if down:
+            names = ", ".join(f"worker {item.number} is {item.state}" for item in down)
+            made["warning"] = "; ".join(filter(None, [made.get("warning"), names]))
+        return made
+
+    def _pages(self, target: Linked, asked: Mapping[str, Any]) -> Answer:
+        """Return what one process has up to the end of the page: all streams, since those of several are added."""
+        need, offset, whole = asked["offset"] + asked["limit"], 0, None
+        while True:
+            page = {**asked, "offset": offset, "limit": MOST_PAGE}
+            if whole is not None and offset >= min(need, whole["found"]["viewers"]):
+                page["viewers"] = "none"
+            answers = self._ask([target], "stats", page)
+            if not answers:
+                return Answer(target.number, missing="has ended")
+            reply = answers[0][0]
+            if reply.result is None:
+                return reply
+            found = reply.result
+            if whole is None:
+                whole = found
+            else:
+                for name in ("streams", "viewers"):
+                    whole[name] += found[name]
+            offset += MOST_PAGE
+            counts = whole["found"]
+            if offset >= counts["streams"] and offset >= min(need, counts["viewers"]):
+                return Answer(target.number, result=whole)
+
+
+def _why(error: RpcError) -> str:
+    return f"has not answered within {ASK_S:g} s, it may do it yet" if error.code == "TIMEOUT" else f"fails: {error}"
+
+
+def carry_out(server: LiveServer, call: bytes) -> bytes:
+    """Carry out, in a worker, what the supervisor asks for; return the result or the error, and what it changed."""
+    said = json.loads(call)
+    operation = BY_NAME[said["name"]]
+    before = server.changes.version
+    try:
+        value: Json = {"result": operation.effect(server, said["asked"])}
+    except (FlowctlError, OSError) as error:
+        value = {"error": error_dict(error)}
+    made: list[Change] = server.changes.since(before)[0]
+    value["changes"] = [asdict(change) for change in made if change.what in _COMMANDS]
+    return json.dumps(value).encode("utf-8", "backslashreplace")
+
+
+def put_in_force(server: LiveServer, orders: Iterable[tuple[str, Json]]) -> None:
+    """Give a worker that has been started what was set by command before."""
+    for name, asked in orders:
+        if name == "limits":
+            effects.limits(server, asked)
+        elif name == "ban":
+            effects.ban(server, asked)

@@ -1,0 +1,110 @@
+"""One line of figures about a running server, for ``flowctl serve --stats``; of several processes, their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from flowctl.flow.state import SendState
+from flowctl.live.records.recording import Recording
+from flowctl.live.server import LiveServer
+from flowctl.server.server import Server
+from flowctl.units import format_size
+
+_LARGEST: Final = frozenset({"busy", "worst_delay_s"})
+_LEAST: Final = frozenset({"least_pictures", "agrees"})
+
+
+def summary(server: Server) -> dict[str, Any]:
+    """Return the figures by name, in the order and as text to be shown; any thread."""
+    return shown(figures_of(server))
+
+
+def figures_of(server: Server) -> dict[str, Any]:
+    """Return the figures by name as numbers, as JSON has them; any thread."""
+    groups = [group.statistics() for group in server.groups.groups]
+    figures: dict[str, Any] = {
+        "connections": len(server.connections()),
+        "accepted": server.accepted_count,
+        "closed": {reason.value: count for reason, count in list(server.closed_by_reason.items())},
+        "busy": max(group.busy_fraction for group in groups),
+        "in_bytes": sum(group.bytes_in for group in groups),
+    }
+    if refused := server.admission.refused:
+        figures["refused"] = refused
+    if isinstance(server, LiveServer):
+        for name, status in server.reload.status.items():
+            figures[f"{name}_file"] = status.fault or status.state
+        found = server.hub.summary()
+        figures["streams"] = found.streams
+        figures["viewers"] = {state.name.lower(): found.states[state] for state in SendState if found.states[state]}
+        figures["missing_pictures"] = found.missing_pictures
+        if found.missing_pictures:
+            figures["least_pictures"] = found.least_picture_share
+        figures["worst_delay_s"] = found.worst_delay_ms / 1000
+        figures["dropped"] = found.dropped_messages
+        figures["returns"] = found.returns
+        budget = found.budget
+        figures["held"] = budget.held.total_bytes
+        if budget.limit_bytes:
+            figures["gave_way"] = {"thinned": budget.thinned, "closed": budget.closed}
+        if server.recording is not None:
+            figures |= _recorded(server.recording)
+        if server.config.shadow is not None:
+            report = found.shadow  # what the candidate would have done otherwise, in few words
+            figures["shadow"] = {
+                "agrees": report.agreement,
+                "more_dropped": report.dropped.total_messages - report.live_dropped.total_messages,
+                "would_close": report.would_have_closed,
+                "would_keep": report.would_have_kept,
+            }
+    return figures
+
+
+def _recorded(recording: Recording) -> dict[str, Any]:
+    """Return what the records tell: the counters of the feed, which are sums over what stands in the files."""
+    found = recording.recorder.feed.snapshot()
+    return {
+        "events": dict(sorted(found.events.items())),
+        "limit_hits": dict(sorted(found.limit_hits.items())),
+        "records_lost": recording.recorder.statistics().lost_rows,
+    }
+
+
+def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures of several processes that are one server.
+
+    Numbers are added; of how busy they are, of delays and of shares the worst counts, and of a file's state one that is
+    not valid.
+    """
+    total: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            if name not in total:
+                total[name] = value
+                continue
+            known = total[name]
+            if isinstance(value, Mapping):
+                total[name] = merged([known, value])
+            elif isinstance(value, str):
+                total[name] = value if known == "valid" else known
+            elif name in _LARGEST | _LEAST:
+                total[name] = max(known, value) if name in _LARGEST else min(known, value)
+            else:
+                total[name] = known + value
+    return total
+
+
+def shown(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return figures as they are shown in a line: shares and sizes as text."""
+    made = dict(figures)
+    made["busy"] = f"{made['busy']:.0%}"
+    if "least_pictures" in made:
+        made["least_pictures"] = f"{made['least_pictures']:.0%}"
+    if "worst_delay_s" in made:
+        made["worst_delay_s"] = round(made["worst_delay_s"], 1)
+    if "held" in made:
+        made["held"] = format_size(made["held"])
+    if "shadow" in made:
+        made["shadow"] = {**made["shadow"], "agrees": f"{made['shadow']['agrees']:.0%}"}
+    return made

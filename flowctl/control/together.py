@@ -1,0 +1,269 @@
+"""How several processes that are one server carry out an operation, and what their answers come to (pure).
+
+Each operation of the table has an entry of this here: who is asked, and how the answers are put together. Numbers are
+added, lists are joined in the order that each already has, and of what is the same everywhere one counts. A process
+that fails or does not answer is named in a warning, and the others' answers count all the same.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from flowctl.errors import BusyError, FlowctlError, LocalProtocolError
+from flowctl.flow.state import SendState
+
+Json: TypeAlias = dict[str, Any]
+Asked: TypeAlias = Mapping[str, Any]
+Results: TypeAlias = Sequence[tuple[int, Json]]
+"""What was answered, with the number of the process, by number."""
+_TOLD: Final = 100
+"""Numbers of connections told of a kick, as of one process."""
+
+
+class Who(enum.Enum):
+    """Which of the processes carry an operation out.
+
+    ALL: all, side by side. FIRST: the first, and then the others: it writes to a file what they find written. ONE: any;
+    each would say the same. HERE: none; who stands for them knows.
+    """
+
+    ALL = "all"
+    FIRST = "first"
+    ONE = "one"
+    HERE = "here"
+
+
+def _same(asked: Asked, now: datetime) -> Asked:
+    del now
+    return asked
+
+
+def _first(asked: Asked, results: Results) -> Json:
+    del asked
+    return results[0][1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Together:
+    """How one operation is carried out by several processes.
+
+    Args:
+        who: is asked.
+        merge: returns the answer of all, of theirs; of an operation on one connection the one that has it counts.
+        prepare: returns the values that each is asked with, of those that were given and the time of day.
+        in_force: what it sets is also for processes that are started later.
+    """
+
+    who: Who = Who.ALL
+    merge: Callable[[Asked, Results], Json] = _first
+    prepare: Callable[[Asked, datetime], Asked] = _same
+    in_force: bool = False
+
+
+class Answer(NamedTuple):
+    """What one process said.
+
+    Attributes:
+        worker: its number.
+        result: what came of it. None: nothing did.
+        error: why not.
+        missing: why there is no answer; empty: there is one.
+    """
+
+    worker: int
+    result: Json | None = None
+    error: FlowctlError | None = None
+    missing: str = ""
+
+
+def combine(how: Together, asked: Asked, answers: Sequence[Answer]) -> Json:
+    """Return the answer of all.
+
+    Args:
+        how: of the operation.
+        asked: the values of its arguments.
+        answers: of those that were asked.
+
+    Raises:
+        FlowctlError: it came to nothing anywhere: the gravest of what they said.
+    """
+    answers = sorted(answers, key=lambda item: item.worker)
+    results = [(item.worker, item.result) for item in answers if item.result is not None]
+    errors = [(item.worker, item.error) for item in answers if item.error is not None]
+    if not results:
+        # "There is no such" is what all say but the one that has it: what else is said counts more.
+        for _, error in sorted(errors, key=lambda item: isinstance(item[1], LocalProtocolError)):
+            raise error
+        why = "; ".join(f"worker {item.worker} {item.missing}" for item in answers)
+        raise BusyError(f"no worker answers: {why or 'none is there yet'}", hint="try again")
+    made = dict(results[0][1] if asked.get("connection") is not None else how.merge(asked, results))
+    faults = [f"worker {number}: {error}" for number, error in errors if not isinstance(error, LocalProtocolError)]
+    faults += [f"worker {item.worker} {item.missing}" for item in answers if item.missing]
+    said = [made["warning"]] if made.get("warning") else []
+    if said or faults:
+        made["warning"] = "; ".join([*said, *faults])
+    return made
+
+
+# -- the operations
+
+
+def _stats(asked: Asked, results: Results) -> Json:
+    """Join figures, streams by name, and the viewers in the order that each process has them in."""
+    first, end = asked["offset"], asked["offset"] + asked["limit"]
+    streams = _streams(results)
+    viewers = heapq.merge(*([row | {"worker": n} for row in found["viewers"]] for n, found in results), key=_rank)
+    return {
+        "server": _server(results),
+        "streams": streams[first:end],
+        "viewers": list(viewers)[first:end],
+        "found": {
+            "streams": len(streams),
+            "viewers": sum(found["found"]["viewers"] for _, found in results),
+            "offset": first,
+            "limit": asked["limit"],
+        },
+    }
+
+
+def _rank(viewer: Json) -> tuple[Any, ...]:
+    """Return the place of a viewer among others: the worst first."""
+    return -SendState[viewer["state"]], viewer["pictures"], -viewer["delay_ms"], viewer["connection"]
+
+
+def _streams(results: Results) -> list[Json]:
+    """Return the streams, those with most viewers first; each is published in one process and followed by others."""
+    found: dict[str, Json] = {}
+    for number, result in results:
+        for row in result["streams"]:
+            known = found.setdefault(row["stream"], row | {"viewers": 0, "standby": 0, "in_bytes": 0})
+            if _publishes(row) and not _publishes(known):
+                known |= {"publisher": row["publisher"], "media": row["media"], "worker": number}
+            elif _publishes(row):
+                known.setdefault("worker", number)
+            known["viewers"] += row["viewers"]
+            known["standby"] += row["standby"]
+            known["in_bytes"] = max(known["in_bytes"], row["in_bytes"])
+    return sorted(found.values(), key=lambda item: (-item["viewers"], item["stream"]))
+
+
+def _publishes(row: Json) -> bool:
+    """Return whether a stream's publisher is one, and not the process itself that follows it."""
+    return row["publisher"] is not None and not row["publisher"].startswith(("local:", "worker"))
+
+
+_ADDED: Final = ("connections", "accepted")
+
+
+def _server(results: Results) -> Json:
+    parts = [found["server"] for _, found in results]
+    made = dict(parts[0])
+    for name in _ADDED:
+        made[name] = sum(part[name] for part in parts)
+    made["refused"], made["closed"] = (added(part[name] for part in parts) for name in ("refused", "closed"))
+    made["busy"] = max(part["busy"] for part in parts)
+    made["bans"] = max(part["bans"] for part in parts)
+    for name in ("limits_file", "bans_file"):
+        if name in made:
+            made[name] = next((part[name] for part in parts if part.get(name) != "valid"), "valid")
+    if drains := [part["drains_for_s"] for part in parts if "drains_for_s" in part]:
+        made["drains_for_s"] = max(drains)
+    if len({part["limits"] for part in parts}) > 1:
+        made["limits_of_workers"] = [part["limits"] for part in parts]
+    made["workers"] = [
+        {"worker": number, "state": "serving"}
+        | {name: found["server"][name] for name in ("pid", "up_s", "busy", *_ADDED)}
+        for number, found in results
+    ]
+    return made
+
+
+def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums of numbers by name."""
+    total: Counter[str] = Counter()
+    for item in counts:
+        total.update(item)
+    return dict(total)
+
+
+def _kick(asked: Asked, results: Results) -> Json:
+    del asked
+    numbers = [number for _, found in results for number in found["connections"]]
+    return {"kicked": sum(found["kicked"] for _, found in results), "connections": numbers[:_TOLD]}
+
+
+def _limits(asked: Asked, results: Results) -> Json:
+    del asked
+    return results[0][1] | {"connections": sum(found["connections"] for _, found in results)}
+
+
+def _with_end(asked: Asked, now: datetime) -> Asked:
+    """Say when a ban ends, so that it is the same ban everywhere."""
+    # Loaded with a server only: help on operations takes neither addresses nor times apart.
+    from flowctl.control.effects import ban_ends  # noqa: PLC0415 - as said
+    from flowctl.server.bans import Ban, utc_text  # noqa: PLC0415 - as said
+
+    return {**asked, "until": utc_text(Ban(cidr=asked["network"], expires=ban_ends(asked, now)).expires)}
+
+
+def _ban(asked: Asked, results: Results) -> Json:
+    del asked
+    made = results[0][1] | {"ended": sum(found["ended"] for _, found in results)}
+    written = next((found for _, found in results if found["in_file"]), None)
+    if written is not None:  # one that could write it has done so for all
+        made |= {"in_file": True, "kept": written["kept"]}
+        made.pop("warning", None)
+    return made
+
+
+def _unban(asked: Asked, results: Results) -> Json:
+    del asked
+    return max((found for _, found in results), key=lambda found: len(found["lifted"]))
+
+
+def _drain(asked: Asked, results: Results) -> Json:
+    del asked
+    made = dict(results[0][1])
+    made["again"] = all(found["again"] for _, found in results)
+    made["ends_within_s"] = max(found["ends_within_s"] for _, found in results)
+    made["connections"] = sum(found["connections"] for _, found in results)
+    return made
+
+
+_WORST: Final = ("invalid", "absent", "valid")
+
+
+def _reload(asked: Asked, results: Results) -> Json:
+    """Join what the processes say of each file: any that has changed, the worst state."""
+    del asked
+    made: Json = {}
+    for _, found in results:
+        for name, item in found.items():
+            if name == "faults":
+                continue
+            known = made.setdefault(name, dict(item))
+            if _WORST.index(item["state"]) < _WORST.index(known["state"]):
+                known["state"] = item["state"]
+            known["changed"] = known["changed"] or item["changed"]
+            for key in ("fault", "now"):
+                if key in item:
+                    known.setdefault(key, item[key])
+    faults = dict.fromkeys(fault for _, found in results for fault in found.get("faults", ()))
+    return made | ({"faults": list(faults)} if faults else {})
+
+
+STATS: Final = Together(merge=_stats)
+KICK: Final = Together(merge=_kick)
+LIMITS: Final = Together(merge=_limits, in_force=True)
+BAN: Final = Together(who=Who.FIRST, merge=_ban, prepare=_with_end, in_force=True)
+UNBAN: Final = Together(who=Who.FIRST, merge=_unban, in_force=True)
+BANS: Final = Together(who=Who.ONE)
+DRAIN: Final = Together(merge=_drain)
+RELOAD: Final = Together(merge=_reload)
+CHANGES: Final = Together(who=Who.HERE)
