@@ -13,11 +13,12 @@ arrivals about all that is open. Who declines stands in the queue afterwards, in
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from weakref import ref
 
 from flowctl.errors import ConfigError, LocalProtocolError
@@ -28,7 +29,8 @@ from flowctl.scheduler.offer import (
     LAST_ID,
     Channel,
     Entry,
-    EntryState,
+    FailureCode,
+    Hands,
     Offer,
     Peer,
     PeerId,
@@ -51,7 +53,7 @@ class Refusal(enum.Enum):
 class Request:
     """A message that keeps a channel closed: a request, or, without receiver, a notification or a withdrawn request."""
 
-    __slots__ = ("key", "peer", "receiver", "response_type", "sent_at")
+    __slots__ = ("code", "ended_at", "key", "outcome", "peer", "receiver", "response", "response_type", "sent_at")
 
     def __init__(
         self, key: int, peer: PeerState, receiver: Receiver | None, response_type: ResponseType, sent_at: float
@@ -61,6 +63,19 @@ class Request:
         self.receiver = receiver  # None: nobody is told
         self.response_type: Final = response_type
         self.sent_at: Final = sent_at
+        # Set when it is claimed:
+        self.ended_at = sent_at
+        self.code: FailureCode | None = None
+        self.outcome = Outcome.RESPONSE
+        self.response: Any = None
+
+
+Call: TypeAlias = Callable[[], None]
+Job: TypeAlias = Request | PeerState | list[Request] | list[Entry] | Call
+"""What has happened: a request has ended, a peer has open channels, those of a list are to be told of their end, or it
+is time for a call."""
+Step: TypeAlias = Offer | Request | Entry | Call
+"""A callback that is to be made: an offer, the end of a request, the discarding of a sender, or a call at its time."""
 
 
 class Line:
@@ -88,6 +103,15 @@ class Line:
                 self.live_count -= 1
                 return entry
         return None
+
+    def take_all(self) -> list[Entry]:
+        """Remove and return all, in no order; O(n)."""
+        found = [place[2] for place in self._heap if place[2].line is self]
+        self._heap.clear()
+        self.live_count = 0
+        for entry in found:
+            entry.line = None
+        return found
 
     def leave(self, entry: Entry) -> None:
         """Remove `entry`, which stands here."""
@@ -128,25 +152,34 @@ class Core:
     Args:
         policy: objects that are asked.
         rng: gives the first request id.
+        hands: what offers are given.
     """
 
     __slots__ = (
+        "_arrivals",
+        "_asked",
         "_call_key",
         "_choice",
         "_ejected",
         "_ejection",
         "_fairness",
+        "_freed",
+        "_fresh",
+        "_hands",
         "_last_id",
         "_learns",
         "_limits",
+        "_line",
         "_notice_key",
+        "_offer",
         "_peer_number",
         "_served",
-        "arrivals",
-        "asked",
+        "_spare",
+        "_untold",
         "calls",
         "closed_count",
         "counters",
+        "jobs",
         "open_count",
         "peers",
         "queue",
@@ -155,7 +188,8 @@ class Core:
         "waiting",
     )
 
-    def __init__(self, policy: SchedulerPolicy, rng: Random) -> None:
+    def __init__(self, policy: SchedulerPolicy, rng: Random, hands: Hands) -> None:
+        self._hands: Final = hands
         self._fairness: Final = policy.fairness
         places_stay = isinstance(policy.fairness, FirstComeFirstServed)
         self._served: Final = None if places_stay else policy.fairness.served
@@ -167,7 +201,7 @@ class Core:
         self._last_id = rng.randint(FIRST_ID, LAST_ID)
         self._notice_key = 0
         self._call_key = 0
-        self.calls: Final[Pending[int, Callable[[], None]]] = Pending()  # to be made at their time
+        self.calls: Final[Pending[int, Call]] = Pending()  # to be made at their time
         self._peer_number = 0
         self._ejected: Final[Pending[int, PeerState]] = Pending()
         self.peers: Final[dict[PeerId, PeerState]] = {}
@@ -176,18 +210,25 @@ class Core:
         self.table: Final[Pending[int, Request]] = Pending()
         self.waiting: Final[dict[int, Entry]] = {}  # by id(sender): senders need no hash, and the entry keeps the id
         self.queue: Final = Line()
-        self.arrivals = Line()
-        self.asked: Final[list[Entry]] = []  # by the walk in progress: they have declined
+        self._arrivals = Line()
+        self._spare = Line()  # the arrivals of the next walk, once this one has them
+        self.jobs: Final[deque[Job]] = deque()  # what has happened and was not acted on
+        self._untold: Final[deque[Request | Entry | Call]] = deque()  # of the job that is being done
+        self._freed: PeerState | None = None  # by that job: the queue is to be asked about it
+        self._line: Line | None = None  # the walk in progress
+        self._fresh: PeerState | None = None  # what it is about; None: all that is open
+        self._asked: Final[list[Entry]] = []  # by it: they have declined
+        self._offer: Offer | None = None  # the one whose callback runs
         self.stopped = False
         self.counters: Final = Counters()
 
     # --- peers ---------------------------------------------------------------------------------------------------
 
-    def connect(self, peer: Peer, channels: int, now: float) -> PeerState | None:
-        """Enter a peer. Returns None if its id is connected."""
+    def connect(self, peer: Peer, channels: int, now: float) -> bool:
+        """Add a peer. False: its id is connected already."""
         peer_id = peer.peer_id
         if peer_id in self.peers:
-            return None
+            return False
         try:
             reference = ref(peer)
         except TypeError as error:
@@ -202,9 +243,10 @@ class Core:
             state.channel_count = max(1, self._limits.connected(state, now))
         if self._ejection is not None:
             self._ejection.connected(state, now)
-        return state
+        self.jobs.append(state)
+        return True
 
-    def open(self, peer: PeerState) -> bool:
+    def _open(self, peer: PeerState) -> bool:
         """Count the channels of `peer` that are not closed as open. Returns whether there are any."""
         if peer.gone or peer.ejected:
             return False
@@ -225,11 +267,11 @@ class Core:
         self._shut(peer)
         peer.gone = True
 
-    def disconnect(self, peer_id: PeerId, now: float) -> tuple[bool, list[Request]]:
-        """Remove a peer and claim its requests. Returns whether it was there, and those that somebody waits for."""
+    def disconnect(self, peer_id: PeerId, now: float) -> bool:
+        """Remove a peer, claim its requests and enter their end. Returns whether it was there."""
         peer = self.peers.pop(peer_id, None)
         if peer is None:
-            return False, []
+            return False
         self.retire(peer)
         claimed = [request for key in peer.pending if (request := self._claim(key)) is not None]
         self.closed_count -= len(peer.pending)
@@ -239,7 +281,16 @@ class Core:
                 self._learn(request, Outcome.DISCONNECTED, now)
         if self._ejection is not None:
             self._ejection.left(peer)
-        return True, [request for request in claimed if request.receiver is not None]
+        self.counters.disconnects += self._fail(claimed, FailureCode.DISCONNECT)
+        return True
+
+    def _fail(self, claimed: list[Request], code: FailureCode) -> int:
+        failed = [request for request in claimed if request.receiver is not None]
+        for request in failed:
+            request.code = code
+        if failed:
+            self.jobs.append(failed)
+        return len(failed)
 
     # --- senders -------------------------------------------------------------------------------------------------
 
@@ -248,18 +299,18 @@ class Core:
         if self.stopped:
             return False
         entry = self.waiting.get(id(sender))
-        if entry is not None and (entry.state is not EntryState.OFFERED or entry.successor is not None):
+        if entry is not None and (entry.offer is None or entry.successor is not None):
             return True
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise ConfigError(f"priority is {priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")
         number = self.counters.scheduled
+        arrival = Entry(sender, number, self._fairness.place(sender, priority, number))
         self.counters.scheduled += 1
-        arrival = Entry(sender, priority, number, self._fairness.place(sender, priority, number))
         if entry is not None:
             entry.successor = arrival  # it enters if what it is being offered ends its present stay
         else:
             self.waiting[id(sender)] = arrival
-            self.arrivals.push(arrival)
+            self._arrivals.push(arrival)
         return True
 
     def withdraw_sender(self, sender: Sender) -> bool:
@@ -267,10 +318,9 @@ class Core:
         entry = self.waiting.get(id(sender))
         if entry is None:
             return False
-        ended = entry.offer is not None and entry.offer.sent_count > 0  # it leaves anyway
-        if ended and entry.successor is None:
-            return False
-        if ended:
+        if entry.offer is not None and entry.offer.sent_count > 0:  # it leaves anyway
+            if entry.successor is None:
+                return False
             entry.successor = None
         else:
             self._leave(entry)
@@ -278,33 +328,76 @@ class Core:
         return True
 
     def _leave(self, entry: Entry) -> None:
-        entry.state = EntryState.DONE
+        entry.done = True
         del self.waiting[id(entry.sender)]
-        if entry.line is not None:
+        if isinstance(entry.line, Line):
             entry.line.leave(entry)
 
-    # --- walks ---------------------------------------------------------------------------------------------------
+    # --- steps ---------------------------------------------------------------------------------------------------
 
-    def next_entry(self, line: Line, fresh: PeerState | None) -> tuple[Entry, int] | None:
-        """Return who is to be asked next, and for how many messages at most; None: the walk is over."""
+    def next_step(self) -> Step | None:
+        """End the offer that was made last, and return the callback that is to be made now; None: there is none."""
+        if self._offer is not None:
+            self._settle(self._offer)
+        while True:
+            if self._untold:
+                return self._untold.popleft()
+            if self._line is not None:
+                if (offer := self._next_offer(self._line)) is not None:
+                    return offer
+                self._end_walk(self._line)
+            elif self._freed is not None:
+                self._line, self._fresh, self._freed = self.queue, self._freed, None
+            elif self._arrivals.live_count:
+                self._line, self._fresh = self._arrivals, None
+                self._arrivals, self._spare = self._spare, self._arrivals
+            elif self.jobs:
+                self._begin(self.jobs.popleft())
+            else:
+                return None
+
+    def _begin(self, job: Job) -> None:
+        if isinstance(job, Request):
+            self._freed = self._release(job, job.outcome, job.ended_at)
+            if job.receiver is not None:
+                self._untold.append(job)
+        elif isinstance(job, PeerState):
+            self._freed = job if self._open(job) else None
+        elif isinstance(job, list):
+            self._untold.extend(job)
+        else:
+            self._untold.append(job)
+
+    def _next_offer(self, line: Line) -> Offer | None:
+        """Return an offer for the next of `line`; None: the walk is over."""
+        fresh = self._fresh
+        open_count = self.open_count
         if fresh is not None and fresh.open_count > 0 and fresh.reference() is None:
             self.retire(fresh)
-        open_count = self.open_count
         if (open_count if fresh is None else fresh.open_count) <= 0:
             return None
         entry = line.pop()
         if entry is None:
             return None
-        entry.state = EntryState.OFFERED
-        self.counters.offers += 1
         size = self._fairness.size(open_count, line.live_count)
-        return entry, max(1, min(size, open_count))
+        if not 0 < size <= open_count:
+            size = min(max(1, size), open_count)
+        offer = Offer(self._hands, entry, fresh, size)
+        if fresh is None:
+            first = self.pull(offer)
+            if first is None:  # all that were open have died
+                self._asked.append(entry)
+                return None
+        entry.offer = self._offer = offer
+        self.counters.offers += 1
+        return offer
 
-    def settle(self, offer: Offer) -> Sender | None:
-        """End `offer`, whose callback has returned. Returns its sender if it is to be discarded."""
+    def _settle(self, offer: Offer) -> None:
+        """End `offer`, whose callback has returned."""
+        self._offer = None
         offer.active = False
         for peer in offer.pulled:
-            if peer.open_count > 0 and not peer.gone:
+            if peer.open_count > 0:
                 self._choice.add(peer)
             else:
                 peer.pooled = False
@@ -312,33 +405,35 @@ class Core:
         entry.offer = None
         if not offer.sent_count:
             self.counters.declined += 1
-        if entry.state is EntryState.DONE:
-            return None
-        if not offer.sent_count and not self.stopped:
-            entry.successor = None
-            entry.state = EntryState.WAITING
-            self.asked.append(entry)
-            return None
+            if not self.stopped and not entry.done:
+                entry.successor = None
+                self._asked.append(entry)
+                return
+        if entry.done:
+            return
         if self._served is not None and offer.sent_count:
             self._served(entry.sender, entry.place, offer.sent_count)
         self._leave(entry)
         successor = entry.successor
-        if self.stopped:
-            return entry.sender if successor is not None or not offer.sent_count else None
-        if successor is not None:
-            self.waiting[id(successor.sender)] = successor
-            self.arrivals.push(successor)
-        return None
+        if not self.stopped:
+            if successor is not None:
+                self.waiting[id(successor.sender)] = successor
+                self._arrivals.push(successor)
+        elif successor is not None or not offer.sent_count:
+            self.counters.discarded += 1
+            self._untold.append(entry)
 
-    def end_walk(self, line: Line) -> None:
+    def _end_walk(self, line: Line) -> None:
         """Let all of `line` that still wait stand in the queue."""
-        for entry in self.asked:
-            if entry.state is EntryState.WAITING:
+        self._line = self._fresh = None
+        if self._asked:
+            for entry in self._asked:
+                if not entry.done:
+                    self.queue.push(entry)
+            self._asked.clear()
+        if line is not self.queue and line.live_count:
+            for entry in line.take_all():
                 self.queue.push(entry)
-        self.asked.clear()
-        if line is not self.queue:
-            while (rest := line.pop()) is not None:
-                self.queue.push(rest)
 
     def pull(self, offer: Offer) -> PeerState | None:
         """Return the next open peer for `offer`; None: there is no further one, or the offer is over."""
@@ -346,11 +441,11 @@ class Core:
             peer = self._choice.take()
             if peer is None:
                 break
-            if peer.open_count > 0 and peer.reference() is None:
-                self.retire(peer)
             if peer.open_count > 0:
-                offer.pulled.append(peer)
-                return peer
+                if peer.reference() is not None:
+                    offer.pulled.append(peer)
+                    return peer
+                self.retire(peer)
             peer.pooled = False
         return None
 
@@ -371,8 +466,6 @@ class Core:
         response_type: ResponseType,
         now: float,
         deadline: float,
-        *,
-        notice: bool,
     ) -> Request | None:
         """Close `channel` for a message that is about to be sent. None: it may not be."""
         peer = channel.state
@@ -386,7 +479,7 @@ class Core:
         ):
             self.counters.refused += 1
             return None
-        if notice:
+        if receiver is None:
             self._notice_key -= 1
             key = self._notice_key
             self.counters.notifications += 1
@@ -421,11 +514,13 @@ class Core:
         channel.used = False
         offer.size += 1
         offer.sent_count -= 1
-        self.release(request, Outcome.REJECTED, now)
+        self._release(request, Outcome.REJECTED, now)
         return True
 
-    def answered(self, peer: Peer, request_id: object, response: Any) -> Request | Refusal:
-        """Claim the request that `response` of `peer` ends."""
+    def answered(
+        self, peer: Peer, request_id: object, response: Any, outcome: Outcome, now: float
+    ) -> Request | Refusal:
+        """Claim the request that `response` of `peer` ends, and enter its end, as `outcome` for the policies."""
         counters = self.counters
         if type(request_id) is not int:
             counters.without_id += 1
@@ -445,45 +540,45 @@ class Core:
             counters.late += 1
         else:
             counters.responses += 1
+        request.response = response
+        request.outcome = outcome
+        request.ended_at = now
+        self.jobs.append(request)
         return request
 
-    def take_due(self, now: float) -> list[Request]:
-        """Claim what has come to its time."""
-        due = [request for _, request in self.table.take_due(now)]
-        self.counters.timeouts += sum(request.receiver is not None for request in due)
-        return due
-
-    def take_returning(self, now: float) -> list[PeerState]:
-        """Return the peers whose ejection is over, their channels counted as open."""
-        returning = [peer for _, peer in self._ejected.take_due(now) if not peer.gone]
-        for peer in returning:
-            peer.ejected, peer.probation = False, True
-            if self._ejection is not None:
-                self._ejection.returned(peer, now)
-            self.open(peer)
-        return returning
+    def expire(self, now: float) -> None:
+        """Claim what has come to its time, and enter its end."""
+        for _, request in self.table.take_due(now):
+            self.counters.timeouts += request.receiver is not None
+            request.code = FailureCode.TIMEOUT
+            request.outcome = Outcome.TIMEOUT
+            request.ended_at = now
+            self.jobs.append(request)
+        for _, peer in self._ejected.take_due(now):
+            if not peer.gone:
+                peer.ejected, peer.probation = False, True
+                if self._ejection is not None:
+                    self._ejection.returned(peer, now)
+                self.jobs.append(peer)
+        self.jobs.extend(callback for _, callback in self.calls.take_due(now))
 
     def next_deadline(self) -> float | None:
-        """Return when `take_due`, `take_returning` or `take_calls` next has something; None: never."""
+        """Return when `expire` next has something to do; None: never."""
         deadlines = (self.table.next_deadline(), self._ejected.next_deadline(), self.calls.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    def add_call(self, callback: Callable[[], None], when: float) -> int:
+    def add_call(self, callback: Call, when: float) -> int:
         """Keep `callback` until `when`; returns its key."""
         self._call_key += 1
         if not self.stopped:
             self.calls.add(self._call_key, callback, when)
         return self._call_key
 
-    def take_calls(self, now: float) -> list[Callable[[], None]]:
-        """Return the callbacks whose time has come."""
-        return [callback for _, callback in self.calls.take_due(now)]
-
     def has_other(self, tried: Collection[PeerId]) -> bool:
         """Return whether a peer is connected, and not left out, that is not in `tried`; looks at one more at most."""
         return any(not peer.ejected and peer_id not in tried for peer_id, peer in self.peers.items())
 
-    def release(self, request: Request, outcome: Outcome, now: float) -> PeerState | None:
+    def _release(self, request: Request, outcome: Outcome, now: float) -> PeerState | None:
         """Open the channel that `request`, which was claimed, kept closed. Returns its peer if it can be offered."""
         peer = request.peer
         if request.key not in peer.pending:
@@ -492,7 +587,7 @@ class Core:
         self.closed_count -= 1
         if self._learns and not peer.gone and (request.key > 0 or outcome is Outcome.REJECTED):
             self._learn(request, outcome, now)
-        return peer if self.open(peer) else None
+        return peer if self._open(peer) else None
 
     def _learn(self, request: Request, outcome: Outcome, now: float) -> None:
         peer = request.peer
@@ -524,21 +619,21 @@ class Core:
 
     # --- end -----------------------------------------------------------------------------------------------------
 
-    def stop(self) -> tuple[list[Request], list[Sender]]:
-        """End everything. Returns the requests that are to fail and the senders that are to be discarded, in order."""
+    def stop(self) -> None:
+        """Take up nothing any more, and enter the end of everything: of the requests, then of the senders."""
         self.stopped = True
-        requests = [request for _, request in self.table.take_all() if request.receiver is not None]
-        self.counters.shutdowns += len(requests)
+        self.counters.shutdowns += self._fail([request for _, request in self.table.take_all()], FailureCode.SHUTDOWN)
         self._ejected.take_all()
         self.calls.take_all()
-        waiting = [entry for entry in self.waiting.values() if entry.state is EntryState.WAITING]
+        waiting = [entry for entry in self.waiting.values() if entry.offer is None]
         waiting.sort(key=lambda entry: (entry.place, entry.number))
         for entry in waiting:
             self._leave(entry)
         self.counters.discarded += len(waiting)
+        if waiting:
+            self.jobs.append(waiting)
         for peer in self.peers.values():
             self.retire(peer)
             peer.pending.clear()
         self.closed_count = 0
         self.peers.clear()
-        return requests, [entry.sender for entry in waiting]

@@ -14,7 +14,7 @@ connection each.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, Protocol, TypeAlias
 
 from flowctl.scheduler.policy import PeerState
@@ -83,31 +83,43 @@ class Receiver(Protocol):
         """Learn that no response to `request_id` comes, and why."""
 
 
-Post: TypeAlias = Callable[["Offer", "Channel", Any, "Receiver | None", float, ResponseType, bool], int | None]
-
-
 class Entry:
     """A sender in the queue; it belongs to the core."""
 
-    __slots__ = ("line", "number", "offer", "place", "priority", "sender", "state", "successor")
+    __slots__ = ("done", "line", "number", "offer", "place", "sender", "successor")
 
-    def __init__(self, sender: Sender, priority: int, number: int, place: float) -> None:
-        self.sender = sender
-        self.priority = priority
-        self.number = number
-        self.place = place
-        self.state = EntryState.WAITING
-        self.line: Any = None  # the line it stands in
+    def __init__(self, sender: Sender, number: int, place: float) -> None:
+        self.sender: Final = sender
+        self.number: Final = number  # how many were scheduled before it
+        self.place: Final = place
+        self.done = False
+        self.line: object = None  # the line it stands in
         self.offer: Offer | None = None  # the one that it has before it
         self.successor: Entry | None = None  # it was scheduled again while it had an offer before it
 
 
-class EntryState(enum.Enum):
-    """Where a sender is between `schedule` and its end."""
+class Hands(Protocol):
+    """What offers do, done by their scheduler, under its lock."""
 
-    WAITING = "waiting"
-    OFFERED = "offered"  #: its callback runs
-    DONE = "done"
+    def post(
+        self,
+        offer: Offer,
+        channel: Channel,
+        message: Any,
+        receiver: Receiver | None,
+        timeout: float,
+        response_type: ResponseType,
+    ) -> int | None:
+        """Send a message, a notification if there is no receiver; returns its key, None if it was not sent."""
+
+    def pull(self, offer: Offer) -> PeerState | None:
+        """Return the next open peer, None if there is none."""
+
+    def choose(self, offer: Offer, peer_id: PeerId) -> PeerState | None:
+        """Return the peer `peer_id` if the offer can send to it."""
+
+    def leave(self, offer: Offer) -> bool:
+        """Take the sender out; whether it was in the queue."""
 
 
 class Channel:
@@ -152,72 +164,56 @@ class Offer:
     ends when the size is used up. Any thread may use an offer, while it is open.
     """
 
-    __slots__ = (
-        "_choose",
-        "_post",
-        "_pull",
-        "_withdraw",
-        "active",
-        "entry",
-        "fresh",
-        "pulled",
-        "sent_count",
-        "size",
-    )
+    __slots__ = ("_hands", "active", "entry", "fresh", "pulled", "sent_count", "size")
 
-    def __init__(
-        self,
-        entry: Entry,
-        fresh: PeerState | None,
-        size: int,
-        post: Post,
-        pull: Callable[[Offer], PeerState | None],
-        choose: Callable[[Offer, PeerId], PeerState | None],
-        withdraw: Callable[[Offer], bool],
-    ) -> None:
+    def __init__(self, hands: Hands, entry: Entry, fresh: PeerState | None, size: int) -> None:
+        self._hands: Final = hands
+        #: The place in the queue of the sender that it is made to.
         self.entry: Final = entry
-        self.fresh: Final = fresh  # None: all open peers
+        #: The peer that has become free. None: all open ones are new to the sender.
+        self.fresh: Final = fresh
         #: How many messages may still be sent: counts down.
         self.size = size
         #: How many messages were sent.
         self.sent_count = 0
         #: Whether it can be used: the callback runs.
         self.active = True
-        self.pulled: list[PeerState] = []  # peers taken from the pool, to be put back
-        self._post: Final = post
-        self._pull: Final = pull
-        self._choose: Final = choose
-        self._withdraw: Final = withdraw
+        #: Peers taken from those that are open, to be put back; the scheduler's.
+        self.pulled: Final[list[PeerState]] = []
 
     def __iter__(self) -> Iterator[Channel]:
         """Yield the fresh channels, until the size is used up."""
-        fresh = self.fresh
-        return self.full() if fresh is None else self._channels_of(fresh)
+        if self.fresh is None:
+            return self.full()
+        return self._channels_of(self.fresh)
 
     def full(self) -> Iterator[Channel]:
         """Yield all open channels, also those that the sender has seen before, until the size is used up."""
+        pulled = self.pulled
         index = 0
         while self.size > 0 and self.active:
-            if index == len(self.pulled):
-                peer = self._pull(self)
-                if peer is None:
-                    return
-            else:
-                peer = self.pulled[index]
+            peer = pulled[index] if index < len(pulled) else self._hands.pull(self)
+            if peer is None:
+                return
             index += 1
-            yield from self._channels_of(peer)
+            if peer.reference() is None:
+                continue
+            for _ in range(peer.open_count):
+                yield Channel(self, peer)
+                if self.size <= 0 or peer.open_count <= 0:
+                    break
 
     def _channels_of(self, peer: PeerState) -> Iterator[Channel]:
         if peer.reference() is None:
             return
         for _ in range(peer.open_count):
-            if self.size <= 0 or peer.open_count <= 0:
+            if self.size <= 0 or peer.open_count <= 0 or not self.active:
                 return
             yield Channel(self, peer)
 
     def channel(self, peer_id: PeerId) -> Channel | None:
         """Return an open channel of the peer `peer_id`, fresh or not; None if it has none. O(1)."""
-        peer = self._choose(self, peer_id)
+        peer = self._hands.choose(self, peer_id)
         return None if peer is None else Channel(self, peer)
 
     def send(
@@ -245,7 +241,7 @@ class Offer:
         Raises:
             ConfigError: `timeout` is not in its range.
         """
-        return self._post(self, channel, message, receiver, timeout, response_type, False)
+        return self._hands.post(self, channel, message, receiver, timeout, response_type)
 
     def notify(self, channel: Channel, message: Any, timeout: float) -> bool:
         """Send a notification on `channel`, which closes it for `timeout` seconds.
@@ -255,7 +251,7 @@ class Offer:
         Returns:
             Whether it was sent.
         """
-        return self._post(self, channel, message, None, timeout, None, True) is not None
+        return self._hands.post(self, channel, message, None, timeout, None) is not None
 
     def skip(self, channel: Channel | None = None) -> None:
         """Leave `channel`, or the one that the iteration is at, open for the next sender: the same as going on."""
@@ -266,4 +262,4 @@ class Offer:
         Returns:
             Whether it was in the queue until now.
         """
-        return self._withdraw(self)
+        return self._hands.leave(self)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from typing import Any, Final, Protocol
 from weakref import ref
 
@@ -185,20 +185,35 @@ class FirstComeFirstServed:
 
 
 class ById:
-    """Open peers in the order of their ids."""
+    """Open peers in the order of their ids.
 
-    __slots__ = ("_heap",)
+    The peer that was taken last stays at the top of the heap until something else is added or taken: mostly it comes
+    back, and then nothing has to move.
+    """
+
+    __slots__ = ("_heap", "_taken")
 
     def __init__(self) -> None:
         self._heap: Final[list[tuple[Any, int, PeerState]]] = []
+        self._taken = False  # the one at the top
 
     def add(self, peer: PeerState) -> None:
         """Take up `peer`; O(log n)."""
-        heappush(self._heap, (peer.peer_id, peer.number, peer))
+        heap = self._heap
+        if not self._taken:
+            heappush(heap, (peer.peer_id, peer.number, peer))
+            return
+        self._taken = False
+        if heap[0][2] is not peer:
+            heapreplace(heap, (peer.peer_id, peer.number, peer))
 
     def take(self) -> PeerState | None:
         """Remove and return the one with the lowest id; O(log n)."""
-        return heappop(self._heap)[2] if self._heap else None
+        heap = self._heap
+        if self._taken:
+            heappop(heap)
+        self._taken = bool(heap)
+        return heap[0][2] if heap else None
 
     def ended(self, peer: PeerState, outcome: Outcome, latency_s: float, now: float) -> None:
         """Learn nothing: ids stay as they are."""
@@ -213,5 +228,5 @@ class SchedulerPolicy:
     limits: ChannelLimits | None = None  #: None: as many channels as the peer was connected with
     ejection: Ejection | None = None  #: None: nobody is left out
     #: Whether a response is of use; one that is not counts for the others as a request that was REJECTED. Called with
-    #: no lock held, as callbacks are. None: each is.
+    #: no lock held, by the thread that brings the response. None: each is.
     useful: Callable[[Any], bool] | None = None

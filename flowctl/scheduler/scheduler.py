@@ -16,8 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -28,11 +27,11 @@ from flowctl.errors import ConfigError
 from flowctl.loop.faults import ErrorHook, as_exception, report
 from flowctl.outcomes.outcome import Outcome
 from flowctl.printable import short
-from flowctl.scheduler.core import Core, Line, Refusal, Request
+from flowctl.scheduler.core import Call, Core, Refusal, Request, Step
 from flowctl.scheduler.offer import (
     MAX_TIMEOUT_S,
     Channel,
-    FailureCode,
+    Entry,
     Offer,
     Peer,
     PeerId,
@@ -48,7 +47,15 @@ WARNINGS_PER_PERIOD: Final = 10
 WARNING_PERIOD_S: Final = 10.0
 """Peers cause these lines; what is beyond is counted in `statistics`."""
 
-_OUTCOMES: Final = {None: Outcome.RESPONSE, FailureCode.TIMEOUT: Outcome.TIMEOUT}
+
+@dataclass(frozen=True, slots=True)
+class _Hands:
+    """`Hands`, made of the methods of one scheduler."""
+
+    post: Callable[[Offer, Channel, Any, Receiver | None, float, ResponseType], int | None]
+    pull: Callable[[Offer], PeerState | None]
+    choose: Callable[[Offer, PeerId], PeerState | None]
+    leave: Callable[[Offer], bool]
 
 
 class Driver(Protocol):
@@ -112,7 +119,6 @@ class MessageScheduler:
         "_core",
         "_driver",
         "_error_count",
-        "_jobs",
         "_lock",
         "_on_error",
         "_turning",
@@ -135,8 +141,10 @@ class MessageScheduler:
         self._lock: Final = threading.Lock()  # a leaf: policies are asked under it, nothing else is called
         policy = SchedulerPolicy() if policy is None else policy
         self._useful: Final = policy.useful
-        self._core: Final = Core(policy, SystemRandom() if rng is None else rng)
-        self._jobs: Final[deque[tuple[Any, ...]]] = deque()  # method and arguments, for the turn  # guarded by _lock
+        hands = _Hands(self._post, self._pull, self._choose, self._leave)
+        self._core: Final = Core(  # guarded by _lock
+            policy, SystemRandom() if rng is None else rng, hands
+        )
         self._turning = False  # somebody carries out jobs  # guarded by _lock
         self._driver: Driver | None = None  # guarded by _lock
         self._wake_at = inf  # what the driver was last asked for  # guarded by _lock
@@ -164,15 +172,12 @@ class MessageScheduler:
         now = self._clock()
         with self._lock:
             stopped = self._core.stopped
-            state = None if stopped else self._core.connect(peer, channels, now)
-            turn = state is not None and self._enter_locked((self._connected, state))
-        if state is None:
-            if not stopped:
-                self._warn("peer %s is connected already", short(peer.peer_id))
-            return False
-        if turn:
-            self._run()
-        return True
+            added = not stopped and self._core.connect(peer, channels, now)
+            step = self._take_turn_locked()
+        if not added and not stopped:
+            self._warn("peer %s is connected already", peer.peer_id)
+        self._run(step)
+        return added
 
     def disconnect(self, peer_id: PeerId) -> bool:
         """Remove a peer: its requests fail with DISCONNECT, and it is offered no more.
@@ -182,13 +187,11 @@ class MessageScheduler:
         """
         now = self._clock()
         with self._lock:
-            known, requests = self._core.disconnect(peer_id, now)
-            self._core.counters.disconnects += len(requests)
-            turn = bool(requests) and self._enter_locked((self._end, requests, FailureCode.DISCONNECT, ()))
+            known = self._core.disconnect(peer_id, now)
+            step = self._take_turn_locked()
         if not known:
-            self._warn("peer %s to be disconnected is not connected", short(peer_id))
-        if turn:
-            self._run()
+            self._warn("peer %s, which is to be disconnected, is not connected", peer_id)
+        self._run(step)
         return known
 
     # --- senders and responses -----------------------------------------------------------------------------------
@@ -212,10 +215,9 @@ class MessageScheduler:
         with self._lock:
             if not self._core.enter(sender, priority):
                 return False
-            if self._turning:
-                return True
-            self._turning = True
-        self._run()
+            step = self._take_turn_locked()
+        if step is not None:
+            self._run(step)
         return True
 
     def receive(self, peer: Peer, response: Any, request_id: int | None = None) -> bool:
@@ -231,19 +233,16 @@ class MessageScheduler:
         """
         if request_id is None:
             request_id = getattr(response, "request_id", None)
+        outcome = Outcome.RESPONSE if self._useful is None or self._is_useful(response) else Outcome.REJECTED
         now = self._clock()
         with self._lock:
-            found = self._core.answered(peer, request_id, response)
-            if isinstance(found, Refusal):
-                turn = False
-            else:
-                turn = self._enter_locked((self._ended, found, None, response, now))
-        if turn:
-            self._run()
+            found = self._core.answered(peer, request_id, response, outcome, now)
+            step = self._take_turn_locked()
         if isinstance(found, Refusal):
-            self._warn("response of peer %s %s (id %s)", short(peer.peer_id), found.value, short(request_id))
-            return False
-        return found.receiver is not None
+            self._warn(f"response of peer %s {found.value} (id %s)", peer.peer_id, request_id)
+        if step is not None:
+            self._run(step)
+        return not isinstance(found, Refusal) and found.receiver is not None
 
     def withdraw(self, what: Sender | int) -> bool:
         """Take back a sender, or a request by its id: it is not called any more.
@@ -263,13 +262,12 @@ class MessageScheduler:
         with self._lock:
             if self._core.stopped:
                 return
-            requests, senders = self._core.stop()
-            turn = self._enter_locked((self._end, requests, FailureCode.SHUTDOWN, senders))
+            self._core.stop()
             driver, self._driver = self._driver, None
+            step = self._take_turn_locked()
         if driver is not None:
             driver.disarm()
-        if turn:
-            self._run()
+        self._run(step)
 
     def statistics(self) -> SchedulerStatistics:
         """Return a snapshot; O(1)."""
@@ -344,17 +342,9 @@ class MessageScheduler:
         if now is None:
             now = self._clock()
         with self._lock:
-            for request in self._core.take_due(now):
-                self._jobs.append((self._ended, request, FailureCode.TIMEOUT, None, now))
-            for peer in self._core.take_returning(now):
-                self._jobs.append((self._offer_fresh, peer))
-            for callback in self._core.take_calls(now):
-                self._jobs.append((self._call, callback))
-            turn = bool(self._jobs) and not self._turning
-            if turn:
-                self._turning = True
-        if turn:
-            self._run()
+            self._core.expire(now)
+            step = self._take_turn_locked()
+        self._run(step)
         self._rearm()
 
     def next_deadline(self) -> float | None:
@@ -374,119 +364,56 @@ class MessageScheduler:
 
     # --- the turn ------------------------------------------------------------------------------------------------
 
-    def _enter_locked(self, job: tuple[Any, ...]) -> bool:
-        """Enter `job`. Returns whether the caller has the turn now, and is to call `_run`."""
-        self._jobs.append(job)
+    def _take_turn_locked(self) -> Step | None:
+        """Take the turn if nobody has it and there is something to do: returns the first step, for `_run`."""
         if self._turning:
-            return False
-        self._turning = True
-        return True
+            return None
+        step = self._core.next_step()
+        self._turning = step is not None
+        return step
 
-    def _run(self) -> None:
-        """Carry out jobs until there are none; the caller has the turn."""
+    def _run(self, step: Step | None) -> None:
+        """Make callbacks, `step` first, until there are none; the caller has the turn."""
         try:
-            while True:
+            while step is not None:
+                if isinstance(step, Offer):
+                    try:
+                        step.entry.sender.on_offer(step)
+                    except BaseException as error:  # noqa: BLE001  (it is others' turn that it would end)
+                        self._report("on_offer", error)
+                else:
+                    self._tell(step)
                 with self._lock:
-                    job = self._jobs.popleft() if self._jobs else None
-                    if job is None and not self._core.arrivals.live_count:
+                    step = self._core.next_step()
+                    if step is None:
                         self._turning = False
-                        return
-                if job is not None:
-                    job[0](*job[1:])
-                self._walk_arrivals()
-        except BaseException:  # a bug of ours, or Ctrl-C between two lines: others can go on
+        except BaseException:  # a bug, or Ctrl-C between two lines: others can go on
             with self._lock:
                 self._turning = False
             raise
 
-    def _connected(self, peer: PeerState) -> None:
-        with self._lock:
-            opened = self._core.open(peer)
-        if opened:
-            self._offer_fresh(peer)
-
-    def _ended(self, request: Request, code: FailureCode | None, response: Any, now: float) -> None:
-        outcome = _OUTCOMES[code]
-        if self._useful is not None and code is None and not self._is_useful(response):
-            outcome = Outcome.REJECTED
-        with self._lock:
-            peer = self._core.release(request, outcome, now)
-        receiver = request.receiver
-        if receiver is not None:
-            self._tell(receiver, request.key, code, response)
-        if peer is not None:
-            self._offer_fresh(peer)
+    def _tell(self, ended: Request | Entry | Call) -> None:
+        try:
+            if isinstance(ended, Entry):
+                ended.sender.on_discard()
+            elif not isinstance(ended, Request):
+                ended()
+            elif ended.receiver is None:
+                return  # withdrawn since
+            elif ended.code is None:
+                ended.receiver.on_success(ended.key, ended.response)
+            else:
+                ended.receiver.on_failure(ended.key, ended.code)
+        except BaseException as error:  # noqa: BLE001  (it is others' turn that it would end)
+            named = f"receiver of request {ended.key}" if isinstance(ended, Request) else "on_discard, or a timed call"
+            self._report(named, error)
 
     def _is_useful(self, response: Any) -> bool:
         try:
             return self._useful is None or self._useful(response)
-        except BaseException as error:  # noqa: BLE001  (it is others' turn that it would end)
+        except BaseException as error:  # noqa: BLE001  (what it cannot judge is of no use)
             self._report("useful", error)
             return False
-
-    def _call(self, callback: Callable[[], None]) -> None:
-        try:
-            callback()
-        except BaseException as error:  # noqa: BLE001  (it is others' turn that it would end)
-            self._report("a call at its time", error)
-
-    def _end(self, requests: Sequence[Request], code: FailureCode, senders: Sequence[Sender]) -> None:
-        for request in requests:
-            if request.receiver is not None:
-                self._tell(request.receiver, request.key, code, None)
-        for sender in senders:
-            self._discard(sender)
-
-    def _tell(self, receiver: Receiver, request_id: int, code: FailureCode | None, response: Any) -> None:
-        try:
-            if code is None:
-                receiver.on_success(request_id, response)
-            else:
-                receiver.on_failure(request_id, code)
-        except BaseException as error:  # noqa: BLE001  (it is others' turn that it would end)
-            self._report(f"{'on_success' if code is None else 'on_failure'} of request {request_id}", error)
-
-    def _discard(self, sender: Sender) -> None:
-        try:
-            sender.on_discard()
-        except BaseException as error:  # noqa: BLE001  (it is others' turn that it would end)
-            self._report("on_discard", error)
-
-    def _offer_fresh(self, peer: PeerState) -> None:
-        self._walk(self._core.queue, peer)
-
-    def _walk_arrivals(self) -> None:
-        with self._lock:
-            line = self._core.arrivals
-            if not line.live_count:
-                return
-            self._core.arrivals = Line()
-        self._walk(line, None)
-
-    def _walk(self, line: Line, fresh: PeerState | None) -> None:
-        """Offer channels to the senders of `line`: those of `fresh`, or, if that is None, all open ones."""
-        core = self._core
-        offer: Offer | None = None
-        while True:
-            discarded = None
-            with self._lock:
-                if offer is not None:
-                    discarded = core.settle(offer)
-                offer = None
-                found = core.next_entry(line, fresh)
-                if found is None:
-                    core.end_walk(line)
-                else:
-                    entry, size = found
-                    offer = entry.offer = Offer(entry, fresh, size, self._post, self._pull, self._choose, self._leave)
-            if discarded is not None:
-                self._discard(discarded)
-            if offer is None:
-                return
-            try:
-                offer.entry.sender.on_offer(offer)
-            except BaseException as error:  # noqa: BLE001  (it is others' turn that it would end)
-                self._report("on_offer", error)
 
     # --- what an offer asks for ----------------------------------------------------------------------------------
 
@@ -510,7 +437,6 @@ class MessageScheduler:
         receiver: Receiver | None,
         timeout: float,
         response_type: ResponseType,
-        notice: bool,  # noqa: FBT001  (called by `Offer` alone, once per message: a keyword costs 30 ns)
     ) -> int | None:
         """Send a message on a channel of an offer; returns its key, None if it was not sent."""
         if not 0 < timeout <= MAX_TIMEOUT_S:
@@ -521,12 +447,12 @@ class MessageScheduler:
         with self._lock:
             if peer is None:
                 self._core.retire(channel.state)
-            request = self._core.close(offer, channel, receiver, response_type, now, deadline, notice=notice)
-            early = request is not None and deadline < self._wake_at and self._driver is not None
+            request = self._core.close(offer, channel, receiver, response_type, now, deadline)
+            early = deadline < self._wake_at and self._driver is not None
         if request is None or peer is None:
             return None
         try:
-            sent = peer.send(None if notice else request.key, message) is not False
+            sent = peer.send(None if receiver is None else request.key, message) is not False
         except BaseException as error:  # noqa: BLE001  (the peer's fault is not the sender's)
             self._report(f"send of peer {short(request.peer.peer_id)}", error)
             sent = False
@@ -555,7 +481,7 @@ class MessageScheduler:
             if self._warning_count > WARNINGS_PER_PERIOD:
                 return
         with suppress(Exception):
-            _log.warning(text, *values)
+            _log.warning(text, *map(short, values))
 
 
 def _log_error(where: str, error: Exception) -> None:
