@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from flowctl.addresses import address_key
 from flowctl.errors import ConfigError, LimitExceededError
@@ -63,6 +63,20 @@ class AdmissionLimits:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 (off) or more")
 
 
+class Elsewhere(Protocol):
+    """The connections of other processes that are the same server; under the lock of `Admission`."""
+
+    @property
+    def processes(self) -> int:
+        """How many there are, with this one."""
+
+    def enter(self, address: str) -> tuple[int, int]:
+        """Count a connection of what counts as one address; return those of the others, in total and of the address."""
+
+    def leave(self, address: str) -> None:
+        """Count it no more."""
+
+
 class _Address:
     """What is known of one address."""
 
@@ -93,6 +107,7 @@ class Admission:
 
     Attributes:
         bans: who is kept out; immutable, replaced as a whole by any thread.
+        elsewhere: what other processes of the same server have; set before the first connection. None: there are none.
     """
 
     def __init__(
@@ -100,6 +115,7 @@ class Admission:
     ) -> None:
         self.limits: Final = limits
         self.bans: BanList = NO_BANS
+        self.elsewhere: Elsewhere | None = None
         self._wall: Final = wall
         self._trusted: Final = trusted
         self._most: Final = limits.connections or descriptor_limit()
@@ -130,24 +146,54 @@ class Admission:
         if ban is not None and ban.action is BanAction.BAN:  # first of all: who is banned takes no place of our memory
             with self._lock:
                 self._refuse_locked(BANNED, ban.score, 0, f"banned: {describe_ban(ban)}")
-        limits = self.limits
+        key, elsewhere = address_key(address), self.elsewhere
         with self._lock:
-            entry = self._entry_locked(address_key(address), now)
+            entry = self._entry_locked(key, now)
             entry.attempt(now)
-            if self._connections >= self._most:
-                self._refuse_locked("connections", self._connections + 1, self._most)
-            most = limits.connections_per_address
-            if most and entry.connections >= most:
-                self._refuse_locked("connections_per_address", entry.connections + 1, most)
-            if limits.new_per_address_and_s:
-                rate, burst = limits.new_per_address_and_s, max(limits.burst_per_address, 1)
-                self._take_token_locked(entry, "new_per_address_and_s", rate, burst, now)
-            if ban is not None:  # a bucket of its own beside that of the address
-                network = self._entry_locked(f"limited {ban.cidr}", now)
-                network.attempt(now)
-                self._take_token_locked(network, LIMITED, LIMITED_NEW_PER_S, LIMITED_BURST, now)
+            if elsewhere is None:
+                self._look_locked(entry, ban, now)
+            else:  # counted first: of two processes that do this at the same time one sees the other
+                total, of_address = elsewhere.enter(key)
+                try:
+                    self._look_locked(entry, ban, now, total, of_address, elsewhere.processes)
+                except LimitExceededError:
+                    elsewhere.leave(key)
+                    raise
             entry.connections += 1
             self._connections += 1
+
+    def _look_locked(
+        self, entry: _Address, ban: Ban | None, now: float, total: int = 0, of_address: int = 0, share: int = 1
+    ) -> None:
+        """See that a connection may be admitted.
+
+        Args:
+            entry: of its address.
+            ban: what the ban list says of it.
+            now: time.
+            total: connections in other processes.
+            of_address: those of the address.
+            share: processes that new connections are spread over: each lets in its part of a rate.
+
+        Raises:
+            LimitExceededError: it may not.
+        """
+        self._lock.assert_owned()
+        limits = self.limits
+        if not limits.connections:
+            total = 0  # of open files each process has its own
+        if self._connections + total >= self._most:
+            self._refuse_locked("connections", self._connections + total + 1, self._most)
+        most = limits.connections_per_address
+        if most and entry.connections + of_address >= most:
+            self._refuse_locked("connections_per_address", entry.connections + of_address + 1, most)
+        if limits.new_per_address_and_s:
+            rate, burst = limits.new_per_address_and_s / share, max(limits.burst_per_address, 1)
+            self._take_token_locked(entry, "new_per_address_and_s", rate, burst, now)
+        if ban is not None:  # a bucket of its own beside that of the address
+            network = self._entry_locked(f"limited {ban.cidr}", now)
+            network.attempt(now)
+            self._take_token_locked(network, LIMITED, LIMITED_NEW_PER_S / share, LIMITED_BURST, now)
 
     def ban_of(self, address: str) -> Ban | None:
         """Return what the ban list says of `address` now, a ban or a limit. None: nothing."""
@@ -161,6 +207,8 @@ class Admission:
             if entry is not None and entry.connections:
                 entry.connections -= 1
                 self._connections -= 1
+                if self.elsewhere is not None:
+                    self.elsewhere.leave(address_key(address))
 
     def refuse(self, limit: str) -> None:
         """Count a connection that was refused before it could enter, by name of the limit."""

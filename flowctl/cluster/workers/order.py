@@ -43,6 +43,8 @@ class Order:
         folder: of the sockets between them and the supervisor, the user's alone.
         listen_fd: its listening socket.
         words_fd: where its last words go, should it end in disorder.
+        counts_fd: memory of `flowctl.cluster.workers.counts.Counts`.
+        counts_key: secret of it.
         program: the server.
         options: of the server.
         log_level: least level of its log lines.
@@ -55,6 +57,8 @@ class Order:
     folder: Path
     listen_fd: int
     words_fd: int
+    counts_fd: int
+    counts_key: bytes
     program: ServerProgram
     options: LiveConfig
     log_level: str | int = "info"

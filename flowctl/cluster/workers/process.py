@@ -6,12 +6,14 @@ import ctypes
 import dataclasses
 import faulthandler
 import json
+import mmap
 import os
 import signal
 import traceback
 from typing import Any, BinaryIO, Final
 
 from flowctl import connection, log
+from flowctl.cluster.workers.counts import REGION, Counts
 from flowctl.cluster.workers.link import Link
 from flowctl.cluster.workers.order import Order, read_order
 from flowctl.errors import ConfigError, FlowctlError
@@ -25,6 +27,8 @@ _SET_NAME: Final = 15
 ORPHANED: Final = 3
 """Exit status of a worker whose supervisor had gone before it began."""
 _STOP_S: Final = 5.0
+_MOST_NODE: Final = 61
+"""Of the name of a server, so that with the number of a worker it has the 64 characters of a node's name."""
 
 
 def main(supervisor_pid: int, file: BinaryIO) -> None:
@@ -64,12 +68,29 @@ def _said(error: BaseException) -> dict[str, Any]:
 
 
 def options_of(order: Order) -> LiveConfig:
-    """Return the settings of one worker: those of the server, with its own place in them."""
-    options = order.options
+    """Return the settings of one worker: those of the server, with its own place and its part of what is shared."""
+    options, count = order.options, order.count
     events = options.events
     if events.folder:
-        events = dataclasses.replace(events, node=f"{events.node or usual_node(options.port)}-{order.number}")
-    return dataclasses.replace(options, listen_fd=order.listen_fd, control="off", workers=1, events=events)
+        node = f"{(events.node or usual_node(options.port))[:_MOST_NODE]}-{order.number}"
+        events = dataclasses.replace(events, node=node, max_bytes=-(-events.max_bytes // count))
+    flights = dataclasses.replace(options.flights, most_at_once=-(-options.flights.most_at_once // count))
+    return dataclasses.replace(
+        options,
+        listen_fd=order.listen_fd,
+        control="off",
+        workers=1,
+        events=events,
+        flights=flights,
+        memory_budget_bytes=-(-options.memory_budget_bytes // count),
+    )
+
+
+def counts_of(order: Order) -> Counts:
+    """Return the connections of all workers."""
+    memory = memoryview(mmap.mmap(order.counts_fd, order.count * REGION))
+    os.close(order.counts_fd)
+    return Counts(memory, order.number - 1, order.count, order.counts_key)
 
 
 def _serve(order: Order) -> None:
@@ -79,6 +100,7 @@ def _serve(order: Order) -> None:
         server = order.program.build(options_of(order))
         if not isinstance(server, LiveServer):
             raise ConfigError(f"server {order.program.name!r} is no live server, it cannot have workers")
+        server.admission.elsewhere = counts_of(order)
         link = Link(order, server, ended.end)
         server.on_stopped = ended.end
         try:

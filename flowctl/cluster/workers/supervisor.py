@@ -14,8 +14,10 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import mmap
 import os
 import queue
+import secrets
 import shutil
 import signal
 import socket
@@ -30,6 +32,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from flowctl.cluster.workers.counts import REGION, clear
 from flowctl.cluster.workers.folder import make_folder
 from flowctl.cluster.workers.inforce import InForce
 from flowctl.cluster.workers.link import FOR_EVER_S
@@ -191,6 +194,10 @@ class Supervisor:
         self._restarts: Final = {number: Restarts(Random()) for number in range(1, count + 1)}
         self._due: Final[dict[int, float]] = {}  # when the next process of a worker is started
         self._gone: Final[queue.SimpleQueue[Worker]] = queue.SimpleQueue()
+        self._counts_fd: Final = os.memfd_create("flowctl-counts", os.MFD_CLOEXEC)
+        os.ftruncate(self._counts_fd, count * REGION)
+        self._counts: Final = memoryview(mmap.mmap(self._counts_fd, count * REGION))
+        self._counts_key: Final = secrets.token_bytes(16)
         self._started = False
         self._ending = False  # no worker is started any more; set by any thread, once
 
@@ -351,6 +358,8 @@ class Supervisor:
             folder=self._folder,
             listen_fd=self._sockets[number - 1].fileno(),
             words_fd=words_fd,
+            counts_fd=self._counts_fd,
+            counts_key=self._counts_key,
             program=self._program,
             options=self.options,
             log_level=self._log_level,
@@ -361,7 +370,7 @@ class Supervisor:
             process = subprocess.Popen(  # noqa: S603 - this very program
                 [sys.executable, "-P", "-c", BOOT, str(order_fd), f"worker {number} of {self.address[1]}"],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(order_fd, words_fd, order.listen_fd),
+                pass_fds=(order_fd, words_fd, order.listen_fd, self._counts_fd),
                 process_group=0,  # what a terminal sends its group is the supervisor's to pass on
             )
         except OSError as error:
@@ -390,6 +399,7 @@ class Supervisor:
             known = self._workers.pop(worker.serial, None)
         if known is not None:
             os.close(worker.words_fd)
+            clear(self._counts, worker.number - 1)
             for part in self.parts:
                 part.worker_gone(worker.serial)
 

@@ -1,0 +1,53 @@
+"""What is in force by command, for workers that are started later."""
+
+from __future__ import annotations
+
+from flowctl.cluster.workers.inforce import InForce
+from flowctl.control.operations import BY_NAME, read_arguments
+
+SHOWN = {"soft": "1MiB,100,2s", "hard": "2MiB,200,4s", "low": "0,0,0", "target_delay": "auto"}
+
+
+def asked_of(name, **given):
+    """Return the values of an operation's arguments."""
+    return read_arguments(name, BY_NAME[name].arguments, given)
+
+
+def ban(in_force, network, until="2100-01-01T00:00:00Z", *, in_file=False):
+    """Note a ban."""
+    asked = {**asked_of("ban", network=network), "until": until}
+    in_force.note("ban", asked, {"in_file": in_file, "expires": until})
+
+
+def test_in_force_when_bans_are_not_in_the_file_has_them_until_they_are_lifted():
+    """A ban that is only in memory is for later workers, one that the file has is not; a lifted one is for nobody."""
+    in_force = InForce()
+    ban(in_force, "192.0.2.1/32")
+    ban(in_force, "192.0.2.2/32", in_file=True)
+    ban(in_force, "192.0.2.3/32")
+    in_force.note("unban", asked_of("unban", network="192.0.2.3"), {"lifted": []})
+    assert [asked["network"] for name, asked in in_force.orders() if name == "ban"] == ["192.0.2.1/32"]
+    ban(in_force, "192.0.2.1/32", in_file=True)  # the file could be written this time
+    assert in_force.orders() == []
+
+
+def test_in_force_when_bans_have_ended_forgets_them():
+    """What has ended is kept no longer than until the next ban."""
+    in_force = InForce(wall=lambda: 2e9)
+    ban(in_force, "192.0.2.1/32", until="2001-01-01T00:00:00Z")
+    ban(in_force, "192.0.2.2/32", until=None)
+    assert [asked["network"] for _, asked in in_force.orders()] == ["192.0.2.2/32"]
+
+
+def test_in_force_when_limits_were_set_has_them_until_the_file_changes(tmp_path):
+    """Limits by command last until the limits file says something else; to be shown, or of one connection, are none."""
+    file = tmp_path / "limits.toml"
+    file.write_text("soft = '1MiB'\n")
+    in_force = InForce(file)
+    in_force.note("limits", asked_of("limits"), SHOWN)
+    in_force.note("limits", asked_of("limits", connection=7, soft="1MiB,1,1s"), SHOWN | {"was": ""})
+    assert in_force.orders() == []
+    in_force.note("limits", asked_of("limits", soft="1MiB,100,2s", origin="me"), SHOWN | {"was": ""})
+    assert in_force.orders() == [("limits", SHOWN | {"connection": None, "origin": "me"})]
+    file.write_text("soft = '2MiB'\n")
+    assert in_force.orders() == []

@@ -1,0 +1,48 @@
+"""When a worker is started again, and when it hangs: rules without processes."""
+
+from __future__ import annotations
+
+from random import Random
+
+from flowctl.cluster.workers.restarts import HUNG_S, RESTARTS, STEADY_S, Pulse, Restarts
+
+
+def test_restarts_when_a_process_has_lived_are_at_once():
+    """One that served for a while is started again at once, whatever was before."""
+    restarts = Restarts(Random(1))
+    for _ in range(5):
+        restarts.ended(0.1)
+    assert restarts.ended(STEADY_S) == 0.0
+    assert restarts.ended(0.1) == 0.0  # the first of a new series may be chance
+
+
+def test_restarts_when_processes_end_soon_wait_longer_each_time():
+    """One that ends at once again and again is started at most every few seconds."""
+    restarts = Restarts(Random(1))
+    waits = [restarts.ended(0.1) for _ in range(12)]
+    assert waits[0] == 0.0
+    assert all(RESTARTS.first_s * 0.8 <= wait <= RESTARTS.most_s for wait in waits[1:])
+    assert all(wait >= RESTARTS.most_s * 0.8 for wait in waits[-4:])
+
+
+def test_pulse_when_nothing_is_answered_says_that_it_hangs():
+    """Silence to several questions over the whole time is what counts; an answer begins it anew."""
+    pulse, now = Pulse(0.0), 0.0
+    while now < HUNG_S - 1:
+        pulse.asks(now)
+        assert not pulse.hangs(now)
+        now += 1.0
+    pulse.heard(now)
+    assert not pulse.hangs(now + HUNG_S - 1)
+    for _ in range(20):
+        now += 2.0
+        pulse.asks(now)
+    assert pulse.hangs(now)
+
+
+def test_pulse_when_the_machine_has_slept_does_not_say_that_it_hangs():
+    """A clock that has jumped over the whole time with one question open is no proof."""
+    pulse = Pulse(0.0)
+    assert pulse.asks(10.0)
+    assert not pulse.asks(10.5)
+    assert not pulse.hangs(10.0 + 10 * HUNG_S)

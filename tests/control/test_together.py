@@ -1,0 +1,193 @@
+"""Operations on several processes that are one server: what their answers come to."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from flowctl.control.operations import BY_NAME, OPERATIONS, error_dict, error_of, read_arguments
+from flowctl.control.summary import merged, shown
+from flowctl.control.together import Answer, combine
+from flowctl.errors import BusyError, ConfigError, FlowctlError, LocalProtocolError
+
+
+def asked_of(name, **given):
+    """Return the values of an operation's arguments."""
+    return read_arguments(name, BY_NAME[name].arguments, given)
+
+
+def come_to(name, *answers, **given):
+    """Return what the answers come to."""
+    return combine(BY_NAME[name].together, asked_of(name, **given), list(answers))
+
+
+def server(**figures):
+    """Return figures of one process."""
+    usual = {"connections": 1, "accepted": 2, "refused": {}, "closed": {}, "busy": 0.1, "bans": 0}
+    return usual | {"limits": "soft", "pid": 1, "up_s": 1.0, "change": 0} | figures
+
+
+def viewer(number, **figures):
+    """Return a viewer as stats shows it."""
+    return {"connection": number, "state": "READY", "pictures": 1.0, "delay_ms": 0} | figures
+
+
+def stream(name, viewers=0, publisher=None, media="", in_bytes=0):
+    """Return a stream as stats shows it."""
+    found = {"stream": name, "publisher": publisher, "media": media, "viewers": viewers, "standby": 0}
+    return found | {"in_bytes": in_bytes}
+
+
+def stats(number, viewers=(), streams=(), **figures):
+    """Return the answer of one process to stats."""
+    found = {"viewers": len(viewers), "streams": len(streams)}
+    lists = {"viewers": list(viewers), "streams": list(streams)}
+    return Answer(number, result={"server": server(**figures), "found": found, **lists})
+
+
+def test_every_operation_says_how_several_processes_carry_it_out():
+    """Each entry of the table has its own answer to that."""
+    assert all(item.together is not None for item in OPERATIONS)
+
+
+def test_stats_when_of_two_workers_are_added():
+    """Counts are sums, of how busy they are the largest counts, and each has a line of its own."""
+    closed = ({"kicked": 1}, {"kicked": 2, "shutdown": 1})
+    found = come_to("stats", *(stats(n + 1, closed=closed[n], busy=n / 2, pid=n) for n in range(2)))["server"]
+    assert (found["connections"], found["accepted"], found["busy"]) == (2, 4, 0.5)
+    assert found["closed"] == {"kicked": 3, "shutdown": 1}
+    assert [(row["worker"], row["pid"]) for row in found["workers"]] == [(1, 0), (2, 1)]
+
+
+def test_stats_when_limits_of_workers_differ_say_so():
+    """Workers that do not have the same limits are not shown as if they had."""
+    found = come_to("stats", stats(1, limits="a"), stats(2, limits="b"))
+    assert found["server"]["limits_of_workers"] == ["a", "b"]
+
+
+def test_stats_when_a_stream_is_followed_is_one_stream_of_its_publisher():
+    """A stream has its publisher and media from where it is published, and the viewers of all workers."""
+    here = stream("live/a", viewers=2, publisher="192.0.2.1:5", media="h264", in_bytes=100)
+    there = stream("live/a", viewers=3, publisher=None, media="", in_bytes=90)
+    found = come_to("stats", stats(1, streams=[there]), stats(2, streams=[here]))
+    assert found["streams"] == [here | {"viewers": 5, "worker": 2}]
+    assert found["found"]["streams"] == 1
+
+
+RANKED = st.lists(
+    st.tuples(st.sampled_from(["READY", "SOFT_LIMIT", "HARD_LIMIT"]), st.floats(0, 1), st.integers(0, 5000)),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(RANKED, min_size=1, max_size=4), st.integers(1, 7))
+def test_stats_when_paged_show_each_viewer_once_the_worst_first(workers, page):
+    """Pages of any length, one after the other, are the sorted list of all viewers of all workers."""
+    from flowctl.control.together import _rank
+
+    answers, everybody = [], []
+    for number, items in enumerate(workers, 1):
+        rows = [viewer(number * 1000 + at, state=s, pictures=p, delay_ms=d) for at, (s, p, d) in enumerate(items)]
+        rows.sort(key=_rank)
+        answers.append(stats(number, viewers=rows))
+        everybody += rows
+    seen = []
+    for offset in range(0, len(everybody) + page, page):
+        found = come_to("stats", *answers, offset=offset, limit=page)
+        assert found["found"]["viewers"] == len(everybody)
+        seen += [row["connection"] for row in found["viewers"]]
+    assert seen == [row["connection"] for row in sorted(everybody, key=_rank)]
+
+
+def test_answers_when_one_is_missing_name_it():
+    """A worker that does not answer is named, and the others' answers count."""
+    found = come_to("stats", stats(1), Answer(2, missing="has not answered within 10 s"))
+    assert found["server"]["connections"] == 1
+    assert found["warning"] == "worker 2 has not answered within 10 s"
+    with pytest.raises(BusyError, match="worker 2 has not answered"):
+        come_to("stats", Answer(2, missing="has not answered"))
+
+
+def test_kick_when_one_worker_has_the_connection_is_its_answer():
+    """That the others have no such connection is no fault; if none has it, that is the answer."""
+    none = Answer(1, error=LocalProtocolError("there is no such connection 7"))
+    kicked = {"kicked": 1, "connections": [7]}
+    assert come_to("kick", none, Answer(2, result=kicked), connection=7) == kicked
+    with pytest.raises(LocalProtocolError, match="no such connection"):
+        come_to("kick", none, none, connection=7)
+
+
+def test_kick_when_many_are_kicked_is_their_sum():
+    """Kicks of all workers are added, and some hundred numbers are told."""
+    answers = [Answer(n, result={"kicked": 80, "connections": list(range(80))}) for n in (1, 2)]
+    found = come_to("kick", *answers, peer="192.0.2.1")
+    assert (found["kicked"], len(found["connections"])) == (160, 100)
+
+
+def test_ban_when_only_one_could_write_the_file_is_in_the_file():
+    """The file is written once for all; ended connections are added, and who could not do it is named."""
+    wrote = {"cidr": "192.0.2.1/32", "ended": 1, "in_file": True, "kept": "in the ban file"}
+    failed = wrote | {"ended": 2, "in_file": False, "kept": "until the server ends", "warning": "not written"}
+    found = come_to("ban", Answer(1, result=failed), Answer(2, result=wrote), network="192.0.2.1")
+    assert (found["ended"], found["in_file"], found["kept"]) == (3, True, "in the ban file")
+    assert "warning" not in found
+    found = come_to("ban", Answer(1, result=wrote), Answer(2, error=ConfigError("too many")), network="192.0.2.1")
+    assert found["warning"] == "worker 2: too many"
+
+
+def test_ban_when_it_has_a_duration_ends_at_one_time_everywhere():
+    """All workers are told a moment, and not a duration that begins when each comes to it."""
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    how = BY_NAME["ban"].together
+    assert how.prepare(asked_of("ban", network="192.0.2.1", duration="10min"), now)["until"] == "2030-01-01T00:10:00Z"
+    assert how.prepare(asked_of("ban", network="192.0.2.1"), now)["until"] is None
+
+
+def test_unban_when_some_workers_have_it_no_more_is_lifted():
+    """The ban of the file is lifted by the first; that others do not find it any more is no fault."""
+    lifted = {"lifted": [{"cidr": "192.0.2.1/32"}]}
+    gone = Answer(2, error=LocalProtocolError("it is not banned"))
+    assert come_to("unban", Answer(1, result=lifted), gone, network="192.0.2.1") == lifted
+
+
+def test_reload_when_one_worker_finds_a_fault_tells_it_once():
+    """A file is as the worst of what the workers say, and a fault that all have is one."""
+    fault = {"file": "x", "state": "invalid", "changed": False, "fault": "line 1"}
+    well = {"file": "x", "state": "valid", "changed": True}
+    found = come_to(
+        "reload",
+        *(
+            Answer(n, result={"bans": item} | ({"faults": ["line 1"]} if n else {}))
+            for n, item in enumerate((well, fault, fault))
+        ),
+    )
+    assert found == {"bans": well | {"state": "invalid", "fault": "line 1"}, "faults": ["line 1"]}
+
+
+def test_drain_when_of_all_is_that_of_the_slowest():
+    """Connections are added, and the end is that of the last."""
+    one = {"draining": True, "again": False, "ends_within_s": 3.0, "connections": 2}
+    found = come_to("drain", Answer(1, result=one), Answer(2, result=one | {"ends_within_s": 5.0, "again": True}))
+    assert found == {"draining": True, "again": False, "ends_within_s": 5.0, "connections": 4}
+
+
+@pytest.mark.parametrize("kind", [ConfigError, LocalProtocolError, BusyError, FlowctlError])
+def test_error_when_it_has_been_json_is_the_same(kind):
+    """An error of a worker is told to the caller as that of a server alone."""
+    found = error_of(error_dict(kind("it is so", hint="do that")))
+    assert (type(found), str(found), found.hint) == (kind, "it is so", "do that")
+
+
+def test_figures_when_of_several_processes_are_sums_and_the_worst():
+    """A line of figures of all workers adds what can be added and takes the worst of the rest."""
+    one = {"connections": 1, "busy": 0.25, "closed": {"kicked": 1}, "bans_file": "valid", "held": 1024}
+    one |= {"least_pictures": 0.5, "worst_delay_s": 1.0}
+    other = one | {"busy": 0.5, "bans_file": "bad line", "least_pictures": 0.25, "worst_delay_s": 3.0}
+    found = shown(merged([one, other]))
+    assert (found["connections"], found["busy"], found["closed"]) == (2, "50%", {"kicked": 2})
+    assert (found["bans_file"], found["held"]) == ("bad line", "2.0 KiB")
+    assert (found["least_pictures"], found["worst_delay_s"]) == ("25%", 3.0)
