@@ -421,7 +421,7 @@ class Core:
                 self._arrivals.push(successor)
         elif successor is not None or not offer.sent_count:
             self.counters.discarded += 1
-            self._untold.append(entry)
+            self.jobs.append([entry])  # behind the requests that fail
 
     def _end_walk(self, line: Line) -> None:
         """Let all of `line` that still wait stand in the queue."""
@@ -479,10 +479,25 @@ class Core:
         ):
             self.counters.refused += 1
             return None
+        channel.used = True
+        peer.open_count -= 1
+        self.open_count -= 1
+        offer.size -= 1
+        offer.sent_count += 1
+        return self._put(peer, receiver, response_type, now, deadline)
+
+    def _put(
+        self,
+        peer: PeerState,
+        receiver: Receiver | None,
+        response_type: ResponseType,
+        now: float,
+        deadline: float,
+    ) -> Request:
+        """Enter a message that keeps a channel of `peer` closed, which is not counted as open any more."""
         if receiver is None:
             self._notice_key -= 1
             key = self._notice_key
-            self.counters.notifications += 1
         else:
             key = self._last_id
             while True:
@@ -491,25 +506,36 @@ class Core:
                     break
             self._last_id = key
             self.counters.requests += 1
-        channel.used = True
         request = Request(key, peer, receiver, response_type, now)
         self.table.add(key, request, deadline)
         peer.pending[key] = None
-        peer.open_count -= 1
-        self.open_count -= 1
         self.closed_count += 1
-        offer.size -= 1
-        offer.sent_count += 1
         return request
+
+    def use(
+        self, held: Request, receiver: Receiver | None, response_type: ResponseType, now: float, deadline: float
+    ) -> Request | None:
+        """Keep the channel that `held` keeps closed closed for a message. None: it is not kept any more."""
+        if self._claim(held.key) is None:
+            self.counters.refused += 1
+            return None
+        del held.peer.pending[held.key]
+        self.closed_count -= 1
+        return self._put(held.peer, receiver, response_type, now, deadline)
+
+    def free(self, held: Request, outcome: Outcome, now: float) -> None:
+        """Open the channel that `held` keeps closed, if it does; nobody is told."""
+        if self._claim(held.key) is not None:
+            held.receiver = None
+            held.outcome = outcome
+            held.ended_at = now
+            self.jobs.append(held)
 
     def undo(self, offer: Offer, channel: Channel, request: Request, now: float) -> bool:
         """Open the channel again: the peer did not take the message. False: it has ended meanwhile."""
         if self._claim(request.key) is None:
             return False
-        if request.key < 0:
-            self.counters.notifications -= 1
-        else:
-            self.counters.requests -= 1
+        self.counters.requests -= request.key > 0
         self.counters.refused += 1
         channel.used = False
         offer.size += 1

@@ -17,6 +17,7 @@ import enum
 from collections.abc import Iterator
 from typing import Any, Final, Protocol, TypeAlias
 
+from flowctl.errors import ConfigError
 from flowctl.scheduler.policy import PeerState
 
 PeerId: TypeAlias = Any
@@ -32,6 +33,12 @@ field with other uses."""
 
 MAX_TIMEOUT_S: Final = 86_400.0
 """One day: with ids that begin anew after 4.3e9 requests, no id comes round while its request waits."""
+
+
+def check_timeout(timeout: float) -> None:
+    """Raise ConfigError where `timeout`, in seconds, is out of its range."""
+    if not 0 < timeout <= MAX_TIMEOUT_S:
+        raise ConfigError(f"timeout is {timeout} s; it must be more than 0 and at most {MAX_TIMEOUT_S:g}")
 
 
 class FailureCode(enum.Enum):

@@ -23,13 +23,11 @@ from math import inf
 from random import Random, SystemRandom
 from typing import Any, Final, Protocol
 
-from flowctl.errors import ConfigError
 from flowctl.loop.faults import ErrorHook, as_exception, report
 from flowctl.outcomes.outcome import Outcome
 from flowctl.printable import short
 from flowctl.scheduler.core import Call, Core, Refusal, Request, Step
 from flowctl.scheduler.offer import (
-    MAX_TIMEOUT_S,
     Channel,
     Entry,
     Offer,
@@ -38,6 +36,7 @@ from flowctl.scheduler.offer import (
     Receiver,
     ResponseType,
     Sender,
+    check_timeout,
 )
 from flowctl.scheduler.policy import PeerState, SchedulerPolicy
 
@@ -439,8 +438,7 @@ class MessageScheduler:
         response_type: ResponseType,
     ) -> int | None:
         """Send a message on a channel of an offer; returns its key, None if it was not sent."""
-        if not 0 < timeout <= MAX_TIMEOUT_S:
-            raise ConfigError(f"timeout is {timeout} s; it must be more than 0 and at most {MAX_TIMEOUT_S:g}")
+        check_timeout(timeout)
         peer = channel.state.reference()
         now = self._clock()
         deadline = now + timeout
@@ -451,18 +449,61 @@ class MessageScheduler:
             early = deadline < self._wake_at and self._driver is not None
         if request is None or peer is None:
             return None
-        try:
-            sent = peer.send(None if receiver is None else request.key, message) is not False
-        except BaseException as error:  # noqa: BLE001  (the peer's fault is not the sender's)
-            self._report(f"send of peer {short(request.peer.peer_id)}", error)
-            sent = False
-        if not sent:
+        if not self._send(peer, request, message):
             with self._lock:
                 if self._core.undo(offer, channel, request, now):
                     return None
         if early:
             self._rearm()
         return request.key
+
+    def _send(self, peer: Peer, request: Request, message: Any) -> bool:
+        try:
+            sent = peer.send(None if request.key < 0 else request.key, message) is not False
+        except BaseException as error:  # noqa: BLE001  (the peer's fault is not the sender's)
+            self._report(f"send of peer {short(request.peer.peer_id)}", error)
+            return False
+        if request.key < 0 and sent:
+            with self._lock:
+                self._core.counters.notifications += 1
+        return sent
+
+    # --- channels that are kept beyond an offer ------------------------------------------------------------------
+
+    def _hold(self, offer: Offer, channel: Channel, timeout: float) -> Request | None:
+        """Close `channel` without a message, for `timeout` seconds at most."""
+        now = self._clock()
+        with self._lock:
+            held = self._core.close(offer, channel, None, None, now, now + timeout)
+        self._rearm()
+        return held
+
+    def _use(
+        self, held: Request, message: Any, receiver: Receiver | None, timeout: float, response_type: ResponseType
+    ) -> int | None:
+        """Send a message on a channel that is held; returns its key, None if it was not sent."""
+        check_timeout(timeout)
+        peer = held.peer.reference()
+        now = self._clock()
+        with self._lock:
+            request = None
+            if peer is not None:
+                request = self._core.use(held, receiver, response_type, now, now + timeout)
+        if peer is None or request is None:
+            return None
+        if not self._send(peer, request, message):
+            self._free(request, Outcome.REJECTED)
+            return None
+        self._rearm()
+        return request.key
+
+    def _free(self, held: Request, outcome: Outcome = Outcome.WITHDRAWN) -> None:
+        """Open the channel that `held` keeps closed, if it does."""
+        now = self._clock()
+        with self._lock:
+            self._core.free(held, outcome, now)
+            step = self._take_turn_locked()
+        self._run(step)
 
     # --- faults --------------------------------------------------------------------------------------------------
 

@@ -127,3 +127,11 @@ class FakeReceiver:
         self.world.events.append((self.name, request_id, code.value))
         if self.then is not None:
             self.then(request_id, code)
+
+
+class CallingSender:
+    """A sender whose `on_offer` is the function that it is made with."""
+
+    def __init__(self, on_offer, on_discard=lambda: None):
+        self.on_offer = on_offer
+        self.on_discard = on_discard
