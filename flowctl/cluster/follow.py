@@ -146,8 +146,11 @@ class HubSink:
 
     def publish_replaced(self, stream: Stream) -> None:
         """A publisher of this server's own has taken the name."""
-        if self._stream is stream and self._on_replaced is not None:
-            self._on_replaced()
+        if self._stream is stream:
+            self._stream = None
+            self._hub.unpublish(stream, self, grace=False)  # out of the books
+            if self._on_replaced is not None:
+                self._on_replaced()
 
     def begin(self, now: float) -> None:
         """Publish, again if it was being published: the timeline of viewers goes on."""
@@ -247,7 +250,8 @@ class Follow:
         self._link: _Link | None = None
         self._number = 0  # of the present try: what belongs to an earlier one is not for us any more
         self._begun = False  # the sink has the stream
-        self._refused = False  # the sink does not want it; looked at again with the next connection
+        self._refused = False  # the sink does not want what this connection brings
+        self._parked = False  # there is no source for now
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tries = self._connections = self._messages = self._payload_bytes = self._gaps = self._restarts = 0
 
@@ -260,6 +264,10 @@ class Follow:
     def move(self, source: Source) -> None:
         """Go on from another source, at once."""
         self._post(self._move, source)
+
+    def park(self, why: str, *, keep: bool) -> None:
+        """Look for no source until `move` names one; `keep`: the stream may go on, it does not end for viewers yet."""
+        self._post(self._park, why, keep)
 
     def stop(self, why: str = "") -> None:
         """End for good; the sink is told."""
@@ -341,9 +349,9 @@ class Follow:
 
     def _rest(self, why: str) -> None:
         self._set(FollowState.RESTING, why)
-        self._later("again", self._backoff.delay_s(max(self._tries, 1), self._rng), self._try)
-        if self._begun and "hold" not in self._timers:
-            self._later("hold", self._hold_s, self._give_up)
+        if not self._parked:
+            self._later("again", self._backoff.delay_s(max(self._tries, 1), self._rng), self._try)
+        self._hold()
 
     def _link_ended(self, link: _Link) -> None:
         """Try again after the end of a connection; at once for the next step of a login."""
@@ -365,13 +373,31 @@ class Follow:
             self._end_stream(self._why)
 
     def _move(self, source: Source) -> None:
-        if self._state is FollowState.ENDED or source == self._source:
+        if self._state is FollowState.ENDED or (source == self._source and not self._parked):
             return
-        self._source, self._tries = source, 0
+        self._source, self._tries, self._parked = source, 0, False
         self._drop_link("another source")
+        self._hold()
+        self._try()
+
+    def _park(self, why: str, keep: bool) -> None:  # noqa: FBT001 - called by the group
+        if self._state is FollowState.ENDED:
+            return
+        self._parked = True
+        self._number += 1  # a connection that is being made comes too late
+        self._cancel("again")
+        self._drop_link(why)
+        self._set(FollowState.RESTING, why)
+        if keep:
+            self._hold()
+        else:
+            self._cancel("hold")
+            self._end_stream(why)
+
+    def _hold(self) -> None:
+        """Keep the stream for viewers for a while."""
         if self._begun and "hold" not in self._timers:
             self._later("hold", self._hold_s, self._give_up)
-        self._try()
 
     def _stop(self, why: str) -> None:
         if self._state is FollowState.ENDED:
@@ -417,7 +443,8 @@ class Follow:
             except (BusyError, LimitExceededError) as error:
                 self._refused, self._begun = True, False
                 self._seam.forget()
-                self._set(FollowState.WAITING, f"refused here: {error}")
+                if self._link is not None:  # looked at again with the next connection
+                    self._link.connection.close(CloseReason.FINISHED, f"refused here: {error}")
                 return
             self._begun = True
         for type_id, timestamp, payload in pieces:

@@ -46,6 +46,8 @@ _TAKEN_HINT: Final = "choose another name, or start the server with --second-pub
 _LEAST_TOLD_S: Final = 1.0
 """Between two ends of a stream that are told to its viewers, and so between two beginnings: sooner, the name is kept as
 within the grace time, and a publisher that is back goes on where it stopped."""
+_TURN_S: Final = 0.5
+"""Where names are decided elsewhere: for the next publisher, here or at another server, before viewers are told."""
 MOST_STREAMS: Final = 10_000
 """Streams published or waited for at a time: far more than one process can serve. Names cost memory, and players may
 wait for any number of them."""
@@ -92,8 +94,39 @@ class Right(enum.Enum):
     """By what right a name is published."""
 
     ASKS = "asks"  #: the rules of this server say who has the name
+    STANDS_BY = "stands by"  #: it was decided elsewhere that it waits for its turn
     GRANTED = "granted"  #: it was decided elsewhere, and the one that has the name here loses it
     FOLLOWS = "follows"  #: a copy from another server, which takes the name from no publisher of this one
+
+
+class Claim(Protocol):
+    """A name that was asked for."""
+
+    def cancel(self) -> None:
+        """Give it back, or want it no more. Any thread."""
+
+
+class Names(Protocol):
+    """Decides who has a name where several servers serve as one. Any thread."""
+
+    def claim(self, name: str, number: int, owner: Owner, answer: Callable[[str | None], None]) -> Claim:
+        """Ask for a name on behalf of connection `number`.
+
+        `answer` is told the refusal, None for none, on any thread, at once or soon; not after `Claim.cancel`.
+        """
+
+    def right(self, name: str, number: int) -> Right:
+        """Return by what right the connection, which was not refused, publishes now.
+
+        Raises:
+            BusyError: another one has been given the name meanwhile.
+        """
+
+    def entered(self, name: str, number: int) -> None:
+        """The publication is in the books: what was decided about it meanwhile can be carried out."""
+
+    def left(self, name: str, number: int, *, grace: bool) -> None:
+        """The publication has ended; `grace`: its connection broke, so that its owner may be back soon."""
 
 
 class _Publication(NamedTuple):
@@ -102,6 +135,11 @@ class _Publication(NamedTuple):
     publisher: Publisher
     owner: Owner
     right: Right
+
+
+def _counts(entered: tuple[Stream, StreamMember], publication: _Publication) -> bool:
+    """Return whether it is a copy from another server, and the publication that counts."""
+    return publication.right is Right.FOLLOWS and entered[0].publisher is entered[1]
 
 
 class Hub:
@@ -118,6 +156,8 @@ class Hub:
         observers: are told what happens to the sessions.
         taker: takes what is published. None: nobody does.
         oversight: looks at the viewers that lag: memory budget, shares of viewers, shadow policy.
+        names: decides who has a name, with other servers. None: this one decides alone.
+        demand: called with the name of a stream that has got its first viewer, or lost its last one. Any thread.
     """
 
     def __init__(
@@ -145,6 +185,8 @@ class Hub:
         self.observers: tuple[Observer, ...] = ()  # likewise
         self.taker: Taker | None = None  # likewise
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)
+        self.names: Names | None = None  # set before the first connection, as are the hooks
+        self.demand: Callable[[str], None] | None = None  # likewise
 
     # -- publishers
 
@@ -177,7 +219,7 @@ class Hub:
             replaces = self._replaces_locked(name, publisher, owner, right, now)
             stream = self._enter_locked(name, publisher, owner, right, now, replaces=replaces)
             current = stream.publisher
-            if current is not None and not replaces:
+            if right is Right.STANDS_BY or (current is not None and not replaces):
                 stream.standby.append(publisher)
                 stream.stand_by(publisher)
                 return stream
@@ -200,6 +242,8 @@ class Hub:
         if stream is None or stream.ended:
             return False  # nobody publishes it, nor may be back
         known = stream.owner is not None and stream.owner.same(owner)
+        if right is Right.STANDS_BY:
+            return False
         current = None if stream.publisher is None else self._publications[stream, stream.publisher]
         if current is None:
             if right is Right.ASKS and policy is SecondPublisher.REFUSE and not known:
@@ -246,6 +290,42 @@ class Hub:
         stream.owner = self._publications[stream, publisher].owner
         stream.take_over(publisher, now, announce=announce)
         return waiting
+
+    def promote(self, name: str, number: int) -> None:
+        """Let the publisher on standby that is connection `number` be the one that counts, if there is one."""
+        now = self._clock()
+        with self._lock:
+            stream = self._streams.get(name)
+            found = [] if stream is None else [item for item in stream.standby if item.number == number]
+            if stream is None or not found:
+                return
+            replaced, publisher = stream.publisher, found[0]
+            stream.standby.remove(publisher)
+            waiting = self._begin_locked(stream, publisher, now)
+        if replaced is not None:
+            self._tell_publisher(replaced, stream)
+        for viewer in waiting:
+            viewer.on_thread(viewer.stream_published, stream)
+
+    def revoke(self, name: str, number: int) -> None:
+        """Tell a publisher that another one has taken its name. Harmless if there is none."""
+        with self._lock:
+            stream = self._streams.get(name)
+            found = [
+                item.publisher
+                for (its, member), item in self._publications.items()
+                if its is stream and member.number == number
+            ]
+        for publisher in found if stream is not None else ():
+            publisher.on_thread(publisher.publish_replaced, stream)
+
+    def silent(self, name: str) -> bool:
+        """Return whether the stream's publisher has sent neither sound nor picture for a while, or has gone."""
+        with self._lock:
+            stream = self._streams.get(name)
+            if stream is None or stream.publisher is None:
+                return True
+            return self._clock() - stream.media_at >= _SILENT_S
 
     def restart(self, stream: Stream, publisher: Publisher) -> None:
         """Let the timeline of the publisher that counts begin anew; that of the viewers goes on. Harmless for another.
@@ -294,7 +374,8 @@ class Hub:
         waiting: list[Viewer] = []
         ends, wait_s = False, 0.0
         with self._lock:
-            if self._publications.pop((stream, publisher), None) is None:
+            publication = self._publications.pop((stream, publisher), None)
+            if publication is None:
                 return
             address = address_key(publisher.peer[0])
             self._published_from[address] -= 1
@@ -304,15 +385,17 @@ class Hub:
                 stream.standby.remove(publisher)
                 stream.stand_down(publisher)
             if stream.publisher is not publisher:
-                return
-            if stream.standby:
+                pass
+            elif stream.standby and self.names is None:
                 waiting = self._begin_locked(stream, stream.standby.pop(0), now)
             else:
                 stream.take_over(None, now)
                 ends = True
-                grace = grace and self._keep_locked(stream, address)
-                wait_s = self._wait_before_end_locked(stream, now, grace=grace)
+                kept = grace and self._keep_locked(stream, address)
+                wait_s = self._wait_before_end_locked(stream, now, grace=kept)
             takeovers = stream.takeovers
+        if self.names is not None and publication.right is not Right.FOLLOWS:
+            self.names.left(stream.name, publisher.number, grace=grace)
         for viewer in waiting:
             viewer.on_thread(viewer.stream_published, stream)
         if ends and wait_s > 0:
@@ -323,12 +406,13 @@ class Hub:
     def _wait_before_end_locked(self, stream: Stream, now: float, *, grace: bool) -> float:
         """Return for how long the end of a stream is not told yet, in seconds; 0: it is told at once."""
         self._lock.assert_owned()
-        if not stream.viewers:
+        if not (stream.viewers or stream.links):
             stream.drop_caches()  # nobody is spared a break, so all that is kept is the name
             return self.config.return_grace_s if grace else 0.0
         # Each end and each beginning is told to all viewers, and a publisher may come and go many times a second.
         told_s = stream.ended_at + _LEAST_TOLD_S - now
-        return max(self.config.return_grace_s if grace else 0.0, told_s)
+        next_s = 0.0 if self.names is None else _TURN_S
+        return max(self.config.return_grace_s if grace else 0.0, told_s, next_s)
 
     def _end(self, stream: Stream, takeovers: int) -> None:
         """Tell the viewers that the publisher has gone, unless one is there again, or was and has a time of its own."""
@@ -353,9 +437,12 @@ class Hub:
         """
         with self._lock:
             stream = self._stream_locked(name, self._clock())
+            first = not stream.viewers
             stream.viewers[viewer] = None
             self._viewers[viewer] = viewer
-            return stream
+        if first and self.demand is not None:
+            self.demand(name)
+        return stream
 
     def leave(self, stream: Stream, viewer: Viewer, figures: FlowTotals = NO_FLOW) -> None:
         """Take `viewer` out; harmless when it is not in.
@@ -370,6 +457,32 @@ class Hub:
                 del stream.viewers[viewer]
                 del self._viewers[viewer]
                 stream.past += figures
+            last = not stream.viewers
+            self._forget_if_idle_locked(stream)
+        if last and self.demand is not None:
+            self.demand(stream.name)
+
+    def is_viewed(self, name: str) -> bool:
+        """Return whether somebody views the stream, or waits for it; other servers that follow it do not count."""
+        with self._lock:
+            stream = self._streams.get(name)
+            return stream is not None and bool(stream.viewers)
+
+    def link(self, name: str, link: object) -> Stream:
+        """Enter another server, which follows the stream `name`, published or not.
+
+        Raises:
+            LimitExceededError: too many streams.
+        """
+        with self._lock:
+            stream = self._stream_locked(name, self._clock())
+            stream.links.add(link)
+            return stream
+
+    def unlink(self, stream: Stream, link: object) -> None:
+        """Take out what `link` has entered; harmless when it is not in."""
+        with self._lock:
+            stream.links.discard(link)
             self._forget_if_idle_locked(stream)
 
     def is_published(self, name: str) -> bool:
@@ -397,7 +510,8 @@ class Hub:
         return stream
 
     def _forget_if_idle_locked(self, stream: Stream) -> None:
-        idle = stream.publisher is None and stream.ended and not stream.viewers and not stream.standby
+        idle = stream.publisher is None and stream.ended
+        idle = idle and not (stream.viewers or stream.links or stream.standby)
         if idle and self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
             self._past += stream.past
@@ -449,7 +563,8 @@ class Hub:
         """Iterate over the fan-outs of all streams that have viewers. Any thread."""
         for stream in self.streams():
             for wire in stream.wires:
-                yield from wire.fanouts.active
+                if not wire.for_links:
+                    yield from wire.fanouts.active
 
     def snapshot(self) -> HubStatistics:
         """Return figures of all streams and viewers. Any thread; not on that of a poll group, where others wait for it.
@@ -463,6 +578,9 @@ class Hub:
                 for name, stream in self._streams.items()
             }
             past = {name: stream.past for name, stream in self._streams.items()}
+            follows = {
+                item[0].name: item[1].peer[0] for item, found in self._publications.items() if _counts(item, found)
+            }
             whole = self._past
             ended, closed, limits_hit = list(self._ended), dict(self._closed), dict(self._limits_hit)
         found = self.oversight.statistics()
@@ -479,7 +597,8 @@ class Hub:
             publisher = stream.publisher
             streams[name] = StreamStatistics(
                 name=name,
-                publisher=None if publisher is None else publisher.peer,
+                publisher=None if publisher is None or name in follows else publisher.peer,
+                follows=follows.get(name, ""),
                 media=stream.media,
                 standby=len(stream.standby),
                 messages_in=tuple(stream.messages_in),
@@ -505,7 +624,8 @@ class Hub:
     def summary(self) -> HubSummary:
         """Return sums over all streams. Any thread; as `snapshot`, but viewers that always kept up cost some 3 us."""
         with self._lock:
-            published = sum(stream.publisher is not None for stream in self._streams.values())
+            copies = sum(_counts(item, found) for item, found in self._publications.items())
+            published = sum(stream.publisher is not None for stream in self._streams.values()) - copies
             viewers = list(self._viewers.values())
         found = self.oversight.statistics()
         states, missing = [0, 0, 0, 0], 0

@@ -22,7 +22,7 @@ from flowctl.flow.limits import Limits
 from flowctl.flow.policy import DropPolicy
 from flowctl.flow.state import MessageClass, SendState, StateChange
 from flowctl.live.hooks import TOO_SLOW, Kind, LiveRequest, Question
-from flowctl.live.hub import Hub, line_fields
+from flowctl.live.hub import Claim, Hub, Right, line_fields
 from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate
 from flowctl.live.oversight.signals import PARAMETER
 from flowctl.live.owner import Owner
@@ -70,16 +70,23 @@ _Request = rtmp_events.PublishRequested | rtmp_events.PlayRequested
 _Step = Callable[[memoryview, float], list[rtmp_events.ServerEvent]]
 _NO_PUBLISHING: Final[dict[int, Publishing]] = {}
 """Of all who publish nothing, nearly all peers: never changed."""
+_NAME_S: Final = 3.0
+"""How long a publish waits for its name where that is decided elsewhere; then it is refused: two that publish under one
+name would be worse."""
 _GRACEFUL: Final = frozenset({CloseReason.FINISHED, CloseReason.KICKED, CloseReason.BANNED, CloseReason.SHUTDOWN})
 
 
 class _Asked(NamedTuple):
-    """A publish or play that a hook decides, until when."""
+    """A publish or play that a hook decides, or a publish whose name is asked for, until when."""
 
-    question: Question
+    question: Question | Claim
     event: _Request
-    request: LiveRequest
+    request: LiveRequest | None
     until: float
+
+
+def _kind_of(event: _Request) -> Kind:
+    return "publish" if isinstance(event, rtmp_events.PublishRequested) else "play"
 
 
 class LiveSession(Session):
@@ -415,7 +422,7 @@ class LiveSession(Session):
         if hooks is None:
             self._start(event, now, None)
             return
-        kind: Kind = "publish" if isinstance(event, rtmp_events.PublishRequested) else "play"
+        kind = _kind_of(event)
         request = LiveRequest(
             kind=kind,
             connection=self.number,
@@ -432,7 +439,7 @@ class LiveSession(Session):
         # The wire session holds what was read already, but no more than `paused_input_bytes`.
         self.connection.receiver.pause(_HOOK, "a hook decides")
 
-    def _answered(self, question: Question, refusal: str | None, limit: str | None = None) -> None:
+    def _answered(self, question: Question | Claim, refusal: str | None, limit: str | None = None) -> None:
         """Go on with what a hook has decided, unless the client has withdrawn it."""
         asked = self._question
         if asked is None or asked.question is not question or self._rtmp.closed:
@@ -447,7 +454,7 @@ class LiveSession(Session):
             self._refuse(event, refusal)
             if limit is not None:
                 self._hub.limit_hit(limit)
-            _log.info(f"{asked.request.kind} refused", **self._fields(event.url.path), reason=refusal)
+            _log.info(f"{_kind_of(event)} refused", **self._fields(event.url.path), reason=refusal)
         self._arm()
 
     def _refuse(self, event: _Request, description: str) -> None:
@@ -476,27 +483,47 @@ class LiveSession(Session):
             self._refuse(event, str(error))
             self._refused("publish refused", event.url.path, error)
             return
-        self._start_publishing(event, now)
-        publishing = self._publishing.get(event.stream_id)
-        if publishing is not None and request is not None and hooks is not None:
-            publishing.request = request
-            hooks.published(request)
+        names = self._hub.names
+        if names is None:
+            self._start_publishing(event, now, request)
+            return
+        claim = names.claim(
+            event.url.path,
+            self.number,
+            self._owner(event),
+            lambda refusal: self.on_thread(self._named, event, refusal),
+        )
+        self._question = _Asked(claim, event, request, now + _NAME_S)
+        self.connection.receiver.pause(_HOOK, "a name is asked for")
+
+    def _named(self, event: rtmp_events.PublishRequested, refusal: str | None) -> None:
+        """Publish, if the name was given to us and is still wanted; who withdrew has given it back."""
+        asked = self._question
+        if asked is None or asked.event is not event:
+            return
+        deciding = not self._rtmp.closed and self._rtmp.stream_state(event.stream_id) in _DECIDING
+        if refusal is not None or not deciding:
+            self._answered(asked.question, refusal)
+            return
+        self._question = None
+        self.connection.receiver.resume(_HOOK)
+        self._start_publishing(event, self.connection.now(), asked.request)
+        self._arm()
+
+    def _owner(self, event: rtmp_events.PublishRequested) -> Owner:
+        return Owner.of(address_key(self.peer[0]), self._user, event.query)
 
     # -- publishing
 
-    def _start_publishing(self, event: rtmp_events.PublishRequested, now: float) -> None:
-        name = event.url.path
+    def _start_publishing(self, event: rtmp_events.PublishRequested, now: float, request: LiveRequest | None) -> None:
+        name, names = event.url.path, self._hub.names
         try:
-            stream = self._hub.publish(name, self, Owner.of(address_key(self.peer[0]), self._user, event.query))
-        except BusyError as error:
-            self._refuse(event, str(error))
-            has_it = self._hub.publisher_of(name)  # for the operator; a stranger is not told
-            by = None if has_it is None else f"{has_it[0]}:{has_it[1]}"
-            _log.info("publish refused", **self._fields(name), reason=str(error), publisher=by)
-            return
-        except LimitExceededError as error:
-            self._refuse(event, str(error))
-            self._refused("publish refused", name, error)
+            right = Right.ASKS if names is None else names.right(name, self.number)
+            stream = self._hub.publish(name, self, self._owner(event), right=right)
+        except (BusyError, LimitExceededError) as error:
+            if names is not None:
+                names.left(name, self.number, grace=False)
+            self._not_published(event, error)
             return
         if not self._publishing:
             self._publishing = {}
@@ -511,6 +538,23 @@ class LiveSession(Session):
         _log.info("publish started", **self._fields(name), kind=event.kind, standby=standby, agent=self.user_agent)
         for observer in self._hub.observers:
             observer.publish_started(self.connection, name, now, standby=standby)
+        hooks = self._hub.hooks
+        if request is not None and hooks is not None:
+            publishing.request = request
+            hooks.published(request)
+        if names is not None:
+            names.entered(name, self.number)
+
+    def _not_published(self, event: rtmp_events.PublishRequested, error: BusyError | LimitExceededError) -> None:
+        """Refuse a publish that the hub has refused."""
+        name = event.url.path
+        self._refuse(event, str(error))
+        if isinstance(error, LimitExceededError):
+            self._refused("publish refused", name, error)
+            return
+        has_it = self._hub.publisher_of(name)  # for the operator; a stranger is not told
+        by = None if has_it is None else f"{has_it[0]}:{has_it[1]}"
+        _log.info("publish refused", **self._fields(name), reason=str(error), publisher=by)
 
     def _end_publishing(self, publishing: Publishing, *, grace: bool, why: str) -> None:
         del self._publishing[publishing.stream_id]

@@ -99,7 +99,7 @@ class StreamStatistics:
 
     Args:
         name: ``app/stream``.
-        publisher: address and port. None: nobody publishes.
+        publisher: address and port. None: nobody publishes here.
         media: codecs.
         standby: publishers waiting to take over.
         messages_in: messages published, by class (index: `MessageClass`).
@@ -111,6 +111,7 @@ class StreamStatistics:
         missing_pictures: number of viewers that do not get all of the pictures.
         held_bytes: what its logs hold, counted once however many viewers wait for it.
         shadow: what the candidate would have done, compared; see `LiveConfig.shadow`.
+        follows: the server that it is followed from, in words. Empty: it is published here, or not at all.
     """
 
     name: str
@@ -126,6 +127,7 @@ class StreamStatistics:
     missing_pictures: int = 0
     held_bytes: int = 0
     shadow: ShadowReport = NO_SHADOW
+    follows: str = ""
 
 
 @dataclass(frozen=True, slots=True)

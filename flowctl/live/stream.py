@@ -30,6 +30,8 @@ _CLOCKED: Final = _FRAMES | {MessageClass.KEY, MessageClass.AUDIO}
 """What shows the publisher's clock. Encoders send headers and metadata with timestamp 0, whatever their clock says."""
 _USUAL_MSID: Final = 1
 """Message stream id on which nearly every player plays: the first that createStream gives."""
+_LINKS: Final = -1
+"""Stands for message stream id 1 of the servers that follow this one; no player has it."""
 MOST_WIRES: Final = 8
 """Message stream ids on which a stream can be played at a time; as many as a connection may open."""
 _GIVEN_WIRES: Final = MOST_WIRES // 2
@@ -100,6 +102,7 @@ class Stream:
         self.kept_for: str | None = None  # address for whose publisher the name is kept; guarded by the hub's lock
         self.standby: list[StreamMember] = []  # guarded by the hub's lock
         self.viewers: dict[StreamMember, None] = {}  # guarded by the hub's lock
+        self.links: set[object] = set()  # other servers that follow it; guarded by the hub's lock
         self.ended_at = float("-inf")  # when viewers were told last that it ended; guarded by the hub's lock
         self.ended = True  # viewers were told that nobody publishes; guarded by the hub's lock
         self._wires: dict[int, WireLog] = {}  # by message stream id; guarded by _lock
@@ -365,8 +368,18 @@ class Stream:
             wire.viewers += 1
             return wire
 
+    def join_link(self) -> WireLog:
+        """Return the log for servers that follow this one, on message stream id 1. Any thread; then `leave`.
+
+        It is one of their own, whose fan-out writes each message at once: their viewers wait for theirs as well.
+        """
+        with self._lock:
+            wire = self._wire_locked(_LINKS)
+            wire.viewers += 1
+            return wire
+
     def leave(self, wire: WireLog) -> None:
-        """Give up what `join` returned. Any thread."""
+        """Give up what `join` or `join_link` returned. Any thread."""
         with self._lock:
             wire.viewers -= 1
             self._drop_unused(key=False)
@@ -389,13 +402,15 @@ class Stream:
         self._lock.assert_owned()
         wire = self._wires.get(msid)
         if wire is None:
+            links = msid == _LINKS
             wire = self._wires[msid] = WireLog(
                 self.name,
-                msid,
+                _USUAL_MSID if links else msid,
                 chunk_size=self.config.rtmp.out_chunk_size,
                 cache=self.config.cache,
-                flush_interval_s=self.config.flush_interval_s,
+                flush_interval_s=0.0 if links else self.config.flush_interval_s,
                 flush_adaptive=self.config.flush_adaptive,
+                for_links=links,
             )
             usual = self._wires.get(_USUAL_MSID)
             if usual is not None and usual is not wire:
@@ -411,6 +426,9 @@ class Stream:
         """
         with self._lock:
             cached = wire.log.cached
+            if wire.for_links and self.publisher is not None and not self._key_seen:
+                # What is cached is of the publisher before, and the other server has it already, from wherever it was.
+                return wire.log.tail, wire.headers.values, False
             if cached is not None:
                 return cached, cached.gop.restart, False
             # A frame that was passed on is what shows video: H.263 and VP6 have no header that could, and the log of

@@ -100,9 +100,10 @@ class WireLog:
         cache: bounds of the GOP cache.
         flush_interval_s: of the fan-outs.
         flush_adaptive: whether the fan-outs may flush sooner where that costs little.
+        for_links: whether those who follow are other servers of ours, and no viewers.
     """
 
-    __slots__ = ("_ahead", "chunk_size", "fanouts", "headers", "log", "msid", "published", "viewers")
+    __slots__ = ("_ahead", "chunk_size", "fanouts", "for_links", "headers", "log", "msid", "published", "viewers")
 
     def __init__(
         self,
@@ -113,8 +114,10 @@ class WireLog:
         cache: CacheLimits,
         flush_interval_s: float,
         flush_adaptive: bool = True,
+        for_links: bool = False,
     ) -> None:
         self.msid = msid
+        self.for_links = for_links
         self.published = True  # what the log last told its players
         self.viewers = 0  # who has it; guarded by the stream's lock
         self.chunk_size = chunk_size

@@ -11,7 +11,7 @@ from live_kit import AAC_HEADER, AVC_HEADER, audio, config, inter, key
 
 from flowctl.live.server import LiveServer
 from flowctl.rtmp.client.session import ClientSession
-from flowctl.rtmp.events import PlayStarted, PublishStarted, StatusReceived, StreamEnded
+from flowctl.rtmp.events import PlayStarted, PublishStarted
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
 
@@ -144,6 +144,3 @@ def pictures(first, last, *, key_every=10, step_ms=40):
 def numbers(media):
     """Return the numbers of the pictures that came."""
     return [int(payload[-8:]) for type_id, _, payload in media if type_id == TYPE_VIDEO and payload[-8:].isdigit()]
-
-
-__all__ = ["PlayStarted", "PublishStarted", "StatusReceived", "StreamEnded"]

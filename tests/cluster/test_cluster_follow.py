@@ -4,7 +4,6 @@ import pytest
 from follow_kit import (
     HEADERS,
     Client,
-    StreamEnded,
     close_clients,
     numbers,
     pictures,
@@ -17,6 +16,7 @@ from follow_kit import (
 
 from flowctl.cluster.follow import Follow, FollowState, HubSink, Source
 from flowctl.outcomes.backoff import Backoff
+from flowctl.rtmp.events import StreamEnded
 from flowctl.rtmp.url import parse_url
 
 FAST = Backoff(first_s=0.01, most_s=0.05)

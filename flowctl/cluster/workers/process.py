@@ -16,6 +16,7 @@ from flowctl import connection, log
 from flowctl.cluster.workers.counts import REGION, Counts
 from flowctl.cluster.workers.link import Link
 from flowctl.cluster.workers.order import Order, read_order
+from flowctl.cluster.workers.streams import join_streams
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.live.config import LiveConfig
 from flowctl.live.records.recording import usual_node
@@ -102,6 +103,7 @@ def _serve(order: Order) -> None:
             raise ConfigError(f"server {order.program.name!r} is no live server, it cannot have workers")
         server.admission.elsewhere = counts_of(order)
         link = Link(order, server, ended.end)
+        join_streams(server, link, order.serial, order.folder)
         server.on_stopped = ended.end
         try:
             link.start()

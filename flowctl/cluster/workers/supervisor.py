@@ -40,6 +40,7 @@ from flowctl.cluster.workers.operating import Down, Operating
 from flowctl.cluster.workers.order import BOOT, SOCKET, WORKER, WORKERS, Order
 from flowctl.cluster.workers.restarts import HUNG_S, Pulse, Restarts
 from flowctl.cluster.workers.sockets import close_all, listening_sockets
+from flowctl.cluster.workers.streams import SupervisorNames
 from flowctl.control.listener import ControlListener
 from flowctl.control.summary import merged, shown
 from flowctl.errors import ClosedError, ConfigError, FlowctlError, RpcError
@@ -169,7 +170,7 @@ class Supervisor:
         self.address: tuple[str, int] = self._sockets[0].getsockname()[:2]
         self.options: Final = dataclasses.replace(options, port=self.address[1])
         self.limits = str(options.limits)
-        self.parts: Final[list[SupervisorPart]] = []
+        self.parts: Final[list[SupervisorPart]] = [SupervisorNames(options)]
         self._folder: Final = make_folder()
         self.node: Final = RpcNode(name="flowctl-workers", on_error=self._report)
         self.node.add_category(WORKERS, AuthLevel.ADMIN)

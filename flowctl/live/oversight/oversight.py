@@ -248,7 +248,7 @@ class Oversight:
                 if cached_bytes:
                     caches.setdefault(stream, {})[wire.log] = cached_bytes
                 logs[wire.log] = cached_bytes + headers_bytes
-                for fanout in wire.fanouts.active:
+                for fanout in wire.fanouts.active if not wire.for_links else ():  # those have limits of their own
                     for sender in fanout.lagging():
                         seen.append(_seen(stream, wire.log, sender, headers_bytes))
                         yield

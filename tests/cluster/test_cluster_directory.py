@@ -1,0 +1,167 @@
+"""Who has a name, over several workers: the rules, with times by hand."""
+
+import pytest
+
+from flowctl.cluster.names.directory import Directory, Holder, Notice, Told, Verdict
+from flowctl.live.config import SecondPublisher
+from flowctl.live.owner import Owner
+
+ROOM = "live/room"
+ANN, BOB = Owner("192.0.2.1"), Owner("192.0.2.2")
+FIRST, SECOND = Holder(1, 11), Holder(2, 21)
+
+
+def verdict(directory, holder, owner=ANN, now=0.0, name=ROOM, **more):
+    return directory.claim(name, holder, owner, now, **more).verdict
+
+
+def where(worker, value, *, keep=False):
+    return Notice(worker, Told.WHERE, ROOM, value, keep)
+
+
+def test_name_when_free_is_granted_and_told_to_the_workers_that_view_it():
+    """A worker with viewers learns where a stream is that begins later elsewhere."""
+    directory = Directory()
+    assert directory.view(ROOM, 2, 0.0) == [where(2, 0)]
+    decision = directory.claim(ROOM, FIRST, ANN, 0.0)
+    assert (decision.verdict, list(decision.notices)) == (Verdict.GRANTED, [where(2, 1)])
+
+
+def test_worker_when_it_views_what_is_published_is_told_where():
+    """The first answer says which worker has the stream."""
+    directory = Directory()
+    assert verdict(directory, FIRST) is Verdict.GRANTED
+    assert directory.view(ROOM, 2, 0.0) == [where(2, 1)]
+
+
+def test_second_publisher_when_policy_is_refuse_is_refused_in_any_worker():
+    """A stranger does not get a name that is published in another worker."""
+    directory = Directory()
+    verdict(directory, FIRST)
+    decision = directory.claim(ROOM, SECOND, BOB, 0.0)
+    assert (decision.verdict, "published already" in decision.why) == (Verdict.REFUSED, True)
+
+
+def test_second_publisher_when_policy_is_replace_ends_the_first():
+    """The worker of the one that is replaced is told, and so are those that follow it."""
+    directory = Directory(SecondPublisher.REPLACE)
+    verdict(directory, FIRST)
+    directory.view(ROOM, 3, 0.0)
+    decision = directory.claim(ROOM, SECOND, BOB, 0.0)
+    assert decision.verdict is Verdict.GRANTED
+    assert list(decision.notices) == [Notice(1, Told.REVOKED, ROOM, 11), where(3, 2)]
+    assert directory.release(ROOM, FIRST, 0.0, grace=True) == []
+    assert directory.published() == {ROOM: 2}
+
+
+def test_second_publisher_when_policy_is_standby_has_its_turn_in_its_worker():
+    """When the first has gone the one on standby is told, and those that follow are sent there."""
+    directory = Directory(SecondPublisher.STANDBY)
+    verdict(directory, FIRST)
+    directory.view(ROOM, 3, 0.0)
+    assert verdict(directory, SECOND, BOB) is Verdict.STANDS_BY
+    assert directory.release(ROOM, FIRST, 0.0, grace=True) == [Notice(2, Told.TURN, ROOM, 21), where(3, 2)]
+
+
+def test_standby_when_it_leaves_has_no_turn():
+    """One that has gone is not given the name."""
+    directory = Directory(SecondPublisher.STANDBY)
+    verdict(directory, FIRST)
+    verdict(directory, SECOND, BOB)
+    directory.release(ROOM, SECOND, 0.0, grace=True)
+    assert directory.release(ROOM, FIRST, 0.0, grace=False) == []
+    assert len(directory) == 0
+
+
+def test_owner_when_back_within_the_grace_time_gets_the_name_in_another_worker():
+    """A name is kept for its owner over all workers; a stranger is refused meanwhile."""
+    directory = Directory(grace_s=3.0)
+    verdict(directory, FIRST)
+    directory.view(ROOM, 3, 0.0)
+    assert directory.release(ROOM, FIRST, 1.0, grace=True) == []
+    assert verdict(directory, SECOND, BOB, 2.0) is Verdict.REFUSED
+    assert list(directory.claim(ROOM, SECOND, ANN, 3.0).notices) == [where(3, 2)]
+
+
+def test_name_when_its_owner_stays_away_is_free_and_the_stream_ends():
+    """After the grace time those that follow are told that nobody publishes it."""
+    directory = Directory(grace_s=3.0)
+    verdict(directory, FIRST)
+    directory.view(ROOM, 3, 0.0)
+    directory.release(ROOM, FIRST, 1.0, grace=True)
+    assert directory.next_deadline() == 4.0
+    assert directory.expire(3.9) == []
+    assert directory.expire(4.0) == [where(3, 0)]
+    assert verdict(directory, SECOND, BOB, 4.0) is Verdict.GRANTED
+
+
+def test_owner_when_its_publisher_has_fallen_silent_takes_its_place():
+    """Whether the publisher that its owner has already is silent is asked, and decides."""
+    directory = Directory()
+    verdict(directory, FIRST)
+    asked = directory.claim(ROOM, SECOND, ANN, 0.0)
+    assert (asked.verdict, asked.holder) == (Verdict.ASK, FIRST)
+    assert verdict(directory, SECOND, silent=False) is Verdict.REFUSED
+    assert verdict(directory, SECOND, silent=True) is Verdict.GRANTED
+
+
+def test_worker_when_killed_frees_its_names_and_keeps_them_for_their_owners():
+    """Those that follow wait; the owner comes back in any worker; a stranger is refused."""
+    directory = Directory(grace_s=3.0)
+    verdict(directory, FIRST)
+    directory.view(ROOM, 3, 0.0)
+    assert directory.worker_gone(1, 1.0) == [where(3, 0, keep=True)]
+    assert verdict(directory, SECOND, BOB, 2.0) is Verdict.REFUSED
+    assert verdict(directory, SECOND, ANN, 2.0) is Verdict.GRANTED
+
+
+def test_worker_when_killed_while_a_name_is_kept_there_sends_nobody_there_any_more():
+    """A name that is kept has lost its place with the worker."""
+    directory = Directory(grace_s=3.0)
+    verdict(directory, FIRST)
+    directory.view(ROOM, 3, 0.0)
+    directory.release(ROOM, FIRST, 0.5, grace=True)
+    assert directory.worker_gone(1, 1.0) == [where(3, 0, keep=True)]
+    assert directory.view(ROOM, 2, 1.0) == [where(2, 0, keep=True)]
+
+
+def test_publishers_when_too_many_of_one_address_are_refused_over_all_workers():
+    """The limit of an address holds over all workers, and is given back with each end."""
+    directory = Directory(per_address=2)
+    assert verdict(directory, Holder(1, 1), name="live/a") is Verdict.GRANTED
+    assert verdict(directory, Holder(2, 2), name="live/b") is Verdict.GRANTED
+    refused = directory.claim("live/c", Holder(2, 3), ANN, 0.0)
+    assert (refused.verdict, refused.limit) == (Verdict.REFUSED, "publishers_per_address")
+    assert verdict(directory, Holder(2, 3), BOB, name="live/c") is Verdict.GRANTED
+    directory.release("live/a", Holder(1, 1), 0.0, grace=False)
+    assert verdict(directory, Holder(2, 4), name="live/d") is Verdict.GRANTED
+
+
+def test_names_kept_when_too_many_for_one_address_are_let_go():
+    """One address has no more names kept than it may publish."""
+    directory = Directory(grace_s=3.0, per_address=1)
+    for number, name in enumerate(("live/a", "live/b")):
+        verdict(directory, Holder(1, number), name=name)
+        directory.release(name, Holder(1, number), 0.0, grace=True)
+    assert verdict(directory, SECOND, BOB, name="live/a") is Verdict.REFUSED
+    assert verdict(directory, SECOND, BOB, name="live/b") is Verdict.GRANTED
+
+
+@pytest.mark.parametrize("end", ["release", "worker"])
+def test_directory_when_all_have_left_is_empty(end):
+    """Nothing is left of names, viewers, standbys and counts."""
+    directory = Directory(SecondPublisher.STANDBY, grace_s=3.0)
+    verdict(directory, FIRST)
+    verdict(directory, SECOND, BOB)
+    directory.view(ROOM, 1, 0.0)
+    if end == "worker":
+        directory.worker_gone(1, 0.0)
+        directory.worker_gone(2, 0.0)
+    else:
+        directory.unview(ROOM, 1)
+        directory.release(ROOM, FIRST, 0.0, grace=True)
+        directory.release(ROOM, SECOND, 0.0, grace=True)
+    directory.expire(10.0)
+    counts = (directory._published_from, directory._kept_for, directory._kept)
+    assert (len(directory), counts) == (0, ({}, {}, {}))
+    assert not any(directory._held.values())

@@ -1,0 +1,261 @@
+"""Streams of several workers as one: two live servers and the desk of their supervisor, in one process."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from follow_kit import (
+    HEADERS,
+    Client,
+    close_clients,
+    numbers,
+    pictures,
+    player,
+    playing,
+    publisher,
+    server,
+    until,
+)
+
+from flowctl.cluster.names.desk import NamesDesk
+from flowctl.cluster.workers.streams import WorkerStreams
+from flowctl.live.config import SecondPublisher
+from flowctl.pollgroup import PollGroup
+from flowctl.rtmp.events import StreamEnded
+
+
+class Workers:
+    """Workers 1 and 2, and a desk on a thread of its own."""
+
+    def __init__(self, folder: Path, **fields):
+        self.group = PollGroup("desk")
+        self.group.start()
+        self.servers, self.streams = {}, {}
+        self.fields, self.folder = fields, folder
+        self.desk = NamesDesk(server_config(**fields), self.send)
+        self.ticks = threading.Event()
+        self.group.call_soon(self.tick)
+        for serial in (1, 2):
+            self.add(serial)
+
+    def add(self, serial):
+        made = server(**self.fields)
+        self.streams[serial] = WorkerStreams(
+            made, serial, self.folder, lambda values: self.group.call_soon(self.desk.asked, serial, values)
+        )
+        self.servers[serial] = made
+        made.start()
+
+    def send(self, serial, values):
+        if serial in self.streams:
+            self.streams[serial].told(values)
+
+    def tick(self):
+        self.desk.tick()
+        self.group.call_later(0.02, self.tick)
+
+    def address(self, serial):
+        return self.servers[serial].address
+
+    def kill(self, serial):
+        """End a worker as if it had been killed: its desk learns of it, and nothing else is said."""
+        self.streams.pop(serial)
+        victim = self.servers.pop(serial)
+        victim.hub.names = victim.hub.demand = None
+        victim.stop(0.2)
+        self.group.call_soon(self.desk.gone, serial)
+
+    def follows(self, serial):
+        return self.streams[serial].statistics()
+
+    def close(self):
+        close_clients()
+        for item in self.servers.values():
+            item.stop(1.0)
+        self.group.stop()
+
+
+def server_config(**fields):
+    made = server(**fields)
+    made._listener.close()
+    return made.config
+
+
+@pytest.fixture
+def workers(tmp_path):
+    made = Workers(tmp_path)
+    yield made
+    made.close()
+
+
+def refused(client):
+    return [item for item in client.events if type(item).__name__ == "Rejected"]
+
+
+def test_viewer_when_the_stream_is_in_another_worker_gets_it_byte_for_byte(workers):
+    """A viewer that lands in one worker sees a stream that is published in the other."""
+    source = publisher(workers.address(1))
+    source.put(*HEADERS, *pictures(0, 15))
+    viewer = playing(workers.address(2))
+    until(lambda: numbers(viewer.media)[-1:] == [14])
+    source.put(*pictures(15, 20))
+    until(lambda: numbers(viewer.media)[-1:] == [19])
+    assert viewer.media == HEADERS + pictures(numbers(viewer.media)[0], 20)
+
+
+def test_viewer_when_it_waits_gets_a_stream_that_starts_later_elsewhere(workers):
+    """Who waits in one worker for a stream gets it when it is published in the other."""
+    viewer = player(workers.address(2))
+    until(lambda: workers.servers[2].hub.is_viewed("live/room"))
+    source = publisher(workers.address(1))
+    source.put(*HEADERS, *pictures(0, 5))
+    until(lambda: numbers(viewer.media) == [0, 1, 2, 3, 4])
+    assert viewer.media == HEADERS + pictures(0, 5)
+
+
+def test_link_when_the_last_viewer_has_left_ends(workers):
+    """Some seconds after the last viewer the stream is followed no more."""
+    workers.streams[2]._following._linger_s = 0.05
+    source = publisher(workers.address(1))
+    source.put(*HEADERS, *pictures(0, 5))
+    viewer = playing(workers.address(2))
+    until(lambda: workers.streams[1]._links.count == 1)
+    viewer.close()
+    until(lambda: workers.streams[1]._links.count == 0)
+    assert workers.follows(2) == {}
+    until(lambda: "live/room" not in workers.servers[2].hub.snapshot().streams)
+
+
+def test_link_when_looked_at_is_no_viewer_and_no_connection(workers):
+    """A link counts in no figure that people are shown, and the copy is not shown as a publisher."""
+    source = publisher(workers.address(1))
+    source.put(*HEADERS, *pictures(0, 5))
+    viewer = playing(workers.address(2))
+    until(lambda: len(numbers(viewer.media)) == 5)
+    first, second = (workers.servers[serial].hub.snapshot().streams["live/room"] for serial in (1, 2))
+    assert (first.viewers, sum(first.states), len(workers.servers[1].connections())) == ([], 0, 1)
+    assert (second.publisher, second.follows, sum(second.states)) == (None, "follows worker 1", 1)
+    assert [workers.servers[serial].hub.summary().streams for serial in (1, 2)] == [1, 0]
+
+
+def test_second_publisher_when_in_another_worker_is_refused(workers):
+    """A name that is published in one worker is taken in the other."""
+    source = publisher(workers.address(1))
+    source.put(*HEADERS, *pictures(0, 5))
+    second = Client(workers.address(2), ask="publish")
+    until(lambda: refused(second))
+    assert "published already" in refused(second)[0].description
+
+
+def test_second_publisher_when_replacing_ends_the_one_in_the_other_worker(tmp_path):
+    """The first publisher is ended in its worker, and the viewers of both see the second one's stream."""
+    workers = Workers(tmp_path, second_publisher=SecondPublisher.REPLACE)
+    try:
+        first = publisher(workers.address(1))
+        first.put(*HEADERS, *pictures(0, 5))
+        viewers = [playing(workers.address(serial)) for serial in (1, 2)]
+        until(lambda: all(len(numbers(item.media)) == 5 for item in viewers))
+        second = publisher(workers.address(2))
+        second.put(*HEADERS, *pictures(50, 55))
+        until(lambda: first.over and all(numbers(item.media)[5:] == [50, 51, 52, 53, 54] for item in viewers))
+        assert not any(item.has(StreamEnded) for item in viewers)
+    finally:
+        workers.close()
+
+
+def test_standby_when_in_another_worker_takes_over(tmp_path):
+    """A publisher on standby in one worker takes over from one in the other."""
+    workers = Workers(tmp_path, second_publisher=SecondPublisher.STANDBY)
+    try:
+        first = publisher(workers.address(1))
+        first.put(*HEADERS, *pictures(0, 5))
+        viewers = [playing(workers.address(serial)) for serial in (1, 2)]
+        second = publisher(workers.address(2))
+        second.put(*HEADERS)
+        until(lambda: all(len(numbers(item.media)) == 5 for item in viewers))
+        first.close()
+        until(lambda: workers.desk.directory.published() == {"live/room": 2})
+        second.put(*pictures(50, 55))
+        until(lambda: all(numbers(item.media)[5:] == [50, 51, 52, 53, 54] for item in viewers))
+        assert not any(item.has(StreamEnded) for item in viewers)
+    finally:
+        workers.close()
+
+
+def test_publisher_when_back_in_another_worker_goes_on_for_all_viewers(workers):
+    """An encoder whose connection broke gets its name back in any worker, and no viewer is told of an end."""
+    first = publisher(workers.address(1))
+    first.put(*HEADERS, *pictures(0, 5))
+    viewers = [playing(workers.address(serial)) for serial in (1, 2)]
+    until(lambda: all(len(numbers(item.media)) == 5 for item in viewers))
+    first.close()
+    until(lambda: workers.desk.directory.next_deadline() is not None)
+    again = publisher(workers.address(2))
+    again.put(*HEADERS, *pictures(0, 5))
+    until(lambda: all(len(numbers(item.media)) == 10 for item in viewers))
+    assert not any(item.has(StreamEnded) for item in viewers)
+    for viewer in viewers:
+        times = [timestamp for type_id, timestamp, payload in viewer.media if type_id == 9 and payload[1] == 1]
+        assert times == sorted(times)
+
+
+def test_viewers_when_the_worker_of_their_publisher_is_killed_wait_and_go_on(workers):
+    """Its viewers elsewhere see a pause until the publisher is back, in another worker."""
+    first = publisher(workers.address(1))
+    first.put(*HEADERS, *pictures(0, 5))
+    viewer = playing(workers.address(2))
+    until(lambda: len(numbers(viewer.media)) == 5)
+    workers.kill(1)
+    until(lambda: "nobody publishes" in workers.follows(2)["live/room"].why)
+    workers.add(3)
+    again = publisher(workers.address(3))
+    again.put(*HEADERS, *pictures(0, 5))
+    until(lambda: len(numbers(viewer.media)) == 10)
+    assert not viewer.has(StreamEnded)
+
+
+def test_viewers_when_the_publisher_leaves_for_good_are_told_in_all_workers(workers):
+    """The end of a stream reaches viewers in every worker."""
+    source = publisher(workers.address(1))
+    source.put(*HEADERS, *pictures(0, 5))
+    viewers = [playing(workers.address(serial)) for serial in (1, 2)]
+    until(lambda: all(len(numbers(item.media)) == 5 for item in viewers))
+    source.session.close_stream()
+    source.flush()
+    until(lambda: all(item.has(StreamEnded) for item in viewers))
+    assert workers.desk.directory.published() == {}
+
+
+def test_publish_when_the_desk_does_not_answer_is_refused_in_time(workers, monkeypatch):
+    """Without a decision there is no publication: the client is told after a bounded time."""
+    monkeypatch.setattr("flowctl.live.session._NAME_S", 0.05)
+    workers.servers[1].hub.names._send = lambda values: None
+    client = Client(workers.address(1), ask="publish")
+    until(lambda: refused(client))
+    assert "in time" in refused(client)[0].description
+    assert workers.servers[1].hub.names._claims == {}
+
+
+def test_owner_when_its_old_connection_is_silent_takes_its_name_back_elsewhere(workers):
+    """An encoder that comes back in another worker before its old connection is noticed gets its name."""
+    first = publisher(workers.address(1))
+    first.put(*HEADERS, *pictures(0, 5))
+    until(lambda: workers.servers[1].hub.is_published("live/room"))
+    until(lambda: workers.servers[1].hub.silent("live/room"))
+    publisher(workers.address(2))
+    until(lambda: workers.desk.directory.published() == {"live/room": 2})
+    until(lambda: first.over)
+    assert first.over
+
+
+def test_links_when_the_login_is_needed_for_clients_need_none(tmp_path):
+    """What connects over the private socket is one of us."""
+    workers = Workers(tmp_path, rtmp={"credentials": {"ann": "secret"}})
+    try:
+        link = Client(None, ask="play", path=str(tmp_path / "link-1.sock"))
+        until(lambda: any(type(item).__name__ == "PlayStarted" for item in link.events))
+        publishing = Client(None, ask="publish", path=str(tmp_path / "link-1.sock"))
+        until(lambda: refused(publishing))
+        assert workers.streams[1]._links.count == 2
+    finally:
+        workers.close()
