@@ -20,7 +20,7 @@ from kit.tables import table
 from kit.trend import trend
 
 BENCHES = sorted(path for room in bench_run.ROOMS for path in (ROOT / "bench" / room).glob("[a-z]*.py"))
-COMPUTING = ["amf", "bans", "chunk", "deferred", "profile", "sender", "whatif"]
+COMPUTING = ["amf", "bans", "chunk", "deferred", "profile", "scheduler_simulation", "sender", "whatif"]
 """Those without servers and clients; the others are run in real time."""
 
 
@@ -56,6 +56,16 @@ def test_benchmark_when_quick_returns_rows_of_figures(name):
     numbers = [value for row in rows for value in row.values() if isinstance(value, int | float)]
     assert max(numbers) > 0
     assert min(numbers) >= 0
+
+
+def test_scheduler_simulation_when_run_twice_gives_the_same_figures_and_picture(tmp_path):
+    """Virtual time and seeded dice: all figures repeat, every policy gives answers, and the chart is drawn of them."""
+    module = bench_run.load("scheduler_simulation")
+    rows = module.run(**module.QUICK)
+    assert rows == module.run(**module.QUICK)
+    assert all(row["good_per_s"] > 0 for row in rows)
+    assert "| all together |" in module.document(rows, tmp_path)
+    assert (tmp_path / module.CHART).exists()
 
 
 @pytest.mark.realtime
