@@ -31,6 +31,8 @@ FORMAT: Final = 2
 """Counted up when a column goes or changes its meaning; new columns at the end do not count."""
 METADATA_PREFIX: Final = "flowctl."
 CONN_NUMBER_BITS: Final = 30
+CONN_NUMBERS: Final = 10**9
+"""Numbers that a process has for connections: where several are one server, each begins at a multiple of this."""
 
 
 class Kind(enum.Enum):
@@ -269,4 +271,4 @@ TABLES: Final = {table.name: table for table in (FLOW_EVENTS, FLOW_SAMPLES, FLIG
 
 def conn_id_of(start_s: int, number: int) -> int:
     """Return the identity of connection `number` of a process that started in second `start_s` since the epoch."""
-    return start_s << CONN_NUMBER_BITS | number
+    return start_s << CONN_NUMBER_BITS | number % CONN_NUMBERS

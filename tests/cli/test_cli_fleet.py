@@ -49,7 +49,8 @@ class Fleet:
         for name in names:
             bans = ("--bans", str(self.folder / f"{name}.bans"))
             serve = ("serve", "live", "--host", "127.0.0.1", "--port", "0", "--control", self.address(name), *bans)
-            started["server", name] = start(*serve, "--json")
+            workers = ("--workers", "2") if name == "b" else ()  # an agent sees one server
+            started["server", name] = start(*serve, *workers, "--json")
             started["agent", name] = start("fleet", "run", "--config", str(self.config(name)), "--json")
         self.running |= {key: Served(process) for key, process in started.items()}
 

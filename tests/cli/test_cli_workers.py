@@ -8,11 +8,17 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from cli_kit import PATIENCE_S, run, served
+
+from flowctl.cli.servers import load_server
+from flowctl.cluster.workers import restarts
+from flowctl.cluster.workers.supervisor import Supervisor
+from flowctl.live.config import LiveConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
 
@@ -112,3 +118,85 @@ def test_operations_when_there_are_workers_are_of_all_of_them(tmp_path):
         assert [item["what"] for item in changes["changes"]] == ["limits", "ban"]
         assert asked(server, "drain", "--within", "1s")["draining"]
         assert server.process.wait(PATIENCE_S) == 0
+
+
+HOOKS = """
+import pathlib
+from flowctl.live.hooks import LiveHooks
+if pathlib.Path({flag!r}).exists():
+    raise RuntimeError("the license has ended")
+class Hooks(LiveHooks):
+    pass
+"""
+
+
+def test_workers_when_they_end_at_once_wait_and_tell_why(tmp_path, monkeypatch):
+    """A worker that cannot begin any more is told of with its last words, and started again less and less often."""
+    flag = tmp_path / "flag"
+    (tmp_path / "broken_hooks.py").write_text(HOOKS.format(flag=str(flag)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with served("live", "--workers", "2", "--hooks", "broken_hooks:Hooks", "--log-json") as server:
+        flag.touch()
+        os.kill(server.ready["workers"][1], signal.SIGKILL)
+        server.wait_logged("license has ended")
+        server.wait_logged('"in_s": 0.')  # after the first failure it waits
+        found = asked(server, "stats")
+        assert found["server"]["workers"][0]["state"] == "serving"
+        flag.unlink()
+        until(lambda: asked(server, "stats")["server"]["workers"][1]["state"] == "serving")
+        server.stop()
+    assert server.status == 0
+    ends = [line for line in map(json.loads, server.log.splitlines()) if line["event"].startswith("worker has ended")]
+    assert ends[0]["ended"] == "SIGKILL"
+    assert all("the license has ended" in line["error"] for line in ends[1:])
+
+
+def test_workers_when_one_hangs_kill_it(monkeypatch):
+    """A worker that answers nothing is killed and started again; the others serve on."""
+    monkeypatch.setattr(restarts, "HUNG_S", 1.0)
+    monkeypatch.setattr(restarts, "ASKED_EVERY_S", 0.1)
+    ends = threading.Event()
+    program = load_server("live")
+    supervisor = Supervisor(program, LiveConfig(control="off"), 2, wake=ends.set)
+
+    def look(true):
+        end = time.monotonic() + PATIENCE_S
+        while not true():
+            assert time.monotonic() < end, "it has not come true in time"
+            ends.wait(0.05)
+            ends.clear()
+            supervisor.look()
+
+    try:
+        assert supervisor.start(lambda timeout_s: time.sleep(min(timeout_s, 0.05)) or False)
+        hung = supervisor.workers()[0]
+        os.kill(hung.pid, signal.SIGSTOP)
+        look(lambda: hung.serial not in {item.serial for item in supervisor.workers()})
+        look(lambda: len(supervisor.workers()) == 2 and all(item.ready for item in supervisor.workers()))
+        assert hung.process.returncode == -signal.SIGKILL
+    finally:
+        assert supervisor.stop()
+
+
+def test_limits_of_connections_when_there_are_workers_hold_over_all(tmp_path):
+    """An address has as many connections as it may have, and not as many in each worker; records name the workers."""
+    events = tmp_path / "events"
+    settings = ("--per-address", "6", "--new-per-address", "0", "--events", str(events), "--events-node", "n")
+    with served("live", "--workers", "2", *settings) as server:
+        peers = []
+        for _ in range(24):
+            peer = socket.create_connection(("127.0.0.1", server.ready["port"]), 20)
+            peer.settimeout(20)
+            peers.append(peer)
+        answered = []
+        for peer in peers:
+            with contextlib.suppress(ConnectionError):
+                peer.sendall(b"\3" + bytes(1536))
+                answered.append(peer.recv(1))
+        found = asked(server, "stats")["server"]
+        for peer in peers:
+            peer.close()
+    assert answered.count(b"\3") == 6
+    assert (found["connections"], found["refused"]) == (6, {"connections_per_address": 18})
+    names = {path.name.rpartition("-")[0].rpartition("-")[0] for path in events.rglob("*.parquet")}
+    assert names == {"n-1", "n-2"}

@@ -17,6 +17,7 @@ from typing import BinaryIO, Final
 from flowctl.errors import ConfigError
 from flowctl.live.config import LiveConfig
 from flowctl.server.program import ServerProgram
+from flowctl.telemetry.schema import CONN_NUMBERS
 
 BOOT: Final = (
     "import json,sys;f=open(int(sys.argv[1]),'rb');b=json.loads(f.readline());sys.path[:]=b['path'];"
@@ -28,8 +29,6 @@ WORKERS: Final = "workers"
 """Category of what workers ask of their supervisor."""
 WORKER: Final = "worker"
 """Category of what the supervisor asks of a worker."""
-NUMBERS: Final = 10**9
-"""Connections that one worker process may number: the number of a connection begins with that of its process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +70,8 @@ class Order:
 
     @property
     def first_connection(self) -> int:
-        """The number of its first connection."""
-        return self.serial * NUMBERS + 1
+        """The number of its first connection: it begins with that of its process, so that no two have the same."""
+        return self.serial * CONN_NUMBERS + 1
 
     def write(self) -> int:
         """Return a descriptor from which the worker reads the order.
