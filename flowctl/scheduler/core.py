@@ -526,6 +526,9 @@ class Core:
     def free(self, held: Request, outcome: Outcome, now: float) -> None:
         """Open the channel that `held` keeps closed, if it does; nobody is told."""
         if self._claim(held.key) is not None:
+            if outcome is Outcome.REJECTED:
+                self.counters.requests -= held.key > 0
+                self.counters.refused += 1
             held.receiver = None
             held.outcome = outcome
             held.ended_at = now

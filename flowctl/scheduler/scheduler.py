@@ -13,20 +13,25 @@ one over the senders that were scheduled meanwhile, which see all that is open.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from random import Random, SystemRandom
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from flowctl.errors import ClosedError
 from flowctl.loop.faults import ErrorHook, as_exception, report
 from flowctl.outcomes.outcome import Outcome
+from flowctl.pollgroup import PollGroup
 from flowctl.printable import short
+from flowctl.scheduler.awaited import AwaitedRequest, ChannelWait, HeldChannel
 from flowctl.scheduler.core import Call, Core, Refusal, Request, Step
+from flowctl.scheduler.driver import Driver
 from flowctl.scheduler.offer import (
     Channel,
     Entry,
@@ -55,16 +60,6 @@ class _Hands:
     pull: Callable[[Offer], PeerState | None]
     choose: Callable[[Offer, PeerId], PeerState | None]
     leave: Callable[[Offer], bool]
-
-
-class Driver(Protocol):
-    """Calls `MessageScheduler.expire` when it is time."""
-
-    def arm(self, when: float) -> None:
-        """Call it at `when`, seconds on the scheduler's clock, instead of at any later time; any thread."""
-
-    def disarm(self) -> None:
-        """Call it no more; any thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +91,20 @@ class SchedulerStatistics:
     wrong_type: int  #: responses of a type that was not asked for
     ejections: int
     errors: int  #: exceptions of callbacks, contained
+
+
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """`Desk`, made of the methods of one scheduler."""
+
+    schedule: Callable[..., bool]
+    withdraw: Callable[[Sender | int], bool]
+    call_later: Callable[[float, Callable[[], None]], int]
+    cancel_call: Callable[[int], bool]
+    now: Callable[[], float]
+    hold: Callable[[Offer, Channel, float], Request | None]
+    use: Callable[[Request, Any, Receiver | None, float, ResponseType], int | None]
+    free: Callable[[Request], None]
 
 
 class MessageScheduler:
@@ -150,6 +159,19 @@ class MessageScheduler:
         self._error_count = 0  # guarded by _lock
         self._warned_at = -inf  # when the present period of warnings began  # guarded by _lock
         self._warning_count = 0  # in that period  # guarded by _lock
+
+    @property
+    def _desk(self) -> _Desk:
+        return _Desk(
+            self.schedule,
+            self.withdraw,
+            self.call_later,
+            self.cancel_call,
+            self._clock,
+            self._hold,
+            self._use,
+            self._free,
+        )
 
     # --- peers ---------------------------------------------------------------------------------------------------
 
@@ -265,7 +287,7 @@ class MessageScheduler:
             driver, self._driver = self._driver, None
             step = self._take_turn_locked()
         if driver is not None:
-            driver.disarm()
+            _disarm(driver)
         self._run(step)
 
     def statistics(self) -> SchedulerStatistics:
@@ -351,15 +373,98 @@ class MessageScheduler:
         with self._lock:
             return self._core.next_deadline()
 
+    def run_on(self, runner: PollGroup | asyncio.AbstractEventLoop) -> None:
+        """Have `expire` called when it is time, on the thread of `runner`, instead of where it was before.
+
+        Without it `expire` is for the caller to call; `request` and `offers` use the loop of their coroutine where
+        there is nothing else.
+
+        Args:
+            runner: a poll group that was started, or a loop of asyncio.
+        """
+        driver = Driver(runner, self._clock, self._fired)
+        with self._lock:
+            if self._core.stopped:
+                return
+            former, self._driver = self._driver, driver
+            self._wake_at = inf
+        if former is not None:
+            _disarm(former)
+        self._rearm()
+
+    def _run_here(self) -> None:
+        """See to it that time is driven, by the running loop where nothing else does."""
+        with self._lock:
+            driver = self._driver
+        if driver is None or driver.ended:
+            self.run_on(asyncio.get_running_loop())
+
+    def _fired(self) -> None:
+        with self._lock:
+            self._wake_at = inf
+        self.expire()
+
     def _rearm(self) -> None:
         with self._lock:
             driver = self._driver
             when = None if driver is None else self._core.next_deadline()
-            if when is None or when >= self._wake_at:
+            if driver is None or when is None or when >= self._wake_at:
                 return
             self._wake_at = when
-        if driver is not None:
+        try:
             driver.arm(when)
+        except (ClosedError, RuntimeError):  # its loop has ended: time stands still until there is another
+            with self._lock:
+                if self._driver is driver:
+                    self._driver = None
+
+    # --- for coroutines ------------------------------------------------------------------------------------------
+
+    async def request(
+        self,
+        message: Any,
+        *,
+        timeout: float,  # noqa: ASYNC109  (a deadline of the request, which the peer's channel keeps too)
+        prefer: Iterable[PeerId] = (),
+        exclude: Collection[PeerId] = (),
+        priority: int = 0,
+        response_type: ResponseType = None,
+    ) -> Any:
+        """Send `message` on the first channel that suits, and return the response.
+
+        Cancelled, it leaves the queue, or withdraws the request.
+
+        Args:
+            message: handed to the peer's ``send``.
+            timeout: seconds, more than 0, for all of it: the wait for a channel and that for the response.
+            prefer: ids of peers that are tried first, in this order; others are, where none of these has an open
+                channel.
+            exclude: ids of peers that it is not sent to.
+            priority: see `schedule`.
+            response_type: what the response must be an instance of.
+
+        Raises:
+            TimeoutError: no channel, or no response, in time.
+            BrokenError: the peer that was asked has disconnected.
+            ClosedError: the scheduler was stopped.
+            ConfigError: an argument is out of range.
+        """
+        self._run_here()
+        return await AwaitedRequest(self._desk, message, prefer, exclude, response_type).run(timeout, priority)
+
+    def offers(self, *, size: int | None = None, priority: int = 0) -> AsyncGenerator[HeldChannel, None]:
+        """Iterate over open channels, as they come: ``async for channel in scheduler.offers(size=3)``.
+
+        Each is held for the body of the loop, which may use it once; unused it goes to others, and its peer comes
+        again when it has become free anew. Each is a demand of its own in the queue. The iteration ends after `size`
+        channels, or when the scheduler is stopped.
+
+        Args:
+            size: how many channels. None: no end.
+            priority: see `schedule`.
+        """
+        self._run_here()
+        return ChannelWait(self._desk).run(size, priority)
 
     # --- the turn ------------------------------------------------------------------------------------------------
 
@@ -523,6 +628,11 @@ class MessageScheduler:
                 return
         with suppress(Exception):
             _log.warning(text, *map(short, values))
+
+
+def _disarm(driver: Driver) -> None:
+    with suppress(ClosedError, RuntimeError):  # its loop has ended, and its timer with it
+        driver.disarm()
 
 
 def _log_error(where: str, error: Exception) -> None:
