@@ -20,8 +20,8 @@ from kit.tables import table
 from kit.trend import trend
 
 BENCHES = sorted(path for room in bench_run.ROOMS for path in (ROOT / "bench" / room).glob("[a-z]*.py"))
-COMPUTING = ["amf", "bans", "chunk", "deferred", "profile", "scheduler_simulation", "sender", "whatif"]
-"""Those without servers and clients; the others are run in real time."""
+COMPUTING = ["amf", "bans", "chunk", "deferred", "profile", "sender", "whatif"]
+"""Those without servers and clients, and without a test of their own; the others are run in real time."""
 
 
 @pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
