@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal to the table below
     from flowctl.connection import Connection, Session
     from flowctl.deferred import DeferredProcessor, DeferredStatistics, Job, Registration
+    from flowctl.diffusion.diffusion import ObjectDiffusion
     from flowctl.errors import (
         BrokenError,
         BusyError,
@@ -147,6 +148,7 @@ __all__ = [
     "MessageScheduler",
     "Messenger",
     "Move",
+    "ObjectDiffusion",
     "PicturesFirst",
     "PollGroup",
     "PollGroupStatistics",
@@ -190,6 +192,7 @@ _HOMES: Final = {
     "flowctl.server.admission": ("AdmissionLimits",),
     "flowctl.server.bans": ("Ban", "BanAction", "BanList"),
     "flowctl.connection": ("Connection", "Session"),
+    "flowctl.diffusion.diffusion": ("ObjectDiffusion",),
     "flowctl.flow.counts": ("Counts",),
     "flowctl.deferred": (
         "DeferredProcessor",

@@ -1,4 +1,4 @@
 """Who fetches which object from whom: decisions, the mini-protocol, pools of objects.
 
-Begin with `decision.py`.
+Begin with `diffusion.py`.
 """

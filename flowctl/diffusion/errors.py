@@ -123,3 +123,48 @@ class RequestedUnavailableObjectError(DiffusionError):
 
     def __init__(self, object_id: ObjectId) -> None:
         super().__init__(f"object {short_id(object_id)} is asked for and is not on offer")
+
+
+class RequestBlockingError(DiffusionError):
+    """A request for ids blocks although ids stay unacknowledged."""
+
+    name = "RequestBlocking"
+
+    def __init__(self, unacknowledged: int) -> None:
+        super().__init__(f"a request for ids blocks while {unacknowledged} are open")
+
+
+class RequestNonBlockingError(DiffusionError):
+    """A request for ids does not block although all are acknowledged."""
+
+    name = "RequestNonBlocking"
+
+    def __init__(self) -> None:
+        super().__init__("a request for ids does not block, and none are open")
+
+
+class RequestedTooManyBytesError(DiffusionError):
+    """A request names more objects than fit into a reply."""
+
+    name = "RequestedTooManyBytes"
+
+    def __init__(self, size_bytes: int, maximum_bytes: int) -> None:
+        super().__init__(f"a reply of {size_bytes} octets is asked for, the limit is {maximum_bytes}")
+
+
+class ObjectInvalidError(DiffusionError):
+    """What came as an object is none."""
+
+    name = "ObjectInvalid"
+
+    def __init__(self, why: object) -> None:
+        super().__init__(f"what came as an object is none: {why}")
+
+
+class ObjectRejectedError(DiffusionError):
+    """The pool found an object invalid."""
+
+    name = "ObjectRejected"
+
+    def __init__(self, object_id: ObjectId, why: str) -> None:
+        super().__init__(f"object {short_id(object_id)} is invalid: {why}")

@@ -152,7 +152,7 @@ def test_message_when_larger_than_the_state_allows_is_refused_by_its_head(state)
 def test_largest_object_when_alone_fits_into_a_reply():
     """An object of the greatest size that may be announced can be sent."""
     octets = encode(ReplyObjects((bytes(MAX_OBJECT_BYTES),)))
-    assert len(octets) <= reply_bytes([MAX_OBJECT_BYTES]) <= SIZE_LIMIT_BYTES[State.OBJECTS]
+    assert len(octets) <= reply_bytes(1, MAX_OBJECT_BYTES) <= SIZE_LIMIT_BYTES[State.OBJECTS]
     assert ReplyObjects((bytes(MAX_OBJECT_BYTES),)) == decode(octets, State.OBJECTS)
 
 

@@ -111,6 +111,10 @@ class MemoryPool:
         """Return the first `limit` objects whose ticket is greater."""
         return self._shelf.after(ticket, limit)
 
+    async def read_objects(self, entries: Sequence[Entry]) -> list[bytes]:
+        """Return the objects of entries."""
+        return [entry.read() for entry in entries]
+
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback` when objects were added, until what is returned is called."""
         return self._shelf.watch(callback)

@@ -15,7 +15,7 @@ ZERO_TICKET = 0
 
 
 class Entry(Protocol):
-    """One object of a pool. While it is held it can be read, also after the pool has evicted it."""
+    """One object of a pool. While its entry is held it can be read, also after the pool has evicted it."""
 
     @property
     def ticket(self) -> int:
@@ -30,7 +30,7 @@ class Entry(Protocol):
         """Its size."""
 
     def read(self) -> bytes:
-        """Return the object.
+        """Return the object; may wait for a disk.
 
         Raises:
             StoreError: it cannot be read (any more).
@@ -59,6 +59,13 @@ class ObjectPool(Protocol):
 
     def objects_after(self, ticket: int, limit: int) -> Sequence[Entry]:
         """Return the first `limit` objects whose ticket is greater, in order; empty: there is none."""
+
+    async def read_objects(self, entries: Sequence[Entry]) -> list[bytes]:
+        """Return the objects of entries, in their order.
+
+        Raises:
+            StoreError: one cannot be read (any more).
+        """
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback` soon after objects were added, until what is returned is called."""

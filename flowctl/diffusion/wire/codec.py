@@ -118,9 +118,9 @@ def _list(key: int, items: list[bytes]) -> bytes:
     return b"".join([bytes((0x82, key, _ARRAY_INDEFINITE)), *items, b"\xff"])
 
 
-def reply_bytes(object_sizes: list[int]) -> int:
-    """Return an upper bound, in bytes, of the reply with objects of these sizes."""
-    return 4 + sum(object_sizes) + _OVERHEAD_BYTES * len(object_sizes)
+def reply_bytes(object_count: int, size_bytes: int) -> int:
+    """Return an upper bound, in bytes, of the reply with so many objects of `size_bytes` together."""
+    return 4 + size_bytes + _OVERHEAD_BYTES * object_count
 
 
 class Decoder:

@@ -1,0 +1,171 @@
+"""Object diffusion: a node that has objects for its peers, and fetches what they have."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, Final, Self
+
+from flowctl.diffusion.decision import CentralPlanner, Planner
+from flowctl.diffusion.gate import RequestGate, open_gate
+from flowctl.diffusion.inbound import Inbound
+from flowctl.diffusion.objects import PeerId
+from flowctl.diffusion.outbound import Outbound
+from flowctl.diffusion.policy import Policy
+from flowctl.diffusion.pool.pool import ObjectPool
+from flowctl.diffusion.registry import DiffusionStatistics, Registry
+from flowctl.diffusion.streams.stream import Stream
+from flowctl.errors import ClosedError
+from flowctl.loop.faults import ErrorHook, log_error
+
+
+class _OpenGate:
+    """Sends every request at once."""
+
+    begin = staticmethod(open_gate)
+
+
+class ObjectDiffusion:
+    """One node: any number of peers to fetch from, and to serve. All of it lives on one loop.
+
+    Args:
+        pool: what this node has; what is fetched is added to it.
+        policy: limits of the inbound side; `max_num_objects_outstanding` is that of the outbound side too.
+        planner: decides who is asked for what. None: `CentralPlanner`.
+        gate: what requests for objects pass through. None: nothing stops them.
+        clock: monotonic seconds.
+        rng: makes the choice between equal peers. None: one of its own.
+        on_error: told of what a planner raises. None: it is logged.
+
+    Attributes:
+        pool: as given.
+        policy: as given.
+        last: peers that are asked only for what nobody else can give; may be changed at any time.
+    """
+
+    def __init__(
+        self,
+        pool: ObjectPool,
+        *,
+        policy: Policy | None = None,
+        planner: Planner | None = None,
+        gate: RequestGate | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: Random | None = None,
+        on_error: ErrorHook | None = None,
+    ) -> None:
+        self.pool: Final = pool
+        self.policy: Final = policy or Policy()
+        self._gate: Final[RequestGate] = gate or _OpenGate()
+        self._registry: Final = Registry(
+            pool,
+            policy=self.policy,
+            planner=planner or CentralPlanner(),
+            clock=clock,
+            rng=rng or Random(),
+            on_error=log_error if on_error is None else on_error,
+        )
+        self.last: Final = self._registry.last
+        self._inbound: dict[PeerId, Inbound] = {}
+        self._outbound: set[Outbound] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # those that serve or fetch
+        self._closed = False
+
+    async def serve(self, stream: Stream) -> None:
+        """Serve a peer until it has finished; the stream is closed then, however it ends.
+
+        Raises:
+            RemoteProtocolError: the peer broke a rule.
+            BrokenError: the connection is lost.
+            StoreError: the pool could not read what it had announced.
+            ClosedError: diffusion is closed.
+        """
+        self._begin(stream)
+        outbound = Outbound(stream, self.pool, max_outstanding=self.policy.max_num_objects_outstanding)
+        self._outbound.add(outbound)
+        try:
+            await self._own(outbound.run())
+        finally:
+            self._outbound.discard(outbound)
+
+    async def fetch_from(self, stream: Stream, peer: PeerId) -> None:
+        """Fetch from a peer until it has nothing more and ends, or `leave`; the stream is closed then, however it ends.
+
+        Args:
+            stream: to a peer that serves.
+            peer: names this connection; no other may have the name.
+
+        Raises:
+            RemoteProtocolError: the peer broke a rule, or sent what the pool found invalid: do not connect again.
+            BrokenError: the connection is lost.
+            LocalProtocolError: there is a peer of that name.
+            ClosedError: diffusion is closed.
+        """
+        self._begin(stream)
+        try:
+            with self._registry.peer(peer) as api:
+                inbound = Inbound(stream, api, self._registry, self._gate)
+                self._inbound[peer] = inbound
+                try:
+                    await self._own(inbound.run())
+                finally:
+                    del self._inbound[peer]
+        finally:
+            stream.close()
+
+    def leave(self, peer: PeerId) -> None:
+        """Stop fetching from a peer, in order: what is under way is waited for. One that is gone: no effect."""
+        inbound = self._inbound.get(peer)
+        if inbound is not None:
+            inbound.leave()
+
+    def gate_opened(self, peer: PeerId) -> None:
+        """Decide for a peer again whose request the gate has not let through."""
+        self._registry.release(peer)
+
+    async def close(self, grace_s: float = 5.0) -> None:
+        """Leave all peers, in order where that takes no longer than `grace_s` seconds. A second call has no effect."""
+        self._closed = True
+        for peer in list(self._inbound):
+            self.leave(peer)
+        for outbound in self._outbound:
+            outbound.stop()
+        tasks = list(self._tasks)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=grace_s)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        await self._registry.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def _begin(self, stream: Stream) -> None:
+        if self._closed:
+            stream.close()
+            raise ClosedError("this diffusion is closed")
+
+    async def _own(self, conversation: Coroutine[Any, Any, None]) -> None:
+        """Run a conversation as a task of ours, so that `close` can end it."""
+        task = asyncio.get_running_loop().create_task(conversation)
+        self._tasks.add(task)
+        try:
+            await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            raise ClosedError("this diffusion was closed before the peer had finished") from None
+        finally:
+            self._tasks.discard(task)
+
+    def statistics(self) -> DiffusionStatistics:
+        """Return what is going on with those that are fetched from."""
+        return self._registry.statistics()

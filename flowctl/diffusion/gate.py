@@ -1,0 +1,53 @@
+"""The gate that requests for objects pass through: where a node shares its peers between several uses."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Protocol
+
+from flowctl.diffusion.objects import ObjectId, PeerId
+
+
+class RequestEnd(enum.Enum):
+    """How a request for objects ended."""
+
+    REPLIED = "replied"
+    LOST = "lost"  #: its peer is gone, or did wrong
+
+
+class RequestGate(Protocol):
+    """Decides whether a request for objects may be sent now. On the loop's thread.
+
+    With a `flowctl.scheduler` a request takes a channel of its peer: `begin` schedules a sender, sends when an offer
+    with a channel of that peer comes at once, and otherwise withdraws it.
+    """
+
+    def begin(
+        self, peer: PeerId, object_ids: tuple[ObjectId, ...], size_bytes: int, send: Callable[[], None]
+    ) -> Callable[[RequestEnd], object] | None:
+        """Send a request now, or not.
+
+        Args:
+            peer: who is asked.
+            object_ids: for which objects.
+            size_bytes: of all of them, or the most they may have where that is not known.
+            send: sends it; called once, before this returns, or never.
+
+        Returns:
+            What is to be called when the request has ended, exactly once. None: not now. The objects go elsewhere, and
+            nothing is decided for this peer until one of its requests ends, or `ObjectDiffusion.gate_opened` is called.
+        """
+
+
+def open_gate(
+    peer: PeerId, object_ids: tuple[ObjectId, ...], size_bytes: int, send: Callable[[], None]
+) -> Callable[[RequestEnd], object]:
+    """Send every request at once."""
+    del peer, object_ids, size_bytes
+    send()
+    return _nothing
+
+
+def _nothing(end: RequestEnd) -> None:
+    del end

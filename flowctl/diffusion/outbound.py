@@ -1,0 +1,215 @@
+"""The outbound side: the server of one peer, which is told what the pool has and sent what it asks for.
+
+Theory of operation. The *FIFO* has what was announced and is not acknowledged, in order. It keeps its entries of the
+pool, so that what was announced can be sent although the pool has evicted it; an object is let go when it was sent, for
+it may be asked for once. How many there are is the client's wish within `max_outstanding`; how many bytes they keep is
+bounded by `MOST_KEPT_BYTES`: beyond it fewer ids are announced than were asked for.
+
+A request that blocks waits for the first new object of the pool, for the end of the peer, or for `stop`. Nothing is
+lost by an end then: the client has acknowledged all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+from flowctl.diffusion.errors import (
+    AckedTooManyObjectIdsError,
+    RequestBlockingError,
+    RequestedDuplicateObjectError,
+    RequestedNothingError,
+    RequestedTooManyBytesError,
+    RequestedTooManyObjectIdsError,
+    RequestedUnavailableObjectError,
+    RequestNonBlockingError,
+)
+from flowctl.diffusion.inbox import Inbox
+from flowctl.diffusion.objects import ObjectId
+from flowctl.diffusion.pool.pool import ZERO_TICKET, Entry, ObjectPool
+from flowctl.diffusion.streams.stream import Stream
+from flowctl.diffusion.wire.codec import MAX_ITEMS, MAX_OBJECT_BYTES, encode, reply_bytes
+from flowctl.diffusion.wire.messages import Announced, Message, ReplyIds, ReplyObjects, RequestIds, RequestObjects
+from flowctl.diffusion.wire.protocol import SIZE_LIMIT_BYTES, State, after
+from flowctl.errors import BrokenError
+
+MOST_KEPT_BYTES: Final = 64 << 20
+"""What the objects that were announced to one peer and not sent may take, beside the last of them."""
+MOST_INPUT_BYTES: Final = 2 * SIZE_LIMIT_BYTES[State.IDLE]
+"""Requests that a client pipelines are read ahead by so much; then it has to wait."""
+
+
+class Outbound:
+    """Serves one peer from a pool.
+
+    Args:
+        stream: to the peer; closed in the end.
+        pool: what there is to announce.
+        max_outstanding: most ids that may be unacknowledged; the same at both ends.
+
+    Attributes:
+        announced_count: ids announced so far.
+        sent_count: objects sent so far.
+        sent_bytes: octets of them.
+    """
+
+    def __init__(self, stream: Stream, pool: ObjectPool, *, max_outstanding: int) -> None:
+        self._stream = stream
+        self._pool = pool
+        self._max_outstanding = max_outstanding
+        self._wake = asyncio.Event()
+        self._inbox = Inbox(stream, MOST_INPUT_BYTES, self._wake.set)
+        self._fifo: dict[ObjectId, Entry | None] = {}  # in order of announcement; None: was sent
+        self._kept_bytes = 0
+        self._ticket = ZERO_TICKET
+        self._stopping = False
+        self.announced_count = 0
+        self.sent_count = 0
+        self.sent_bytes = 0
+
+    async def run(self) -> None:
+        """Serve until the peer has finished, or left while it waited for nothing, or `stop` had its way.
+
+        Raises:
+            RemoteProtocolError: the peer broke a rule.
+            BrokenError: the connection is lost.
+            StoreError: the pool could not read what it had announced.
+        """
+        reading = asyncio.get_running_loop().create_task(self._inbox.run())
+        unwatch = self._pool.watch(self._wake.set)
+        try:
+            await self._converse()
+        finally:
+            reading.cancel()
+            unwatch()
+            self._fifo.clear()
+            self._stream.close()
+
+    def stop(self) -> None:
+        """Announce nothing more; end as soon as the client waits for more, which is when it has all it wanted."""
+        self._stopping = True
+        self._wake.set()
+
+    async def _converse(self) -> None:
+        state = State.INIT
+        while state is not State.DONE:
+            message = await self._receive(state)
+            if message is None:
+                return
+            state = after(state, message)
+            reply: Message | None = None
+            if isinstance(message, RequestIds):
+                reply = await self._ids(message)
+                if reply is None:
+                    return
+            elif isinstance(message, RequestObjects):
+                reply = await self._objects(message)
+            if reply is not None:
+                await self._stream.write(encode(reply))
+                state = after(state, reply)
+
+    async def _receive(self, state: State) -> Message | None:
+        """Return the next message; None: the peer has ended its stream."""
+        inbox = self._inbox
+        while True:
+            self._wake.clear()
+            message = inbox.decoder.next(state)
+            if message is not None:
+                inbox.used()
+                return message
+            if self._peer_left():
+                if inbox.decoder.buffered_bytes:
+                    raise BrokenError(f"the peer ended its stream within a message, in state {state.value}")
+                return None
+            await self._wake.wait()
+
+    def _peer_left(self) -> bool:
+        if self._inbox.failure is not None:
+            raise self._inbox.failure
+        return self._inbox.ended
+
+    # -- ids
+
+    async def _ids(self, request: RequestIds) -> ReplyIds | None:
+        """Acknowledge, and return what is announced; None: nothing ever, for one side has ended."""
+        self._check(request)
+        for object_id in list(islice(self._fifo, request.ack_count)):
+            self._let_go(object_id)
+            del self._fifo[object_id]
+        while True:
+            self._wake.clear()
+            announced = [] if self._stopping else self._announce(request.req_count)
+            if announced or not request.blocking:
+                return ReplyIds(tuple(announced))
+            if self._stopping or self._peer_left():
+                return None
+            await self._wake.wait()  # what came may be gone already, when this runs: then it waits again
+
+    def _check(self, request: RequestIds) -> None:
+        ack, req, open_ = request.ack_count, request.req_count, len(self._fifo)
+        if ack > open_:
+            raise AckedTooManyObjectIdsError(ack, open_)
+        if open_ - ack + req > self._max_outstanding:
+            raise RequestedTooManyObjectIdsError(req, self._max_outstanding)
+        if not req and (request.blocking or not ack):
+            raise RequestedNothingError
+        if request.blocking and open_ > ack:
+            raise RequestBlockingError(open_ - ack)
+        if not request.blocking and open_ == ack:
+            raise RequestNonBlockingError
+
+    def _announce(self, most: int) -> list[Announced]:
+        found: list[Announced] = []
+        most = min(most, MAX_ITEMS)
+        while len(found) < most and self._kept_bytes < MOST_KEPT_BYTES:
+            entries = self._pool.objects_after(self._ticket, most - len(found))
+            if not entries:
+                break
+            for entry in entries:
+                if self._kept_bytes >= MOST_KEPT_BYTES:
+                    break
+                self._ticket = entry.ticket
+                if entry.object_id in self._fifo or entry.size_bytes > MAX_OBJECT_BYTES:
+                    continue  # it was evicted and came again; or no reply has room for it
+                self._fifo[entry.object_id] = entry
+                self._kept_bytes += entry.size_bytes
+                found.append(Announced(entry.object_id, entry.size_bytes))
+        self.announced_count += len(found)
+        return found
+
+    def _let_go(self, object_id: ObjectId) -> None:
+        entry = self._fifo[object_id]
+        if entry is not None:
+            self._kept_bytes -= entry.size_bytes
+            self._fifo[object_id] = None
+
+    # -- objects
+
+    async def _objects(self, request: RequestObjects) -> ReplyObjects:
+        """Return the objects asked for, in the order in which they were announced."""
+        wanted: set[ObjectId] = set()
+        size_bytes = 0
+        for object_id in request.object_ids:
+            if object_id not in self._fifo:
+                raise RequestedUnavailableObjectError(object_id)
+            entry = self._fifo[object_id]
+            if object_id in wanted or entry is None:  # at most once, be it in one request or in two
+                raise RequestedDuplicateObjectError(object_id)
+            wanted.add(object_id)
+            size_bytes += entry.size_bytes
+        if not wanted:
+            raise RequestedNothingError
+        size = reply_bytes(len(wanted), size_bytes)
+        if size > SIZE_LIMIT_BYTES[State.OBJECTS]:
+            raise RequestedTooManyBytesError(size, SIZE_LIMIT_BYTES[State.OBJECTS])
+        entries: Sequence[Entry] = [
+            entry for object_id, entry in self._fifo.items() if entry is not None and object_id in wanted
+        ]
+        objects = await self._pool.read_objects(entries)
+        for object_id in wanted:
+            self._let_go(object_id)
+        self.sent_count += len(objects)
+        self.sent_bytes += size_bytes
+        return ReplyObjects(tuple(objects))
