@@ -2,9 +2,9 @@
 
 Run ``python bench diffusion``. Beside it stands the plainest thing that decides the same: for each object ask each
 peer, with nothing kept between rounds. Both are given the same state and the same seed, and make the same decisions.
-``pairs`` counts what peers have available, which is what there is to choose from. ``window 100`` has the limits of the
-defaults but for the totals, which are raised so that every object is given out with all its copies; in ``all have all``
-each peer has announced every object. The least of several rounds counts.
+``pairs`` counts what peers have available, which is what there is to choose from; ``given_out`` what a round gives
+out, with all copies. But for the first case the totals are so high that every object is given out. ``leases_ms`` is the
+other planner, in which each peer claims at most 8 objects. The least of several rounds counts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from random import Random
 from typing import Any, Final
 
 from flowctl.diffusion.decision import DecisionContext, Decisions, PeerDecision, make_decisions
+from flowctl.diffusion.leases import LeasePlanner
 from flowctl.diffusion.objects import ObjectId, PeerId
 from flowctl.diffusion.policy import Policy
 from flowctl.diffusion.state import DecisionGlobalState, PeerState
@@ -123,21 +124,41 @@ def _decided(context: DecisionContext, given: dict[PeerId, list[ObjectId]]) -> D
     return made
 
 
-def state_of(peers: int, objects: int, window: int, seed: int = 1) -> DecisionGlobalState:
-    """Return a state in which each peer has announced `window` of the objects, chosen at random, and nothing else."""
-    rng = Random(seed)
-    keys = [number.to_bytes(32, "big") for number in range(objects)]
-    policy = Policy(
-        max_num_objects_outstanding=max(100, window),
-        max_num_objects_inflight_total=1 << 20,
-        max_bytes_inflight_total=1 << 34,
-    )
+def state_of(peers: int, announced: Callable[[Random, int], list[int]], policy: Policy) -> DecisionGlobalState:
+    """Return a state in which each peer has announced some objects, and nothing is under way.
+
+    Args:
+        peers: how many.
+        announced: returns the numbers of the objects of a peer.
+        policy: the limits.
+    """
+    rng = Random(1)
     state = DecisionGlobalState(policy)
     for number in range(peers):
-        chosen = sorted(rng.sample(keys, min(window, objects)))
-        sizes: dict[ObjectId, int | None] = dict.fromkeys(chosen, 1000)
-        state.register(number, PeerState(fifo=dict.fromkeys(chosen), available=sizes))
+        keys = [key.to_bytes(32, "big") for key in announced(rng, number)]
+        sizes: dict[ObjectId, int | None] = dict.fromkeys(keys, 1000)
+        state.register(number, PeerState(fifo=dict.fromkeys(keys), available=sizes))
     return state
+
+
+def cases(peers: int, objects: int) -> dict[str, tuple[DecisionGlobalState, bool]]:
+    """Return states by name, and whether the pool has all objects there."""
+    unlimited: dict[str, Any] = {"max_num_objects_inflight_total": 1 << 20, "max_bytes_inflight_total": 1 << 34}
+    wide = Policy(max_num_objects_outstanding=max(100, objects), **unlimited)
+
+    def some(rng: Random, _: int) -> list[int]:
+        return sorted(rng.sample(range(objects), min(100, objects)))
+
+    def own(_: Random, number: int) -> list[int]:
+        return list(range(number * 100, number * 100 + 100))
+
+    return {
+        "100 each, default limits": (state_of(peers, some, Policy()), False),
+        "100 each": (state_of(peers, some, Policy(**unlimited)), False),
+        "100 of its own each": (state_of(peers, own, Policy(**unlimited)), False),
+        "all have all": (state_of(peers, lambda *_: list(range(objects)), wide), False),
+        "all have all, in the pool": (state_of(peers, lambda *_: list(range(objects)), wide), True),
+    }
 
 
 def round_ms(planner: Callable[[DecisionContext], Decisions], context: DecisionContext, repeat: int) -> float:
@@ -154,32 +175,24 @@ def run(sizes: tuple[tuple[int, int], ...] = SIZES, repeat: int = 5) -> list[dic
     """Measure rounds of each size."""
     rows = []
     for peers, objects in sizes:
-        for case, window, has in (
-            ("window 100", 100, False),
-            ("all have all", objects, False),
-            ("all to acknowledge", objects, True),
-        ):
-            state = state_of(peers, objects, window)
-            context = DecisionContext(
-                state=state, has_object=(lambda _: True) if has else frozenset[bytes]().__contains__
-            )
+        for case, (state, has_all) in cases(peers, objects).items():
+            pool = frozenset(state.objects if has_all else ())
+            context = DecisionContext(state=state, has_object=pool.__contains__)
             ours = round_ms(make_decisions, context, repeat)
-            made = make_decisions(context)
-            given = sum(len(item.objects_to_req_ids) for item in made.values())
             plain = None
-            if peers * peers * objects <= _MOST_PLAIN:
+            if peers * peers * len(state.objects) <= _MOST_PLAIN:
                 plain = round_ms(plain_decisions, context, 1)
             rows.append(
                 {
                     "case": case,
                     "peers": peers,
-                    "objects": objects,
+                    "objects": len(state.objects),
                     "pairs": sum(len(item.available) for item in state.peers.values()),
-                    "given": given,
+                    "given_out": sum(len(item.objects_to_req_ids) for item in make_decisions(context).values()),
                     "round_ms": round(ours, 2),
-                    "us_per_peer": round(ours * 1000 / peers, 2),
+                    "leases_ms": round(round_ms(LeasePlanner().decide, context, repeat), 2),
                     "plain_ms": None if plain is None else round(plain, 1),
-                    "plain_x": None if plain is None else round(plain / ours, 1),
+                    "times": None if plain is None else round(plain / ours, 1),
                 }
             )
     return rows

@@ -133,7 +133,7 @@ def make_decisions(context: DecisionContext) -> Decisions:
         A decision for each of them, an empty one where there is nothing to do.
     """
     accounts = Accounts(context)
-    for object_id in _in_order(accounts):
+    for object_id in () if accounts.full else _in_order(accounts):
         if accounts.full:
             break
         accounts.give(object_id)
