@@ -84,7 +84,7 @@ def _streams(server: LiveServer, pattern: str) -> list[Json]:
             found.append(
                 {
                     "stream": foreign(stream.name, _TEXT),
-                    "publisher": None if publisher is None else _peer(publisher.peer),
+                    "publisher": None if publisher is None else _publisher(publisher.peer),
                     "media": stream.media,
                     "viewers": count,
                     "standby": len(stream.standby),
@@ -158,6 +158,11 @@ def _connection(server: LiveServer, number: int) -> Json:
             for entry in sender.ledger()
         ],
     }
+
+
+def _publisher(peer: tuple[str, int]) -> str:
+    """Return the address of a publisher; one that is this server itself says whom it follows, and has no port."""
+    return _peer(peer) if peer[1] else peer[0]
 
 
 def _peer(peer: tuple[str, int]) -> str:

@@ -155,7 +155,7 @@ def _streams(results: Results) -> list[Json]:
 
 def _publishes(row: Json) -> bool:
     """Return whether a stream's publisher is one, and not the process itself that follows it."""
-    return row["publisher"] is not None and not row["publisher"].startswith(("local:", "worker"))
+    return row["publisher"] is not None and not row["publisher"].startswith("follows ")
 
 
 _ADDED: Final = ("connections", "accepted")

@@ -11,14 +11,18 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli_kit import PATIENCE_S, run, served
+from e2e_kit import Clients, frames_of, wait_for_end
 
 from flowctl.cli.servers import load_server
 from flowctl.cluster.workers import restarts
 from flowctl.cluster.workers.supervisor import Supervisor
+from flowctl.flv import TAG_VIDEO
 from flowctl.live.config import LiveConfig
+from flowctl.media.synthetic import SyntheticSource
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
 
@@ -200,3 +204,33 @@ def test_limits_of_connections_when_there_are_workers_hold_over_all(tmp_path):
     assert (found["connections"], found["refused"]) == (6, {"connections_per_address": 18})
     names = {path.name.rpartition("-")[0].rpartition("-")[0] for path in events.rglob("*.parquet")}
     assert names == {"n-1", "n-2"}
+
+
+def test_stream_when_a_worker_is_killed_goes_on_for_the_viewers_of_others():
+    """Viewers of all workers get one publisher's stream; a killed worker costs its own viewers, and others no frame."""
+    with served("live", "--workers", "2", "--new-per-address", "0") as server, Clients() as clients:
+        there = SimpleNamespace(address=("127.0.0.1", server.ready["port"]))
+        source = SyntheticSource(video_bit_rate=300_000, key_interval_s=0.5)
+        publishing = clients.publish(there, source, duration_s=14.0)
+        until(lambda: [row for row in asked(server, "stats")["streams"] if row["publisher"]])
+        plays = [clients.play(there) for _ in range(12)]
+        until(lambda: all(len(play.messages) > 5 for play in plays))
+        found = asked(server, "stats", "--viewers", "all")
+        (stream,) = found["streams"]
+        assert (stream["viewers"], stream["publisher"]) == (12, f"127.0.0.1:{publishing.local_port}")
+        home = {int(row["peer"].rpartition(":")[2]): row["worker"] for row in found["viewers"]}
+        other = 3 - stream["worker"]
+        lost = [play for play in plays if home[play.local_port] == other]
+        kept = [play for play in plays if home[play.local_port] != other]
+        os.kill(server.ready["workers"][other - 1], signal.SIGKILL)
+        wait_for_end(*lost)
+        assert all(play.end is None for play in kept)
+        late = [clients.play(there) for _ in range(8)]  # some of them wait for the successor
+        until(lambda: all(len(play.messages) > 5 for play in late))
+        wait_for_end(publishing)
+        wait_for_end(*kept, *late)
+        sent = [payload for _, payload in frames_of(publishing.messages, TAG_VIDEO)]
+        for play in [*kept, *late]:
+            got = [payload for _, payload in frames_of(play.messages, TAG_VIDEO)]
+            assert got == sent[-len(got) :]
+    assert server.status == 0

@@ -71,7 +71,7 @@ def test_stats_when_limits_of_workers_differ_say_so():
 def test_stats_when_a_stream_is_followed_is_one_stream_of_its_publisher():
     """A stream has its publisher and media from where it is published, and the viewers of all workers."""
     here = stream("live/a", viewers=2, publisher="192.0.2.1:5", media="h264", in_bytes=100)
-    there = stream("live/a", viewers=3, publisher=None, media="", in_bytes=90)
+    there = stream("live/a", viewers=3, publisher="follows worker 2", media="h264", in_bytes=90)
     found = come_to("stats", stats(1, streams=[there]), stats(2, streams=[here]))
     assert found["streams"] == [here | {"viewers": 5, "worker": 2}]
     assert found["found"]["streams"] == 1

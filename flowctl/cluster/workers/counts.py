@@ -2,8 +2,9 @@
 
 Each worker has a region that it alone writes and all read: a total, and a count-min sketch of its connections by
 address (Cormode and Muthukrishnan 2005), whose cells are chosen by a hash with a secret key, so that nobody can choose
-addresses that meet another's. A sketch never says too little; with as many addresses as it has columns it says one too
-many for one address in fifty. What the others have is the sum of what their regions say.
+addresses that meet another's. A sketch never says too little. With as many addresses as it has columns it says one too
+many for one address in six, with a third of them for one in two hundred. What the others have is the sum of what their
+regions say.
 
 A connection is counted first and looked at then, so that of two workers that admit at the same moment at least one sees
 the other: a limit is never exceeded. The supervisor clears the region of a worker that has ended.

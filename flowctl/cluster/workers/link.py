@@ -52,6 +52,8 @@ class Link:
     Attributes:
         node: speaks with the supervisor.
         conn: the supervisor, for `RpcNode.call` and `request`; once `start` has returned.
+        parts: what else takes part; before `start`.
+        followed: returns how many streams of other workers are followed here.
     """
 
     def __init__(self, order: Order, server: LiveServer, lost: Callable[[], None]) -> None:
@@ -59,6 +61,7 @@ class Link:
         self._server: Final = server
         self._lost: Final = lost
         self.parts: Final[list[WorkerPart]] = []
+        self.followed: Callable[[], int] = int
         self._told: Final = threading.Event()  # what was in force before is in force here
         self.node: Final = RpcNode(name="flowctl-link", on_error=server.hub.oversight.report)
         self.node.add_category(WORKER, AuthLevel.ADMIN)
@@ -123,7 +126,9 @@ class Link:
     def _figures(self, message: Message) -> str:
         """Return a line of figures."""
         del message
-        return json.dumps(figures_of(self._server))
+        figures = figures_of(self._server)
+        figures["streams"] -= self.followed()  # another worker counts them
+        return json.dumps(figures)
 
     def _changed(self, change: Change) -> None:
         """Tell the supervisor what was taken from a file."""

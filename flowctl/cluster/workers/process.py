@@ -103,7 +103,8 @@ def _serve(order: Order) -> None:
             raise ConfigError(f"server {order.program.name!r} is no live server, it cannot have workers")
         server.admission.elsewhere = counts_of(order)
         link = Link(order, server, ended.end)
-        join_streams(server, link, order.serial, order.folder)
+        streams = join_streams(server, link, order.serial, order.folder)
+        link.followed = lambda: len(streams.statistics())
         server.on_stopped = ended.end
         try:
             link.start()
