@@ -191,16 +191,13 @@ class AwaitedRequest(_Answer):
 class HeldChannel:
     """A channel that a coroutine may use once, before it asks for the next."""
 
-    __slots__ = ("_desk", "_held")
+    __slots__ = ("_desk", "_held", "peer_id")
 
     def __init__(self, desk: Desk, held: Request) -> None:
         self._desk: Final = desk
         self._held: Request | None = held
-
-    @property
-    def peer_id(self) -> PeerId:
-        """Which peer it leads to."""
-        return None if self._held is None else self._held.peer.peer_id
+        #: Which peer it leads to.
+        self.peer_id: Final[PeerId] = held.peer.peer_id
 
     async def request(
         self,

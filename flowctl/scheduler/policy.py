@@ -123,7 +123,8 @@ class Choice(Protocol):
 
         Args:
             peer: which was asked.
-            outcome: REJECTED: the peer's ``send`` did not take it; WITHDRAWN never comes, for the peer ends it.
+            outcome: REJECTED: the peer's ``send`` did not take it, or its response was of no use
+                (`SchedulerPolicy.useful`). Of a request that was withdrawn it is what the peer did with it.
             latency_s: seconds from sending to the end.
             now: seconds on the scheduler's clock.
         """

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_kit import World
 
-from flowctl.errors import ClosedError, ConfigError, ExhaustedError
+from flowctl.errors import ClosedError, ConfigError, ExhaustedError, LocalProtocolError
 from flowctl.scheduler.policies.budget import RetryBudget
 from flowctl.scheduler.requests.hedging import Hedging
 from flowctl.scheduler.requests.requester import LEAST_TRY_S, MOST_TRY_S, Requester
@@ -351,6 +351,14 @@ def test_hedging_when_a_value_is_out_of_range_refuses(wrong):
     """An error names the value."""
     with pytest.raises(ConfigError, match=list(wrong)[-1]):
         Hedging(**wrong)
+
+
+def test_requester_when_started_again_refuses():
+    """A requester is one question."""
+    requester = world_of(1).ask()
+    requester.start()
+    with pytest.raises(LocalProtocolError, match="started before"):
+        requester.start()
 
 
 def test_requester_when_its_time_is_nothing_refuses():

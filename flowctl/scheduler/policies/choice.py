@@ -17,6 +17,8 @@ from flowctl.scheduler.policy import PeerState
 FAILURE_S: Final = 1.0
 """A request that failed counts as a latency of this at least: the peer that fails fastest must not be liked most."""
 
+_TELLING: Final = frozenset({Outcome.RESPONSE, Outcome.TIMEOUT, Outcome.REJECTED})
+
 
 class TwoChoices:
     """A `Choice` by least expected latency: peak EWMA times the messages in flight, the better of two.
@@ -55,8 +57,8 @@ class TwoChoices:
     def ended(self, peer: PeerState, outcome: Outcome, latency_s: float, now: float) -> None:
         """Learn from how a request ended."""
         self._now = now
-        if outcome is Outcome.DISCONNECTED:
-            return  # it will not be asked again
+        if outcome not in _TELLING:
+            return  # nothing the peer did, or it will not be asked again
         known = peer.choice_state
         if known is None:
             known = peer.choice_state = PeakEwma()

@@ -25,6 +25,9 @@ from flowctl.scheduler.policy import PeerState
 _AWAY: Final = Backoff(first_s=10.0, factor=2.0, most_s=300.0, jitter=0.2)
 """A little less at first than Envoy's 30 s, since a probe here is a single message; the most is Envoy's."""
 
+_TELLING: Final = frozenset({Outcome.RESPONSE, Outcome.TIMEOUT, Outcome.REJECTED})
+"""Outcomes that say something about the peer."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EjectionSettings:
@@ -129,7 +132,7 @@ class OutlierEjection:
     def ended(self, peer: PeerState, outcome: Outcome, latency_s: float, now: float) -> float:
         """Return for how many seconds `peer` is to be left out, now that a request to it has ended so; 0: not."""
         record: _Record = peer.ejection_state
-        if record.away or outcome in (Outcome.DISCONNECTED, Outcome.SHUTDOWN):
+        if record.away or outcome not in _TELLING:
             return 0.0  # away: sent before that, and judged with it
         settings = self._settings
         if now - record.since >= settings.window_s:

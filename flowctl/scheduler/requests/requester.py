@@ -15,7 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
-from flowctl.errors import ClosedError, ConfigError, ExhaustedError
+from flowctl.errors import ClosedError, ConfigError, ExhaustedError, LocalProtocolError
 from flowctl.scheduler.offer import Channel, FailureCode, Offer, PeerId, ResponseType
 from flowctl.scheduler.policies.budget import RetryBudget
 from flowctl.scheduler.requests.hedging import Hedging
@@ -85,7 +85,13 @@ class Requester(Generic[T]):
         self._timers: list[int] = []
 
     def start(self) -> Future[T]:
-        """Begin to ask, and return the future; once."""
+        """Begin to ask, and return the future.
+
+        Raises:
+            LocalProtocolError: it was started before.
+        """
+        if self._timers:
+            raise LocalProtocolError("this requester was started before", hint="make another: it is one question")
         self.future.add_done_callback(self._take_back)
         self._deadline = self._scheduler.now() + self._timeout_s
         self._timers.append(self._scheduler.call_later(self._timeout_s, self._time_up))
