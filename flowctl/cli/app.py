@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flowctl.cli import demo, load, play, publish, replay, serve, version
+from flowctl.cli import demo, edge, load, play, publish, replay, serve, version
 from flowctl.cli.analyze import app as analyze
 from flowctl.cli.control import fleet, rpc
 from flowctl.cli.control.operations import add_operations
@@ -49,6 +49,7 @@ def options(
 
 
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
+app.command("edge", cls=serve.ServeCommand)(edge.edge)
 app.command("publish")(publish.publish)
 app.command("play")(play.play)
 app.command("load")(load.load)

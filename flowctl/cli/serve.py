@@ -102,12 +102,10 @@ def serve(
     looked at each second, and at once on SIGHUP; one that is not valid changes nothing. SIGUSR1 and SIGUSR2 log a line
     of figures.
     """
-    import os
-
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.cli.servers import load_server
+    from flowctl.errors import ConfigError
     from flowctl.live.config import worker_count
-    from flowctl.live.settings.sources import read_settings
     from flowctl.server.signals import EndSignals
 
     ended = context.with_resource(EndSignals())  # first of all: no signal is to kill a server that begins
@@ -116,15 +114,29 @@ def serve(
     if list_settings:
         _list_settings(program, as_json=as_json)
         return
-    options = read_settings(
-        program, options=context.meta.get(_GIVEN, {}), pairs=pairs or (), environment=os.environ, file=config
-    )
+    options = options_of(context, program, pairs, config)
     stats_s = optional_duration(stats, "--stats")
     count = worker_count(getattr(options, "workers", 1))
     if count > 1:
+        if getattr(options, "origin", ""):
+            raise ConfigError(
+                f"a server with {count} workers cannot be an origin",
+                hint="leave out --workers, and let an edge beside it have them",
+            )
         _run_workers(program, options, count, ended, stats_s=stats_s, as_json=as_json, log_json=log_json)
         return
-    _run(program, options, ended, stats_s=stats_s, as_json=as_json)
+    run_server(program, options, ended, stats_s=stats_s, as_json=as_json)
+
+
+def options_of(context: typer.Context, program: ServerProgram, pairs: list[str] | None, config: Path | None) -> Any:
+    """Return the settings of a server from options, pairs, environment and file."""
+    import os
+
+    from flowctl.live.settings.sources import read_settings
+
+    return read_settings(
+        program, options=context.meta.get(_GIVEN, {}), pairs=pairs or (), environment=os.environ, file=config
+    )
 
 
 def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
@@ -145,7 +157,7 @@ def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
         say(textwrap.fill(item.what, 78, initial_indent="    ", subsequent_indent="    "))
 
 
-def _run(
+def run_server(
     program: ServerProgram, options: ServeOptions, ended: EndSignals, *, stats_s: float | None, as_json: bool
 ) -> None:
     """Build, start, wait for a signal, stop."""
@@ -168,8 +180,11 @@ def _run(
         host, port = server.address
         logger.info("serving", server=program.name, host=host, port=port, limits=str(server.limits))
         if as_json:
-            control = [address for item in getattr(server, "companions", ()) for address in item.bound]
-            print_json(_ready(program, server.address, str(server.limits), control) | {"pid": os.getpid()})
+            companions = getattr(server, "companions", ())
+            control = [address for item in companions for address in item.bound]
+            ready = _ready(program, server.address, str(server.limits), control) | {"pid": os.getpid()}
+            offers = [item.offers for item in companions if getattr(item, "offers", "")]
+            print_json(ready | {"origin": offers[0]} if offers else ready)
         while not ended.wait(stats_s or None):
             _log_figures(server)
     finally:

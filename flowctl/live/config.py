@@ -168,6 +168,8 @@ class LiveConfig(ServeOptions):
         control_clients: file of the public keys that may connect there, with what each may do.
         workers: processes that serve the one port together, 0 for one per core; ``flowctl serve`` starts them. A server
             that is built from these settings is one process, whatever they say.
+        origin: ``host:port`` where streams are offered to edges in segments, to everybody who can connect; empty:
+            nowhere. `flowctl.cluster.origin.Origin`, which ``flowctl serve live`` puts beside the server, does it.
 
     Raises:
         ConfigError: a value is out of range.
@@ -198,6 +200,7 @@ class LiveConfig(ServeOptions):
     control_keys: Path | None = None
     control_clients: Path | None = None
     workers: int = 1
+    origin: str = ""
 
     def __post_init__(self) -> None:
         # Two arguments: with slots the class is made twice, and the short form would look in the first one.
@@ -225,6 +228,11 @@ class LiveConfig(ServeOptions):
             raise ConfigError(
                 f"workers is {self.workers}, it must be 1 to {MOST_WORKERS}, or 0 for one per core",
                 hint="more than there are cores only cost memory",
+            )
+        if self.origin and not re.fullmatch(r"[^/,]+:[0-9]{1,5}", self.origin):
+            raise ConfigError(
+                f"origin is {short(self.origin)}, which is no address to listen on",
+                hint="write host:port, for example 10.0.0.5:1936",
             )
         self._check_control()
 

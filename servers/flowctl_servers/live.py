@@ -7,8 +7,13 @@ from flowctl.server.program import ServeOptions, ServerProgram
 
 
 def build(options: ServeOptions) -> LiveServer:
-    """Return a live server that listens for operations where its settings say so."""
+    """Return a live server that listens for operations, and for edges, where its settings say so."""
     server = build_live_server(options)
+    if server.config.origin:
+        # As below: it brings diffusion with it.
+        from flowctl.cluster.origin import Origin  # noqa: PLC0415 - as said
+
+        server.companions.append(Origin(server, server.config.origin))
     if server.config.control_addresses:
         # Loaded for a server that listens: it brings ZeroMQ with it.
         from flowctl.control.listener import listener_of  # noqa: PLC0415 - as said

@@ -138,6 +138,16 @@ class Cutter:
         """What a decoder had to know at the beginning of the open segment."""
         return self._opening
 
+    @property
+    def known_headers(self) -> tuple[Header, ...]:
+        """What a decoder that begins now has to know."""
+        return tuple(self._headers.values())
+
+    @property
+    def has_video(self) -> bool:
+        """Whether the publication has shown video."""
+        return self._video
+
     def add(self, type_id: int, timestamp: int, payload: bytes, message_class: MessageClass) -> list[Cut]:
         """Take a message; return the segments that it completes, none or one.
 

@@ -6,7 +6,8 @@ one cursor, the place of the next message that goes out. What stands before it i
 it and something stands behind it, that is waited for, for a bounded time and a bounded number of octets; then the gap
 is told, and it goes on with the next part that a decoder can start with.
 
-The end of a publication is part of its last segment: behind it the next publication is no gap.
+The end of a publication is part of its last segment: behind it the next publication is no gap. An end is taken back
+where a source has more: the encoder had lost one of its origins, and not the other.
 """
 
 from __future__ import annotations
@@ -57,13 +58,17 @@ Output = Begins | Headers | Frame | Gap
 class _Part:
     """A part of which something has come."""
 
-    __slots__ = ("frames", "headers", "next", "whole")
+    __slots__ = ("frames", "headers", "last", "next", "whole")
 
     def __init__(self, headers: tuple[Header, ...]) -> None:
         self.headers = headers
         self.frames: list[Frame] = []
-        self.whole = False  # all of it is there
-        self.next: Position | None = None  # of a whole one: what follows; None: the publication ends
+        self.whole = False  # all of it is there, and something follows
+        self.last = False  # all of it is there, and the publication ends
+        self.next: Position | None = None  # of a whole one: what follows
+
+    def end(self, following: Position | None) -> None:
+        self.whole, self.last, self.next = following is not None, following is None, following
 
 
 _WAITING: Final = 64
@@ -78,8 +83,7 @@ class Splice:
         most_bytes: of messages that wait behind a missing one.
 
     Attributes:
-        cursor: (position of the part, number of the message in it) that goes out next. None: nothing came yet, or a
-            publication has ended.
+        cursor: (position of the part, number of the message in it) that goes out next. None: nothing came yet.
         repeated_count: messages that came once more.
         gap_count: gaps that were told.
         differing_count: segments that were not what had gone out of them before: a source changed the stream.
@@ -87,7 +91,7 @@ class Splice:
     """
 
     __slots__ = (
-        *("_ended", "_most_bytes", "_parts", "_since", "_timeline", "_wait_s"),
+        *("_most_bytes", "_parts", "_since", "_timeline", "_wait_s"),
         *("cursor", "differing_count", "gap_count", "held_bytes", "repeated_count"),
     )
 
@@ -97,20 +101,38 @@ class Splice:
         self._parts: dict[Position, _Part] = {}
         self._since: float | None = None  # something behind the cursor waits
         self._timeline: int | None = None  # of what went out last
-        self._ended: int | None = None  # the timeline that has ended, while `cursor` is None
         self.cursor: tuple[Position, int] | None = None
         self.repeated_count = 0
         self.gap_count = 0
         self.differing_count = 0
         self.held_bytes = 0
 
+    @property
+    def ended(self) -> bool:
+        """Whether all of a publication has gone out, and nothing of another one is there."""
+        if self.cursor is None:
+            return False
+        position, index = self.cursor
+        part = self._parts.get(position)
+        return part is not None and part.last and index == len(part.frames)
+
+    def start(self, position: Position) -> None:
+        """Begin at `position`, whatever comes first; only where nothing has gone out."""
+        if self.cursor is None and self._timeline is None:
+            self.cursor = position, 0
+
+    def missing(self) -> tuple[Position, Position] | None:
+        """Return the part that is waited for, and the first one behind it that is there. None: nothing waits."""
+        if self.cursor is None or self._since is None:
+            return None
+        behind = self._first_behind()
+        return None if behind is None else (self.cursor[0], behind)
+
     # -- in
 
     def past(self, position: Position) -> bool:
         """Return whether all of the part at `position` has gone out, or was given up."""
-        if self.cursor is not None:
-            return position < self.cursor[0]
-        return self._ended is not None and position.timeline <= self._ended
+        return self.cursor is not None and position < self.cursor[0]
 
     def add(self, position: Position, index: int, frame: Frame, headers: tuple[Header, ...]) -> bool:
         """Take a message as it comes; return False where the ones before it in its part are missing.
@@ -132,6 +154,7 @@ class Splice:
         if index > len(part.frames) or part.whole:
             return False
         part.frames.append(frame)
+        part.last = False
         self.held_bytes += FRAME_BYTES + len(frame.payload)
         return True
 
@@ -145,7 +168,7 @@ class Splice:
         """
         part = self._parts.get(position)
         if part is not None and not part.whole and len(part.frames) == count:
-            part.whole, part.next = True, following
+            part.end(following)
 
     def add_segment(self, segment: Segment) -> None:
         """Take a whole segment."""
@@ -158,12 +181,15 @@ class Splice:
             self.repeated_count += len(frames)
             return
         there = len(part.frames)
+        if segment.id.next is None and len(frames) < there:
+            self.repeated_count += len(frames)  # it ended for this source only
+            return
         if part.frames != list(frames[:there]):
             self._replace(position, part, frames)
         else:
             self.repeated_count += there
             self._extend(part, frames[there:])
-        part.whole, part.next = True, segment.id.next
+        part.end(segment.id.next)
 
     def _replace(self, position: Position, part: _Part, frames: Sequence[Frame]) -> None:
         """Go on by time in a part that is not what came before: of two that disagree the whole one counts."""
@@ -217,7 +243,6 @@ class Splice:
             self.cursor = moved(self.cursor[0]), self.cursor[1]
         if self._timeline == timeline:
             self._timeline = to
-        self._ended = to if self._ended == timeline else self._ended
         gone = {} if self.cursor is None else {self.cursor[0]: self.cursor[1]}
         self.held_bytes = _WAITING * len(self._parts)
         for position, part in self._parts.items():
@@ -246,7 +271,7 @@ class Splice:
             first = self._first_behind()
             if first is None:
                 return False
-            self.cursor, self._ended, self._since = (first, 0), None, None
+            self.cursor, self._since = (first, 0), None
             return True
         position, index = self.cursor
         part = self._parts.get(position)
@@ -260,24 +285,24 @@ class Splice:
         fresh = part.frames[index:]
         out.extend(fresh)
         self._drop_frames(fresh)
-        if part.whole:
-            del self._parts[position]
-            self.held_bytes -= _WAITING
-            self.cursor = None if part.next is None else (part.next, 0)
-            self._ended, self._since = position.timeline if part.next is None else None, None
-            self._forget_past()
-            return True
         self.cursor = position, index + len(fresh)
+        behind = part.next if part.whole else self._next_publication() if part.last else None
+        if behind is not None:
+            self._go_to(behind)
+            return True
         self._since = None if fresh else self._since
         return bool(fresh)
 
+    def _next_publication(self) -> Position | None:
+        """Return the earliest part of a later publication. None: there is none, or this one goes on."""
+        behind = self._first_behind()
+        if behind is None or self.cursor is None or behind.timeline == self.cursor[0].timeline:
+            return None
+        return behind
+
     def _first_behind(self) -> Position | None:
         """Return the earliest part behind the cursor at which a decoder can start. None: there is none."""
-        if self.cursor is not None:
-            found = [position for position in self._parts if position > self.cursor[0]]
-        else:
-            ended = self._ended
-            found = [position for position in self._parts if ended is None or position.timeline > ended]
+        found = [position for position in self._parts if self.cursor is None or position > self.cursor[0]]
         return min((position for position in found if not position.part), default=min(found, default=None))
 
     def _give_up(self, now: float, out: list[Output]) -> bool:
@@ -294,13 +319,14 @@ class Splice:
             return False
         out.append(Gap(*self.cursor, behind))
         self.gap_count += 1
-        self.cursor, self._since = (behind, 0), None
-        self._forget_past()
+        self._go_to(behind)
         return True
 
-    def _forget_past(self) -> None:
-        """Forget parts before the cursor."""
+    def _go_to(self, behind: Position) -> None:
+        """Put the cursor to the beginning of a part, and forget what stands before it."""
+        before, self.cursor, self._since = self.cursor, (behind, 0), None
         for position in [position for position in self._parts if self.past(position)]:
             part = self._parts.pop(position)
+            gone = before[1] if before is not None and before[0] == position else 0
             self.held_bytes -= _WAITING
-            self._drop_frames(part.frames)
+            self._drop_frames(part.frames[gone:])

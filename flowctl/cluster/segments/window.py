@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from flowctl.cluster.segments.segment import Segment, SegmentId, id_of
+from flowctl.diffusion.pool.pool import Entry
 from flowctl.errors import ConfigError, RemoteProtocolError
 from flowctl.fieldtypes import check_fields
 
@@ -182,6 +183,10 @@ class SegmentPool:
                 if len(found) == limit:
                     break
         return found
+
+    async def read_objects(self, entries: Sequence[Entry]) -> list[bytes]:
+        """Return the objects of entries, in their order."""
+        return [entry.read() for entry in entries]
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback` when segments were added, until what is returned is called."""

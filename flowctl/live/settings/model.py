@@ -171,6 +171,7 @@ class LiveSettings(BaseModel):
     flights_addresses: Networks = _at("flights.addresses", "Addresses whose connections are all recorded.")
     flights_at_once: Count = _at("flights.most_at_once", "Connections recorded at a time.")
 
+    origin: Text = _at("origin", "Offer streams in segments to edges at host:port, to all who can connect.")
     control: Listening = _at("control", "Where operators reach it: ipc for this user; tcp takes keys and clients.")
     control_keys: File = _at("control_keys", "File with the server's key pair, of flowctl rpc keygen.")
     control_clients: File = _at("control_clients", "File of KEY LEVEL lines: who may connect, as basic or admin.")

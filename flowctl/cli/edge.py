@@ -1,0 +1,73 @@
+"""``flowctl edge``: a live server whose streams come from origins, or from other edges."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from flowctl.live.server import LiveServer
+
+
+def edge(
+    context: typer.Context,
+    origins: Annotated[
+        list[str],
+        typer.Argument(metavar="ORIGIN...", help="host[:segment port][/rtmp port]; 1936 and 1935 unless said."),
+    ],
+    *,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Take frames from one origin by RTMP; segments repair what is missing.")
+    ] = False,
+    stream: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Have these streams without viewers too; repeatable.")
+    ] = None,
+    redundancy: Annotated[int, typer.Option(min=1, max=8, help="Fetch each segment from so many origins.")] = 1,
+    config: Annotated[
+        Path | None, typer.Option(metavar="TOML", help="File of settings, as of serve.", envvar="FLOWCTL_CONFIG")
+    ] = None,
+    pairs: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; repeatable.")
+    ] = None,
+    stats: Annotated[str | None, typer.Option(help="Log a line of figures each time this has passed; 0: off.")] = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON, one object per line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object when the server is ready.")] = False,
+) -> None:
+    """Serve viewers streams of ORIGINs: of flowctl serve live --origin HOST:PORT, or of other edges.
+
+    Each stream that somebody views is fetched in segments from all origins: one that dies, lies or is slow costs
+    nothing that another one has. With --follow frames come at once from one origin, and segments fill the gap when it
+    dies. With --origin other edges can fetch from this one. All settings are those of flowctl serve live.
+    """
+    from flowctl.cli.common import optional_duration, set_up_log
+    from flowctl.cli.serve import options_of, run_server
+    from flowctl.cli.servers import load_server
+    from flowctl.cluster.edge.edge import Edge, EdgeConfig
+    from flowctl.cluster.edge.upstream import OriginAddress
+    from flowctl.errors import ConfigError
+    from flowctl.server.signals import EndSignals
+
+    ended = context.with_resource(EndSignals())  # first of all: no signal is to kill a server that begins
+    set_up_log(as_json=log_json)
+    wanted = EdgeConfig(
+        origins=tuple(OriginAddress.parse(item) for item in origins),
+        follow=follow,
+        streams=tuple(stream or ()),
+        redundancy=redundancy,
+    )
+    program = load_server("live")
+    options = options_of(context, program, pairs, config)
+    if options.workers != 1:
+        raise ConfigError("an edge has one process", hint="start several, each with a port of its own")
+
+    def build(given: Any) -> LiveServer:
+        server: Any = program.build(dataclasses.replace(given, origin=""))
+        server.companions.append(Edge(server, wanted, offer=given.origin))
+        found: LiveServer = server
+        return found
+
+    stats_s = optional_duration(stats, "--stats")
+    run_server(dataclasses.replace(program, build=build), options, ended, stats_s=stats_s, as_json=as_json)

@@ -1,0 +1,408 @@
+"""The copy of one stream at an edge: what is to be fetched for it, and what goes on to the viewers.
+
+Messages come in two ways. Segments are fetched by diffusion; frames are followed from one source, where the edge is
+told to. Both go through a `Splice`, and what comes out of it is published (`Sink`), so viewers get each message once.
+
+Followed frames are cut as an origin cuts them. A segment of ours that has the hash of one that was announced is that
+one: so it is known where in the publication the followed source stands, though its server may have moved the stream on
+its timeline; and what was followed is not fetched, but is offered to others. While frames come, announced segments are
+held: neither fetched nor acknowledged. When they stop coming, what is missing is fetched.
+
+Everything belongs to one thread, that of the node's loop.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+import structlog
+
+from flowctl.cluster.follow import Sink
+from flowctl.cluster.segments.cutter import Cut, Cutter
+from flowctl.cluster.segments.segment import (
+    CLOCK,
+    Frame,
+    Header,
+    Position,
+    Segment,
+    SegmentId,
+    object_of,
+    segment_of,
+)
+from flowctl.cluster.segments.splice import Begins, Gap, Headers, Splice
+from flowctl.cluster.segments.window import SegmentPool
+from flowctl.errors import BusyError, LimitExceededError, LocalProtocolError
+from flowctl.flow.state import MessageClass
+from flowctl.rtmp.media.media import inspect
+
+_log: Final = structlog.get_logger("flowctl.cluster")
+SETTLE_S: Final = 0.3
+"""After the first announcement of a stream, others are listened to for so long: they come oldest first, and the newest
+is where to begin."""
+WAIT_S: Final = 4.0
+"""How long what is missing is waited for: an origin that does not answer is asked in vain for 2 s, then another is."""
+LIVE_S: Final = 1.0
+"""A followed source that has sent nothing for so long may be dead: segments are fetched from then on."""
+HOLD_S: Final = 5.0
+"""How long a segment is held while its frames are followed; after that it is another encoder's, and never fetched."""
+ENDED_S: Final = 3.0
+"""How long the end of a publication is not told yet: one of its origins may have more, and a publisher may be back."""
+GONE_S: Final = 10.0
+"""When nothing has come for so long, viewers are told that the stream has ended."""
+HELD_BYTES: Final = 64 << 20
+"""What may wait behind a missing segment, of one stream."""
+REFUSED_S: Final = 1.0
+"""Between two tries to publish a name that a publisher of this server has."""
+_ANNOUNCED: Final = 512
+_OWN: Final = 32
+"""Segments of what was followed whose hashes are remembered, until they are announced."""
+_UNPLACED: Final = 8192
+"""Messages of a followed source that wait until it is known where they stand: a long group of pictures."""
+_NOWHERE: Final = 0
+"""Timeline of what was followed before anything was announced; those of publications are larger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyStatistics:
+    """One stream of an edge at one moment.
+
+    Attributes:
+        published: whether viewers have it.
+        following: whether frames come by RTMP.
+        last_segment: the newest one that was announced. Empty: none.
+        messages: sent on.
+        fetched: segments that came by diffusion.
+        adopted: segments that were followed and need not be fetched.
+        repeated: messages that came more than once.
+        gaps: times that something was missing for good.
+        waiting_bytes: of messages behind something that is missing.
+    """
+
+    published: bool
+    following: bool
+    last_segment: str
+    messages: int
+    fetched: int
+    adopted: int
+    repeated: int
+    gaps: int
+    waiting_bytes: int
+
+
+class _Mapping(NamedTuple):
+    """Where a followed source stands: what is added to the times of its segments, and their timeline."""
+
+    timeline: int
+    shift_ms: int
+
+    def of(self, position: Position) -> Position:
+        return Position(self.timeline, max(position.start_ms + self.shift_ms, 0), position.part)
+
+
+class StreamCopy:
+    """One stream. A `Sink` of the follow.
+
+    Args:
+        name: ``app/stream``.
+        pool: of the node.
+        sink: publishes.
+        clock: seconds.
+        follows: whether frames are followed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pool: SegmentPool,
+        sink: Sink,
+        clock: Callable[[], float],
+        *,
+        follows: bool = False,
+    ) -> None:
+        self.name: Final = name
+        self.follows: Final = follows
+        self._pool = pool
+        self._sink = sink
+        self._clock = clock
+        self._splice = Splice(wait_s=WAIT_S, most_bytes=HELD_BYTES)
+        self._announced: OrderedDict[tuple[Position, bytes], tuple[SegmentId, float]] = OrderedDict()
+        self._first_at: float | None = None  # when the first segment was announced
+        self._start: Position | None = None  # where to begin
+        self._live_at = float("-inf")  # when the last frame was followed
+        self._came_at = clock()
+        # What is followed: cut as origins cut, not placed yet, and what was cut, by hash
+        self._cutter: Cutter | None = None
+        self._mapping: _Mapping | None = None
+        self._from_key = False  # frames before the next key frame have no place
+        self._unplaced: list[Callable[[], None]] = []
+        self._own: OrderedDict[bytes, tuple[Position, bytes]] = OrderedDict()
+        # What goes out
+        self._begun = False
+        self._refused_at = float("-inf")
+        self._headers: dict[object, Header] = {}
+        self._due: tuple[Header, ...] = ()  # headers of the part that goes out next
+        self._messages = self._fetched = self._adopted = 0
+
+    # -- what is wanted, asked by diffusion
+
+    def wants(self, name: SegmentId) -> bool:
+        """Return whether a segment that is not here is to be fetched, now or later."""
+        position, now = name.position, self._clock()
+        known = self._announced.get((position, name.digest))
+        if known is None:
+            if self._note(name, now):
+                return False
+            known = (name, now)
+        if self._splice.past(position):
+            return False
+        if self._start is not None and position < self._start:
+            return False
+        return not (self._flows(now) and now - known[1] > HOLD_S)
+
+    def ready(self, name: SegmentId) -> bool:
+        """Return whether a wanted segment is to be fetched now."""
+        position, now = name.position, self._clock()
+        if self._splice.past(position):
+            return False
+        if self._splice.cursor is None and self._start is None and not self._settle(now):
+            return False
+        if self._start is not None and position < self._start:
+            return False
+        if not self._flows(now):
+            return True
+        missing = self._splice.missing()
+        return missing is not None and missing[0] <= position < missing[1]
+
+    def _note(self, name: SegmentId, now: float) -> bool:
+        """Take a segment that was announced for the first time; return whether it is one that was followed."""
+        self._announced[name.position, name.digest] = name, now
+        if len(self._announced) > _ANNOUNCED:
+            self._announced.popitem(last=False)
+        if self._first_at is None:
+            self._first_at = now
+        own = self._own.get(name.digest)
+        if own is None:
+            return False
+        self._match(own[0], own[1], name)
+        return True
+
+    def _settle(self, now: float) -> bool:
+        """Choose where to begin, once it is known what there is; return whether that is so."""
+        if self.follows and now - self._came_at < LIVE_S:
+            return False  # the followed source comes first
+        if self._first_at is None or now - self._first_at < SETTLE_S:
+            return False
+        starts = [position for position, _ in self._announced if not position.part]
+        if not starts:
+            return False
+        self._start = max(starts)
+        return True
+
+    def _flows(self, now: float) -> bool:
+        """Whether frames are followed and come."""
+        return self.follows and now - self._live_at < LIVE_S
+
+    # -- what comes
+
+    def segment(self, segment: Segment) -> None:
+        """Take a segment that was fetched."""
+        self._fetched += 1
+        self._came_at = self._clock()
+        if self._splice.cursor is None and self._start is not None and segment.id.position >= self._start:
+            self._splice.start(self._start)
+        self._splice.add_segment(segment)
+        self._flush()
+
+    def begin(self, now: float) -> None:
+        """A followed source begins, perhaps behind another one."""
+        del now
+        self._cutter, self._unplaced = Cutter(self.name, _NOWHERE), []
+        self._from_key = False
+
+    def gap(self, now: float) -> None:
+        """Between two connections to followed sources something is missing: what follows has no place before a key."""
+        del now
+        if self._cutter is not None:
+            headers = self._cutter.known_headers
+            self._cutter, self._unplaced = Cutter(self.name, _NOWHERE), []
+            for type_id, payload in headers:
+                self._cutter.add(type_id, 0, payload, MessageClass.HEADER)
+            self._from_key = True
+
+    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
+        """Take a followed message."""
+        self._live_at = self._came_at = now
+        message_class = inspect(type_id, payload).message_class
+        if self._cutter is None:
+            self.begin(now)
+        cutter = self._cutter
+        assert cutter is not None  # noqa: S101 - `begin` has made it
+        if self._from_key and message_class is not MessageClass.HEADER:
+            if message_class is not MessageClass.KEY and cutter.has_video:
+                return
+            self._from_key = False
+        for cut in cutter.add(type_id, timestamp, payload, message_class):
+            self._place(partial(self._end_part, cut))
+            self._own_segment(cut)
+        if cutter.position is not None and cutter.frames and cutter.frames[-1].payload is payload:
+            position, index, frame = cutter.position, len(cutter.frames) - 1, cutter.frames[-1]
+            headers = cutter.headers
+            if self._mapping is None and self._splice.cursor is None and self._start is None:
+                newest = max((place.timeline for place, _ in self._announced), default=_NOWHERE)
+                self._mapping = _Mapping(newest, 0)  # nothing went out yet: it stands where it says
+            self._place(lambda: self._add(position, index, frame, headers))
+        self._flush()
+
+    def _place(self, step: Callable[[], None]) -> None:
+        """Do what needs to know where the followed source stands, now or as soon as that is known."""
+        if self._mapping is not None:
+            step()
+        elif len(self._unplaced) < _UNPLACED:
+            self._unplaced.append(step)
+
+    def _add(self, position: Position, index: int, frame: Frame, headers: tuple[Header, ...]) -> None:
+        mapping = self._mapping
+        if mapping is not None:
+            shifted = frame._replace(timestamp=frame.timestamp + mapping.shift_ms & CLOCK)
+            self._splice.add(mapping.of(position), index, shifted, headers)
+
+    def _end_part(self, cut: Cut) -> None:
+        mapping, behind = self._mapping, cut.next
+        if mapping is not None:
+            following = None if behind is None else mapping.of(behind)
+            self._splice.end_part(mapping.of(cut.position), len(cut.frames), following)
+
+    def _own_segment(self, cut: Cut) -> None:
+        """Look whether what was followed is a segment that was announced."""
+        try:
+            name, body = segment_of(cut.stream, cut.position, cut.headers, cut.frames, cut.then, cut.next_ms)
+        except (LimitExceededError, LocalProtocolError):
+            return
+        same = [known for known, _ in self._announced.values() if known.digest == name.digest]
+        if same:
+            here = [known for known in same if self._mapping and known.position == self._mapping.of(cut.position)]
+            self._match(cut.position, body, (here or same)[-1])
+            return
+        self._own[name.digest] = cut.position, body
+        if len(self._own) > _OWN:
+            self._own.popitem(last=False)
+
+    def _match(self, position: Position, body: bytes, name: SegmentId) -> None:
+        """Learn that what was followed at `position` is the segment `name`."""
+        found = _Mapping(name.position.timeline, name.position.start_ms - position.start_ms)
+        before, self._mapping = self._mapping, found
+        if before is None:
+            steps, self._unplaced = self._unplaced, []
+            for step in steps:
+                step()
+        elif before != found:
+            self._splice.rename(before.timeline, found.timeline, found.shift_ms - before.shift_ms)
+        self._adopted += self._pool.put(name, object_of(name, body))
+        self._splice.end_part(name.position, name.count, name.next)
+        self._own.pop(name.digest, None)
+
+    def end(self, why: str) -> None:
+        """A followed source says that the stream has ended."""
+        del why
+        if self._cutter is not None:
+            for cut in self._cutter.close():
+                self._own_segment(cut)
+        self._cutter, self._unplaced, self._live_at = None, [], float("-inf")
+
+    def lost(self) -> None:
+        """The followed source is gone: fetch what is missing, until another one is followed."""
+        self._live_at = float("-inf")
+
+    def overtaken(self, now: float) -> bool:
+        """Whether the followed source is silent while others have announced what it has not brought."""
+        cursor = self._splice.cursor
+        if self._flows(now) or not self._announced:
+            return False
+        newest, noted_at = max((name.position, at) for name, at in self._announced.values())
+        return now - noted_at > LIVE_S and (cursor is None or newest > cursor[0])
+
+    # -- what goes out
+
+    def tick(self, now: float) -> None:
+        """Look at what time alone changes."""
+        due = self._splice.next_deadline()
+        if due is not None and now >= due:
+            self._flush()
+        silent_s = now - self._came_at
+        if self._begun and (silent_s > GONE_S or (self._splice.ended and silent_s > ENDED_S)):
+            self._end("its publisher has gone" if self._splice.ended else "nothing has come any more")
+
+    def close(self, why: str) -> None:
+        """Publish it no more."""
+        self._end(why)
+
+    def _flush(self) -> None:
+        now = self._clock()
+        for item in self._splice.take(now):
+            match item:
+                case Frame():
+                    self._publish(item, now)
+                case Headers():
+                    self._put_headers(item.headers)
+                case Begins():
+                    self._begin(now)
+                case Gap():
+                    _log.warning("messages missing", stream=self.name, at=str(item.position), to=str(item.to))
+
+    def _begin(self, now: float) -> None:
+        """Publish, or let another timeline begin."""
+        if now - self._refused_at < REFUSED_S:
+            return
+        try:
+            self._sink.begin(now)
+        except (BusyError, LimitExceededError) as error:
+            self._refused_at, self._begun = now, False
+            _log.warning("stream not published", stream=self.name, why=str(error), hint=error.hint)
+            return
+        self._begun = True
+        self._headers.clear()
+
+    def _put_headers(self, headers: tuple[Header, ...]) -> None:
+        """Note headers, which go out before the next frame where viewers have others."""
+        self._due = headers
+
+    def _publish(self, frame: Frame, now: float) -> None:
+        if not self._begun:
+            self._begin(now)
+            if not self._begun:
+                return
+        due, self._due = self._due, ()
+        for type_id, payload in due:
+            key = inspect(type_id, payload).sticky_key
+            if self._headers.get(key) != (type_id, payload):
+                self._headers[key] = type_id, payload
+                self._sink.take(type_id, frame.timestamp, payload, now)
+        info = inspect(frame.type_id, frame.payload)
+        if info.message_class is MessageClass.HEADER:
+            self._headers[info.sticky_key] = frame.type_id, frame.payload
+        self._messages += 1
+        self._sink.take(*frame, now)
+
+    def _end(self, why: str) -> None:
+        begun, self._begun = self._begun, False
+        if begun:
+            self._sink.end(why)
+
+    def statistics(self) -> CopyStatistics:
+        """Return a snapshot."""
+        newest = max(self._announced, default=None)
+        return CopyStatistics(
+            published=self._begun,
+            following=self._flows(self._clock()),
+            last_segment="" if newest is None else str(self._announced[newest][0]),
+            messages=self._messages,
+            fetched=self._fetched,
+            adopted=self._adopted,
+            repeated=self._splice.repeated_count,
+            gaps=self._splice.gap_count,
+            waiting_bytes=self._splice.held_bytes,
+        )

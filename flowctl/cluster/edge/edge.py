@@ -1,0 +1,465 @@
+"""An edge: a live server whose streams come from origins, or from other edges.
+
+Theory of operation. The edge fetches segments of the streams that are wanted by object diffusion from all of its
+origins; each request takes a channel of the one scheduler of the node. A stream is wanted while viewers are there, and
+for a while after that, or when it fits a pattern that was given. What comes is put together per stream (`StreamCopy`)
+and published in the hub of the server, whose viewers know no difference.
+
+Where the edge is told to follow, the frames of each wanted stream come from one origin by RTMP. When that one is lost,
+what is missing comes as segments from the others, and the next one is followed.
+
+An edge offers what it has, as an origin does, where it is given an address for that.
+
+All of it lives on one thread of its own; publishing is what a publisher's thread would do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from random import Random
+from typing import Any, Final
+
+import structlog
+
+from flowctl.cluster.edge.copy import CopyStatistics, StreamCopy
+from flowctl.cluster.edge.gate import SchedulerGate
+from flowctl.cluster.edge.upstream import OriginAddress, Upstream, UpstreamState, UpstreamStatistics
+from flowctl.cluster.follow import Follow, FollowState, HubSink, Source
+from flowctl.cluster.origin import POLICY, Cutting, Offering, SegmentListener, keep
+from flowctl.cluster.segments.cutter import Cut
+from flowctl.cluster.segments.segment import Segment, SegmentId
+from flowctl.cluster.segments.window import SegmentPool, WindowLimits
+from flowctl.diffusion.decision import CentralPlanner, DecisionContext, Decisions, make_decisions
+from flowctl.diffusion.diffusion import ObjectDiffusion
+from flowctl.diffusion.streams.tcp import StreamSession, connect_stream
+from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RemoteProtocolError
+from flowctl.fieldtypes import check_fields
+from flowctl.live.server import LiveServer
+from flowctl.outcomes.backoff import Backoff
+from flowctl.pollgroup import PollGroup
+from flowctl.rtmp.url import parse_url
+
+_log: Final = structlog.get_logger("flowctl.cluster")
+TICK_S: Final = 0.1
+"""How often it is looked who wants what, and whether a followed source has gone."""
+LINGER_S: Final = 10.0
+"""How long a stream is wanted when its last viewer has left: players that reconnect find it."""
+STREAMS: Final = 1000
+"""Streams copied at a time."""
+_NAMES: Final = 10_000
+"""Streams of the origins whose names are known."""
+_NEVER: Final = Backoff(first_s=3600.0, most_s=3600.0)
+"""A follow of an edge is not tried again by itself: the edge goes on with the next source at once."""
+_SLOW_START_S: Final = 2.0
+"""A source that brings nothing for so long is given up for the next one, if others have the stream."""
+_ROUND: Final = Backoff(first_s=0.1, factor=2.0, most_s=3.0)
+"""Between two rounds through all sources of a stream."""
+_EXPIRE_TICKS: Final = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EdgeConfig:
+    """What an edge is told beside the settings of its server.
+
+    Args:
+        origins: where segments come from, one or more.
+        follow: whether frames come from one of them by RTMP; segments then only repair.
+        streams: patterns of streams that are wanted without viewers, with ``*`` and ``?``.
+        redundancy: of how many origins each segment is fetched, 1 to 8.
+        window: how much is kept.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    origins: tuple[OriginAddress, ...]
+    follow: bool = False
+    streams: tuple[str, ...] = ()
+    redundancy: int = 1
+    window: WindowLimits = dataclasses.field(default_factory=WindowLimits)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.origins:
+            raise ConfigError("an edge has no origins", hint="give one or more, like 10.0.0.5:1936")
+        if len(set(self.origins)) != len(self.origins):
+            raise ConfigError("an edge has an origin twice", hint="name each of them once")
+        if not 1 <= self.redundancy <= 8:
+            raise ConfigError(f"redundancy is {self.redundancy}, it must be 1 to 8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeStatistics:
+    """An edge at one moment.
+
+    Attributes:
+        origins: each of them.
+        streams: copies by name.
+        known_streams: streams that origins have announced.
+        kept_bytes: of the segments that are kept.
+        edges: that fetch from this one.
+    """
+
+    origins: list[UpstreamStatistics]
+    streams: dict[str, CopyStatistics]
+    known_streams: int
+    kept_bytes: int
+    edges: int
+
+
+class _Followed:
+    """What one follow of a stream hands on, until another one takes its place."""
+
+    def __init__(self, copy: StreamCopy) -> None:
+        self._copy: StreamCopy | None = copy
+
+    def leave(self) -> None:
+        """Hand nothing on any more."""
+        self._copy = None
+
+    def begin(self, now: float) -> None:
+        """Pass it on."""
+        if self._copy is not None:
+            self._copy.begin(now)
+
+    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
+        """Pass it on."""
+        if self._copy is not None:
+            self._copy.take(type_id, timestamp, payload, now)
+
+    def end(self, why: str) -> None:
+        """Pass it on."""
+        if self._copy is not None:
+            self._copy.end(why)
+
+
+class _Following:
+    """Follows one stream from one of several sources at a time."""
+
+    def __init__(self, copy: StreamCopy, upstreams: list[Upstream], group: PollGroup, rng: Random) -> None:
+        self._copy = copy
+        self._upstreams = upstreams
+        self._group = group
+        self._rng = rng
+        self._next = rng.randrange(len(upstreams))  # edges do not all begin with the same
+        self._tries = 0  # since frames came last
+        self._again_at = 0.0
+        self._since = 0.0
+        self._follow: Follow | None = None
+        self._sink: _Followed | None = None
+        self.source = ""
+
+    def tick(self, now: float) -> None:
+        """Go on with the next source where this one has gone."""
+        if self._follow is not None:
+            found = self._follow.statistics()
+            if found.state is FollowState.RUNNING:
+                self._tries = 0
+            if self._goes_on(found.state, now):
+                return
+            _log.warning("follow lost", stream=self._copy.name, source=self.source, why=found.why)
+            self.stop()
+            self._copy.lost()
+            self._tries += 1
+            if self._tries >= len(self._upstreams):
+                self._again_at = now + _ROUND.delay_s(self._tries // len(self._upstreams), self._rng)
+        if now >= self._again_at:
+            self._begin(now)
+
+    def _goes_on(self, state: FollowState, now: float) -> bool:
+        """Whether the source is to be kept: it brings frames, or may soon, or nobody else has more."""
+        if state in (FollowState.CONNECTING, FollowState.WAITING) and now - self._since < _SLOW_START_S:
+            return True
+        return state in (FollowState.RUNNING, FollowState.WAITING) and not self._copy.overtaken(now)
+
+    def _begin(self, now: float) -> None:
+        for _ in self._upstreams:
+            upstream = self._upstreams[self._next % len(self._upstreams)]
+            self._next += 1
+            if upstream.state is not UpstreamState.BANNED:
+                break
+        else:
+            return
+        origin = upstream.address
+        host = f"[{origin.host}]" if ":" in origin.host else origin.host
+        try:
+            url = parse_url(f"rtmp://{host}:{origin.rtmp_port}/{self._copy.name}")
+        except RemoteProtocolError:
+            return  # a name that viewers may ask for and no address can have
+        self._sink, self.source, self._since = _Followed(self._copy), str(origin), now
+        self._follow = Follow(Source(url, node=str(origin)), self._sink, self._group, backoff=_NEVER, rng=self._rng)
+        self._follow.start()
+
+    def stop(self) -> None:
+        """Follow no more."""
+        if self._follow is not None and self._sink is not None:
+            self._sink.leave()
+            self._follow.stop()
+        self._follow = self._sink = None
+
+
+class _Wanted:
+    """A stream that is copied."""
+
+    def __init__(self, copy: StreamCopy, following: _Following | None, now: float) -> None:
+        self.copy: Final = copy
+        self.following: Final = following
+        self.wanted_at = now
+
+
+class _Planner(CentralPlanner):
+    """Decides as ever, and leaves out what is held for now.
+
+    Args:
+        ready: whether a segment that is wanted is to be fetched now.
+        busy: whether that may change with time alone.
+    """
+
+    def __init__(self, ready: Callable[[bytes], bool], busy: Callable[[], bool]) -> None:
+        self._ready = ready
+        self._busy = busy
+
+    def decide(self, context: DecisionContext) -> Decisions:
+        """Return a decision for each peer that is not busy."""
+        found = make_decisions(context)
+        for peer, decision in found.items():
+            ready = frozenset(item for item in decision.objects_to_req_ids if self._ready(item))
+            if len(ready) != len(decision.objects_to_req_ids):
+                found[peer] = replace(decision, objects_to_req_ids=ready)
+        return found
+
+    def next_round_at(self, context: DecisionContext) -> float | None:
+        """Return when to look again."""
+        due = super().next_round_at(context)
+        soon = context.now + TICK_S if self._busy() else None
+        return min((when for when in (due, soon) if when is not None), default=None)
+
+
+class Edge:
+    """What makes a live server an edge; a companion of it.
+
+    Args:
+        server: not started.
+        config: where streams come from.
+        offer: address where other edges can fetch from this one. Empty: nowhere.
+        rng: for chance. None: one of its own.
+
+    Attributes:
+        bound: nothing that operators could call.
+
+    Raises:
+        ConfigError: the address to offer on cannot be used.
+    """
+
+    def __init__(self, server: LiveServer, config: EdgeConfig, *, offer: str = "", rng: Random | None = None) -> None:
+        self._server = server
+        self._hub: Final = server.hub
+        self._config = config
+        self._clock = server.clock
+        self._rng = rng or Random()
+        report = server.hub.oversight.report
+        self._listener = SegmentListener(offer, self._serve, report) if offer else None
+        self._group = self._listener.group if self._listener is not None else PollGroup("flowctl-edge", on_error=report)
+        self._wanted: dict[str, _Wanted] = {}
+        self._names: OrderedDict[str, None] = OrderedDict()
+        self.pool: Final = SegmentPool(config.window, server.clock, wants=self._wants, on_segment=self._came)
+        self.gate: Final = SchedulerGate(server.clock, self._rng)
+        self._diffusion: ObjectDiffusion | None = None
+        self._offering: Offering | None = None
+        self._upstreams: list[Upstream] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ticks = 0
+        self._stopping = False
+        self.bound: list[str] = []
+        if self._listener is not None:
+            server.hub.taker = Cutting(self._hand_over)
+
+    # -- life
+
+    @property
+    def offers(self) -> str:
+        """Where other edges fetch from this one. Empty: nowhere."""
+        return "" if self._listener is None else self._listener.address
+
+    def start(self) -> None:
+        """Begin to fetch."""
+        if self._listener is not None:
+            self._listener.start()
+        else:
+            self._group.start()
+        self._group.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._diffusion_of_loop()
+        for upstream in self._upstreams:
+            self._task(upstream.run())
+        self._task(self._run())
+        _log.info("edge started", origins=[str(item) for item in self._config.origins], follow=self._config.follow)
+
+    def _diffusion_of_loop(self) -> ObjectDiffusion:
+        """Return the diffusion of the node, made on its thread."""
+        if self._diffusion is None:
+            planner = _Planner(self._ready, lambda: bool(self._wanted))
+            policy = replace(POLICY, target_object_redundancy=self._config.redundancy)
+            diffusion = self._diffusion = ObjectDiffusion(
+                self.pool, policy=policy, planner=planner, gate=self.gate, clock=self._clock, rng=self._rng
+            )
+            self.gate.opened = diffusion.gate_opened
+            self._offering = Offering(diffusion)
+            self._upstreams = [
+                Upstream(item, self._connect, diffusion, self.gate, self._clock, self._rng)
+                for item in self._config.origins
+            ]
+        return self._diffusion
+
+    def _task(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._group.report("edge", error)
+
+    def stop(self, deadline_s: float) -> None:
+        """End; what is under way is given up."""
+        with contextlib.suppress(ClosedError, LocalProtocolError):
+            future = asyncio.run_coroutine_threadsafe(self._end(), self._group.loop)
+            with contextlib.suppress(TimeoutError):
+                future.result(min(deadline_s, 2.0))
+        if self._listener is not None:
+            self._listener.stop(deadline_s)
+        else:
+            self._group.stop(deadline_s)
+
+    async def _end(self) -> None:
+        self._stopping = True
+        for wanted in self._wanted.values():
+            if wanted.following is not None:
+                wanted.following.stop()
+            wanted.copy.close("the edge ends")
+        self._wanted.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._diffusion is not None:
+            await self._diffusion.close(0.1)
+        self.gate.stop()
+
+    async def _connect(self, address: OriginAddress) -> StreamSession:
+        return await connect_stream(self._group, (address.host, address.port))
+
+    def _serve(self, session: StreamSession) -> None:
+        self._diffusion_of_loop()
+        if self._offering is not None:
+            self._offering.serve(session)
+
+    def _hand_over(self, cut: Cut) -> None:
+        """Keep a segment of a stream that is published here."""
+        with contextlib.suppress(ClosedError, LocalProtocolError):
+            self._group.call_soon(keep, self.pool, cut)
+
+    # -- what is wanted
+
+    def _wants(self, name: SegmentId) -> bool:
+        """Return whether a segment that was announced is to be fetched, now or later."""
+        self._names[name.stream] = None
+        self._names.move_to_end(name.stream)
+        if len(self._names) > _NAMES:
+            self._names.popitem(last=False)
+        wanted = self._wanted.get(name.stream)
+        if wanted is None and self._is_asked_for(name.stream):
+            wanted = self._want(name.stream)
+        return wanted is not None and wanted.copy.wants(name)
+
+    def _is_asked_for(self, stream: str) -> bool:
+        return any(fnmatchcase(stream, pattern) for pattern in self._config.streams)
+
+    def _want(self, stream: str) -> _Wanted | None:
+        """Begin to copy a stream. None: there are too many."""
+        if len(self._wanted) >= STREAMS or self._stopping:
+            return None
+        now = self._clock()
+        source = Source(parse_url(f"rtmp://edge/{stream}"), node="segments")
+        copy = StreamCopy(
+            stream,
+            self.pool,
+            HubSink(self._hub, stream, source),
+            self._clock,
+            follows=self._config.follow,
+        )
+        following = _Following(copy, self._upstreams, self._group, self._rng) if self._config.follow else None
+        found = self._wanted[stream] = _Wanted(copy, following, now)
+        self.pool.forget_unwanted(stream)
+        _log.info("stream wanted", stream=stream)
+        return found
+
+    def _ready(self, object_id: bytes) -> bool:
+        name = self.pool.name_of(object_id)
+        wanted = None if name is None else self._wanted.get(name.stream)
+        return name is not None and wanted is not None and wanted.copy.ready(name)
+
+    def _came(self, segment: Segment) -> None:
+        """Put a segment that was fetched to its stream."""
+        wanted = self._wanted.get(segment.id.stream)
+        if wanted is not None:
+            wanted.copy.segment(segment)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self._tick(self._clock())
+            except Exception as error:  # noqa: BLE001 - of one look; the next may do better
+                self._group.report("edge", error)
+            await asyncio.sleep(TICK_S)
+
+    def _tick(self, now: float) -> None:
+        """Look who wants what, and at what time changes."""
+        self.gate.tick()
+        viewed = {stream.name for stream, viewers in self._hub.streams().items() if viewers}
+        for name in viewed:
+            if name not in self._wanted and self._free(name):
+                self._want(name)
+        for name, wanted in tuple(self._wanted.items()):
+            if name in viewed or self._is_asked_for(name):
+                wanted.wanted_at = now
+            elif now - wanted.wanted_at > LINGER_S:
+                self._let_go(name)
+                continue
+            if wanted.following is not None:
+                wanted.following.tick(now)
+            wanted.copy.tick(now)
+        self._ticks += 1
+        if self._ticks % _EXPIRE_TICKS == 0:
+            self.pool.expire()
+
+    def _free(self, name: str) -> bool:
+        """Whether no publisher of this server's own has the name."""
+        return self._hub.publisher_of(name) is None
+
+    def _let_go(self, name: str) -> None:
+        wanted = self._wanted.pop(name)
+        if wanted.following is not None:
+            wanted.following.stop()
+        wanted.copy.close("nobody views it any more")
+        _log.info("stream not wanted any more", stream=name)
+
+    # -- figures
+
+    def statistics(self) -> EdgeStatistics:
+        """Return a snapshot. Any thread; figures may be a step apart."""
+        return EdgeStatistics(
+            origins=[item.statistics() for item in self._upstreams],
+            streams={name: item.copy.statistics() for name, item in tuple(self._wanted.items())},
+            known_streams=len(self._names),
+            kept_bytes=self.pool.size_bytes,
+            edges=0 if self._offering is None else self._offering.edges,
+        )

@@ -1,0 +1,212 @@
+"""One origin of an edge: connects to it, again when the connection is lost, and not soon when it has lied."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import structlog
+
+from flowctl.cluster.edge.gate import PeerMeter, SchedulerGate
+from flowctl.diffusion.diffusion import ObjectDiffusion
+from flowctl.diffusion.streams.stream import Stream
+from flowctl.errors import ConfigError, FlowctlError, RemoteProtocolError
+from flowctl.outcomes.backoff import Backoff
+
+_log: Final = structlog.get_logger("flowctl.cluster")
+AGAIN: Final = Backoff(first_s=0.2, factor=2.0, most_s=5.0)
+"""Between tries to reach an origin that is not there: viewers wait for it."""
+BANNED: Final = Backoff(first_s=60.0, factor=2.0, most_s=3600.0, jitter=0.2)
+"""Between tries to use an origin that has broken a rule or lied: it would soon do so again."""
+CONNECT_S: Final = 5.0
+_STEADY_S: Final = 10.0
+"""A connection that lasted for so long is a success: the next try is a first one."""
+RTMP_PORT: Final = 1935
+SEGMENT_PORT: Final = 1936
+"""Where an origin offers segments unless it says otherwise: beside the port of RTMP."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginAddress:
+    """Where an origin, or an edge that is one for others, is.
+
+    Args:
+        host: name or address.
+        port: of its segments.
+        rtmp_port: where its streams can be followed.
+    """
+
+    host: str
+    port: int = SEGMENT_PORT
+    rtmp_port: int = RTMP_PORT
+
+    @classmethod
+    def parse(cls, text: str) -> OriginAddress:
+        """Return the address of ``host[:port][/rtmp port]``.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        place, slash, rtmp = text.partition("/")
+        host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
+        if not colon:
+            host, port = place, str(SEGMENT_PORT)
+        ports = [port, rtmp if slash else str(RTMP_PORT)]
+        if not host or not all(item.isascii() and item.isdigit() and 0 < int(item) < 65_536 for item in ports):
+            raise ConfigError(
+                f"{text!r:.100} is no origin",
+                hint="write host, host:port or host:port/rtmp-port, for example 10.0.0.5:1936/1935",
+            )
+        return cls(host.removeprefix("[").removesuffix("]"), int(ports[0]), int(ports[1]))
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class UpstreamState(enum.Enum):
+    """How far an origin has come."""
+
+    CONNECTING = "connecting"
+    FETCHING = "fetching"
+    RESTING = "resting"  #: until the next try
+    BANNED = "banned"  #: it has lied, or broken a rule
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamStatistics:
+    """One origin at one moment; the rest is as of `PeerMeter`.
+
+    Attributes:
+        origin: its address.
+        state: how far it has come.
+        why: why it is not fetched from. Empty: it is.
+        channels: requests it may have at a time.
+        connections: made so far.
+        faults: times that it lied or broke a rule.
+    """
+
+    origin: str
+    state: str
+    why: str
+    channels: int
+    connections: int
+    faults: int
+    requests: int
+    in_flight: int
+    requested_bytes: int
+    timeouts: int
+    latency_ms: float | None
+
+
+class Upstream:
+    """Fetches from one origin for as long as it runs.
+
+    Args:
+        address: of the origin.
+        connect: connects to it.
+        diffusion: of the node.
+        gate: of the node.
+        clock: monotonic seconds.
+        rng: for the backoff.
+    """
+
+    def __init__(
+        self,
+        address: OriginAddress,
+        connect: Callable[[OriginAddress], Awaitable[Stream]],
+        diffusion: ObjectDiffusion,
+        gate: SchedulerGate,
+        clock: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self.address: Final = address
+        self.state = UpstreamState.CONNECTING
+        self.meter: Final = PeerMeter()
+        self._connect = connect
+        self._diffusion = diffusion
+        self._gate = gate
+        self._clock = clock
+        self._rng = rng
+        self._why = "not tried yet"
+        self._tries = self._connections = self._faults = 0
+
+    @property
+    def _peer(self) -> str:
+        return f"{self.address}#{self._connections}"
+
+    async def run(self) -> None:
+        """Connect, fetch, and connect again."""
+        while True:
+            wait_s = await self._once()
+            await asyncio.sleep(wait_s)
+
+    async def _once(self) -> float:
+        """Connect once and fetch until that is over; return how long to wait, in seconds."""
+        self._tries += 1
+        self.state, began_at = UpstreamState.CONNECTING, self._clock()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                stream = await self._connect(self.address)
+        except (FlowctlError, OSError) as error:
+            self._rest(f"cannot connect: {str(error) or 'it takes too long'}")
+            return AGAIN.delay_s(self._tries, self._rng)
+        self._connections += 1
+        peer = self._peer
+        self.state, self._why = UpstreamState.FETCHING, ""
+        _log.info("origin connected", origin=str(self.address))
+        self._gate.connect(peer, self.meter)
+        try:
+            await self._diffusion.fetch_from(stream, peer)
+            why = "it has ended"
+        except RemoteProtocolError as error:
+            return self._ban(error)
+        except (FlowctlError, OSError) as error:
+            why = str(error)
+        finally:
+            self._gate.disconnect(peer)
+        if self._clock() - began_at > _STEADY_S:
+            self._tries = 1
+        self._rest(why)
+        return AGAIN.delay_s(self._tries, self._rng)
+
+    def _rest(self, why: str) -> None:
+        if why != self._why:
+            _log.warning("origin not reached", origin=str(self.address), why=why)
+        self.state, self._why = UpstreamState.RESTING, why
+
+    def _ban(self, error: RemoteProtocolError) -> float:
+        self._faults += 1
+        wait_s = BANNED.delay_s(self._faults, self._rng)
+        self.state, self._why = UpstreamState.BANNED, str(error)
+        _log.error(
+            "origin banned",
+            origin=str(self.address),
+            why=str(error),
+            code=error.code,
+            for_s=round(wait_s),
+            hint="its segments come from the others; see what is wrong with it",
+        )
+        return wait_s
+
+    def statistics(self) -> UpstreamStatistics:
+        """Return a snapshot."""
+        meter = self.meter
+        return UpstreamStatistics(
+            origin=str(self.address),
+            state=self.state.value,
+            why=self._why,
+            channels=self._gate.channels(self._peer),
+            connections=self._connections,
+            faults=self._faults,
+            requests=meter.requests,
+            in_flight=meter.in_flight,
+            requested_bytes=meter.requested_bytes,
+            timeouts=meter.timeouts,
+            latency_ms=None if meter.latency_s is None else round(meter.latency_s * 1000, 1),
+        )

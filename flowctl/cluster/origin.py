@@ -1,0 +1,267 @@
+"""An origin: cuts the streams of a live server into segments, keeps the last ones, and offers them to edges.
+
+How it works. The hub hands each message that it passes on to `Origin.message`, on the publisher's thread and under the
+stream's lock: there it is put into the open segment of its stream, which is an append. A segment that is complete is
+written, hashed and kept on the thread of the origin, which serves the edges by object diffusion as well. So one that
+asks for much slows down other edges, and no viewer.
+
+Whoever can connect can have every stream that is published: the protocol has no authentication. Listen where only
+edges are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from flowctl.cluster.follow import HubSink
+from flowctl.cluster.segments.cutter import Cut, Cutter, timeline_at
+from flowctl.cluster.segments.segment import ID_BYTES, OBJECT_BYTES
+from flowctl.cluster.segments.window import SegmentPool, WindowLimits
+from flowctl.diffusion.diffusion import ObjectDiffusion
+from flowctl.diffusion.policy import Policy
+from flowctl.diffusion.streams.tcp import StreamSession
+from flowctl.errors import ClosedError, ConfigError, FlowctlError, LimitExceededError, LocalProtocolError
+from flowctl.flow.limits import NO_LIMITS
+from flowctl.flow.state import MessageClass
+from flowctl.live.server import LiveServer
+from flowctl.live.stream import StreamMember
+from flowctl.loop.faults import ErrorHook
+from flowctl.pollgroup import PollGroup
+from flowctl.sending.settings import SenderSettings
+from flowctl.server.server import Server
+
+_log: Final = structlog.get_logger("flowctl.cluster")
+POLICY: Final = Policy(
+    max_num_objects_inflight_per_peer=8,
+    target_object_redundancy=1,
+    max_object_id_bytes=ID_BYTES,
+    max_object_size_bytes=OBJECT_BYTES,
+)
+"""Of all nodes: what one side announces the other has to take. A few segments at a time of each peer, so that who is
+slow has few and they can be had elsewhere."""
+_PENDING_BYTES: Final = 64 << 20
+"""Complete segments that wait for the origin's thread: more means that it does not run."""
+_TIMELINES: Final = 10_000
+"""Streams whose last timeline is remembered."""
+_STUCK_S: Final = 10.0
+"""An edge whose connection takes nothing for so long is cut."""
+
+
+class SegmentListener:
+    """Listens for nodes that fetch segments, on one thread, which the node that offers them lives on.
+
+    Args:
+        address: ``host:port``; port 0 lets the system choose.
+        serve: called for each connection, on that thread.
+        report: told of exceptions.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        serve: Callable[[StreamSession], None],
+        report: ErrorHook | None = None,
+    ) -> None:
+        host, port = host_and_port(address)
+        self._server: Final = Server(
+            lambda: StreamSession(serve),
+            host,
+            port,
+            limits=NO_LIMITS,
+            settings=SenderSettings(stuck_s=_STUCK_S),
+            group_count=1,
+            on_error=report,
+            rebalance=False,
+        )
+
+    @property
+    def group(self) -> PollGroup:
+        """The thread."""
+        return self._server.groups.groups[0]
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        host, port = self._server.address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def start(self) -> None:
+        """Begin."""
+        self._server.start()
+
+    def stop(self, deadline_s: float) -> None:
+        """End all connections."""
+        self._server.stop(deadline_s)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise ConfigError(
+            f"{address!r:.100} is no address of an origin", hint="write host:port, for example 10.0.0.5:1936"
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class Offering:
+    """Serves the segments of a pool by diffusion; on the thread of its loop.
+
+    Args:
+        diffusion: of the node.
+    """
+
+    def __init__(self, diffusion: ObjectDiffusion) -> None:
+        self._diffusion = diffusion
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.served_count = 0
+
+    @property
+    def edges(self) -> int:
+        """How many are served now."""
+        return len(self._tasks)
+
+    def serve(self, session: StreamSession) -> None:
+        """Serve a node that has connected."""
+        self.served_count += 1
+        task = asyncio.get_running_loop().create_task(self._serve(session))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, session: StreamSession) -> None:
+        peer = "{}:{}".format(*session.connection.peer)
+        _log.info("edge connected", peer=peer)
+        why = "it has finished"
+        try:
+            await self._diffusion.serve(session)
+        except (FlowctlError, OSError) as error:
+            why = str(error)
+        _log.info("edge gone", peer=peer, why=why)
+
+
+class Origin:
+    """The origin of one live server; a companion and the taker of its hub.
+
+    Args:
+        server: whose streams; not started.
+        address: where edges connect, ``host:port``.
+        window: how much is kept.
+        wall_clock: seconds since 1970, which origins of one encoder agree on within some seconds.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+
+    def __init__(
+        self,
+        server: LiveServer,
+        address: str,
+        *,
+        window: WindowLimits | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._wall_clock = wall_clock
+        self._listener = SegmentListener(address, self._serve, server.hub.oversight.report)
+        self._offering: Offering | None = None
+        self._cutting: Final = Cutting(self._hand_over, wall_clock)
+        self.pool: Final = SegmentPool(window or WindowLimits(), server.clock)
+        self._pending_bytes = 0
+        self.lost = 0
+        self.bound: list[str] = []
+        server.hub.taker = self._cutting
+
+    @property
+    def offers(self) -> str:
+        """Where edges connect."""
+        return self._listener.address
+
+    def start(self) -> None:
+        """Listen."""
+        self._listener.start()
+        _log.info("origin started", address=self.offers)
+
+    def stop(self, deadline_s: float) -> None:
+        """End."""
+        self._listener.stop(deadline_s)
+
+    def _serve(self, session: StreamSession) -> None:
+        if self._offering is None:
+            self._offering = Offering(ObjectDiffusion(self.pool, policy=POLICY))
+        self._offering.serve(session)
+
+    def _hand_over(self, cut: Cut) -> None:
+        """Have a segment kept by our thread. Any thread; the stream's lock is held."""
+        size = sum(len(frame.payload) for frame in cut.frames)
+        if self._pending_bytes + size > _PENDING_BYTES:
+            self.lost += 1
+            return
+        self._pending_bytes += size
+        with contextlib.suppress(ClosedError, LocalProtocolError):  # it has stopped, or not begun
+            self._listener.group.call_soon(self._keep, cut, size)
+
+    def _keep(self, cut: Cut, size: int) -> None:
+        self._pending_bytes -= size
+        keep(self.pool, cut)
+
+
+def keep(pool: SegmentPool, cut: Cut) -> None:
+    """Write a segment and keep it, unless it cannot be one."""
+    try:
+        pool.put(*cut.write())
+    except (LimitExceededError, LocalProtocolError) as error:
+        _log.warning("segment not kept", stream=cut.stream, why=str(error), hint=error.hint)
+
+
+class Cutting:
+    """Cuts what is published at a live server: the taker of its hub. Copies of other servers' streams are left out.
+
+    Args:
+        hand_over: takes each segment that is complete, on the publisher's thread and under the stream's lock.
+        wall_clock: seconds since 1970.
+    """
+
+    def __init__(self, hand_over: Callable[[Cut], None], wall_clock: Callable[[], float] = time.time) -> None:
+        self._hand_over = hand_over
+        self._wall_clock = wall_clock
+        # By stream. Calls for one stream come one after the other, and each touches its own entry only.
+        self._cutters: dict[str, tuple[Cutter, int | None]] = {}
+        self._timelines: OrderedDict[str, int] = OrderedDict()
+
+    def took_over(self, name: str, publisher: StreamMember | None) -> None:
+        """End the publication that there was, and begin another."""
+        cutter, _ = self._cutters.pop(name, (None, None))
+        if cutter is not None:
+            self._complete(cutter.close())
+            if cutter.timeline:
+                self._timelines[name] = cutter.timeline
+                if len(self._timelines) > _TIMELINES:
+                    self._timelines.popitem(last=False)
+        if publisher is not None and not isinstance(publisher, HubSink):
+            self._cutters[name] = Cutter(name, 0), self._timelines.get(name)
+
+    def message(self, name: str, message_class: MessageClass, type_id: int, timestamp: int, payload: bytes) -> None:
+        """Put a message into the open segment of its stream."""
+        cutter, before = self._cutters.get(name, (None, None))
+        if cutter is None:
+            return
+        if not cutter.timeline and message_class is not MessageClass.HEADER:
+            cutter.timeline = timeline_at(self._wall_clock(), timestamp, before)
+        self._complete(cutter.add(type_id, timestamp, payload, message_class))
+
+    def _complete(self, cuts: list[Cut]) -> None:
+        for cut in cuts:
+            self._hand_over(cut)

@@ -1,0 +1,157 @@
+"""Edges that serve streams of origins, in one process: what a viewer gets is what was published."""
+
+from __future__ import annotations
+
+import pytest
+from edge_kit import Encoder, House, frames, until
+
+from flowctl.cluster.segments.segment import SegmentId, object_of
+
+
+@pytest.fixture
+def house():
+    made = House()
+    yield made
+    made.close()
+
+
+def whole(viewer, encoder, last=None):
+    """Wait until a viewer has what was sent up to `last`; return what it got, which must have no hole."""
+    last = encoder.sent[-1] if last is None else last
+    until(lambda: frames(viewer.media)[-1:] == [last], "the last message")
+    got = frames(viewer.media)
+    start = encoder.sent.index(got[0])
+    assert got == encoder.sent[start : start + len(got)]
+    return got
+
+
+def cut_off(encoder):
+    """Return the last message of the last whole segment."""
+    return encoder.sent[encoder.count // 25 * 50 - 1]
+
+
+def begin(house, *origins, **settings):
+    """An edge that has the stream, its encoder, and a viewer."""
+    edge = house.edge(*origins, **settings)
+    until(lambda: edge.states() == ["fetching"] * len(origins), "the connections to the origins")
+    encoder = Encoder(*origins)
+    encoder.pictures(60)
+    until(lambda: edge.stream() and edge.stream().published, "the first segment")
+    return edge, encoder, edge.play()
+
+
+def test_stream_when_viewed_at_an_edge_comes_from_segments(house):
+    """Each message that a viewer gets is one that was published, in order, with its timestamp."""
+    first, second = house.origin(), house.origin()
+    edge, encoder, viewer = begin(house, first, second)
+    encoder.pictures(100)
+    assert len(whole(viewer, encoder, cut_off(encoder))) >= 200
+    assert first.segments() == second.segments()
+    assert edge.stream().fetched == len(edge.edge.pool)
+
+
+def test_origin_when_killed_in_the_middle_costs_no_segment(house):
+    """The other one has the same segments; the edge goes on, and tries to reach the dead one again."""
+    first, second = house.origin(), house.origin()
+    edge, encoder, viewer = begin(house, first, second)
+    encoder.pictures(40)
+    first.kill()
+    until(lambda: edge.states()[0] != "fetching", "the loss of the first origin")
+    encoder.pictures(60)
+    whole(viewer, encoder, cut_off(encoder))
+    assert edge.stream().gaps == 0
+    assert edge.states()[1] == "fetching"
+
+
+def test_origin_when_it_lies_is_banned_and_its_segments_come_from_others(house):
+    """A body with another hash is noticed, its origin is disconnected for a while, and nothing is lost."""
+    first, second = house.origin(), house.origin()
+    pool = first.origin.pool
+    put = pool.put
+
+    def lie(name: SegmentId, data: bytes) -> bool:
+        return put(name, object_of(name, bytes(name.size_bytes)))
+
+    pool.put = lie
+    edge, encoder, viewer = begin(house, first, second)
+    for _ in range(10):
+        encoder.pictures(25)
+        if edge.states()[0] == "banned":
+            break
+        until(lambda: edge.stream().last_segment, "a segment")
+    encoder.pictures(50)
+    whole(viewer, encoder, cut_off(encoder))
+    liar = edge.edge.statistics().origins[0]
+    assert (liar.state, liar.faults, liar.connections) == ("banned", 1, 1)
+    assert "not the one it names" in liar.why
+    assert edge.stream().gaps == 0
+
+
+@pytest.mark.parametrize("redundancy", [1, 2, 3])
+def test_segments_when_fetched_with_redundancy_are_asked_of_no_more_origins(house, redundancy):
+    """Each segment is asked of as many origins as were told, at most, and goes out once."""
+    origins = [house.origin() for _ in range(3)]
+    edge, encoder, viewer = begin(house, *origins, redundancy=redundancy)
+    encoder.pictures(100)
+    whole(viewer, encoder, cut_off(encoder))
+    stream, found = edge.stream(), edge.edge.statistics()
+    assert sum(item.requested_bytes for item in found.origins) <= redundancy * found.kept_bytes
+    assert stream.gaps == 0
+
+
+def test_frames_when_followed_reach_viewers_before_their_segment_is_complete(house):
+    """An edge that follows has each frame at once, and fetches nothing that it has seen."""
+    first, second = house.origin(), house.origin()
+    edge = house.edge(first, second, follow=True)
+    encoder = Encoder(first, second)
+    encoder.pictures(30)
+    viewer = edge.play()
+    until(lambda: frames(viewer.media)[-1:] == encoder.sent[-1:], "the newest frame")
+    encoder.pictures(70)
+    whole(viewer, encoder)
+    until(lambda: edge.stream().adopted >= 2, "segments that are known by their hash")
+    assert edge.stream().fetched == 0
+
+
+def test_followed_origin_when_killed_costs_no_frame(house):
+    """What is missing comes from segments of the other one, which is followed next; timestamps go on."""
+    first, second = house.origin(), house.origin()
+    edge = house.edge(first, second, follow=True)
+    encoder = Encoder(first, second)
+    encoder.pictures(60)
+    viewer = edge.play()
+    until(lambda: frames(viewer.media)[-1:] == encoder.sent[-1:], "the newest frame")
+    source = next(iter(edge.edge._wanted.values())).following.source
+    dead = first if source == str(first.where) else second
+    dead.kill()
+    encoder.pictures(120)
+    whole(viewer, encoder)
+    encoder.pictures(30)
+    whole(viewer, encoder)
+    assert edge.stream().gaps == 0
+
+
+def test_stream_when_nobody_views_it_is_not_fetched(house):
+    """Its segments are announced and acknowledged; the first viewer has the next one fetched."""
+    first = house.origin()
+    edge = house.edge(first, streams=())
+    encoder = Encoder(first)
+    encoder.pictures(80)
+    until(lambda: edge.edge.statistics().known_streams == 1, "the announcements")
+    assert (edge.edge.statistics().kept_bytes, edge.stream()) == (0, None)
+    assert edge.edge.statistics().origins[0].requests == 0
+
+
+def test_edge_when_it_is_an_origin_serves_another_edge(house):
+    """What it fetched it offers, and what an edge behind it gets is what was published."""
+    first = house.origin()
+    middle = house.edge(first, offer="127.0.0.1:0")
+    _, encoder, viewer = begin(house, first)
+    last = house.edge(middle)
+    until(lambda: last.states() == ["fetching"], "the connection to the edge")
+    encoder.pictures(50)
+    until(lambda: last.stream() and last.stream().published, "the first segment")
+    behind = last.play()
+    encoder.pictures(80)
+    for item in (viewer, behind):
+        whole(item, encoder, cut_off(encoder))
