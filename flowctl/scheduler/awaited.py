@@ -237,11 +237,12 @@ class HeldChannel:
             )
         return key
 
-    def skip(self) -> None:
-        """Open it again, for others, unless it was used."""
+    def skip(self) -> bool:
+        """Open it again, for others, unless it was used. Returns whether it was unused until now."""
         held, self._held = self._held, None
         if held is not None:
             self._desk.free(held)
+        return held is not None
 
 
 class ChannelWait:
@@ -262,13 +263,11 @@ class ChannelWait:
             channel = await self._next(priority)
             if channel is None:
                 return
-            peer_id = channel.peer_id
             try:
                 yield channel
             finally:
-                if channel.peer_id is not None:  # not used
-                    self._passed.add(peer_id)
-                channel.skip()
+                if channel.skip():
+                    self._passed.add(channel.peer_id)
             count += 1
 
     async def _next(self, priority: int) -> HeldChannel | None:
