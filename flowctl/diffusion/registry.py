@@ -38,7 +38,8 @@ MIN_INTERVAL_S: Final = 0.005
 _REST_FACTOR: Final = 4.0
 RETRY_IDS_S: Final = 0.1
 """A peer that had fewer ids than it was asked for is not asked again for so long, unless there is something to
-acknowledge: while objects are under way, it would be asked every few milliseconds whether it has new ones."""
+acknowledge: while objects are under way, it would be asked every few milliseconds whether it has new ones. Nor is it
+asked while its answer to that is under way."""
 _NOTHING: Final = PeerDecision()
 
 
@@ -92,6 +93,7 @@ class PeerStateAPI:
         self._reader: asyncio.Future[None] | None = None
         self._left = False  # it reads no more decisions
         self._blocked = False  # a request for ids waits for as long as the peer has none
+        self._has_more = False  # its last reply had as many ids as it was asked for
         self._ask_again_at = 0.0  # before, ids are asked for only to acknowledge others
         self.held = False
         self.on_fault: Callable[[Exception], object] | None = None
@@ -144,9 +146,12 @@ class PeerStateAPI:
     def offer(self, decision: PeerDecision, now: float) -> float | None:
         """Put a decision in place of an unread one; return when ids may be asked for that it leaves out, None: now."""
         wait_until = None
-        if decision.ids_to_req and (self._blocked or (not decision.ids_to_ack and now < self._ask_again_at)):
-            wait_until = None if self._blocked else self._ask_again_at
-            decision = replace(decision, ids_to_req=0, ids_to_ack=0)
+        if decision.ids_to_req:
+            under_way = self._blocked or (self.state.ids_in_flight > 0 and not self._has_more)
+            early = now < self._ask_again_at
+            if self._blocked or (not decision.ids_to_ack and (under_way or early)):
+                wait_until = self._ask_again_at if early and not under_way else None
+                decision = replace(decision, ids_to_req=0, ids_to_ack=0)
         self._decision = decision
         if decision.is_empty:
             self.status = DecisionStatus.COMPLETED
@@ -176,7 +181,8 @@ class PeerStateAPI:
         registry = self._registry
         now = registry.clock()
         registry.state.on_receive_ids(self.peer, requested, announced, now=now)
-        if len(announced) < requested and not self._blocked:
+        self._has_more = len(announced) == requested
+        if not (self._has_more or self._blocked):
             self._ask_again_at = now + RETRY_IDS_S
         self._blocked = False
         registry.poke()

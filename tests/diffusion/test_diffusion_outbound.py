@@ -1,0 +1,303 @@
+"""The outbound side, served octets written from the specification."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from diffusion_kit import RawPeer, by_name, in_virtual_time, named, pool_of
+
+from flowctl.diffusion import outbound as outbound_module
+from flowctl.diffusion.errors import (
+    AckedTooManyObjectIdsError,
+    RequestBlockingError,
+    RequestedDuplicateObjectError,
+    RequestedNothingError,
+    RequestedTooManyBytesError,
+    RequestedTooManyObjectIdsError,
+    RequestedUnavailableObjectError,
+    RequestNonBlockingError,
+)
+from flowctl.diffusion.outbound import Outbound
+from flowctl.diffusion.streams.memory import memory_pair
+from flowctl.errors import BrokenError, RemoteProtocolError
+
+ID_A, ID_B, ID_C = "82 41 61 03", "82 41 62 03", "82 41 63 03"
+OBJECT_A, OBJECT_B, OBJECT_C = "43 61 2F 00", "43 62 2F 00", "43 63 2F 00"
+
+
+class Served:
+    """A server of objects a, b, c (3 octets each) and the peer that asks it."""
+
+    def __init__(self, *names, most=100, pool=None):
+        self.pool = pool_of(named(*names, size=3), identify=by_name) if pool is None else pool
+        ours, theirs = memory_pair()
+        self.peer = RawPeer(theirs)
+        self.outbound = Outbound(ours, self.pool, max_outstanding=most)
+        self.task = asyncio.ensure_future(self.outbound.run())
+
+    def add(self, *names):
+        self.pool.add(named(*names, size=3))
+
+    async def ends(self):
+        return await asyncio.wait_for(self.task, 1)
+
+
+def test_server_when_asked_in_order_sends_what_it_has():
+    """Ids come with sizes, objects as asked for, the rest is waited for, and Done ends it (OD-06)."""
+
+    async def run():
+        served = Served(b"a", b"b", b"c")
+        peer = served.peer
+        await peer.says("81 00  84 01 F5 00 02")
+        await peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
+        await peer.says("82 03 9F 41 61 41 62 FF  84 01 F4 01 09")
+        await peer.hears(f"82 04 9F {OBJECT_A} {OBJECT_B} FF")
+        await peer.hears(f"82 02 9F {ID_C} FF")
+        await peer.says("84 01 F4 01 01")
+        await peer.hears("82 02 9F FF")
+        await peer.says("81 05")
+        await peer.hears_the_end()
+        assert await served.ends() is None
+        assert (served.outbound.announced_count, served.outbound.sent_count, served.outbound.sent_bytes) == (3, 2, 6)
+
+    in_virtual_time(run())
+
+
+@pytest.mark.parametrize(
+    ("octets", "fault"),
+    [
+        ("84 01 F4 03 01", AckedTooManyObjectIdsError),
+        ("84 01 F5 03 01", AckedTooManyObjectIdsError),
+        ("84 01 F4 01 05", RequestedTooManyObjectIdsError),
+        ("84 01 F5 02 06", RequestedTooManyObjectIdsError),
+        ("84 01 F5 02 00", RequestedNothingError),
+        ("84 01 F4 00 00", RequestedNothingError),
+        ("84 01 F5 01 01", RequestBlockingError),
+        ("84 01 F4 02 01", RequestNonBlockingError),
+        ("82 03 9F FF", RequestedNothingError),
+        ("82 03 9F 41 61 41 61 FF", RequestedDuplicateObjectError),
+        ("82 03 9F 41 61 41 78 FF", RequestedUnavailableObjectError),
+        ("82 03 9F 41 63 FF", RequestedUnavailableObjectError),
+        ("81 00", RemoteProtocolError),
+        ("82 02 9F FF", RemoteProtocolError),
+        ("82 03 80", RemoteProtocolError),
+    ],
+)
+def test_server_when_a_request_breaks_a_rule_ends_with_the_fault(octets, fault):
+    """Two ids are open and four may be: every fault has its name, and ends the stream (OD-17, OD-18, OD-19, OD-21)."""
+
+    async def run():
+        served = Served(b"a", b"b", b"c", most=5)
+        await served.peer.says("81 00  84 01 F5 00 02")
+        await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
+        await served.peer.says(octets)
+        with pytest.raises(fault) as caught:
+            await served.ends()
+        assert caught.type is fault
+        if fault is RequestedTooManyObjectIdsError:
+            assert (caught.value.requested, caught.value.maximum) == (int(octets[-2:]), 5)
+        await served.peer.hears_the_end()
+
+    in_virtual_time(run())
+
+
+def test_server_when_the_window_is_exactly_full_serves():
+    """As many ids as may be open can be: the limit is refused only when it is exceeded (OD-18)."""
+
+    async def run():
+        served = Served(b"a", b"b", b"c", most=3)
+        await served.peer.says("81 00  84 01 F5 00 01  84 01 F4 00 02")
+        await served.peer.hears(f"82 02 9F {ID_A} FF 82 02 9F {ID_B} {ID_C} FF")
+        served.task.cancel()
+
+    in_virtual_time(run())
+
+
+def test_server_when_objects_are_asked_for_in_any_order_sends_them_in_its_own():
+    """Objects come in the order of their announcement (OD-22)."""
+
+    async def run():
+        served = Served(b"a", b"b", b"c")
+        await served.peer.says("81 00  84 01 F5 00 03")
+        await served.peer.hears(f"82 02 9F {ID_A} {ID_B} {ID_C} FF")
+        await served.peer.says("82 03 9F 41 63 41 61 41 62 FF")
+        await served.peer.hears(f"82 04 9F {OBJECT_A} {OBJECT_B} {OBJECT_C} FF")
+        served.task.cancel()
+
+    in_virtual_time(run())
+
+
+def test_server_when_an_object_is_asked_for_in_two_requests_refuses_the_second():
+    """An object is sent at most once, while its id is open and after it was acknowledged."""
+
+    async def run():
+        for second, fault in (
+            ("82 03 9F 41 62 41 61 FF", RequestedDuplicateObjectError),
+            ("84 01 F4 01 01 82 03 9F 41 61 FF", RequestedUnavailableObjectError),
+        ):
+            served = Served(b"a", b"b")
+            await served.peer.says("81 00  84 01 F5 00 02  82 03 9F 41 61 FF" + second)
+            await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF 82 04 9F {OBJECT_A} FF")
+            with pytest.raises(fault):
+                await served.ends()
+
+    in_virtual_time(run())
+
+
+def test_blocking_request_when_there_is_nothing_waits_for_the_first_new_object():
+    """It is answered with the first new object, and with several where several came at once (OD-23)."""
+
+    async def run():
+        served = Served()
+        await served.peer.says("81 00  84 01 F5 00 09")
+        await served.peer.hears_nothing()
+        served.add(b"a")
+        await served.peer.hears(f"82 02 9F {ID_A} FF")
+        await served.peer.says("84 01 F5 01 09")
+        await served.peer.hears_nothing()
+        served.add(b"b", b"c")
+        await served.peer.hears(f"82 02 9F {ID_B} {ID_C} FF")
+        served.task.cancel()
+
+    in_virtual_time(run())
+
+
+def test_blocking_request_when_the_new_object_is_evicted_at_once_waits_again():
+    """Woken for an object that is not there any more, the server goes on waiting (OD-23)."""
+
+    async def run():
+        pool = pool_of({}, identify=by_name, max_bytes=3)
+        served = Served(pool=pool)
+        await served.peer.says("81 00  84 01 F5 00 09")
+        await served.peer.hears_nothing()
+        pool._shelf.put(type("Gone", (), {"ticket": 1, "object_id": b"x", "size_bytes": 3})())
+        pool._shelf.evict()
+        pool._shelf.tell()
+        await served.peer.hears_nothing()
+        served.add(b"a")
+        await served.peer.hears(f"82 02 9F {ID_A} FF")
+        served.task.cancel()
+
+    in_virtual_time(run())
+
+
+def test_server_when_its_client_leaves_or_it_is_stopped_while_blocked_ends_in_order():
+    """Nothing is lost by an end while nothing is there to send: it is no error for either side."""
+
+    async def run():
+        left, stopped = Served(), Served()
+        for served in (left, stopped):
+            await served.peer.says("81 00  84 01 F5 00 09")
+            await served.peer.hears_nothing()
+        left.peer.stream.close()
+        assert await left.ends() is None
+        stopped.outbound.stop()
+        assert await stopped.ends() is None
+        await stopped.peer.hears_the_end()
+        assert left.pool._shelf._watchers == {}
+
+    in_virtual_time(run())
+
+
+def test_server_when_stopped_sends_what_it_has_announced_and_announces_no_more():
+    """What the client was told of it still gets; then the wait for more is the end."""
+
+    async def run():
+        served = Served(b"a", b"b")
+        await served.peer.says("81 00  84 01 F5 00 01")
+        await served.peer.hears(f"82 02 9F {ID_A} FF")
+        served.outbound.stop()
+        await served.peer.says("82 03 9F 41 61 FF  84 01 F4 00 01")
+        await served.peer.hears(f"82 04 9F {OBJECT_A} FF  82 02 9F FF")
+        await served.peer.says("84 01 F5 01 01")
+        await served.peer.hears_the_end()
+        assert await served.ends() is None
+
+    in_virtual_time(run())
+
+
+def test_server_when_its_peer_ends_within_a_message_is_broken():
+    """Half a message is a lost connection; the end between two messages is the peer's leave."""
+
+    async def run():
+        for octets, broken in (("81 00 84 01", True), ("81 00", False), ("", False)):
+            served = Served()
+            await served.peer.says(octets)
+            served.peer.stream.close()
+            if broken:
+                with pytest.raises(BrokenError):
+                    await served.ends()
+            else:
+                assert await served.ends() is None
+
+    in_virtual_time(run())
+
+
+def test_announced_object_when_evicted_meanwhile_is_sent_all_the_same():
+    """What was announced is kept for the peer that was told of it."""
+
+    async def run():
+        pool = pool_of(named(b"a", size=3), identify=by_name, max_bytes=3)
+        served = Served(pool=pool)
+        await served.peer.says("81 00  84 01 F5 00 09")
+        await served.peer.hears(f"82 02 9F {ID_A} FF")
+        served.add(b"b")
+        assert pool.get(b"a") is None
+        await served.peer.says("82 03 9F 41 61 FF")
+        await served.peer.hears(f"82 04 9F {OBJECT_A} FF")
+        served.task.cancel()
+
+    in_virtual_time(run())
+
+
+def test_server_when_much_is_announced_and_not_fetched_keeps_a_bounded_part(monkeypatch):
+    """Ids are announced while what they keep is within a bound of octets; fetching or acknowledging goes on."""
+    monkeypatch.setattr(outbound_module, "MOST_KEPT_BYTES", 5)
+
+    async def run():
+        served = Served(b"a", b"b", b"c")
+        await served.peer.says("81 00  84 01 F5 00 03")
+        await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
+        await served.peer.says("84 01 F4 00 01")
+        await served.peer.hears("82 02 9F FF")
+        await served.peer.says("82 03 9F 41 61 FF  84 01 F4 00 01")
+        await served.peer.hears(f"82 04 9F {OBJECT_A} FF  82 02 9F {ID_C} FF")
+        served.task.cancel()
+
+    in_virtual_time(run())
+
+
+def test_server_when_more_is_asked_for_than_a_reply_holds_names_the_limit():
+    """Three objects of a million octets are too many for one reply, two are not."""
+
+    async def run():
+        big = named(b"a", b"b", b"c", size=1_000_000)
+        served = Served(pool=pool_of(big, identify=by_name))
+        await served.peer.says("81 00  84 01 F5 00 03 82 03 9F 41 61 41 62 FF")
+        size = 0
+        while size < 2_000_000:
+            size += len(await served.peer.stream.read())
+        second = Served(pool=served.pool)
+        await second.peer.says("81 00  84 01 F5 00 03 82 03 9F 41 61 41 62 41 63 FF")
+        with pytest.raises(RequestedTooManyBytesError, match="the limit is 2500000"):
+            await second.ends()
+        served.task.cancel()
+
+    in_virtual_time(run())
+
+
+def test_client_that_pipelines_without_reading_is_slowed_down():
+    """Requests are read ahead by a bounded number of octets; the rest waits at the peer."""
+
+    async def run():
+        served = Served(b"a", b"b")
+        await served.peer.says("81 00  84 01 F5 00 02")
+        flood = asyncio.ensure_future(served.peer.stream.write(bytes.fromhex("84 01 F4 00 01") * 200_000))
+        await asyncio.sleep(5)
+        assert not flood.done()
+        assert served.outbound._inbox.decoder.buffered_bytes <= outbound_module.MOST_INPUT_BYTES + 65_536
+        flood.cancel()
+        served.task.cancel()
+
+    in_virtual_time(run())
