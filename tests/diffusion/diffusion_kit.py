@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import selectors
 
 from flowctl.diffusion.pool.memory import MemoryPool
 from flowctl.diffusion.pool.pool import sha256_of
 from flowctl.diffusion.streams.memory import memory_pair
+from flowctl.errors import BrokenError, ClosedError
 
 
 class _NoWaiting(selectors.DefaultSelector):
@@ -141,14 +143,17 @@ class DelayedStream:
             if data is None:
                 self._inner.close()
                 return
+            await self._pass_on(data)
+
+    async def _pass_on(self, data):
+        with contextlib.suppress(BrokenError, ClosedError):  # the next write is told
             await self._inner.write(data)
 
     async def read(self):
         return await self._inner.read()
 
     async def write(self, data):
-        if self._carrier.done():
-            self._carrier.result()
+        if self._carrier.done() or self._inner._outgoing.deaf:
             await self._inner.write(data)
             return
         now = clock()

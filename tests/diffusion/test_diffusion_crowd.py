@@ -1,0 +1,279 @@
+"""Crowds in virtual time: slow, lying and leaving peers, and any interleaving of two nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from random import Random
+
+import pytest
+from diffusion_kit import (
+    DelayedStream,
+    VirtualLoop,
+    clock,
+    hashed,
+    in_virtual_time,
+    link,
+    pool_of,
+    until,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.diffusion.decision import CentralPlanner
+from flowctl.diffusion.diffusion import ObjectDiffusion
+from flowctl.diffusion.leases import LeasePlanner
+from flowctl.diffusion.policy import Policy
+from flowctl.diffusion.pool.memory import MemoryPool
+from flowctl.diffusion.pool.pool import sha256_of
+from flowctl.diffusion.streams.memory import memory_pair
+from flowctl.errors import BrokenError, FlowctlError, RemoteProtocolError
+
+
+class Lying(MemoryPool):
+    """A pool that announces what it has and sends something else of the same size."""
+
+    async def read_objects(self, entries):
+        return [bytes(entry.size_bytes) for entry in entries]
+
+
+class Crowd:
+    """One node that fetches from many, each behind a link of its own.
+
+    Attributes:
+        copies: how often each object was received.
+        most_copies: the most copies of one object that were under way at once.
+        ends: how each peer ended.
+    """
+
+    def __init__(self, seed, policy, planner):
+        self.rng = Random(seed)
+        self.pool = MemoryPool()
+        self.diffusion = ObjectDiffusion(self.pool, policy=policy, planner=planner, clock=clock, rng=Random(seed + 1))
+        self.nodes = []
+        self.tasks = {}
+        self.ends = {}
+        self.most_copies = 0
+        self.copies = Counter()
+        state = self.diffusion._registry.state
+        request, receive = state.on_request_objects, state.on_receive_objects
+
+        def on_request_objects(peer, object_ids, **named):
+            request(peer, object_ids, **named)
+            for object_id in object_ids:
+                waiting = [item for item in state.peers.values() if object_id in item.inflight]
+                fresh = [
+                    item for item in waiting if clock() - item.inflight[object_id].since < policy.inflight_timeout_s
+                ]
+                self.most_copies = max(self.most_copies, len(fresh))
+
+        def on_receive_objects(peer, requested, objects, **named):
+            receive(peer, requested, objects, **named)
+            self.copies.update(object_id for object_id, _ in objects)
+
+        state.on_request_objects, state.on_receive_objects = on_request_objects, on_receive_objects
+
+    def join(self, name, pool, delay_s=0.01, bytes_per_s=0.0):
+        node = ObjectDiffusion(pool, policy=self.diffusion.policy, clock=clock)
+        self.nodes.append(node)
+        mine, theirs = link(delay_s, bytes_per_s)
+        served = asyncio.ensure_future(node.serve(theirs))
+        served.add_done_callback(lambda task: task.cancelled() or task.exception())
+        task = asyncio.ensure_future(self._fetch(mine, name))
+        self.tasks[name] = task
+        return served
+
+    async def _fetch(self, stream, name):
+        try:
+            await self.diffusion.fetch_from(stream, name)
+            self.ends[name] = None
+        except FlowctlError as error:
+            self.ends[name] = error
+
+    async def close(self):
+        for node in self.nodes:
+            await node.close(0)
+        await self.diffusion.close(1)
+        await asyncio.wait(self.tasks.values())
+        state = self.diffusion._registry.state
+        assert (state.peers, state.objects, state.inflight_count, state.held_bytes) == ({}, {}, 0, 0)
+        assert self.diffusion._registry._apis == {}
+        assert not self.diffusion._registry._received
+
+
+@pytest.mark.parametrize("planner", [CentralPlanner(), LeasePlanner()], ids=["central", "leases"])
+@pytest.mark.parametrize("seed", range(3))
+def test_objects_of_honest_peers_when_others_are_slow_lie_or_leave_arrive_all(seed, planner):
+    """Of 100 peers, all that honest ones have arrives, in copies within the target, and nothing is left of any peer."""
+
+    async def run():
+        policy = Policy(target_object_redundancy=2, inflight_timeout_s=1.0, max_num_ids_req=50)
+        crowd = Crowd(seed, policy, planner)
+        objects = hashed(300, 2000)
+        honest = {}
+        for number in range(100):
+            kind = crowd.rng.choices(["honest", "slow", "liar", "leaver"], [60, 15, 15, 10])[0]
+            have = {key: objects[key] for key in sorted(crowd.rng.sample(sorted(objects), 150))}
+            pool = pool_of({}) if kind != "liar" else Lying()
+            pool.add(have)
+            if kind == "honest":
+                honest |= have
+            rate = 3_000 if kind == "slow" else 1_000_000
+            served = crowd.join((kind, number), pool, crowd.rng.uniform(0.001, 0.1), rate)
+            if kind == "leaver":
+                asyncio.get_running_loop().call_later(crowd.rng.uniform(0, 0.5), served.cancel)
+        await asyncio.wait_for(until(crowd.pool, len(honest)), 60)
+        assert all(crowd.pool.get(object_id) == data for object_id, data in honest.items())
+        assert crowd.most_copies <= policy.target_object_redundancy
+        await asyncio.sleep(15)
+        lied = [error for (kind, _), error in crowd.ends.items() if kind == "liar"]
+        assert all(isinstance(error, RemoteProtocolError) for error in lied)
+        assert not [name for name, error in crowd.ends.items() if name[0] == "honest"]
+        spare = sum(crowd.copies.values()) / len(crowd.copies)
+        assert spare <= policy.target_object_redundancy + 0.5  # what was late came as well
+        await crowd.close()
+
+    in_virtual_time(run())
+
+
+def test_objects_when_every_peer_fetches_from_others_reach_all_fifty():
+    """In a ring of 50 nodes, each fetching from two neighbours, what one has reaches all, and is fetched once."""
+
+    async def run():
+        pools = [MemoryPool() for _ in range(50)]
+        nodes = [
+            ObjectDiffusion(pool, policy=Policy(target_object_redundancy=1), clock=clock, rng=Random(number))
+            for number, pool in enumerate(pools)
+        ]
+        tasks = []
+        for number in range(50):
+            for step in (1, 7):
+                mine, theirs = link(0.01, 1e6)
+                tasks += [
+                    asyncio.ensure_future(nodes[(number + step) % 50].serve(theirs)),
+                    asyncio.ensure_future(nodes[number].fetch_from(mine, step)),
+                ]
+        objects = hashed(40, 5000)
+        for number, (object_id, data) in enumerate(objects.items()):
+            pools[number].add({object_id: data})
+        for pool in pools:
+            await until(pool, len(objects))
+        received = sum(node.statistics().objects_received for node in nodes)
+        assert received == 49 * len(objects)  # redundancy 1: each node fetched each object once
+        for node in nodes:
+            await node.close(0)
+        await asyncio.wait(tasks)
+
+    in_virtual_time(run())
+
+
+def test_slow_peer_when_others_have_the_same_gets_less_work():
+    """Work goes to the peers that deliver: of three with all objects the slow one sends the least."""
+
+    async def run():
+        policy = Policy(target_object_redundancy=1, inflight_timeout_s=0.5, max_num_objects_inflight_per_peer=4)
+        crowd = Crowd(1, policy, CentralPlanner())
+        objects = hashed(200, 10_000)
+        for name, rate in (("slow", 50_000), ("fast", 1e6), ("other", 1e6)):
+            crowd.join(name, pool_of(objects), 0.01, rate)
+        await until(crowd.pool, len(objects))
+        sent = [next(iter(node._outbound)).sent_count for node in crowd.nodes]
+        assert sent[0] < 0.25 * min(sent[1:])
+        await crowd.close()
+
+    in_virtual_time(run())
+
+
+def test_origin_when_it_dies_in_the_middle_costs_no_object():
+    """Two origins of the same objects: one is lost with requests under way, and the other sends all that it owed."""
+
+    async def run():
+        crowd = Crowd(1, Policy(target_object_redundancy=1), CentralPlanner())
+        objects = hashed(100, 20_000)
+        dies = crowd.join("dies", pool_of(objects), 0.01, 500_000)
+        crowd.join("stays", pool_of(objects), 0.01, 500_000)
+        await until(crowd.pool, 30)
+        dies.cancel()
+        await until(crowd.pool, len(objects))
+        assert isinstance(crowd.ends["dies"], BrokenError)
+        assert sum(crowd.copies.values()) == len(objects)
+        await crowd.close()
+
+    in_virtual_time(run())
+
+
+class Stepped(DelayedStream):
+    """A stream whose pieces are delivered when the test's scheduler says so, cut as it says."""
+
+    def __init__(self, inner, steps):
+        self.steps = steps
+        super().__init__(inner)
+
+    async def _carry(self):
+        while True:
+            _, data = await self._queue.get()
+            if data is None:
+                self._inner.close()
+                return
+            while data:
+                wait, size = next(self.steps)
+                await asyncio.sleep(wait)
+                await self._pass_on(data[:size])
+                data = data[size:]
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from([0, 0.0001, 0.001]), st.sampled_from([1, 2, 7, 60, 4000])), min_size=1, max_size=30
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    steps=st.lists(STEPS, min_size=4, max_size=4),
+    limits=st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(1, 6), st.integers(1, 2)),
+    added_at_s=st.sampled_from([0, 0.01, 1]),
+)
+def test_two_nodes_when_their_octets_are_interleaved_in_any_way_exchange_all(steps, limits, added_at_s):
+    """Both fetch from each other; pieces of any size come at any time, objects are added while they do."""
+
+    async def run():
+        objects = [hashed(12, 700, b"one"), hashed(7, 300, b"two"), hashed(3, 50, b"late")]
+        pools = [pool_of(objects[0]), pool_of(objects[1])]
+        policy = Policy(
+            max_num_ids_req=limits[0],
+            max_num_objects_outstanding=limits[1],
+            max_num_objects_inflight_per_peer=limits[2],
+            target_object_redundancy=limits[3],
+        )
+        nodes = [ObjectDiffusion(pool, policy=policy, clock=clock, rng=Random(1)) for pool in pools]
+        tasks, moves = [], [itertools.cycle(item) for item in steps]
+        for server, client in ((0, 1), (1, 0)):
+            one, other = memory_pair(1000)
+            tasks += [
+                asyncio.ensure_future(nodes[server].serve(Stepped(one, moves.pop()))),
+                asyncio.ensure_future(nodes[client].fetch_from(Stepped(other, moves.pop()), "peer")),
+            ]
+        await asyncio.sleep(added_at_s)
+        pools[0].add(objects[2])
+        for pool in pools:
+            await until(pool, 22)
+        for node in nodes:
+            await node.close(50)
+        assert await asyncio.gather(*tasks) == [None] * 4
+        assert [node.statistics().objects_known for node in nodes] == [0, 0]
+
+    in_virtual_time(run(), 5000)
+
+
+def test_loop_when_it_has_nothing_to_wait_for_says_so():
+    """The virtual loop fails where a real one would sleep for ever."""
+    loop = VirtualLoop()
+    with pytest.raises(AssertionError, match="nothing will ever happen"):
+        loop.run_until_complete(loop.create_future())
+    loop.close()
+
+
+def test_hashed_objects_when_made_are_named_by_their_content():
+    """What the crowds exchange is checked by its id."""
+    assert all(sha256_of(data) == object_id for object_id, data in hashed(5).items())
