@@ -1,0 +1,179 @@
+"""What a cycle of the message scheduler costs: schedule, offer, send and response, with callbacks that do nothing.
+
+Run ``python bench scheduler``. Figures are of processor time on one core, for 10 to 10,000 peers of one channel each.
+In *idle* rows a sender finds channels open and is served within its `schedule`; in *busy* rows all channels are
+closed and 100,000 senders wait, so each response is followed by an offer to the next of them, which schedules itself
+again; in *half* rows every other peer is closed, and the answered request is the oldest of those that are in flight.
+Beside them stands the least that any such broker does with a request: it enters one in a queue and in a table with
+deadlines, and takes it out of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from flowctl.outcomes.pending import Pending
+from flowctl.scheduler.offer import FailureCode, Offer
+from flowctl.scheduler.scheduler import MessageScheduler
+
+PEERS: Final = (10, 100, 1000, 10_000)
+WAITING: Final = 100_000
+TIMEOUT_S: Final = 30.0
+QUICK: Final[dict[str, Any]] = {"cycles": 2_000, "peers": (10, 1000), "waiting": 1_000}
+
+
+class Peer:
+    """Keeps the ids that it was sent."""
+
+    __slots__ = ("__weakref__", "asked", "peer_id")
+
+    def __init__(self, peer_id: int, asked: deque[tuple[Peer, int]]) -> None:
+        self.peer_id = peer_id
+        self.asked = asked
+
+    def send(self, request_id: int | None, message: Any) -> None:
+        """Note the request."""
+        assert request_id is not None
+        self.asked.append((self, request_id))
+
+
+class Demand:
+    """Sends on the first channel it is offered, and waits for the answer."""
+
+    __slots__ = ("scheduler",)
+
+    def __init__(self, scheduler: MessageScheduler) -> None:
+        self.scheduler = scheduler
+
+    def on_offer(self, offer: Offer) -> None:
+        """Send one message."""
+        for channel in offer:
+            offer.send(channel, None, self, TIMEOUT_S)
+            return
+
+    def on_discard(self) -> None:
+        """Do nothing."""
+
+    def on_success(self, request_id: int, response: Any) -> None:
+        """Do nothing."""
+
+    def on_failure(self, request_id: int, code: FailureCode) -> None:
+        """Do nothing."""
+
+
+class Again(Demand):
+    """Schedules itself again, behind the others."""
+
+    __slots__ = ()
+
+    def on_success(self, request_id: int, response: Any) -> None:
+        """Wait for the next channel."""
+        self.scheduler.schedule(self)
+
+
+def bare(cycles: int) -> float:
+    """Return the seconds of a cycle of one queue and one table."""
+    queue: deque[object] = deque()
+    table: Pending[int, object] = Pending()
+    demand = object()
+    begun = time.process_time()
+    for number in range(cycles):
+        queue.append(demand)
+        table.add(number, queue.popleft(), time.monotonic() + TIMEOUT_S)
+        table.take(number)
+    return (time.process_time() - begun) / cycles
+
+
+def prepared(peers: int) -> tuple[MessageScheduler, list[Peer], deque[tuple[Peer, int]]]:
+    """Return a scheduler, its peers, and the requests that they were sent and have not answered."""
+    scheduler = MessageScheduler()
+    asked: deque[tuple[Peer, int]] = deque()
+    all_peers = [Peer(number, asked) for number in range(peers)]
+    for peer in all_peers:
+        scheduler.connect(peer)
+    return scheduler, all_peers, asked
+
+
+def timed(run: Callable[[], None], cycles: int) -> float:
+    """Return the seconds of processor time of a cycle."""
+    gc.collect()
+    begun = time.process_time()
+    run()
+    return (time.process_time() - begun) / cycles
+
+
+def idle(peers: int, cycles: int, closed: int = 0) -> float:
+    """Return the seconds of a cycle where `closed` peers are busy and the others are free."""
+    scheduler, _all_peers, asked = prepared(peers)
+    demands = [Demand(scheduler) for _ in range(closed + 1)]
+    for demand in demands[:closed]:
+        scheduler.schedule(demand)
+    last = demands[-1]
+
+    def run() -> None:
+        for _ in range(cycles):
+            scheduler.schedule(last)
+            peer, request_id = asked.popleft()
+            scheduler.receive(peer, None, request_id)
+
+    return timed(run, cycles)
+
+
+def busy(peers: int, cycles: int, waiting: int) -> float:
+    """Return the seconds of a cycle where all channels are closed and `waiting` senders wait."""
+    scheduler, _all_peers, asked = prepared(peers)
+    demands = [Again(scheduler) for _ in range(peers + waiting)]
+    for demand in demands:
+        scheduler.schedule(demand)
+
+    def run() -> None:
+        for _ in range(cycles):
+            peer, request_id = asked.popleft()
+            scheduler.receive(peer, None, request_id)
+
+    return timed(run, cycles)
+
+
+def run(cycles: int = 100_000, peers: tuple[int, ...] = PEERS, waiting: int = WAITING) -> list[dict[str, Any]]:
+    """Measure all rows."""
+    rows = []
+    for count in peers:
+        for load, measure in (
+            ("idle", partial(idle, count, cycles)),
+            ("half", partial(idle, count, cycles, count // 2)),
+            ("busy", partial(busy, count, cycles, waiting)),
+        ):
+            beside = bare(cycles)
+            seconds = measure()
+            rows.append(
+                {
+                    "peers": count,
+                    "load": load,
+                    "waiting": waiting if load == "busy" else 0,
+                    "us a cycle": round(seconds * 1e6, 2),
+                    "cycles/s": round(1 / seconds),
+                    "us of queue and table": round(beside * 1e6, 2),
+                    "ratio": round(seconds / beside, 1),
+                }
+            )
+    return rows
+
+
+def main() -> None:
+    """Print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cycles", type=int, default=100_000, help="cycles of each row")
+    parser.add_argument("--waiting", type=int, default=WAITING, help="senders that wait in the busy rows")
+    options = parser.parse_args()
+    for row in run(options.cycles, waiting=options.waiting):
+        print("  ".join(f"{name}: {value}" for name, value in row.items()))
+
+
+if __name__ == "__main__":
+    main()
