@@ -40,6 +40,9 @@ from flowctl.scheduler.offer import (
 )
 from flowctl.scheduler.policy import MAX_PRIORITY, ById, FirstComeFirstServed, PeerState, SchedulerPolicy
 
+_MOST_STALE: Final = 64
+"""Peers that have gone may be in the pool as often as there are peers, and this often more, before it is cleared."""
+
 
 class Refusal(enum.Enum):
     """Why a response ends no request."""
@@ -175,6 +178,7 @@ class Core:
         "_peer_number",
         "_served",
         "_spare",
+        "_stale_count",
         "_untold",
         "calls",
         "closed_count",
@@ -203,6 +207,7 @@ class Core:
         self._call_key = 0
         self.calls: Final[Pending[int, Call]] = Pending()  # to be made at their time
         self._peer_number = 0
+        self._stale_count = 0  # peers that have gone and may still be in the pool
         self._ejected: Final[Pending[int, PeerState]] = Pending()
         self.peers: Final[dict[PeerId, PeerState]] = {}
         self.open_count = 0  # of all peers
@@ -265,7 +270,22 @@ class Core:
     def retire(self, peer: PeerState) -> None:
         """Offer `peer`, whose object is no more, never again; its requests wait for their end."""
         self._shut(peer)
+        if not peer.gone and peer.pooled:
+            self._stale_count += 1
         peer.gone = True
+        if self._stale_count > len(self.peers) + _MOST_STALE:
+            self._clear_pool()
+
+    def _clear_pool(self) -> None:
+        """Take those out of the pool that have gone: peers may come and go for days while nobody asks for one."""
+        self._stale_count = 0
+        kept = []
+        while (peer := self._choice.take()) is not None:
+            peer.pooled = peer.open_count > 0
+            if peer.pooled:
+                kept.append(peer)
+        for peer in kept:
+            self._choice.add(peer)
 
     def disconnect(self, peer_id: PeerId, now: float) -> bool:
         """Remove a peer, claim its requests and enter their end. Returns whether it was there."""

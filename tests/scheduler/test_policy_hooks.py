@@ -12,7 +12,7 @@ from flowctl.scheduler.policies.adaptive import AdaptiveChannels, AdaptiveSettin
 from flowctl.scheduler.policies.choice import TwoChoices
 from flowctl.scheduler.policies.ejection import EjectionSettings, OutlierEjection
 from flowctl.scheduler.policies.fairness import WeightedFair
-from flowctl.scheduler.policy import SchedulerPolicy
+from flowctl.scheduler.policy import ById, SchedulerPolicy
 
 AWAY = Backoff(first_s=10.0, jitter=0.0, most_s=60.0)
 
@@ -89,6 +89,20 @@ def test_weighted_fair_when_in_a_scheduler_charges_for_what_is_sent():
         world.answer(world.requests[-1])
     served = [event[0] for event in world.take_events() if isinstance(event[-1], list)]
     assert served.count("a") == pytest.approx(30, abs=1)
+
+
+@pytest.mark.parametrize("choice", [ById, lambda: TwoChoices(Random(1))])
+def test_pool_when_peers_come_and_go_forgets_those_that_have_gone(choice):
+    """With nobody asking for a peer, what is kept does not grow with the peers that were ever there."""
+    pool = choice()
+    world = World(SchedulerPolicy(choice=pool))
+    world.connect(0)
+    for number in range(1, 1000):
+        world.connect(number)
+        world.scheduler.disconnect(number)
+    assert len(getattr(pool, "_heap", None) or pool._peers) < 100
+    world.schedule("a", want=9)
+    assert world.take_events() == [("a", 1, [0])]
 
 
 def test_two_choices_when_in_a_scheduler_avoid_the_slow_peer():
