@@ -70,4 +70,4 @@ def edge(
         return found
 
     stats_s = optional_duration(stats, "--stats")
-    run_server(dataclasses.replace(program, build=build), options, ended, stats_s=stats_s, as_json=as_json)
+    run_server(dataclasses.replace(program, name="edge", build=build), options, ended, stats_s=stats_s, as_json=as_json)

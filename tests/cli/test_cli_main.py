@@ -15,7 +15,7 @@ from flowctl.cli import serve as serve_module
 from flowctl.errors import BrokenError, ConfigError, FlowctlError
 from flowctl.live.config import LiveConfig
 
-COMMANDS = ("serve", "publish", "play", "load", "demo", "version")
+COMMANDS = ("serve", "edge", "publish", "play", "load", "demo", "version")
 
 
 def test_help_when_no_command_is_named():
@@ -37,7 +37,7 @@ def test_help_when_a_command_is_named(command):
 def test_settings_when_given_on_the_command_line_are_what_the_server_is_built_with(monkeypatch, tmp_path):
     """Options, --set, environment and file come together in one object, which is handed on."""
     built = []
-    monkeypatch.setattr(serve_module, "_run", lambda program, options, *_, **__: built.append(options))
+    monkeypatch.setattr(serve_module, "run_server", lambda program, options, *_, **__: built.append(options))
     path = tmp_path / "flowctl.toml"
     path.write_text('soft_too_long = "1s"\nstuck = "1s"\nflush = "1s"\ngroups = 4\n')
     for source in ({"args": ["--config", str(path)]}, {"args": [], "FLOWCTL_CONFIG": str(path)}):
