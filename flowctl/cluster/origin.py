@@ -16,7 +16,7 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -162,6 +162,10 @@ class Origin:
         window: how much is kept.
         wall_clock: seconds since 1970, which origins of one encoder agree on within some seconds.
 
+    Attributes:
+        pool: what is kept.
+        lost: segments that were not kept because the origin's thread did not run.
+
     Raises:
         ConfigError: the address cannot be used.
     """
@@ -181,6 +185,7 @@ class Origin:
         self.pool: Final = SegmentPool(window or WindowLimits(), server.clock)
         self._pending_bytes = 0
         self.lost = 0
+        self.title: Final = "origin"
         self.bound: list[str] = []
         server.hub.taker = self._cutting
 
@@ -197,6 +202,16 @@ class Origin:
     def stop(self, deadline_s: float) -> None:
         """End."""
         self._listener.stop(deadline_s)
+
+    def figures(self) -> dict[str, Any]:
+        """Return figures for operators. Any thread; they may be a step apart."""
+        return {
+            "address": self.offers,
+            "edges": 0 if self._offering is None else self._offering.edges,
+            "segments": len(self.pool),
+            "kept_bytes": self.pool.size_bytes,
+            "lost": self.lost,
+        }
 
     def _serve(self, session: StreamSession) -> None:
         if self._offering is None:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from flowctl.errors import LocalProtocolError
 from flowctl.flow.state import SendState
@@ -18,6 +18,22 @@ if TYPE_CHECKING:
     from flowctl.live.statistics import ViewerStatistics
 
 Json = dict[str, Any]
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A companion of a server that has figures of its own.
+
+    Attributes:
+        title: what they are of.
+    """
+
+    title: str
+
+    def figures(self) -> Json:
+        """Return them, as JSON. Any thread."""
+
+
 _WORK_S: Final = 0.0003
 _REST_S: Final = 0.001
 """As those who gather figures of thousands of viewers rest (`flowctl.live.oversight.pace`)."""
@@ -38,7 +54,12 @@ def stats(server: LiveServer, asked: Mapping[str, Any]) -> Json:
         "streams": streams[first:end],
         "viewers": [_viewer(name, viewer.viewer_statistics()) for name, viewer in paced(viewers[first:end])],
         "found": {"streams": len(streams), "viewers": len(viewers), "offset": first, "limit": asked["limit"]},
-    }
+    } | _companions(server)
+
+
+def _companions(server: LiveServer) -> Json:
+    """Return the figures of what runs beside the server and has some: of an origin, or of an edge."""
+    return {item.title: item.figures() for item in server.companions if isinstance(item, Described)}
 
 
 def paced(items: list[tuple[str, Viewer]]) -> Iterator[tuple[str, Viewer]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from edge_kit import Encoder, House, frames, until
 
 from flowctl.cluster.segments.segment import SegmentId, object_of
+from flowctl.control.figures import stats
 
 
 @pytest.fixture
@@ -155,3 +158,15 @@ def test_edge_when_it_is_an_origin_serves_another_edge(house):
     encoder.pictures(80)
     for item in (viewer, behind):
         whole(item, encoder, cut_off(encoder))
+
+
+def test_figures_when_operators_ask_say_how_origins_and_streams_do(house):
+    """`flowctl stats` shows both: what is asked of each origin, and what came of each stream."""
+    first = house.origin()
+    edge, _, _ = begin(house, first)
+    asked = {"connection": None, "offset": 0, "limit": 10, "stream": "*", "viewers": "none"}
+    found = stats(edge.server, asked)["edge"]
+    assert (found["origins"][0]["state"], found["copies"][0]["stream"]) == ("fetching", "live/room")
+    until(lambda: found["origins"][0]["latency_ms"] is not None)
+    assert stats(first.server, asked)["origin"]["segments"] == 2
+    json.dumps(found)

@@ -276,6 +276,7 @@ class Edge:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticks = 0
         self._stopping = False
+        self.title: Final = "edge"
         self.bound: list[str] = []
         if self._listener is not None:
             server.hub.taker = Cutting(self._hand_over)
@@ -463,3 +464,15 @@ class Edge:
             kept_bytes=self.pool.size_bytes,
             edges=0 if self._offering is None else self._offering.edges,
         )
+
+    def figures(self) -> dict[str, Any]:
+        """Return the same for operators, as JSON. Any thread."""
+        found = self.statistics()
+        return {
+            "address": self.offers or None,
+            "edges": found.edges,
+            "known_streams": found.known_streams,
+            "kept_bytes": found.kept_bytes,
+            "origins": [dataclasses.asdict(item) for item in found.origins],
+            "copies": [{"stream": name} | dataclasses.asdict(item) for name, item in sorted(found.streams.items())],
+        }
