@@ -211,6 +211,7 @@ class Origin:
             "segments": len(self.pool),
             "kept_bytes": self.pool.size_bytes,
             "lost": self.lost,
+            "refused": self._cutting.refused,
         }
 
     def _serve(self, session: StreamSession) -> None:
@@ -247,6 +248,9 @@ class Cutting:
     Args:
         hand_over: takes each segment that is complete, on the publisher's thread and under the stream's lock.
         wall_clock: seconds since 1970.
+
+    Attributes:
+        refused: messages that were too large for a segment.
     """
 
     def __init__(self, hand_over: Callable[[Cut], None], wall_clock: Callable[[], float] = time.time) -> None:
@@ -255,6 +259,7 @@ class Cutting:
         # By stream. Calls for one stream come one after the other, and each touches its own entry only.
         self._cutters: dict[str, tuple[Cutter, int | None]] = {}
         self._timelines: OrderedDict[str, int] = OrderedDict()
+        self.refused = 0
 
     def took_over(self, name: str, publisher: StreamMember | None) -> None:
         """End the publication that there was, and begin another."""
@@ -275,7 +280,12 @@ class Cutting:
             return
         if not cutter.timeline and message_class is not MessageClass.HEADER:
             cutter.timeline = timeline_at(self._wall_clock(), timestamp, before)
+        refused = cutter.refused
         self._complete(cutter.add(type_id, timestamp, payload, message_class))
+        if cutter.refused > refused:
+            self.refused += 1
+            if not refused:
+                _log.warning("message too large for a segment", stream=name, size_bytes=len(payload))
 
     def _complete(self, cuts: list[Cut]) -> None:
         for cut in cuts:
