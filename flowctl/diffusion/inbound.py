@@ -25,7 +25,7 @@ from flowctl.diffusion.inbox import Inbox
 from flowctl.diffusion.objects import ObjectId
 from flowctl.diffusion.registry import PeerStateAPI, Registry
 from flowctl.diffusion.streams.stream import Stream
-from flowctl.diffusion.wire.codec import MAX_ITEMS, encode, reply_bytes
+from flowctl.diffusion.wire.codec import MAX_ITEMS, encode
 from flowctl.diffusion.wire.messages import (
     Done,
     Init,
@@ -38,6 +38,9 @@ from flowctl.diffusion.wire.messages import (
 from flowctl.diffusion.wire.protocol import SIZE_LIMIT_BYTES, TIME_LIMIT_S, State, after
 from flowctl.errors import BrokenError, LimitExceededError, RemoteProtocolError
 
+_REPLY_BYTES: Final = 256 * 1024
+"""What one reply should have, if it has more than one object. A reply is of use when it is there as a whole, and has
+10 s: so it is far smaller than the largest, which would take a link of 1 Mbit/s 20 s."""
 _ID_OVERHEAD_BYTES: Final = 3
 """Head of an id of up to 64 KiB."""
 _MOST_INPUT_BYTES: Final = 2 * SIZE_LIMIT_BYTES[State.OBJECTS]
@@ -173,7 +176,7 @@ class Inbound:
             own = len(object_id) + _ID_OVERHEAD_BYTES
             if batch and (
                 len(batch) == MAX_ITEMS
-                or reply_bytes(len(batch) + 1, size_bytes + room) > SIZE_LIMIT_BYTES[State.OBJECTS]
+                or size_bytes + room > _REPLY_BYTES
                 or request_bytes + own > SIZE_LIMIT_BYTES[State.IDLE] - 4
             ):
                 yield tuple(batch), size_bytes

@@ -107,7 +107,12 @@ class Outbound:
             elif isinstance(message, RequestObjects):
                 reply = await self._objects(message)
             if reply is not None:
-                await self._stream.write(encode(reply))
+                try:
+                    await self._stream.write(encode(reply))
+                except BrokenError:
+                    if state is State.IDS_BLOCKING:
+                        return  # it left while it waited, and did not know of this
+                    raise
                 state = after(state, reply)
 
     async def _receive(self, state: State) -> Message | None:

@@ -8,7 +8,9 @@ from collections import Counter
 from random import Random
 
 import pytest
-from diffusion_kit import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from octets_kit import (
     DelayedStream,
     VirtualLoop,
     clock,
@@ -18,8 +20,6 @@ from diffusion_kit import (
     pool_of,
     until,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from flowctl.diffusion.decision import CentralPlanner
 from flowctl.diffusion.diffusion import ObjectDiffusion
@@ -189,7 +189,8 @@ def test_origin_when_it_dies_in_the_middle_costs_no_object():
     """Two origins of the same objects: one is lost with requests under way, and the other sends all that it owed."""
 
     async def run():
-        crowd = Crowd(1, Policy(target_object_redundancy=1), CentralPlanner())
+        policy = Policy(target_object_redundancy=1, max_num_objects_inflight_per_peer=10)
+        crowd = Crowd(1, policy, CentralPlanner())
         objects = hashed(100, 20_000)
         dies = crowd.join("dies", pool_of(objects), 0.01, 500_000)
         crowd.join("stays", pool_of(objects), 0.01, 500_000)

@@ -6,7 +6,7 @@ import asyncio
 from random import Random
 
 import pytest
-from diffusion_kit import RawPeer, by_name, clock, in_virtual_time, named, pool_of, until
+from octets_kit import RawPeer, by_name, clock, in_virtual_time, named, pool_of, until
 
 from flowctl.diffusion.decision import PeerDecision
 from flowctl.diffusion.diffusion import ObjectDiffusion
@@ -191,6 +191,21 @@ def test_reply_of_objects_when_not_what_was_asked_for_ends_the_peer(objects, fau
         with pytest.raises(fault):
             await node.ends()
         assert len(node.pool) == 0
+
+    in_virtual_time(run())
+
+
+def test_objects_when_they_are_large_are_asked_for_in_requests_of_some_hundred_kilobytes():
+    """Objects are of use when their reply is complete; so a reply has 256 KiB, or one object that is larger."""
+
+    async def run():
+        node = Fetching()
+        peer = node.peer()
+        await peer.hears(START)
+        sizes = "82 41 61 1A 00 01 86 A0  82 41 62 1A 00 01 86 A0  82 41 63 1A 00 01 86 A0  82 41 64 1A 00 1E 84 80"
+        await peer.says(f"82 02 9F {sizes} FF")
+        await peer.hears("82 03 9F 41 61 41 62 FF  82 03 9F 41 63 FF  82 03 9F 41 64 FF  84 01 F4 00 0A")
+        node.tasks["p"].cancel()
 
     in_virtual_time(run())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from diffusion_kit import RawPeer, by_name, in_virtual_time, named, pool_of
+from octets_kit import RawPeer, by_name, in_virtual_time, named, pool_of
 
 from flowctl.diffusion import outbound as outbound_module
 from flowctl.diffusion.errors import (
