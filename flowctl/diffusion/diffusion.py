@@ -83,12 +83,7 @@ class ObjectDiffusion:
             ClosedError: diffusion is closed.
         """
         self._begin(stream)
-        outbound = Outbound(stream, self.pool, max_outstanding=self.policy.max_num_objects_outstanding)
-        self._outbound.add(outbound)
-        try:
-            await self._own(outbound.run())
-        finally:
-            self._outbound.discard(outbound)
+        await self._own(self._serve(stream))
 
     async def fetch_from(self, stream: Stream, peer: PeerId) -> None:
         """Fetch from a peer until it has nothing more and ends, or `leave`; the stream is closed then, however it ends.
@@ -104,16 +99,7 @@ class ObjectDiffusion:
             ClosedError: diffusion is closed.
         """
         self._begin(stream)
-        try:
-            with self._registry.peer(peer) as api:
-                inbound = Inbound(stream, api, self._registry, self._gate)
-                self._inbound[peer] = inbound
-                try:
-                    await self._own(inbound.run())
-                finally:
-                    del self._inbound[peer]
-        finally:
-            stream.close()
+        await self._own(self._fetch(stream, peer))
 
     def leave(self, peer: PeerId) -> None:
         """Stop fetching from a peer, in order: what is under way is waited for. One that is gone: no effect."""
@@ -152,10 +138,30 @@ class ObjectDiffusion:
             stream.close()
             raise ClosedError("this diffusion is closed")
 
+    async def _serve(self, stream: Stream) -> None:
+        outbound = Outbound(stream, self.pool, max_outstanding=self.policy.max_num_objects_outstanding)
+        self._outbound.add(outbound)
+        try:
+            await outbound.run()
+        finally:
+            self._outbound.discard(outbound)
+
+    async def _fetch(self, stream: Stream, peer: PeerId) -> None:
+        try:
+            with self._registry.peer(peer) as api:
+                inbound = self._inbound[peer] = Inbound(stream, api, self._registry, self._gate)
+                try:
+                    await inbound.run()
+                finally:
+                    del self._inbound[peer]
+        finally:
+            stream.close()
+
     async def _own(self, conversation: Coroutine[Any, Any, None]) -> None:
         """Run a conversation as a task of ours, so that `close` can end it."""
         task = asyncio.get_running_loop().create_task(conversation)
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
             await task
         except asyncio.CancelledError:
@@ -163,8 +169,6 @@ class ObjectDiffusion:
             if current is not None and current.cancelling():
                 raise
             raise ClosedError("this diffusion was closed before the peer had finished") from None
-        finally:
-            self._tasks.discard(task)
 
     def statistics(self) -> DiffusionStatistics:
         """Return what is going on with those that are fetched from."""
