@@ -1,6 +1,6 @@
 """Runs benchmarks, prints their tables and writes them into the document: ``python bench/run.py [NAME ...]``.
 
-A benchmark is a file ``NAME.py`` in one of the rooms ``core`` and ``whole`` with a function ``run()`` that takes no
+A benchmark is a file ``NAME.py`` in one of the rooms of `ROOMS` with a function ``run()`` that takes no
 arguments that must be given and returns rows: dictionaries with the same keys, and a dictionary ``QUICK`` of arguments
 with which that takes seconds. Its docstring says what is measured and beside what. All rows are also written to
 ``bench/results/NAME.json``, with machine and time, so that runs can be compared.
@@ -27,7 +27,7 @@ from kit import documents
 from kit.machine import HERE, RESULTS, machine
 from kit.tables import table
 
-ROOMS: Final = ("core", "whole", "faults")
+ROOMS: Final = ("core", "whole", "cluster", "faults")
 """Those that hold benchmarks, each in a file of its own."""
 ON_REQUEST: Final = frozenset({"fanout"})
 """Left out unless named: what they show is a part of what another one shows."""

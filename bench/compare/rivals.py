@@ -128,6 +128,21 @@ def _live_server(settings: Settings, *, groups: int) -> Iterator[Running]:
         yield Running(port, [child.pid], ask)
 
 
+def served(*options: str) -> Callable[[Settings], AbstractContextManager[Running]]:
+    """Return what runs ``flowctl serve live`` with these options, as operators do, with all of its processes."""
+
+    @contextlib.contextmanager
+    def run(settings: Settings) -> Iterator[Running]:
+        command = [sys.executable, "-m", "flowctl", "--log-level", "error", "serve", "live", "--port", "0", "--json"]
+        command += ["--per-address", "0", "--new-per-address", "0", "--publishers-per-address", "0"]
+        command += ["--control", "off", "--flush", f"{settings.flush_s * 1000:g}ms", *options]
+        with processes.process(command, stdout=subprocess.PIPE) as child:
+            ready = processes.read_json(child)
+            yield Running(int(ready["port"]), [int(ready["pid"]), *ready.get("workers", ())])
+
+    return run
+
+
 @contextlib.contextmanager
 def bare_loop(settings: Settings) -> Iterator[Running]:
     """Run the loop that sends the same bytes to the same number of sockets, and does nothing else."""
@@ -224,9 +239,12 @@ CONTENDERS: Final = {
         Contender("node-media-server", node, no_node),
         Contender(PATIENT, flowctl_patient, _always),
         Contender("flowctl, 2 groups", flowctl_two_groups, _always),
+        Contender("one process", served(), _always),
+        Contender("two groups", served("--groups", "2"), _always),
+        Contender("two workers", served("--workers", "2"), _always),
     )
 }
-"""All, in the order in which they take turns. The last one runs only when it is asked for."""
+"""All, in the order in which they take turns. Those that are not in `USUAL` run only when they are asked for."""
 
 USUAL: Final = tuple(CONTENDERS)[:5]
 """Those that are compared when nobody says otherwise."""

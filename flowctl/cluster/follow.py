@@ -190,6 +190,7 @@ class _Link(RtmpClient):
     def opened(self) -> None:
         """Begin, and look now and then whether anything comes."""
         super().opened()
+        self.connection.gather_input(wanted=True)  # as that of a publisher
         self.wake_at(self.connection.clock() + _LOOK_S)
 
     def media(self, message: Message, now: float) -> None:

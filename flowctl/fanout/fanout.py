@@ -119,6 +119,7 @@ class Fanout:
             `flush_interval_s` apart at least.
         turn_s: how long the thread is kept at a time, in seconds; a turn is at least one squad or one viewer.
         squad_size: members that are written to without looking at the clock.
+        least_s: returns the least time between two rounds at present, in seconds. None: only what they cost counts.
 
     Raises:
         ConfigError: the interval is not between 0 and 10 s.
@@ -133,6 +134,7 @@ class Fanout:
         adaptive: bool = True,
         turn_s: float = DEFAULT_TURN_S,
         squad_size: int = SQUAD_SIZE,
+        least_s: Callable[[], float] | None = None,
     ) -> None:
         if not 0 <= flush_interval_s <= MOST_FLUSH_INTERVAL_S:
             raise ConfigError(
@@ -141,6 +143,7 @@ class Fanout:
         self.log = log
         self.pacing: Final = Pacing(flush_interval_s, adaptive=adaptive)
         self._turn_s = turn_s
+        self._least_s = least_s
         self._host = host
         self._cohort = Cohort(squad_size)
         self._alone: dict[Sender, None] = {}  # everybody else, in the order in which they came
@@ -276,6 +279,8 @@ class Fanout:
 
     def _schedule(self) -> None:
         host, delay_s = self._host, self.pacing.interval_s
+        if self._least_s is not None:
+            delay_s = max(delay_s, self._least_s())
         if delay_s:
             # What input was gathered for counts: both pauses together must not pass the ceiling.
             delay_s += self._last_flush - host.gather_pause_s() - host.now()

@@ -23,15 +23,22 @@ class Fanouts:
         log: what is fanned out.
         flush_interval_s: of each fan-out, in seconds.
         adaptive: of each fan-out.
+        beside: fan-outs whose rounds those of this log need not be more frequent than. None: there are none.
     """
 
-    __slots__ = ("_by_group", "_lock", "adaptive", "flush_interval_s", "log")
+    __slots__ = ("_by_group", "_lock", "adaptive", "beside", "flush_interval_s", "log")
 
     def __init__(
-        self, log: StreamLog, *, flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S, adaptive: bool = True
+        self,
+        log: StreamLog,
+        *,
+        flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S,
+        adaptive: bool = True,
+        beside: Fanouts | None = None,
     ) -> None:
         self.log = log
         self.adaptive = adaptive
+        self.beside = beside
         self.flush_interval_s = flush_interval_s
         # The lock is also what makes listening to the log, a read and a write of its list, safe between groups.
         self._lock = OwnedLock()
@@ -43,9 +50,17 @@ class Fanouts:
             fanout = self._by_group.get(group)
             if fanout is None:
                 fanout = self._by_group[group] = Fanout(
-                    self.log, group, flush_interval_s=self.flush_interval_s, adaptive=self.adaptive
+                    self.log,
+                    group,
+                    flush_interval_s=self.flush_interval_s,
+                    adaptive=self.adaptive,
+                    least_s=None if self.beside is None else self.beside.interval_s,
                 )
             return fanout
+
+    def interval_s(self) -> float:
+        """Return the longest flush interval of all groups at present, in seconds; 0: there is none. Any thread."""
+        return max((fanout.pacing.interval_s for fanout in self.active), default=0.0)
 
     def release(self, group: PollGroup) -> None:
         """Give up the fan-out on `group` if it serves nobody any more. The group's thread."""

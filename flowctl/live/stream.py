@@ -371,7 +371,8 @@ class Stream:
     def join_link(self) -> WireLog:
         """Return the log for servers that follow this one, on message stream id 1. Any thread; then `leave`.
 
-        It is one of their own, whose fan-out writes each message at once: their viewers wait for theirs as well.
+        It is one of their own, whose fan-out writes each message at once where there are few viewers here, and as often
+        as that of the viewers where there are many: there are about as many elsewhere, whose turn comes right then.
         """
         with self._lock:
             wire = self._wire_locked(_LINKS)
@@ -410,7 +411,7 @@ class Stream:
                 cache=self.config.cache,
                 flush_interval_s=0.0 if links else self.config.flush_interval_s,
                 flush_adaptive=self.config.flush_adaptive,
-                for_links=links,
+                viewers_log=self._wire_locked(_USUAL_MSID) if links else None,
             )
             usual = self._wires.get(_USUAL_MSID)
             if usual is not None and usual is not wire:

@@ -100,7 +100,8 @@ class WireLog:
         cache: bounds of the GOP cache.
         flush_interval_s: of the fan-outs.
         flush_adaptive: whether the fan-outs may flush sooner where that costs little.
-        for_links: whether those who follow are other servers of ours, and no viewers.
+        viewers_log: the log of the viewers, where those who follow this one are other servers of ours: they are sent
+            what came no more often than the viewers here, for theirs wait as long. None: they are viewers.
     """
 
     __slots__ = ("_ahead", "chunk_size", "fanouts", "for_links", "headers", "log", "msid", "published", "viewers")
@@ -114,17 +115,22 @@ class WireLog:
         cache: CacheLimits,
         flush_interval_s: float,
         flush_adaptive: bool = True,
-        for_links: bool = False,
+        viewers_log: WireLog | None = None,
     ) -> None:
         self.msid = msid
-        self.for_links = for_links
+        self.for_links = viewers_log is not None
         self.published = True  # what the log last told its players
         self.viewers = 0  # who has it; guarded by the stream's lock
         self.chunk_size = chunk_size
         self.log = StreamLog(f"{name}#{msid}", cache=cache)
         self.headers: Headers[bytes] = Headers()  # of the publisher that counts; guarded by the stream's lock
         self._ahead: list[bytes] = []  # what goes before the next key frame too; guarded by the stream's lock
-        self.fanouts = Fanouts(self.log, flush_interval_s=flush_interval_s, adaptive=flush_adaptive)
+        self.fanouts: Fanouts = Fanouts(
+            self.log,
+            flush_interval_s=flush_interval_s,
+            adaptive=flush_adaptive,
+            beside=None if viewers_log is None else viewers_log.fanouts,
+        )
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
         """Return one message as it goes to the players' sockets."""

@@ -19,6 +19,7 @@ from follow_kit import (
 
 from flowctl.cluster.names.desk import NamesDesk
 from flowctl.cluster.workers.streams import WorkerStreams
+from flowctl.flow.limits import AxisLimits, Limits
 from flowctl.live.config import SecondPublisher
 from flowctl.pollgroup import PollGroup
 from flowctl.rtmp.events import StreamEnded
@@ -259,3 +260,44 @@ def test_links_when_the_login_is_needed_for_clients_need_none(tmp_path):
         assert workers.streams[1]._links.count == 2
     finally:
         workers.close()
+
+
+def test_link_when_viewers_are_flushed_seldom_is_written_as_seldom(workers):
+    """A link is no busier than the viewers beside it: theirs elsewhere wait as long, and begin when it is written."""
+    source = publisher(workers.address(1))
+    source.put(*HEADERS, *pictures(0, 5))
+    viewers = [playing(workers.address(serial)) for serial in (1, 2)]
+    until(lambda: all(len(numbers(item.media)) == 5 for item in viewers))
+    stream = next(iter(workers.servers[1].hub.streams()))
+    usual, link = stream._wires[1], stream._wires[-1]
+    assert (link.for_links, link.msid, link.fanouts.beside) == (True, 1, usual.fanouts)
+    usual.fanouts.active[0].pacing.interval_s = 0.04
+    assert link.fanouts.active[0]._least_s() == 0.04
+
+
+def test_link_when_its_reader_stands_still_is_cut_and_goes_on_with_the_cache(workers, monkeypatch):
+    """A worker that falls behind by more than a link may is cut; it begins anew, and counts what is missing."""
+    monkeypatch.setattr(
+        "flowctl.cluster.links.LINK_LIMITS",
+        Limits(size=AxisLimits(hard=20_000, low=1, name="bytes"), target_delay_ms=0),
+    )
+    source = publisher(workers.address(1))
+    source.put(*HEADERS, *pictures(0, 5))
+    viewer = playing(workers.address(2))
+    until(lambda: len(numbers(viewer.media)) == 5)
+    follow = workers.streams[2]._following._wanted["live/room"].follow
+    link = follow._link.connection
+    link.call_soon(link.receiver.pause, "test", "stands still")
+    cut, number = workers.streams[1]._links, 5
+    while cut.count and number < 100_000:
+        source.put(*pictures(number, number + 50))
+        number += 50
+    link.call_soon(link.receiver.resume, "test")
+    until(lambda: follow.statistics().connections == 2)
+    source.put(*pictures(number, number + 20))
+    until(lambda: numbers(viewer.media)[-1:] == [number + 19])
+    statistics = follow.statistics()
+    # Faster than any clock: it looks like another timeline.
+    assert (statistics.connections, statistics.gaps + statistics.restarts) == (2, 1)
+    found = numbers(viewer.media)
+    assert found == sorted(set(found))
