@@ -4,6 +4,7 @@ Run ``python bench scheduler``. Figures are of processor time on one core, for 1
 In *idle* rows a sender finds channels open and is served within its `schedule`; in *busy* rows all channels are
 closed and 100,000 senders wait, so each response is followed by an offer to the next of them, which schedules itself
 again; in *half* rows every other peer is closed, and the answered request is the oldest of those that are in flight.
+*policies* rows are idle ones with a policy of every kind: weighted fairness, two choices, adaptive channels, ejection.
 Beside them stands the least that any such broker does with a request: it enters one in a queue and in a table with
 deadlines, and takes it out of both.
 """
@@ -16,10 +17,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from random import Random
 from typing import Any, Final
 
 from flowctl.outcomes.pending import Pending
 from flowctl.scheduler.offer import FailureCode, Offer
+from flowctl.scheduler.policies.adaptive import AdaptiveChannels
+from flowctl.scheduler.policies.choice import TwoChoices
+from flowctl.scheduler.policies.ejection import OutlierEjection
+from flowctl.scheduler.policies.fairness import WeightedFair
+from flowctl.scheduler.policy import SchedulerPolicy
 from flowctl.scheduler.scheduler import MessageScheduler
 
 PEERS: Final = (10, 100, 1000, 10_000)
@@ -90,9 +97,23 @@ def bare(cycles: int) -> float:
     return (time.process_time() - begun) / cycles
 
 
-def prepared(peers: int) -> tuple[MessageScheduler, list[Peer], deque[tuple[Peer, int]]]:
+def all_policies() -> SchedulerPolicy:
+    """Return one policy of each kind."""
+    rng = Random(1)
+    return SchedulerPolicy(
+        fairness=WeightedFair(type),
+        choice=TwoChoices(rng),
+        limits=AdaptiveChannels(),
+        ejection=OutlierEjection(rng),
+        useful=lambda response: response is None,
+    )
+
+
+def prepared(
+    peers: int, policy: SchedulerPolicy | None = None
+) -> tuple[MessageScheduler, list[Peer], deque[tuple[Peer, int]]]:
     """Return a scheduler, its peers, and the requests that they were sent and have not answered."""
-    scheduler = MessageScheduler()
+    scheduler = MessageScheduler(policy=policy)
     asked: deque[tuple[Peer, int]] = deque()
     all_peers = [Peer(number, asked) for number in range(peers)]
     for peer in all_peers:
@@ -108,9 +129,9 @@ def timed(run: Callable[[], None], cycles: int) -> float:
     return (time.process_time() - begun) / cycles
 
 
-def idle(peers: int, cycles: int, closed: int = 0) -> float:
+def idle(peers: int, cycles: int, closed: int = 0, policy: SchedulerPolicy | None = None) -> float:
     """Return the seconds of a cycle where `closed` peers are busy and the others are free."""
-    scheduler, _all_peers, asked = prepared(peers)
+    scheduler, _all_peers, asked = prepared(peers, policy)
     demands = [Demand(scheduler) for _ in range(closed + 1)]
     for demand in demands[:closed]:
         scheduler.schedule(demand)
@@ -148,6 +169,7 @@ def run(cycles: int = 100_000, peers: tuple[int, ...] = PEERS, waiting: int = WA
             ("idle", partial(idle, count, cycles)),
             ("half", partial(idle, count, cycles, count // 2)),
             ("busy", partial(busy, count, cycles, waiting)),
+            ("policies", partial(idle, count, cycles, 0, all_policies())),
         ):
             beside = bare(cycles)
             seconds = measure()
