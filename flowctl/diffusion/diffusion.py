@@ -83,7 +83,7 @@ class ObjectDiffusion:
             ClosedError: diffusion is closed.
         """
         self._begin(stream)
-        await self._own(self._serve(stream))
+        await self._own(stream, self._serve(stream))
 
     async def fetch_from(self, stream: Stream, peer: PeerId) -> None:
         """Fetch from a peer until it has nothing more and ends, or `leave`; the stream is closed then, however it ends.
@@ -99,7 +99,7 @@ class ObjectDiffusion:
             ClosedError: diffusion is closed.
         """
         self._begin(stream)
-        await self._own(self._fetch(stream, peer))
+        await self._own(stream, self._fetch(stream, peer))
 
     def leave(self, peer: PeerId) -> None:
         """Stop fetching from a peer, in order: what is under way is waited for. One that is gone: no effect."""
@@ -147,17 +147,14 @@ class ObjectDiffusion:
             self._outbound.discard(outbound)
 
     async def _fetch(self, stream: Stream, peer: PeerId) -> None:
-        try:
-            with self._registry.peer(peer) as api:
-                inbound = self._inbound[peer] = Inbound(stream, api, self._registry, self._gate)
-                try:
-                    await inbound.run()
-                finally:
-                    del self._inbound[peer]
-        finally:
-            stream.close()
+        with self._registry.peer(peer) as api:
+            inbound = self._inbound[peer] = Inbound(stream, api, self._registry, self._gate)
+            try:
+                await inbound.run()
+            finally:
+                del self._inbound[peer]
 
-    async def _own(self, conversation: Coroutine[Any, Any, None]) -> None:
+    async def _own(self, stream: Stream, conversation: Coroutine[Any, Any, None]) -> None:
         """Run a conversation as a task of ours, so that `close` can end it."""
         task = asyncio.get_running_loop().create_task(conversation)
         self._tasks.add(task)
@@ -169,6 +166,8 @@ class ObjectDiffusion:
             if current is not None and current.cancelling():
                 raise
             raise ClosedError("this diffusion was closed before the peer had finished") from None
+        finally:
+            stream.close()
 
     def statistics(self) -> DiffusionStatistics:
         """Return what is going on with those that are fetched from."""

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import subprocess
+import sys
+import tempfile
 
 import pytest
 
+from flowctl.diffusion.diffusion import ObjectDiffusion
+from flowctl.diffusion.pool import files as files_module
+from flowctl.diffusion.pool.files import FilePool
 from flowctl.diffusion.pool.memory import MemoryPool
-from flowctl.errors import ConfigError
+from flowctl.diffusion.pool.pool import sha256_of
+from flowctl.diffusion.streams.memory import memory_pair
+from flowctl.errors import ConfigError, StoreError
 
 
 def name(data):
@@ -96,3 +105,173 @@ def test_pool_when_a_bound_is_below_one_is_not_made(bounds):
     """A pool that can hold nothing is a mistake in the configuration."""
     with pytest.raises(ConfigError):
         MemoryPool(**bounds)
+
+
+# -- in files
+
+
+def file_pool(folder, **arguments):
+    return FilePool(folder, **({"identify": name} | arguments))
+
+
+def add(pool, *names, size=10):
+    return asyncio.run(pool.add_objects(objects(*names, size=size)))
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name != "lock")
+
+
+def test_files_when_the_process_begins_anew_are_the_pool_it_had(tmp_path):
+    """Objects, their order and the tickets go on; parts and damaged files are removed, and not found in the pool."""
+    with file_pool(tmp_path) as pool:
+        add(pool, b"c", b"a", b"b")
+        last = pool.objects_after(0, 9)[-1].ticket
+    (tmp_path / "00000000000000ff.part").write_bytes(b"half")
+    (tmp_path / "00000000000000aa.object").write_bytes(b"FDO1 cut")
+    (tmp_path / "none.object").write_bytes(b"")
+    damaged = tmp_path / f"{2:016x}.object"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with file_pool(tmp_path) as pool:
+        assert ids_after(pool, 0) == [b"c", b"b"]
+        assert asyncio.run(pool.get(b"b")) == objects(b"b")[b"b"]
+        assert asyncio.run(pool.get(b"a")) is None
+        assert not pool.has_object(b"a")
+        add(pool, b"a")
+        assert ids_after(pool, last) == [b"a"]
+        assert len(files(tmp_path)) == 3
+
+
+def test_files_when_bounded_go_with_the_oldest_objects(tmp_path):
+    """The folder holds no more than the pool, after a start with smaller bounds too."""
+    with file_pool(tmp_path, max_bytes=30) as pool:
+        assert add(pool, b"a", b"b", b"c", b"d") == {}
+        assert add(pool, b"big", size=31) == {}
+        assert ids_after(pool, 0) == [b"b", b"c", b"d"]
+        assert len(files(tmp_path)) == 3
+        assert pool.has_object(b"a")
+        assert pool.has_object(b"big")
+    with file_pool(tmp_path, max_objects=1) as pool:
+        assert (ids_after(pool, 0), pool.size_bytes) == ([b"d"], 10)
+        assert len(files(tmp_path)) == 1
+
+
+def test_file_when_its_entry_is_held_stays_until_it_is_let_go(tmp_path):
+    """What was announced can be sent after its eviction; then the file goes."""
+    with file_pool(tmp_path, max_objects=1) as pool:
+        add(pool, b"a")
+        held = pool.objects_after(0, 9)
+        add(pool, b"b")
+        assert len(files(tmp_path)) == 2
+        assert asyncio.run(pool.read_objects(held)) == [objects(b"a")[b"a"]]
+        held.clear()
+        assert files(tmp_path) == [f"{2:016x}.object"]
+
+
+def test_file_when_damaged_or_gone_is_told_by_reading(tmp_path):
+    """What a file holds is checked against its id each time."""
+    with file_pool(tmp_path) as pool:
+        add(pool, b"a", b"b")
+        first, second = pool.objects_after(0, 9)
+        first.path.write_bytes(first.path.read_bytes().replace(b"a/", b"x/"))
+        second.path.unlink()
+        for entry, code in ((first, "damaged"), (second, "path")):
+            with pytest.raises(StoreError) as caught:
+                asyncio.run(pool.read_objects([entry]))
+            assert caught.value.code == code
+
+
+def test_folder_when_another_uses_it_is_refused(tmp_path):
+    """Two pools in one folder would evict each other's files; after the close another may begin."""
+    with file_pool(tmp_path):
+        with pytest.raises(StoreError) as caught:
+            file_pool(tmp_path)
+        assert caught.value.code == "busy"
+    file_pool(tmp_path).close()
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError):
+        file_pool(tmp_path / "file")
+
+
+def test_disk_when_full_makes_the_oldest_objects_go_and_is_no_fault_of_a_peer(tmp_path, monkeypatch):
+    """The oldest objects make room; what fits not even alone is passed by, and is not wanted again."""
+    room, write = 25, files_module._write
+
+    def full(path, object_id, data):
+        used = sum(pool._shelf.get(item).size_bytes for item in ids_after(pool, 0))
+        if used + len(data) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, object_id, data)
+
+    monkeypatch.setattr(files_module, "_write", full)
+    with file_pool(tmp_path) as pool:
+        assert add(pool, b"a", b"b", b"c") == {}
+        assert ids_after(pool, 0) == [b"b", b"c"]
+        assert add(pool, b"big", size=26) == {}
+        assert (ids_after(pool, 0), pool.lost_count) == ([], 1)
+        assert pool.has_object(b"big")
+        add(pool, b"d")
+        assert ids_after(pool, 0) == [b"d"]
+        assert len(files(tmp_path)) == 1
+
+        def broken(path, object_id, data):
+            raise OSError(errno.EIO, "I/O error")
+
+        monkeypatch.setattr(files_module, "_write", broken)
+        with pytest.raises(StoreError, match="I/O error"):
+            add(pool, b"e")
+
+
+KILLED = """
+import asyncio, os, sys
+from flowctl.diffusion.pool import files
+write, count = files._write, 0
+def dies(path, object_id, data):
+    global count
+    count += 1
+    if count == 5:
+        path.with_suffix(".part").write_bytes(data[:3])
+        os.kill(os.getpid(), 9)
+    write(path, object_id, data)
+files._write = dies
+pool = files.FilePool(sys.argv[1])
+asyncio.run(pool.add_objects({files.sha256_of(data): data for number in range(9) for data in [b"%d" % number]}))
+"""
+
+
+def test_files_when_the_process_is_killed_while_it_writes_are_whole_objects(tmp_path):
+    """Killed within the fifth object, the pool begins anew with four, all sound, and takes the others."""
+    ended = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False, timeout=20)
+    assert ended.returncode == -9
+    with FilePool(tmp_path) as pool:
+        entries = pool.objects_after(0, 99)
+        assert [entry.read() for entry in entries] == [b"0", b"1", b"2", b"3"]
+        assert len(files(tmp_path)) == 4
+
+
+def test_files_when_fetched_from_another_node_are_served_on():
+    """A node with files fetches from one in memory, and serves a third from its files."""
+    made = {sha256_of(data): data for number in range(30) for data in [b"%d" % number * 1000]}
+
+    async def run(folder):
+        origin, end = MemoryPool(), MemoryPool()
+        origin.add(made)
+        with FilePool(folder) as middle:
+            async with ObjectDiffusion(origin) as one, ObjectDiffusion(middle) as two, ObjectDiffusion(end) as three:
+                tasks = []
+                for server, client in ((one, two), (two, three)):
+                    ours, theirs = memory_pair()
+                    tasks += [
+                        asyncio.ensure_future(server.serve(ours)),
+                        asyncio.ensure_future(client.fetch_from(theirs, "peer")),
+                    ]
+                grown = asyncio.Event()
+                end.watch(grown.set)
+                while len(end) < len(made):
+                    grown.clear()
+                    await asyncio.wait_for(grown.wait(), 20)
+            await asyncio.gather(*tasks)
+        assert all(end.get(object_id) == data for object_id, data in made.items())
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(run(folder))

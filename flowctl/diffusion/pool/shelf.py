@@ -17,18 +17,20 @@ class Shelf(Generic[E]):
     Args:
         max_bytes: of all entries, 1 or more.
         max_objects: entries, 1 or more; as many evicted ids are remembered.
+        on_evicted: called with each entry that was evicted. None: nobody.
 
     Attributes:
         size_bytes: of all entries.
         evicted_count: entries evicted so far.
     """
 
-    def __init__(self, max_bytes: int, max_objects: int) -> None:
+    def __init__(self, max_bytes: int, max_objects: int, on_evicted: Callable[[E], object] | None = None) -> None:
         for name, value in (("max_bytes", max_bytes), ("max_objects", max_objects)):
             if value < 1:
                 raise ConfigError(f"{name} is {value}, it must be 1 or more")
         self.max_bytes: Final = max_bytes
         self.max_objects: Final = max_objects
+        self._on_evicted = on_evicted
         self._by_id: dict[bytes, E] = {}
         self._by_ticket: dict[int, E] = {}  # in rising order
         self._gone: dict[bytes, None] = {}  # ids of evicted ones, oldest first
@@ -69,6 +71,11 @@ class Shelf(Generic[E]):
             self.evict()
         return True
 
+    def free(self, size_bytes: int) -> None:
+        """Evict the oldest until so much has gone, at least one."""
+        while self._by_ticket and size_bytes > 0:
+            size_bytes -= max(1, self.evict().size_bytes)
+
     def put(self, entry: E) -> None:
         """Add an entry; its ticket is the greatest so far."""
         self._last = max(self._last, entry.ticket)
@@ -83,6 +90,8 @@ class Shelf(Generic[E]):
         del self._by_id[entry.object_id]
         self.size_bytes -= entry.size_bytes
         self.evicted_count += 1
+        if self._on_evicted is not None:
+            self._on_evicted(entry)
         self.forget(entry.object_id)
         return entry
 
