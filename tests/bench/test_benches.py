@@ -20,7 +20,7 @@ from kit.tables import table
 from kit.trend import trend
 
 BENCHES = sorted(path for room in bench_run.ROOMS for path in (ROOT / "bench" / room).glob("[a-z]*.py"))
-COMPUTING = ["amf", "bans", "chunk", "deferred", "profile", "sender", "whatif"]
+COMPUTING = ["amf", "bans", "chunk", "deferred", "profile", "scheduler", "sender", "whatif"]
 """Those without servers and clients, and without a test of their own; the others are run in real time."""
 
 

@@ -205,6 +205,19 @@ def test_requester_when_the_budget_is_spent_fails_rather_than_trying_again():
     assert world.idle()
 
 
+def test_requester_when_no_peer_takes_the_message_tries_each_once_an_offer():
+    """A peer that refuses is passed over; the same offer does not bring it again."""
+    world = Asked()
+    for peer_id, takes in ((1, False), (2, OSError("broken"))):
+        world.connect(peer_id, takes=takes)
+    future = world.ask(timeout_s=3.0).start()
+    assert [len(peer.sent) for peer in world.peers.values()] == [1, 1]
+    world.connect(3)
+    world.answer_last("answer")
+    assert future.result(0) == "answer"
+    assert world.idle()
+
+
 def hedging_of(delay_s=0.1, **options) -> Hedging:
     hedging = Hedging(**options)
     for _ in range(100):
@@ -247,6 +260,17 @@ def test_hedging_when_nothing_is_known_of_latencies_waits():
     world.ask(hedging=Hedging()).start()
     world.advance(0.9)
     assert world.sent() == [1]
+
+
+def test_hedging_when_answers_are_of_no_use_does_not_learn_from_them():
+    """An error that comes at once says nothing about how long an answer takes."""
+    hedging = Hedging()
+    world = world_of(3)
+    future = world.ask(hedging=hedging).start()
+    world.answer_last()
+    world.answer_last("answer")
+    assert future.done()
+    assert hedging.latencies._total == 1
 
 
 def test_hedging_when_several_are_asked_at_once_sends_to_that_many_of_all():

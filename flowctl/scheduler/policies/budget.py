@@ -12,6 +12,8 @@ from flowctl.errors import ConfigError
 class RetryBudget:
     """A bucket of tokens: each first try puts a share of one in, each further try takes one out.
 
+    Not locked: it belongs to the callbacks of one scheduler, which run one at a time, or has a lock of its owner's.
+
     Args:
         share: tokens that a first try puts in, 0 to 1: the extra work allowed in the long run. Finagle's is 0.2.
         least_per_s: tokens that come by themselves, so that little traffic may retry too, 0 or more. Finagle's is 10.

@@ -10,7 +10,7 @@ BUCKETS: Final = 12
 
 
 class MinuteMeter:
-    """Messages and bytes of the last minute.
+    """Messages and bytes of the last minute. Not locked: its owner has one thread, or a lock.
 
     What is told for a time before that of an earlier call counts for the later time: a meter never goes back.
     """

@@ -108,8 +108,9 @@ class Requester(Generic[T]):
         if wanted <= 0:
             offer.withdraw()
             return
+        tried_before = bool(self._tried)
         wanted = self._ask(offer, wanted)
-        if wanted and not self._asked and self._tried and not self._scheduler.has_other(self._tried):
+        if wanted and not self._asked and tried_before and not self._scheduler.has_other(self._tried):
             self._tried.clear()
             wanted = self._ask(offer, wanted)
         if wanted and offer.sent_count:
@@ -179,8 +180,6 @@ class Requester(Generic[T]):
     def on_success(self, request_id: int, response: Any) -> None:
         """Take the answer, or ask another peer if it is of no use."""
         sent_at = self._asked.pop(request_id)
-        if self._hedging is not None:
-            self._hedging.latencies.observe(self._scheduler.now() - sent_at)
         try:
             value = response if self._accept is None else self._accept(response)
         except Exception as error:  # noqa: BLE001 - it is the owner of the future who asked for it
@@ -189,6 +188,8 @@ class Requester(Generic[T]):
         if value is None:
             self._wait()
             return
+        if self._hedging is not None:  # only of what was waited for: errors come sooner, and would hasten hedges
+            self._hedging.latencies.observe(self._scheduler.now() - sent_at)
         with suppress(InvalidStateError):  # cancelled meanwhile
             self.future.set_result(value)
 
