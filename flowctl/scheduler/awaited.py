@@ -294,8 +294,7 @@ class ChannelWait:
         if self._over:
             offer.withdraw()
             return
-        if offer.fresh is not None:
-            self._passed.discard(offer.fresh.peer_id)
+        self._passed.difference_update(peer.peer_id for peer in offer.fresh or ())
         for channel in offer:
             if channel.peer_id not in self._passed:
                 held = self._desk.hold(offer, channel, HOLD_S)

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import islice
 from random import Random
 from typing import Any, Final, TypeAlias
 from weakref import ref
@@ -42,6 +43,11 @@ from flowctl.scheduler.policy import MAX_PRIORITY, ById, FirstComeFirstServed, P
 
 _MOST_STALE: Final = 64
 """Peers that have gone may be in the pool as often as there are peers, and this often more, before it is cleared."""
+ASKED_PER_JOB: Final = 1000
+"""How many senders are asked for each channel that opens, before others have their turn: some 3 ms. The rest of a
+longer queue is asked when the next channel opens, or when `expire` is called, which is asked for at once."""
+PEERS_PER_WALK: Final = 64
+"""How many peers that became free meanwhile the next walk is about: a sender that wants none of them looks at all."""
 
 
 class Refusal(enum.Enum):
@@ -82,46 +88,90 @@ Step: TypeAlias = Offer | Request | Entry | Call
 
 
 class Line:
-    """Senders in order of their places; those that are withdrawn leave at once, and their places are passed over."""
+    """Senders in order of their places; those that are withdrawn leave at once, and their places are passed over.
 
-    __slots__ = ("_heap", "live_count")
+    Most come in order, and stand in a deque, where nothing has to move; the others stand in a heap beside it.
+    """
+
+    __slots__ = ("_fifo", "_heap", "alone", "live_count")
 
     def __init__(self) -> None:
+        self._fifo: deque[Entry] = deque()
         self._heap: list[tuple[float, int, Entry]] = []
+        #: The lines of a sender that stands only here.
+        self.alone: Final[tuple[Line, ...]] = (self,)
         self.live_count = 0
 
     def push(self, entry: Entry) -> None:
-        """Put `entry` in its place; O(log n)."""
-        entry.line = self
+        """Put `entry`, whose `lines` have this one, in its place; O(1) at either end, else O(log n)."""
         self.live_count += 1
-        heappush(self._heap, (entry.place, entry.number, entry))
+        fifo = self._fifo
+        if not fifo or _is_before(fifo[-1], entry):
+            fifo.append(entry)
+        elif _is_before(entry, fifo[0]):
+            fifo.appendleft(entry)
+        else:
+            heappush(self._heap, (entry.place, entry.number, entry))
 
-    def pop(self) -> Entry | None:
-        """Remove and return the first; None: there is none. O(log n)."""
-        heap = self._heap
-        while heap:
-            entry = heappop(heap)[2]
-            if entry.line is self:
-                entry.line = None
-                self.live_count -= 1
-                return entry
-        return None
+    def first(self) -> Entry | None:
+        """Return the first, which stays; None: there is none. O(log n), for the places of those that have left."""
+        fifo, heap = self._fifo, self._heap
+        while fifo and self not in fifo[0].lines:
+            fifo.popleft()
+        while heap and self not in heap[0][2].lines:
+            heappop(heap)
+        if not heap:
+            return fifo[0] if fifo else None
+        return fifo[0] if fifo and _is_before(fifo[0], heap[0][2]) else heap[0][2]
+
+    def remove(self, first: Entry) -> None:
+        """Take out what `first` has returned; O(log n)."""
+        if self._fifo and self._fifo[0] is first:
+            self._fifo.popleft()
+        else:
+            heappop(self._heap)
 
     def take_all(self) -> list[Entry]:
-        """Remove and return all, in no order; O(n)."""
-        found = [place[2] for place in self._heap if place[2].line is self]
+        """Remove and return all that stand only here, in order; O(n log n)."""
+        found = [entry for entry in self._fifo if self in entry.lines]
+        if self._heap:
+            found += [place[2] for place in self._heap if self in place[2].lines]
+            found.sort(key=_place_of)
+        self._fifo.clear()
         self._heap.clear()
         self.live_count = 0
         for entry in found:
-            entry.line = None
+            entry.lines = ()
         return found
 
-    def leave(self, entry: Entry) -> None:
-        """Remove `entry`, which stands here."""
-        entry.line = None
+    def left(self) -> None:
+        """Count one less: an entry has left."""
         self.live_count -= 1
-        if len(self._heap) > 2 * self.live_count + 64:
-            self._heap = sorted(place for place in self._heap if place[2].line is self)
+        if len(self._fifo) + len(self._heap) > 2 * self.live_count + 64:
+            # Who stands in several lines, is asked in one of them and declines, has a second place in the others.
+            standing = {entry for entry in self._fifo if self in entry.lines}
+            standing.update(place[2] for place in self._heap if self in place[2].lines)
+            self._heap = []
+            self._fifo = deque(sorted(standing, key=_place_of))
+
+
+def _place_of(entry: Entry) -> tuple[float, int]:
+    return entry.place, entry.number
+
+
+def _is_before(entry: Entry, other: Entry) -> bool:
+    return entry.place < other.place or (entry.place == other.place and entry.number < other.number)
+
+
+class Walk:
+    """A walk over those that wait: who is asked next, about what, and who has declined."""
+
+    __slots__ = ("asked", "fresh", "lines")
+
+    def __init__(self, lines: tuple[Line, ...], fresh: tuple[PeerState, ...] | None) -> None:
+        self.lines = lines
+        self.fresh: Final = fresh  # peers with channels that nobody has seen, by id; None: all that is open is new
+        self.asked: Final[list[Entry]] = []  # they have declined, and stand in no line
 
 
 @dataclass(slots=True)
@@ -159,37 +209,21 @@ class Core:
     """
 
     __slots__ = (
-        "_arrivals",
-        "_asked",
-        "_call_key",
-        "_choice",
-        "_ejected",
-        "_ejection",
-        "_fairness",
-        "_freed",
-        "_fresh",
-        "_hands",
-        "_last_id",
-        "_learns",
-        "_limits",
-        "_line",
-        "_notice_key",
-        "_offer",
-        "_peer_number",
-        "_served",
-        "_spare",
-        "_stale_count",
-        "_untold",
-        "calls",
-        "closed_count",
-        "counters",
-        "jobs",
-        "open_count",
-        "peers",
-        "queue",
-        "stopped",
-        "table",
-        "waiting",
+        *("_arrivals", "_budget", "_call_key", "_choice", "_ejected", "_ejection", "_fairness", "_freed", "_hands"),
+        *("_last_id", "_later", "_learns", "_limits", "_notice_key", "_offer", "_peer_number", "_resuming", "_served"),
+        *(
+            "_spare",
+            "_stale_count",
+            "_untold",
+            "_walk",
+            "_wanting",
+            "bounded",
+            "calls",
+            "closed_count",
+            "counters",
+            "jobs",
+        ),
+        *("open_count", "peers", "queue", "stopped", "suspended", "table", "waiting"),
     )
 
     def __init__(self, policy: SchedulerPolicy, rng: Random, hands: Hands) -> None:
@@ -220,9 +254,14 @@ class Core:
         self.jobs: Final[deque[Job]] = deque()  # what has happened and was not acted on
         self._untold: Final[deque[Request | Entry | Call]] = deque()  # of the job that is being done
         self._freed: PeerState | None = None  # by that job: the queue is to be asked about it
-        self._line: Line | None = None  # the walk in progress
-        self._fresh: PeerState | None = None  # what it is about; None: all that is open
-        self._asked: Final[list[Entry]] = []  # by it: they have declined
+        self._walk: Walk | None = None  # the one in progress
+        self._budget = 0  # how many senders it may still ask
+        #: Whether somebody calls `expire` when it is time, so that long walks can be made in parts.
+        self.bounded = False
+        self.suspended: Walk | None = None  # one that has asked enough for now; its peers are reserved
+        self._resuming = False  # it is to go on
+        self._later: Final[dict[int, PeerState]] = {}  # by number: what has become free since, for the walk after it
+        self._wanting: Final[dict[PeerId, Line]] = {}  # senders that want certain peers only
         self._offer: Offer | None = None  # the one whose callback runs
         self.stopped = False
         self.counters: Final = Counters()
@@ -258,7 +297,7 @@ class Core:
         count = max(0, (1 if peer.probation else peer.channel_count) - len(peer.pending))
         self.open_count += count - peer.open_count
         peer.open_count = count
-        if count and not peer.pooled:
+        if count and not peer.pooled and not peer.reserved:
             peer.pooled = True
             self._choice.add(peer)
         return count > 0
@@ -314,7 +353,7 @@ class Core:
 
     # --- senders -------------------------------------------------------------------------------------------------
 
-    def enter(self, sender: Sender, priority: int) -> bool:
+    def enter(self, sender: Sender, priority: int, peers: Collection[PeerId] | None) -> bool:
         """Let `sender` wait, if it does not yet. False: stopped."""
         if self.stopped:
             return False
@@ -324,13 +363,13 @@ class Core:
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise ConfigError(f"priority is {priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")
         number = self.counters.scheduled
-        arrival = Entry(sender, number, self._fairness.place(sender, priority, number))
+        place = self._fairness.place(sender, priority, number)
+        arrival = Entry(sender, number, place, None if peers is None else frozenset(peers))
         self.counters.scheduled += 1
         if entry is not None:
             entry.successor = arrival  # it enters if what it is being offered ends its present stay
         else:
-            self.waiting[id(sender)] = arrival
-            self._arrivals.push(arrival)
+            self._arrive(arrival)
         return True
 
     def withdraw_sender(self, sender: Sender) -> bool:
@@ -350,8 +389,13 @@ class Core:
     def _leave(self, entry: Entry) -> None:
         entry.done = True
         del self.waiting[id(entry.sender)]
-        if isinstance(entry.line, Line):
-            entry.line.leave(entry)
+        if entry.lines:
+            self._unstand(entry)
+
+    def _arrive(self, entry: Entry) -> None:
+        self.waiting[id(entry.sender)] = entry
+        entry.lines = self._arrivals.alone
+        self._arrivals.push(entry)
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
@@ -362,19 +406,50 @@ class Core:
         while True:
             if self._untold:
                 return self._untold.popleft()
-            if self._line is not None:
-                if (offer := self._next_offer(self._line)) is not None:
+            if self._walk is not None:
+                if (offer := self._next_offer(self._walk)) is not None:
                     return offer
-                self._end_walk(self._line)
+                self._end_walk(self._walk)
             elif self._freed is not None:
-                self._line, self._fresh, self._freed = self.queue, self._freed, None
+                self._begin_walk(self._freed)
             elif self._arrivals.live_count:
-                self._line, self._fresh = self._arrivals, None
+                self._walk = Walk(self._arrivals.alone, None)
                 self._arrivals, self._spare = self._spare, self._arrivals
             elif self.jobs:
                 self._begin(self.jobs.popleft())
+            elif self._resuming and self.suspended is not None:
+                self._resume(self.suspended)
             else:
                 return None
+
+    def _begin_walk(self, freed: PeerState) -> None:
+        """Have the queue asked about a peer that has become free, or asked further, and about it in the next walk."""
+        self._freed = None
+        self._budget = ASKED_PER_JOB
+        if self.suspended is not None:
+            freed.reserved = True
+            self._later[freed.number] = freed
+            self._resume(self.suspended)
+        else:
+            self._ask_about((freed,))
+
+    def _ask_about(self, fresh: tuple[PeerState, ...]) -> None:
+        lines = self._lines_about(fresh)
+        if len(lines) > 1 or self.queue.live_count:
+            self._walk = Walk(lines, fresh)
+
+    def _lines_about(self, fresh: tuple[PeerState, ...]) -> tuple[Line, ...]:
+        wanting = self._wanting
+        if not wanting:
+            return self.queue.alone
+        return (self.queue, *(wanting[peer.peer_id] for peer in fresh if peer.peer_id in wanting))
+
+    def _resume(self, walk: Walk) -> None:
+        self._budget = ASKED_PER_JOB
+        self._resuming = False
+        self.suspended = None
+        self._walk = walk
+        walk.lines = self._lines_about(walk.fresh or ())  # others may have come meanwhile
 
     def _begin(self, job: Job) -> None:
         if isinstance(job, Request):
@@ -388,36 +463,97 @@ class Core:
         else:
             self._untold.append(job)
 
-    def _next_offer(self, line: Line) -> Offer | None:
-        """Return an offer for the next of `line`; None: the walk is over."""
-        fresh = self._fresh
-        open_count = self.open_count
-        if fresh is not None and fresh.open_count > 0 and fresh.reference() is None:
-            self.retire(fresh)
-        if (open_count if fresh is None else fresh.open_count) <= 0:
-            return None
-        entry = line.pop()
-        if entry is None:
-            return None
-        size = self._fairness.size(open_count, line.live_count)
-        if not 0 < size <= open_count:
-            size = min(max(1, size), open_count)
-        offer = Offer(self._hands, entry, fresh, size)
-        if fresh is None:
-            first = self.pull(offer)
-            if first is None:  # all that were open have died
-                self._asked.append(entry)
+    def _next_offer(self, walk: Walk) -> Offer | None:
+        """Return the next offer of `walk`; None: it is over, or has to wait."""
+        while self.open_count > 0:
+            fresh = walk.fresh
+            if fresh is not None:
+                if not any(self._is_open(peer) for peer in fresh):
+                    return None
+                if self._budget <= 0 and self.bounded:
+                    self.suspended = walk
+                    return None
+                self._budget -= 1
+            entry, behind_count = self._next_of(walk)
+            if entry is None:
                 return None
-        entry.offer = self._offer = offer
-        self.counters.offers += 1
-        return offer
+            if entry.peers is not None:
+                fresh = self._wanted_by(entry, fresh)
+                if not fresh:
+                    walk.asked.append(entry)
+                    continue
+            open_count = self.open_count
+            size = self._fairness.size(open_count, behind_count)
+            if not 0 < size <= open_count:
+                size = min(max(1, size), open_count)
+            offer = Offer(self._hands, entry, fresh, size)
+            if fresh is None and self.pull(offer) is None:  # all that were open have died, or are shown to others first
+                walk.asked.append(entry)
+                return None
+            entry.offer = self._offer = offer
+            self.counters.offers += 1
+            return offer
+        return None
+
+    def _is_open(self, peer: PeerState) -> bool:
+        if peer.open_count > 0 and peer.reference() is None:
+            self.retire(peer)
+        return peer.open_count > 0
+
+    def _next_of(self, walk: Walk) -> tuple[Entry | None, int]:
+        """Take out who stands first in the lines of `walk`; returns also how many stand behind."""
+        found, where, behind_count = None, walk.lines[0], -1
+        for line in walk.lines:
+            behind_count += line.live_count
+            entry = line.first()
+            if entry is not None and (found is None or _is_before(entry, found)):
+                found, where = entry, line
+        if found is not None:
+            where.remove(found)
+            self._unstand(found)
+        return found, behind_count
+
+    def _wanted_by(self, entry: Entry, fresh: tuple[PeerState, ...] | None) -> tuple[PeerState, ...]:
+        """Return those of `fresh`, or of all peers, that `entry` wants and that can be offered, by id."""
+        wanted = entry.peers or ()
+        if fresh is not None:
+            return tuple(peer for peer in fresh if peer.peer_id in wanted and self._is_open(peer))
+        known = (self.peers.get(peer_id) for peer_id in wanted)
+        found = [peer for peer in known if peer is not None and not peer.reserved and self._is_open(peer)]
+        found.sort(key=lambda peer: peer.peer_id)
+        return tuple(found)
+
+    def _stand(self, entry: Entry) -> None:
+        """Let `entry` stand in the queue, or in the lines of the peers that it wants."""
+        if entry.peers is None:
+            entry.lines = self.queue.alone
+            self.queue.push(entry)
+            return
+        lines = []
+        for peer_id in entry.peers:
+            line = self._wanting.get(peer_id)
+            if line is None:
+                line = self._wanting[peer_id] = Line()
+            lines.append(line)
+        entry.lines = tuple(lines)
+        for line in lines:
+            line.push(entry)
+
+    def _unstand(self, entry: Entry) -> None:
+        lines, entry.lines = entry.lines, ()
+        for line in lines:
+            line.left()
+        if entry.peers is not None:
+            for peer_id in entry.peers:
+                if peer_id in self._wanting and not self._wanting[peer_id].live_count:
+                    del self._wanting[peer_id]
 
     def _settle(self, offer: Offer) -> None:
         """End `offer`, whose callback has returned."""
         self._offer = None
         offer.active = False
         for peer in offer.pulled:
-            if peer.open_count > 0:
+            if peer.open_count > 0 and not peer.reserved:
                 self._choice.add(peer)
             else:
                 peer.pooled = False
@@ -427,7 +563,8 @@ class Core:
             self.counters.declined += 1
             if not self.stopped and not entry.done:
                 entry.successor = None
-                self._asked.append(entry)
+                if self._walk is not None:
+                    self._walk.asked.append(entry)
                 return
         if entry.done:
             return
@@ -437,23 +574,41 @@ class Core:
         successor = entry.successor
         if not self.stopped:
             if successor is not None:
-                self.waiting[id(successor.sender)] = successor
-                self._arrivals.push(successor)
+                self._arrive(successor)
         elif successor is not None or not offer.sent_count:
             self.counters.discarded += 1
             self.jobs.append([entry])  # behind the requests that fail
 
-    def _end_walk(self, line: Line) -> None:
-        """Let all of `line` that still wait stand in the queue."""
-        self._line = self._fresh = None
-        if self._asked:
-            for entry in self._asked:
+    def _end_walk(self, walk: Walk) -> None:
+        """Let all that still wait stand where they did; or leave it so, if the walk goes on later."""
+        self._walk = None
+        if walk is self.suspended:
+            for peer in walk.fresh or ():
+                peer.reserved = True
+            return
+        if walk.asked:
+            for entry in reversed(walk.asked):
                 if not entry.done:
-                    self.queue.push(entry)
-            self._asked.clear()
-        if line is not self.queue and line.live_count:
-            for entry in line.take_all():
-                self.queue.push(entry)
+                    self._stand(entry)
+        if walk.fresh is None:
+            if walk.lines[0].live_count:
+                for entry in walk.lines[0].take_all():
+                    self._stand(entry)
+            return
+        for peer in walk.fresh:
+            if peer.reserved:
+                peer.reserved = False
+                self._open(peer)
+        while self._later and self._walk is None:
+            next_ones = list(islice(self._later.values(), PEERS_PER_WALK))
+            for peer in next_ones:
+                del self._later[peer.number]
+                peer.reserved = False
+                self._open(peer)
+            next_ones.sort(key=lambda peer: peer.peer_id)
+            self._ask_about(tuple(peer for peer in next_ones if peer.open_count > 0))
+        for peer in self._later.values():
+            peer.reserved = True
 
     def pull(self, offer: Offer) -> PeerState | None:
         """Return the next open peer for `offer`; None: there is no further one, or the offer is over."""
@@ -461,7 +616,7 @@ class Core:
             peer = self._choice.take()
             if peer is None:
                 break
-            if peer.open_count > 0:
+            if peer.open_count > 0 and not peer.reserved:
                 if peer.reference() is not None:
                     offer.pulled.append(peer)
                     return peer
@@ -474,6 +629,8 @@ class Core:
         peer = self.peers.get(peer_id)
         if peer is None or peer.open_count <= 0 or offer.size <= 0 or not offer.active:
             return None
+        if peer.reserved and peer not in (offer.fresh or ()):
+            return None  # it is shown to those that wait, in their order
         return peer
 
     # --- messages ------------------------------------------------------------------------------------------------
@@ -610,9 +767,12 @@ class Core:
                     self._ejection.returned(peer, now)
                 self.jobs.append(peer)
         self.jobs.extend(callback for _, callback in self.calls.take_due(now))
+        self._resuming = self.suspended is not None
 
     def next_deadline(self) -> float | None:
-        """Return when `expire` next has something to do; None: never."""
+        """Return when `expire` next has something to do, 0.0: at once; None: never."""
+        if self.suspended is not None:
+            return 0.0
         deadlines = (self.table.next_deadline(), self._ejected.next_deadline(), self.calls.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
@@ -674,6 +834,8 @@ class Core:
         self.counters.shutdowns += self._fail([request for _, request in self.table.take_all()], FailureCode.SHUTDOWN)
         self._ejected.take_all()
         self.calls.take_all()
+        self.suspended = None
+        self._later.clear()
         waiting = [entry for entry in self.waiting.values() if entry.offer is None]
         waiting.sort(key=lambda entry: (entry.place, entry.number))
         for entry in waiting:

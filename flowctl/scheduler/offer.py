@@ -93,14 +93,15 @@ class Receiver(Protocol):
 class Entry:
     """A sender in the queue; it belongs to the core."""
 
-    __slots__ = ("done", "line", "number", "offer", "place", "sender", "successor")
+    __slots__ = ("done", "lines", "number", "offer", "peers", "place", "sender", "successor")
 
-    def __init__(self, sender: Sender, number: int, place: float) -> None:
+    def __init__(self, sender: Sender, number: int, place: float, peers: frozenset[PeerId] | None) -> None:
         self.sender: Final = sender
+        self.peers: Final = peers  # the only ones that it wants; None: any
         self.number: Final = number  # how many were scheduled before it
         self.place: Final = place
         self.done = False
-        self.line: object = None  # the line it stands in
+        self.lines: tuple[Any, ...] = ()  # those that it stands in
         self.offer: Offer | None = None  # the one that it has before it
         self.successor: Entry | None = None  # it was scheduled again while it had an offer before it
 
@@ -173,11 +174,11 @@ class Offer:
 
     __slots__ = ("_hands", "active", "entry", "fresh", "pulled", "sent_count", "size")
 
-    def __init__(self, hands: Hands, entry: Entry, fresh: PeerState | None, size: int) -> None:
+    def __init__(self, hands: Hands, entry: Entry, fresh: tuple[PeerState, ...] | None, size: int) -> None:
         self._hands: Final = hands
         #: The place in the queue of the sender that it is made to.
         self.entry: Final = entry
-        #: The peer that has become free. None: all open ones are new to the sender.
+        #: The peers that have become free, and, for who wants certain ones only, those. None: all open ones are new.
         self.fresh: Final = fresh
         #: How many messages may still be sent: counts down.
         self.size = size
@@ -195,12 +196,16 @@ class Offer:
         return self._channels_of(self.fresh)
 
     def full(self) -> Iterator[Channel]:
-        """Yield all open channels, also those that the sender has seen before, until the size is used up."""
+        """Yield all open channels, also those that the sender has seen before, until the size is used up.
+
+        Where a long queue is asked in parts, the peers that it is asked about come last.
+        """
         pulled = self.pulled
         index = 0
         while self.size > 0 and self.active:
             peer = pulled[index] if index < len(pulled) else self._hands.pull(self)
             if peer is None:
+                yield from self._channels_of(tuple(peer for peer in self.fresh or () if peer.reserved))
                 return
             index += 1
             if peer.reference() is None:
@@ -210,13 +215,16 @@ class Offer:
                 if self.size <= 0 or peer.open_count <= 0:
                     break
 
-    def _channels_of(self, peer: PeerState) -> Iterator[Channel]:
-        if peer.reference() is None:
-            return
-        for _ in range(peer.open_count):
-            if self.size <= 0 or peer.open_count <= 0 or not self.active:
-                return
-            yield Channel(self, peer)
+    def _channels_of(self, peers: tuple[PeerState, ...]) -> Iterator[Channel]:
+        for peer in peers:
+            if peer.reference() is None:
+                continue
+            for _ in range(peer.open_count):
+                if self.size <= 0 or not self.active:
+                    return
+                if peer.open_count <= 0:
+                    break
+                yield Channel(self, peer)
 
     def channel(self, peer_id: PeerId) -> Channel | None:
         """Return an open channel of the peer `peer_id`, fresh or not; None if it has none. O(1)."""

@@ -58,6 +58,7 @@ class PeerState:
         "pooled",
         "probation",
         "reference",
+        "reserved",
     )
 
     def __init__(self, peer_id: Any, reference: ref[Any], number: int, channel_count: int) -> None:
@@ -69,6 +70,7 @@ class PeerState:
         self.pending: Final[dict[int, None]] = {}
         self.pooled = False  # the Choice has it, or the running offer does
         self.ejected = False
+        self.reserved = False  # those that wait are being asked about it: others see it after them
         self.probation = False
         self.gone = False
         self.choice_state: Any = None

@@ -217,7 +217,7 @@ class MessageScheduler:
 
     # --- senders and responses -----------------------------------------------------------------------------------
 
-    def schedule(self, sender: Sender, priority: int = 0) -> bool:
+    def schedule(self, sender: Sender, priority: int = 0, *, peers: Collection[PeerId] | None = None) -> bool:
         """Let `sender` wait for an offer, which may come from within this call.
 
         A sender waits once: scheduled again while it waits, it keeps its place.
@@ -226,6 +226,8 @@ class MessageScheduler:
             sender: kept until it has sent, is withdrawn or discarded.
             priority: how urgent it is, higher is more, within `MAX_PRIORITY` either way. Each level lets it pass a
                 number of senders that came before it (`PLACES_PER_PRIORITY`), so that nobody waits for ever.
+            peers: ids of the only peers that it wants: it is asked about no others, which costs nothing however many
+                such senders wait. None: any.
 
         Returns:
             False: the scheduler was stopped; `sender` is not called.
@@ -234,7 +236,7 @@ class MessageScheduler:
             ConfigError: `priority` is not in its range.
         """
         with self._lock:
-            if not self._core.enter(sender, priority):
+            if not self._core.enter(sender, priority, peers):
                 return False
             step = self._take_turn_locked()
         if step is not None:
@@ -387,6 +389,7 @@ class MessageScheduler:
             if self._core.stopped:
                 return
             former, self._driver = self._driver, driver
+            self._core.bounded = True
             self._wake_at = inf
         if former is not None:
             _disarm(former)
@@ -417,6 +420,7 @@ class MessageScheduler:
             with self._lock:
                 if self._driver is driver:
                     self._driver = None
+                    self._core.bounded = False
 
     # --- for coroutines ------------------------------------------------------------------------------------------
 
@@ -478,6 +482,7 @@ class MessageScheduler:
 
     def _run(self, step: Step | None) -> None:
         """Make callbacks, `step` first, until there are none; the caller has the turn."""
+        rest = False
         try:
             while step is not None:
                 if isinstance(step, Offer):
@@ -491,6 +496,9 @@ class MessageScheduler:
                     step = self._core.next_step()
                     if step is None:
                         self._turning = False
+                        rest = self._core.suspended is not None
+            if rest:
+                self._rearm()
         except BaseException:  # a bug, or Ctrl-C between two lines: others can go on
             with self._lock:
                 self._turning = False

@@ -28,6 +28,7 @@ WANTS = st.fixed_dictionaries(
         "full": st.booleans(),
         "again": st.booleans(),
         "notify": st.booleans(),
+        "only": st.none() | st.sets(PEERS, max_size=2),
     }
 )
 
@@ -60,7 +61,8 @@ class Model:
         """Return whether the sender has sent."""
         _, _, name, wants = waiting
         took = []
-        whose = sorted(self.counts) if fresh is None or wants["full"] else [fresh]
+        only = self.counts.keys() if wants["only"] is None else self.counts.keys() & wants["only"]
+        whose = sorted(self.counts) if wants["full"] else sorted(only) if fresh is None else [fresh]
         for peer_id in whose:
             for _ in range(self.open_of(peer_id)):
                 if len(took) < min(size, wants["want"]) and (wants["accepts"] is None or peer_id in wants["accepts"]):
@@ -77,7 +79,12 @@ class Model:
         for index, waiting in enumerate(line):
             if (self.open() if fresh is None else self.open_of(fresh)) == 0:
                 return left + line[index:]
-            last = index == len(line) - 1
+            only = waiting[3]["only"]
+            if only is not None and not any(self.open_of(peer) for peer in only if fresh in {None, peer}):
+                left.append(waiting)
+                continue
+            behind = [other[3]["only"] for other in line[index + 1 :]]
+            last = not [other for other in behind if fresh is None or other is None or fresh in other]
             if not self.offer(waiting, fresh, self.open() if last else 1):
                 left.append(waiting)
         return left
@@ -155,7 +162,7 @@ class ModelledSender(FakeSender):
         if self.wants["again"]:
             name = f"{self.name}+{number}"
             again = self.machine.senders[name] = ModelledSender(self.machine, name, {**self.wants, "again": False})
-            self.world.scheduler.schedule(again)
+            self.world.scheduler.schedule(again, peers=self.wants["only"])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -187,7 +194,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def schedule(self, wants, priority):
         name = f"s{self.model.scheduled}"
         self.senders[name] = sender = ModelledSender(self, name, wants)
-        assert self.world.scheduler.schedule(sender, priority)
+        assert self.world.scheduler.schedule(sender, priority, peers=wants["only"])
         self.model.schedule(name, wants, priority)
         self.model.settle()
 
