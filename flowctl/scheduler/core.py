@@ -131,19 +131,6 @@ class Line:
         else:
             heappop(self._heap)
 
-    def take_all(self) -> list[Entry]:
-        """Remove and return all that stand only here, in order; O(n log n)."""
-        found = [entry for entry in self._fifo if self in entry.lines]
-        if self._heap:
-            found += [place[2] for place in self._heap if self in place[2].lines]
-            found.sort(key=_place_of)
-        self._fifo.clear()
-        self._heap.clear()
-        self.live_count = 0
-        for entry in found:
-            entry.lines = ()
-        return found
-
     def left(self) -> None:
         """Count one less: an entry has left."""
         self.live_count -= 1
@@ -403,18 +390,24 @@ class Core:
         """End the offer that was made last, and return the callback that is to be made now; None: there is none."""
         if self._offer is not None:
             self._settle(self._offer)
+        untold = self._untold
         while True:
-            if self._untold:
-                return self._untold.popleft()
-            if self._walk is not None:
-                if (offer := self._next_offer(self._walk)) is not None:
+            if untold:
+                return untold.popleft()
+            walk = self._walk
+            if walk is not None:
+                offer = self._next_offer(walk)
+                if offer is not None:
                     return offer
-                self._end_walk(self._walk)
+                self._end_walk(walk)
             elif self._freed is not None:
                 self._begin_walk(self._freed)
             elif self._arrivals.live_count:
-                self._walk = Walk(self._arrivals.alone, None)
-                self._arrivals, self._spare = self._spare, self._arrivals
+                if self.open_count > 0:
+                    self._walk = Walk(self._arrivals.alone, None)
+                    self._arrivals, self._spare = self._spare, self._arrivals
+                else:
+                    self._let_stand(self._arrivals)
             elif self.jobs:
                 self._begin(self.jobs.popleft())
             elif self._resuming and self.suspended is not None:
@@ -434,7 +427,7 @@ class Core:
             self._ask_about((freed,))
 
     def _ask_about(self, fresh: tuple[PeerState, ...]) -> None:
-        lines = self._lines_about(fresh)
+        lines = self._lines_about(fresh) if self._wanting else self.queue.alone
         if len(lines) > 1 or self.queue.live_count:
             self._walk = Walk(lines, fresh)
 
@@ -468,7 +461,7 @@ class Core:
         while self.open_count > 0:
             fresh = walk.fresh
             if fresh is not None:
-                if not any(self._is_open(peer) for peer in fresh):
+                if not self._is_open(fresh[0]) and not any(map(self._is_open, fresh)):
                     return None
                 if self._budget <= 0 and self.bounded:
                     self.suspended = walk
@@ -502,8 +495,16 @@ class Core:
 
     def _next_of(self, walk: Walk) -> tuple[Entry | None, int]:
         """Take out who stands first in the lines of `walk`; returns also how many stand behind."""
-        found, where, behind_count = None, walk.lines[0], -1
-        for line in walk.lines:
+        lines = walk.lines
+        where = lines[0]
+        if len(lines) == 1:
+            found = where.first()
+            if found is not None:
+                where.remove(found)
+                self._unstand(found)
+            return found, where.live_count
+        found, behind_count = None, -1
+        for line in lines:
             behind_count += line.live_count
             entry = line.first()
             if entry is not None and (found is None or _is_before(entry, found)):
@@ -591,14 +592,23 @@ class Core:
                 if not entry.done:
                     self._stand(entry)
         if walk.fresh is None:
-            if walk.lines[0].live_count:
-                for entry in walk.lines[0].take_all():
-                    self._stand(entry)
+            self._let_stand(walk.lines[0])
             return
         for peer in walk.fresh:
             if peer.reserved:
                 peer.reserved = False
                 self._open(peer)
+        if self._later:
+            self._ask_about_later()
+
+    def _let_stand(self, arrivals: Line) -> None:
+        while (entry := arrivals.first()) is not None:
+            arrivals.remove(entry)
+            arrivals.left()
+            self._stand(entry)
+
+    def _ask_about_later(self) -> None:
+        """Have the queue asked about peers that became free during a walk that was made in parts."""
         while self._later and self._walk is None:
             next_ones = list(islice(self._later.values(), PEERS_PER_WALK))
             for peer in next_ones:

@@ -133,10 +133,11 @@ class Hands(Protocol):
 class Channel:
     """The capacity to send one message to one peer, as part of one offer."""
 
-    __slots__ = ("_offer", "state", "used")
+    __slots__ = ("offer", "state", "used")
 
     def __init__(self, offer: Offer, state: PeerState) -> None:
-        self._offer = offer
+        #: The offer that it is part of.
+        self.offer: Final = offer
         #: The peer, as the scheduler and its policies see it.
         self.state: Final = state
         #: Whether a message was sent on it.
@@ -147,20 +148,15 @@ class Channel:
         """Which peer it leads to."""
         return self.state.peer_id
 
-    @property
-    def offer(self) -> Offer:
-        """The offer that it is part of."""
-        return self._offer
-
     def send(
         self, message: Any, receiver: Receiver, timeout: float, *, response_type: ResponseType = None
     ) -> int | None:
         """Send a request on it: `Offer.send`."""
-        return self._offer.send(self, message, receiver, timeout, response_type=response_type)
+        return self.offer.send(self, message, receiver, timeout, response_type=response_type)
 
     def notify(self, message: Any, timeout: float) -> bool:
         """Send a notification on it: `Offer.notify`."""
-        return self._offer.notify(self, message, timeout)
+        return self.offer.notify(self, message, timeout)
 
 
 class Offer:
@@ -178,7 +174,7 @@ class Offer:
         self._hands: Final = hands
         #: The place in the queue of the sender that it is made to.
         self.entry: Final = entry
-        #: The peers that have become free, and, for who wants certain ones only, those. None: all open ones are new.
+        #: The peers that have become free, or the open ones that the sender wants. None: all open ones are new.
         self.fresh: Final = fresh
         #: How many messages may still be sent: counts down.
         self.size = size

@@ -33,6 +33,7 @@ from flowctl.scheduler.awaited import AwaitedRequest, ChannelWait, HeldChannel
 from flowctl.scheduler.core import Call, Core, Refusal, Request, Step
 from flowctl.scheduler.driver import Driver
 from flowctl.scheduler.offer import (
+    MAX_TIMEOUT_S,
     Channel,
     Entry,
     Offer,
@@ -551,7 +552,8 @@ class MessageScheduler:
         response_type: ResponseType,
     ) -> int | None:
         """Send a message on a channel of an offer; returns its key, None if it was not sent."""
-        check_timeout(timeout)
+        if not 0 < timeout <= MAX_TIMEOUT_S:
+            check_timeout(timeout)
         peer = channel.state.reference()
         now = self._clock()
         deadline = now + timeout
