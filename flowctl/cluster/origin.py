@@ -15,7 +15,8 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from typing import Any, Final
 
 import structlog
@@ -50,6 +51,9 @@ _PENDING_BYTES: Final = 64 << 20
 """Complete segments that wait for the origin's thread: more means that it does not run."""
 _TIMELINES: Final = 10_000
 """Streams whose last timeline is remembered."""
+_FAREWELL_S: Final = 0.2
+_LAST_S: Final = 2.0
+"""How long the end of a node is waited for: nothing that is under way is worth more."""
 _STUCK_S: Final = 10.0
 """An edge whose connection takes nothing for so long is cut."""
 
@@ -118,6 +122,17 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def finish(work: Coroutine[Any, Any, None], group: PollGroup, deadline_s: float) -> None:
+    """Run the end of something on a group's thread, and wait for it for a while; the group may have ended already."""
+    try:
+        future = asyncio.run_coroutine_threadsafe(work, group.loop)
+    except (ClosedError, LocalProtocolError, RuntimeError):
+        work.close()
+        return
+    with contextlib.suppress(TimeoutError, CancelledError, FlowctlError):
+        future.result(min(max(deadline_s, _FAREWELL_S), _LAST_S))
+
+
 class Offering:
     """Serves the segments of a pool by diffusion; on the thread of its loop.
 
@@ -141,6 +156,11 @@ class Offering:
         task = asyncio.get_running_loop().create_task(self._serve(session))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Serve nobody any more."""
+        await self._diffusion.close(_FAREWELL_S)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, session: StreamSession) -> None:
         peer = "{}:{}".format(*session.connection.peer)
@@ -201,6 +221,8 @@ class Origin:
 
     def stop(self, deadline_s: float) -> None:
         """End."""
+        if self._offering is not None:
+            finish(self._offering.close(), self._listener.group, deadline_s)
         self._listener.stop(deadline_s)
 
     def figures(self) -> dict[str, Any]:

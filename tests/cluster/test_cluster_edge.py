@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -30,7 +31,7 @@ def whole(viewer, encoder, last=None):
 
 def cut_off(encoder):
     """Return the last message of the last whole segment."""
-    return encoder.sent[encoder.count // 25 * 50 - 1]
+    return encoder.sent[(len(encoder.sent) - 1) // 50 * 50 - 1]
 
 
 def begin(house, *origins, **settings):
@@ -124,9 +125,7 @@ def test_followed_origin_when_killed_costs_no_frame(house):
     encoder.pictures(60)
     viewer = edge.play()
     until(lambda: frames(viewer.media)[-1:] == encoder.sent[-1:], "the newest frame")
-    source = next(iter(edge.edge._wanted.values())).following.source
-    dead = first if source == str(first.where) else second
-    dead.kill()
+    kill_followed(edge, first, second)
     encoder.pictures(120)
     whole(viewer, encoder)
     encoder.pictures(30)
@@ -170,3 +169,69 @@ def test_figures_when_operators_ask_say_how_origins_and_streams_do(house):
     until(lambda: found["origins"][0]["latency_ms"] is not None)
     assert stats(first.server, asked)["origin"]["segments"] == 2
     json.dumps(found)
+
+
+def payloads(media):
+    return [payload for _, _, payload in frames(media)]
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_stream_when_published_again_goes_on(house, follow):
+    """The encoder begins again at 0: viewers get both publications, without a jump back in time."""
+    first, second = house.origin(), house.origin()
+    edge, encoder, viewer = begin(house, first, second, follow=follow)
+    encoder.pictures(15)
+    whole(viewer, encoder, None if follow else cut_off(encoder))
+    for link in encoder.links:
+        link.close()
+    until(lambda: not any(item.server.hub.publisher_of("live/room") for item in (first, second)))
+    again = Encoder(first, second)
+    again.count = 10_000  # other pictures, at other times
+    again.pictures(80)
+    until(lambda: payloads(viewer.media)[-1:] == [cut_off_payload(again) if not follow else again.sent[-1][2]])
+    if follow:
+        kill_followed(edge, first, second)
+        again.pictures(90)
+        until(lambda: payloads(viewer.media)[-1:] == [again.sent[-1][2]], "the last message")
+    got = payloads(viewer.media)
+    start = got.index(again.sent[0][2])
+    assert got[start:] == [payload for _, _, payload in again.sent][: len(got) - start]
+    times = [timestamp for type_id, timestamp, _ in frames(viewer.media) if type_id == 9]
+    assert times == sorted(times)
+    assert edge.stream().gaps == 0
+
+
+def cut_off_payload(encoder):
+    return cut_off(encoder)[2]
+
+
+def kill_followed(edge, *origins):
+    """Kill the origin that the edge follows."""
+    source = next(iter(edge.edge._wanted.values())).following.source
+    next(item for item in origins if str(item.where) == source).kill()
+
+
+def test_origin_when_slow_is_asked_for_less(house):
+    """Of two origins the one whose answers take longer is asked for fewer segments, and none is missing."""
+    slow, quick = house.origin(), house.origin()
+    delay(slow, 0.3)
+    edge, encoder, viewer = begin(house, slow, quick)
+    for _ in range(16):
+        seen = len(edge.edge.pool)
+        encoder.pictures(25)
+        until(lambda before=seen: len(edge.edge.pool) > before, "a segment")
+    whole(viewer, encoder, cut_off(encoder))
+    first, second = (item.requested_bytes for item in edge.edge.statistics().origins)
+    assert first < second
+    assert edge.stream().gaps == 0
+
+
+def delay(origin, by_s):
+    """Let the segments of an origin take so long to be read."""
+    read = origin.origin.pool.read_objects
+
+    async def read_late(entries):
+        await asyncio.sleep(by_s)
+        return await read(entries)
+
+    origin.origin.pool.read_objects = read_late

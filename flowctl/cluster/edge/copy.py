@@ -5,7 +5,8 @@ told to. Both go through a `Splice`, and what comes out of it is published (`Sin
 
 Followed frames are cut as an origin cuts them. A segment of ours that has the hash of one that was announced is that
 one: so it is known where in the publication the followed source stands, though its server may have moved the stream on
-its timeline; and what was followed is not fetched, but is offered to others. While frames come, announced segments are
+its timeline; and what was followed is not fetched, but is offered to others. Another source of the same stream is known
+by its first picture, where that has gone out before. While frames come, announced segments are
 held: neither fetched nor acknowledged. When they stop coming, what is missing is fetched.
 
 Everything belongs to one thread, that of the node's loop.
@@ -55,6 +56,8 @@ GONE_S: Final = 10.0
 """When nothing has come for so long, viewers are told that the stream has ended."""
 HELD_BYTES: Final = 64 << 20
 """What may wait behind a missing segment, of one stream."""
+APART_MS: Final = 200
+"""How far two servers may have moved a publication apart on their timelines: each measures the pause before it."""
 REFUSED_S: Final = 1.0
 """Between two tries to publish a name that a publisher of this server has."""
 _ANNOUNCED: Final = 512
@@ -137,6 +140,7 @@ class StreamCopy:
         # What is followed: cut as origins cut, not placed yet, and what was cut, by hash
         self._cutter: Cutter | None = None
         self._mapping: _Mapping | None = None
+        self._before: _Mapping | None = None  # of the source before this one
         self._from_key = False  # frames before the next key frame have no place
         self._unplaced: list[Callable[[], None]] = []
         self._own: OrderedDict[bytes, tuple[Position, bytes]] = OrderedDict()
@@ -177,6 +181,11 @@ class StreamCopy:
         missing = self._splice.missing()
         return missing is not None and missing[0] <= position < missing[1]
 
+    def known_for_s(self, name: SegmentId) -> float:
+        """Return for how long a segment has been announced, in seconds."""
+        known = self._announced.get((name.position, name.digest))
+        return 0.0 if known is None else self._clock() - known[1]
+
     def _note(self, name: SegmentId, now: float) -> bool:
         """Take a segment that was announced for the first time; return whether it is one that was followed."""
         self._announced[name.position, name.digest] = name, now
@@ -184,6 +193,10 @@ class StreamCopy:
             self._announced.popitem(last=False)
         if self._first_at is None:
             self._first_at = now
+        self._splice.announce(name.position)
+        cutter = self._cutter
+        if self._mapping is None and cutter is not None and cutter.position is not None:
+            self._guess(cutter.position, cutter.frames[0])
         own = self._own.get(name.digest)
         if own is None:
             return False
@@ -203,8 +216,8 @@ class StreamCopy:
         return True
 
     def _flows(self, now: float) -> bool:
-        """Whether frames are followed and come."""
-        return self.follows and now - self._live_at < LIVE_S
+        """Whether frames are followed and come, and it is known where they stand."""
+        return self._mapping is not None and now - self._live_at < LIVE_S
 
     # -- what comes
 
@@ -221,6 +234,7 @@ class StreamCopy:
         """A followed source begins, perhaps behind another one."""
         del now
         self._cutter, self._unplaced = Cutter(self.name, _NOWHERE), []
+        self._before, self._mapping = self._mapping or self._before, None
         self._from_key = False
 
     def gap(self, now: float) -> None:
@@ -251,11 +265,37 @@ class StreamCopy:
         if cutter.position is not None and cutter.frames and cutter.frames[-1].payload is payload:
             position, index, frame = cutter.position, len(cutter.frames) - 1, cutter.frames[-1]
             headers = cutter.headers
-            if self._mapping is None and self._splice.cursor is None and self._start is None:
-                newest = max((place.timeline for place, _ in self._announced), default=_NOWHERE)
-                self._mapping = _Mapping(newest, 0)  # nothing went out yet: it stands where it says
+            if self._mapping is None and index == 0:
+                self._guess(position, frame)
             self._place(lambda: self._add(position, index, frame, headers))
         self._flush()
+
+    def _guess(self, position: Position, frame: Frame) -> None:
+        """Say where a source stands whose first picture came: as one that is known, or anywhere while nothing is."""
+        if self._splice.cursor is None and self._start is None:
+            newest = max((place.timeline for place, _ in self._announced), default=_NOWHERE)
+            self._mapping = _Mapping(newest, 0)
+            return
+        shift_ms = 0 if self._before is None else self._before.shift_ms
+        known = self._splice.beginning_with(frame)
+        most_ms = CLOCK
+        if not known:  # begun since: where an announced segment says that the next one begins
+            known = [item for name, _ in self._announced.values() if (item := name.next) is not None]
+            most_ms = APART_MS
+        # Pictures may be alike: the one where the source before it would have had it.
+        same = min(known, key=lambda item: abs(item.start_ms - position.start_ms - shift_ms), default=None)
+        if same is not None and abs(same.start_ms - position.start_ms - shift_ms) <= most_ms:
+            self._settle_at(_Mapping(same.timeline, same.start_ms - position.start_ms))
+
+    def _settle_at(self, found: _Mapping) -> None:
+        """Learn where the followed source stands, and place what waited for that."""
+        before, self._mapping = self._mapping, found
+        if before is None:
+            steps, self._unplaced = self._unplaced, []
+            for step in steps:
+                step()
+        elif before != found:
+            self._splice.rename(before.timeline, found.timeline, found.shift_ms - before.shift_ms)
 
     def _place(self, step: Callable[[], None]) -> None:
         """Do what needs to know where the followed source stands, now or as soon as that is known."""
@@ -293,14 +333,7 @@ class StreamCopy:
 
     def _match(self, position: Position, body: bytes, name: SegmentId) -> None:
         """Learn that what was followed at `position` is the segment `name`."""
-        found = _Mapping(name.position.timeline, name.position.start_ms - position.start_ms)
-        before, self._mapping = self._mapping, found
-        if before is None:
-            steps, self._unplaced = self._unplaced, []
-            for step in steps:
-                step()
-        elif before != found:
-            self._splice.rename(before.timeline, found.timeline, found.shift_ms - before.shift_ms)
+        self._settle_at(_Mapping(name.position.timeline, name.position.start_ms - position.start_ms))
         self._adopted += self._pool.put(name, object_of(name, body))
         self._splice.end_part(name.position, name.count, name.next)
         self._own.pop(name.digest, None)

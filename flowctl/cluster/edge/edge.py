@@ -31,12 +31,13 @@ from flowctl.cluster.edge.copy import CopyStatistics, StreamCopy
 from flowctl.cluster.edge.gate import SchedulerGate
 from flowctl.cluster.edge.upstream import OriginAddress, Upstream, UpstreamState, UpstreamStatistics
 from flowctl.cluster.follow import Follow, FollowState, HubSink, Source
-from flowctl.cluster.origin import POLICY, Cutting, Offering, SegmentListener, keep
+from flowctl.cluster.origin import POLICY, Cutting, Offering, SegmentListener, finish, keep
 from flowctl.cluster.segments.cutter import Cut
 from flowctl.cluster.segments.segment import Segment, SegmentId
 from flowctl.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.diffusion.decision import CentralPlanner, DecisionContext, Decisions, make_decisions
 from flowctl.diffusion.diffusion import ObjectDiffusion
+from flowctl.diffusion.objects import PeerId
 from flowctl.diffusion.streams.tcp import StreamSession, connect_stream
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RemoteProtocolError
 from flowctl.fieldtypes import check_fields
@@ -60,6 +61,11 @@ _SLOW_START_S: Final = 2.0
 """A source that brings nothing for so long is given up for the next one, if others have the stream."""
 _ROUND: Final = Backoff(first_s=0.1, factor=2.0, most_s=3.0)
 """Between two rounds through all sources of a stream."""
+HEAD_START_S: Final = 0.2
+"""How long others may take to announce a segment before a slow origin is asked for it."""
+_SLOWER_S: Final = 0.02
+_PROBE_S: Final = 10.0
+"""A slow origin that was not asked for so long is asked as the others: it may have become quick."""
 _EXPIRE_TICKS: Final = 10
 
 
@@ -217,11 +223,11 @@ class _Planner(CentralPlanner):
     """Decides as ever, and leaves out what is held for now.
 
     Args:
-        ready: whether a segment that is wanted is to be fetched now.
+        ready: whether a segment that is wanted is to be fetched from a peer now.
         busy: whether that may change with time alone.
     """
 
-    def __init__(self, ready: Callable[[bytes], bool], busy: Callable[[], bool]) -> None:
+    def __init__(self, ready: Callable[[PeerId, bytes], bool], busy: Callable[[], bool]) -> None:
         self._ready = ready
         self._busy = busy
 
@@ -229,7 +235,7 @@ class _Planner(CentralPlanner):
         """Return a decision for each peer that is not busy."""
         found = make_decisions(context)
         for peer, decision in found.items():
-            ready = frozenset(item for item in decision.objects_to_req_ids if self._ready(item))
+            ready = frozenset(item for item in decision.objects_to_req_ids if self._ready(peer, item))
             if len(ready) != len(decision.objects_to_req_ids):
                 found[peer] = replace(decision, objects_to_req_ids=ready)
         return found
@@ -274,6 +280,7 @@ class Edge:
         self._offering: Offering | None = None
         self._upstreams: list[Upstream] = []
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._slow: set[str] = set()  # connections to origins that answer much later than others
         self._ticks = 0
         self._stopping = False
         self.title: Final = "edge"
@@ -331,10 +338,7 @@ class Edge:
 
     def stop(self, deadline_s: float) -> None:
         """End; what is under way is given up."""
-        with contextlib.suppress(ClosedError, LocalProtocolError):
-            future = asyncio.run_coroutine_threadsafe(self._end(), self._group.loop)
-            with contextlib.suppress(TimeoutError):
-                future.result(min(deadline_s, 2.0))
+        finish(self._end(), self._group, deadline_s)
         if self._listener is not None:
             self._listener.stop(deadline_s)
         else:
@@ -351,8 +355,8 @@ class Edge:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._diffusion is not None:
-            await self._diffusion.close(0.1)
+        if self._offering is not None:
+            await self._offering.close()
         self.gate.stop()
 
     async def _connect(self, address: OriginAddress) -> StreamSession:
@@ -403,10 +407,26 @@ class Edge:
         _log.info("stream wanted", stream=stream)
         return found
 
-    def _ready(self, object_id: bytes) -> bool:
+    def _ready(self, peer: PeerId, object_id: bytes) -> bool:
+        """Whether a segment is to be fetched from a peer now; from a slow one not before the others can have it."""
         name = self.pool.name_of(object_id)
         wanted = None if name is None else self._wanted.get(name.stream)
-        return name is not None and wanted is not None and wanted.copy.ready(name)
+        if name is None or wanted is None or not wanted.copy.ready(name):
+            return False
+        return peer not in self._slow or wanted.copy.known_for_s(name) >= HEAD_START_S
+
+    def _prefer(self, now: float) -> None:
+        """Ask origins that take much longer than the best one only for what nobody else has; now and then, try them."""
+        measured = {item: item.meter.latency_s for item in self._upstreams if item.state is UpstreamState.FETCHING}
+        best_s = min((found for found in measured.values() if found is not None), default=0.0)
+        self._slow = {
+            item.peer
+            for item, found in measured.items()
+            if found is not None and found > 2 * best_s + _SLOWER_S and now - item.meter.asked_at < _PROBE_S
+        }
+        if self._diffusion is not None:
+            self._diffusion.last.clear()
+            self._diffusion.last.update(self._slow)
 
     def _came(self, segment: Segment) -> None:
         """Put a segment that was fetched to its stream."""
@@ -425,6 +445,7 @@ class Edge:
     def _tick(self, now: float) -> None:
         """Look who wants what, and at what time changes."""
         self.gate.tick()
+        self._prefer(now)
         viewed = {stream.name for stream, viewers in self._hub.streams().items() if viewers}
         for name in viewed:
             if name not in self._wanted and self._free(name):

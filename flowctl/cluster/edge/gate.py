@@ -40,6 +40,7 @@ class PeerMeter:
         requested_bytes: of the segments asked for.
         timeouts: requests that had no answer in time.
         latency_s: of answers, smoothed. None: there was none.
+        asked_at: when the last request was sent, seconds.
     """
 
     requests: int = 0
@@ -47,6 +48,7 @@ class PeerMeter:
     requested_bytes: int = 0
     timeouts: int = 0
     latency_s: float | None = None
+    asked_at: float = 0.0
 
 
 class _Peer:
@@ -164,6 +166,7 @@ class SchedulerGate:
             return None
         meter = known.meter
         meter.requests += 1
+        meter.asked_at = request.began_at
         meter.in_flight += 1
         meter.requested_bytes += size_bytes
         return request.end

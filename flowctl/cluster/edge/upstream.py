@@ -137,7 +137,8 @@ class Upstream:
         self._tries = self._connections = self._faults = 0
 
     @property
-    def _peer(self) -> str:
+    def peer(self) -> str:
+        """The name of its connection for diffusion."""
         return f"{self.address}#{self._connections}"
 
     async def run(self) -> None:
@@ -157,7 +158,7 @@ class Upstream:
             self._rest(f"cannot connect: {str(error) or 'it takes too long'}")
             return AGAIN.delay_s(self._tries, self._rng)
         self._connections += 1
-        peer = self._peer
+        peer = self.peer
         self.state, self._why = UpstreamState.FETCHING, ""
         _log.info("origin connected", origin=str(self.address))
         self._gate.connect(peer, self.meter)
@@ -201,7 +202,7 @@ class Upstream:
             origin=str(self.address),
             state=self.state.value,
             why=self._why,
-            channels=self._gate.channels(self._peer),
+            channels=self._gate.channels(self.peer),
             connections=self._connections,
             faults=self._faults,
             requests=meter.requests,

@@ -91,7 +91,7 @@ class Splice:
     """
 
     __slots__ = (
-        *("_most_bytes", "_parts", "_since", "_timeline", "_wait_s"),
+        *("_announced", "_most_bytes", "_parts", "_since", "_timeline", "_wait_s"),
         *("cursor", "differing_count", "gap_count", "held_bytes", "repeated_count"),
     )
 
@@ -99,6 +99,7 @@ class Splice:
         self._wait_s = wait_s
         self._most_bytes = most_bytes
         self._parts: dict[Position, _Part] = {}
+        self._announced: set[Position] = set()  # of later publications: parts that are somewhere
         self._since: float | None = None  # something behind the cursor waits
         self._timeline: int | None = None  # of what went out last
         self.cursor: tuple[Position, int] | None = None
@@ -128,7 +129,20 @@ class Splice:
         behind = self._first_behind()
         return None if behind is None else (self.cursor[0], behind)
 
+    def beginning_with(self, frame: Frame) -> list[Position]:
+        """Return the parts that are known, the one at the cursor too, whose first message is this one at any time."""
+        return [
+            position
+            for position, part in self._parts.items()
+            if part.frames and part.frames[0][::2] == (frame.type_id, frame.payload)
+        ]
+
     # -- in
+
+    def announce(self, position: Position) -> None:
+        """Learn of a part that may come: the earliest one of a publication is where that begins."""
+        if self.cursor is not None and position.timeline > self.cursor[0].timeline:
+            self._announced.add(position)
 
     def past(self, position: Position) -> bool:
         """Return whether all of the part at `position` has gone out, or was given up."""
@@ -298,7 +312,7 @@ class Splice:
         behind = self._first_behind()
         if behind is None or self.cursor is None or behind.timeline == self.cursor[0].timeline:
             return None
-        return behind
+        return min((item for item in self._announced if item.timeline == behind.timeline), default=behind)
 
     def _first_behind(self) -> Position | None:
         """Return the earliest part behind the cursor at which a decoder can start. None: there is none."""
@@ -325,6 +339,7 @@ class Splice:
     def _go_to(self, behind: Position) -> None:
         """Put the cursor to the beginning of a part, and forget what stands before it."""
         before, self.cursor, self._since = self.cursor, (behind, 0), None
+        self._announced = {item for item in self._announced if item.timeline > behind.timeline}
         for position in [position for position in self._parts if self.past(position)]:
             part = self._parts.pop(position)
             gone = before[1] if before is not None and before[0] == position else 0

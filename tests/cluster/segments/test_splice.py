@@ -122,6 +122,20 @@ def test_publication_when_it_ends_is_followed_by_the_next_without_a_gap():
     assert target.gap_count == 0
 
 
+def test_publication_when_its_second_segment_comes_first_begins_with_the_announced_one():
+    """Behind an end, what is known to exist is waited for, as anything that is missing."""
+    target, before, (first, second) = splice(), segments(movie(1)), segments(movie(2), timeline=7)
+    target.add_segment(before[0])
+    target.take(0.0)
+    for item in (first, second):
+        target.announce(item.id.position)
+    target.add_segment(second)
+    assert target.take(0.0) == []
+    target.add_segment(first)
+    assert frames_of(target.take(1.0)) == movie(2)
+    assert target.gap_count == 0
+
+
 def test_publication_when_its_last_segment_is_lost_gives_way_to_the_next():
     """The next publication is waited behind the end that nobody has, and then told."""
     target, before, after = splice(), segments(movie(2)), segments(movie(1), timeline=7)
