@@ -17,6 +17,7 @@ import structlog
 from flowctl.cluster.workers.operating import carry_out, put_in_force
 from flowctl.cluster.workers.order import WORKER, WORKERS, Order
 from flowctl.control.summary import figures_of
+from flowctl.errors import ClosedError
 from flowctl.live.changes import Change
 from flowctl.live.server import LiveServer
 from flowctl.rpc.access.access import AuthLevel
@@ -74,6 +75,7 @@ class Link:
 
         Raises:
             RpcError: it does not answer.
+        ClosedError: the server ends, and starts nothing any more.
         """
         for part in self.parts:
             part.add_commands(self.node)
@@ -82,7 +84,10 @@ class Link:
         place = {"number": self._order.number, "serial": self._order.serial}
         reply = self.node.request_future(self.conn, f"{WORKERS}.hello", json.dumps(place)).get()
         try:
-            put_in_force(self._server, json.loads(reply[0])["orders"])
+            said = json.loads(reply[0])
+            if said["ends"]:
+                raise ClosedError("the server ends")
+            put_in_force(self._server, said["orders"])
         finally:
             self._told.set()
         self._server.changes.listeners.append(self._changed)

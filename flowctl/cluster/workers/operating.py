@@ -197,8 +197,7 @@ class Operating:
         """Ask all for figures: of one connection, or whole lists up to the end of the page, page by page."""
         if asked["connection"] is not None:
             return combine(operation.together, asked, [reply for reply, _ in self._ask(self._now(), "stats", asked)])
-        targets = self._now()
-        answers = [self._pages(item, asked) for item in targets]
+        answers = self._pages(asked)
         made = combine(operation.together, asked, answers)
         down = list(self._down())
         server = made["server"]
@@ -219,29 +218,30 @@ class Operating:
             made["warning"] = "; ".join(filter(None, [made.get("warning"), names]))
         return made
 
-    def _pages(self, target: Linked, asked: Mapping[str, Any]) -> Answer:
-        """Return what one process has up to the end of the page: all streams, since those of several are added."""
-        need, offset, whole = asked["offset"] + asked["limit"], 0, None
-        while True:
+    def _pages(self, asked: Mapping[str, Any]) -> list[Answer]:
+        """Return what each has up to the end of the page: of streams all, since those of several are added."""
+        need, offset = asked["offset"] + asked["limit"], 0
+        whole: dict[int, Json] = {}
+        failed: list[Answer] = []
+        targets = self._now()
+        while targets:
             page = {**asked, "offset": offset, "limit": MOST_PAGE}
-            if whole is not None and offset >= min(need, whole["found"]["viewers"]):
+            if offset >= need:
                 page["viewers"] = "none"
-            answers = self._ask([target], "stats", page)
-            if not answers:
-                return Answer(target.number, missing="has ended")
-            reply = answers[0][0]
-            if reply.result is None:
-                return reply
-            found = reply.result
-            if whole is None:
-                whole = found
-            else:
-                for name in ("streams", "viewers"):
-                    whole[name] += found[name]
+            answers = [reply for reply, _ in self._ask(targets, "stats", page)]
+            failed += [reply for reply in answers if reply.result is None]
             offset += MOST_PAGE
-            counts = whole["found"]
-            if offset >= counts["streams"] and offset >= min(need, counts["viewers"]):
-                return Answer(target.number, result=whole)
+            more = set()
+            for number, found in ((reply.worker, reply.result) for reply in answers if reply.result is not None):
+                known = whole.setdefault(number, found)
+                if known is not found:
+                    for name in ("streams", "viewers"):
+                        known[name] += found[name]
+                if offset < max(known["found"]["streams"], min(need, known["found"]["viewers"])):
+                    more.add(number)
+            targets = [item for item in targets if item.number in more]
+        incomplete = {reply.worker for reply in failed}
+        return [*failed, *(Answer(number, found) for number, found in whole.items() if number not in incomplete)]
 
 
 def _why(error: RpcError) -> str:

@@ -200,7 +200,8 @@ class Supervisor:
         self._counts: Final = memoryview(mmap.mmap(self._counts_fd, count * REGION))
         self._counts_key: Final = secrets.token_bytes(16)
         self._started = False
-        self._ending = False  # no worker is started any more; set by any thread, once
+        self._starting: Final = OwnedLock()
+        self._ending = False  # no worker is started any more; guarded by _starting
 
     # -- life
 
@@ -254,7 +255,7 @@ class Supervisor:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._ended(self._gone.get_nowait(), now)
-        for number in [number for number, due in self._due.items() if due <= now and not self._ending]:
+        for number in [number for number, due in self._due.items() if due <= now]:
             del self._due[number]
             self._spawn(number)
         for worker in self.workers():
@@ -269,7 +270,7 @@ class Supervisor:
     @property
     def finished(self) -> bool:
         """Whether it drains and all workers have ended."""
-        return self._ending and not self.workers()
+        return self._ends() and not self.workers()
 
     def stop(self, deadline_s: float = _STOP_S) -> bool:
         """End all workers in order, those that take too long at once; return whether all ended in order."""
@@ -295,9 +296,10 @@ class Supervisor:
         return in_time
 
     def accept_no_more(self) -> None:
-        """Start no worker any more, and let go of the port: from now on only workers that accept hold it."""
-        self._ending = True
-        close_all(self._sockets)
+        """Start no worker any more, and let go of the port: only workers that accept hold it now. Any thread."""
+        with self._starting:
+            self._ending = True
+            close_all(self._sockets)
 
     def _drain(self) -> None:
         """The workers are told to drain; on a thread of the listener."""
@@ -339,7 +341,7 @@ class Supervisor:
 
     def _down(self) -> list[Down]:
         """Return the workers without a link."""
-        if self._ending:
+        if self._ends():
             return []
         linked = {worker.number: worker for worker in self.workers() if worker.conn is not None}
         return [Down(number, "being started") for number in self._restarts if number not in linked]
@@ -350,6 +352,13 @@ class Supervisor:
             return sorted(self._workers.values(), key=lambda item: item.number)
 
     def _spawn(self, number: int) -> None:
+        """Start a process, unless the server ends."""
+        with self._starting:
+            if not self._ending:
+                self._spawn_locked(number)
+
+    def _spawn_locked(self, number: int) -> None:
+        self._starting.assert_owned()
         self._serial += 1
         words_fd = os.memfd_create("flowctl-words", os.MFD_CLOEXEC)
         order = Order(
@@ -409,7 +418,7 @@ class Supervisor:
         code, words = worker.process.wait(), worker.last_words()
         lived_s = now - worker.started_at
         self._bury(worker)
-        if self._ending:
+        if self._ends():
             return
         wait_s = self._restarts[worker.number].ended(lived_s)
         self._due[worker.number] = now + wait_s
@@ -465,7 +474,11 @@ class Supervisor:
             worker.pulse.heard(self._clock())
             for part in self.parts:
                 part.worker_came(serial, message.conn)
-        return json.dumps({"orders": orders})
+        return json.dumps({"orders": orders, "ends": self._ends()})
+
+    def _ends(self) -> bool:
+        with self._starting:
+            return self._ending
 
     async def _changed(self, message: Message) -> None:
         """Enter a change that a worker took from a file."""
