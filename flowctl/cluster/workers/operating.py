@@ -29,6 +29,7 @@ from flowctl.rpc.node import RpcNode
 from flowctl.rpc.peers.peer import ConnectionID
 
 Json: TypeAlias = dict[str, Any]
+_FileChange: TypeAlias = tuple[str, Mapping[str, Any], str]
 ASK_S: Final = 10.0
 """How long a worker is waited for: less than callers wait, so that they are told which one did not answer."""
 _COMMANDS: Final = frozenset({"limits", "ban", "unban", "drain"})
@@ -100,6 +101,8 @@ class Operating:
         self._clock: Final = clock
         self._started_at: Final = clock()
         self._files_seen: dict[str, str] = {}  # digest by what changed; guarded by _lock
+        # Changes of files that are seen while a command is carried out. None: none is.
+        self._later: list[_FileChange] | None = None  # guarded by _lock
 
     def answer(self, name: str, call: bytes, permission: Permission, caller: str = "") -> bytes:
         """Carry out an operation; see `flowctl.control.operations.answer`."""
@@ -108,6 +111,9 @@ class Operating:
     def note_file(self, what: str, detail: Mapping[str, Any], digest: str) -> None:
         """Note a change that a worker took from a file: each takes it, and it is one. Any thread."""
         with self._lock:
+            if self._later is not None:  # a worker may have read what another one writes for this change
+                self._later.append((what, detail, digest))
+                return
             if self._files_seen.get(what) == digest:
                 return
             self._files_seen[what] = digest
@@ -129,6 +135,18 @@ class Operating:
     # -- who is asked
 
     def _all(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
+        """Carry out on all; what workers read from files meanwhile is entered after that."""
+        with self._lock:
+            self._later = []
+        try:
+            return self._asked_all(operation, asked)
+        finally:
+            with self._lock:
+                later, self._later = self._later or [], None
+            for what, detail, digest in later:
+                self.note_file(what, detail, digest)
+
+    def _asked_all(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
         """Ask all, those that come meanwhile too; note what is in force then, and what has changed."""
         done: set[int] = set()
         answers: list[Answer] = []
@@ -189,6 +207,9 @@ class Operating:
                 found.append((Answer(number, error=error_of(said["error"])), []))
             else:
                 found.append((Answer(number, result=said["result"]), said["changes"]))
+                if name in {"ban", "unban"}:  # what it wrote to the file is no change of the file by itself
+                    with self._lock:
+                        self._files_seen["bans file"] = said["bans_digest"]
         return found
 
     # -- figures
@@ -259,6 +280,7 @@ def carry_out(server: LiveServer, call: bytes) -> bytes:
         value = {"error": error_dict(error)}
     made: list[Change] = server.changes.since(before)[0]
     value["changes"] = [asdict(change) for change in made if change.what in _COMMANDS]
+    value["bans_digest"] = server.reload.digest("bans")
     return json.dumps(value).encode("utf-8", "backslashreplace")
 
 

@@ -14,6 +14,8 @@ RESTARTS: Final = Backoff(first_s=0.5, factor=2.0, most_s=10.0, jitter=0.2)
 and starting takes a tenth of a core."""
 HUNG_S: Final = 30.0
 """Without an answer for so long, a worker hangs: gunicorn's timeout. A busy one answers within milliseconds."""
+START_S: Final = 60.0
+"""The same of one that has not begun to answer: it may load much, and so may all others at the same time."""
 ASKED_EVERY_S: Final = 2.0
 _LEAST_ASKED: Final = 4
 """Questions without an answer before a worker counts as hung: a machine that slept has passed the time with one."""
@@ -45,13 +47,14 @@ class Pulse:
     """The questions to one process whether it is there, and its answers.
 
     Args:
-        now: when it was started; its start has to end within `HUNG_S` as well.
+        now: when it was started.
     """
 
     def __init__(self, now: float) -> None:
         self._heard_at = now
         self._asked_at = now
         self._unanswered = 0
+        self._began = False
 
     def asks(self, now: float) -> bool:
         """Return whether to ask now, and count the question if so."""
@@ -63,6 +66,7 @@ class Pulse:
 
     def heard(self, now: float) -> None:
         """Note a sign of life."""
+        self._began = True
         self._heard_at = now
         self._unanswered = 0
 
@@ -72,4 +76,5 @@ class Pulse:
 
     def hangs(self, now: float) -> bool:
         """Return whether it was silent for too long, to questions too."""
-        return now - self._heard_at >= HUNG_S and self._unanswered >= _LEAST_ASKED
+        patience_s = HUNG_S if self._began else START_S
+        return now - self._heard_at >= patience_s and self._unanswered >= _LEAST_ASKED

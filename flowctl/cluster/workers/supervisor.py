@@ -38,7 +38,7 @@ from flowctl.cluster.workers.inforce import InForce
 from flowctl.cluster.workers.link import FOR_EVER_S
 from flowctl.cluster.workers.operating import Down, Operating
 from flowctl.cluster.workers.order import BOOT, SOCKET, WORKER, WORKERS, Order
-from flowctl.cluster.workers.restarts import HUNG_S, Pulse, Restarts
+from flowctl.cluster.workers.restarts import HUNG_S, START_S, Pulse, Restarts
 from flowctl.cluster.workers.sockets import close_all, listening_sockets
 from flowctl.cluster.workers.streams import SupervisorNames
 from flowctl.control.listener import ControlListener
@@ -55,8 +55,6 @@ from flowctl.rpc.peers.peer import ConnectionID
 from flowctl.server.program import ServerProgram
 
 _log: Final = structlog.get_logger("flowctl.workers")
-_START_S: Final = 60.0
-"""How long all workers may take to be ready, at the beginning: hooks may load much."""
 _STOP_S: Final = 7.0
 """How long workers may take to end: what they give their connections, and to write their records."""
 _LOOK_S: Final = 1.0
@@ -200,8 +198,8 @@ class Supervisor:
         self._counts: Final = memoryview(mmap.mmap(self._counts_fd, count * REGION))
         self._counts_key: Final = secrets.token_bytes(16)
         self._started = False
-        self._starting: Final = OwnedLock()
-        self._ending = False  # no worker is started any more; guarded by _starting
+        self._start_lock: Final = OwnedLock()
+        self._ending = False  # no worker is started any more; guarded by _start_lock
 
     # -- life
 
@@ -223,13 +221,13 @@ class Supervisor:
         self.node.start()
         for number in range(1, self._count + 1):
             self._spawn(number)
-        until = self._clock() + _START_S
+        until = self._clock() + START_S
         while not all(worker.ready for worker in self.workers()):
             if wait(_LOOK_S):
                 return False
             self._see_first_ends()
             if self._clock() > until:
-                raise ConfigError(f"the workers were not ready within {_START_S:g} s", hint="look at the lines above")
+                raise ConfigError(f"the workers were not ready within {START_S:g} s", hint="look at the lines above")
         self._started = True
         if self.options.control_addresses:
             self._control = ControlListener(self.options, self.address, self.operating.answer, self._report)
@@ -297,7 +295,7 @@ class Supervisor:
 
     def accept_no_more(self) -> None:
         """Start no worker any more, and let go of the port: only workers that accept hold it now. Any thread."""
-        with self._starting:
+        with self._start_lock:
             self._ending = True
             close_all(self._sockets)
 
@@ -353,12 +351,12 @@ class Supervisor:
 
     def _spawn(self, number: int) -> None:
         """Start a process, unless the server ends."""
-        with self._starting:
+        with self._start_lock:
             if not self._ending:
                 self._spawn_locked(number)
 
     def _spawn_locked(self, number: int) -> None:
-        self._starting.assert_owned()
+        self._start_lock.assert_owned()
         self._serial += 1
         words_fd = os.memfd_create("flowctl-words", os.MFD_CLOEXEC)
         order = Order(
@@ -477,7 +475,7 @@ class Supervisor:
         return json.dumps({"orders": orders, "ends": self._ends()})
 
     def _ends(self) -> bool:
-        with self._starting:
+        with self._start_lock:
             return self._ending
 
     async def _changed(self, message: Message) -> None:

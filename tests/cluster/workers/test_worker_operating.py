@@ -169,3 +169,13 @@ def test_operations_when_named_in_the_table_can_be_asked_of_workers(crew):
         names = {item.name for item in operation.arguments}
         asked = read_arguments(operation.name, operation.arguments, {k: needed[k] for k in names & needed.keys()})
         assert json.loads(json.dumps(asked)) == asked
+
+
+def test_change_of_the_ban_file_when_a_ban_was_the_cause_is_none(crew):
+    """A worker that reads the file after another has written a ban to it tells of no other change than the ban."""
+    digest = ""  # of servers without a file
+    crew.workers[1].meanwhile = lambda: crew.operating.note_file("bans file", {}, digest)
+    crew.call("ban", network="192.0.2.1")
+    crew.operating.note_file("bans file", {}, digest)
+    crew.operating.note_file("bans file", {}, "of somebody else")
+    assert [item.what for item in crew.changes.since(0)[0]] == ["ban", "bans file"]
