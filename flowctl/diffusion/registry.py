@@ -261,6 +261,9 @@ class Registry:
             del self._apis[peer]
             self.state.unregister(peer)
             self.last.discard(peer)
+            # What a peer that is gone has sent counts for no limit any more, so it is not kept either. It comes from
+            # others, if it is true.
+            self._received = deque(item for item in self._received if item[0] is not api)
             self.poke()
 
     def api_of(self, peer: PeerId) -> PeerStateAPI | None:
@@ -338,9 +341,7 @@ class Registry:
     async def _add(self) -> None:
         try:
             while self._received:
-                api, objects = self._received.popleft()
-                if self._apis.get(api.peer) is api:  # what one that is gone has sent comes from others, if it is true
-                    await self._add_of(api, objects)
+                await self._add_of(*self._received.popleft())
         finally:
             self._adding = None
 

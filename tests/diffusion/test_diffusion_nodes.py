@@ -16,7 +16,9 @@ from flowctl.diffusion.errors import DiffusionError
 from flowctl.diffusion.leases import LeasePlanner
 from flowctl.diffusion.policy import Policy
 from flowctl.diffusion.pool.memory import MemoryPool
+from flowctl.diffusion.registry import Registry
 from flowctl.diffusion.streams.memory import memory_pair
+from flowctl.diffusion.wire.messages import Announced
 from flowctl.errors import BrokenError
 
 VALID, INVALID = b"+", b"-"
@@ -169,3 +171,38 @@ async def until_there(pool, expected):
         grown.clear()
         await grown.wait()
     unwatch()
+
+
+class _Stuck(MemoryPool):
+    """A pool that takes nothing for now."""
+
+    async def add_objects(self, objects):
+        """Wait for ever."""
+        await asyncio.get_running_loop().create_future()
+
+
+def test_objects_of_peers_that_are_gone_when_the_pool_is_slow_are_not_kept():
+    """A peer that leaves takes what waits for the pool with it: coming again and again fills no memory."""
+
+    async def run():
+        registry = Registry(
+            _Stuck(identify=number_of),
+            policy=Policy(),
+            planner=CentralPlanner(),
+            clock=lambda: 0.0,
+            rng=Random(1),
+            on_error=print,
+        )
+        for _ in range(5):
+            with registry.peer("a") as api:
+                for key, data in made(range(3)).items():
+                    api.on_request_ids(0, 1, blocking=True)
+                    api.on_receive_ids(1, [Announced(key, len(data))])
+                    api.on_request_objects([key])
+                    api.on_receive_objects([key], [(key, data)])
+                    await asyncio.sleep(0)
+                assert registry.statistics().objects_to_pool == 3
+        assert registry.statistics().objects_to_pool == 0
+        return len(registry._received)
+
+    assert asyncio.run(run()) == 0
