@@ -168,6 +168,8 @@ def test_figures_when_operators_ask_say_how_origins_and_streams_do(house):
     assert (found["origins"][0]["state"], found["copies"][0]["stream"]) == ("fetching", "live/room")
     until(lambda: found["origins"][0]["latency_ms"] is not None)
     assert stats(first.server, asked)["origin"]["segments"] == 2
+    assert found["received_bytes"] >= found["kept_bytes"] > 0
+    assert found["followed"] == {}
     json.dumps(found)
 
 

@@ -109,6 +109,8 @@ class EdgeStatistics:
         streams: copies by name.
         known_streams: streams that origins have announced.
         kept_bytes: of the segments that are kept.
+        received_bytes: of all objects that came, copies and what was refused included.
+        followed: by stream, the origin whose frames are followed.
         edges: that fetch from this one.
     """
 
@@ -116,6 +118,8 @@ class EdgeStatistics:
     streams: dict[str, CopyStatistics]
     known_streams: int
     kept_bytes: int
+    received_bytes: int
+    followed: dict[str, str]
     edges: int
 
 
@@ -201,6 +205,11 @@ class _Following:
         self._sink, self.source, self._since = _Followed(self._copy), str(origin), now
         self._follow = Follow(Source(url, node=str(origin)), self._sink, self._group, backoff=_NEVER, rng=self._rng)
         self._follow.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether frames come."""
+        return self._follow is not None and self._follow.statistics().state is FollowState.RUNNING
 
     def stop(self) -> None:
         """Follow no more."""
@@ -483,6 +492,12 @@ class Edge:
             streams={name: item.copy.statistics() for name, item in tuple(self._wanted.items())},
             known_streams=len(self._names),
             kept_bytes=self.pool.size_bytes,
+            received_bytes=0 if self._diffusion is None else self._diffusion.statistics().bytes_received,
+            followed={
+                name: item.following.source
+                for name, item in tuple(self._wanted.items())
+                if item.following is not None and item.following.running
+            },
             edges=0 if self._offering is None else self._offering.edges,
         )
 
@@ -494,6 +509,8 @@ class Edge:
             "edges": found.edges,
             "known_streams": found.known_streams,
             "kept_bytes": found.kept_bytes,
+            "received_bytes": found.received_bytes,
+            "followed": found.followed,
             "origins": [dataclasses.asdict(item) for item in found.origins],
             "copies": [{"stream": name} | dataclasses.asdict(item) for name, item in sorted(found.streams.items())],
         }
