@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # The oldest supported first: what works there works on the others.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3 python
 
-.PHONY: help setup lock setup-pipeline test lint types demo demo-pipeline serve bench rivals fuzz clean
+.PHONY: help setup lock setup-pipeline test lint types demo demo-pipeline demo-cluster serve bench rivals fuzz clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
@@ -65,6 +65,10 @@ demo: $(READY)  ## about 30 s (the first time a minute): a live stream to health
 # Its records, reports and files stay in this folder, in .demo/demo-pipeline.
 demo-pipeline: $(READY) setup-pipeline  ## 2 to 4 minutes: load, records, analysis on Spark, new limits and bans for the running server, load again
 	FLOWCTL_CACHE='$(CURDIR)/.demo' $(BIN)/flowctl demo --pipeline $(ARGS)
+
+# Its page with pictures stays in this folder, in .demo.
+demo-cluster: $(READY)  ## about 40 s: one stream through two origins and two edges; one origin is killed, one lies, one is slow
+	FLOWCTL_CACHE='$(CURDIR)/.demo' $(BIN)/flowctl demo --cluster $(ARGS)
 
 serve: $(READY)  ## the live server on rtmp://127.0.0.1:1935 until Ctrl-C
 	$(BIN)/flowctl serve live $(ARGS)

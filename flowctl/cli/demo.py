@@ -9,6 +9,8 @@ import typer
 
 _OF_SHOW: Final = ("soft", "hard", "table", "log", "report")
 """Options of the demonstration that mean nothing to that of the pipeline."""
+_OF_SHOW_ALONE: Final = ("soft", "hard", "table", "log", "folder")
+"""Options that mean nothing to the demonstration of a cluster."""
 
 
 def demo(
@@ -18,8 +20,14 @@ def demo(
         bool,
         typer.Option("--pipeline", help="Close the loop instead: load, records, analysis, new limits and bans, load."),
     ] = False,
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="Show origins and edges instead: one origin is killed, one lies, one is slow."),
+    ] = False,
     duration: Annotated[str, typer.Option(help="How long the viewers watch; with --pipeline twice 30s.")] = "24s",
-    healthy: Annotated[int, typer.Option(min=1, max=500, help="Number of healthy viewers.")] = 20,
+    healthy: Annotated[
+        int, typer.Option(min=1, max=500, help="Number of healthy viewers; with --cluster at each edge, 4.")
+    ] = 20,
     soft: Annotated[str | None, typer.Option(metavar="B,N[,T]", help="Soft limit of the server.")] = None,
     hard: Annotated[str | None, typer.Option(metavar="B,N[,T]", help="Hard limit of the server.")] = None,
     table: Annotated[bool, typer.Option("--table/--no-table", help="Show a live table on a terminal.")] = True,
@@ -40,6 +48,9 @@ def demo(
     With --pipeline, a server is loaded with honest slow and abusive viewers, and records them; the analysis recommends
     limits and bans; the same server takes both while it runs; the same load comes again. The status is 1 if honest slow
     viewers were not cut less, or abusers were let in. It takes two to four minutes and needs the pipeline extra.
+
+    With --cluster, one encoder publishes to four origins and viewers play at two edges; one origin is killed in the
+    middle, one sends wrong segments, one is slow. The status is 1 if a viewer lost a frame.
     """
     from flowctl.cli.common import given, set_up_log
     from flowctl.demo import DemoPlan, run_demo
@@ -48,6 +59,12 @@ def demo(
     from flowctl.text.files import check_target
     from flowctl.units import parse_duration
 
+    if cluster:
+        _check_alone(
+            [*(["pipeline"] if pipeline else []), *(x for x in _OF_SHOW_ALONE if given(context, x))], "--cluster"
+        )
+        _lose_an_origin(duration, healthy if given(context, "healthy") else 4, report, as_json=as_json)
+        return
     if pipeline:
         _check_alone([name for name in _OF_SHOW if given(context, name)], "--pipeline")
         _close_the_loop(duration if given(context, "duration") else "30s", healthy, folder, as_json=as_json)
@@ -73,6 +90,23 @@ def _check_alone(names: list[str], beside: str) -> None:
 
     if names:
         raise ConfigError(f"--{names[0]} means nothing beside {beside}", hint="leave it out")
+
+
+def _lose_an_origin(duration: str, viewers: int, report: Path | None, *, as_json: bool) -> None:
+    """Run the demonstration of a cluster."""
+    from flowctl.cli.common import set_up_log
+    from flowctl.demo.cluster.plan import ClusterPlan
+    from flowctl.demo.cluster.run import run_cluster
+    from flowctl.errors import FlowctlError
+    from flowctl.text.files import check_target
+    from flowctl.units import parse_duration
+
+    set_up_log(level="error")
+    if report is not None:
+        check_target(report, "--report")
+    plan = ClusterPlan(duration_s=parse_duration(duration, "--duration"), viewers=viewers)
+    if not run_cluster(plan, as_json=as_json, path=report):
+        raise FlowctlError("the cluster did not do what it is for; the report says what")
 
 
 def _close_the_loop(duration: str, healthy: int, folder: Path | None, *, as_json: bool) -> None:

@@ -64,7 +64,9 @@ LAYERS = {
         "connection server telemetry client live control",
     ),
     "loadtest": layer("loadtest", "words text flow rtmp charts log media client"),
-    "demo": layer("demo", "words text flow charts log sending server live cluster loadtest"),
+    "demo": layer(
+        "demo", "words text flow rtmp charts log loop media sending server live client control cluster loadtest"
+    ),
     "pipeline": layer("pipeline", "words text flow charts server telemetry flight"),
     "cli": layer(
         "cli __main__",

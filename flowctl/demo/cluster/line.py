@@ -1,0 +1,113 @@
+"""A line between two servers of the demonstration: as it is, slow, or one that changes what passes.
+
+What a server sends through such a line comes late, or with a changed octet in the middle of each large piece:
+that makes a slow origin, and one that lies, of any server, without one line of it being another. It has a thread of
+its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from types import TracebackType
+from typing import Final, Self
+
+_READ_BYTES: Final = 64 * 1024
+_LARGE_BYTES: Final = 4096
+"""Pieces from here on have a changed octet: what is shorter may be all framing, and broken framing is no lie."""
+_READY_S: Final = 5.0
+_LEAST_PAUSE_S: Final = 0.01
+
+
+class Line:
+    """Listens on a port of loopback, and connects whoever comes with another; a context.
+
+    Args:
+        target_port: of the server, on loopback.
+        rate: bytes per second from the server, of all connections together. None: as fast as they come.
+        lies: whether what the server sends is changed.
+
+    Attributes:
+        port: where it listens.
+        carried_bytes: from the server so far.
+        lies_told: pieces that were changed so far.
+        hung_up: connections that were ended by those who came.
+    """
+
+    def __init__(self, target_port: int, *, rate: float | None = None, lies: bool = False) -> None:
+        self._target_port = target_port
+        self._rate = rate
+        self._lies = lies
+        self._free_at = 0.0  # when the line has carried what it was given
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._ways: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._run, name="demo-line", daemon=True)
+        self.port = 0
+        self.carried_bytes = 0
+        self.lies_told = 0
+        self.hung_up = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._ready.wait(_READY_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.port = int(server.sockets[0].getsockname()[1])
+        self._ready.set()
+        self._loop.run_forever()
+        server.close()
+        for way in self._ways:
+            way.cancel()
+        self._loop.run_until_complete(
+            asyncio.gather(*self._ways, *asyncio.all_tasks(self._loop), return_exceptions=True)
+        )
+        self._loop.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(OSError):
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", self._target_port)
+            with contextlib.closing(to_server):
+                ways = {
+                    asyncio.create_task(self._carry(reader, to_server)): "came",
+                    asyncio.create_task(self._carry_back(from_server, writer)): "server",
+                }
+                self._ways |= set(ways)
+                done, rest = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                self.hung_up += any(ways[task] == "came" for task in done)
+                for task in rest:
+                    task.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+                self._ways -= set(ways)
+
+    @staticmethod
+    async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(_READ_BYTES):
+            writer.write(data)
+            await writer.drain()
+
+    async def _carry_back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(_READ_BYTES if self._rate is None else _LARGE_BYTES):
+            if self._rate is not None:
+                now = time.monotonic()
+                self._free_at = max(self._free_at, now) + len(data) / self._rate
+                if self._free_at - now > _LEAST_PAUSE_S:
+                    await asyncio.sleep(self._free_at - now)
+            if self._lies and len(data) >= _LARGE_BYTES:
+                middle = len(data) // 2
+                data = data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
+                self.lies_told += 1
+            self.carried_bytes += len(data)
+            writer.write(data)
+            await writer.drain()

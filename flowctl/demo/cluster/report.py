@@ -1,0 +1,202 @@
+"""The report on the demonstration of a cluster, and the verdict (pure).
+
+As it should be: every viewer has every frame once, in order and as it was published, although an origin was killed; the
+origin that lies was disconnected by both edges, and nothing of it reached a viewer; the slow one was asked for less
+than the others; and no edge fetched a segment much more often than it needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flowctl.demo.cluster.judge import Judged
+from flowctl.demo.cluster.plan import LIAR, ORIGIN_A, ORIGIN_B, ORIGINS, SLOW
+from flowctl.units import format_size
+
+MOST_RECOVERY_S: Final = 10.0
+"""After that time an edge that has lost one of its origins has to be as before."""
+MOST_PER_SEGMENT: Final = 1.5
+"""Octets fetched of those of a segment, with redundancy 1: copies come only where an origin was given up half-way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """What an edge had from an origin by some moment.
+
+    Args:
+        at_s: since the first frame.
+        edge: its name.
+        origin: its name.
+        requests: for segments, sent so far.
+        size_bytes: of the segments asked for.
+        faults: times that it sent what is no segment, or another one than it named.
+        connected: whether segments are fetched from it now.
+        followed: whether it is followed frame by frame now.
+    """
+
+    at_s: float
+    edge: str
+    origin: str
+    requests: int
+    size_bytes: int
+    faults: int = 0
+    connected: bool = True
+    followed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """One viewer, with the edge that it was at.
+
+    Args:
+        node: name of the server.
+        judged: what became of its stream.
+    """
+
+    node: str
+    judged: Judged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterReport:
+    """The whole demonstration.
+
+    Args:
+        watched: all viewers.
+        fetched: of each edge and origin, in the order of time.
+        per_segment: by edge: octets fetched over octets of the segments that it has.
+        killed: the origin that was.
+        killed_s: when, since the first frame.
+        duration_s: of the stream.
+        lies_told: pieces that the line to the liar changed.
+        sent_all: origins to which the encoder has sent all.
+    """
+
+    watched: Sequence[Watched]
+    fetched: Sequence[Fetched]
+    per_segment: dict[str, float | None]
+    killed: str
+    killed_s: float
+    duration_s: float
+    lies_told: int
+    sent_all: int
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of the servers with viewers, in order."""
+        return list(dict.fromkeys(item.node for item in self.watched))
+
+    def of(self, node: str) -> list[Judged]:
+        """Return the viewers of a server."""
+        return [item.judged for item in self.watched if item.node == node]
+
+    def last(self, edge: str, origin: str) -> Fetched | None:
+        """Return what an edge had from an origin at last. None: it was never a source."""
+        found = [item for item in self.fetched if (item.edge, item.origin) == (edge, origin)]
+        return found[-1] if found else None
+
+    @property
+    def faults(self) -> list[str]:
+        """Everything that is not as it should be."""
+        return [*self._viewer_faults(), *self._origin_faults()]
+
+    def _viewer_faults(self) -> list[str]:
+        found = []
+        for item in self.watched:
+            one = item.judged
+            wrong = {name: getattr(one, name) for name in ("lost", "doubled", "disordered", "changed")}
+            told = ", ".join(f"{count} {name}" for name, count in wrong.items() if count)
+            if not one.frames:
+                told = "nothing came"
+            if told:
+                found.append(f"{one.label} at {item.node}: {told}")
+            elif one.recovered_s is not None and one.recovered_s > MOST_RECOVERY_S:
+                found.append(f"{one.label} at {item.node}: not as before {one.recovered_s:g} s after the kill")
+        return found
+
+    def _origin_faults(self) -> list[str]:
+        found = []
+        if not self.sent_all:
+            found.append("the encoder has sent all to no origin")
+        if not self.lies_told:
+            found.append(f"{LIAR}: it was asked for nothing, so it has not lied")
+        for edge in dict.fromkeys(item.edge for item in self.fetched):
+            liar, slow = self.last(edge, LIAR), self.last(edge, SLOW)
+            if liar is not None and liar.requests and liar.connected:
+                found.append(f"{edge}: {LIAR} is still connected")
+            others = [item.size_bytes for name in (ORIGIN_A, ORIGIN_B) if (item := self.last(edge, name))]
+            if slow is not None and others and slow.size_bytes >= max(others) > 0:
+                found.append(f"{edge}: {SLOW} was asked for as much as the others")
+            ratio = self.per_segment.get(edge)
+            if ratio is not None and ratio > MOST_PER_SEGMENT:
+                found.append(f"{edge}: {ratio:.2f} times the octets of its segments were fetched")
+        return found
+
+    @property
+    def passed(self) -> bool:
+        """Whether all is as it should be."""
+        return not self.faults
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "passed": self.passed,
+            "faults": self.faults,
+            "killed": self.killed,
+            "killed_s": round(self.killed_s, 2),
+            "frames_lost": sum(item.judged.lost for item in self.watched),
+            "recovered_s": {node: max(one.recovered_s or 0.0 for one in self.of(node)) for node in self.nodes},
+            "fetched_per_segment": self.per_segment,
+            "viewers": [{"node": item.node, **item.judged.as_dict()} for item in self.watched],
+            "fetched": {
+                f"{item.edge} from {item.origin}": {
+                    "requests": item.requests, "bytes": item.size_bytes, "faults": item.faults,
+                    "connected": item.connected,
+                }
+                for item in {(item.edge, item.origin): item for item in self.fetched}.values()
+            },
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """Return the report for people."""
+        return [
+            "",
+            f"{self.killed} was killed {self.killed_s:.1f} s after the first frame of {self.duration_s:.0f} s.",
+            "",
+            *self._viewer_lines(),
+            "",
+            *self._fetch_lines(),
+            "",
+            *([f"WRONG: {fault}" for fault in self.faults] or ["all as it should be"]),
+        ]
+
+    def _viewer_lines(self) -> list[str]:
+        heads = f"{'viewers at':<19}{'viewers':>8}{'frames':>8}{'lost':>6}{'doubled':>8}"
+        rows = [f"{heads}{'delay p50':>11}{'pause':>8}{'recovered':>11}"]
+        for node in self.nodes:
+            found = self.of(node)
+            recovered = max(one.recovered_s or 0.0 for one in found)
+            pause = max(one.longest_pause_s for one in found)
+            delays = sorted(one.delay_p50_ms for one in found if one.delay_p50_ms is not None)
+            delay = f"{delays[len(delays) // 2]:.0f} ms" if delays else "-"
+            rows.append(
+                f"{node:<19}{len(found):>8}{sum(one.frames for one in found):>8}{sum(one.lost for one in found):>6}"
+                f"{sum(one.doubled for one in found):>8}{delay:>11}{f'{pause:.2f} s':>8}{f'{recovered:.2f} s':>11}"
+            )
+        return rows
+
+    def _fetch_lines(self) -> list[str]:
+        rows = [f"{'asked by':<19}{'of':<19}{'requests':>9}{'bytes':>12}{'lies':>6}  at the end"]
+        for edge in dict.fromkeys(item.edge for item in self.fetched):
+            for origin in ORIGINS:
+                item = self.last(edge, origin)
+                if item is not None:
+                    end = "connected" if item.connected else "disconnected"
+                    size = format_size(item.size_bytes)
+                    rows.append(f"{edge:<19}{origin:<19}{item.requests:>9}{size:>12}{item.faults:>6}  {end}")
+            ratio = self.per_segment.get(edge)
+            if ratio is not None:
+                rows.append(f"{edge:<19}{'fetched for each octet of a segment:':<37}{ratio:.2f}")
+        return rows

@@ -1,0 +1,229 @@
+"""Runs the demonstration of a cluster: origins and edges as processes, one encoder and the viewers in this one.
+
+Four origins get the same stream. One is killed in the middle; one has a slow line; of one, everything that it sends to
+edges is changed on the way, so that its segments have wrong hashes. Two edges fetch from all four, one of them follows
+one origin frame by frame beside it. The edges are asked for their figures a few times a second, and every frame of
+every viewer is held against what was published.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from flowctl.demo.cluster import page
+from flowctl.demo.cluster.encoder import Encoder
+from flowctl.demo.cluster.judge import delay_line, judge
+from flowctl.demo.cluster.line import Line
+from flowctl.demo.cluster.nodes import Nodes
+from flowctl.demo.cluster.plan import (
+    BIT_RATE,
+    BY_SEGMENTS,
+    FOLLOWING,
+    KEY_INTERVAL_S,
+    LIAR,
+    ORIGIN_A,
+    ORIGIN_B,
+    ORIGINS,
+    SLOW,
+    SLOW_RATE,
+    STREAM,
+    ClusterPlan,
+)
+from flowctl.demo.cluster.report import ClusterReport, Fetched, Watched
+from flowctl.demo.cluster.viewer import Viewer
+from flowctl.demo.plan import cache_directory
+from flowctl.errors import FlowctlError
+from flowctl.pollgroup import PollGroup
+from flowctl.text.files import write_text
+from flowctl.text.output import say
+
+_LOOK_S: Final = 0.25
+_END_S: Final = 12.0
+"""After the encoder's end, what is still under way has so long to come."""
+_HEAD_START_S: Final = 0.1
+_STOP_S: Final = 2.0
+Say = Callable[[str], None]
+
+
+class _Cluster:
+    """The processes of one run, and what is seen of them.
+
+    Args:
+        stack: ends them.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowctl-cluster-")))
+        nodes = stack.enter_context(Nodes(folder))
+        serve = ("serve", "live", "--origin", "127.0.0.1:0")
+        self.origins = nodes.start_all(dict.fromkeys(ORIGINS, serve))
+        slow = Line(self.origins[SLOW].segments_port, rate=SLOW_RATE)
+        lying = Line(self.origins[LIAR].segments_port, lies=True)
+        self.lines = {SLOW: stack.enter_context(slow), LIAR: stack.enter_context(lying)}
+        ports = {
+            name: self.lines[name].port if name in self.lines else self.origins[name].segments_port for name in ORIGINS
+        }
+        self._names = {f"127.0.0.1:{port}": name for name, port in ports.items()}
+        # The one that follows has the two that do as they should: which of them it follows is its own choice.
+        followed = [f"127.0.0.1:{ports[name]}/{self.origins[name].port}" for name in (ORIGIN_A, ORIGIN_B)]
+        self.edges = nodes.start_all({FOLLOWING: ("edge", *followed, "--follow"), BY_SEGMENTS: ("edge", *self._names)})
+        self.fetched: list[Fetched] = []
+        self.per_segment: dict[str, float | None] = {}
+
+    def followed(self) -> str:
+        """Return the name of the origin that is followed now. Empty: none is."""
+        return self._names.get(self.edges[FOLLOWING].stats()["edge"]["followed"].get(STREAM, ""), "")
+
+    def look(self, at_s: float) -> None:
+        """Note what each edge has asked whom for."""
+        for name, node in self.edges.items():
+            found = node.stats()["edge"]
+            followed = found["followed"].get(STREAM)
+            for source in found["origins"]:
+                self.fetched.append(
+                    Fetched(
+                        at_s=at_s,
+                        edge=name,
+                        origin=self._names[source["origin"]],
+                        requests=source["requests"],
+                        size_bytes=source["requested_bytes"],
+                        faults=source["faults"],
+                        connected=source["state"] == "fetching",
+                        followed=source["origin"] == followed,
+                    )
+                )
+            if name == BY_SEGMENTS and found["kept_bytes"]:
+                self.per_segment[name] = round(found["received_bytes"] / found["kept_bytes"], 3)
+
+
+def watch_cluster(plan: ClusterPlan, tell: Say) -> tuple[ClusterReport, dict[str, list[tuple[float, float]]]]:
+    """Run the demonstration; return its report, and the delay of a viewer at each server over time.
+
+    Args:
+        plan: how long, with how many viewers.
+        tell: says what happens.
+
+    Raises:
+        FlowctlError: it could not be carried out.
+        KeyboardInterrupt: it was interrupted.
+    """
+    with ExitStack() as stack:
+        group = PollGroup("demo-cluster")
+        group.start()
+        stack.callback(group.stop, _STOP_S)
+        tell("starting four origins and two edges")
+        cluster = _Cluster(stack)
+        # The slow one has everything first, so that it would be asked for everything if it were not known to be slow.
+        urls = [cluster.origins[name].url(STREAM) for name in (SLOW, LIAR, ORIGIN_A, ORIGIN_B)]
+        encoder = Encoder(group, urls, bit_rate=BIT_RATE, duration_s=plan.duration_s, key_interval_s=KEY_INTERVAL_S)
+        encoder.start(_HEAD_START_S)
+        viewers = _viewers(plan, cluster, group)
+        killed, killed_us = _play(plan, cluster, encoder, [viewer for _, viewer in viewers], tell)
+        return _report(plan, cluster, encoder, viewers, killed, killed_us)
+
+
+def _viewers(plan: ClusterPlan, cluster: _Cluster, group: PollGroup) -> list[tuple[str, Viewer]]:
+    """Let viewers join: some at each edge, and one at an origin that lives, to compare with."""
+    places = [(SLOW, cluster.origins[SLOW], 1)]
+    places += [(name, node, plan.viewers) for name, node in cluster.edges.items()]
+    found = []
+    for name, node, count in places:
+        for number in range(count):
+            viewer = Viewer(f"viewer {number + 1}", node.url(STREAM))
+            viewer.start(group)
+            found.append((name, viewer))
+    return found
+
+
+def _play(plan: ClusterPlan, cluster: _Cluster, encoder: Encoder, viewers: list[Viewer], tell: Say) -> tuple[str, int]:
+    """Let the stream run, kill the followed origin in the middle, wait for the last frames; return which, and when."""
+    frames, killed, killed_us, ended_at = encoder.frames, "", 0, None
+    while True:
+        time.sleep(_LOOK_S)
+        begun_us = frames.begun_us
+        if begun_us is None:
+            raise_if_finished(encoder)
+            continue
+        at_s = time.time() - begun_us / 1e6
+        if not killed_us and at_s >= plan.kill_s:
+            killed = cluster.followed() or ORIGIN_A
+            cluster.origins[killed].kill()
+            killed_us = time.time_ns() // 1000
+            tell(f"{at_s:5.1f} s: {killed} killed")
+        cluster.look(at_s)
+        if encoder.finished:
+            ended_at = ended_at or time.monotonic()
+            whole = all(viewer.has(*frame) for viewer in viewers for frame in frames.last.items())
+            if whole or time.monotonic() - ended_at > _END_S:
+                tell(f"{at_s:5.1f} s: the stream has ended")
+                return killed, killed_us
+
+
+def raise_if_finished(encoder: Encoder) -> None:
+    """Raise where no origin has let the encoder in."""
+    if encoder.finished:
+        raise FlowctlError("no origin has let the encoder in")
+
+
+def _report(
+    plan: ClusterPlan,
+    cluster: _Cluster,
+    encoder: Encoder,
+    viewers: list[tuple[str, Viewer]],
+    killed: str,
+    killed_us: int,
+) -> tuple[ClusterReport, dict[str, list[tuple[float, float]]]]:
+    frames = encoder.frames
+    begun_us = frames.begun_us or 0
+    report = ClusterReport(
+        watched=[
+            Watched(node=name, judged=judge(viewer.label, list(viewer.seen), frames.checksums, killed_us))
+            for name, viewer in viewers
+        ],
+        fetched=cluster.fetched,
+        per_segment=cluster.per_segment,
+        killed=killed,
+        killed_s=(killed_us - begun_us) / 1e6,
+        duration_s=plan.duration_s,
+        lies_told=cluster.lines[LIAR].lies_told,
+        sent_all=encoder.sent_all,
+    )
+    delays = {name: delay_line(viewer.seen, begun_us) for name, viewer in reversed(viewers)}
+    return report, delays
+
+
+def run_cluster(plan: ClusterPlan, *, as_json: bool = False, path: Path | None = None, tell: Say | None = None) -> bool:
+    """Run the demonstration, and write its report to standard output and as a page with pictures.
+
+    Args:
+        plan: how long, with how many viewers.
+        as_json: whether the report is one JSON object.
+        path: where the page goes. None: ``demo-cluster.html`` in the folder for such files (`cache_directory`).
+        tell: says what happens. None: standard error is told.
+
+    Returns:
+        Whether all went as it should.
+
+    Raises:
+        FlowctlError: it could not be carried out.
+        KeyboardInterrupt: it was interrupted.
+    """
+    report, delays = watch_cluster(plan, tell or (lambda line: say(line, to_stderr=True)))
+    path = cache_directory() / "demo-cluster.html" if path is None else path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FlowctlError(f"cannot make the folder {path.parent}: {error.strerror}") from error
+    write_text(path, page.render(report, delays))
+    if as_json:
+        text = json.dumps({**report.as_dict(), "page": str(path)})
+    else:
+        text = "\n".join([*report.lines(), f"who fetched from whom, and when, with pictures: {path}"])
+    say(text)
+    return report.passed

@@ -1,0 +1,79 @@
+"""A viewer that keeps number, checksum and times of every frame, to be held against what was sent."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from typing import Final, NamedTuple
+
+from flowctl.client.connect import parse_address, start_client
+from flowctl.client.player import PlayProfile, RtmpPlayer
+from flowctl.flow.state import MessageClass
+from flowctl.media.stamp import read_stamp
+from flowctl.pollgroup import PollGroup
+from flowctl.rtmp.wire import Message
+
+
+class Seen(NamedTuple):
+    """One frame that came.
+
+    Attributes:
+        type_id: RTMP message type.
+        number: of the frame in its track.
+        checksum: of its octets.
+        timestamp: as it came, ms.
+        due_us: when the encoder had it, microseconds since 1970.
+        came_us: when it came.
+    """
+
+    type_id: int
+    number: int
+    checksum: int
+    timestamp: int
+    due_us: int
+    came_us: int
+
+
+class Viewer:
+    """Plays a stream and keeps what comes.
+
+    Args:
+        label: for reports.
+        url: of the stream.
+    """
+
+    def __init__(self, label: str, url: str) -> None:
+        self.label: Final = label
+        self.seen: Final[list[Seen]] = []
+        self._player = RtmpPlayer(parse_address(url), PlayProfile(stay=True), on_message=self._take)
+
+    def start(self, group: PollGroup) -> None:
+        """Connect; blocks until the connection is made.
+
+        Raises:
+            BrokenError: nobody answers.
+        """
+        start_client(group, self._player)
+
+    def _take(self, message: Message, message_class: MessageClass) -> None:
+        del message_class
+        found = read_stamp(message.payload)
+        if found is not None:
+            number, due_us = found
+            came_us = time.time_ns() // 1000
+            checksum = zlib.crc32(message.payload)
+            self.seen.append(Seen(message.type_id, number, checksum, message.timestamp, due_us, came_us))
+
+    @property
+    def cut(self) -> str:
+        """Why its connection ended. Empty: it has not."""
+        end = self._player.end
+        return "" if end is None else str(end)
+
+    def has(self, type_id: int, number: int) -> bool:
+        """Return whether one of its last frames is this one."""
+        return any(item.type_id == type_id and item.number == number for item in self.seen[-_TAIL:])
+
+
+_TAIL: Final = 200
+"""Frames among which the last one of a stream is looked for."""
