@@ -78,6 +78,8 @@ class RtmpPublisher(RtmpClient):
         loop: whether to begin again at the end.
         duration_s: media time after which it ends. None: when the source does.
         stamped: whether synthetic frames have their stamps already, as those have that go to several servers alike.
+        begins: told the time at which the server lets it in; returns when the first tag is due, on the same clock.
+            None: it is due then.
         config: settings of the protocol.
         parameters: see `RtmpClient`.
         on_sent: told of each media tag as it was given to the Sender, with its class; for tests and reports.
@@ -91,6 +93,7 @@ class RtmpPublisher(RtmpClient):
     """
 
     __slots__ = (
+        "_begins",
         "_job",
         "_max_lag_s",
         "_next",
@@ -117,6 +120,7 @@ class RtmpPublisher(RtmpClient):
         loop: bool = False,
         duration_s: float | None = None,
         stamped: bool = False,
+        begins: Callable[[float], float] | None = None,
         config: ClientSessionConfig = DEFAULT_CONFIG,
         parameters: str = "",
         on_sent: Callable[[FlvTag, MessageClass], None] | None = None,
@@ -131,6 +135,7 @@ class RtmpPublisher(RtmpClient):
         self._tags: Iterator[TimedTag] = iter(self._timeline)
         self._next: TimedTag | None = None  # taken from the timeline, not yet sent
         self._stamper = None if stamped else Stamper()
+        self._begins = begins
         self._on_sent = on_sent
         self._job: Job | None = None  # runs the pump; made when the connection is there
         self._sent_ms = 0  # media time of the last tag sent
@@ -173,7 +178,7 @@ class RtmpPublisher(RtmpClient):
     def event(self, event: ClientEvent, now: float) -> None:
         """Begin when the server says so; end when it takes the stream away."""
         if isinstance(event, PublishStarted) and self._started_at is None:
-            self._started_at = now
+            self._started_at = now if self._begins is None else self._begins(now)
             self._take_next()
             self._pump()
         elif isinstance(event, StreamEnded):

@@ -85,6 +85,15 @@ def test_publish_when_frames_are_stamped_already_leaves_them_as_they_are():
     assert sent == [tuple(tag) for tag in media(source)]
 
 
+def test_publish_when_told_when_it_begins_sends_at_once_what_was_due_before():
+    """A publisher whose first tag was due an hour ago has nothing to wait for."""
+    with client_group() as group, sink_server() as (server, sinks):
+        publisher = publish(group, server, small_source(), begins=lambda now: now - 3600.0, duration_s=30.0)
+        wait_until(lambda: publisher.ended, "the publisher's end")
+        wait_until(lambda: any(isinstance(event, StreamClosed) for event in sinks[0].events), "the stream's end")
+    assert sinks[0].messages[-1].timestamp > 29_900
+
+
 def test_publish_when_a_file_loops(tmp_path):
     """A file that is repeated goes on in time and in stamps, and repeats no headers."""
     path = write_file(tmp_path / "a.flv", small_source().tags(1.0))
