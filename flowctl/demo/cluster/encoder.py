@@ -40,6 +40,7 @@ class DueFrames:
         self._duration_s = duration_s
         self._lock = threading.Lock()
         self._begun_us: int | None = None  # guarded by _lock
+        self._begun_at = 0.0  # guarded by _lock
         self.checksums: dict[FrameKey, int] = {}
 
     @property
@@ -57,7 +58,9 @@ class DueFrames:
     def __iter__(self) -> Iterator[FlvTag]:
         numbers: dict[int, int] = {}
         for tag in self._source.tags(self._duration_s):
-            begun_us = self._begin()  # with the first tag, which the first publisher to be let in takes
+            begun_us = self.begun_us
+            if begun_us is None:
+                return  # nobody has begun
             if not has_slot(tag.payload):
                 yield tag
                 continue
@@ -67,11 +70,15 @@ class DueFrames:
             self.checksums[tag.type_id, number] = zlib.crc32(payload)
             yield FlvTag(tag.type_id, tag.timestamp, payload)
 
-    def _begin(self) -> int:
+    def begin(self, now: float) -> float:
+        """Begin, with the first publisher that is let in; return when that was, on the clock of `now`.
+
+        One that is let in later is behind at once, and catches up: all send the same frames at the same times.
+        """
         with self._lock:
             if self._begun_us is None:
-                self._begun_us = time.time_ns() // 1000
-            return self._begun_us
+                self._begun_us, self._begun_at = time.time_ns() // 1000, now
+            return self._begun_at
 
 
 class Encoder:
@@ -91,7 +98,9 @@ class Encoder:
         source = SyntheticSource(video_bit_rate=bit_rate - _AUDIO, audio_bit_rate=_AUDIO, key_interval_s=key_interval_s)
         self.frames: Final = DueFrames(source, duration_s)
         self._group = group
-        self._publishers = [RtmpPublisher(parse_address(url), self.frames, stamped=True) for url in urls]
+        self._publishers = [
+            RtmpPublisher(parse_address(url), self.frames, stamped=True, begins=self.frames.begin) for url in urls
+        ]
 
     def start(self, head_start_s: float = 0.0) -> None:
         """Connect to all servers and begin; blocks until the connections are made.

@@ -20,6 +20,7 @@ _USUAL_US: Final = 5_000_000
 """Before an event: what is usual."""
 _SLACK_US: Final = 100_000
 """By which a frame may be later than the latest before an event, and the viewer still count as recovered."""
+_APART_US: Final = 2_000_000
 _BEGINNING_US: Final = 2_000_000
 """Frames that were due before a viewer came are older than late: the server's cache held them. So much of its begin is
 left out of delays."""
@@ -121,10 +122,14 @@ def recovered_s(seen: Sequence[Seen], event_us: int) -> float:
     """Return how long after an event frames came as before."""
     delays = delays_of(seen)
     before = sorted(delay_us for came_us, delay_us in delays if event_us - _USUAL_US <= came_us < event_us) or [0]
-    late = [came_us for came_us, delay_us in delays if came_us >= event_us and delay_us > before[-1] + _SLACK_US]
+    late_us = event_us
+    for came_us, delay_us in delays:
+        # What is late seconds after all was well again is of something else.
+        if delay_us > before[-1] + _SLACK_US and late_us <= came_us <= late_us + _APART_US:
+            late_us = came_us
     first_us = min((item.came_us for item in seen if item.due_us >= event_us), default=event_us)
     beyond_us = first_us - event_us - before[len(before) // 2]
-    return round(max(max(late, default=event_us) - event_us, beyond_us, 0) / 1e6, 3)
+    return round(max(late_us - event_us, beyond_us, 0) / 1e6, 3)
 
 
 def delay_line(seen: Iterable[Seen], begun_us: int, step_s: float = 0.2) -> list[tuple[float, float]]:

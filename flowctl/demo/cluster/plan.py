@@ -19,6 +19,8 @@ SLOW: Final = "origin C (slow)"
 LIAR: Final = "origin D (lies)"
 FOLLOWING: Final = "edge 1 (follows)"
 BY_SEGMENTS: Final = "edge 2 (segments)"
+DIRECT: Final = "an origin, directly"
+"""Where a viewer is to compare with."""
 ORIGINS: Final = (ORIGIN_A, ORIGIN_B, SLOW, LIAR)
 EDGES: Final = (FOLLOWING, BY_SEGMENTS)
 

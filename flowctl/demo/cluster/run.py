@@ -24,6 +24,7 @@ from flowctl.demo.cluster.nodes import Nodes
 from flowctl.demo.cluster.plan import (
     BIT_RATE,
     BY_SEGMENTS,
+    DIRECT,
     FOLLOWING,
     KEY_INTERVAL_S,
     LIAR,
@@ -119,8 +120,8 @@ def watch_cluster(plan: ClusterPlan, tell: Say) -> tuple[ClusterReport, dict[str
         stack.callback(group.stop, _STOP_S)
         tell("starting four origins and two edges")
         cluster = _Cluster(stack)
-        # The slow one has everything first, so that it would be asked for everything if it were not known to be slow.
-        urls = [cluster.origins[name].url(STREAM) for name in (SLOW, LIAR, ORIGIN_A, ORIGIN_B)]
+        # The liar has everything first, so that it is asked first.
+        urls = [cluster.origins[name].url(STREAM) for name in (LIAR, SLOW, ORIGIN_A, ORIGIN_B)]
         encoder = Encoder(group, urls, bit_rate=BIT_RATE, duration_s=plan.duration_s, key_interval_s=KEY_INTERVAL_S)
         encoder.start(_HEAD_START_S)
         viewers = _viewers(plan, cluster, group)
@@ -130,7 +131,7 @@ def watch_cluster(plan: ClusterPlan, tell: Say) -> tuple[ClusterReport, dict[str
 
 def _viewers(plan: ClusterPlan, cluster: _Cluster, group: PollGroup) -> list[tuple[str, Viewer]]:
     """Let viewers join: some at each edge, and one at an origin that lives, to compare with."""
-    places = [(SLOW, cluster.origins[SLOW], 1)]
+    places = [(DIRECT, cluster.origins[SLOW], 1)]
     places += [(name, node, plan.viewers) for name, node in cluster.edges.items()]
     found = []
     for name, node, count in places:
