@@ -22,7 +22,7 @@ _LEAST_PAUSE_S: Final = 0.01
 
 
 class Line:
-    """Listens on a port of loopback, and connects whoever comes with another; a context.
+    """Listens on a port of loopback, and connects each client with another one; a context.
 
     Args:
         target_port: of the server, on loopback.
@@ -33,7 +33,7 @@ class Line:
         port: where it listens.
         carried_bytes: from the server so far.
         lies_told: pieces that were changed so far.
-        hung_up: connections that were ended by those who came.
+        hung_up: connections that their clients ended.
     """
 
     def __init__(self, target_port: int, *, rate: float | None = None, lies: bool = False) -> None:
