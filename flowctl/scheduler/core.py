@@ -131,6 +131,25 @@ class Line:
         else:
             heappop(self._heap)
 
+    def pop(self) -> Entry | None:
+        """Take out the first of those that stand only here; None: there is none. O(log n)."""
+        if self._heap:
+            entry = self.first()
+            if entry is None:
+                return None
+            self.remove(entry)
+        else:
+            fifo = self._fifo
+            while True:
+                if not fifo:
+                    return None
+                entry = fifo.popleft()
+                if entry.lines is self.alone:
+                    break
+        entry.lines = ()
+        self.live_count -= 1
+        return entry
+
     def left(self) -> None:
         """Count one less: an entry has left."""
         self.live_count -= 1
@@ -446,7 +465,9 @@ class Core:
 
     def _begin(self, job: Job) -> None:
         if isinstance(job, Request):
-            self._freed = self._release(job, job.outcome, job.ended_at)
+            freed = self._release(job, job.outcome, job.ended_at)
+            if self.queue.live_count or self._wanting or self.suspended is not None:
+                self._freed = freed
             if job.receiver is not None:
                 self._untold.append(job)
         elif isinstance(job, PeerState):
@@ -467,7 +488,10 @@ class Core:
                     self.suspended = walk
                     return None
                 self._budget -= 1
-            entry, behind_count = self._next_of(walk)
+            if len(walk.lines) == 1:
+                entry, behind_count = walk.lines[0].pop(), walk.lines[0].live_count
+            else:
+                entry, behind_count = self._next_of(walk)
             if entry is None:
                 return None
             if entry.peers is not None:
@@ -497,12 +521,6 @@ class Core:
         """Take out who stands first in the lines of `walk`; returns also how many stand behind."""
         lines = walk.lines
         where = lines[0]
-        if len(lines) == 1:
-            found = where.first()
-            if found is not None:
-                where.remove(found)
-                self._unstand(found)
-            return found, where.live_count
         found, behind_count = None, -1
         for line in lines:
             behind_count += line.live_count
@@ -592,7 +610,8 @@ class Core:
                 if not entry.done:
                     self._stand(entry)
         if walk.fresh is None:
-            self._let_stand(walk.lines[0])
+            if walk.lines[0].live_count:
+                self._let_stand(walk.lines[0])
             return
         for peer in walk.fresh:
             if peer.reserved:
@@ -602,9 +621,7 @@ class Core:
             self._ask_about_later()
 
     def _let_stand(self, arrivals: Line) -> None:
-        while (entry := arrivals.first()) is not None:
-            arrivals.remove(entry)
-            arrivals.left()
+        while (entry := arrivals.pop()) is not None:
             self._stand(entry)
 
     def _ask_about_later(self) -> None:
@@ -807,6 +824,11 @@ class Core:
         if self._learns and not peer.gone and (request.key > 0 or outcome is Outcome.REJECTED):
             self._learn(request, outcome, now)
         return peer if self._open(peer) else None
+
+    @property
+    def learns(self) -> bool:
+        """Whether a policy asks for how long requests took."""
+        return self._learns
 
     def _learn(self, request: Request, outcome: Outcome, now: float) -> None:
         peer = request.peer

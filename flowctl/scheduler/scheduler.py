@@ -130,6 +130,7 @@ class MessageScheduler:
         "_error_count",
         "_lock",
         "_on_error",
+        "_timed",
         "_turning",
         "_useful",
         "_wake_at",
@@ -154,6 +155,7 @@ class MessageScheduler:
         self._core: Final = Core(  # guarded by _lock
             policy, SystemRandom() if rng is None else rng, hands
         )
+        self._timed: Final = self._core.learns  # whether it matters when a response came
         self._turning = False  # somebody carries out jobs  # guarded by _lock
         self._driver: Driver | None = None  # guarded by _lock
         self._wake_at = inf  # what the driver was last asked for  # guarded by _lock
@@ -239,7 +241,10 @@ class MessageScheduler:
         with self._lock:
             if not self._core.enter(sender, priority, peers):
                 return False
-            step = self._take_turn_locked()
+            if self._turning:
+                return True
+            step = self._core.next_step()
+            self._turning = step is not None
         if step is not None:
             self._run(step)
         return True
@@ -258,7 +263,7 @@ class MessageScheduler:
         if request_id is None:
             request_id = getattr(response, "request_id", None)
         outcome = Outcome.RESPONSE if self._useful is None or self._is_useful(response) else Outcome.REJECTED
-        now = self._clock()
+        now = self._clock() if self._timed else 0.0
         with self._lock:
             found = self._core.answered(peer, request_id, response, outcome, now)
             step = self._take_turn_locked()

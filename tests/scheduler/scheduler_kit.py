@@ -135,3 +135,16 @@ class CallingSender:
     def __init__(self, on_offer, on_discard=lambda: None):
         self.on_offer = on_offer
         self.on_discard = on_discard
+
+
+class StillLoop:
+    """What a scheduler asks of a loop: nothing is ever called, the test calls `expire` itself."""
+
+    def __init__(self):
+        self.posted = 0
+
+    def is_closed(self):
+        return False
+
+    def call_soon_threadsafe(self, callback, *args):
+        self.posted += 1

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_kit import CallingSender, FakePeer, World
+from scheduler_kit import CallingSender, FakePeer, StillLoop, World
 
 from flowctl.scheduler.core import ASKED_PER_JOB
-
-
-class Loop:
-    """What the timer asks of a loop: nothing is ever called, the test calls `expire` itself."""
-
-    def __init__(self):
-        self.posted = 0
-
-    def is_closed(self):
-        return False
-
-    def call_soon_threadsafe(self, callback, *args):
-        self.posted += 1
 
 
 def crowded(decliners):
     """Return a world whose time is driven, in which so many senders decline everything, and the list of their calls."""
     world = World()
     asked = []
-    loop = Loop()
+    loop = StillLoop()
     world.scheduler.run_on(loop)
     for number in range(decliners):
         world.scheduler.schedule(CallingSender(lambda _, number=number: asked.append(number)))
