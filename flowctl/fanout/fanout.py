@@ -153,6 +153,7 @@ class Fanout:
         self._going = False  # a turn is on its way or in progress
         self._looking = False  # a look at the crossings is on its way
         self._last_flush = host.now() - flush_interval_s
+        self._due_at = 0.0  # of batches, when the next round would be due if none of them came early
         self._target: Entry | None = None  # where the round in progress leads. None: there is none
         self._behind: deque[Squad] = deque()  # squads that it has not come to yet
         self._piece: Piece | None = None  # what it writes; kept for those who stand at the same place
@@ -283,11 +284,20 @@ class Fanout:
             delay_s = max(delay_s, self._least_s())
         if delay_s:
             # What input was gathered for counts: both pauses together must not pass the ceiling.
-            delay_s += self._last_flush - host.gather_pause_s() - host.now()
+            delay_s += self._paced_from(delay_s) - host.gather_pause_s() - host.now()
         if delay_s <= 0:
             self._host.call_soon(self.flush)
         else:
             self._host.call_later(delay_s, self.flush)
+
+    def _paced_from(self, interval_s: float) -> float:
+        """Return from when on the interval counts.
+
+        That is the last flush. Of batches it is up to an interval before, as long as there are no more rounds than
+        intervals: what was gathered elsewhere for an interval need not wait for most of another, batch by batch,
+        because the first one came at a bad moment.
+        """
+        return self._due_at - 2 * interval_s if self.log.batched else self._last_flush
 
     def flush(self) -> None:
         """Begin a round: write to everybody who can take something what was published before this call."""
@@ -295,6 +305,8 @@ class Fanout:
             return  # the round in progress looks at the log when it is done
         self._armed = True
         self._last_flush = now = self._host.now()
+        if self.log.batched:
+            self._due_at = max(self._due_at, now) + self.pacing.interval_s
         tail = self.log.tail
         squad = self._cohort.only()
         if squad is not None and self._cohort.count < FILE_VIEWERS and not (self._alone or self._going):

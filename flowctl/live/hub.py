@@ -287,8 +287,9 @@ class Hub:
         waiting = [self._viewers[item] for item in stream.viewers] if announce else []
         stream.ended = False
         self._keep_no_longer_locked(stream)
-        stream.owner = self._publications[stream, publisher].owner
-        stream.take_over(publisher, now, announce=announce)
+        publication = self._publications[stream, publisher]
+        stream.owner = publication.owner
+        stream.take_over(publisher, now, announce=announce, batched=publication.right is Right.FOLLOWS)
         return waiting
 
     def promote(self, name: str, number: int) -> None:
@@ -334,7 +335,8 @@ class Hub:
         """
         with self._lock:
             if stream.publisher is publisher:
-                stream.take_over(publisher, self._clock())
+                batched = self._publications[stream, publisher].right is Right.FOLLOWS
+                stream.take_over(publisher, self._clock(), batched=batched)
 
     def _keep_locked(self, stream: Stream, address: str) -> bool:
         """Keep a name for its publisher; return whether it may: as many are kept for an address as it may publish.

@@ -109,6 +109,7 @@ class Stream:
         # What publishers on standby would need to have sent, as (type id, payload): encoders send headers once, at the
         # start; guarded by _lock
         self._standby_headers: dict[StreamMember, Headers[tuple[int, bytes]]] = {}
+        self._batched = False  # what comes was gathered by another server; guarded by _lock
         self._shift: int | None = None  # added to timestamps; None: the next frame will show it; guarded by _lock
         self._last_timestamp: int | None = None  # guarded by _lock
         self._last_at = now  # when the last message came; guarded by _lock
@@ -142,11 +143,13 @@ class Stream:
         with self._lock:
             self._standby_headers.pop(publisher, None)
 
-    def take_over(self, publisher: StreamMember | None, now: float, *, announce: bool = False) -> None:
+    def take_over(
+        self, publisher: StreamMember | None, now: float, *, announce: bool = False, batched: bool = False
+    ) -> None:
         """Make `publisher` the one whose messages count; None: nobody's do.
 
-        With `announce` the players who wait are told through the logs, so that it reaches each of them behind what it
-        was told before.
+        With `batched` they have been gathered by another server, see `StreamLog`. With `announce` the players who wait
+        are told through the logs, so that it reaches each of them behind what it was told before.
 
         One that was on standby has sent its headers already: they are passed on now. The headers of the publisher
         before it are forgotten, since its tracks may be others.
@@ -154,6 +157,9 @@ class Stream:
         with self._lock:
             self._wire_locked(_USUAL_MSID)  # before the first viewer comes, so that it finds the GOP cache filled
             self.publisher = publisher
+            self._batched = batched
+            for wire in self._wires.values():
+                wire.log.batched = batched
             self.takeovers += 1
             self.media_at = now
             self._shift = None
@@ -414,8 +420,11 @@ class Stream:
                 viewers_log=self._wire_locked(_USUAL_MSID) if links else None,
             )
             usual = self._wires.get(_USUAL_MSID)
+            wire.log.batched = self._batched
             if usual is not None and usual is not wire:
                 wire.seed(usual)
+            if links:  # first, so that they need not wait for a round of the viewers
+                self._wires = {_LINKS: self._wires.pop(_LINKS), **self._wires}
         return wire
 
     def start_place(self, wire: WireLog) -> StartPlace:

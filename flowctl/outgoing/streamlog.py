@@ -142,11 +142,15 @@ class StreamLog:
     Args:
         name: for logs and statistics. None: a number.
         cache: bounds of the GOP cache.
+
+    Attributes:
+        batched: whether what is appended has been gathered already, by another server that flushes about as often.
     """
 
     __slots__ = (
         "_cached",
         "_listeners",
+        "batched",
         "cache",
         "gop",
         "gop_duration_s",
@@ -161,6 +165,7 @@ class StreamLog:
     def __init__(self, name: str | None = None, *, cache: CacheLimits | None = None) -> None:
         self.name = name or f"log-{next(_names)}"
         self.cache = cache or CacheLimits()
+        self.batched = False
         self.gop = Gop(-1, (), 0.0)
         self.tail = Entry(0, 0, _ZEROS, _ZEROS, self.gop)
         self.has_video = False

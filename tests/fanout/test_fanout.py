@@ -54,6 +54,30 @@ def test_flush_when_interval_is_set_writes_at_once_after_a_pause_and_then_togeth
     assert viewer.numbers() == [0, 1, 2, 3]
 
 
+def test_flush_when_the_log_comes_in_batches_follows_them_and_is_no_more_frequent():
+    """A batch as often as the interval is written when it comes, whenever that is; more of them wait as ever."""
+    stage = Stage(1, interval_s=0.04, adaptive=False)
+    peer = stage.viewers[0].peer
+    stage.published.log.batched = True
+    stage.group.run(1.0)
+    stage.publish("I")
+    stage.group.run(0.025)  # the first batches come at a bad moment
+    waits = []
+    for _ in range(10):
+        before = peer.writes
+        stage.published.script("II")
+        stage.group.run()
+        waits.append(peer.writes == before)
+        stage.group.run(0.04)
+    assert waits == [False] * 10
+    before = peer.writes
+    for _ in range(200):
+        stage.published.script("I")
+        stage.group.run(0.005)
+    assert peer.writes - before <= 1.0 / 0.04 + 1
+    stage.check()
+
+
 def test_member_when_kernel_is_full_leaves_and_returns():
     """A member that meets EAGAIN goes on from the exact byte alone, costs nobody else anything, and comes back."""
     stage = Stage(3)

@@ -30,7 +30,7 @@ from flowctl.rpc.node import RpcNode
 from flowctl.rpc.peers.peer import ConnectionID
 from flowctl.rtmp.url import parse_url
 
-_TICK_S: Final = 0.1
+_TICK_S: Final = 0.25
 """How often the supervisor looks at what is due, and at workers that have ended."""
 _MORE_S: Final = 2.0
 """Beyond the grace time a followed stream is kept: it ends when the supervisor says so."""
