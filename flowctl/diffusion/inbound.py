@@ -25,7 +25,7 @@ from flowctl.diffusion.inbox import Inbox
 from flowctl.diffusion.objects import ObjectId
 from flowctl.diffusion.registry import PeerStateAPI, Registry
 from flowctl.diffusion.streams.stream import Stream
-from flowctl.diffusion.wire.codec import MAX_ITEMS, encode
+from flowctl.diffusion.wire.codec import MAX_ITEMS, encode, reply_bytes
 from flowctl.diffusion.wire.messages import (
     Done,
     Init,
@@ -41,8 +41,11 @@ from flowctl.errors import BrokenError, LimitExceededError, RemoteProtocolError
 _REPLY_BYTES: Final = 256 * 1024
 """What one reply should have, if it has more than one object. A reply is of use when it is there as a whole, and has
 10 s: so it is far smaller than the largest, which would take a link of 1 Mbit/s 20 s."""
-_ID_OVERHEAD_BYTES: Final = 3
-"""Head of an id of up to 64 KiB."""
+_ID_OVERHEAD_BYTES: Final = 9
+"""Heads of an id of up to 64 KiB, of its size, and of both."""
+_SLACK_BYTES: Final = 64 * 1024
+"""By what a reply may exceed what was asked for and announced, so that an honest mistake is told by its name. A peer
+that announces little and sends much makes us keep no more than that."""
 _MOST_INPUT_BYTES: Final = 2 * SIZE_LIMIT_BYTES[State.OBJECTS]
 """More than a reply is never kept: it is taken when it is complete, and what nobody asked for is an error."""
 
@@ -52,6 +55,7 @@ class _Sent:
     """A request that waits for its reply."""
 
     state: State  # in which the reply comes
+    most_bytes: int  # of the reply
     req_count: int = 0
     object_ids: tuple[ObjectId, ...] = ()
     ended: Callable[[RequestEnd], object] | None = None  # of its gate
@@ -151,13 +155,14 @@ class Inbound:
 
     def _request_objects(self, decision: PeerDecision) -> None:
         for object_ids, size_bytes in self._batches(decision.objects_to_req_ids):
-            ended: Callable[[RequestEnd], object] | None = None
             send = partial(self._send_objects, object_ids)
+            self._api.held = True  # a gate that opens while it is asked releases it
             ended = self._gate.begin(self._api.peer, object_ids, size_bytes, send)
             if ended is None:
-                self._api.held = True
                 return
-            self._sent.append(_Sent(State.OBJECTS, object_ids=object_ids, ended=ended))
+            self._api.held = False
+            most_bytes = reply_bytes(len(object_ids), size_bytes) + _SLACK_BYTES
+            self._sent.append(_Sent(State.OBJECTS, most_bytes, object_ids=object_ids, ended=ended))
             self._arm()
 
     def _send_objects(self, object_ids: tuple[ObjectId, ...]) -> None:
@@ -166,11 +171,11 @@ class Inbound:
 
     def _batches(self, wanted: frozenset[ObjectId]) -> Iterator[tuple[tuple[ObjectId, ...], int]]:
         """Yield objects in the order of their announcement, so many that a request and its reply fit into messages."""
-        policy, state = self._registry.state.policy, self._api.state
+        policy, state, has_object = self._registry.state.policy, self._api.state, self._registry.pool.has_object
         batch: list[ObjectId] = []
         size_bytes = request_bytes = 0
         for object_id in state.fifo if wanted else ():
-            if object_id not in wanted:
+            if object_id not in wanted or has_object(object_id):  # it may have come since it was decided on
                 continue
             room = policy.room_for(state.available[object_id])
             own = len(object_id) + _ID_OVERHEAD_BYTES
@@ -201,7 +206,8 @@ class Inbound:
         blocking = ack == len(fifo)
         self._api.on_request_ids(ack, req, blocking=blocking)
         self._output.append(encode(RequestIds(blocking, ack, req)))
-        self._sent.append(_Sent(State.IDS_BLOCKING if blocking else State.IDS_NONBLOCKING, req_count=req))
+        most_bytes = req * (self._registry.state.policy.max_object_id_bytes + _ID_OVERHEAD_BYTES) + _SLACK_BYTES
+        self._sent.append(_Sent(State.IDS_BLOCKING if blocking else State.IDS_NONBLOCKING, most_bytes, req_count=req))
         self._arm()
 
     async def _drain(self) -> None:
@@ -243,7 +249,7 @@ class Inbound:
                     f"{decoder.buffered_bytes} octets came in state {State.IDLE.value}, where the peer may not send",
                     code="UnexpectedMessage",
                 )
-            message = decoder.next(self._sent[0].state)
+            message = decoder.next(self._sent[0].state, self._sent[0].most_bytes)
             if message is None:
                 return
             sent = self._sent.popleft()

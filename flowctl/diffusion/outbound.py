@@ -12,8 +12,8 @@ lost by an end then: the client has acknowledged all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 from flowctl.diffusion.errors import (
@@ -194,7 +194,7 @@ class Outbound:
 
     async def _objects(self, request: RequestObjects) -> ReplyObjects:
         """Return the objects asked for, in the order in which they were announced."""
-        wanted: set[ObjectId] = set()
+        wanted: dict[ObjectId, Entry] = {}
         size_bytes = 0
         for object_id in request.object_ids:
             if object_id not in self._fifo:
@@ -202,17 +202,14 @@ class Outbound:
             entry = self._fifo[object_id]
             if object_id in wanted or entry is None:  # at most once, be it in one request or in two
                 raise RequestedDuplicateObjectError(object_id)
-            wanted.add(object_id)
+            wanted[object_id] = entry
             size_bytes += entry.size_bytes
         if not wanted:
             raise RequestedNothingError
         size = reply_bytes(len(wanted), size_bytes)
         if size > SIZE_LIMIT_BYTES[State.OBJECTS]:
             raise RequestedTooManyBytesError(size, SIZE_LIMIT_BYTES[State.OBJECTS])
-        entries: Sequence[Entry] = [
-            entry for object_id, entry in self._fifo.items() if entry is not None and object_id in wanted
-        ]
-        objects = await self._pool.read_objects(entries)
+        objects = await self._pool.read_objects(sorted(wanted.values(), key=attrgetter("ticket")))
         for object_id in wanted:
             self._let_go(object_id)
         self.sent_count += len(objects)

@@ -10,6 +10,7 @@ from flowctl.diffusion.pool.memory import MemoryPool
 from flowctl.diffusion.pool.pool import sha256_of
 from flowctl.diffusion.streams.memory import memory_pair
 from flowctl.errors import BrokenError, ClosedError
+from flowctl.pollgroup import PollGroup
 
 
 class _NoWaiting(selectors.DefaultSelector):
@@ -169,3 +170,17 @@ def link(delay_s=0.0, bytes_per_s=0.0):
     """Return two ends of a link: the second one's output has the rate."""
     one, other = memory_pair()
     return DelayedStream(one, delay_s), DelayedStream(other, delay_s, bytes_per_s)
+
+
+def on_loop(loop_factory, play, limit_s=20.0):
+    """Run ``play(group)`` with a poll group on a loop of its own; its connections are closed in the end."""
+
+    async def run():
+        group = PollGroup.on_running_loop("test")
+        try:
+            return await asyncio.wait_for(play(group), limit_s)
+        finally:
+            group.stop()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(run())

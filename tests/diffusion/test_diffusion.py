@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 import pytest
+from octets_kit import on_loop
 
 from flowctl.diffusion.diffusion import ObjectDiffusion
 from flowctl.diffusion.leases import LeasePlanner
@@ -15,14 +16,8 @@ from flowctl.diffusion.pool.pool import sha256_of
 from flowctl.diffusion.streams.memory import memory_pair
 from flowctl.diffusion.streams.tcp import connect_stream, open_stream
 from flowctl.errors import ClosedError, LocalProtocolError
-from flowctl.pollgroup import PollGroup
 
 LIMIT_S = 20
-
-
-def on_loop(loop_factory, coroutine):
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(asyncio.wait_for(coroutine, LIMIT_S))
 
 
 def some_objects(count, size=100, salt=b""):
@@ -60,8 +55,7 @@ async def tcp_pair(group):
 def test_objects_of_a_peer_when_fetched_arrive_all_and_so_do_new_ones(loop_factory, kind, planner):
     """An edge has all that its origin has, then what comes later; closing ends both sides in order."""
 
-    async def run():
-        group = PollGroup.on_running_loop("test")
+    async def run(group):
         objects = some_objects(60, 30_000)
         origin, edge = pool_of(objects), MemoryPool()
         server, client = await tcp_pair(group) if kind == "tcp" else memory_pair()
@@ -77,7 +71,7 @@ def test_objects_of_a_peer_when_fetched_arrive_all_and_so_do_new_ones(loop_facto
         assert fetching.statistics().peers == 0
         assert fetching.statistics().objects_received == len(objects) + 3
 
-    on_loop(loop_factory, run())
+    on_loop(loop_factory, run)
 
 
 def test_peer_when_its_name_is_taken_is_refused():

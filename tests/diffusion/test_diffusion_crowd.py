@@ -163,7 +163,7 @@ def test_objects_when_every_peer_fetches_from_others_reach_all_fifty():
         assert received == 49 * len(objects)  # redundancy 1: each node fetched each object once
         for node in nodes:
             await node.close(0)
-        await asyncio.wait(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     in_virtual_time(run())
 

@@ -6,18 +6,13 @@ import asyncio
 import socket
 
 import pytest
+from octets_kit import on_loop
 
 from flowctl.diffusion.streams.memory import memory_pair
 from flowctl.diffusion.streams.tcp import UNREAD_BYTES, connect_stream, open_stream
 from flowctl.errors import BrokenError, ClosedError
-from flowctl.pollgroup import PollGroup
 
 LIMIT_S = 20
-
-
-def on_loop(loop_factory, coroutine):
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(asyncio.wait_for(coroutine, LIMIT_S))
 
 
 async def read_all(stream):
@@ -27,12 +22,11 @@ async def read_all(stream):
     return data
 
 
-async def memory_streams():
+async def memory_streams(group):
     return memory_pair(1000)
 
 
-async def socket_streams():
-    group = PollGroup.on_running_loop("test")
+async def socket_streams(group):
     ours, theirs = socket.socketpair()
     return open_stream(group, ours), open_stream(group, theirs)
 
@@ -41,8 +35,8 @@ async def socket_streams():
 def test_octets_when_more_than_anybody_buffers_arrive_all_and_in_order(loop_factory, pair):
     """A writer waits for its reader; both directions at once; the end comes after the last octet."""
 
-    async def run():
-        left, right = await pair()
+    async def run(group):
+        left, right = await pair(group)
         there, back = bytes(range(256)) * 8000, bytes(reversed(range(256))) * 8000
 
         async def say(stream, data):
@@ -65,15 +59,15 @@ def test_octets_when_more_than_anybody_buffers_arrive_all_and_in_order(loop_fact
         right.close()
         assert heard == {"right": there, "left": back}
 
-    on_loop(loop_factory, run())
+    on_loop(loop_factory, run)
 
 
 @pytest.mark.parametrize("pair", [memory_streams, socket_streams])
 def test_stream_when_its_peer_has_closed_ends_and_takes_nothing(loop_factory, pair):
     """Reading gives the end; writing fails as broken within some megabytes; closing twice does nothing."""
 
-    async def run():
-        left, right = await pair()
+    async def run(group):
+        left, right = await pair(group)
         right.close()
         right.close()
         assert await left.read() == b""
@@ -86,7 +80,7 @@ def test_stream_when_its_peer_has_closed_ends_and_takes_nothing(loop_factory, pa
             await write_on()
         left.close()
 
-    on_loop(loop_factory, run())
+    on_loop(loop_factory, run)
 
 
 def test_stream_when_closed_by_us_refuses_what_is_asked_of_it():
@@ -106,8 +100,7 @@ def test_stream_when_closed_by_us_refuses_what_is_asked_of_it():
 def test_session_when_nobody_reads_holds_the_input(loop_factory):
     """What waits to be read is bounded: the peer is slowed down, and goes on when somebody reads."""
 
-    async def run():
-        group = PollGroup.on_running_loop("test")
+    async def run(group):
         ours, theirs = socket.socketpair()
         stream = open_stream(group, ours)
         theirs.setblocking(False)
@@ -127,15 +120,14 @@ def test_session_when_nobody_reads_holds_the_input(loop_factory):
         stream.close()
         theirs.close()
 
-    on_loop(loop_factory, run())
+    on_loop(loop_factory, run)
 
 
 def test_connect_when_nobody_listens_raises(loop_factory, tmp_path):
     """An address that cannot be reached is an OSError, and leaves no socket behind."""
 
-    async def run():
-        group = PollGroup.on_running_loop("test")
+    async def run(group):
         with pytest.raises(OSError, match="No such file"):
             await connect_stream(group, str(tmp_path / "nobody"))
 
-    on_loop(loop_factory, run())
+    on_loop(loop_factory, run)

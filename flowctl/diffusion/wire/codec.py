@@ -142,11 +142,12 @@ class Decoder:
         """Take octets as they came. The caller reads only while `next` has nothing: that bounds what is kept."""
         self._buffer += data
 
-    def next(self, state: State) -> Message | None:
+    def next(self, state: State, most_bytes: int | None = None) -> Message | None:
         """Return the next message; None: it has not come in full.
 
         Args:
             state: of the conversation: what may come, and how large. The same until a message is returned.
+            most_bytes: what is expected at most, where that is less than `state` allows.
 
         Raises:
             RemoteProtocolError: what came is no message, or none that is allowed in `state`.
@@ -155,7 +156,7 @@ class Decoder:
         if self._walk is None:
             if not self.buffered_bytes:
                 return None
-            self._walk = self._walk_message(state)
+            self._walk = self._walk_message(state, most_bytes)
         try:
             next(self._walk)
         except StopIteration as finished:
@@ -170,9 +171,11 @@ class Decoder:
             self._start = 0
         return _message(cbor2.loads(raw), state)
 
-    def _walk_message(self, state: State) -> Generator[None, None, int]:
+    def _walk_message(self, state: State, most_bytes: int | None) -> Generator[None, None, int]:
         """Walk over one message, stopping where octets are missing; return where it ends."""
         limit = SIZE_LIMIT_BYTES[state]
+        if most_bytes is not None:
+            limit = min(limit, most_bytes)
         yield from self._need(self._start + 1, limit)
         first = self._buffer[self._start]
         if first >> 5 != 4 or not 1 <= (first & 31) <= _LONGEST_ARRAY:

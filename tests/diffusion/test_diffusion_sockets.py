@@ -1,0 +1,166 @@
+"""Diffusion over TCP, and a peer on the other end of a socket that knows nothing but the specification's octets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from random import Random
+
+import pytest
+from octets_kit import RawPeer, by_name, hashed, named, on_loop, pool_of, until
+
+from flowctl.diffusion.diffusion import ObjectDiffusion
+from flowctl.diffusion.errors import ObjectIdsNotRequestedError, RequestedUnavailableObjectError
+from flowctl.diffusion.pool.memory import MemoryPool
+from flowctl.diffusion.streams.tcp import StreamSession, connect_stream, open_stream
+from flowctl.errors import BrokenError, FlowctlError
+from flowctl.flow.limits import Limits
+from flowctl.sending.settings import SenderSettings
+from flowctl.server.server import Server
+
+LIMIT_S = 20
+
+
+class RawSocket:
+    """A connected TCP socket, used by itself."""
+
+    def __init__(self, sock):
+        self._sock = sock
+        sock.setblocking(False)
+
+    async def read(self):
+        return await asyncio.get_running_loop().sock_recv(self._sock, 65536)
+
+    async def write(self, data):
+        await asyncio.get_running_loop().sock_sendall(self._sock, data)
+
+    def close(self, details=""):
+        self._sock.close()
+
+
+async def tcp(group, **arguments):
+    """Return a stream of ours and the raw end of its connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = await asyncio.get_running_loop().sock_accept(listener)
+    return open_stream(group, ours, **arguments), RawSocket(theirs)
+
+
+def test_raw_client_when_on_a_socket_gets_what_the_specification_says(loop_factory):
+    """A client of octets over TCP: ids, objects in order, the wait for something new, a fault and its end."""
+
+    async def run(group):
+        pool = pool_of(named(b"a", b"b", size=3), identify=by_name)
+        async with ObjectDiffusion(pool) as node:
+            stream, raw = await tcp(group)
+            peer = RawPeer(raw)
+            served = asyncio.ensure_future(node.serve(stream))
+            await peer.says("81 00 84 01 F5 00 03")
+            await peer.hears("82 02 9F 82 41 61 03 82 41 62 03 FF")
+            await peer.says("82 03 9F 41 62 41 61 FF 84 01 F5 02 01")
+            await peer.hears("82 04 9F 43 61 2F 00 43 62 2F 00 FF")
+            pool.add(named(b"c", size=3))
+            await peer.hears("82 02 9F 82 41 63 03 FF")
+            await peer.says("82 03 9F 41 61 FF")
+            with pytest.raises(RequestedUnavailableObjectError):
+                await served
+            await peer.hears_the_end()
+            raw.close()
+
+    on_loop(loop_factory, run)
+
+
+def test_raw_server_when_on_a_socket_is_fetched_from_as_the_specification_says(loop_factory):
+    """A server of octets over TCP: a cold start, objects, acknowledgement, and a fault that ends the connection."""
+
+    async def run(group):
+        pool = MemoryPool(identify=by_name)
+        async with ObjectDiffusion(pool, rng=Random(1)) as node:
+            stream, raw = await tcp(group)
+            peer = RawPeer(raw)
+            fetched = asyncio.ensure_future(node.fetch_from(stream, "raw"))
+            await peer.hears("81 00 84 01 F5 00 0A")
+            await peer.says("82 02 9F 82 41 61 03 FF")
+            await peer.hears("82 03 9F 41 61 FF 84 01 F4 00 0A")
+            await peer.says("82 04 9F 43 61 2F 00 FF 82 02 9F FF")
+            await peer.hears("84 01 F5 01 0A")
+            await peer.says("82 02 9F " + "41 61 " * 11 + "FF")
+            with pytest.raises(ObjectIdsNotRequestedError):
+                await fetched
+            await peer.hears_the_end()
+            raw.close()
+        assert pool.get(b"a") == b"a/\0"
+
+    on_loop(loop_factory, run)
+
+
+def test_client_when_it_does_not_read_is_ended_by_the_times_of_its_sender(loop_factory):
+    """What waits for a peer that takes nothing is bounded, and so is how long: its Sender ends it."""
+
+    async def run(group):
+        objects = {b"%d" % number: (b"%d/" % number).ljust(2_000_000) for number in range(8)}
+        async with ObjectDiffusion(pool_of(objects, identify=by_name)) as node:
+            stream, raw = await tcp(group, settings=SenderSettings(stuck_s=0.2), limits=Limits.parse("8MiB,0"))
+            peer = RawPeer(raw)
+            served = asyncio.ensure_future(node.serve(stream))
+            await peer.says("81 00 84 01 F5 00 08")
+            await peer.says("".join(f"82 03 9F 41 {0x30 + number:02X} FF" for number in range(8)))
+            with pytest.raises(BrokenError):
+                await served
+            raw.close()
+
+    on_loop(loop_factory, run)
+
+
+def test_nodes_when_served_by_a_server_fetch_all_and_leave_in_order(loop_factory):
+    """A `Server` of stream sessions serves several nodes on its own thread, each to its end."""
+    objects = hashed(40, 20_000)
+    origin, ends, over = ObjectDiffusion(pool_of(objects)), [], threading.Event()
+
+    def ended(task):
+        ends.append(task.exception())
+        if len(ends) == 3:
+            over.set()
+
+    def serve(session):
+        asyncio.get_running_loop().create_task(origin.serve(session)).add_done_callback(ended)
+
+    async def run(group):
+        edges = [MemoryPool() for _ in range(3)]
+        nodes = [ObjectDiffusion(pool) for pool in edges]
+        tasks = []
+        for node in nodes:
+            stream = await connect_stream(group, server.address)
+            tasks.append(asyncio.ensure_future(node.fetch_from(stream, "origin")))
+        for pool in edges:
+            await until(pool, len(objects))
+        for node in nodes:
+            await node.close()
+        assert await asyncio.gather(*tasks) == [None] * 3
+
+    with Server(lambda: StreamSession(serve), rebalance=False, loop_factory=loop_factory) as server:
+        on_loop(loop_factory, run)
+        assert over.wait(LIMIT_S)
+    assert ends == [None] * 3
+
+
+def test_fetching_when_the_origin_is_reset_is_broken(loop_factory):
+    """A connection that is lost with a request under way is an error, and costs no state."""
+
+    async def run(group):
+        async with ObjectDiffusion(MemoryPool(identify=by_name)) as node:
+            stream, raw = await tcp(group)
+            peer = RawPeer(raw)
+            fetched = asyncio.ensure_future(node.fetch_from(stream, "raw"))
+            await peer.hears("81 00 84 01 F5 00 0A")
+            await peer.says("82 02 9F 41 61 FF")
+            await peer.hears("82 03 9F 41 61 FF")
+            raw._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            raw.close()
+            with pytest.raises(FlowctlError):
+                await fetched
+            assert node.statistics().peers == 0
+
+    on_loop(loop_factory, run)
