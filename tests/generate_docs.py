@@ -22,6 +22,7 @@ from pathlib import Path
 from hostile_defences import DEFENCES, default_of
 
 from flowctl import pollgroup
+from flowctl.diffusion.wire import protocol
 from flowctl.flow.limits import DEFAULT_LIMITS, AxisLimits, HardPolicy, Limits
 from flowctl.flow.policy import LivePolicy
 from flowctl.flow.state import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
@@ -425,6 +426,7 @@ GENERATED = {
     "connection-states": lambda: from_table(CONNECTION_TABLE, frozenset({ConnectionInput.FAIL})),
     "stream-states": lambda: from_table(STREAM_TABLE, frozenset()),
     "client-states": lambda: from_table(CLIENT_TABLE, frozenset()),
+    "diffusion-states": lambda: from_table(protocol.TABLE, frozenset()),
 }
 
 

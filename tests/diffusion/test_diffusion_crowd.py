@@ -186,7 +186,7 @@ def test_slow_peer_when_others_have_the_same_gets_less_work():
 
 
 def test_origin_when_it_dies_in_the_middle_costs_no_object():
-    """Two origins of the same objects: one is lost with requests under way, and the other sends all that it owed."""
+    """One of two origins is lost with requests under way; the other is asked for all that it owed (OD-41)."""
 
     async def run():
         policy = Policy(target_object_redundancy=1, max_num_objects_inflight_per_peer=10)

@@ -629,7 +629,7 @@ def test_pool_when_it_fails_ends_the_peer_with_what_happened():
 
 
 def test_peer_when_it_is_gone_or_cancelled_leaves_no_state():
-    """State and decision channel go together: at the end of the stream, within a reply, and by cancellation (OD-41)."""
+    """State and decision channel go together: at the end of the stream, within a reply, and by cancellation."""
 
     async def run():
         node = Fetching()
@@ -692,6 +692,69 @@ def test_gate_when_closed_lets_others_be_asked_and_is_tried_again_when_it_opens(
         node.tasks["p"].cancel()
         await asyncio.wait([node.tasks["p"]])
         assert gates["p"].ends == [((b"a",), RequestEnd.REPLIED)]
+
+    in_virtual_time(run())
+
+
+def test_window_when_full_and_nothing_to_acknowledge_sends_nothing():
+    """Two ids may be open, are, and cannot be fetched: no message is sent until that changes (OD-38)."""
+
+    async def run():
+        gate = OpenGate()
+        gate.closed = True
+        node = Fetching(gate=gate, policy=Policy(max_num_objects_outstanding=2))
+        peer = node.peer()
+        await peer.hears("81 00  84 01 F5 00 02")
+        await peer.says(f"82 02 9F {ID_A} {ID_B} FF")
+        await peer.hears_nothing()
+        gate.closed = False
+        node.diffusion.gate_opened("p")
+        await peer.hears("82 03 9F 41 61 41 62 FF")
+        await peer.says(f"82 04 9F {OBJECT_A} {OBJECT_B} FF")
+        await peer.hears("84 01 F5 02 02")
+        node.tasks["p"].cancel()
+
+    in_virtual_time(run())
+
+
+def test_gate_when_it_opens_while_it_is_asked_is_asked_again():
+    """A gate that says no and opens before it has said so holds nobody up."""
+
+    async def run():
+        asked = []
+
+        class Gate:
+            def begin(self, peer, object_ids, size_bytes, send):
+                asked.append(object_ids)
+                if len(asked) == 1:
+                    node.diffusion.gate_opened(peer)
+                    return None
+                send()
+                return lambda end: None
+
+        node = Fetching(gate=Gate())
+        peer = node.peer()
+        await peer.hears(START)
+        await peer.says(f"82 02 9F {ID_A} FF")
+        await peer.hears("84 01 F4 00 0A 82 03 9F 41 61 FF")
+        assert asked == [(b"a",), (b"a",)]
+        node.tasks["p"].cancel()
+
+    in_virtual_time(run())
+
+
+def test_reply_when_much_larger_than_what_was_announced_is_refused_by_its_head():
+    """What a peer can make us keep follows from what it announced, not from the largest reply there is."""
+
+    async def run():
+        node = Fetching()
+        peer = node.peer()
+        await peer.hears(START)
+        await peer.says(f"82 02 9F {ID_A} FF")
+        await peer.hears("82 03 9F 41 61 FF")
+        await peer.says("82 04 9F 5A 00 20 00 00")
+        with pytest.raises(LimitExceededError, match="message_size_bytes"):
+            await node.ends()
 
     in_virtual_time(run())
 

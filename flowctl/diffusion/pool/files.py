@@ -120,7 +120,8 @@ class FilePool:
         self._identify = identify
         self._validate = validate
         self._shelf: Final[Shelf[StoredFile]] = Shelf(max_bytes, max_objects, StoredFile.doom)
-        self._turn = asyncio.Lock()  # one addition after the other
+        self._turn = asyncio.Lock()  # one file after the other
+        self._storing: asyncio.Future[None] | None = None  # a loop holds its tasks only weakly
         self.lost_count = 0
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -195,36 +196,37 @@ class FilePool:
             StoreError: the folder takes nothing, for another reason than being full.
         """
         rejected: dict[bytes, str] = {}
-        async with self._turn:
-            for object_id, data in objects.items():
-                if self._shelf.knows(object_id):
-                    continue
-                wrong = self._validate(object_id, data)
-                if wrong is not None:
-                    rejected[object_id] = wrong
-                elif self._shelf.make_room(object_id, len(data)):
-                    # Finished also where the caller is cancelled: a file that nobody knows of would stay.
-                    await asyncio.shield(asyncio.ensure_future(self._store(object_id, data)))
-                    self._shelf.tell()
+        for object_id, data in objects.items():
+            wrong = None if self._shelf.knows(object_id) else self._validate(object_id, data)
+            if wrong is not None:
+                rejected[object_id] = wrong
+                continue
+            # Finished also where the caller is cancelled: a file that nobody knows of would stay.
+            storing = self._storing = asyncio.ensure_future(self._store(object_id, data))
+            await asyncio.shield(storing)
         return rejected
 
     async def _store(self, object_id: bytes, data: bytes) -> None:
-        ticket = self._shelf.next_ticket()
-        path = self._folder / f"{ticket:016x}{_SUFFIX}"
-        while True:
-            try:
-                await asyncio.to_thread(_write, path, object_id, data)
-                break
-            except OSError as error:
-                if error.errno not in _FULL:
-                    raise StoreError(f"{path} cannot be written: {error.strerror}", code="path") from error
-                if not self._shelf:
-                    self.lost_count += 1
-                    self._shelf.forget(object_id)
-                    _log.warning("%s is full: object %s is not kept", self._folder, short_id(object_id))
-                    return
-                self._shelf.free(len(data))
-        self._shelf.put(StoredFile(ticket, object_id, len(data), path, self._identify))
+        shelf = self._shelf
+        async with self._turn:
+            if shelf.knows(object_id) or not shelf.make_room(object_id, len(data)):
+                return
+            path = self._folder / f"{shelf.next_ticket:016x}{_SUFFIX}"
+            while True:
+                try:
+                    await asyncio.to_thread(_write, path, object_id, data)
+                    break
+                except OSError as error:
+                    if error.errno not in _FULL:
+                        raise StoreError(f"{path} cannot be written: {error.strerror}", code="path") from error
+                    if not shelf:
+                        self.lost_count += 1
+                        shelf.forget(object_id)
+                        _log.warning("%s is full: object %s is not kept", self._folder, short_id(object_id))
+                        return
+                    shelf.free(len(data))
+            shelf.put(StoredFile(shelf.next_ticket, object_id, len(data), path, self._identify))
+        shelf.tell()
 
     def objects_after(self, ticket: int, limit: int) -> Sequence[Entry]:
         """Return the first `limit` objects whose ticket is greater."""

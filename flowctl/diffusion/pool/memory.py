@@ -95,7 +95,7 @@ class MemoryPool:
             if wrong is not None:
                 rejected[object_id] = wrong
             elif self._shelf.make_room(object_id, len(data)):
-                self._shelf.put(StoredObject(self._shelf.next_ticket(), object_id, data))
+                self._shelf.put(StoredObject(self._shelf.next_ticket, object_id, data))
         self._shelf.tell()
         return rejected
 

@@ -55,10 +55,10 @@ class Shelf(Generic[E]):
         """Return the entry; None: it is not here."""
         return self._by_id.get(object_id)
 
+    @property
     def next_ticket(self) -> int:
-        """Return the ticket for the next entry."""
-        self._last += 1
-        return self._last
+        """The ticket of the next entry that is put."""
+        return self._last + 1
 
     def make_room(self, object_id: bytes, size_bytes: int) -> bool:
         """Evict until an object of this size fits. False: it never would, and counts as evicted."""
@@ -106,7 +106,7 @@ class Shelf(Generic[E]):
         if ticket >= self._last or not self._by_ticket:
             return []
         found: list[E] = []
-        # Eviction takes the oldest only, so tickets have few gaps: those of objects that could not be stored.
+        # Eviction takes the oldest only, so tickets have no gaps, but for files that were damaged.
         for number in range(max(ticket + 1, next(iter(self._by_ticket))), self._last + 1):
             if len(found) == limit:
                 break

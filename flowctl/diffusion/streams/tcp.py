@@ -23,6 +23,13 @@ from flowctl.sending.settings import SenderSettings
 
 UNREAD_BYTES: Final = 256 * 1024
 """Octets that may wait to be read: as much as one read of a socket brings."""
+_KEEP_ALIVE: Final = (
+    ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 10),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 5),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 3),
+)
+"""A client may wait for new objects for ever, without a word. A server that is gone without one is found in 25 s."""
 _UNREAD: Final = "diffusion reads later"
 
 
@@ -119,6 +126,9 @@ def open_stream(
         limits: of its Sender.
         settings: of its Sender.
     """
+    if sock.family != socket.AF_UNIX:
+        for option, value in _KEEP_ALIVE:
+            sock.setsockopt(*option, value)
     session = StreamSession()
     connection = Connection(sock, session, limits=limits, settings=settings, clock=group.clock)
     group.add_pollable(connection, connection.registration)
