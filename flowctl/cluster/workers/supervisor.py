@@ -103,7 +103,7 @@ class Worker:
         self.hung = False
 
     def last_words(self) -> dict[str, Any]:
-        """Return what it said in the end, with ``error`` and maybe ``hint``; its process has ended, or hangs."""
+        """Return what it said in the end: ``error``, and maybe ``hint`` or where its threads were, ``stack``."""
         with contextlib.suppress(OSError):
             text = os.pread(self.words_fd, 64 * 1024, 0).decode(errors="replace")
             with contextlib.suppress(ValueError):
@@ -111,7 +111,8 @@ class Worker:
                 if isinstance(found, dict):
                     return found
             if text:
-                return {"error": printable(text[:_MOST_WORDS], lines=True)}
+                first, _, rest = printable(text[:_MOST_WORDS], lines=True).partition("\n")
+                return {"error": first, "stack": rest.strip("\n")}
         return {}
 
 
@@ -420,7 +421,7 @@ class Supervisor:
             return
         wait_s = self._restarts[worker.number].ended(lived_s)
         self._due[worker.number] = now + wait_s
-        said = {key: words[key] for key in ("error", "hint") if words.get(key)}
+        said = {key: words[key] for key in ("error", "hint", "stack") if words.get(key)}
         _log.error(
             "worker has ended, it is started again",
             worker=worker.number,
