@@ -36,7 +36,7 @@ from flowctl.errors import InternalError
 _LAST: Final = 1 << 32
 """Added to the load of a peer that is asked last: more than any count of objects in flight."""
 _LATE: Final = 1.0
-"""Penalty from which on a peer is asked last: one object that came late."""
+"""Penalty from which on a peer is asked last: one reply that came late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

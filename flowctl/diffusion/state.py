@@ -68,7 +68,7 @@ class PeerState:
         slot: the peer's bit in the index by object, as a number.
         inflight_bytes: octets of `inflight`, as announced.
         owt_bytes: octets of `owt`.
-        penalty: objects that came late, as of `penalty_at`; see `penalty_now`.
+        penalty: replies that came late, as of `penalty_at`; see `penalty_now`.
         penalty_at: when `penalty` was written, in seconds.
     """
 
@@ -340,17 +340,18 @@ class DecisionGlobalState:
             if object_id not in came:
                 raise ObjectMissingError(object_id)
         timeout_s = self.policy.inflight_timeout_s
-        late = 0
+        late = False
         for object_id in wanted:
             item = state.inflight.pop(object_id)
             state.inflight_bytes -= item.size_bytes
             state.owt_bytes += len(came[object_id])
             self.held_bytes += len(came[object_id]) - item.size_bytes
-            late += bool(timeout_s and now - item.since >= timeout_s)
+            late = late or (timeout_s > 0 and now - item.since >= timeout_s)
         state.owt |= came
         self.inflight_count -= len(wanted)
         if late:
-            state.penalty = min(_PENALTY_MOST, state.penalty_now(now) + late)
+            # One for the reply, not one for each object: those asked for together are late together.
+            state.penalty = min(_PENALTY_MOST, state.penalty_now(now) + 1)
             state.penalty_at = now
 
     def on_pool_done(self, peer: PeerId, object_ids: Iterable[ObjectId]) -> None:

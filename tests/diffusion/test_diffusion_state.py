@@ -280,14 +280,14 @@ def test_unregister_when_work_is_under_way_leaves_nothing_behind():
 
 
 def test_penalty_when_objects_come_late_grows_and_is_forgotten():
-    """Each object that comes after the timeout adds to the penalty, and 0.1 is taken off each second."""
+    """Each reply that comes after the timeout adds one to the penalty, and 0.1 is taken off each second."""
     state = state_of({"A": peer([1, 2, 3])}, Policy(inflight_timeout_s=2.0))
     state.on_request_objects("A", ids(1, 2), now=10.0)
     state.on_request_objects("A", ids(3), now=11.0)
     state.on_receive_objects("A", ids(1, 2), [(key, b"x") for key in ids(1, 2)], now=12.0)
     state.on_receive_objects("A", ids(3), [(ids(3)[0], b"x")], now=12.9)
     item = state.peers["A"]
-    assert [item.penalty_now(now) for now in (12.0, 17.0, 32.0, 99.0)] == [2.0, 1.5, 0.0, 0.0]
+    assert [item.penalty_now(now) for now in (12.0, 17.0, 32.0, 99.0)] == [1.0, 0.5, 0.0, 0.0]
 
 
 def test_next_timeout_when_objects_are_in_flight_is_the_first_to_come():
