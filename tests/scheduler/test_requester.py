@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_kit import World
 
@@ -303,6 +303,7 @@ STEPS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(STEPS, st.integers(1, 3), st.integers(0, 2))
 def test_requesters_when_anything_happens_end_exactly_once_within_the_budget(steps, at_once, more):
     """Each future is done after its time at the latest, once, and no more is sent than first tries and tokens."""

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import peer_of
 
@@ -113,6 +113,7 @@ STEPS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(STEPS, st.integers(1, 5), st.integers(0, 40), st.integers(-3, 99))
 def test_channels_when_anything_happens_stay_within_their_bounds(steps, floor, more, begin):
     """Never below the floor, never above the ceiling."""

@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
@@ -78,6 +78,7 @@ def test_weighted_fair_when_classes_have_endless_names_forgets_those_that_are_se
     assert len(order._next) <= 1024
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=60), st.lists(st.integers(1, 5), min_size=60, max_size=60))
 def test_weighted_fair_when_classes_are_mixed_lets_no_demand_wait_for_ever(names, sizes):
     """While one demand waits, other classes are served a bounded number of messages."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import peer_of
 
@@ -111,6 +111,7 @@ STEPS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(STEPS, st.floats(0.0, 1.0))
 def test_ejection_when_anything_happens_never_makes_it_more_than_the_share(steps, share):
     """No ejection makes the ejected more than the share of those connected, and the counts are right."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import peer_of
 
@@ -25,6 +25,7 @@ def test_latency_when_an_answer_is_slow_rises_at_once_and_falls_slowly():
     assert known.fading_s(3.0 + 3 * DECAY_S) < 0.1
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers())
 def test_two_choices_when_taken_to_the_end_give_each_peer_once(loads, seed):
     """Whatever is in flight, all peers are given out, none twice, and those added meanwhile too."""
@@ -92,6 +93,7 @@ def test_quantile_when_latencies_change_follows():
     assert found.value_s() == pytest.approx(1.0, rel=0.1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.0, 1e6), min_size=20, max_size=100))
 def test_quantile_when_any_latencies_come_is_none_below_the_least(latencies):
     """Any latencies, none and days among them, give a value above zero that is not beyond the largest bucket."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
@@ -27,6 +27,7 @@ def test_budget_when_there_is_little_traffic_allows_some_per_second():
     assert [budget.take(now) for now in (0.0, 0.1, 0.6, 0.7, 1.2)] == [True, False, True, False, True]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.one_of(st.just(None), st.floats(-5.0, 100.0)), max_size=200),
     st.floats(0.0, 1.0),
@@ -67,6 +68,7 @@ def test_meter_when_a_minute_passes_forgets():
     assert (meter.total_messages, meter.total_bytes) == (2, 110)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.0, 400.0), st.integers(0, 1000)), max_size=80))
 def test_meter_when_compared_with_a_list_agrees(events):
     """It says what counting the events of the last twelve whole buckets says."""
