@@ -274,10 +274,10 @@ class Core:
 
     # --- peers ---------------------------------------------------------------------------------------------------
 
-    def connect(self, peer: Peer, channels: int, now: float) -> bool:
-        """Add a peer. False: its id is connected already."""
-        peer_id = peer.peer_id
-        if peer_id in self.peers:
+    def connect(self, peer: Peer, peer_id: PeerId, channels: int, now: float) -> bool:
+        """Add a peer. False: its id is connected already, and that peer's object lives."""
+        known = self.peers.get(peer_id)
+        if known is not None and known.reference() is not None:
             return False
         try:
             reference = ref(peer)
@@ -286,6 +286,8 @@ class Core:
                 f"peer {peer_id!r} of {type(peer).__name__} cannot be held weakly",
                 hint="a class with __slots__ names __weakref__ among them",
             ) from error
+        if known is not None:
+            self.disconnect(peer_id, now)
         state = PeerState(peer_id, reference, self._peer_number, channels)
         self._peer_number += 1
         self.peers[peer_id] = state

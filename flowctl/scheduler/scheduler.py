@@ -186,20 +186,22 @@ class MessageScheduler:
             channels: how many messages it may have at a time. Less than 1: it is not added.
 
         Returns:
-            Whether it was added. A peer of the same id is left as it is: disconnect it first.
+            Whether it was added. A peer of the same id is left as it is: disconnect it first, unless its object is no
+            more, and so it was.
 
         Raises:
             LocalProtocolError: weak references to `peer` cannot be made.
         """
         if channels < 1:
             return False
+        peer_id = peer.peer_id  # code of the peer, which the lock is not held for
         now = self._clock()
         with self._lock:
             stopped = self._core.stopped
-            added = not stopped and self._core.connect(peer, channels, now)
+            added = not stopped and self._core.connect(peer, peer_id, channels, now)
             step = self._take_turn_locked()
         if not added and not stopped:
-            self._warn("peer %s is connected already", peer.peer_id)
+            self._warn("peer %s is connected already", peer_id)
         self._run(step)
         return added
 

@@ -308,6 +308,18 @@ def test_connect_when_the_id_is_taken_leaves_the_first(caplog):
     assert "connected already" in caplog.text
 
 
+def test_connect_when_the_former_peer_of_the_id_is_no_more_takes_its_place():
+    """A peer whose object has gone without a word is disconnected by its successor."""
+    world = World()
+    world.connect(1)
+    world.schedule("a")
+    world.take_events()
+    del world.peers[1]
+    world.connect(1, 2)
+    assert world.take_events() == [("a", world.requests[0], "disconnect")]
+    assert world.open_and_closed() == (2, 0)
+
+
 def test_priority_when_higher_goes_first_and_nobody_waits_for_ever():
     """Each level passes a number of places, so that what came first is served although more urgent ones keep coming."""
     world = World()

@@ -372,9 +372,8 @@ class CrowdSender:
         self.crowd.entered(1)
         wants, self.accepts = self.accepts, True
         for channel in offer:
-            if self.want and wants:
+            if self.want and wants and offer.send(channel, "m", self, 30.0) is not None:
                 self.want -= 1
-                offer.send(channel, "m", self, 30.0)
         self.crowd.entered(-1)
 
     def on_discard(self):
