@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import Counter
 from random import Random
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 from octets_kit import (
     DelayedStream,
     VirtualLoop,
+    by_name,
     clock,
     hashed,
     in_virtual_time,
     link,
+    named,
     pool_of,
     until,
 )
@@ -278,3 +281,53 @@ def test_loop_when_it_has_nothing_to_wait_for_says_so():
 def test_hashed_objects_when_made_are_named_by_their_content():
     """What the crowds exchange is checked by its id."""
     assert all(sha256_of(data) == object_id for object_id, data in hashed(5).items())
+
+
+WORDS = st.sampled_from(
+    [
+        "81 00",
+        "81 05",
+        "84 01 F5 00 03",
+        "84 01 F4 00 03",
+        "84 01 F4 01 02",
+        "84 01 F5 03 03",
+        "82 02 9F FF",
+        "82 02 9F 82 41 61 03 FF",
+        "82 02 9F 41 62 41 63 FF",
+        "82 03 9F 41 61 FF",
+        "82 03 9F 41 62 41 63 FF",
+        "82 04 9F 43 61 2F 00 FF",
+        "82 04 9F 43 62 2F 00 43 63 2F 00 FF",
+        "82 04 9F 41 00 FF",
+        "82",
+        "FF",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(words=st.lists(WORDS, max_size=12), step_s=st.sampled_from([0, 0.01, 0.2]), fetches=st.booleans())
+def test_node_when_its_peer_says_anything_ends_in_order_or_with_a_typed_error(words, step_s, fetches):
+    """Messages in any order, and pieces of them: a node ends the peer with a typed error and keeps nothing of it."""
+
+    async def run():
+        node = ObjectDiffusion(pool_of(named(b"a", b"b", b"c", size=3), identify=by_name), clock=clock, rng=Random(1))
+        if fetches:
+            node.pool._shelf.free(9)
+            node.pool._shelf._gone.clear()
+        ours, theirs = memory_pair()
+        task = asyncio.ensure_future(node.fetch_from(ours, "p") if fetches else node.serve(ours))
+        with contextlib.suppress(BrokenError):
+            for word in ([] if fetches else ["81 00"]) + words:
+                await theirs.write(bytes.fromhex(word))
+                await asyncio.sleep(step_s)
+        await asyncio.sleep(0.05)
+        theirs.close()
+        with contextlib.suppress(RemoteProtocolError, BrokenError):
+            await asyncio.wait_for(task, 30)
+        state = node._registry.state
+        assert (state.peers, state.objects, state.inflight_count, state.held_bytes) == ({}, {}, 0, 0)
+        await node.close()
+        assert node.pool._shelf._watchers == {}
+
+    in_virtual_time(run())
