@@ -195,8 +195,8 @@ class StreamCopy:
             self._first_at = now
         self._splice.announce(name.position)
         cutter = self._cutter
-        if self._mapping is None and cutter is not None and cutter.position is not None:
-            self._guess(cutter.position, cutter.frames[0])
+        if cutter is not None and cutter.position is not None:
+            self._compare(name, cutter.position, cutter.frames[0])
         own = self._own.get(name.digest)
         if own is None:
             return False
@@ -286,6 +286,15 @@ class StreamCopy:
         same = min(known, key=lambda item: abs(item.start_ms - position.start_ms - shift_ms), default=None)
         if same is not None and abs(same.start_ms - position.start_ms - shift_ms) <= most_ms:
             self._settle_at(_Mapping(same.timeline, same.start_ms - position.start_ms))
+
+    def _compare(self, name: SegmentId, position: Position, frame: Frame) -> None:
+        """Look whether a segment that was announced says where the open one stands, if that is not known yet."""
+        if self._mapping is None:
+            self._guess(position, frame)
+        elif self._mapping.timeline == _NOWHERE:
+            behind = name.next
+            if position.start_ms in (name.position.start_ms, behind and behind.start_ms):
+                self._settle_at(_Mapping(name.position.timeline, 0))
 
     def _settle_at(self, found: _Mapping) -> None:
         """Learn where the followed source stands, and place what waited for that."""

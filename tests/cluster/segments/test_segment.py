@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.cluster.segments.segment import (
@@ -35,6 +35,7 @@ def made(start_ms: int = 7000, then: Then = Then.KEY, next_ms: int = 9000) -> tu
     return segment_of("live/cam", Position(5, start_ms, 0), [(9, b"config")], frames, then, next_ms)
 
 
+@settings(deadline=None)
 @given(HEADERS, FRAMES, STARTS)
 def test_body_when_written_and_read_is_what_it_was(headers, frames, start):
     """Headers and messages come back with their times, wherever the segment starts and whether the clock wraps."""
@@ -42,6 +43,7 @@ def test_body_when_written_and_read_is_what_it_was(headers, frames, start):
     assert decode_body(encode_body(headers, frames, at), at) == (tuple(headers), tuple(frames))
 
 
+@settings(deadline=None)
 @given(HEADERS, FRAMES, st.integers(0, 0xFFFFFFFF))
 def test_body_when_the_stream_is_moved_in_time_has_the_same_octets(headers, frames, shift):
     """The same messages at another time have the same body, so the same hash."""
@@ -49,6 +51,7 @@ def test_body_when_the_stream_is_moved_in_time_has_the_same_octets(headers, fram
     assert encode_body(headers, moved, shift) == encode_body(headers, frames, 0)
 
 
+@settings(deadline=None)
 @given(HEADERS, FRAMES, st.data())
 def test_body_when_cut_short_or_longer_is_refused(headers, frames, data):
     """No part of a body is one, nor is a body with something behind it."""
@@ -58,6 +61,7 @@ def test_body_when_cut_short_or_longer_is_refused(headers, frames, data):
             decode_body(wrong, 0)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_body_when_octets_are_any_is_refused_or_written_the_same_way(octets):
     """Whatever is read has exactly one way to be written."""
@@ -104,6 +108,7 @@ def test_id_when_written_and_read_is_what_it_was(then, next_ms):
     assert len(name.encode()) <= ID_BYTES
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=120))
 def test_id_when_octets_are_any_is_refused_or_written_the_same_way(octets):
     """An id is read strictly."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from segment_kit import HEADERS, cut, feed, movie
 
@@ -190,6 +190,7 @@ def test_end_when_another_source_has_more_is_taken_back():
 STEPS = st.lists(st.tuples(st.sampled_from(["segment", "live", "take"]), st.integers(0, 5)), max_size=40)
 
 
+@settings(deadline=None)
 @given(STEPS)
 def test_stream_when_everything_comes_in_any_mix_is_whole(steps):
     """Model: the published messages. Each goes out once and in order, and at the end all of them have."""
@@ -214,6 +215,7 @@ def test_stream_when_everything_comes_in_any_mix_is_whole(steps):
     assert (target.gap_count, waiting(target), target.differing_count) == (0, 0, 0)
 
 
+@settings(deadline=None)
 @given(st.permutations(range(6)), st.sets(st.integers(1, 5), max_size=4))
 def test_stream_when_segments_never_come_is_told_which(order, lost):
     """What goes out are the messages of the others in order, and there is a gap for each run of lost ones."""

@@ -1,0 +1,185 @@
+"""The copy of a stream at an edge: what it wants, what it holds, and what its viewers are told, without sockets."""
+
+from __future__ import annotations
+
+import pytest
+from segment_kit import HEADERS, cut, movie
+
+from flowctl.cluster.edge.copy import ENDED_S, GONE_S, HOLD_S, LIVE_S, SETTLE_S, StreamCopy
+from flowctl.cluster.segments.segment import Segment
+from flowctl.cluster.segments.window import SegmentPool, WindowLimits
+from flowctl.errors import BusyError
+from flowctl.testing import ManualClock
+
+
+class Viewers:
+    """What viewers of a stream get."""
+
+    def __init__(self):
+        self.frames, self.told, self.refuses = [], [], False
+
+    def begin(self, now):
+        if self.refuses:
+            raise BusyError("stream live/cam is being published already")
+        self.told.append("begin")
+
+    def take(self, type_id, timestamp, payload, now):
+        self.frames.append((type_id, timestamp, payload))
+
+    def end(self, why):
+        self.told.append("end")
+
+
+class Made:
+    """A copy with all that it needs."""
+
+    def __init__(self, **settings):
+        self.clock, self.viewers = ManualClock(), Viewers()
+        self.clock.advance(100.0)
+        self.pool = SegmentPool(WindowLimits(), self.clock)
+        self.copy = StreamCopy("live/cam", self.pool, self.viewers, self.clock, **settings)
+
+    def pass_time(self, seconds):
+        self.clock.advance(seconds)
+        self.copy.tick(self.clock())
+
+    def fetch(self, *found):
+        for item in found:
+            assert self.copy.wants(item.id)
+            assert self.copy.ready(item.id)
+            self.copy.segment(Segment.decode(item.data))
+
+    def follow(self, frames):
+        for frame in frames:
+            self.copy.take(*frame, self.clock())
+
+    def got(self):
+        """Return the messages that viewers got, without headers."""
+        heads = {(frame.type_id, frame.payload) for frame in HEADERS}
+        return [item for item in self.viewers.frames if (item[0], item[2]) not in heads]
+
+
+SOURCE = [*HEADERS, *movie(6)]
+
+
+def test_copy_when_segments_are_announced_begins_with_the_newest():
+    """They come oldest first, so it listens for a moment; older ones are not wanted then."""
+    made, found = Made(), cut(SOURCE)
+    assert all(made.copy.wants(item.id) for item in found[:4])
+    assert not made.copy.ready(found[3].id)
+    made.pass_time(SETTLE_S + 0.01)
+    assert [made.copy.ready(item.id) for item in found[:4]] == [False, False, False, True]
+    assert not made.copy.wants(found[2].id)
+    made.fetch(*found[3:])
+    assert made.got() == [tuple(frame) for frame in movie(6)[24:]]
+    assert made.viewers.told == ["begin"]
+
+
+def test_headers_when_they_do_not_change_go_out_once():
+    """Each segment has them, and viewers need them once."""
+    made, found = Made(), cut(SOURCE)
+    made.copy.wants(found[0].id)
+    made.pass_time(SETTLE_S + 0.01)
+    made.fetch(*found)
+    assert len(made.viewers.frames) == len(movie(6)) + len(HEADERS)
+
+
+def test_segments_when_their_frames_are_followed_are_held_and_not_fetched():
+    """What was followed is known by its hash, kept for other edges, and never fetched."""
+    made, found = Made(follows=True), cut(SOURCE)
+    made.copy.begin(made.clock())
+    made.follow(SOURCE[:10])
+    assert made.copy.wants(found[0].id)
+    assert not made.copy.ready(found[0].id)
+    made.follow(SOURCE[10:20])
+    assert made.pool.has_object(found[0].id.encode())
+    assert [item.id for item in made.pool.of_stream("live/cam")] == [found[0].id]
+    assert made.got() == [tuple(frame) for frame in movie(6)[:17]]
+
+
+def test_segments_when_the_followed_source_is_silent_are_fetched():
+    """The rest of the group that it broke off in comes from a segment, and nothing comes twice."""
+    made, found = Made(follows=True), cut(SOURCE)
+    made.copy.begin(made.clock())
+    made.follow(SOURCE[:14])
+    assert made.copy.wants(found[1].id)
+    assert not made.copy.ready(found[1].id)
+    made.pass_time(LIVE_S + 0.01)
+    made.fetch(*found[1:])
+    assert made.got() == [tuple(frame) for frame in movie(6)]
+    assert made.copy.statistics().gaps == 0
+
+
+def test_segments_when_the_followed_source_is_lost_are_fetched_at_once():
+    """A connection that broke is no silence to wait for."""
+    made, found = Made(follows=True), cut(SOURCE)
+    made.copy.begin(made.clock())
+    made.follow(SOURCE[:14])
+    made.copy.lost()
+    made.fetch(found[1])
+    assert made.got() == [tuple(frame) for frame in movie(2)]
+
+
+def test_segments_when_they_are_of_another_encoder_are_held_for_a_while_only():
+    """What is followed never becomes them, so they do not stay unacknowledged for ever."""
+    made, others = Made(follows=True), cut(movie(9, step_ms=125))
+    made.copy.begin(made.clock())
+    made.follow(SOURCE[:14])
+    assert made.copy.wants(others[5].id)
+    made.clock.advance(HOLD_S + 0.1)
+    made.follow(SOURCE[14:15])
+    assert not made.copy.wants(others[5].id)
+
+
+@pytest.mark.parametrize("shift_ms", [0, 37, -12])
+def test_source_when_another_one_is_followed_goes_on_where_it_stands(shift_ms):
+    """Its server may have moved the stream on its timeline; its first picture shows by how much."""
+    made = Made(follows=True)
+    made.copy.begin(made.clock())
+    made.follow([frame._replace(timestamp=frame.timestamp + 50_000) for frame in SOURCE[:14]])
+    made.copy.lost()
+    made.copy.begin(made.clock())
+    made.follow([frame._replace(timestamp=frame.timestamp + 50_000 + shift_ms) for frame in [*HEADERS, *movie(6)[8:]]])
+    assert made.got() == [(frame.type_id, frame.timestamp + 50_000, frame.payload) for frame in movie(6)]
+
+
+def test_publication_when_it_ends_is_told_after_a_while():
+    """Another origin may have more of it, or its publisher may be back."""
+    made, found = Made(), cut(movie(1))
+    made.copy.wants(found[0].id)
+    made.pass_time(SETTLE_S + 0.01)
+    made.fetch(found[0])
+    made.pass_time(ENDED_S - 0.1)
+    assert made.viewers.told == ["begin"]
+    made.pass_time(0.2)
+    assert made.viewers.told == ["begin", "end"]
+
+
+def test_stream_when_nothing_comes_any_more_ends():
+    """All origins have gone, and nobody said that it ended."""
+    made, found = Made(), cut(SOURCE)
+    made.copy.wants(found[0].id)
+    made.pass_time(SETTLE_S + 0.01)
+    made.fetch(found[0])
+    made.pass_time(GONE_S + 0.1)
+    assert made.viewers.told == ["begin", "end"]
+    made.fetch(found[1])
+    assert made.viewers.told == ["begin", "end", "begin"]
+
+
+def test_name_when_a_publisher_of_the_edge_has_it_is_left_to_that_one():
+    """Its copy is refused, and tried again later."""
+    made, found = Made(), cut(SOURCE)
+    made.viewers.refuses = True
+    made.copy.wants(found[0].id)
+    made.pass_time(SETTLE_S + 0.01)
+    made.fetch(found[0])
+    assert made.viewers.frames == []
+    made.viewers.refuses = False
+    made.clock.advance(2.0)
+    made.fetch(found[1])
+    assert made.got() == [tuple(frame) for frame in found_frames(found[1])]
+
+
+def found_frames(item):
+    return Segment.decode(item.data).frames
