@@ -162,7 +162,7 @@ def by_node(windows: DataFrame, found: DataFrame) -> list[dict[str, Any]]:
         f.expr(f"max({_VIEWERS})").alias("viewers_peak"),
         # Of equal peaks the first: the largest of (viewers, -window).
         f.expr("max(struct(ms, -window)).col2").alias("peak_window"),
-        f.expr(f"avg({_VIEWERS})").alias("viewers_mean"),
+        f.expr("avg(ms) / 10000").alias("viewers_mean"),
         (f.count("*") * float(WINDOW_S)).alias("recorded_s"),
         f.expr("sum(accepted) * 8000 / sum(ms)").alias("bit_rate"),
         f.expr(f"max(accepted) * 8 / {WINDOW_S}").alias("peak_bit_rate"),
@@ -182,7 +182,7 @@ def by_stream(windows: DataFrame) -> DataFrame:
         windows.groupBy("app", "stream", "node")
         .agg(
             f.expr(f"max({_VIEWERS})").alias("viewers_peak"),
-            f.expr(f"avg({_VIEWERS})").alias("viewers_mean"),
+            f.expr("avg(ms) / 10000").alias("viewers_mean"),
             (f.count("*") * float(WINDOW_S)).alias("watched_s"),
             f.expr("sum(accepted) * 8000 / sum(ms)").alias("bit_rate"),
         )
