@@ -151,7 +151,7 @@ def check_command(document: str, command: str) -> None:
     program, *arguments = shlex.split(command)
     if program == "make":
         names = [item for item in arguments if "=" not in item]
-        assert set() == set(names) - set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        assert set() == set(names) - set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     elif program == "flowctl":
         parse_flowctl(arguments)
     elif program.startswith("python"):
