@@ -95,6 +95,7 @@ def _check_alone(names: list[str], beside: str) -> None:
 def _lose_an_origin(duration: str, viewers: int, report: Path | None, *, as_json: bool) -> None:
     """Run the demonstration of a cluster."""
     from flowctl.cli.common import set_up_log
+    from flowctl.cli.errors import terminable
     from flowctl.demo.cluster.plan import ClusterPlan
     from flowctl.demo.cluster.run import run_cluster
     from flowctl.errors import FlowctlError
@@ -105,7 +106,9 @@ def _lose_an_origin(duration: str, viewers: int, report: Path | None, *, as_json
     if report is not None:
         check_target(report, "--report")
     plan = ClusterPlan(duration_s=parse_duration(duration, "--duration"), viewers=viewers)
-    if not run_cluster(plan, as_json=as_json, path=report):
+    with terminable():  # its servers end with it
+        passed = run_cluster(plan, as_json=as_json, path=report)
+    if not passed:
         raise FlowctlError("the cluster did not do what it is for; the report says what")
 
 

@@ -24,7 +24,7 @@ _STATS_S: Final = 5.0
 
 
 class Node:
-    """One server process, ready when made.
+    """One server process.
 
     Args:
         name: for reports, and of its log file.
@@ -32,11 +32,10 @@ class Node:
         folder: for its log.
 
     Attributes:
-        ready: what the server said of itself when it was ready.
-
-    Raises:
-        FlowctlError: it ended instead of getting ready, or took too long; the hint is the end of its log.
+        ready: what the server said of itself when it was ready; of `wait_until_ready`.
     """
+
+    ready: dict[str, Any]
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path) -> None:
         self.name: Final = name
@@ -46,9 +45,13 @@ class Node:
             self._process = subprocess.Popen(  # noqa: S603 - this Python, and flowctl itself
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=_environment()
             )
-        self.ready: Final[dict[str, Any]] = self._wait_until_ready()
 
-    def _wait_until_ready(self) -> dict[str, Any]:
+    def wait_until_ready(self) -> None:
+        """Wait for what it says of itself.
+
+        Raises:
+            FlowctlError: it ended instead of getting ready, or took too long; the hint is the end of its log.
+        """
         timer = threading.Timer(_READY_S, self._process.kill)
         timer.start()
         try:
@@ -56,11 +59,10 @@ class Node:
         finally:
             timer.cancel()
         try:
-            found: dict[str, Any] = json.loads(line)
+            self.ready = json.loads(line)
         except ValueError as error:
             self.kill()
             raise FlowctlError(f"{self.name} did not get ready", hint=self.log[-600:].strip() or None) from error
-        return found
 
     @property
     def pid(self) -> int:
@@ -152,7 +154,8 @@ class Nodes:
     def start(self, name: str, *arguments: str) -> Node:
         """Start a server and wait until it is ready; arguments as of `Node`."""
         node = Node(name, arguments, self._folder)
-        self._nodes.append(node)
+        self._nodes.append(node)  # before it is ready: who is interrupted meanwhile ends it too
+        node.wait_until_ready()
         return node
 
     def start_all(self, wanted: Mapping[str, Sequence[str]]) -> dict[str, Node]:
