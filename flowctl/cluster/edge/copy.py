@@ -9,6 +9,10 @@ its timeline; and what was followed is not fetched, but is offered to others. An
 by its first picture, where that has gone out before. While frames come, announced segments are
 held: neither fetched nor acknowledged. When they stop coming, what is missing is fetched.
 
+Origins whose clocks differ give one publication timelines that differ by one; a segment that both announce shows it.
+And where something comes and nothing goes out for long, all that was announced stands before what has gone out, or
+before a beginning that nobody has: the copy then begins anew with what there is.
+
 Everything belongs to one thread, that of the node's loop.
 """
 
@@ -16,7 +20,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -53,7 +57,8 @@ HOLD_S: Final = 5.0
 ENDED_S: Final = 3.0
 """How long the end of a publication is not told yet: one of its origins may have more, and a publisher may be back."""
 GONE_S: Final = 10.0
-"""When nothing has come for so long, viewers are told that the stream has ended."""
+"""When nothing has come for so long, viewers are told that the stream has ended: twice as long as any segment takes.
+When something has come and nothing has gone out for so long, the copy begins anew."""
 HELD_BYTES: Final = 64 << 20
 """What may wait behind a missing segment, of one stream."""
 APART_MS: Final = 200
@@ -61,6 +66,8 @@ APART_MS: Final = 200
 REFUSED_S: Final = 1.0
 """Between two tries to publish a name that a publisher of this server has."""
 _ANNOUNCED: Final = 512
+_ALIASES: Final = 64
+"""Timelines that are known to be others: some of each publication."""
 _OWN: Final = 32
 """Segments of what was followed whose hashes are remembered, until they are announced."""
 _UNPLACED: Final = 8192
@@ -137,6 +144,8 @@ class StreamCopy:
         self._start: Position | None = None  # where to begin
         self._live_at = float("-inf")  # when the last frame was followed
         self._came_at = clock()
+        self._stuck_at: float | None = None  # something has come since, and nothing has gone out
+        self._aliases: dict[int, int] = {}  # timelines by which origins call a publication, to the one used here
         # What is followed: cut as origins cut, not placed yet, and what was cut, by hash
         self._cutter: Cutter | None = None
         self._mapping: _Mapping | None = None
@@ -155,26 +164,27 @@ class StreamCopy:
 
     def wants(self, name: SegmentId) -> bool:
         """Return whether a segment that is not here is to be fetched, now or later."""
-        position, now = name.position, self._clock()
-        known = self._announced.get((position, name.digest))
+        now = self._clock()
+        name = self._known_as(name)
+        known = self._announced.get((name.position, name.digest))
         if known is None:
+            name = self._joined(name)
             if self._note(name, now):
                 return False
             known = (name, now)
-        if self._splice.past(position):
-            return False
-        if self._start is not None and position < self._start:
+            if self._behind(name.position) and self._is_stuck(now):
+                self._begin_anew(now)
+                self._note(name, now)
+        if self._behind(name.position):
             return False
         return not (self._flows(now) and now - known[1] > HOLD_S)
 
     def ready(self, name: SegmentId) -> bool:
         """Return whether a wanted segment is to be fetched now."""
-        position, now = name.position, self._clock()
-        if self._splice.past(position):
-            return False
+        position, now = self._known_as(name).position, self._clock()
         if self._splice.cursor is None and self._start is None and not self._settle(now):
             return False
-        if self._start is not None and position < self._start:
+        if self._behind(position):
             return False
         if not self._flows(now):
             return True
@@ -183,8 +193,61 @@ class StreamCopy:
 
     def known_for_s(self, name: SegmentId) -> float:
         """Return for how long a segment has been announced, in seconds."""
-        known = self._announced.get((name.position, name.digest))
+        known = self._announced.get((self._known_as(name).position, name.digest))
         return 0.0 if known is None else self._clock() - known[1]
+
+    def _behind(self, position: Position) -> bool:
+        """Whether a segment comes too late, or stands before the beginning."""
+        return self._splice.past(position) or (self._start is not None and position < self._start)
+
+    def _known_as(self, name: SegmentId) -> SegmentId:
+        """Return a segment on the timeline by which its publication is known here."""
+        timeline = self._aliases.get(name.position.timeline)
+        return name if timeline is None else replace(name, position=name.position._replace(timeline=timeline))
+
+    def _joined(self, name: SegmentId) -> SegmentId:
+        """Learn from a segment that was announced on the next timeline too that the two are one."""
+        timeline = name.position.timeline
+        for near in (timeline - 1, timeline + 1):
+            if (name.position._replace(timeline=near), name.digest) in self._announced:
+                cursor = self._splice.cursor
+                mine = cursor is not None and cursor[0].timeline == timeline
+                self._join(*((near, timeline) if mine else (timeline, near)))
+        return self._known_as(name)
+
+    def _join(self, timeline: int, to: int) -> None:
+        """Call a publication by one of its two timelines from now on."""
+        if len(self._aliases) >= _ALIASES:
+            del self._aliases[next(iter(self._aliases))]
+        self._aliases = {key: to if value == timeline else value for key, value in self._aliases.items()}
+        self._aliases[timeline] = to
+        announced, self._announced = self._announced, OrderedDict()
+        for (_, digest), (name, at) in announced.items():
+            same = self._known_as(name)
+            self._announced.setdefault((same.position, digest), (same, at))
+        self._splice.rename(timeline, to, 0)
+        if self._start is not None and self._start.timeline == timeline:
+            self._start = self._start._replace(timeline=to)
+        if self._mapping is not None and self._mapping.timeline == timeline:
+            self._mapping = self._mapping._replace(timeline=to)
+        if self._before is not None and self._before.timeline == timeline:
+            self._before = self._before._replace(timeline=to)
+
+    def _is_stuck(self, now: float) -> bool:
+        """Note that something has come that does not go out; return whether that has been so for too long."""
+        if self._stuck_at is None:
+            self._stuck_at = now
+        return now - self._stuck_at > GONE_S
+
+    def _begin_anew(self, now: float) -> None:
+        """Begin with what is announced, or followed, from now on: nothing of it was behind what has gone out."""
+        _log.warning("stream begins anew", stream=self.name, why=f"nothing fitted for {GONE_S:g} s")
+        before, self._splice = self._splice, Splice(wait_s=WAIT_S, most_bytes=HELD_BYTES)
+        self._splice.repeated_count, self._splice.gap_count = before.repeated_count, before.gap_count + 1
+        self._announced.clear()
+        self._own.clear()
+        self._first_at = self._start = self._mapping = self._before = self._stuck_at = None
+        self.gap(now)
 
     def _note(self, name: SegmentId, now: float) -> bool:
         """Take a segment that was announced for the first time; return whether it is one that was followed."""
@@ -223,6 +286,7 @@ class StreamCopy:
 
     def segment(self, segment: Segment) -> None:
         """Take a segment that was fetched."""
+        segment = replace(segment, id=self._known_as(segment.id))
         self._fetched += 1
         self._came_at = self._clock()
         if self._splice.cursor is None and self._start is not None and segment.id.position >= self._start:
@@ -268,7 +332,10 @@ class StreamCopy:
             if self._mapping is None and index == 0:
                 self._guess(position, frame)
             self._place(lambda: self._add(position, index, frame, headers))
+        messages = self._messages
         self._flush()
+        if self._messages == messages and message_class is not MessageClass.HEADER and self._is_stuck(now):
+            self._begin_anew(now)
 
     def _guess(self, position: Position, frame: Frame) -> None:
         """Say where a source stands whose first picture came: as one that is known, or anywhere while nothing is."""
@@ -413,6 +480,7 @@ class StreamCopy:
         self._due = headers
 
     def _publish(self, frame: Frame, now: float) -> None:
+        self._stuck_at = None
         if not self._begun:
             self._begin(now)
             if not self._begun:

@@ -37,8 +37,9 @@ LEAST_MS: Final = 500
 have a cost each."""
 GRID_MS: Final = 2000
 """Length of segments without video: the time between key frames that encoders are usually set to."""
-PART_MS: Final = 10_000
-"""Longest part between key frames."""
+PART_MS: Final = 5000
+"""Longest part between key frames. Nobody has a part before it is complete, and edges take a source that has brought
+nothing for twice as long for gone."""
 BACK_MS: Final = 5000
 """A clock that goes back by more is another one. Audio and video of one publisher are less apart."""
 TIMELINE_S: Final = 10

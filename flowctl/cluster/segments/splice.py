@@ -257,6 +257,7 @@ class Splice:
             self.cursor = moved(self.cursor[0]), self.cursor[1]
         if self._timeline == timeline:
             self._timeline = to
+        self._announced = {moved(item) for item in self._announced}
         gone = {} if self.cursor is None else {self.cursor[0]: self.cursor[1]}
         self.held_bytes = _WAITING * len(self._parts)
         for position, part in self._parts.items():

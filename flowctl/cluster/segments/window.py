@@ -155,7 +155,8 @@ class SegmentPool:
         if object_id in self._known:
             return True
         name = self.name_of(object_id)
-        if name is not None and not self._is_same(name) and self._wants is not None and self._wants(name):
+        # Who wants learns of one that is here under another timeline too.
+        if name is not None and self._wants is not None and self._wants(name) and not self._is_same(name):
             return False
         _remember(self._known, object_id, None)
         return True

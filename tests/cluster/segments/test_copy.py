@@ -6,6 +6,7 @@ import pytest
 from segment_kit import HEADERS, cut, movie
 
 from flowctl.cluster.edge.copy import ENDED_S, GONE_S, HOLD_S, LIVE_S, SETTLE_S, StreamCopy
+from flowctl.cluster.segments.cutter import PART_MS
 from flowctl.cluster.segments.segment import Segment
 from flowctl.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.errors import BusyError
@@ -36,7 +37,8 @@ class Made:
     def __init__(self, **settings):
         self.clock, self.viewers = ManualClock(), Viewers()
         self.clock.advance(100.0)
-        self.pool = SegmentPool(WindowLimits(), self.clock)
+        self.pool = SegmentPool(WindowLimits(), self.clock, wants=lambda name: self.copy.wants(name))  # noqa: PLW0108 - it is made after the pool
+        self.waiting = []  # announced, and not fetched yet
         self.copy = StreamCopy("live/cam", self.pool, self.viewers, self.clock, **settings)
 
     def pass_time(self, seconds):
@@ -183,3 +185,55 @@ def test_name_when_a_publisher_of_the_edge_has_it_is_left_to_that_one():
 
 def found_frames(item):
     return Segment.decode(item.data).frames
+
+
+def pump(made, found, *, every_s=1.0):
+    """Announce segments one after the other as they come to be, and fetch those that are wanted."""
+    for item in found:
+        if not made.pool.has_object(item.id.encode()):
+            made.waiting.append(item)
+        made.pass_time(every_s)
+        ready = [held for held in made.waiting if made.copy.ready(held.id)]
+        made.waiting = [held for held in made.waiting if held not in ready]
+        for held in ready:
+            if made.pool.put(held.id, held.data):
+                made.copy.segment(Segment.decode(held.data))
+
+
+@pytest.mark.parametrize("dies", ["earlier", "later"])
+def test_origins_when_their_clocks_put_a_publication_on_two_timelines_are_one(dies):
+    """Either may die, and nothing is lost: a segment that both announced shows that they have the same."""
+    made = Made()
+    source = movie(20)
+    earlier, later = cut(source, timeline=5), cut(source, timeline=6)
+    both = [item for pair in zip(earlier, later, strict=True) for item in pair]
+    pump(made, both[:20], every_s=0.5)
+    pump(made, later[10:] if dies == "earlier" else earlier[10:])
+    assert made.got() == [tuple(frame) for frame in source if frame.timestamp >= made.got()[0][1]]
+    assert made.viewers.told == ["begin"]
+    assert made.copy.statistics().gaps == 0
+
+
+def test_origin_when_it_comes_back_on_an_earlier_timeline_is_taken_after_a_while():
+    """What stands before all that went out is no repetition when nothing else comes."""
+    made = Made()
+    pump(made, cut(movie(5), timeline=9, close=False))
+    pump(made, cut(movie(30), timeline=3, close=False))
+    assert made.viewers.told == ["begin", "end", "begin"]
+    assert made.got()[-1] == tuple(movie(29)[-1])
+
+
+def test_copy_when_it_waits_for_a_beginning_that_nobody_has_takes_another():
+    """An origin that announces a time to come, and has nothing, holds the stream up for a while only."""
+    made = Made()
+    assert made.copy.wants(cut(movie(1, start=3_600_000), timeline=3)[0].id)  # never fetched: its origin lies
+    pump(made, cut(movie(30), timeline=3, close=False))
+    assert made.viewers.told == ["begin"]
+    assert made.got()[-1] == tuple(movie(29)[-1])
+
+
+def test_segments_when_groups_are_long_come_in_time():
+    """Viewers of a stream with few key frames are not told that it has ended between two of its parts."""
+    made = Made()
+    pump(made, cut(movie(60, gop_ms=60_000), close=False), every_s=PART_MS / 1000 + 2.0)
+    assert made.viewers.told == ["begin"]

@@ -64,13 +64,13 @@ def test_stream_without_video_is_cut_by_its_own_clock():
 
 
 def test_group_when_it_is_long_is_cut_into_parts():
-    """Ten seconds without a key frame make a part that is no beginning for a decoder."""
+    """Five seconds without a key frame make a part that is no beginning for a decoder."""
     found = cut([key(0), *(inter(at) for at in range(1000, 25_000, 1000)), key(25_000)])
     assert [item.id.position for item in found] == [
-        *(Position(3, 0, part) for part in range(3)),
+        *(Position(3, 0, part) for part in range(5)),
         Position(3, 25_000, 0),
     ]
-    assert [item.id.then for item in found] == [Then.PART, Then.PART, Then.KEY, Then.END]
+    assert [item.id.then for item in found] == [*[Then.PART] * 4, Then.KEY, Then.END]
 
 
 def test_group_when_it_is_large_is_cut_into_parts():
