@@ -215,7 +215,7 @@ class Core:
     """
 
     __slots__ = (
-        *("_arrivals", "_budget", "_call_key", "_choice", "_ejected", "_ejection", "_fairness", "_freed", "_hands"),
+        *("_arrivals", "_budget", "_choice", "_ejected", "_ejection", "_fairness", "_freed", "_hands"),
         *("_last_id", "_later", "_learns", "_limits", "_notice_key", "_offer", "_peer_number", "_resuming", "_served"),
         *(
             "_spare",
@@ -244,7 +244,6 @@ class Core:
         self._learns: Final = choice_learns or policy.limits is not None or policy.ejection is not None
         self._last_id = rng.randint(FIRST_ID, LAST_ID)
         self._notice_key = 0
-        self._call_key = 0
         self.calls: Final[Pending[int, Call]] = Pending()  # to be made at their time
         self._peer_number = 0
         self._stale_count = 0  # peers that have gone and may still be in the pool
@@ -805,12 +804,10 @@ class Core:
         deadlines = (self.table.next_deadline(), self._ejected.next_deadline(), self.calls.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    def add_call(self, callback: Call, when: float) -> int:
-        """Keep `callback` until `when`; returns its key."""
-        self._call_key += 1
+    def add_call(self, key: int, callback: Call, when: float) -> None:
+        """Keep `callback` until `when`."""
         if not self.stopped:
-            self.calls.add(self._call_key, callback, when)
-        return self._call_key
+            self.calls.add(key, callback, when)
 
     def has_other(self, tried: Collection[PeerId]) -> bool:
         """Return whether a peer is connected, and not left out, that is not in `tried`; looks at one more at most."""

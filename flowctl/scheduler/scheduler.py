@@ -7,6 +7,9 @@ jobs out, callbacks included, until the list is empty: it has the *turn*. Calls 
 only enter theirs. So no two callbacks of one scheduler run at the same time, none within another, and any method may
 be called from any of them.
 
+A peer's, sender's or receiver's own ``__del__`` may call the scheduler too, and the garbage collector runs it wherever
+it likes: also on the thread that has the lock just then. Such a call is put off: entered as a job that is a call.
+
 A job that opens channels is followed by a walk over the queue, which sees the peer that has become free, and that by
 one over the senders that were scheduled meanwhile, which see all that is open.
 """
@@ -15,22 +18,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from math import inf
 from random import Random, SystemRandom
 from typing import Any, Final
 
 from flowctl.errors import ClosedError
 from flowctl.loop.faults import ErrorHook, as_exception, report
+from flowctl.loop.locks import OwnedLock
 from flowctl.outcomes.outcome import Outcome
 from flowctl.pollgroup import PollGroup
 from flowctl.printable import short
 from flowctl.scheduler.awaited import AwaitedRequest, ChannelWait, HeldChannel
-from flowctl.scheduler.core import Call, Core, Refusal, Request, Step
+from flowctl.scheduler.core import Call, Core, Job, Refusal, Request, Step
 from flowctl.scheduler.driver import Driver
 from flowctl.scheduler.offer import (
     MAX_TIMEOUT_S,
@@ -124,10 +129,12 @@ class MessageScheduler:
 
     __slots__ = (
         "__weakref__",
+        "_call_keys",
         "_clock",
         "_core",
         "_driver",
         "_error_count",
+        "_jobs",
         "_lock",
         "_on_error",
         "_timed",
@@ -148,14 +155,16 @@ class MessageScheduler:
     ) -> None:
         self._clock: Final = clock
         self._on_error: Final = _log_error if on_error is None else on_error
-        self._lock: Final = threading.Lock()  # a leaf: policies are asked under it, nothing else is called
+        self._lock: Final = OwnedLock()  # a leaf: policies are asked under it, nothing else is called
         policy = SchedulerPolicy() if policy is None else policy
         self._useful: Final = policy.useful
         hands = _Hands(self._post, self._pull, self._choose, self._leave)
         self._core: Final = Core(  # guarded by _lock
             policy, SystemRandom() if rng is None else rng, hands
         )
+        self._jobs: Final[deque[Job]] = self._core.jobs  # anybody may append; taken from under the lock
         self._timed: Final = self._core.learns  # whether it matters when a response came
+        self._call_keys: Final = count(1)
         self._turning = False  # somebody carries out jobs  # guarded by _lock
         self._driver: Driver | None = None  # guarded by _lock
         self._wake_at = inf  # what the driver was last asked for  # guarded by _lock
@@ -194,6 +203,8 @@ class MessageScheduler:
         """
         if channels < 1:
             return False
+        if self._lock.owned():
+            return self._put_off(self.connect, peer, channels)
         peer_id = peer.peer_id  # code of the peer, which the lock is not held for
         now = self._clock()
         with self._lock:
@@ -211,6 +222,8 @@ class MessageScheduler:
         Returns:
             Whether it was there.
         """
+        if self._lock.owned():
+            return self._put_off(self.disconnect, peer_id)
         now = self._clock()
         with self._lock:
             known = self._core.disconnect(peer_id, now)
@@ -240,6 +253,8 @@ class MessageScheduler:
         Raises:
             ConfigError: `priority` is not in its range.
         """
+        if self._lock.owned():
+            return self._put_off(self.schedule, sender, priority, peers=peers)
         with self._lock:
             if not self._core.enter(sender, priority, peers):
                 return False
@@ -247,8 +262,7 @@ class MessageScheduler:
                 return True
             step = self._core.next_step()
             self._turning = step is not None
-        if step is not None:
-            self._run(step)
+        self._run(step)
         return True
 
     def receive(self, peer: Peer, response: Any, request_id: int | None = None) -> bool:
@@ -262,6 +276,8 @@ class MessageScheduler:
         Returns:
             Whether it ends a request. If not it is dropped and counted.
         """
+        if self._lock.owned():
+            return self._put_off(self.receive, peer, response, request_id)
         if request_id is None:
             request_id = getattr(response, "request_id", None)
         outcome = Outcome.RESPONSE if self._useful is None or self._is_useful(response) else Outcome.REJECTED
@@ -271,8 +287,7 @@ class MessageScheduler:
             step = self._take_turn_locked()
         if isinstance(found, Refusal):
             self._warn(f"response of peer %s {found.value} (id %s)", peer.peer_id, request_id)
-        if step is not None:
-            self._run(step)
+        self._run(step)
         return not isinstance(found, Refusal) and found.receiver is not None
 
     def withdraw(self, what: Sender | int) -> bool:
@@ -283,13 +298,19 @@ class MessageScheduler:
         Returns:
             True: no callback of it begins from now on. False: it does not wait (any more).
         """
+        if self._lock.owned():
+            return not self._put_off(self.withdraw, what)
         with self._lock:
-            if isinstance(what, int):
-                return self._core.withdraw_request(what)
-            return self._core.withdraw_sender(what)
+            core = self._core
+            found = core.withdraw_request(what) if isinstance(what, int) else core.withdraw_sender(what)
+        self._catch_up()
+        return found
 
     def stop(self) -> None:
         """End everything: requests fail with SHUTDOWN, then waiting senders are discarded; idempotent."""
+        if self._lock.owned():
+            self._put_off(self.stop)
+            return
         with self._lock:
             if self._core.stopped:
                 return
@@ -305,7 +326,7 @@ class MessageScheduler:
         with self._lock:
             core = self._core
             counters = core.counters
-            return SchedulerStatistics(
+            found = SchedulerStatistics(
                 peers=len(core.peers),
                 open_channels=core.open_count,
                 closed_channels=core.closed_count,
@@ -314,11 +335,15 @@ class MessageScheduler:
                 errors=self._error_count,
                 **{name: getattr(counters, name) for name in counters.__slots__},
             )
+        self._catch_up()
+        return found
 
     def peers(self) -> list[PeerState]:
         """Return the connected peers, as policies see them: for looking at; O(n)."""
         with self._lock:
-            return list(self._core.peers.values())
+            found = list(self._core.peers.values())
+        self._catch_up()
+        return found
 
     @property
     def peer_count(self) -> int:
@@ -333,7 +358,9 @@ class MessageScheduler:
             tried: such that ``in`` is quick; O(its length and the number of ejected peers).
         """
         with self._lock:
-            return self._core.has_other(tried)
+            found = self._core.has_other(tried)
+        self._catch_up()
+        return found
 
     # --- time ----------------------------------------------------------------------------------------------------
 
@@ -352,17 +379,29 @@ class MessageScheduler:
             Its key, for `cancel_call`.
         """
         when = self._clock() + delay_s
+        key = next(self._call_keys)
+        if self._lock.owned():
+            self._put_off(self._enter_call, key, callback, when)
+        else:
+            self._enter_call(key, callback, when)
+        return key
+
+    def _enter_call(self, key: int, callback: Call, when: float) -> None:
         with self._lock:
-            key = self._core.add_call(callback, when)
+            self._core.add_call(key, callback, when)
             early = when < self._wake_at and self._driver is not None
         if early:
             self._rearm()
-        return key
+        self._catch_up()
 
     def cancel_call(self, key: int) -> bool:
         """Forget a call. Returns whether it was still to come; one whose time has come may be under way."""
+        if self._lock.owned():
+            return not self._put_off(self.cancel_call, key)
         with self._lock:
-            return key in self._core.calls and self._core.calls.take(key) is not None
+            found = key in self._core.calls and self._core.calls.take(key) is not None
+        self._catch_up()
+        return found
 
     def expire(self, now: float | None = None) -> None:
         """End what has come to its time: requests fail with TIMEOUT, channels open again.
@@ -370,6 +409,9 @@ class MessageScheduler:
         Args:
             now: seconds on the scheduler's clock. None: the clock is read.
         """
+        if self._lock.owned():
+            self._put_off(self.expire, now)
+            return
         if now is None:
             now = self._clock()
         with self._lock:
@@ -380,8 +422,12 @@ class MessageScheduler:
 
     def next_deadline(self) -> float | None:
         """Return when `expire` next has something to do, in seconds on the clock. None: at no time that is known."""
+        if self._lock.owned():
+            return 0.0  # asked in the middle of a change: at once is never too late
         with self._lock:
-            return self._core.next_deadline()
+            when = self._core.next_deadline()
+        self._catch_up()
+        return when
 
     def run_on(self, runner: PollGroup | asyncio.AbstractEventLoop) -> None:
         """Have `expire` called when it is time, on the thread of `runner`, instead of where it was before.
@@ -392,6 +438,9 @@ class MessageScheduler:
         Args:
             runner: a poll group that was started, or a loop of asyncio.
         """
+        if self._lock.owned():
+            self._put_off(self.run_on, runner)
+            return
         driver = Driver(runner, self._clock, self._fired)
         with self._lock:
             if self._core.stopped:
@@ -419,9 +468,13 @@ class MessageScheduler:
         with self._lock:
             driver = self._driver
             when = None if driver is None else self._core.next_deadline()
-            if driver is None or when is None or when >= self._wake_at:
-                return
-            self._wake_at = when
+            early = driver is not None and when is not None and when < self._wake_at
+            if when is not None and early:
+                self._wake_at = when
+        if self._jobs:
+            self._catch_up()
+        if driver is None or when is None or not early:
+            return
         try:
             driver.arm(when)
         except (ClosedError, RuntimeError):  # its loop has ended: time stands still until there is another
@@ -480,6 +533,24 @@ class MessageScheduler:
 
     # --- the turn ------------------------------------------------------------------------------------------------
 
+    def _put_off(self, call: Callable[..., object], *args: object, **named: object) -> bool:
+        """Have `call` made later: this thread has the lock, and runs a destructor. Returns True."""
+
+        def put_off() -> None:
+            call(*args, **named)
+
+        self._jobs.append(put_off)
+        return True
+
+    def _catch_up(self) -> None:
+        """Make the calls that were put off while the lock was held."""
+        while self._jobs and not self._lock.owned():
+            with self._lock:
+                step = self._take_turn_locked()
+            if step is None:
+                return
+            self._carry_out(step)
+
     def _take_turn_locked(self) -> Step | None:
         """Take the turn if nobody has it and there is something to do: returns the first step, for `_run`."""
         if self._turning:
@@ -489,7 +560,13 @@ class MessageScheduler:
         return step
 
     def _run(self, step: Step | None) -> None:
-        """Make callbacks, `step` first, until there are none; the caller has the turn."""
+        """Make callbacks, `step` first, until there are none; the caller has the turn. None: it has not."""
+        if step is not None:
+            self._carry_out(step)
+        if self._jobs and not self._turning:
+            self._catch_up()
+
+    def _carry_out(self, step: Step | None) -> None:
         rest = False
         try:
             while step is not None:
@@ -501,10 +578,11 @@ class MessageScheduler:
                 else:
                     self._tell(step)
                 with self._lock:
-                    step = self._core.next_step()
-                    if step is None:
+                    following = self._core.next_step()
+                    if following is None:
                         self._turning = False
                         rest = self._core.suspended is not None
+                step = following  # out of the lock: the one before may be the last that knows of its owner
             if rest:
                 self._rearm()
         except BaseException:  # a bug, or Ctrl-C between two lines: others can go on
@@ -538,14 +616,20 @@ class MessageScheduler:
     # --- what an offer asks for ----------------------------------------------------------------------------------
 
     def _pull(self, offer: Offer) -> PeerState | None:
+        if self._lock.owned():
+            return None
         with self._lock:
             return self._core.pull(offer)
 
     def _choose(self, offer: Offer, peer_id: PeerId) -> PeerState | None:
+        if self._lock.owned():
+            return None
         with self._lock:
             return self._core.choose(offer, peer_id)
 
     def _leave(self, offer: Offer) -> bool:
+        if self._lock.owned():
+            return not self._put_off(self._leave, offer)
         with self._lock:
             return offer.active and self._core.withdraw_sender(offer.entry.sender)
 
@@ -561,6 +645,8 @@ class MessageScheduler:
         """Send a message on a channel of an offer; returns its key, None if it was not sent."""
         if not 0 < timeout <= MAX_TIMEOUT_S:
             check_timeout(timeout)
+        if self._lock.owned():
+            return None
         peer = channel.state.reference()
         now = self._clock()
         deadline = now + timeout
@@ -594,6 +680,8 @@ class MessageScheduler:
 
     def _hold(self, offer: Offer, channel: Channel, timeout: float) -> Request | None:
         """Close `channel` without a message, for `timeout` seconds at most."""
+        if self._lock.owned():
+            return None
         now = self._clock()
         with self._lock:
             held = self._core.close(offer, channel, None, None, now, now + timeout)
@@ -605,6 +693,8 @@ class MessageScheduler:
     ) -> int | None:
         """Send a message on a channel that is held; returns its key, None if it was not sent."""
         check_timeout(timeout)
+        if self._lock.owned():
+            return None
         peer = held.peer.reference()
         now = self._clock()
         with self._lock:
@@ -621,6 +711,9 @@ class MessageScheduler:
 
     def _free(self, held: Request, outcome: Outcome = Outcome.WITHDRAWN) -> None:
         """Open the channel that `held` keeps closed, if it does."""
+        if self._lock.owned():
+            self._put_off(self._free, held, outcome)
+            return
         now = self._clock()
         with self._lock:
             self._core.free(held, outcome, now)

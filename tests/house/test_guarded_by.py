@@ -38,6 +38,7 @@ UNLOCKED: dict[tuple[str, str], str] = {
     ("Sender.close", "_after"): "what this call has put off, or what another has: either way somebody does it",
     ("Sender.broken", "_after"): "what this call has put off, or what another has: either way somebody does it",
     ("Sender._run_after", "_after"): "made once and never replaced; its calls are taken out under the lock",
+    ("MessageScheduler._run", "_turning"): "who has put a call off had the lock since; whoever has the turn does it",
     ("RecordedSender.following", "_cohort"): "one reference, as in Sender.following",
     ("RecordedSender.following", "_feed"): "one reference; stale by the time it is used",
     ("Connection.ended", "_ending"): "set once and never changed: None or the final answer",
