@@ -16,6 +16,7 @@ Values are not percent-decoded: clients do not encode them, and a signed token m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from typing import Final
@@ -345,3 +346,37 @@ def _port(digits: str | None, scheme: str) -> int:
     if len(digits) > 5 or not digits.isascii() or not 1 <= int(digits) <= 65535:
         raise RemoteProtocolError("port of the address is not 1..65535", code="bad-url")
     return int(digits)
+
+
+def is_path(name: str) -> bool:
+    """Return whether `name` is one that `RtmpUrl.path` may be, ``app/stream``, and not only like one.
+
+    For names that do not come from RTMP: no other one can be published, played or followed.
+    """
+    try:
+        return RtmpUrl().with_stream(name, name_max_chars=2 * NAME_MAX_CHARS + 1).path == name
+    except RemoteProtocolError:
+        return False
+
+
+def url_of(path: str, host: str, port: int = 1935) -> RtmpUrl:
+    """Return the address at which a server has the stream `path`, whatever characters are in that name.
+
+    An address is no text here that is parsed: ``live/room#2`` would be read as ``live/room``, another stream.
+
+    Args:
+        path: name of a stream, as `RtmpUrl.path`.
+        host: name or address of the server.
+        port: of the server.
+
+    Raises:
+        RemoteProtocolError: code ``bad-name``; no client can ask a server for it.
+    """
+    before, _, behind = path.rpartition("/")
+    # Some applications cannot stand in a tcUrl; then all of it is the stream's name, which servers split again.
+    for app, stream in ((before, behind), (DEFAULT_APP, path)):
+        url = RtmpUrl(host=host, vhost=host, port=port, app=app, stream=stream)
+        with contextlib.suppress(RemoteProtocolError):
+            if from_connect(url.tc_url, app).with_stream(stream).path == path:
+                return url
+    raise RemoteProtocolError("no client can ask for a stream of this name", code="bad-name")

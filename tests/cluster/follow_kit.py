@@ -13,6 +13,7 @@ from flowctl.live.server import LiveServer
 from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import PlayStarted, PublishStarted
 from flowctl.rtmp.session_config import ClientSessionConfig
+from flowctl.rtmp.url import url_of
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
 
 LIMIT_S = 20.0
@@ -55,7 +56,7 @@ class Client:
         else:
             self.sock = socket.create_connection(address, LIMIT_S)
         self.sock.settimeout(None)
-        self.session.connect(f"rtmp://host/{name}")
+        self.session.connect(url_of(name, "host"))
         self.flush()
         self.thread = threading.Thread(target=self.read, daemon=True)
         self.thread.start()

@@ -144,6 +144,33 @@ def test_stream_when_nobody_views_it_is_not_fetched(house):
     assert edge.edge.statistics().origins[0].requests == 0
 
 
+def test_viewer_when_it_asks_for_any_name_keeps_no_stream_from_others(house):
+    """A name as long as names may be is one that an edge looks for, as for any other."""
+    first = house.origin()
+    edge = house.edge(first, streams=())
+    long = "b" * 256 + "/" + "x" * 256
+    for name in (long, "live/room"):
+        edge.play(name)
+        until(lambda name=name: edge.stream(name), "the stream to be wanted")
+    assert set(edge.edge.statistics().streams) == {long, "live/room"}
+
+
+def test_followed_stream_when_its_name_looks_like_an_address_is_no_other_stream(house):
+    """What stands behind a number sign is of the name: the viewer of one stream never gets another one."""
+    first = house.origin()
+    other, own = Encoder(first, name="live/room"), Encoder(first, name="live/room#2")
+    other.count = 1000
+    edge = house.edge(first, streams=("live/room#2",), follow=True)
+    other.pictures(5)
+    own.pictures(20)
+    viewer = edge.play("live/room#2")
+    own.pictures(20)
+    whole(viewer, own)
+    other.pictures(20)
+    own.pictures(20)
+    assert len(whole(viewer, own)) >= 40
+
+
 def test_edge_when_it_is_an_origin_serves_another_edge(house):
     """What it fetched it offers, and what an edge behind it gets is what was published."""
     first = house.origin()

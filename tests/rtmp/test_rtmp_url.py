@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.rtmp import url as rtmp_url
-from flowctl.rtmp.url import RtmpUrl, check_name, from_connect, parse_query, parse_url, redact_url
+from flowctl.rtmp.url import RtmpUrl, check_name, from_connect, is_path, parse_query, parse_url, redact_url, url_of
 
 
 def code_of(function, *arguments, **keywords):
@@ -331,3 +331,31 @@ def test_no_text_of_a_peer_raises_anything_else(tc_url, app, name):
 def test_default_address_is_empty():
     """An address nobody stated has the default application and no host."""
     assert (RtmpUrl().host, RtmpUrl().port, RtmpUrl().app, RtmpUrl().stream) == ("", 1935, rtmp_url.DEFAULT_APP, "")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "live/room",
+        "a/b/room",
+        "live/room#2",
+        "a#b/room",
+        "a...vhost...b/room",
+        " a/'b'",
+        "ü/ä ö",
+        "b" * 256 + "/" + "x" * 256,
+    ],
+)
+def test_url_of_a_stream_asks_for_this_stream(path):
+    """Whatever a server may call a stream, a client that is given the name gets this one and no other."""
+    url = url_of(path, "example.com", 1936)
+    assert from_connect(url.tc_url, url.app).with_stream(url.stream).path == path
+    assert (url.host, url.port, is_path(path)) == ("example.com", 1936, True)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "room", "live/..", "live//room", "/room", "live/room?a=b", "live/\n", "live/_definst_/a"]
+)
+def test_name_when_no_server_can_have_it_is_no_path(path):
+    """Only what comes out of reading an address is the name of a stream."""
+    assert not is_path(path)

@@ -44,7 +44,7 @@ from flowctl.fieldtypes import check_fields
 from flowctl.live.server import LiveServer
 from flowctl.outcomes.backoff import Backoff
 from flowctl.pollgroup import PollGroup
-from flowctl.rtmp.url import parse_url
+from flowctl.rtmp.url import RtmpUrl, url_of
 
 _log: Final = structlog.get_logger("flowctl.cluster")
 TICK_S: Final = 0.1
@@ -197,11 +197,10 @@ class _Following:
         else:
             return
         origin = upstream.address
-        host = f"[{origin.host}]" if ":" in origin.host else origin.host
         try:
-            url = parse_url(f"rtmp://{host}:{origin.rtmp_port}/{self._copy.name}")
+            url = url_of(self._copy.name, origin.host, origin.rtmp_port)
         except RemoteProtocolError:
-            return  # a name that viewers may ask for and no address can have
+            return  # a name that this server's viewers may ask for, and we cannot
         self._sink, self.source, self._since = _Followed(self._copy), str(origin), now
         self._follow = Follow(Source(url, node=str(origin)), self._sink, self._group, backoff=_NEVER, rng=self._rng)
         self._follow.start()
@@ -402,7 +401,7 @@ class Edge:
         if len(self._wanted) >= STREAMS or self._stopping:
             return None
         now = self._clock()
-        source = Source(parse_url(f"rtmp://edge/{stream}"), node="segments")
+        source = Source(RtmpUrl(stream=stream), node="segments")
         copy = StreamCopy(
             stream,
             self.pool,

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.rtmp.url import is_path
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_DATA_AMF3, TYPE_VIDEO
 
 CLOCK: Final = 0xFFFFFFFF
@@ -173,6 +174,8 @@ class SegmentId:
             stream, what = data[_ID.size :].decode(), Then(then)
         except ValueError as error:
             raise _refuse(str(error)) from error
+        if not is_path(stream):
+            raise _refuse("no stream can have its name")
         if what is Then.KEY and next_ms <= start_ms:
             raise _refuse(f"it begins at {start_ms} ms, and what comes behind it at {next_ms} ms")
         if what is not Then.KEY and next_ms:

@@ -28,7 +28,7 @@ from flowctl.rpc.jobs.batch import NODE_THREAD
 from flowctl.rpc.message import Message
 from flowctl.rpc.node import RpcNode
 from flowctl.rpc.peers.peer import ConnectionID
-from flowctl.rtmp.url import parse_url
+from flowctl.rtmp.url import url_of
 
 _TICK_S: Final = 0.25
 """How often the supervisor looks at what is due, and at workers that have ended."""
@@ -95,7 +95,7 @@ class WorkerStreams:
         self._send({"ask": "view" if wanted else "unview", "name": name})
 
     def _source(self, name: str, serial: int) -> Source:
-        return Source(parse_url(f"rtmp://worker/{name}"), str(link_path(self._folder, serial)), f"worker {serial}")
+        return Source(url_of(name, "worker"), str(link_path(self._folder, serial)), f"worker {serial}")
 
 
 def join_streams(server: LiveServer, link: Link, serial: int, folder: Path) -> WorkerStreams:

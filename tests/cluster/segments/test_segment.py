@@ -127,10 +127,14 @@ def test_id_when_octets_are_any_is_refused_or_written_the_same_way(octets):
         {"count": 0},
         {"count": 65_536},
         {"size_bytes": BODY_BYTES + 1},
+        {"stream": "live/.."},
+        {"stream": "live/\x1b[2J"},
+        {"stream": "live//cam"},
+        {"stream": "live/cam?token=1"},
     ],
 )
 def test_id_when_it_contradicts_itself_is_refused(change):
-    """What follows begins later, nothing follows the end, and sizes are within bounds."""
+    """What follows begins later, nothing follows the end, sizes are within bounds, and a server can have the name."""
     name, _ = made()
     with pytest.raises(RemoteProtocolError):
         SegmentId.decode(dataclasses.replace(name, **change).encode())
