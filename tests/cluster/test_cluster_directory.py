@@ -165,3 +165,16 @@ def test_directory_when_all_have_left_is_empty(end):
     counts = (directory._published_from, directory._kept_for, directory._kept)
     assert (len(directory), counts) == (0, ({}, {}, {}))
     assert not any(directory._held.values())
+
+
+def test_worker_when_it_ends_has_no_part_in_names_that_have_gone():
+    """A publisher that broke off there, came back elsewhere and left is no business of its first worker any more."""
+    directory = Directory()
+    verdict(directory, FIRST)
+    directory.release(ROOM, FIRST, 1.0, grace=True)
+    verdict(directory, SECOND, now=2.0)
+    directory.release(ROOM, SECOND, 3.0, grace=False)
+    verdict(directory, FIRST._replace(number=12), now=4.0, name="live/other")
+    assert len(directory) == 1
+    directory.worker_gone(1, 5.0)
+    assert directory.published() == {}

@@ -342,6 +342,8 @@ class Directory:
             self._held[worker].discard(name)
         if entry.holder is None and entry.kept_until is None and not (entry.standby or entry.viewed_by):
             self._names.pop(name, None)
+            for names in self._held.values():  # of workers too whose part had ended before
+                names.discard(name)
 
 
 def _due(kept: dict[str, float], now: float) -> Iterator[tuple[str, float]]:
