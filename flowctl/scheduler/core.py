@@ -25,6 +25,7 @@ from weakref import ref
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.outcomes.outcome import Outcome
 from flowctl.outcomes.pending import Pending
+from flowctl.printable import short
 from flowctl.scheduler.offer import (
     FIRST_ID,
     LAST_ID,
@@ -77,6 +78,19 @@ class Request:
         self.code: FailureCode | None = None
         self.outcome = Outcome.RESPONSE
         self.response: Any = None
+
+
+class PolicyFault:
+    """A call that raises what a policy has raised, so that it is reported as what callbacks raise is."""
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: Exception) -> None:
+        self._error: Final = error
+
+    def __call__(self) -> None:
+        """Raise it."""
+        raise self._error
 
 
 Call: TypeAlias = Callable[[], None]
@@ -235,12 +249,12 @@ class Core:
     def __init__(self, policy: SchedulerPolicy, rng: Random, hands: Hands) -> None:
         self._hands: Final = hands
         self._fairness: Final = policy.fairness
-        places_stay = isinstance(policy.fairness, FirstComeFirstServed)
+        places_stay = type(policy.fairness) is FirstComeFirstServed  # a subclass may learn something
         self._served: Final = None if places_stay else policy.fairness.served
         self._choice: Final = policy.choice
         self._limits: Final = policy.limits
         self._ejection: Final = policy.ejection
-        choice_learns = not isinstance(policy.choice, ById)
+        choice_learns = type(policy.choice) is not ById
         self._learns: Final = choice_learns or policy.limits is not None or policy.ejection is not None
         self._last_id = rng.randint(FIRST_ID, LAST_ID)
         self._notice_key = 0
@@ -278,6 +292,7 @@ class Core:
         known = self.peers.get(peer_id)
         if known is not None and known.reference() is not None:
             return False
+        self._check_order(peer_id)
         try:
             reference = ref(peer)
         except TypeError as error:
@@ -290,12 +305,47 @@ class Core:
         state = PeerState(peer_id, reference, self._peer_number, channels)
         self._peer_number += 1
         self.peers[peer_id] = state
-        if self._limits is not None:
-            state.channel_count = max(1, self._limits.connected(state, now))
-        if self._ejection is not None:
-            self._ejection.connected(state, now)
         self.jobs.append(state)
+        try:
+            if self._limits is not None:
+                state.channel_count = max(1, self._limits.connected(state, now))
+            if self._ejection is not None:
+                self._ejection.connected(state, now)
+        except Exception as error:  # noqa: BLE001  (a policy's)
+            self._fault(error)
         return True
+
+    def _check_order(self, peer_id: PeerId) -> None:
+        """Raise LocalProtocolError if `peer_id` has no order among the others."""
+        other = next(iter(self.peers), peer_id)
+        try:
+            peer_id < other  # noqa: B015  (whether it raises is all)
+        except TypeError as error:
+            raise LocalProtocolError(
+                f"peer id {short(peer_id)} of {type(peer_id).__name__} cannot be ordered beside {short(other)}",
+                hint="give all peers of a scheduler ids of one type",
+            ) from error
+
+    def _fault(self, error: Exception) -> None:
+        """Have reported what a policy has raised; what it was asked goes on without its answer."""
+        self.jobs.append(PolicyFault(error))
+
+    def _pool(self, peer: PeerState) -> None:
+        """Give `peer` to the choice."""
+        peer.pooled = True
+        try:
+            self._choice.add(peer)
+        except Exception as error:  # noqa: BLE001  (a policy's)
+            peer.pooled = False
+            self._fault(error)
+
+    def _take(self) -> PeerState | None:
+        """Take the next from the choice."""
+        try:
+            return self._choice.take()
+        except Exception as error:  # noqa: BLE001  (a policy's)
+            self._fault(error)
+            return None
 
     def _open(self, peer: PeerState) -> bool:
         """Count the channels of `peer` that are not closed as open. Returns whether there are any."""
@@ -305,8 +355,7 @@ class Core:
         self.open_count += count - peer.open_count
         peer.open_count = count
         if count and not peer.pooled and not peer.reserved:
-            peer.pooled = True
-            self._choice.add(peer)
+            self._pool(peer)
         return count > 0
 
     def _shut(self, peer: PeerState) -> None:
@@ -326,12 +375,12 @@ class Core:
         """Take those out of the pool that have gone: peers may come and go for days while nobody asks for one."""
         self._stale_count = 0
         kept = []
-        while (peer := self._choice.take()) is not None:
+        while (peer := self._take()) is not None:
             peer.pooled = peer.open_count > 0
             if peer.pooled:
                 kept.append(peer)
         for peer in kept:
-            self._choice.add(peer)
+            self._pool(peer)
 
     def disconnect(self, peer_id: PeerId, now: float) -> bool:
         """Remove a peer, claim its requests and enter their end. Returns whether it was there."""
@@ -346,7 +395,10 @@ class Core:
             for request in claimed:
                 self._learn(request, Outcome.DISCONNECTED, now)
         if self._ejection is not None:
-            self._ejection.left(peer)
+            try:
+                self._ejection.left(peer)
+            except Exception as error:  # noqa: BLE001  (a policy's)
+                self._fault(error)
         self.counters.disconnects += self._fail(claimed, FailureCode.DISCONNECT)
         return True
 
@@ -501,9 +553,13 @@ class Core:
                     walk.asked.append(entry)
                     continue
             open_count = self.open_count
-            size = self._fairness.size(open_count, behind_count)
-            if not 0 < size <= open_count:
-                size = min(max(1, size), open_count)
+            try:
+                size = self._fairness.size(open_count, behind_count)
+                if not 0 < size <= open_count:
+                    size = min(max(1, size), open_count)
+            except Exception as error:  # noqa: BLE001  (a policy's)
+                size = 1
+                self._fault(error)
             offer = Offer(self._hands, entry, fresh, size)
             if fresh is None and self.pull(offer) is None:  # all that were open have died, or are shown to others first
                 walk.asked.append(entry)
@@ -574,7 +630,7 @@ class Core:
         offer.active = False
         for peer in offer.pulled:
             if peer.open_count > 0 and not peer.reserved:
-                self._choice.add(peer)
+                self._pool(peer)
             else:
                 peer.pooled = False
         entry = offer.entry
@@ -589,7 +645,10 @@ class Core:
         if entry.done:
             return
         if self._served is not None and offer.sent_count:
-            self._served(entry.sender, entry.place, offer.sent_count)
+            try:
+                self._served(entry.sender, entry.place, offer.sent_count)
+            except Exception as error:  # noqa: BLE001  (a policy's)
+                self._fault(error)
         self._leave(entry)
         successor = entry.successor
         if not self.stopped:
@@ -641,7 +700,7 @@ class Core:
     def pull(self, offer: Offer) -> PeerState | None:
         """Return the next open peer for `offer`; None: there is no further one, or the offer is over."""
         while offer.active:
-            peer = self._choice.take()
+            peer = self._take()
             if peer is None:
                 break
             if peer.open_count > 0 and not peer.reserved:
@@ -791,9 +850,12 @@ class Core:
         for _, peer in self._ejected.take_due(now):
             if not peer.gone:
                 peer.ejected, peer.probation = False, True
-                if self._ejection is not None:
-                    self._ejection.returned(peer, now)
                 self.jobs.append(peer)
+                if self._ejection is not None:
+                    try:
+                        self._ejection.returned(peer, now)
+                    except Exception as error:  # noqa: BLE001  (a policy's)
+                        self._fault(error)
         self.jobs.extend(callback for _, callback in self.calls.take_due(now))
         self._resuming = self.suspended is not None
 
@@ -834,11 +896,18 @@ class Core:
         latency_s = now - request.sent_at
         if outcome is Outcome.RESPONSE:
             peer.probation = False
-        self._choice.ended(peer, outcome, latency_s, now)
-        if self._limits is not None:
-            peer.channel_count = max(1, self._limits.ended(peer, outcome, latency_s, now))
+        try:
+            self._choice.ended(peer, outcome, latency_s, now)
+            if self._limits is not None:
+                peer.channel_count = max(1, self._limits.ended(peer, outcome, latency_s, now))
+        except Exception as error:  # noqa: BLE001  (a policy's)
+            self._fault(error)
         if self._ejection is not None:
-            seconds = self._ejection.ended(peer, outcome, latency_s, now)
+            try:
+                seconds = self._ejection.ended(peer, outcome, latency_s, now)
+            except Exception as error:  # noqa: BLE001  (a policy's)
+                seconds = 0.0
+                self._fault(error)
             if seconds > 0 and not peer.gone and not peer.ejected:
                 self.counters.ejections += 1
                 self._shut(peer)

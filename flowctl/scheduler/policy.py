@@ -5,14 +5,15 @@
 - `ChannelLimits`: how many channels has a peer, now that this request of it has ended so?
 - `Ejection`: is a peer left out for a while, now that this request of it has ended so?
 
-They are called with the scheduler's lock held: they compute, and neither wait nor call the scheduler.
+They are called with the scheduler's lock held: they compute, and neither wait nor call the scheduler. What they raise
+is reported, and the question counts as not asked; but for `Fairness.place`, which `schedule` passes on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Final, Protocol
 from weakref import ref
 
@@ -203,12 +204,17 @@ class ById:
     def add(self, peer: PeerState) -> None:
         """Take up `peer`; O(log n)."""
         heap = self._heap
-        if not self._taken:
-            heappush(heap, (peer.peer_id, peer.number, peer))
-            return
-        self._taken = False
-        if heap[0][2] is not peer:
-            heapreplace(heap, (peer.peer_id, peer.number, peer))
+        try:
+            if not self._taken:
+                heappush(heap, (peer.peer_id, peer.number, peer))
+                return
+            self._taken = False
+            if heap[0][2] is not peer:
+                heapreplace(heap, (peer.peer_id, peer.number, peer))
+        except Exception:  # its id has no order beside another: the others keep theirs
+            heap[:] = [item for item in heap if item[2] is not peer]
+            heapify(heap)
+            raise
 
     def take(self) -> PeerState | None:
         """Remove and return the one with the lowest id; O(log n)."""

@@ -35,7 +35,7 @@ from flowctl.outcomes.outcome import Outcome
 from flowctl.pollgroup import PollGroup
 from flowctl.printable import short
 from flowctl.scheduler.awaited import AwaitedRequest, ChannelWait, HeldChannel
-from flowctl.scheduler.core import Call, Core, Job, Refusal, Request, Step
+from flowctl.scheduler.core import Call, Core, Job, PolicyFault, Refusal, Request, Step
 from flowctl.scheduler.driver import Driver
 from flowctl.scheduler.offer import (
     MAX_TIMEOUT_S,
@@ -199,7 +199,7 @@ class MessageScheduler:
             more, and so it was.
 
         Raises:
-            LocalProtocolError: weak references to `peer` cannot be made.
+            LocalProtocolError: weak references to `peer` cannot be made, or its id has no order among the others.
         """
         if channels < 1:
             return False
@@ -604,7 +604,7 @@ class MessageScheduler:
                 ended.receiver.on_failure(ended.key, ended.code)
         except BaseException as error:  # noqa: BLE001  (it is others' turn that it would end)
             named = f"receiver of request {ended.key}" if isinstance(ended, Request) else "on_discard, or a timed call"
-            self._report(named, error)
+            self._report("policy" if isinstance(ended, PolicyFault) else named, error)
 
     def _is_useful(self, response: Any) -> bool:
         try:

@@ -7,6 +7,8 @@ import asyncio
 import pytest
 from scheduler_kit import TIMEOUT_S, CallingSender, FakeReceiver, World
 
+from flowctl.errors import LocalProtocolError
+from flowctl.scheduler.policy import ById, FirstComeFirstServed, SchedulerPolicy
 from flowctl.scheduler.scheduler import MessageScheduler
 
 FAULTS = [ValueError("fault"), asyncio.CancelledError(), SystemExit(1)]
@@ -99,3 +101,94 @@ def test_send_when_the_peer_does_not_take_it_closes_nothing(takes):
     world.connect(2)
     assert world.take_events() == [("a", 2, [2])]
     assert len(world.errors) == isinstance(takes, OSError)
+
+
+class Moody:
+    """A policy of all four kinds, of which one question at a time is answered by an exception."""
+
+    def __init__(self, question):
+        self.question = question
+        self.fairness, self.choice = FirstComeFirstServed(), ById()
+
+    def policy(self):
+        return SchedulerPolicy(
+            fairness=_Part(self, place=self.fairness.place, size=self.fairness.size, served=lambda *_: None),
+            choice=_Part(self, add=self.choice.add, take=self.choice.take, ended=lambda *_: None),
+            limits=_Part(self, connected=lambda peer, _: peer.channel_count, ended=lambda *_: 1),
+            ejection=_Part(
+                self, connected=lambda *_: None, ended=lambda *_: 1.0, left=lambda _: None, returned=lambda *_: None
+            ),
+        )
+
+
+class _Part:
+    def __init__(self, moody, **answers):
+        def asked(name):
+            def answer(*args):
+                if moody.question == name:
+                    raise ValueError(name)
+                return answers[name](*args)
+
+            return answer
+
+        for name in answers:
+            setattr(self, name, asked(name))
+
+
+@pytest.mark.parametrize(
+    "question", ["size", "served", "add", "take", "connected", "ended", "left", "returned", "nothing"]
+)
+def test_policy_when_it_raises_costs_no_request_its_end_and_no_sender_its_turn(question):
+    """Each request ends once and its channel opens; once the policy is well again, all that waited are served."""
+    moody = Moody(question)
+    world = World(moody.policy())
+    world.connect(1)
+    world.connect(2)
+    for name in "abcdef":
+        world.schedule(name)
+    for request_id in list(world.requests):
+        world.answer(request_id)
+    world.advance(TIMEOUT_S * 2)
+    world.scheduler.disconnect(1)
+    assert {str(error) for _, error in world.errors} == ({question} - {"nothing"})
+    assert {where for where, _ in world.errors} <= {"policy"}
+    moody.question = "nothing"
+    world.connect(3)
+    for _ in range(20):
+        world.advance(TIMEOUT_S * 2)
+    assert sorted(name for name, _, sent in world.events if isinstance(sent, list) and sent) == list("abcdef")
+    ended = [event for event in world.events if not isinstance(event[2], list)]
+    assert len(ended) == len(world.requests) == 6
+    figures = world.scheduler.statistics()
+    assert (figures.waiting_senders, figures.closed_channels, figures.open_channels) == (0, 0, 2)
+
+
+def test_connect_when_its_id_has_no_order_among_the_others_is_refused_and_harms_nobody():
+    """It is told to who connects it, and those that wait are served as before."""
+    world = World()
+    world.connect(1)
+    with pytest.raises(LocalProtocolError, match="cannot be ordered beside 1"):
+        world.connect("x")
+    world.connect(2)
+    for name in "abc":
+        world.schedule(name)
+    assert world.take_events() == [("a", 2, [1]), ("b", 1, [2])]
+
+
+def test_policy_that_is_a_subclass_of_a_default_one_is_asked_all_the_same():
+    """What it makes of the questions that the default answers with nothing counts."""
+    learned = []
+
+    class Choice(ById):
+        def ended(self, peer, outcome, latency_s, now):
+            learned.append(peer.peer_id)
+
+    class Fairness(FirstComeFirstServed):
+        def served(self, sender, place, sent_count):
+            learned.append(sender.name)
+
+    world = World(SchedulerPolicy(fairness=Fairness(), choice=Choice()))
+    world.connect(1)
+    world.schedule("a")
+    world.answer(world.requests[0])
+    assert learned == ["a", 1]
