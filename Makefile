@@ -67,7 +67,7 @@ demo-pipeline: $(READY) setup-pipeline  ## 2 to 4 minutes: load, records, analys
 	FLOWCTL_CACHE='$(CURDIR)/.demo' $(BIN)/flowctl demo --pipeline $(ARGS)
 
 # Its page with pictures stays in this folder, in .demo.
-demo-cluster: $(READY)  ## about 40 s: one stream through two origins and two edges; one origin is killed, one lies, one is slow
+demo-cluster: $(READY)  ## about 40 s: a stream through four origins, one killed, one lying, one slow, and two edges
 	FLOWCTL_CACHE='$(CURDIR)/.demo' $(BIN)/flowctl demo --cluster $(ARGS)
 
 serve: $(READY)  ## the live server on rtmp://127.0.0.1:1935 until Ctrl-C

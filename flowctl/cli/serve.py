@@ -121,7 +121,7 @@ def serve(
         if getattr(options, "origin", ""):
             raise ConfigError(
                 f"a server with {count} workers cannot be an origin",
-                hint="leave out --workers, and let an edge beside it have them",
+                hint="leave out --workers; edges take viewers off it, each one process with a port of its own",
             )
         _run_workers(program, options, count, ended, stats_s=stats_s, as_json=as_json, log_json=log_json)
         return

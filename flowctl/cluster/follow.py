@@ -248,6 +248,7 @@ class Follow:
         self._seam = Seam()
         self._state = FollowState.RESTING
         self._why = "not begun"
+        self._told = ""  # why connections end that bring nothing, as the log said it last
         self._link: _Link | None = None
         self._number = 0  # of the present try: what belongs to an earlier one is not for us any more
         self._begun = False  # the sink has the stream
@@ -364,8 +365,12 @@ class Follow:
         if rejected is not None and rejected.retry_parameters is not None and self._tries < _LOGINS:
             self._try(rejected.retry_parameters)
             return
-        _log.info("follow interrupted", source=str(self._source), stream=self._source.url.path, why=str(end))
-        self._rest(str(end))
+        why = str(end)
+        # Of connections that bring nothing the first may have come too early; what the others say is told once.
+        if self._state is FollowState.RUNNING or (self._tries > 1 and why != self._told):
+            self._told = why
+            _log.info("follow interrupted", source=str(self._source), stream=self._source.url.path, why=why)
+        self._rest(why)
 
     def _give_up(self) -> None:
         """End the stream for viewers: its source has stayed away for too long."""
@@ -430,7 +435,7 @@ class Follow:
             self._pass_on(joined.joint, joined.pieces, now)
 
     def _runs(self) -> None:
-        self._tries = 0
+        self._tries, self._told = 0, ""
         self._cancel("hold")
         self._set(FollowState.RUNNING, "")
 

@@ -108,6 +108,8 @@ def test_version_when_asked_for_text(capsys):
         (["serve", "--shadow-limits", "1MiB"], "soft: '1MiB'", "2MiB,2048"),
         (["serve", "--set", "audiences=x"], "audiences: 'x' is not app/stream=", ""),
         (["serve", "--flush", "soon"], "--flush", "8s"),
+        (["serve", "--workers", "two"], "--workers is 'two', it must be a number of processes, or auto", ""),
+        (["serve", "--workers", "2", "--origin", "127.0.0.1:0"], "cannot be an origin", "each one process"),
         (["serve", "--port", "70000"], "--port is 70000", ""),
         (["serve", "--set", "color=red"], "no setting 'color'", "--list-settings"),
         (["serve", "--set", "color"], "not name=value", ""),

@@ -7,9 +7,12 @@ import json
 
 import pytest
 from edge_kit import Encoder, House, frames, until
+from structlog.testing import capture_logs
 
+from flowctl.cluster.edge.upstream import OriginAddress
 from flowctl.cluster.segments.segment import SegmentId, object_of
 from flowctl.control.figures import stats
+from flowctl.errors import ConfigError
 
 
 @pytest.fixture
@@ -264,3 +267,49 @@ def delay(origin, by_s):
         return await read(entries)
 
     origin.origin.pool.read_objects = read_late
+
+
+def test_origin_when_its_port_is_that_of_rtmp_is_told_once_with_a_hint(house):
+    """A server that hangs up at once is not reported as connected, again and again."""
+    real = house.origin()
+    with capture_logs() as lines:
+        edge = house.edge(OriginAddress("127.0.0.1", real.server.address[1], real.server.address[1]))
+        until(lambda: [item for item in edge.edge.statistics().origins if item.connections >= 3], "some tries")
+    told = [line for line in lines if line["event"].startswith("origin ") and "origin" in line]
+    assert [line["event"] for line in told if line["event"] == "origin not reached"] == ["origin not reached"]
+    assert len(told) <= 2
+    assert "hung up at once" in told[-1]["why"]
+    assert "--origin" in told[-1]["hint"]
+
+
+def test_followed_origin_when_its_rtmp_port_is_wrong_is_named_with_that_port_and_once(house):
+    """The log says where RTMP was tried; segments serve the viewers meanwhile."""
+    real = house.origin()
+    with capture_logs() as lines:
+        edge, encoder, viewer = begin(house, Wrong(real), follow=True)
+        until(lambda: edge.edge._wanted["live/room"].following._tries >= 3, "some tries")
+        whole(viewer, encoder, cut_off(encoder))
+    lost = [line for line in lines if line["event"] in {"follow lost", "follow interrupted"}]
+    assert [line["source"] for line in lost] == [f"127.0.0.1:{real.where.port}"]
+
+
+class Wrong:
+    """An origin with the port of segments in the place of that of RTMP."""
+
+    def __init__(self, real):
+        self.where = OriginAddress("127.0.0.1", real.where.port, real.where.port)
+        self.publish = real.publish
+
+
+@pytest.mark.parametrize("text", ["::1", "::1:1936", "fe80::1:2", "host:", ":1936", "a:1/x", "a:0", "[::1", "::1]:3"])
+def test_origin_address_when_it_is_not_clear_is_refused(text):
+    """An address of IPv6 needs brackets: a port could be part of it."""
+    with pytest.raises(ConfigError, match="is no origin"):
+        OriginAddress.parse(text)
+
+
+def test_origin_address_when_it_is_complete_is_read():
+    """Host, port of segments, and port of RTMP, with defaults."""
+    assert OriginAddress.parse("[::1]:7/8") == OriginAddress("::1", 7, 8)
+    assert OriginAddress.parse("[::1]") == OriginAddress("::1")
+    assert OriginAddress.parse("a/8") == OriginAddress("a", rtmp_port=8)

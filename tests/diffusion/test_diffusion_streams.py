@@ -131,3 +131,34 @@ def test_connect_when_nobody_listens_raises(loop_factory, tmp_path):
             await connect_stream(group, str(tmp_path / "nobody"))
 
     on_loop(loop_factory, run)
+
+
+def test_connect_when_a_host_has_several_addresses_tries_each(loop_factory, monkeypatch):
+    """A server that listens on the second address of its name is found."""
+
+    async def run(group):
+        listener = socket.create_server(("127.0.0.1", 0))
+        _, port = listener.getsockname()
+        nobody = socket.create_server(("127.0.0.1", 0))
+        places = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", nobody.getsockname()),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)),
+        ]
+        nobody.close()  # its port refuses from now on
+
+        async def addresses(*args, **options):
+            return places
+
+        loop = asyncio.get_running_loop()
+        looked_up = type("Loop", (), {"getaddrinfo": staticmethod(addresses), "sock_connect": loop.sock_connect})
+        monkeypatch.setattr("flowctl.diffusion.streams.tcp.asyncio.get_running_loop", lambda: looked_up)
+        stream = await connect_stream(group, ("origin", port))
+        monkeypatch.undo()
+        listener.settimeout(LIMIT_S)
+        accepted, _ = listener.accept()
+        assert accepted.getsockname() == ("127.0.0.1", port)
+        accepted.close()
+        stream.close()
+        listener.close()
+
+    on_loop(loop_factory, run)

@@ -163,6 +163,7 @@ class _Following:
         self._since = 0.0
         self._follow: Follow | None = None
         self._sink: _Followed | None = None
+        self._told: set[tuple[str, str]] = set()  # sources and why they were lost, since frames came last
         self.source = ""
 
     def tick(self, now: float) -> None:
@@ -171,9 +172,12 @@ class _Following:
             found = self._follow.statistics()
             if found.state is FollowState.RUNNING:
                 self._tries = 0
+                self._told.clear()
             if self._goes_on(found.state, now):
                 return
-            _log.warning("follow lost", stream=self._copy.name, source=self.source, why=found.why)
+            if (found.source, found.why) not in self._told:  # once: it is tried again every few seconds
+                self._told.add((found.source, found.why))
+                _log.warning("follow lost", stream=self._copy.name, source=found.source, why=found.why)
             self.stop()
             self._copy.lost()
             self._tries += 1
@@ -202,7 +206,7 @@ class _Following:
         except RemoteProtocolError:
             return  # a name that this server's viewers may ask for, and we cannot
         self._sink, self.source, self._since = _Followed(self._copy), str(origin), now
-        self._follow = Follow(Source(url, node=str(origin)), self._sink, self._group, backoff=_NEVER, rng=self._rng)
+        self._follow = Follow(Source(url), self._sink, self._group, backoff=_NEVER, rng=self._rng)
         self._follow.start()
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
@@ -25,6 +26,8 @@ BANNED: Final = Backoff(first_s=60.0, factor=2.0, most_s=3600.0, jitter=0.2)
 CONNECT_S: Final = 5.0
 _STEADY_S: Final = 10.0
 """A connection that lasted for so long is a success: the next try is a first one."""
+_NO_ORIGIN_S: Final = 2.0
+"""What ends a connection sooner, without an answer, is perhaps no origin: a server of RTMP hangs up at once."""
 RTMP_PORT: Final = 1935
 SEGMENT_PORT: Final = 1936
 """Where an origin offers segments unless it says otherwise: beside the port of RTMP."""
@@ -56,10 +59,11 @@ class OriginAddress:
         if not colon:
             host, port = place, str(SEGMENT_PORT)
         ports = [port, rtmp if slash else str(RTMP_PORT)]
-        if not host or not all(item.isascii() and item.isdigit() and 0 < int(item) < 65_536 for item in ports):
+        bare = ":" in host and not (host.startswith("[") and host.endswith("]"))  # which colon is that of the port?
+        if not host or bare or not all(item.isascii() and item.isdigit() and 0 < int(item) < 65_536 for item in ports):
             raise ConfigError(
                 f"{text!r:.100} is no origin",
-                hint="write host, host:port or host:port/rtmp-port, for example 10.0.0.5:1936/1935",
+                hint="write host, host:port or host:port/rtmp-port, for example 10.0.0.5:1936/1935 or [fe80::1]:1936",
             )
         return cls(host.removeprefix("[").removesuffix("]"), int(ports[0]), int(ports[1]))
 
@@ -104,6 +108,18 @@ class UpstreamStatistics:
     latency_ms: float | None
 
 
+_HUNG_UP: Final = "it hung up at once"
+
+
+def _reason(error: Exception) -> str:
+    """Return why a connection could not be made, in the words of the system."""
+    if isinstance(error, TimeoutError):
+        return "it takes too long"
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return getattr(error, "strerror", None) or str(error)
+
+
 class Upstream:
     """Fetches from one origin for as long as it runs.
 
@@ -134,6 +150,7 @@ class Upstream:
         self._clock = clock
         self._rng = rng
         self._why = "not tried yet"
+        self._told = ""  # what the log said last of why it is not fetched from; empty: that it is
         self._tries = self._connections = self._faults = 0
 
     @property
@@ -155,12 +172,14 @@ class Upstream:
             async with asyncio.timeout(CONNECT_S):
                 stream = await self._connect(self.address)
         except (FlowctlError, OSError) as error:
-            self._rest(f"cannot connect: {str(error) or 'it takes too long'}")
+            self._rest(f"cannot connect: {_reason(error)}")
             return AGAIN.delay_s(self._tries, self._rng)
         self._connections += 1
-        peer = self.peer
+        peer, asked = self.peer, self.meter.requests
         self.state, self._why = UpstreamState.FETCHING, ""
-        _log.info("origin connected", origin=str(self.address))
+        # One that has just hung up at once will do so again: it is told when it has not.
+        doubtful = self._told.startswith(_HUNG_UP)
+        telling = asyncio.get_running_loop().call_later(_NO_ORIGIN_S if doubtful else 0.0, self._tell_connected)
         self._gate.connect(peer, self.meter)
         try:
             await self._diffusion.fetch_from(stream, peer)
@@ -170,28 +189,41 @@ class Upstream:
         except (FlowctlError, OSError) as error:
             why = str(error)
         finally:
+            telling.cancel()
             self._gate.disconnect(peer)
-        if self._clock() - began_at > _STEADY_S:
+        lasted_s = self._clock() - began_at
+        if lasted_s > _STEADY_S:
             self._tries = 1
-        self._rest(why)
+        if lasted_s < _NO_ORIGIN_S and self.meter.requests == asked:
+            why, hint = f"{_HUNG_UP} ({why})", "give the port of its --origin, not that of RTMP"
+            self._rest(why, hint=hint)
+        else:
+            self._rest(why)
         return AGAIN.delay_s(self._tries, self._rng)
 
-    def _rest(self, why: str) -> None:
-        if why != self._why:
-            _log.warning("origin not reached", origin=str(self.address), why=why)
+    def _tell_connected(self) -> None:
+        self._told = ""
+        _log.info("origin connected", origin=str(self.address))
+
+    def _rest(self, why: str, **hint: str) -> None:
+        """Say once why it is not fetched from."""
         self.state, self._why = UpstreamState.RESTING, why
+        if why != self._told:
+            self._told = why
+            _log.warning("origin not reached", origin=str(self.address), why=why, **hint)
 
     def _ban(self, error: RemoteProtocolError) -> float:
         self._faults += 1
         wait_s = BANNED.delay_s(self._faults, self._rng)
         self.state, self._why = UpstreamState.BANNED, str(error)
+        self._told = self._why
         _log.error(
             "origin banned",
             origin=str(self.address),
             why=str(error),
             code=error.code,
             for_s=round(wait_s),
-            hint="its segments come from the others; see what is wrong with it",
+            hint="its segments come from the others; see whether it is an origin, and what is wrong with it",
         )
         return wait_s
 

@@ -146,7 +146,7 @@ async def connect_stream(
 
     Args:
         group: whose loop is the caller's.
-        address: host and port, or the path of a Unix socket.
+        address: host and port, or the path of a Unix socket. The addresses of a host are tried one after the other.
         limits: of its Sender.
         settings: of its Sender.
 
@@ -154,15 +154,18 @@ async def connect_stream(
         OSError: it cannot be reached.
     """
     loop = asyncio.get_running_loop()
-    family: socket.AddressFamily = socket.AF_UNIX
-    target: Any = address
+    places: list[tuple[socket.AddressFamily, Any]] = [(socket.AF_UNIX, address)]
     if not isinstance(address, str):
-        family, _, _, _, target = (await loop.getaddrinfo(*address, type=socket.SOCK_STREAM))[0]
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        await loop.sock_connect(sock, target)
-        return open_stream(group, sock, limits=limits, settings=settings)
-    except BaseException:
-        sock.close()
-        raise
+        found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        places = [(family, target) for family, _, _, _, target in found]
+    for left, (family, target) in zip(range(len(places) - 1, -1, -1), places, strict=True):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, target)
+            return open_stream(group, sock, limits=limits, settings=settings)
+        except BaseException as error:
+            sock.close()
+            if not left or not isinstance(error, OSError):
+                raise
+    raise OSError(f"{address} has no address")

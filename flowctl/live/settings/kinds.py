@@ -95,6 +95,14 @@ def _shadow(text: str) -> Limits:
     return Limits.parse(soft, hard if slash else None)
 
 
+def _workers(text: str, source: str) -> int:
+    if text == "auto":
+        return 0
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise ConfigError(f"{source} is {short(text)}, it must be a number of processes, or auto for one per core")
+    return int(text)
+
+
 def _proxies(text: str, source: str) -> tuple[str, ...]:
     return tuple(map(str, parse_networks(text, source)))
 
@@ -120,12 +128,7 @@ _FINITE: Final = Field(strict=True, allow_inf_nan=False)
 Duration = Annotated[float, _text(parse_duration), _FINITE, Kind("duration", write_duration)]
 Size = Annotated[int, _text(parse_size), _STRICT, Kind("size", write_size)]
 Count = Annotated[int, _text(parse_count), _STRICT, Kind("number")]
-Workers = Annotated[
-    int,
-    _text(lambda text, source: 0 if text == "auto" else parse_count(text, source)),
-    _STRICT,
-    Kind("number|auto", lambda value: str(value) if value else "auto"),
-]
+Workers = Annotated[int, _text(_workers), _STRICT, Kind("number|auto", lambda value: str(value) if value else "auto")]
 Rate = Annotated[float, _text(_number), _FINITE, Kind("rate", "{:g}".format)]
 Share = Annotated[float, _text(parse_share), _FINITE, Kind("share", "{:.15g}".format)]
 Flag = Annotated[bool, _text(_yes), _STRICT, Kind("yes|no", lambda value: "yes" if value else "no")]
