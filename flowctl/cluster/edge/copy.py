@@ -35,6 +35,7 @@ from flowctl.cluster.segments.segment import (
     Position,
     Segment,
     SegmentId,
+    Then,
     object_of,
     segment_of,
 )
@@ -113,6 +114,19 @@ class _Mapping(NamedTuple):
         return Position(self.timeline, max(position.start_ms + self.shift_ms, 0), position.part)
 
 
+_Content = tuple[bytes, int, int, Then, int]
+
+
+def _content_of(name: SegmentId) -> _Content:
+    """Return all that an id says but where it stands.
+
+    What we offer under an id that somebody has announced has to be what the id says, and not only have its hash: others
+    would take us for the liar.
+    """
+    behind_ms = name.next_ms - name.position.start_ms if name.then is Then.KEY else 0
+    return name.digest, name.size_bytes, name.count, name.then, behind_ms
+
+
 class StreamCopy:
     """One stream. A `Sink` of the follow.
 
@@ -139,7 +153,7 @@ class StreamCopy:
         self._sink = sink
         self._clock = clock
         self._splice = Splice(wait_s=WAIT_S, most_bytes=HELD_BYTES)
-        self._announced: OrderedDict[tuple[Position, bytes], tuple[SegmentId, float]] = OrderedDict()
+        self._announced: OrderedDict[tuple[Position, _Content], tuple[SegmentId, float]] = OrderedDict()
         self._first_at: float | None = None  # when the first segment was announced
         self._start: Position | None = None  # where to begin
         self._live_at = float("-inf")  # when the last frame was followed
@@ -152,7 +166,7 @@ class StreamCopy:
         self._before: _Mapping | None = None  # of the source before this one
         self._from_key = False  # frames before the next key frame have no place
         self._unplaced: list[Callable[[], None]] = []
-        self._own: OrderedDict[bytes, tuple[Position, bytes]] = OrderedDict()
+        self._own: OrderedDict[_Content, tuple[Position, bytes]] = OrderedDict()
         # What goes out
         self._begun = False
         self._refused_at = float("-inf")
@@ -166,7 +180,7 @@ class StreamCopy:
         """Return whether a segment that is not here is to be fetched, now or later."""
         now = self._clock()
         name = self._known_as(name)
-        known = self._announced.get((name.position, name.digest))
+        known = self._announced.get((name.position, _content_of(name)))
         if known is None:
             name = self._joined(name)
             if self._note(name, now):
@@ -193,7 +207,7 @@ class StreamCopy:
 
     def known_for_s(self, name: SegmentId) -> float:
         """Return for how long a segment has been announced, in seconds."""
-        known = self._announced.get((self._known_as(name).position, name.digest))
+        known = self._announced.get((self._known_as(name).position, _content_of(name)))
         return 0.0 if known is None else self._clock() - known[1]
 
     def _behind(self, position: Position) -> bool:
@@ -209,7 +223,7 @@ class StreamCopy:
         """Learn from a segment that was announced on the next timeline too that the two are one."""
         timeline = name.position.timeline
         for near in (timeline - 1, timeline + 1):
-            if (name.position._replace(timeline=near), name.digest) in self._announced:
+            if (name.position._replace(timeline=near), _content_of(name)) in self._announced:
                 cursor = self._splice.cursor
                 mine = cursor is not None and cursor[0].timeline == timeline
                 self._join(*((near, timeline) if mine else (timeline, near)))
@@ -222,9 +236,9 @@ class StreamCopy:
         self._aliases = {key: to if value == timeline else value for key, value in self._aliases.items()}
         self._aliases[timeline] = to
         announced, self._announced = self._announced, OrderedDict()
-        for (_, digest), (name, at) in announced.items():
+        for (_, content), (name, at) in announced.items():
             same = self._known_as(name)
-            self._announced.setdefault((same.position, digest), (same, at))
+            self._announced.setdefault((same.position, content), (same, at))
         self._splice.rename(timeline, to, 0)
         if self._start is not None and self._start.timeline == timeline:
             self._start = self._start._replace(timeline=to)
@@ -251,7 +265,7 @@ class StreamCopy:
 
     def _note(self, name: SegmentId, now: float) -> bool:
         """Take a segment that was announced for the first time; return whether it is one that was followed."""
-        self._announced[name.position, name.digest] = name, now
+        self._announced[name.position, _content_of(name)] = name, now
         if len(self._announced) > _ANNOUNCED:
             self._announced.popitem(last=False)
         if self._first_at is None:
@@ -260,7 +274,7 @@ class StreamCopy:
         cutter = self._cutter
         if cutter is not None and cutter.position is not None:
             self._compare(name, cutter.position, cutter.frames[0])
-        own = self._own.get(name.digest)
+        own = self._own.get(_content_of(name))
         if own is None:
             return False
         self._match(own[0], own[1], name)
@@ -398,12 +412,12 @@ class StreamCopy:
             name, body = segment_of(cut.stream, cut.position, cut.headers, cut.frames, cut.then, cut.next_ms)
         except (LimitExceededError, LocalProtocolError):
             return
-        same = [known for known, _ in self._announced.values() if known.digest == name.digest]
+        same = [known for known, _ in self._announced.values() if _content_of(known) == _content_of(name)]
         if same:
             here = [known for known in same if self._mapping and known.position == self._mapping.of(cut.position)]
             self._match(cut.position, body, (here or same)[-1])
             return
-        self._own[name.digest] = cut.position, body
+        self._own[_content_of(name)] = cut.position, body
         if len(self._own) > _OWN:
             self._own.popitem(last=False)
 
@@ -412,7 +426,7 @@ class StreamCopy:
         self._settle_at(_Mapping(name.position.timeline, name.position.start_ms - position.start_ms))
         self._adopted += self._pool.put(name, object_of(name, body))
         self._splice.end_part(name.position, name.count, name.next)
-        self._own.pop(name.digest, None)
+        self._own.pop(_content_of(name), None)
 
     def end(self, why: str) -> None:
         """A followed source says that the stream has ended."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from segment_kit import HEADERS, cut, movie
 
 from flowctl.cluster.edge.copy import ENDED_S, GONE_S, HOLD_S, LIVE_S, SETTLE_S, StreamCopy
 from flowctl.cluster.segments.cutter import PART_MS
-from flowctl.cluster.segments.segment import Segment
+from flowctl.cluster.segments.segment import Segment, Then
 from flowctl.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.errors import BusyError
 from flowctl.testing import ManualClock
@@ -97,6 +99,21 @@ def test_segments_when_their_frames_are_followed_are_held_and_not_fetched():
     assert made.pool.has_object(found[0].id.encode())
     assert [item.id for item in made.pool.of_stream("live/cam")] == [found[0].id]
     assert made.got() == [tuple(frame) for frame in movie(6)[:17]]
+
+
+@pytest.mark.parametrize(
+    "change", [{"count": 9}, {"size_bytes": 7}, {"next_ms": 7_000_000}, {"then": Then.END, "next_ms": 0}]
+)
+def test_id_when_only_its_hash_is_true_of_what_was_followed_is_not_offered_under_it(change):
+    """Whoever fetched it would find a lie, and take this node for the liar."""
+    made, found = Made(follows=True), cut(SOURCE)
+    made.copy.begin(made.clock())
+    made.follow(SOURCE[:30])
+    lie = dataclasses.replace(found[1].id, **change)
+    assert not made.pool.has_object(lie.encode())
+    assert made.pool.of_stream("live/cam") == []
+    assert made.pool.has_object(found[1].id.encode())
+    assert [item.data for item in made.pool.of_stream("live/cam")] == [found[1].data]
 
 
 def test_segments_when_the_followed_source_is_silent_are_fetched():
