@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
+from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -35,6 +36,7 @@ from flowctl.live.server import LiveServer
 from flowctl.live.stream import StreamMember
 from flowctl.loop.faults import ErrorHook
 from flowctl.pollgroup import PollGroup
+from flowctl.rpc.access.admission import Bucket
 from flowctl.sending.settings import SenderSettings
 from flowctl.server.server import Server
 
@@ -49,6 +51,12 @@ POLICY: Final = Policy(
 slow has few and they can be had elsewhere."""
 _PENDING_BYTES: Final = 64 << 20
 """Complete segments that wait for the origin's thread: more means that it does not run."""
+_SMALL_BYTES: Final = 131_072
+_SMALL_PER_S: Final = 10.0
+_SMALL_AT_ONCE: Final = 100
+"""Segments of less than `_SMALL_BYTES` that are kept of one stream. Each costs every edge work, be it wanted or
+not, and the clock by which streams are cut is the publisher's: one whose clock leaps would fill the announcements of
+all streams. Encoders make two a second; ten minutes that are sent at ten times their speed are no leap."""
 _TIMELINES: Final = 10_000
 """Streams whose last timeline is remembered."""
 _FAREWELL_S: Final = 0.2
@@ -270,45 +278,81 @@ class Cutting:
     Args:
         hand_over: takes each segment that is complete, on the publisher's thread and under the stream's lock.
         wall_clock: seconds since 1970.
+        clock: monotonic seconds.
 
     Attributes:
-        refused: messages that were too large for a segment.
+        refused: messages that were too large for a segment, and segments that came too fast.
     """
 
-    def __init__(self, hand_over: Callable[[Cut], None], wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        hand_over: Callable[[Cut], None],
+        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._hand_over = hand_over
         self._wall_clock = wall_clock
+        self._clock = clock
         # By stream. Calls for one stream come one after the other, and each touches its own entry only.
-        self._cutters: dict[str, tuple[Cutter, int | None]] = {}
+        self._publications: dict[str, _Publication] = {}
         self._timelines: OrderedDict[str, int] = OrderedDict()
         self.refused = 0
 
     def took_over(self, name: str, publisher: StreamMember | None) -> None:
         """End the publication that there was, and begin another."""
-        cutter, _ = self._cutters.pop(name, (None, None))
-        if cutter is not None:
-            self._complete(cutter.close())
-            if cutter.timeline:
-                self._timelines[name] = cutter.timeline
+        ended = self._publications.pop(name, None)
+        if ended is not None:
+            self._complete(ended, ended.cutter.close())
+            if ended.cutter.timeline:
+                self._timelines[name] = ended.cutter.timeline
                 if len(self._timelines) > _TIMELINES:
                     self._timelines.popitem(last=False)
         if publisher is not None and not isinstance(publisher, HubSink):
-            self._cutters[name] = Cutter(name, 0), self._timelines.get(name)
+            pace = Bucket(_SMALL_AT_ONCE, self._clock())
+            self._publications[name] = _Publication(Cutter(name, 0), self._timelines.get(name), pace)
 
     def message(self, name: str, message_class: MessageClass, type_id: int, timestamp: int, payload: bytes) -> None:
         """Put a message into the open segment of its stream."""
-        cutter, before = self._cutters.get(name, (None, None))
-        if cutter is None:
+        publication = self._publications.get(name)
+        if publication is None:
             return
+        cutter = publication.cutter
         if not cutter.timeline and message_class is not MessageClass.HEADER:
-            cutter.timeline = timeline_at(self._wall_clock(), timestamp, before)
+            cutter.timeline = timeline_at(self._wall_clock(), timestamp, publication.before)
         refused = cutter.refused
-        self._complete(cutter.add(type_id, timestamp, payload, message_class))
+        done = cutter.add(type_id, timestamp, payload, message_class)
+        if done:
+            self._complete(publication, done)
         if cutter.refused > refused:
             self.refused += 1
             if not refused:
                 _log.warning("message too large for a segment", stream=name, size_bytes=len(payload))
 
-    def _complete(self, cuts: list[Cut]) -> None:
+    def _complete(self, publication: _Publication, cuts: list[Cut]) -> None:
         for cut in cuts:
-            self._hand_over(cut)
+            small = sum(len(frame.payload) for frame in cut.frames) < _SMALL_BYTES
+            if not small or publication.pace.take(_SMALL_PER_S, _SMALL_AT_ONCE, self._clock()):
+                self._hand_over(cut)
+                continue
+            self.refused += 1
+            if not publication.leaps:
+                publication.leaps = True
+                hint = "its clock leaps, or it is sent much faster than it plays: viewers at edges miss parts of it"
+                _log.warning("segments come too fast", stream=cut.stream, most_per_s=_SMALL_PER_S, hint=hint)
+
+
+@dataclass(slots=True)
+class _Publication:
+    """A stream that is cut.
+
+    Attributes:
+        cutter: of it.
+        before: timeline of the publication before. None: there was none.
+        pace: of small segments.
+        leaps: they came too fast, which was told.
+    """
+
+    cutter: Cutter
+    before: int | None
+    pace: Bucket
+    leaps: bool = False
