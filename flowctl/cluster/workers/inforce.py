@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from flowctl.server.bans import parse_utc
+from flowctl.server.bans import Ban, parse_utc
 
 Json: TypeAlias = dict[str, Any]
 _MARKS: Final = ("soft", "hard", "low", "target_delay")
@@ -46,14 +46,14 @@ class InForce:
         elif name == "ban":
             now = self._wall()
             self._bans = {key: ban for key, ban in self._bans.items() if _lasts(ban["until"], now)}
-            key = asked["network"], asked["action"]
+            key = _network(asked), asked["action"]
             self._bans.pop(key, None)
             if not result["in_file"]:
                 # Joined with what there was: of two ends the later one counts.
                 end = {"until": result["expires"], "duration": None}
                 self._bans[key] = {**asked, **end, "reason": result.get("reason", "")}
         elif name == "unban":
-            self._bans = {key: ban for key, ban in self._bans.items() if key[0] != asked["network"]}
+            self._bans = {key: ban for key, ban in self._bans.items() if key[0] != _network(asked)}
 
     def orders(self) -> list[tuple[str, Json]]:
         """Return the operations, with their values, that give a new worker what is in force."""
@@ -68,6 +68,11 @@ class InForce:
             return b"" if self._limits_file is None else hashlib.blake2b(self._limits_file.read_bytes()).digest()
         except OSError:
             return b""
+
+
+def _network(asked: Mapping[str, Any]) -> str:
+    """Return a network as ban lists write it: one of IPv4 may be asked for in the words of IPv6."""
+    return Ban(cidr=asked["network"], expires=None).cidr
 
 
 def _lasts(until: str | None, now: float) -> bool:

@@ -31,6 +31,14 @@ def test_in_force_when_bans_are_not_in_the_file_has_them_until_they_are_lifted()
     assert in_force.orders() == []
 
 
+def test_in_force_when_a_network_is_written_in_two_ways_knows_that_it_is_one():
+    """An IPv4 address may be banned as IPv6 has it, and let in again as what it is."""
+    in_force = InForce()
+    ban(in_force, asked_of("ban", network="::ffff:192.0.2.1")["network"])
+    in_force.note("unban", asked_of("unban", network="192.0.2.1"), {"lifted": []})
+    assert in_force.orders() == []
+
+
 def test_in_force_when_bans_have_ended_forgets_them():
     """What has ended is kept no longer than until the next ban."""
     in_force = InForce(wall=lambda: 2e9)
