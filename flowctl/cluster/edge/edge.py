@@ -415,7 +415,8 @@ class Edge:
         )
         following = _Following(copy, self._upstreams, self._group, self._rng) if self._config.follow else None
         found = self._wanted[stream] = _Wanted(copy, following, now)
-        self.pool.forget_unwanted(stream)
+        if stream in self._names:  # a name that nobody has published costs no look at all ids
+            self.pool.forget_unwanted(stream)
         _log.info("stream wanted", stream=stream)
         return found
 

@@ -112,7 +112,7 @@ class SegmentPool:
         self._on_segment = on_segment
         self._kept: dict[bytes, Kept] = {}
         self._tickets: list[int] = []  # in rising order, with those of evicted ones at the beginning
-        self._by_ticket: dict[int, Kept] = {}
+        self._by_ticket: OrderedDict[int, Kept] = OrderedDict()
         self._streams: dict[str, deque[Kept]] = {}
         self._stream_bytes: dict[str, int] = {}
         self._known: OrderedDict[bytes, None] = OrderedDict()  # here, or were, or are not wanted
@@ -216,6 +216,8 @@ class SegmentPool:
         self.size_bytes += len(data)
         _remember(self._known, object_id, None)
         _remember(self._same, _same(name, name.position.timeline), None)
+        while self._stream_bytes[name.stream] > self._limits.stream_bytes and len(self._streams[name.stream]) > 1:
+            self._evict(name.stream)
         self.expire()
         for callback in tuple(self._watchers.values()):
             callback()
@@ -237,15 +239,13 @@ class SegmentPool:
                 del self._known[object_id]
 
     def expire(self) -> None:
-        """Let go what is too old or too much; the last segment of a stream goes last."""
+        """Let go what is too old, or too much in all. What came first goes first, so no other is looked at."""
         limits, oldest = self._limits, self._clock() - self._limits.stream_s
-        for stream, kept in tuple(self._streams.items()):
-            while kept and (
-                kept[0].at < oldest or (self._stream_bytes[stream] > limits.stream_bytes and len(kept) > 1)
-            ):
-                self._evict(stream)
-        while self.size_bytes > limits.total_bytes and len(self._kept) > 1:
-            self._evict(min(self._streams, key=lambda stream: self._streams[stream][0].ticket))
+        while self._by_ticket:
+            first = next(iter(self._by_ticket.values()))
+            if first.at >= oldest and (self.size_bytes <= limits.total_bytes or len(self._kept) == 1):
+                return
+            self._evict(first.id.stream)
 
     def _evict(self, stream: str) -> None:
         kept = self._streams[stream].popleft()
@@ -256,7 +256,7 @@ class SegmentPool:
         if not self._streams[stream]:
             del self._streams[stream], self._stream_bytes[stream]
         if len(self._tickets) > 2 * len(self._kept) + 64:
-            self._tickets = sorted(self._by_ticket)
+            self._tickets = list(self._by_ticket)
 
     def _is_same(self, name: SegmentId) -> bool:
         timeline = name.position.timeline

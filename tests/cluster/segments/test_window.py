@@ -128,3 +128,18 @@ def test_limits_when_not_positive_are_refused(name):
     """A window that keeps nothing offers nothing."""
     with pytest.raises(ConfigError, match=name):
         WindowLimits(**{name: 0})
+
+
+def test_segments_when_there_are_many_streams_go_oldest_first_and_none_else_is_looked_at():
+    """What it costs to keep one does not grow with the number of streams, and time takes those of all streams."""
+    clock = ManualClock()
+    target, looked = pool(clock, stream_s=10.0), []
+    for stream in range(50):
+        for item in cut(movie(1), stream=f"live/{stream}"):
+            target.put(item.id, item.data)
+        clock.advance(0.1)
+    target._evict = lambda stream, evict=target._evict: (looked.append(stream), evict(stream))
+    clock.advance(6.05)
+    target.expire()
+    assert looked == [f"live/{stream}" for stream in range(11)]
+    assert target.streams() == [f"live/{stream}" for stream in range(11, 50)]
