@@ -94,7 +94,8 @@ class ObjectDiffusion:
 
         Raises:
             RemoteProtocolError: the peer broke a rule, or sent what the pool found invalid: do not connect again.
-            BrokenError: the connection is lost.
+            BrokenError: the connection is lost, or ended with objects that were announced and not fetched, or a reply
+                took longer than 10 s (`NoReplyError`).
             LocalProtocolError: there is a peer of that name.
             ClosedError: diffusion is closed.
         """

@@ -1,7 +1,8 @@
 """What a peer of object diffusion can do wrong: one class for each fault, each a `flowctl.RemoteProtocolError`.
 
 A peer that caused one is dropped. `code` is the name that the fault has in the protocol, for logs and statistics. What
-is merely too long or too large is a `flowctl.LimitExceededError`, which names the limit.
+is merely too long or too large is a `flowctl.LimitExceededError`, which names the limit. A peer that does not answer in
+time is dropped too, but need not be guilty of it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from flowctl.diffusion.objects import ObjectId, short_id
-from flowctl.errors import RemoteProtocolError
+from flowctl.errors import BrokenError, RemoteProtocolError
 
 
 class DiffusionError(RemoteProtocolError):
@@ -168,3 +169,7 @@ class ObjectRejectedError(DiffusionError):
 
     def __init__(self, object_id: ObjectId, why: str) -> None:
         super().__init__(f"object {short_id(object_id)} is invalid: {why}")
+
+
+class NoReplyError(BrokenError):
+    """A reply did not come within its time: the peer or the way to it is too slow, or stands still."""

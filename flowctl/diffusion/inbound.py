@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final
 
 from flowctl.diffusion.decision import PeerDecision
-from flowctl.diffusion.errors import ObjectInvalidError
+from flowctl.diffusion.errors import NoReplyError, ObjectInvalidError
 from flowctl.diffusion.gate import RequestEnd, RequestGate
 from flowctl.diffusion.inbox import Inbox
 from flowctl.diffusion.objects import ObjectId
@@ -36,7 +36,7 @@ from flowctl.diffusion.wire.messages import (
     RequestObjects,
 )
 from flowctl.diffusion.wire.protocol import SIZE_LIMIT_BYTES, TIME_LIMIT_S, State, after
-from flowctl.errors import BrokenError, LimitExceededError, RemoteProtocolError
+from flowctl.errors import BrokenError, RemoteProtocolError
 
 _REPLY_BYTES: Final = 256 * 1024
 """What one reply should have, if it has more than one object. A reply is of use when it is there as a whole, and has
@@ -234,11 +234,12 @@ class Inbound:
             self.fail(inbox.failure)
         elif inbox.ended:
             waits_for = self._sent[0].state if self._sent else State.IDLE
-            if waits_for in {State.IDLE, State.IDS_BLOCKING} and not inbox.decoder.buffered_bytes:
+            open_ids = 0 if self._leaving else len(self._api.state.fifo)
+            if waits_for in {State.IDLE, State.IDS_BLOCKING} and not (open_ids or inbox.decoder.buffered_bytes):
                 self._finished = True
                 self._interrupt()
             else:
-                self.fail(BrokenError(f"the peer ended its stream in state {waits_for.value}"))
+                self.fail(BrokenError(f"the peer ended its stream in state {waits_for.value}, {open_ids} ids are open"))
 
     def _collect(self) -> None:
         """Take the replies that have come."""
@@ -258,12 +259,19 @@ class Inbound:
             self._replied.set()
 
     def _take(self, sent: _Sent, message: Message) -> None:
-        after(sent.state, message)
-        if sent.ended is not None:
-            sent.ended(RequestEnd.REPLIED)
-            self._registry.release(self._api.peer)
-        if self._leaving:
-            return
+        end = RequestEnd.LOST
+        try:
+            after(sent.state, message)
+            if not self._leaving:
+                self._use(sent, message)
+            end = RequestEnd.REPLIED
+        finally:
+            if sent.ended is not None:
+                sent.ended(end)
+                self._registry.release(self._api.peer)
+
+    def _use(self, sent: _Sent, message: Message) -> None:
+        """Enter a reply in the state."""
         if isinstance(message, ReplyIds):
             self._api.on_receive_ids(sent.req_count, message.announced)
         elif isinstance(message, ReplyObjects):
@@ -288,8 +296,4 @@ class Inbound:
             self._timer = asyncio.get_running_loop().call_later(limit_s, self._too_late, first.state, limit_s)
 
     def _too_late(self, state: State, limit_s: float) -> None:
-        self.fail(
-            LimitExceededError(
-                "reply_time_s", limit_s, limit_s, f"no reply within {limit_s:g} s in state {state.value}"
-            )
-        )
+        self.fail(NoReplyError(f"no reply within {limit_s:g} s in state {state.value}"))

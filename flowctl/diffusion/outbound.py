@@ -33,7 +33,7 @@ from flowctl.diffusion.streams.stream import Stream
 from flowctl.diffusion.wire.codec import MAX_ITEMS, MAX_OBJECT_BYTES, encode, reply_bytes
 from flowctl.diffusion.wire.messages import Announced, Message, ReplyIds, ReplyObjects, RequestIds, RequestObjects
 from flowctl.diffusion.wire.protocol import SIZE_LIMIT_BYTES, State, after
-from flowctl.errors import BrokenError
+from flowctl.errors import BrokenError, RemoteProtocolError
 
 MOST_KEPT_BYTES: Final = 64 << 20
 """What the objects that were announced to one peer and not sent may take, beside the last of them."""
@@ -114,6 +114,10 @@ class Outbound:
                         return  # it left while it waited, and did not know of this
                     raise
                 state = after(state, reply)
+        if left := self._inbox.decoder.buffered_bytes:
+            raise RemoteProtocolError(
+                f"{left} octets came in state {State.DONE.value}, where the peer may not send", code="UnexpectedMessage"
+            )
 
     async def _receive(self, state: State) -> Message | None:
         """Return the next message; None: the peer has ended its stream."""

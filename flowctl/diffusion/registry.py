@@ -104,7 +104,7 @@ class PeerStateAPI:
     # -- decisions
 
     async def read_decision(self) -> PeerDecision | None:
-        """Wait for a decision and begin to act on it. None: the peer is to leave.
+        """Wait for a decision and begin to act on it. None: the peer is to leave, or is registered no more.
 
         Raises:
             LocalProtocolError: the one before has not been completed.
@@ -161,6 +161,12 @@ class PeerStateAPI:
         return wait_until
 
     def leave(self) -> None:
+        """Let `read_decision` return None from now on; what is in flight is asked for elsewhere."""
+        self._changed_state().on_leave(self.peer)
+        self.stop()
+        self._registry.poke()
+
+    def stop(self) -> None:
         """Let `read_decision` return None from now on."""
         self._left = True
         self._wake()
@@ -169,18 +175,25 @@ class PeerStateAPI:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    # -- changes of the state
+    # -- changes of the state, each a LocalProtocolError for a peer that is registered no more
+
+    def _changed_state(self) -> DecisionGlobalState:
+        """Return the state of all peers, if this one is in it: its name may be another's by now."""
+        state = self._registry.state
+        if state.peers.get(self.peer) is not self.state:
+            raise LocalProtocolError(f"peer {self.peer!r} is not registered any more")
+        return state
 
     def on_request_ids(self, ack: int, req: int, *, blocking: bool) -> None:
         """A request for ids is sent; see `DecisionGlobalState`."""
-        self._registry.state.on_request_ids(self.peer, ack, req)
+        self._changed_state().on_request_ids(self.peer, ack, req)
         self._blocked = blocking
 
     def on_receive_ids(self, requested: int, announced: Sequence[Announced]) -> None:
         """The reply to it came; see `DecisionGlobalState`."""
         registry = self._registry
         now = registry.clock()
-        registry.state.on_receive_ids(self.peer, requested, announced, now=now)
+        self._changed_state().on_receive_ids(self.peer, requested, announced, now=now)
         self._has_more = len(announced) == requested
         if not (self._has_more or self._blocked):
             self._ask_again_at = now + RETRY_IDS_S
@@ -189,10 +202,11 @@ class PeerStateAPI:
 
     def on_request_objects(self, object_ids: Sequence[ObjectId]) -> None:
         """A request for objects is sent; see `DecisionGlobalState`."""
-        self._registry.state.on_request_objects(self.peer, object_ids, now=self._registry.clock())
+        self._changed_state().on_request_objects(self.peer, object_ids, now=self._registry.clock())
 
     def on_receive_objects(self, requested: Sequence[ObjectId], objects: Sequence[tuple[ObjectId, bytes]]) -> None:
         """The reply to it came; see `DecisionGlobalState`. The objects are on the way to the pool."""
+        self._changed_state()
         self._registry.received(self, requested, objects)
 
 
@@ -260,6 +274,7 @@ class Registry:
         finally:
             del self._apis[peer]
             self.state.unregister(peer)
+            api.stop()
             self.last.discard(peer)
             # What a peer that is gone has sent counts for no limit any more, so it is not kept either. It comes from
             # others, if it is true.

@@ -354,6 +354,21 @@ class DecisionGlobalState:
             state.penalty = min(_PENALTY_MOST, state.penalty_now(now) + 1)
             state.penalty_at = now
 
+    def on_leave(self, peer: PeerId) -> None:
+        """What is in flight from a peer will be ignored when it comes, so others may be asked for it.
+
+        A peer that is gone is passed over.
+        """
+        state = self.peers.get(peer)
+        if state is None:
+            return
+        for object_id in state.inflight:
+            self._copy_gone(object_id)
+        self.inflight_count -= len(state.inflight)
+        self.held_bytes -= state.inflight_bytes
+        state.inflight.clear()
+        state.inflight_bytes = 0
+
     def on_pool_done(self, peer: PeerId, object_ids: Iterable[ObjectId]) -> None:
         """The pool has taken these objects of a peer, or refused them: they are on the way no longer.
 

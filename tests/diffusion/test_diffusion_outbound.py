@@ -102,6 +102,18 @@ def test_server_when_a_request_breaks_a_rule_ends_with_the_fault(octets, fault):
     in_virtual_time(run())
 
 
+def test_server_when_octets_follow_done_says_that_nobody_may_send():
+    """The conversation is over: whatever comes behind its end breaks the protocol."""
+
+    async def run():
+        served = Served(b"a")
+        await served.peer.says("81 00 81 05 81 05")
+        with pytest.raises(RemoteProtocolError, match="2 octets came in state Done"):
+            await served.ends()
+
+    in_virtual_time(run())
+
+
 def test_server_when_the_window_is_exactly_full_serves():
     """As many ids as may be open can be: the limit is refused only when it is exceeded (OD-18)."""
 

@@ -14,6 +14,7 @@ import structlog
 
 from flowctl.cluster.edge.gate import PeerMeter, SchedulerGate
 from flowctl.diffusion.diffusion import ObjectDiffusion
+from flowctl.diffusion.errors import NoReplyError
 from flowctl.diffusion.streams.stream import Stream
 from flowctl.errors import ConfigError, FlowctlError, RemoteProtocolError
 from flowctl.outcomes.backoff import Backoff
@@ -23,6 +24,9 @@ AGAIN: Final = Backoff(first_s=0.2, factor=2.0, most_s=5.0)
 """Between tries to reach an origin that is not there: viewers wait for it."""
 BANNED: Final = Backoff(first_s=60.0, factor=2.0, most_s=3600.0, jitter=0.2)
 """Between tries to use an origin that has broken a rule or lied: it would soon do so again."""
+STALLED: Final = Backoff(first_s=1.0, factor=2.0, most_s=60.0)
+"""Between tries to use an origin that did not answer for the 10 s that it has: it, or the way to it, stood still, which
+is no fault as a lie is, but each time costs viewers some seconds."""
 CONNECT_S: Final = 5.0
 _STEADY_S: Final = 10.0
 """A connection that lasted for so long is a success: the next try is a first one."""
@@ -151,7 +155,7 @@ class Upstream:
         self._rng = rng
         self._why = "not tried yet"
         self._told = ""  # what the log said last of why it is not fetched from; empty: that it is
-        self._tries = self._connections = self._faults = 0
+        self._tries = self._stalls = self._connections = self._faults = 0
 
     @property
     def peer(self) -> str:
@@ -186,6 +190,10 @@ class Upstream:
             why = "it has ended"
         except RemoteProtocolError as error:
             return self._ban(error)
+        except NoReplyError as error:
+            self._rest(str(error))
+            self._stalls = 1 if self._clock() - began_at > STALLED.most_s else self._stalls + 1
+            return STALLED.delay_s(self._stalls, self._rng)
         except (FlowctlError, OSError) as error:
             why = str(error)
         finally:
