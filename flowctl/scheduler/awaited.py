@@ -17,7 +17,17 @@ from typing import Any, Final, Protocol
 from flowctl.errors import BrokenError, ClosedError
 from flowctl.printable import short
 from flowctl.scheduler.core import Request
-from flowctl.scheduler.offer import Channel, FailureCode, Offer, PeerId, Receiver, ResponseType, Sender, check_timeout
+from flowctl.scheduler.offer import (
+    Channel,
+    FailureCode,
+    Offer,
+    PeerId,
+    Receiver,
+    ResponseType,
+    Sender,
+    check_response_type,
+    check_timeout,
+)
 
 HOLD_S: Final = 60.0
 """How long a coroutine may keep a channel without using it: longer than anything it should do in between."""
@@ -137,6 +147,7 @@ class AwaitedRequest(_Answer):
     async def run(self, timeout_s: float, priority: int) -> Any:
         """Wait for a channel, send, and return the response."""
         check_timeout(timeout_s)
+        check_response_type(self._response_type)
         self._deadline = self._desk.now() + timeout_s
         if not self._desk.schedule(self, priority):
             raise _stopped()

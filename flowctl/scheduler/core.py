@@ -872,8 +872,11 @@ class Core:
             self.calls.add(key, callback, when)
 
     def has_other(self, tried: Collection[PeerId]) -> bool:
-        """Return whether a peer is connected, and not left out, that is not in `tried`; looks at one more at most."""
-        return any(not peer.ejected and peer_id not in tried for peer_id, peer in self.peers.items())
+        """Return whether a peer that lives is connected, and not left out, that is not in `tried`."""
+        return any(
+            peer_id not in tried and not peer.ejected and peer.reference() is not None
+            for peer_id, peer in self.peers.items()
+        )
 
     def _release(self, request: Request, outcome: Outcome, now: float) -> PeerState | None:
         """Open the channel that `request`, which was claimed, kept closed. Returns its peer if it can be offered."""

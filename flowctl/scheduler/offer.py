@@ -41,6 +41,15 @@ def check_timeout(timeout: float) -> None:
         raise ConfigError(f"timeout is {timeout} s; it must be more than 0 and at most {MAX_TIMEOUT_S:g}")
 
 
+def check_response_type(response_type: ResponseType) -> None:
+    """Raise ConfigError where nothing can be an instance of `response_type`."""
+    try:
+        if response_type is not None:
+            isinstance(None, response_type)
+    except TypeError as error:
+        raise ConfigError(f"response_type is {response_type!r}; it must be a type, or a tuple of types") from error
+
+
 class FailureCode(enum.Enum):
     """Why a request ended without its response."""
 
@@ -250,8 +259,10 @@ class Offer:
             has no open channel or did not take the message, or the offer is over.
 
         Raises:
-            ConfigError: `timeout` is not in its range.
+            ConfigError: `timeout` is not in its range, `response_type` is no type, or there is no receiver.
         """
+        if receiver is None:
+            raise ConfigError("a request has no receiver", hint="what expects no answer is sent by notify")
         return self._hands.post(self, channel, message, receiver, timeout, response_type)
 
     def notify(self, channel: Channel, message: Any, timeout: float) -> bool:

@@ -47,6 +47,7 @@ from flowctl.scheduler.offer import (
     Receiver,
     ResponseType,
     Sender,
+    check_response_type,
     check_timeout,
 )
 from flowctl.scheduler.policy import PeerState, SchedulerPolicy
@@ -352,10 +353,10 @@ class MessageScheduler:
             return len(self._core.peers)
 
     def has_other(self, tried: Collection[PeerId]) -> bool:
-        """Return whether a peer is connected, and not left out by ejection, that is not in `tried`.
+        """Return whether a peer is connected, lives, and is not left out by ejection, that is not in `tried`.
 
         Args:
-            tried: such that ``in`` is quick; O(its length and the number of ejected peers).
+            tried: such that ``in`` is quick; O(its length and the number of peers that are ejected or no more).
         """
         with self._lock:
             found = self._core.has_other(tried)
@@ -512,7 +513,7 @@ class MessageScheduler:
             TimeoutError: no channel, or no response, in time.
             BrokenError: the peer that was asked has disconnected.
             ClosedError: the scheduler was stopped.
-            ConfigError: an argument is out of range.
+            ConfigError: `timeout`, `priority` or `response_type` is not what it may be.
         """
         self._run_here()
         return await AwaitedRequest(self._desk, message, prefer, exclude, response_type).run(timeout, priority)
@@ -645,6 +646,8 @@ class MessageScheduler:
         """Send a message on a channel of an offer; returns its key, None if it was not sent."""
         if not 0 < timeout <= MAX_TIMEOUT_S:
             check_timeout(timeout)
+        if response_type is not None:
+            check_response_type(response_type)
         if self._lock.owned():
             return None
         peer = channel.state.reference()
@@ -693,6 +696,7 @@ class MessageScheduler:
     ) -> int | None:
         """Send a message on a channel that is held; returns its key, None if it was not sent."""
         check_timeout(timeout)
+        check_response_type(response_type)
         if self._lock.owned():
             return None
         peer = held.peer.reference()

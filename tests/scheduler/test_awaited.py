@@ -158,6 +158,12 @@ def test_request_when_its_time_is_out_of_range_is_refused(loop_factory):
         run(loop_factory, MessageScheduler().request("a", timeout=0))
 
 
+def test_request_when_its_response_type_is_none_is_refused(loop_factory):
+    """What no response can be an instance of is told at once, not as a timeout."""
+    with pytest.raises(ConfigError, match="response_type is 1"):
+        run(loop_factory, MessageScheduler().request("a", timeout=1.0, response_type=1))
+
+
 def test_request_when_the_answer_comes_on_another_thread_wakes_the_coroutine(loop_factory):
     """Callbacks may run on any thread: the coroutine goes on where it was."""
 

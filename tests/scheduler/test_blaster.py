@@ -62,6 +62,38 @@ def test_blaster_when_peers_have_several_channels_alternates(seed):
     assert order in ([1, 2, 1, 2], [2, 1, 2, 1])
 
 
+def test_blaster_when_the_offer_is_for_one_message_sends_one():
+    """While others wait one message is sent; of the next it says that it can be sent later, by another offer."""
+    world = World()
+    results, blacklist = [], set()
+
+    def both(blaster, _):
+        results.extend(send(world, blaster, blacklist) for _ in range(2))
+
+    world.connect(1)
+    world.schedule("busy")
+    blast(world, both)
+    world.schedule("behind", accepts=())
+    world.connect(2)
+    assert results == [BlastResult.SENT, BlastResult.RETRY]
+    assert blacklist == {2}
+
+
+def test_blaster_when_the_peer_that_is_left_is_no_more_fails():
+    """A peer whose object died is nobody that could be waited for."""
+    world = World()
+    results = []
+
+    def both(blaster, _):
+        del world.peers[2]
+        results.append(send(world, blaster, {1}))
+
+    world.connect(1)
+    world.connect(2)
+    blast(world, both)
+    assert results == [BlastResult.FAILED]
+
+
 def test_blaster_when_begun_with_other_dice_begins_with_other_peers():
     """The order is shuffled, so that not everybody begins with the peer of the lowest id."""
     firsts = set()

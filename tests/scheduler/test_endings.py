@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from scheduler_kit import TIMEOUT_S, CallingSender, FakePeer, FakeReceiver, Response, World
+from scheduler_kit import TIMEOUT_S, CallingSender, FakePeer, FakeReceiver, FakeSender, Response, World
 
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.scheduler.offer import FIRST_ID, LAST_ID
@@ -86,6 +86,41 @@ def test_response_when_of_another_type_leaves_the_request_outstanding(then):
     assert world.take_events() == [("a", request_id, "success" if then == "right" else "timeout")]
 
 
+@pytest.mark.parametrize("end", ["disconnect", "stop"])
+def test_response_when_of_another_type_leaves_the_end_to_others(end):
+    """A request that had a response of the wrong type still ends once when its peer goes (MS-12, MS-17)."""
+    world = World()
+    peer = world.connect(1)
+    receiver = FakeReceiver(world, "a")
+    world.scheduler.schedule(
+        CallingSender(lambda offer: next(iter(offer)).send("m", receiver, TIMEOUT_S, response_type=Response))
+    )
+    request_id = peer.sent[0][0]
+    world.scheduler.receive(peer, "wrong", request_id)
+    if end == "stop":
+        world.scheduler.stop()
+    world.scheduler.disconnect(1)
+    assert world.take_events() == [("a", request_id, "shutdown" if end == "stop" else "disconnect")]
+    assert world.open_and_closed() == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("receiver", "response_type", "error"),
+    [(None, None, "no receiver"), ("any", "text", "response_type is 'text'"), ("any", (int, 1), "response_type is")],
+)
+def test_request_when_nothing_could_end_it_is_refused(receiver, response_type, error):
+    """A request without receiver, or of a response type that is none, is the caller's mistake; nothing is sent."""
+    world = World()
+    peer = world.connect(1)
+    world.scheduler.schedule(
+        CallingSender(lambda offer: next(iter(offer)).send("m", receiver, TIMEOUT_S, response_type=response_type))
+    )
+    ((_, raised),) = world.errors
+    assert isinstance(raised, ConfigError)
+    assert error in str(raised)
+    assert (peer.sent, world.open_and_closed()) == ([], (1, 0))
+
+
 def test_response_when_of_another_peer_is_ignored():
     """Only the peer that was asked can answer, whoever else knows the id (MS-13)."""
     world = sent_world(peers=2)
@@ -153,6 +188,29 @@ def test_timeout_when_passed_opens_the_channel_for_those_that_wait():
     assert world.scheduler.statistics().timeouts == 1
 
 
+def test_timeout_when_the_reply_comes_later_leaves_the_next_request_alone():
+    """A late reply is unknown: nobody is told twice, and what was sent since keeps its channel."""
+    world = sent_world()
+    world.advance(TIMEOUT_S + 1)
+    world.schedule("b")
+    world.take_events()
+    late, second = world.requests
+    assert world.answer(late) is False
+    assert (world.take_events(), world.open_and_closed()) == ([], (0, 1))
+    assert world.answer(second)
+    assert (world.take_events(), world.open_and_closed()) == ([("b", second, "success")], (1, 0))
+
+
+def test_timeout_when_the_peer_object_is_no_more_opens_nothing():
+    """Of a peer that died without a disconnect the requests end with their time, and nobody is offered it."""
+    world = sent_world()
+    del world.peers[1]
+    world.schedule("b")
+    world.advance(TIMEOUT_S + 1)
+    assert world.take_events() == [("a", world.requests[0], "timeout")]
+    assert world.open_and_closed() == (0, 0)
+
+
 @pytest.mark.parametrize("response_first", [True, False])
 def test_timeout_when_a_response_comes_in_the_same_moment_ends_it_once(response_first):
     """Whichever is first decides, and the channel opens once (MS-16)."""
@@ -211,6 +269,45 @@ def test_disconnect_when_the_receiver_schedules_again_offers_others_only():
     world.take_events()
     world.scheduler.disconnect(1)
     assert world.take_events() == [("a", world.requests[0], "disconnect"), ("b", 1, [2])]
+
+
+def test_disconnect_when_from_within_an_offer_takes_the_peer_out_of_it():
+    """Its channels are refused and passed over; what was sent to it fails after the callback, not in it."""
+    world = World()
+    peer = world.connect(1, 3)
+    world.connect(2)
+    receiver = FakeReceiver(world, "a")
+
+    def look(offer):
+        channels = iter(offer)
+        offer.send(next(channels), "m", receiver, TIMEOUT_S)
+        second = next(channels)
+        world.scheduler.disconnect(1)
+        refused = offer.send(second, "m", receiver, TIMEOUT_S)
+        world.events.append((refused, offer.channel(1), [channel.peer_id for channel in channels]))
+
+    world.scheduler.schedule(CallingSender(look))
+    assert world.take_events() == [(None, None, [2]), ("a", peer.sent[0][0], "disconnect")]
+    figures = world.scheduler.statistics()
+    assert (figures.waiting_senders, figures.open_channels, figures.outstanding, len(peer.sent)) == (0, 1, 0, 1)
+
+
+def test_peer_when_connected_again_from_within_an_offer_is_offered_afterwards():
+    """A channel of the former connection is worth nothing, and the new one is fresh for who has not sent."""
+    world = World()
+    world.connect(1)
+    seen = []
+
+    def look(offer):
+        channels = list(offer)
+        seen.append(len(channels))
+        if len(seen) == 1:
+            world.scheduler.disconnect(1)
+            again = world.connect(1, 2)
+            seen.extend([offer.send(channels[0], "m", FakeReceiver(world, "a"), TIMEOUT_S), again.sent])
+
+    world.scheduler.schedule(CallingSender(look))
+    assert seen == [1, None, [], 2]
 
 
 def test_disconnect_when_repeated_or_unknown_warns(caplog):
@@ -294,6 +391,50 @@ def test_schedule_when_within_the_stop_is_refused():
     assert answers == [False, False]
 
 
+@pytest.mark.parametrize("where", ["success", "failure", "shutdown", "discard", "call", "send"])
+def test_stop_when_from_within_any_callback_ends_each_once(where):
+    """What had ended before is told so, the rest fails or is discarded, requests first; a second stop does nothing."""
+    world = World()
+
+    def stop(*_):
+        world.scheduler.stop()
+
+    class Stopping(FakePeer):
+        def send(self, request_id, message):
+            world.requests.append(request_id)
+            if where == "send":
+                world.scheduler.stop()
+
+    peers = [Stopping(1), Stopping(2)]
+    by_receiver = where in ("success", "failure", "shutdown")
+    for peer in peers:
+        world.scheduler.connect(peer)
+    senders = [
+        FakeSender(world, "a", receiver=FakeReceiver(world, "a", then=stop if by_receiver else None)),
+        FakeSender(world, "b"),
+        FakeSender(world, "c", discarded=stop if where == "discard" else None),
+        FakeSender(world, "d"),
+    ]
+    taken = [world.scheduler.schedule(sender) for sender in senders]
+    first = world.requests[0]
+    if where == "success":
+        world.scheduler.receive(peers[0], Response(first))
+    elif where == "failure":
+        world.scheduler.disconnect(1)
+    elif where == "call":
+        world.scheduler.call_later(1.0, stop)
+        world.advance(2.0)
+    else:
+        world.scheduler.stop()
+    ends = [(event[0], event[-1]) for event in world.take_events() if not isinstance(event[-1], list)]
+    code = {"success": "success", "failure": "disconnect"}.get(where, "shutdown")
+    others = [] if where == "send" else [("b", "shutdown"), ("c", "discard"), ("d", "discard")]
+    assert ends == [("a", code), *others]
+    assert taken == [True, *[where != "send"] * 3]
+    figures = world.scheduler.statistics()
+    assert (figures.outstanding, figures.waiting_senders, figures.open_channels, figures.errors) == (0, 0, 0, 0)
+
+
 def test_stop_when_from_within_an_offer_discards_those_that_have_not_sent():
     """The sender that stops it is done if it has sent, and discarded if it has not; a send afterwards is refused."""
     world = World()
@@ -375,6 +516,31 @@ def test_request_when_withdrawn_keeps_its_channel_closed(end):
     assert world.take_events() == [("next", 1, [1])]
     figures = world.scheduler.statistics()
     assert (figures.withdrawn_requests, figures.late, figures.timeouts) == (1, int(end == "reply"), 0)
+
+
+@pytest.mark.parametrize("end", ["disconnect", "stop"])
+def test_request_when_withdrawn_ends_in_silence_with_its_peer(end):
+    """Nobody is told of a withdrawn request, whatever ends it (MS-36)."""
+    world = sent_world()
+    world.scheduler.withdraw(world.requests[0])
+    if end == "stop":
+        world.scheduler.stop()
+    else:
+        world.scheduler.disconnect(1)
+    figures = world.scheduler.statistics()
+    assert (world.take_events(), figures.outstanding, figures.closed_channels) == ([], 0, 0)
+    assert figures.disconnects == figures.shutdowns == 0
+
+
+def test_sender_when_withdrawn_and_scheduled_again_stands_last():
+    """To leave is to give up the place."""
+    world = World()
+    sender = world.schedule("a")
+    world.schedule("b")
+    world.scheduler.withdraw(sender)
+    world.scheduler.schedule(sender)
+    world.connect(1, 2)
+    assert world.take_events() == [("b", 1, [1]), ("a", 1, [1])]
 
 
 def test_sender_when_withdrawn_is_not_called():

@@ -90,6 +90,37 @@ def test_greedy_senders_when_they_schedule_again_after_an_answer_are_served_in_t
     assert [event[0] for event in world.events if event[1] == 1] == list("abcabc")
 
 
+def test_sender_when_it_wants_more_than_its_share_continues_behind_those_that_wait():
+    """One that schedules itself again gets what the others have left, all of it if it is alone by then."""
+    world = World()
+    sender = world.schedule("a", want=9)
+    sender.then = lambda _: world.scheduler.schedule(sender)
+    world.schedule("b")
+    world.connect(1, 4)
+    assert world.take_events() == [("a", 1, [1]), ("b", 3, [1]), ("a", 2, [1, 1])]
+    assert world.scheduler.statistics().waiting_senders == 1
+
+
+@pytest.mark.parametrize("where", ["success", "timeout", "offer"])
+def test_peer_when_connected_from_within_a_callback_is_fresh_for_those_that_wait(where):
+    """It is offered after the callback, and after what that callback's own channel was offered."""
+    world = World()
+    world.connect(1)
+    receiver = FakeReceiver(world, "a", then=lambda *_: world.connect(2))
+    world.schedule("a", receiver=None if where == "offer" else receiver)
+    world.schedule("declines", accepts={2})
+    world.take_events()
+    if where == "offer":
+        world.schedule("b", then=lambda _: world.connect(2))
+    if where == "timeout":
+        world.advance(TIMEOUT_S + 1)
+    else:
+        world.answer(world.requests[0])
+    offers = [event for event in world.take_events() if event[0] in ("b", "declines")]
+    between = [("b", 1, [1])] if where == "offer" else []
+    assert offers == [("declines", 1, []), *between, ("declines", 1 if where == "offer" else 2, [2])]
+
+
 def test_send_when_the_peer_object_is_gone_closes_nothing():
     """A peer that died while it was offered takes no message, and the sender keeps its place (MS-21)."""
     world = World()

@@ -12,7 +12,7 @@ from scheduler_kit import World
 from flowctl.errors import ClosedError, ConfigError, ExhaustedError, LocalProtocolError
 from flowctl.scheduler.policies.budget import RetryBudget
 from flowctl.scheduler.requests.hedging import Hedging
-from flowctl.scheduler.requests.requester import LEAST_TRY_S, MOST_TRY_S, Requester
+from flowctl.scheduler.requests.requester import LEAST_TRY_S, LOOK_AGAIN_S, MOST_TRY_S, Requester
 
 WAIT_S = 20
 
@@ -127,6 +127,44 @@ def test_requester_when_all_open_peers_were_tried_waits_for_one_that_is_busy():
     assert asked == [2, 1]
     world.answer(world.requests[0])
     assert world.sent() == [2, 1, 2]
+
+
+def test_requester_when_an_untried_peer_is_no_more_begins_anew():
+    """A peer whose object died without a disconnect is not waited for: those that live are asked again (MS-42)."""
+    world = world_of(2)
+    world.ask().start()
+    del world.peers[2]
+    world.answer_last()
+    assert world.sent() == [1, 1]
+
+
+def test_requester_when_the_untried_peer_leaves_begins_anew():
+    """No offer comes when a busy peer leaves, so it looks again by itself, and asks those that are there (MS-42)."""
+    world = world_of(2)
+    world.schedule("other", accepts={2})
+    future = world.ask().start()
+    world.answer_last()
+    assert world.sent() == [2, 1]
+    world.scheduler.disconnect(2)
+    world.advance(LOOK_AGAIN_S + 1 / 32)
+    assert len(world.peers[1].sent) == 2
+    world.answer_last("answer")
+    assert future.result(0) == "answer"
+    assert world.idle()
+
+
+def test_requester_when_the_untried_peer_stays_busy_keeps_its_place():
+    """It looks again as long as that takes, and leaves no timer behind when its time is up."""
+    world = world_of(2)
+    world.schedule("other", accepts={2})
+    world.ask(timeout_s=4.0).start()
+    world.answer_last()
+    for _ in range(3):
+        world.advance(LOOK_AGAIN_S + 1 / 32)
+        assert world.scheduler.statistics().waiting_senders == 1
+    world.advance(LOOK_AGAIN_S)
+    assert world.sent() == [2, 1]
+    assert world.idle()
 
 
 def test_requester_when_its_peer_leaves_asks_another():
@@ -390,3 +428,9 @@ def test_requester_when_its_time_is_nothing_refuses():
     """A question without time cannot be answered."""
     with pytest.raises(ConfigError, match="timeout_s"):
         Asked().ask(timeout_s=0.0)
+
+
+def test_requester_when_the_response_type_is_none_refuses():
+    """What no response can be an instance of is an error of the one who asks, not a timeout."""
+    with pytest.raises(ConfigError, match="response_type is 'text'"):
+        world_of(0).ask(response_type="text")

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 from flowctl.errors import ClosedError, ConfigError, ExhaustedError, LocalProtocolError
-from flowctl.scheduler.offer import Channel, FailureCode, Offer, PeerId, ResponseType
+from flowctl.scheduler.offer import Channel, FailureCode, Offer, PeerId, ResponseType, check_response_type
 from flowctl.scheduler.policies.budget import RetryBudget
 from flowctl.scheduler.requests.hedging import Hedging
 from flowctl.scheduler.scheduler import MessageScheduler
@@ -28,6 +28,9 @@ TIMEOUT_S: Final = 30.0
 LEAST_TRY_S: Final = 1.0
 MOST_TRY_S: Final = 4.0
 """For one try: the time left, divided among the peers that were not tried, within these; rippled's."""
+LOOK_AGAIN_S: Final = 1.0
+"""How often one that waits for an untried peer that is busy looks whether that is still there: of a peer that leaves
+no sender is told, and the others, which were tried, may stay open, so that no offer comes."""
 
 
 class Requester(Generic[T]):
@@ -50,7 +53,7 @@ class Requester(Generic[T]):
             scheduler is stopped, and with what `accept` or `message` raise. Its cancellation takes everything back.
 
     Raises:
-        ConfigError: `timeout_s` is out of range.
+        ConfigError: `timeout_s` is out of range, or `response_type` is no type.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Requester(Generic[T]):
     ) -> None:
         if not 0 < timeout_s < float("inf"):
             raise ConfigError(f"timeout_s is {timeout_s}, it must be more than 0 and finite")
+        check_response_type(response_type)
         self.future: Future[T] = Future()
         self._scheduler = scheduler
         self._message = message
@@ -83,6 +87,7 @@ class Requester(Generic[T]):
         self._ever: set[PeerId] = set()
         self._asked: dict[int, float] = {}  # request id: when it was sent
         self._timers: list[int] = []
+        self._look: int | None = None  # the timer after which it looks again
 
     def start(self) -> Future[T]:
         """Begin to ask, and return the future.
@@ -115,6 +120,8 @@ class Requester(Generic[T]):
             wanted = self._ask(offer, wanted)
         if wanted and offer.sent_count:
             self._wait()  # for the others
+        elif wanted and not self._asked:
+            self._look_later()
 
     def on_discard(self) -> None:
         """Fail: the scheduler was stopped."""
@@ -207,6 +214,19 @@ class Requester(Generic[T]):
         if not self.future.done() and not self._scheduler.schedule(self, self._priority):
             self.on_discard()
 
+    def _look_later(self) -> None:
+        if self._look is None and not self.future.done():
+            self._look = self._scheduler.call_later(LOOK_AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._look = None
+        if self._asked or self.future.done():
+            return
+        if self._scheduler.has_other(self._tried):
+            self._look_later()
+        elif self._scheduler.withdraw(self):
+            self._wait()  # as a newcomer it is shown all that is open
+
     def _hedge(self) -> None:
         if self._hedging is not None and self._asked and self._level < self._hedging.most:
             self._level += 1
@@ -225,8 +245,9 @@ class Requester(Generic[T]):
     def _take_back(self, _: Future[T]) -> None:
         scheduler = self._scheduler
         scheduler.withdraw(self)
-        for timer in self._timers:
-            scheduler.cancel_call(timer)
+        for timer in (*self._timers, self._look):
+            if timer is not None:
+                scheduler.cancel_call(timer)
         for request_id in list(self._asked):
             if scheduler.withdraw(request_id) and self._hedging is not None:
                 self._hedging.duplicate_count += 1
