@@ -3,7 +3,8 @@
 Theory of operation. The *FIFO* has what was announced and is not acknowledged, in order. It keeps its entries of the
 pool, so that what was announced can be sent although the pool has evicted it; an object is let go when it was sent, for
 it may be asked for once. How many there are is the client's wish within `max_outstanding`; how many bytes they keep is
-bounded by `MOST_KEPT_BYTES`: beyond it fewer ids are announced than were asked for.
+bounded by `MOST_KEPT_BYTES`: beyond it fewer ids are announced than were asked for. And a peer that does not ask for
+what it was told of ends when the pool has let that go (`KEPT_FOR_S`), so that all peers together cannot keep much.
 
 A request that blocks waits for the first new object of the pool, for the end of the peer, or for `stop`. Nothing is
 lost by an end then: the client has acknowledged all.
@@ -27,16 +28,20 @@ from flowctl.diffusion.errors import (
     RequestNonBlockingError,
 )
 from flowctl.diffusion.inbox import Inbox
-from flowctl.diffusion.objects import ObjectId
+from flowctl.diffusion.objects import ObjectId, short_id
 from flowctl.diffusion.pool.pool import ZERO_TICKET, Entry, ObjectPool
 from flowctl.diffusion.streams.stream import Stream
 from flowctl.diffusion.wire.codec import MAX_ITEMS, MAX_OBJECT_BYTES, encode, reply_bytes
 from flowctl.diffusion.wire.messages import Announced, Message, ReplyIds, ReplyObjects, RequestIds, RequestObjects
 from flowctl.diffusion.wire.protocol import SIZE_LIMIT_BYTES, State, after
-from flowctl.errors import BrokenError, RemoteProtocolError
+from flowctl.errors import BrokenError, LimitExceededError, RemoteProtocolError
 
 MOST_KEPT_BYTES: Final = 64 << 20
 """What the objects that were announced to one peer and not sent may take, beside the last of them."""
+KEPT_FOR_S: Final = 30.0
+"""How long what was announced is kept for a peer when the pool has let it go: an honest one asks within seconds. Each
+connection may keep other objects, so without this many idle ones would hold many times what the pool may."""
+_LOOK_S: Final = 5.0
 MOST_INPUT_BYTES: Final = 2 * SIZE_LIMIT_BYTES[State.IDLE]
 """Requests that a client pipelines are read ahead by so much; then it has to wait."""
 
@@ -63,6 +68,9 @@ class Outbound:
         self._inbox = Inbox(stream, MOST_INPUT_BYTES, self._wake.set)
         self._fifo: dict[ObjectId, Entry | None] = {}  # in order of announcement; None: was sent
         self._kept_bytes = 0
+        self._announced_at: dict[ObjectId, float] = {}  # of those that are kept
+        self._main: asyncio.Task[None] | None = None
+        self._too_old: ObjectId | None = None  # why the peer is being ended
         self._ticket = ZERO_TICKET
         self._stopping = False
         self.announced_count = 0
@@ -74,23 +82,59 @@ class Outbound:
 
         Raises:
             RemoteProtocolError: the peer broke a rule.
+            LimitExceededError: the peer did not ask for what it was told of until that was gone.
             BrokenError: the connection is lost.
             StoreError: the pool could not read what it had announced.
         """
-        reading = asyncio.get_running_loop().create_task(self._inbox.run())
+        loop = asyncio.get_running_loop()
+        self._main = asyncio.current_task()
+        reading, looking = loop.create_task(self._inbox.run()), loop.create_task(self._look())
         unwatch = self._pool.watch(self._wake.set)
         try:
             await self._converse()
+        except asyncio.CancelledError:
+            if self._too_old is None or (self._main is not None and self._main.uncancel() > 0):
+                raise
+            raise LimitExceededError(
+                "kept_for_s",
+                KEPT_FOR_S,
+                KEPT_FOR_S,
+                f"object {short_id(self._too_old)} was announced {KEPT_FOR_S:g} s ago, and neither asked for nor "
+                f"acknowledged until it was gone",
+            ) from None
         finally:
+            self._main = None
             reading.cancel()
+            looking.cancel()
             unwatch()
             self._fifo.clear()
+            self._announced_at.clear()
             self._stream.close()
 
     def stop(self) -> None:
         """Announce nothing more; end as soon as the client waits for more, which is when it has all it wanted."""
         self._stopping = True
         self._wake.set()
+
+    async def _look(self) -> None:
+        """End a peer for which objects are kept that are nowhere else any more."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self._too_old = self._too_long_kept(asyncio.get_running_loop().time())
+            if self._too_old is not None and self._main is not None:
+                self._main.cancel()
+                return
+
+    def _too_long_kept(self, now: float) -> ObjectId | None:
+        """Return an object that was announced long ago, and that the pool has let go. None: there is none."""
+        for object_id, at in self._announced_at.items():
+            entry = self._fifo[object_id]
+            if now - at <= KEPT_FOR_S or entry is None:
+                break
+            there = self._pool.objects_after(entry.ticket - 1, 1)
+            if not there or there[0].ticket != entry.ticket:
+                return object_id
+        return None
 
     async def _converse(self) -> None:
         state = State.INIT
@@ -171,6 +215,7 @@ class Outbound:
 
     def _announce(self, most: int) -> list[Announced]:
         found: list[Announced] = []
+        now = asyncio.get_running_loop().time()
         most = min(most, MAX_ITEMS)
         while len(found) < most and self._kept_bytes < MOST_KEPT_BYTES:
             entries = self._pool.objects_after(self._ticket, most - len(found))
@@ -183,6 +228,7 @@ class Outbound:
                 if entry.object_id in self._fifo or entry.size_bytes > MAX_OBJECT_BYTES:
                     continue  # it was evicted and came again; or no reply has room for it
                 self._fifo[entry.object_id] = entry
+                self._announced_at[entry.object_id] = now
                 self._kept_bytes += entry.size_bytes
                 found.append(Announced(entry.object_id, entry.size_bytes))
         self.announced_count += len(found)
@@ -193,6 +239,7 @@ class Outbound:
         if entry is not None:
             self._kept_bytes -= entry.size_bytes
             self._fifo[object_id] = None
+            del self._announced_at[object_id]
 
     # -- objects
 

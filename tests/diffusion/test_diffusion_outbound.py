@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from octets_kit import RawPeer, by_name, in_virtual_time, named, pool_of
@@ -20,7 +21,7 @@ from flowctl.diffusion.errors import (
 )
 from flowctl.diffusion.outbound import Outbound
 from flowctl.diffusion.streams.memory import memory_pair
-from flowctl.errors import BrokenError, RemoteProtocolError
+from flowctl.errors import BrokenError, LimitExceededError, RemoteProtocolError
 
 ID_A, ID_B, ID_C = "82 41 61 03", "82 41 62 03", "82 41 63 03"
 OBJECT_A, OBJECT_B, OBJECT_C = "43 61 2F 00", "43 62 2F 00", "43 63 2F 00"
@@ -310,6 +311,45 @@ def test_client_that_pipelines_without_reading_is_slowed_down():
         assert not flood.done()
         assert served.outbound._inbox.decoder.buffered_bytes <= outbound_module.MOST_INPUT_BYTES + 65_536
         flood.cancel()
+        served.task.cancel()
+
+    in_virtual_time(run())
+
+
+@pytest.mark.parametrize("keeps_asking", [False, True])
+def test_peer_when_it_never_asks_for_what_is_gone_is_ended(keeps_asking):
+    """What it was told of is kept a while longer than in the pool; else idle peers would keep any number of bytes."""
+
+    async def run():
+        served = Served(pool=pool_of(named(b"a", b"b", size=3), identify=by_name, max_objects=2))
+        await served.peer.says("81 00  84 01 F5 00 02")
+        await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
+        await asyncio.sleep(2 * outbound_module.KEPT_FOR_S)
+        assert not served.task.done()  # the pool has them
+        served.add(b"c")
+        for _ in range(10 if keeps_asking else 0):
+            with contextlib.suppress(BrokenError):
+                await served.peer.says("84 01 F4 00 01")
+            await asyncio.sleep(0.1)
+        with pytest.raises(LimitExceededError, match="neither asked for nor acknowledged"):
+            await asyncio.wait_for(served.task, 10)
+
+    in_virtual_time(run())
+
+
+def test_peer_when_it_asks_in_time_for_what_is_gone_gets_it():
+    """What was announced is a promise."""
+
+    async def run():
+        served = Served(pool=pool_of(named(b"a", b"b", size=3), identify=by_name, max_objects=2))
+        await served.peer.says("81 00  84 01 F5 00 02")
+        await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
+        served.add(b"c", b"d")
+        await asyncio.sleep(outbound_module.KEPT_FOR_S - 1)
+        await served.peer.says("82 03 9F 41 61 41 62 FF")
+        await served.peer.hears(f"82 04 9F {OBJECT_A} {OBJECT_B} FF")
+        await asyncio.sleep(2 * outbound_module.KEPT_FOR_S)
+        assert not served.task.done()
         served.task.cancel()
 
     in_virtual_time(run())
