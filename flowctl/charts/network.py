@@ -22,6 +22,11 @@ _CHARS: Final = 19
 _WIDE: Final = 4.0
 """A gap between columns whose arrows have texts is so many times as wide as one without."""
 _MOST_STROKE: Final = 7.0
+_SHARES: Final = (0.5, 0.35, 0.65, 0.2, 0.8, 0.08, 0.92)
+"""Of its way, where the text of an arrow may stand."""
+_CHAR_WIDTH: Final = 6.8
+_LINE: Final = 13
+_HEAD: Final = 10
 
 _LABEL_RIGHT: Final = 150
 _SPAN_ROW: Final = 24
@@ -108,8 +113,8 @@ class Network:
         most = max((arrow.weight for arrow in self.arrows), default=0.0) or 1.0
         arrows = [arrow for arrow in self.arrows if arrow.source in places and arrow.target in places]
         lines = [_arrow(arrow, places, most) for arrow in arrows]
-        targets = sorted({arrow.target for arrow in arrows})
-        texts = [text for arrow in arrows for text in _arrow_text(arrow, places, targets.index(arrow.target))]
+        taken: list[tuple[float, float, float]] = []
+        texts = [_arrow_text(arrow, places, taken) for arrow in arrows if arrow.text]
         return [*lines, *(mark for box in self.boxes for mark in _box(box, *places[box.name])), *texts]
 
     def _places(self) -> dict[str, tuple[float, float]]:
@@ -158,17 +163,26 @@ def _arrow(arrow: Arrow, places: dict[str, tuple[float, float]], most: float) ->
     return f'<path style="{style}" d="{path}">{told}</path><path style="fill:{arrow.paint}" d="{head}"/>'
 
 
-def _arrow_text(arrow: Arrow, places: dict[str, tuple[float, float]], target: int) -> list[str]:
-    """Return the text of an arrow, for each target at another part of the way, so that none hides another."""
-    if not arrow.text:
-        return []
+def _arrow_text(arrow: Arrow, places: dict[str, tuple[float, float]], taken: list[tuple[float, float, float]]) -> str:
+    """Return the text of an arrow, where its way is free of others; `taken` has (left, right, y) of these."""
     x, y, to_x, to_y = _ends(arrow, places)
-    share = 0.3 if target % 2 else 0.58
-    # The curve of `_arrow` at that share of its way: with both its bends in the middle, y follows 3 s^2 - 2 s^3.
-    at_y = y + (to_y - y) * (3 * share**2 - 2 * share**3)
-    at_x = x + (to_x - x) * (1.5 * share * (1 - share) + share**3)
+    half = len(arrow.text) * _CHAR_WIDTH / 2
+    tried: list[tuple[float, float, float]] = []
+    for share in _SHARES:
+        # The curve of `_arrow` at that share of its way: with both its bends in the middle, y follows 3 s^2 - 2 s^3.
+        at_y = y + (to_y - y) * (3 * share**2 - 2 * share**3)
+        at_x = x + (to_x - x) * (1.5 * share * (1 - share) + share**3)
+        at_x = min(max(at_x, x + half), max(to_x - half - _HEAD, x + half))
+        tried.append((at_x - half, at_x + half, at_y))
+    free = (place for place in tried if not any(_meet(place, other) for other in taken))
+    found = next(free, tried[0])
+    taken.append(found)
     halo = '<text style="paint-order:stroke;stroke:var(--card);stroke-width:4px;stroke-linejoin:round"'
-    return [said(at_x, at_y + 4, arrow.text, anchor="middle").replace("<text", halo, 1)]
+    return said((found[0] + found[1]) / 2, found[2] + 4, arrow.text, anchor="middle").replace("<text", halo, 1)
+
+
+def _meet(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and abs(one[2] - other[2]) < _LINE
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import xml.etree.ElementTree as ET
 
@@ -146,6 +147,18 @@ def test_network_when_drawn_has_a_box_each_and_arrows_between_known_ones():
     assert "a&lt;b&gt;" in drawn
     assert drawn.count("stroke-dasharray") == 2
     assert draw(Network(name="n", title="t", description="d", boxes=[], arrows=[])) == ""
+
+
+def test_network_when_arrows_cross_keeps_their_texts_apart():
+    """Two sources with two targets each: no text lies over another one."""
+    boxes = [Box("a", 0), Box("b", 0), Box("c", 1), Box("d", 1)]
+    arrows = [Arrow(one, two, 1.0, f"from {one} to {two}") for one in "ab" for two in "cd"]
+    root = ET.fromstring(draw(Network(name="n", title="t", description="d", boxes=boxes, arrows=arrows)))
+    texts = [item for item in root.iter() if item.tag == "text" and (item.text or "").startswith("from")]
+    places = [(float(item.get("x")), float(item.get("y"))) for item in texts]
+    assert len(places) == 4
+    for (x, y), (other_x, other_y) in itertools.combinations(places, 2):
+        assert abs(x - other_x) > 80 or abs(y - other_y) >= 13
 
 
 def test_spans_when_drawn_stay_on_the_paper_and_mark_moments():

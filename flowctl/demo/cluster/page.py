@@ -38,8 +38,9 @@ def render(report: ClusterReport, delays: Mapping[str, Sequence[tuple[float, flo
             figures(shown),
             f"<section><h2>Viewers</h2>{_viewers(report)}</section>",
         ],
-        # The network and the timeline are wide: one below the other.
-        style=".plots{grid-template-columns:1fr}.plots svg{max-width:820px}",
+        # The network and the timeline are wide: one below the other, and on a telephone moved rather than small.
+        style=".plots{grid-template-columns:minmax(0,1fr)}.plots section{overflow-x:auto}"
+        ".plots svg{max-width:820px;min-width:560px}",
     )
 
 
@@ -48,7 +49,7 @@ def _tiles(report: ClusterReport) -> list[tuple[str, str]]:
     ratios = [ratio for ratio in report.per_segment.values() if ratio is not None]
     return [
         ("frames lost by viewers", str(found["frames_lost"])),
-        ("until viewers were as before", f"{max(found['recovered_s'].values(), default=0.0):.2f} s"),
+        ("after the kill, until viewers were as before", f"{max(found['recovered_s'].values(), default=0.0):.2f} s"),
         ("fetched for each octet of a segment", f"{max(ratios):.2f}" if ratios else "-"),
         ("viewers", str(len(report.watched))),
     ]
@@ -82,7 +83,7 @@ def _network(report: ClusterReport) -> Network:
             # What is followed goes over the link as a whole, for as long as it is.
             weight = item.size_bytes + followed * report.duration_s * BIT_RATE / 8
             arrows.append(Arrow(origin, edge, weight, told, _PAINTS[origin], dashed=not item.connected))
-        viewers = f"{len(report.of(edge))} viewers at {edge[:6]}"
+        viewers = f"{edge[:6]}: {len(report.of(edge))} viewers"  # fits into a box
         boxes.append(Box(viewers, 3, f"{sum(one.lost for one in report.of(edge))} lost", "var(--s3)"))
         arrows.append(Arrow(edge, viewers, 1.0, paint="var(--s3)"))
     return Network(
@@ -148,7 +149,11 @@ def _delays(report: ClusterReport, delays: Mapping[str, Sequence[tuple[float, fl
         x_label="seconds since the first frame",
         y_label="from when a frame was due to when it came, ms; the latest of each fifth of a second",
     )
-    return Figure(chart, note="An edge by segments is behind by the length of a segment: it fetches what is complete.")
+    note = (
+        "An edge by segments is behind by the length of a segment: it fetches what is complete. It asks the slow origin"
+        " now and then, which may have become quick; if not, another is asked 2 s later: viewers wait so long."
+    )
+    return Figure(chart, note=note)
 
 
 def _viewers(report: ClusterReport) -> str:
