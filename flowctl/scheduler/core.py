@@ -421,6 +421,9 @@ class Core:
             return True
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise ConfigError(f"priority is {priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+        if not (hasattr(sender, "on_offer") and hasattr(sender, "on_discard")) or isinstance(sender, type):
+            kind = f"the class {sender.__name__}" if isinstance(sender, type) else f"a {type(sender).__name__}"
+            raise ConfigError(f"{kind} is no sender", hint="give an object with the methods on_offer and on_discard")
         number = self.counters.scheduled
         place = self._fairness.place(sender, priority, number)
         arrival = Entry(sender, number, place, None if peers is None else frozenset(peers))

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
+from flowctl.errors import ConfigError
 from flowctl.pollgroup import PollGroup
 
 
@@ -17,6 +18,9 @@ class Driver:
         runner: whose loop has the timer.
         clock: of the scheduler, in seconds.
         due: called on the thread of that loop; asks for the next time itself.
+
+    Raises:
+        ConfigError: `runner` has no loop.
     """
 
     __slots__ = ("_clock", "_disarmed", "_due", "_handle", "_runner")
@@ -24,6 +28,11 @@ class Driver:
     def __init__(
         self, runner: PollGroup | asyncio.AbstractEventLoop, clock: Callable[[], float], due: Callable[[], None]
     ) -> None:
+        if not (isinstance(runner, PollGroup) or hasattr(runner, "call_soon_threadsafe")):
+            raise ConfigError(
+                f"a {type(runner).__name__} cannot drive a scheduler",
+                hint="give a PollGroup that was started, or a loop of asyncio",
+            )
         self._runner: Final = runner
         self._clock: Final = clock
         self._due: Final = due

@@ -252,7 +252,7 @@ class MessageScheduler:
             False: the scheduler was stopped; `sender` is not called.
 
         Raises:
-            ConfigError: `priority` is not in its range.
+            ConfigError: `priority` is not in its range, or `sender` has not the methods of one.
         """
         if self._lock.owned():
             return self._put_off(self.schedule, sender, priority, peers=peers)
@@ -438,6 +438,9 @@ class MessageScheduler:
 
         Args:
             runner: a poll group that was started, or a loop of asyncio.
+
+        Raises:
+            ConfigError: `runner` is neither.
         """
         if self._lock.owned():
             self._put_off(self.run_on, runner)

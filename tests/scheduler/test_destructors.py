@@ -140,6 +140,9 @@ def test_call_that_was_put_off_is_made_before_the_call_that_put_it_off_returns()
                 taken.append(offer.send(next(iter(offer)), "m", self.receiver, TIMEOUT_S))
                 del self.receiver
 
+            def on_discard(self):
+                pass
+
         sender = Asks()
         sender.receiver = receiver
         del receiver

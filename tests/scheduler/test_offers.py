@@ -7,6 +7,7 @@ from scheduler_kit import TIMEOUT_S, CallingSender, FakePeer, FakeReceiver, Fake
 
 from flowctl.errors import ConfigError
 from flowctl.scheduler.policy import MAX_PRIORITY, PLACES_PER_PRIORITY
+from flowctl.scheduler.scheduler import MessageScheduler
 
 
 def test_queue_when_a_peer_connects_is_offered_one_channel_each():
@@ -374,3 +375,22 @@ def test_priority_when_out_of_range_is_refused(priority):
     with pytest.raises(ConfigError, match=f"priority is {priority}"):
         world.schedule("a", priority=priority)
     assert world.scheduler.statistics().waiting_senders == 0
+
+
+@pytest.mark.parametrize("wrong", ["text", None, object(), World])
+def test_schedule_when_it_is_given_no_sender_says_so(wrong):
+    """What could neither be offered anything nor be told of a stop does not wait."""
+    scheduler = MessageScheduler()
+    with pytest.raises(ConfigError, match="is no sender"):
+        scheduler.schedule(wrong)
+    assert scheduler.statistics().waiting_senders == 0
+
+
+def test_run_on_when_it_is_given_no_loop_changes_nothing():
+    """The mistake is said where it is made; the scheduler can be used and stopped afterwards."""
+    scheduler = MessageScheduler()
+    with pytest.raises(ConfigError, match="a NoneType cannot drive a scheduler"):
+        scheduler.run_on(None)
+    assert scheduler.call_later(1.0, print)
+    scheduler.stop()
+    assert not scheduler.statistics().peers
