@@ -7,10 +7,12 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_kit import World
+from scheduler_kit import TIMEOUT_S, World
 
 from flowctl.errors import ClosedError, ConfigError, ExhaustedError, LocalProtocolError
+from flowctl.outcomes.outcome import Outcome
 from flowctl.scheduler.policies.budget import RetryBudget
+from flowctl.scheduler.policy import SchedulerPolicy
 from flowctl.scheduler.requests.hedging import Hedging
 from flowctl.scheduler.requests.requester import LEAST_TRY_S, LOOK_AGAIN_S, MOST_TRY_S, Requester
 
@@ -407,6 +409,53 @@ def test_requesters_when_started_and_answered_by_many_threads_all_end():
     answerer.join(WAIT_S)
     assert world.idle()
     assert world.errors == []
+
+
+@pytest.mark.parametrize("way", ["disconnected", "ejected"])
+def test_requester_when_the_untried_peer_that_it_waits_for_goes_begins_anew_with_the_open_ones(way):
+    """All that are left were tried, and there is time: nobody has to become free for it to ask them again (MS-42)."""
+
+    class Ejects:
+        """Leaves out a peer for ever with its first failure."""
+
+        def connected(self, peer, now):
+            pass
+
+        def ended(self, peer, outcome, latency_s, now):
+            return 1e6 if outcome is Outcome.TIMEOUT else 0.0
+
+        def left(self, peer):
+            pass
+
+    world = world_of(2, policy=SchedulerPolicy(ejection=Ejects()))
+    world.schedule("other", accepts={2})
+    future = world.ask().start()
+    world.answer_last()
+    assert world.sent() == [2, 1]
+    if way == "disconnected":
+        world.scheduler.disconnect(2)
+    else:
+        world.advance(TIMEOUT_S + 1)  # of the other sender
+    world.advance(LEAST_TRY_S * 2)
+    assert world.sent() == [2, 1, 1]
+    world.answer_last("answer")
+    assert future.result(0) == "answer"
+    assert world.idle()
+
+
+def test_requester_that_waits_for_an_untried_peer_keeps_its_place():
+    """However long that takes, it is asked before those that came after it."""
+    world = world_of(2)
+    world.schedule("other", accepts={2})
+    future = world.ask().start()
+    world.answer_last()
+    world.schedule("later", accepts={2})
+    for _ in range(3):
+        world.advance(LEAST_TRY_S)
+    world.answer(min(world.requests), 2)
+    assert world.sent() == [2, 1, 2]
+    world.answer_last("answer")
+    assert future.result(0) == "answer"
 
 
 @pytest.mark.parametrize("wrong", [{"quantile": 1.0}, {"at_once": 0}, {"at_once": 3, "most": 2}])
