@@ -364,7 +364,10 @@ class Registry:
         failure: Exception | None = None
         try:
             rejected = await self.pool.add_objects(objects)
-        except Exception as error:  # noqa: BLE001 - the pool is somebody else's, and its fault must not stop the others
+        except (Exception, asyncio.CancelledError) as error:  # the pool is somebody else's: its fault must stop nobody
+            current = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and current is not None and current.cancelling():
+                raise
             failure = InternalError(f"the pool did not take {len(objects)} objects of peer {api.peer!r}: {error}")
             failure.__cause__ = as_exception(error)
             rejected = {}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
+import pytest
 from diffusion_kit import check_index
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from octets_kit import in_virtual_time
+from octets_kit import clock, hashed, in_virtual_time, pool_of, until
 
 from flowctl.diffusion.decision import CentralPlanner
 from flowctl.diffusion.diffusion import ObjectDiffusion
@@ -18,8 +19,9 @@ from flowctl.diffusion.policy import Policy
 from flowctl.diffusion.pool.memory import MemoryPool
 from flowctl.diffusion.registry import Registry
 from flowctl.diffusion.streams.memory import memory_pair
-from flowctl.diffusion.wire.messages import Announced
-from flowctl.errors import BrokenError
+from flowctl.diffusion.wire.codec import encode
+from flowctl.diffusion.wire.messages import Announced, ReplyIds
+from flowctl.errors import BrokenError, InternalError
 
 VALID, INVALID = b"+", b"-"
 
@@ -206,3 +208,70 @@ def test_objects_of_peers_that_are_gone_when_the_pool_is_slow_are_not_kept():
         return len(registry._received)
 
     assert asyncio.run(run()) == 0
+
+
+def test_objects_asked_of_a_peer_that_is_left_come_from_another_at_once():
+    """Its replies are ignored, so what it was asked for counts as no copy while it is waited for."""
+
+    async def run():
+        pool, objects = MemoryPool(), hashed(3)
+        source = ObjectDiffusion(pool_of(objects), clock=clock)
+        policy = Policy(target_object_redundancy=1, inflight_timeout_s=0.0)
+        node = ObjectDiffusion(pool, policy=policy, clock=clock)
+        silent, ours = memory_pair()
+        tasks = [asyncio.ensure_future(node.fetch_from(ours, "silent"))]
+        await asyncio.sleep(0.1)
+        await silent.write(encode(ReplyIds(tuple(Announced(key, len(data)) for key, data in objects.items()))))
+        await asyncio.sleep(0.1)
+        inflight_count = node.statistics().objects_inflight
+        stream, ours = memory_pair()
+        tasks.append(asyncio.ensure_future(source.serve(stream)))
+        tasks.append(asyncio.ensure_future(node.fetch_from(ours, "honest")))
+        await asyncio.sleep(1.0)
+        before = len(pool)
+        node.leave("silent")
+        await asyncio.sleep(0.5)
+        after = len(pool)
+        silent.close()
+        await node.close()
+        await source.close()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        return inflight_count, before, after, [type(end) for end in ends]
+
+    assert in_virtual_time(run()) == (3, 0, 3, [BrokenError, type(None), type(None)])
+
+
+@pytest.mark.parametrize("fault", [ValueError("full"), asyncio.CancelledError()], ids=repr)
+def test_objects_that_a_pool_has_failed_to_take_come_again(fault):
+    """Whatever it raises, the objects of others are added after it, and those of this one are asked for elsewhere."""
+
+    class Failing(MemoryPool):
+        """Fails once."""
+
+        failed = False
+
+        async def add_objects(self, objects):
+            if not self.failed:
+                self.failed = True
+                raise fault
+            return await super().add_objects(objects)
+
+    async def run():
+        pool = Failing()
+        source = ObjectDiffusion(pool_of(hashed(5)), clock=clock)
+        node = ObjectDiffusion(pool, policy=Policy(target_object_redundancy=1), clock=clock)
+        tasks = []
+        for name in "ab":
+            stream, ours = memory_pair()
+            tasks.append(asyncio.ensure_future(source.serve(stream)))
+            tasks.append(asyncio.ensure_future(node.fetch_from(ours, name)))
+        await until(pool, 5)
+        figures = node.statistics()
+        await node.close()
+        await source.close()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        return figures.objects_inflight, [type(end) for end in ends if end is not None]
+
+    inflight_count, ends = in_virtual_time(run())
+    assert inflight_count == 0
+    assert ends.count(InternalError) == 1
