@@ -9,6 +9,7 @@ import pytest
 from edge_kit import Encoder, House, frames, until
 from structlog.testing import capture_logs
 
+from flowctl.cluster.edge import edge as edge_module
 from flowctl.cluster.edge.upstream import OriginAddress
 from flowctl.cluster.segments.segment import SegmentId, object_of
 from flowctl.control.figures import stats
@@ -156,6 +157,24 @@ def test_viewer_when_it_asks_for_any_name_keeps_no_stream_from_others(house):
         edge.play(name)
         until(lambda name=name: edge.stream(name), "the stream to be wanted")
     assert set(edge.edge.statistics().streams) == {long, "live/room"}
+
+
+def test_names_when_no_origin_has_them_take_no_place_of_those_that_are_there(house, monkeypatch):
+    """Viewers may ask for any names: few of them are looked for at origins at a time, and they make room for others."""
+    monkeypatch.setattr(edge_module, "STREAMS", 12)
+    first = house.origin()
+    encoder = Encoder(first)
+    encoder.pictures(60)
+    edge = house.edge(first, streams=(), follow=True)
+    for number in range(12):
+        edge.play(f"live/none{number}")
+    until(lambda: len(edge.edge.statistics().streams) == 12, "the streams to be wanted")
+    until(lambda: edge.edge.statistics().known_streams == 1, "the announcement")
+    viewer = edge.play()
+    until(lambda: edge.stream() and edge.stream().following, "the stream to be followed")
+    encoder.pictures(20)
+    whole(viewer, encoder)
+    assert sum("none" in stream.name for stream in first.server.hub.streams()) <= 8
 
 
 def test_followed_stream_when_its_name_looks_like_an_address_is_no_other_stream(house):

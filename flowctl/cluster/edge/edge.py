@@ -53,6 +53,9 @@ LINGER_S: Final = 10.0
 """How long a stream is wanted when its last viewer has left: players that reconnect find it."""
 STREAMS: Final = 1000
 """Streams copied at a time."""
+_UNANNOUNCED: Final = 8
+"""Streams followed at a time that no origin has announced. One that has just begun is announced some seconds later, and
+each costs a connection to an origin, which lets one address have few: viewers can ask for any names."""
 _NAMES: Final = 10_000
 """Streams of the origins whose names are known."""
 _NEVER: Final = Backoff(first_s=3600.0, most_s=3600.0)
@@ -402,7 +405,7 @@ class Edge:
 
     def _want(self, stream: str) -> _Wanted | None:
         """Begin to copy a stream. None: there are too many."""
-        if len(self._wanted) >= STREAMS or self._stopping:
+        if self._stopping or (len(self._wanted) >= STREAMS and not self._make_room(stream)):
             return None
         now = self._clock()
         source = Source(RtmpUrl(stream=stream), node="segments")
@@ -419,6 +422,19 @@ class Edge:
             self.pool.forget_unwanted(stream)
         _log.info("stream wanted", stream=stream)
         return found
+
+    def _make_room(self, stream: str) -> bool:
+        """Let one go that no origin has announced, for one that is; return whether there was one."""
+        if stream not in self._names:
+            return False
+        other = next((name for name, wanted in self._wanted.items() if not self._is_somewhere(name, wanted)), None)
+        if other is not None:
+            self._let_go(other, "there are too many")
+        return other is not None
+
+    def _is_somewhere(self, stream: str, wanted: _Wanted) -> bool:
+        """Whether an origin has announced a stream, or sends its frames."""
+        return stream in self._names or (wanted.following is not None and wanted.following.running)
 
     def _ready(self, peer: PeerId, object_id: bytes) -> bool:
         """Whether a segment is to be fetched from a peer now; from a slow one not before the others can have it."""
@@ -463,14 +479,19 @@ class Edge:
         for name in viewed:
             if name not in self._wanted and self._free(name):
                 self._want(name)
+        unannounced = 0
         for name, wanted in tuple(self._wanted.items()):
             if name in viewed or self._is_asked_for(name):
                 wanted.wanted_at = now
             elif now - wanted.wanted_at > LINGER_S:
-                self._let_go(name)
+                self._let_go(name, "nobody views it any more")
                 continue
             if wanted.following is not None:
-                wanted.following.tick(now)
+                unannounced += not self._is_somewhere(name, wanted)
+                if unannounced <= _UNANNOUNCED or self._is_somewhere(name, wanted):
+                    wanted.following.tick(now)
+                else:
+                    wanted.following.stop()
             wanted.copy.tick(now)
         self._ticks += 1
         if self._ticks % _EXPIRE_TICKS == 0:
@@ -480,12 +501,12 @@ class Edge:
         """Whether no publisher of this server's own has the name."""
         return self._hub.publisher_of(name) is None
 
-    def _let_go(self, name: str) -> None:
+    def _let_go(self, name: str, why: str) -> None:
         wanted = self._wanted.pop(name)
         if wanted.following is not None:
             wanted.following.stop()
-        wanted.copy.close("nobody views it any more")
-        _log.info("stream not wanted any more", stream=name)
+        wanted.copy.close(why)
+        _log.info("stream not wanted any more", stream=name, why=why)
 
     # -- figures
 
