@@ -272,7 +272,7 @@ class StreamCopy:
             self._first_at = now
         self._splice.announce(name.position)
         cutter = self._cutter
-        if cutter is not None and cutter.position is not None:
+        if cutter is not None and cutter.position is not None and cutter.frames:
             self._compare(name, cutter.position, cutter.frames[0])
         own = self._own.get(_content_of(name))
         if own is None:

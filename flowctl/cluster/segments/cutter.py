@@ -192,10 +192,10 @@ class Cutter:
         step = (timestamp - last) & CLOCK
         if step >= _HALF:
             step -= CLOCK + 1
-        if step < -BACK_MS or last + step < 0:
+        if step < -BACK_MS:
             return None
         self._last_ms = max(last, last + step)
-        return last + step
+        return max(last + step, 0)  # sound may begin a little before the picture at 0
 
     def _cut_before(self, now_ms: int, size_bytes: int, *, key: bool) -> list[Cut]:
         """Complete the open segment where one begins with a message at `now_ms`, and open that one."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from segment_kit import HEADERS, cut, movie
+from segment_kit import HEADERS, cut, key, movie
 
 from flowctl.cluster.edge.copy import ENDED_S, GONE_S, HOLD_S, LIVE_S, SETTLE_S, StreamCopy
 from flowctl.cluster.segments.cutter import PART_MS
-from flowctl.cluster.segments.segment import Segment, Then
+from flowctl.cluster.segments.segment import BODY_BYTES, Segment, Then
 from flowctl.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.errors import BusyError
 from flowctl.testing import ManualClock
@@ -254,3 +254,14 @@ def test_segments_when_groups_are_long_come_in_time():
     made = Made()
     pump(made, cut(movie(60, gop_ms=60_000), close=False), every_s=PART_MS / 1000 + 2.0)
     assert made.viewers.told == ["begin"]
+
+
+def test_picture_when_too_large_for_a_segment_is_no_place_to_know_a_source_by():
+    """What is announced while nothing but such a picture was followed is taken as ever."""
+    made, found = Made(follows=True), cut(SOURCE)
+    made.copy.wants(found[0].id)
+    made.pass_time(LIVE_S + SETTLE_S)
+    made.fetch(found[0])
+    made.copy.begin(made.clock())
+    made.follow([*HEADERS, key(9000, b"x" * BODY_BYTES)])
+    assert made.copy.wants(found[1].id)

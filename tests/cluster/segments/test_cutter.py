@@ -138,3 +138,11 @@ def test_headers_when_too_many_or_too_large_are_left_to_the_messages():
 def test_timeline_when_a_publication_begins_is_when_its_clock_stood_at_zero(wall_s, timestamp, before, expected):
     """Origins of one encoder agree, and a publication that comes soon behind another one is told from it."""
     assert timeline_at(wall_s, timestamp, before) == expected
+
+
+def test_clock_when_it_begins_a_little_before_zero_is_the_same_clock():
+    """Sound may begin before the first picture, at a time that the wire has as the end of its clock."""
+    source = [key(0), audio(-20), audio(3), inter(40), key(1000)]
+    found = cut(source)
+    assert [item.id.position for item in found] == [Position(3, 0, 0), Position(3, 1000, 0)]
+    assert [frame for item in found for frame in Segment.decode(item.data).frames] == source
