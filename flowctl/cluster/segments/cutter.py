@@ -44,6 +44,9 @@ BACK_MS: Final = 5000
 """A clock that goes back by more is another one. Audio and video of one publisher are less apart."""
 TIMELINE_S: Final = 10
 """Unit of timelines: origins whose clocks and links differ by less usually agree on one."""
+APART: Final = 3
+"""Least distance of the timelines of two publications: those of one are at most 1 apart, and the same stream may be
+published again, octet for octet."""
 _HEADERS_BYTES: Final = 262_144
 """Headers stand in each segment. A hundred times what encoders send; those beyond are left to the messages."""
 _ROOM_BYTES: Final = 1024
@@ -63,7 +66,7 @@ def timeline_at(wall_s: float, timestamp: int, before: int | None) -> int:
         before: the timeline of the publication before it. None: there was none.
     """
     found = max(int(wall_s - timestamp / 1000) // TIMELINE_S, 0)
-    return found if before is None else max(found, before + 2)
+    return found if before is None else max(found, before + APART)
 
 
 class Cut(NamedTuple):
@@ -109,7 +112,7 @@ class Cutter:
         timeline: of the publication.
 
     Attributes:
-        timeline: of the publication now; it grows by 2 where its clock jumps back.
+        timeline: of the publication now; it grows by `APART` where its clock jumps back.
         position: where the open segment begins. None: none is open.
         frames: of the open segment.
         refused: messages that no segment can hold, since they are too large.
@@ -168,7 +171,7 @@ class Cutter:
         now_ms, done = self._unwrap(timestamp), []
         if now_ms is None:
             done = self.close()
-            self.timeline, self._last_ms = self.timeline + 2, timestamp
+            self.timeline, self._last_ms = self.timeline + APART, timestamp
             now_ms = timestamp
         video = message_class in _VIDEO_CLASSES
         self._video = self._video or video

@@ -108,7 +108,7 @@ def test_clock_when_it_jumps_back_begins_another_timeline():
     found = cut([key(60_000), inter(60_040), key(100), inter(140)])
     assert [(item.id.position, item.id.then) for item in found] == [
         (Position(3, 60_000, 0), Then.END),
-        (Position(5, 100, 0), Then.END),
+        (Position(6, 100, 0), Then.END),
     ]
 
 
@@ -130,7 +130,7 @@ def test_headers_when_too_many_or_too_large_are_left_to_the_messages():
     [
         (1000.0, 0, None, 100),
         (1009.9, 9500, None, 100),
-        (1000.0, 0, 100, 102),
+        (1000.0, 0, 100, 103),
         (2000.0, 0, 100, 200),
         (1.0, 9000, None, 0),
     ],

@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 from segment_kit import cut, movie
 
+from flowctl.cluster.segments.cutter import timeline_at
 from flowctl.cluster.segments.segment import object_of
 from flowctl.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.errors import ConfigError
@@ -143,3 +144,12 @@ def test_segments_when_there_are_many_streams_go_oldest_first_and_none_else_is_l
     target.expire()
     assert looked == [f"live/{stream}" for stream in range(11)]
     assert target.streams() == [f"live/{stream}" for stream in range(11, 50)]
+
+
+def test_publication_when_it_comes_again_octet_for_octet_is_another():
+    """A file that is published again is no repetition, though its origins put it on neighbouring timelines."""
+    target, (first, second) = pool(), (1000, 1001)
+    add(target, *cut(movie(2), timeline=second))
+    assert target.has_object(cut(movie(2), timeline=first)[0].id.encode())
+    again = cut(movie(2), timeline=timeline_at(0.0, 0, first))
+    assert not target.has_object(again[0].id.encode())
