@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from flowctl.diffusion.objects import short_id
 from flowctl.diffusion.pool.pool import Entry, sha256_of
 from flowctl.diffusion.pool.shelf import Shelf
+from flowctl.errors import ConfigError
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
 DEFAULT_MAX_OBJECTS: Final = 100_000
@@ -86,7 +88,19 @@ class MemoryPool:
         return None if entry is None else entry.data
 
     def add(self, objects: Mapping[bytes, bytes]) -> dict[bytes, str]:
-        """Do what `add_objects` does, at once."""
+        """Add objects of this node's own, at once; return what `validate` finds wrong, by id.
+
+        Raises:
+            ConfigError: an object is not bytes, or has another id: peers would disconnect a node that announced it.
+        """
+        for object_id, data in objects.items():
+            if not isinstance(data, bytes):
+                raise ConfigError(f"an object is a {type(data).__name__}, it must be bytes")
+            if self._identify(data) != object_id:
+                raise ConfigError(f"an object has not the id {short_id(object_id)}", hint="object_id(data) says which")
+        return self._add(objects)
+
+    def _add(self, objects: Mapping[bytes, bytes]) -> dict[bytes, str]:
         rejected: dict[bytes, str] = {}
         for object_id, data in objects.items():
             if self._shelf.knows(object_id):
@@ -103,7 +117,7 @@ class MemoryPool:
         """Add objects; see `ObjectPool`. The loop has a turn after each, for `validate` may take its time."""
         rejected: dict[bytes, str] = {}
         for object_id, data in objects.items():
-            rejected |= self.add({object_id: data})
+            rejected |= self._add({object_id: data})
             await asyncio.sleep(0)
         return rejected
 
