@@ -503,7 +503,7 @@ class Core:
 
     def _ask_about(self, fresh: tuple[PeerState, ...]) -> None:
         lines = self._lines_about(fresh) if self._wanting else self.queue.alone
-        if len(lines) > 1 or self.queue.live_count:
+        if fresh and (len(lines) > 1 or self.queue.live_count):
             self._walk = Walk(lines, fresh)
 
     def _lines_about(self, fresh: tuple[PeerState, ...]) -> tuple[Line, ...]:

@@ -94,6 +94,20 @@ def test_queue_when_asked_in_parts_may_end_meanwhile(end):
     assert len(asked) == (2 * ASKED_PER_JOB + 1 if end == "disconnect" else ASKED_PER_JOB)
 
 
+def test_queue_when_all_that_became_free_during_a_long_walk_have_gone_is_asked_about_nobody():
+    """The next walk would have no peer: there is none, and the scheduler goes on."""
+    world, asked, _ = crowded(3 * ASKED_PER_JOB)
+    world.connect(1)
+    world.connect(2)
+    world.scheduler.disconnect(2)
+    while world.scheduler.next_deadline() == 0.0:
+        world.scheduler.expire()
+    assert len(asked) == 3 * ASKED_PER_JOB
+    world.schedule("any")
+    assert world.take_events() == [("any", 1, [1])]
+    assert world.open_and_closed() == (0, 1)
+
+
 def test_senders_when_they_want_certain_peers_are_asked_about_those_only():
     """Who names the peers that it wants is passed over for all others, at no cost, and keeps its place for its own."""
     world = World()
