@@ -215,7 +215,8 @@ class Cutter:
             done = self._complete(Then.KEY, now_ms)
             self._open(Position(self.timeline, now_ms, 0), now_ms)
             return done
-        full = self._bytes + FRAME_BYTES + size_bytes > PART_BYTES or len(self.frames) >= MESSAGES
+        # Headers are no places to cut at; some more have room.
+        full = self._bytes + FRAME_BYTES + size_bytes > PART_BYTES or len(self.frames) >= MESSAGES - HEADERS
         if (full or now_ms - self._part_from_ms >= PART_MS) and position.part < 0xFFFF:
             done = self._complete(Then.PART)
             self._open(position._replace(part=position.part + 1), now_ms)

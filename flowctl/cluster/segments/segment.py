@@ -41,8 +41,9 @@ PART_BYTES: Final = 1_048_576
 """A segment is cut before it passes this, so that an origin that dies in the middle costs little that was fetched."""
 HEADERS: Final = 64
 """As many as a server keeps of a publisher."""
-MESSAGES: Final = 65_535
-"""In one segment: 10 s of the most messages that a server takes of a publisher, less than 10,000 a second."""
+MESSAGES: Final = 4096
+"""In one segment. Encoders send 30 to 300 a second. A node passes on a whole segment at once, and with more messages
+in it all other streams would wait: of 65,535, as one publisher sends in seven seconds, for more than one."""
 
 _TYPES: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0, TYPE_DATA_AMF3})
 _VERSION: Final = 1

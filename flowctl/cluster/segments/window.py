@@ -10,6 +10,7 @@ hash is the same one for that.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -162,7 +163,10 @@ class SegmentPool:
         return True
 
     async def add_objects(self, objects: Mapping[bytes, bytes]) -> Mapping[bytes, str]:
-        """Keep segments that have come; return what is wrong with those that are none, by id."""
+        """Keep segments that have come; return what is wrong with those that are none, by id.
+
+        The loop has a turn after each: what is done with a segment may take its time.
+        """
         rejected: dict[bytes, str] = {}
         for object_id, data in objects.items():
             try:
@@ -172,6 +176,7 @@ class SegmentPool:
                 continue
             if self.put(segment.id, data) and self._on_segment is not None:
                 self._on_segment(segment)
+            await asyncio.sleep(0)
         return rejected
 
     def objects_after(self, ticket: int, limit: int) -> Sequence[Kept]:

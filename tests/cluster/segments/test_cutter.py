@@ -6,7 +6,7 @@ import pytest
 from segment_kit import AUDIO_HEADER, HEADERS, METADATA, VIDEO_HEADER, audio, cut, feed, inter, key, movie
 
 from flowctl.cluster.segments.cutter import Cutter, timeline_at
-from flowctl.cluster.segments.segment import BODY_BYTES, PART_BYTES, Frame, Position, Segment, Then
+from flowctl.cluster.segments.segment import BODY_BYTES, MESSAGES, PART_BYTES, Frame, Position, Segment, Then
 
 
 def read(cuts):
@@ -146,3 +146,13 @@ def test_clock_when_it_begins_a_little_before_zero_is_the_same_clock():
     found = cut(source)
     assert [item.id.position for item in found] == [Position(3, 0, 0), Position(3, 1000, 0)]
     assert [frame for item in found for frame in Segment.decode(item.data).frames] == source
+
+
+def test_group_when_it_has_many_messages_is_cut_into_parts_that_can_be_read():
+    """A node passes on a segment at once, so none has many messages; headers in the middle have room."""
+    frames = []
+    for number in range(3 * MESSAGES):
+        frames += [inter(number // 100, b""), *([VIDEO_HEADER] if number % 500 == 0 else [])]
+    made = cut([key(0), *frames])
+    assert len(made) == 4
+    assert [read.id.count <= MESSAGES for read in (Segment.decode(item.data) for item in made)] == [True] * 4

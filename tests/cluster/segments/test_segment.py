@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from flowctl.cluster.segments.segment import (
     BODY_BYTES,
     ID_BYTES,
+    MESSAGES,
     Frame,
     Position,
     Segment,
@@ -125,7 +126,7 @@ def test_id_when_octets_are_any_is_refused_or_written_the_same_way(octets):
         {"next_ms": 7000},
         {"then": Then.END},
         {"count": 0},
-        {"count": 65_536},
+        {"count": MESSAGES + 1},
         {"size_bytes": BODY_BYTES + 1},
         {"stream": "live/.."},
         {"stream": "live/\x1b[2J"},
