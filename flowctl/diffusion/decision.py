@@ -73,6 +73,7 @@ class DecisionContext:
         last: peers that are asked only for what nobody else can give: ejected for their failures, say.
         now: seconds on the caller's clock.
         seed: of the choice between equal providers; another one each round.
+        inflight_timeout_s: in place of the policy's, where it is known what requests take. None: the policy's.
     """
 
     state: DecisionGlobalState
@@ -81,15 +82,21 @@ class DecisionContext:
     last: Collection[PeerId] = ()
     now: float = 0.0
     seed: int = 0
+    inflight_timeout_s: float | None = None
 
     @property
     def policy(self) -> Policy:
         """The limits in force."""
         return self.state.policy
 
+    @property
+    def timeout_s(self) -> float:
+        """After how many seconds an object in flight is asked for elsewhere too; 0: never."""
+        return self.policy.inflight_timeout_s if self.inflight_timeout_s is None else self.inflight_timeout_s
+
     def overdue(self, state: PeerState) -> list[ObjectId]:
         """Return what has been in flight from a peer for longer than the timeout."""
-        timeout_s = self.policy.inflight_timeout_s
+        timeout_s = self.timeout_s
         return state.overdue(self.now - timeout_s) if timeout_s else []
 
     def is_last(self, peer: PeerId, state: PeerState) -> bool:
@@ -120,7 +127,7 @@ class CentralPlanner:
 
     def next_round_at(self, context: DecisionContext) -> float | None:
         """Return when the next object is overdue."""
-        return context.state.next_timeout(context.now)
+        return context.state.next_timeout(context.now, context.timeout_s)
 
 
 def make_decisions(context: DecisionContext) -> Decisions:

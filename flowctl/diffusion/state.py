@@ -385,12 +385,16 @@ class DecisionGlobalState:
                 self.held_bytes -= len(data)
                 self._copy_gone(object_id)
 
-    def next_timeout(self, now: float) -> float | None:
+    def next_timeout(self, now: float, timeout_s: float | None = None) -> float | None:
         """Return when the next object in flight is freed for another peer, in seconds; None: nothing is waited for.
 
         A round of decisions is due then, even if nothing else happens.
+
+        Args:
+            now: seconds on the caller's clock.
+            timeout_s: in place of the policy's. None: the policy's.
         """
-        timeout_s = self.policy.inflight_timeout_s
+        timeout_s = self.policy.inflight_timeout_s if timeout_s is None else timeout_s
         if not timeout_s:
             return None
         waiting = (

@@ -50,7 +50,7 @@ SETTLE_S: Final = 0.3
 """After the first announcement of a stream, others are listened to for so long: they come oldest first, and the newest
 is where to begin."""
 WAIT_S: Final = 4.0
-"""How long what is missing is waited for: an origin that does not answer is asked in vain for 2 s, then another is."""
+"""How long what is missing is waited for: an origin that does not answer is asked in vain for up to 2 s."""
 LIVE_S: Final = 1.0
 """A followed source that has sent nothing for so long may be dead: segments are fetched from then on."""
 HOLD_S: Final = 5.0

@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from random import Random
@@ -29,13 +28,13 @@ import structlog
 
 from flowctl.cluster.edge.copy import CopyStatistics, StreamCopy
 from flowctl.cluster.edge.gate import SchedulerGate
+from flowctl.cluster.edge.planner import EdgePlanner
 from flowctl.cluster.edge.upstream import OriginAddress, Upstream, UpstreamState, UpstreamStatistics
 from flowctl.cluster.follow import Follow, FollowState, HubSink, Source
 from flowctl.cluster.origin import POLICY, Cutting, Offering, SegmentListener, finish, keep
 from flowctl.cluster.segments.cutter import Cut
 from flowctl.cluster.segments.segment import Segment, SegmentId
 from flowctl.cluster.segments.window import SegmentPool, WindowLimits
-from flowctl.diffusion.decision import CentralPlanner, DecisionContext, Decisions, make_decisions
 from flowctl.diffusion.diffusion import ObjectDiffusion
 from flowctl.diffusion.objects import PeerId
 from flowctl.diffusion.streams.tcp import StreamSession, connect_stream
@@ -67,7 +66,7 @@ _ROUND: Final = Backoff(first_s=0.1, factor=2.0, most_s=3.0)
 HEAD_START_S: Final = 0.2
 """How long others may take to announce a segment before a slow origin is asked for it."""
 _SLOWER_S: Final = 0.02
-_PROBE_S: Final = 10.0
+_PROBE_S: Final = 30.0
 """A slow origin that was not asked for so long is asked as the others: it may have become quick."""
 _EXPIRE_TICKS: Final = 10
 
@@ -234,34 +233,6 @@ class _Wanted:
         self.wanted_at = now
 
 
-class _Planner(CentralPlanner):
-    """Decides as ever, and leaves out what is held for now.
-
-    Args:
-        ready: whether a segment that is wanted is to be fetched from a peer now.
-        busy: whether that may change with time alone.
-    """
-
-    def __init__(self, ready: Callable[[PeerId, bytes], bool], busy: Callable[[], bool]) -> None:
-        self._ready = ready
-        self._busy = busy
-
-    def decide(self, context: DecisionContext) -> Decisions:
-        """Return a decision for each peer that is not busy."""
-        found = make_decisions(context)
-        for peer, decision in found.items():
-            ready = frozenset(item for item in decision.objects_to_req_ids if self._ready(peer, item))
-            if len(ready) != len(decision.objects_to_req_ids):
-                found[peer] = replace(decision, objects_to_req_ids=ready)
-        return found
-
-    def next_round_at(self, context: DecisionContext) -> float | None:
-        """Return when to look again."""
-        due = super().next_round_at(context)
-        soon = context.now + TICK_S if self._busy() else None
-        return min((when for when in (due, soon) if when is not None), default=None)
-
-
 class Edge:
     """What makes a live server an edge; a companion of it.
 
@@ -291,6 +262,7 @@ class Edge:
         self._names: OrderedDict[str, None] = OrderedDict()
         self.pool: Final = SegmentPool(config.window, server.clock, wants=self._wants, on_segment=self._came)
         self.gate: Final = SchedulerGate(server.clock, self._rng)
+        self._planner = EdgePlanner(self._ready, lambda: bool(self._wanted), self._best_s)
         self._diffusion: ObjectDiffusion | None = None
         self._offering: Offering | None = None
         self._upstreams: list[Upstream] = []
@@ -328,10 +300,9 @@ class Edge:
     def _diffusion_of_loop(self) -> ObjectDiffusion:
         """Return the diffusion of the node, made on its thread."""
         if self._diffusion is None:
-            planner = _Planner(self._ready, lambda: bool(self._wanted))
             policy = replace(POLICY, target_object_redundancy=self._config.redundancy)
             diffusion = self._diffusion = ObjectDiffusion(
-                self.pool, policy=policy, planner=planner, gate=self.gate, clock=self._clock, rng=self._rng
+                self.pool, policy=policy, planner=self._planner, gate=self.gate, clock=self._clock, rng=self._rng
             )
             self.gate.opened = diffusion.gate_opened
             self._offering = Offering(diffusion)
@@ -444,6 +415,11 @@ class Edge:
             return False
         return peer not in self._slow or wanted.copy.known_for_s(name) >= HEAD_START_S
 
+    def _best_s(self) -> float | None:
+        """Return how long the best origin takes for a request, in seconds. None: not known."""
+        known = (item.meter.latency_s for item in self._upstreams if item.state is UpstreamState.FETCHING)
+        return min((found for found in known if found is not None), default=None)
+
     def _prefer(self, now: float) -> None:
         """Ask origins that take much longer than the best one only for what nobody else has; now and then, try them."""
         measured = {item: item.meter.latency_s for item in self._upstreams if item.state is UpstreamState.FETCHING}
@@ -459,6 +435,7 @@ class Edge:
 
     def _came(self, segment: Segment) -> None:
         """Put a segment that was fetched to its stream."""
+        self._planner.came()
         wanted = self._wanted.get(segment.id.stream)
         if wanted is not None:
             wanted.copy.segment(segment)

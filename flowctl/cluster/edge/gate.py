@@ -21,7 +21,7 @@ from flowctl.scheduler.policy import SchedulerPolicy
 from flowctl.scheduler.scheduler import MessageScheduler
 
 REQUEST_S: Final = 4.0
-"""A request that has no answer by then counts as failed: diffusion has asked another peer after 2 s."""
+"""A request that has no answer by then counts as failed: another peer has been asked after 2 s at most."""
 CHANNELS: Final = 2
 """With which a peer begins."""
 _MOST_CHANNELS: Final = 16
