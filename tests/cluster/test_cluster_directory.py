@@ -2,9 +2,11 @@
 
 import pytest
 
+from flowctl.cluster.names.desk import NamesDesk
 from flowctl.cluster.names.directory import Directory, Holder, Notice, Told, Verdict
-from flowctl.live.config import SecondPublisher
+from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.owner import Owner
+from flowctl.testing import ManualClock
 
 ROOM = "live/room"
 ANN, BOB = Owner("192.0.2.1"), Owner("192.0.2.2")
@@ -178,3 +180,23 @@ def test_worker_when_it_ends_has_no_part_in_names_that_have_gone():
     assert len(directory) == 1
     directory.worker_gone(1, 5.0)
     assert directory.published() == {}
+
+
+def test_word_about_a_publisher_when_another_has_the_name_by_then_decides_nothing():
+    """Its owner has published from a third worker meanwhile: that one is asked about, and keeps the name."""
+    sent, clock = [], ManualClock()
+    desk = NamesDesk(LiveConfig(), lambda worker, values: sent.append((worker, values["tell"])), clock)
+    owner = {"address": "192.0.2.1", "user": None, "key": ""}
+
+    def claim(worker, number):
+        desk.asked(worker, {"ask": "claim", "name": ROOM, "claim": number, "number": number} | owner)
+
+    claim(1, 11)
+    claim(2, 21)
+    desk.asked(1, {"ask": "release", "name": ROOM, "claim": 11, "number": 11, "grace": False})
+    claim(3, 31)
+    desk.asked(1, {"ask": "silent", "name": ROOM, "claim": 21, "worker": 2, "silent": True})
+    assert sent == [(1, "claim"), (1, "silent?"), (3, "claim"), (3, "silent?")]
+    desk.asked(3, {"ask": "silent", "name": ROOM, "claim": 21, "worker": 2, "silent": False})
+    assert sent[4:] == [(2, "claim")]
+    assert desk.directory.published() == {ROOM: 3}

@@ -27,6 +27,7 @@ class _Held(NamedTuple):
 
     worker: int
     values: Values
+    rival: Holder
 
 
 class NamesDesk:
@@ -58,7 +59,7 @@ class NamesDesk:
             case "silent":
                 held = self._held.take((values["worker"], values["claim"]))
                 if held is not None:
-                    self._claim(held.worker, held.values, bool(values["silent"]))
+                    self._heard(held, silent=bool(values["silent"]))
             case "release":
                 self._held.take((worker, values["claim"]))
                 holder = Holder(worker, values["number"])
@@ -74,12 +75,17 @@ class NamesDesk:
         decision = self.directory.claim(name, Holder(worker, values["number"]), owner, now, silent=silent)
         holder = decision.holder
         if decision.verdict is Verdict.ASK and holder is not None:
-            self._held.add((worker, values["claim"]), _Held(worker, values), now + _ASK_S)
+            self._held.add((worker, values["claim"]), _Held(worker, values, holder), now + _ASK_S)
             self._send(holder.worker, {"tell": "silent?", "name": name, "claim": values["claim"], "worker": worker})
             return
         # The claim's answer first: what is told of the name after that is about its new publisher.
         self._send(worker, _answer(values, decision))
         self._tell(decision.notices)
+
+    def _heard(self, held: _Held, *, silent: bool) -> None:
+        """Decide a claim now that it is known about its rival, unless another one has the name meanwhile."""
+        same = self.directory.holder_of(held.values["name"]) == held.rival
+        self._claim(held.worker, held.values, silent if same else None)
 
     def gone(self, worker: int) -> None:
         """A worker has ended."""
@@ -90,7 +96,7 @@ class NamesDesk:
         """Look at what is due; several times a second."""
         now = self._clock()
         for _, held in self._held.take_due(now):
-            self._claim(held.worker, held.values, True)
+            self._heard(held, silent=True)
         self._tell(self.directory.expire(now))
 
     def _tell(self, notices: Iterable[Notice]) -> None:

@@ -142,6 +142,11 @@ class Directory:
         """Return the worker of each name that is published."""
         return {name: entry.holder.worker for name, entry in self._names.items() if entry.holder is not None}
 
+    def holder_of(self, name: str) -> Holder | None:
+        """Return who publishes `name`. None: nobody."""
+        entry = self._names.get(name)
+        return None if entry is None else entry.holder
+
     # -- publishers
 
     def claim(self, name: str, holder: Holder, owner: Owner, now: float, *, silent: bool | None = None) -> Decision:
