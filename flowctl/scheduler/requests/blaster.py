@@ -15,7 +15,9 @@ class BlastResult(enum.Enum):
     """What became of a message."""
 
     SENT = "sent"  #: a peer has it
-    RETRY = "retry"  #: none of this offer can have it now, but one that is connected may later: keep waiting
+    #: None of this offer can have it now, but one that is connected may later: keep waiting. Should that one leave, no
+    #: offer says so: who waits for an answer sets a time (`MessageScheduler.call_later`).
+    RETRY = "retry"
     FAILED = "failed"  #: every connected peer is on the blacklist: who waits for another, waits for ever
 
 
