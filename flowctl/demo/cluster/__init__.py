@@ -1,4 +1,4 @@
-"""The demonstration of a cluster: two origins and two edges lose one origin in the middle, and viewers lose nothing.
+"""The demonstration of a cluster: four origins (one killed, one lying, one slow), two edges, viewers that lose nothing.
 
 Begin with `run.py`.
 """
