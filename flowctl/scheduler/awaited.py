@@ -73,6 +73,11 @@ class _Outcome:
         self._thread: Final = threading.get_ident()
         self.future: Final[asyncio.Future[Any]] = self._loop.create_future()
 
+    @property
+    def lost(self) -> bool:
+        """Whether its loop is closed: nobody awaits it any more."""
+        return self._loop.is_closed()
+
     def set(self, value: Any) -> None:
         self._post(self._set, value)
 
@@ -80,6 +85,8 @@ class _Outcome:
         self._post(self._fail, error)
 
     def _post(self, call: Callable[[Any], None], value: Any) -> None:
+        if self.lost:
+            return
         if threading.get_ident() == self._thread:
             call(value)
         else:
@@ -166,7 +173,7 @@ class AwaitedRequest(_Answer):
     def on_offer(self, offer: Offer) -> None:
         """Send on the first channel that suits: of the peers that are preferred, else of any not excluded."""
         left_s = self._deadline - self._desk.now()
-        if self._over or left_s <= 0:
+        if self._over or left_s <= 0 or self.outcome.lost:
             offer.withdraw()
             self._expired()
             return
@@ -302,7 +309,7 @@ class ChannelWait:
 
     def on_offer(self, offer: Offer) -> None:
         """Hold the first channel that was not passed over, or has become free again."""
-        if self._over:
+        if self._over or self._outcome.lost:
             offer.withdraw()
             return
         self._passed.difference_update(peer.peer_id for peer in offer.fresh or ())

@@ -11,6 +11,7 @@ from scheduler_kit import FakePeer, FakeSender, Response, World
 from flowctl.errors import BrokenError, ClosedError, ConfigError
 from flowctl.pollgroup import PollGroup
 from flowctl.scheduler.scheduler import MessageScheduler
+from flowctl.testing import ManualClock
 
 LIMIT_S = 20.0
 
@@ -340,3 +341,26 @@ def test_time_when_its_loop_has_ended_goes_on_with_the_next(loop_factory):
             run(loop_factory, scheduler.request("a", timeout=0.01))
     scheduler.stop()
     assert scheduler.statistics().waiting_senders == 0
+
+
+def test_coroutines_of_a_loop_that_is_closed_take_no_channel():
+    """Nobody awaits them any more: what they wait for goes to others, and no error is told."""
+    errors = []
+    scheduler = MessageScheduler(ManualClock(), on_error=lambda *error: errors.append(error))
+    loop = asyncio.new_event_loop()
+
+    async def channels():
+        return await anext(scheduler.offers())
+
+    waiting = [loop.create_task(scheduler.request("m", timeout=5.0)), loop.create_task(channels())]
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert scheduler.statistics().waiting_senders == 2
+    peer = FakePeer(1)
+    scheduler.connect(peer)
+    figures = scheduler.statistics()
+    assert (figures.waiting_senders, figures.open_channels, figures.closed_channels) == (0, 1, 0)
+    assert (peer.sent, errors) == ([], [])
+    for task in waiting:
+        task._log_destroy_pending = False  # they are left as they are
