@@ -151,7 +151,7 @@ def _delays(report: ClusterReport, delays: Mapping[str, Sequence[tuple[float, fl
     )
     note = (
         "An edge by segments is behind by the length of a segment: it fetches what is complete. It asks the slow origin"
-        " now and then, which may have become quick; if not, another is asked 2 s later: viewers wait so long."
+        " now and then, which may have become quick; if not, another one is asked too, soon, and viewers wait so long."
     )
     return Figure(chart, note=note)
 
