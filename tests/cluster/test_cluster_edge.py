@@ -320,7 +320,9 @@ class Wrong:
         self.publish = real.publish
 
 
-@pytest.mark.parametrize("text", ["::1", "::1:1936", "fe80::1:2", "host:", ":1936", "a:1/x", "a:0", "[::1", "::1]:3"])
+@pytest.mark.parametrize(
+    "text", ["::1", "::1:1936", "fe80::1:2", "host:", ":1936", "a:1/x", "a:0", "[::1", "::1]:3", "a..b", "x" * 70]
+)
 def test_origin_address_when_it_is_not_clear_is_refused(text):
     """An address of IPv6 needs brackets: a port could be part of it."""
     with pytest.raises(ConfigError, match="is no origin"):

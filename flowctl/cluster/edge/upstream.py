@@ -64,7 +64,8 @@ class OriginAddress:
             host, port = place, str(SEGMENT_PORT)
         ports = [port, rtmp if slash else str(RTMP_PORT)]
         bare = ":" in host and not (host.startswith("[") and host.endswith("]"))  # which colon is that of the port?
-        if not host or bare or not all(item.isascii() and item.isdigit() and 0 < int(item) < 65_536 for item in ports):
+        good = all(item.isascii() and item.isdigit() and 0 < int(item) < 65_536 for item in ports)
+        if bare or not good or not _can_be_looked_up(host):
             raise ConfigError(
                 f"{text!r:.100} is no origin",
                 hint="write host, host:port or host:port/rtmp-port, for example 10.0.0.5:1936/1935 or [fe80::1]:1936",
@@ -74,6 +75,15 @@ class OriginAddress:
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
+
+
+def _can_be_looked_up(host: str) -> bool:
+    """Return whether a host may be one: a label of it that is empty or too long is an error of each look-up."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(host)
 
 
 class UpstreamState(enum.Enum):
