@@ -207,11 +207,13 @@ class Origin:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._wall_clock = wall_clock
+        self._window: Final = window or WindowLimits()
         self._listener = SegmentListener(address, self._serve, server.hub.oversight.report)
         self._offering: Offering | None = None
         self._cutting: Final = Cutting(self._hand_over, wall_clock)
-        self.pool: Final = SegmentPool(window or WindowLimits(), server.clock)
+        self.pool: Final = SegmentPool(self._window, server.clock)
         self._pending_bytes = 0
+        self._sweeps = False  # a look for what is too old is due
         self.lost = 0
         self.title: Final = "origin"
         self.bound: list[str] = []
@@ -262,6 +264,16 @@ class Origin:
     def _keep(self, cut: Cut, size: int) -> None:
         self._pending_bytes -= size
         keep(self.pool, cut)
+        if not self._sweeps:
+            self._sweeps = True
+            self._listener.group.call_later(self._window.stream_s / 4, self._sweep)
+
+    def _sweep(self) -> None:
+        """Let go what is too old, also when nothing is published any more: nobody is to be offered what is over."""
+        self.pool.expire()
+        self._sweeps = len(self.pool) > 0
+        if self._sweeps:
+            self._listener.group.call_later(self._window.stream_s / 4, self._sweep)
 
 
 def keep(pool: SegmentPool, cut: Cut) -> None:

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from flowctl.cluster.edge import edge as edge_module
 from flowctl.cluster.edge.upstream import OriginAddress
 from flowctl.cluster.segments.segment import SegmentId, object_of
+from flowctl.cluster.segments.window import WindowLimits
 from flowctl.control.figures import stats
 from flowctl.errors import ConfigError
 
@@ -334,3 +335,13 @@ def test_origin_address_when_it_is_complete_is_read():
     assert OriginAddress.parse("[::1]:7/8") == OriginAddress("::1", 7, 8)
     assert OriginAddress.parse("[::1]") == OriginAddress("::1")
     assert OriginAddress.parse("a/8") == OriginAddress("a", rtmp_port=8)
+
+
+def test_segments_when_nothing_is_published_any_more_are_kept_no_longer(house):
+    """An edge that comes an hour later is not offered the end of a stream that is over."""
+    first = house.origin(window=WindowLimits(stream_s=0.2))
+    encoder = Encoder(first)
+    encoder.pictures(60)
+    until(first.segments, "a segment")
+    until(lambda: not first.segments(), "the end of the last segment")
+    assert first.origin.pool.size_bytes == 0
