@@ -38,7 +38,7 @@ class Pending(Generic[K, V]):
     __slots__ = ("_buckets", "_entries", "_order", "late_count")
 
     def __init__(self) -> None:
-        self._entries: dict[K, tuple[V, int]] = {}  # value and bucket; bucket -1: no deadline
+        self._entries: dict[K, tuple[V, int | None]] = {}  # value and bucket; None: no deadline
         self._buckets: dict[int, dict[K, None]] = {}
         self._order: list[int] = []  # heap of bucket numbers; may hold emptied ones
         self.late_count = 0
@@ -59,7 +59,7 @@ class Pending(Generic[K, V]):
         Args:
             key: not in the table.
             value: what is given back with its outcome.
-            deadline: seconds on the caller's clock, 0 or more, from when on `take_due` returns it; up to `QUANTUM_S`
+            deadline: seconds on the caller's clock, from when on `take_due` returns it; up to `QUANTUM_S`
                 later. None or infinite: never.
 
         Raises:
@@ -68,7 +68,7 @@ class Pending(Generic[K, V]):
         if key in self._entries:
             raise LocalProtocolError(f"{key!r} waits for its outcome already")
         if deadline is None or deadline == inf:
-            self._entries[key] = (value, -1)
+            self._entries[key] = (value, None)
             return
         number = ceil(deadline / QUANTUM_S)
         self._entries[key] = (value, number)
@@ -91,7 +91,7 @@ class Pending(Generic[K, V]):
             self.late_count += 1
             return None
         value, number = found
-        if number >= 0:
+        if number is not None:
             bucket = self._buckets[number]
             del bucket[key]
             if not bucket:
