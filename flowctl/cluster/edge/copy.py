@@ -157,6 +157,7 @@ class StreamCopy:
         self._first_at: float | None = None  # when the first segment was announced
         self._start: Position | None = None  # where to begin
         self._live_at = float("-inf")  # when the last frame was followed
+        self._brought_at = float("inf")  # likewise, or when this source was begun with
         self._came_at = clock()
         self._stuck_at: float | None = None  # something has come since, and nothing has gone out
         self._aliases: dict[int, int] = {}  # timelines by which origins call a publication, to the one used here
@@ -166,12 +167,15 @@ class StreamCopy:
         self._before: _Mapping | None = None  # of the source before this one
         self._from_key = False  # frames before the next key frame have no place
         self._unplaced: list[Callable[[], None]] = []
-        self._own: OrderedDict[_Content, tuple[Position, bytes]] = OrderedDict()
+        self._own: OrderedDict[tuple[_Content, Position], tuple[bytes, float]] = OrderedDict()
+        self._proven = False  # that the mapping holds was seen by a hash, or by a picture
+        self._over: int | None = None  # the followed source is past this timeline: its publication has ended
         # What goes out
         self._begun = False
         self._refused_at = float("-inf")
         self._headers: dict[object, Header] = {}
         self._due: tuple[Header, ...] = ()  # headers of the part that goes out next
+        self._moved_ms = 0  # added to times of the publication, which began to go out as another one
         self._messages = self._fetched = self._adopted = 0
 
     # -- what is wanted, asked by diffusion
@@ -246,6 +250,8 @@ class StreamCopy:
             self._mapping = self._mapping._replace(timeline=to)
         if self._before is not None and self._before.timeline == timeline:
             self._before = self._before._replace(timeline=to)
+        if self._over == timeline:
+            self._over = to
 
     def _is_stuck(self, now: float) -> bool:
         """Note that something has come that does not go out; return whether that has been so for too long."""
@@ -261,6 +267,7 @@ class StreamCopy:
         self._announced.clear()
         self._own.clear()
         self._first_at = self._start = self._mapping = self._before = self._stuck_at = None
+        self._proven = False
         self.gap(now)
 
     def _note(self, name: SegmentId, now: float) -> bool:
@@ -274,11 +281,25 @@ class StreamCopy:
         cutter = self._cutter
         if cutter is not None and cutter.position is not None and cutter.frames:
             self._compare(name, cutter.position, cutter.frames[0])
-        own = self._own.get(_content_of(name))
-        if own is None:
+        return self._is_own(name)
+
+    def _is_own(self, name: SegmentId) -> bool:
+        """Look whether a segment that was announced is one that was followed; pictures may repeat, and so hashes."""
+        found = [position for content, position in self._own if content == _content_of(name)]
+        mapping = self._mapping
+        here = [position for position in found if mapping is not None and mapping.of(position) == name.position]
+        if not here and not self._may_be(name.position):
             return False
-        self._match(own[0], own[1], name)
-        return True
+        for position in (here or found)[-1:]:
+            self._match(position, self._own[_content_of(name), position][0], name)
+            return True
+        return False
+
+    def _may_be(self, position: Position) -> bool:
+        """Whether what is followed may stand at a place other than that where it was thought to stand."""
+        if self._over is not None and position.timeline <= self._over:
+            return False
+        return not self._proven or self._mapping is None or position.timeline > self._mapping.timeline
 
     def _settle(self, now: float) -> bool:
         """Choose where to begin, once it is known what there is; return whether that is so."""
@@ -313,7 +334,8 @@ class StreamCopy:
         del now
         self._cutter, self._unplaced = Cutter(self.name, _NOWHERE), []
         self._before, self._mapping = self._mapping or self._before, None
-        self._from_key = False
+        self._from_key = self._proven = False
+        self._own.clear()
 
     def gap(self, now: float) -> None:
         """Between two connections to followed sources something is missing: what follows has no place before a key."""
@@ -327,7 +349,7 @@ class StreamCopy:
 
     def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
         """Take a followed message."""
-        self._live_at = self._came_at = now
+        self._live_at = self._brought_at = self._came_at = now
         message_class = inspect(type_id, payload).message_class
         if self._cutter is None:
             self.begin(now)
@@ -358,15 +380,17 @@ class StreamCopy:
             self._mapping = _Mapping(newest, 0)
             return
         shift_ms = 0 if self._before is None else self._before.shift_ms
-        known = self._splice.beginning_with(frame)
-        most_ms = CLOCK
+        known = [item for item in self._splice.beginning_with(frame) if self._may_be(item)]
+        pictured, most_ms = bool(known), CLOCK
         if not known:  # begun since: where an announced segment says that the next one begins
-            known = [item for name, _ in self._announced.values() if (item := name.next) is not None]
+            following = (name.next for name, _ in self._announced.values())
+            known = [item for item in following if item is not None and self._may_be(item)]
             most_ms = APART_MS
         # Pictures may be alike: the one where the source before it would have had it.
         same = min(known, key=lambda item: abs(item.start_ms - position.start_ms - shift_ms), default=None)
         if same is not None and abs(same.start_ms - position.start_ms - shift_ms) <= most_ms:
             self._settle_at(_Mapping(same.timeline, same.start_ms - position.start_ms))
+            self._proven = pictured
 
     def _compare(self, name: SegmentId, position: Position, frame: Frame) -> None:
         """Look whether a segment that was announced says where the open one stands, if that is not known yet."""
@@ -385,7 +409,9 @@ class StreamCopy:
             for step in steps:
                 step()
         elif before != found:
-            self._splice.rename(before.timeline, found.timeline, found.shift_ms - before.shift_ms)
+            shift_ms = found.shift_ms - before.shift_ms
+            if self._splice.rename(before.timeline, found.timeline, shift_ms):
+                self._moved_ms -= shift_ms  # viewers saw it begin: their clock goes on
 
     def _place(self, step: Callable[[], None]) -> None:
         """Do what needs to know where the followed source stands, now or as soon as that is known."""
@@ -412,21 +438,41 @@ class StreamCopy:
             name, body = segment_of(cut.stream, cut.position, cut.headers, cut.frames, cut.then, cut.next_ms)
         except (LimitExceededError, LocalProtocolError):
             return
-        same = [known for known, _ in self._announced.values() if _content_of(known) == _content_of(name)]
-        if same:
-            here = [known for known in same if self._mapping and known.position == self._mapping.of(cut.position)]
-            self._match(cut.position, body, (here or same)[-1])
-            return
-        self._own[_content_of(name)] = cut.position, body
+        self._own[_content_of(name), cut.position] = body, self._clock()
         if len(self._own) > _OWN:
             self._own.popitem(last=False)
+        same = [known for known, _ in self._announced.values() if _content_of(known) == _content_of(name)]
+        here = [known for known in same if self._mapping and known.position == self._mapping.of(cut.position)]
+        # Pictures repeat: what has gone out may only look like it, and the one that is meant be announced in a moment.
+        ahead = [known for known in same if self._may_be(known.position) and not self._repeats(known.position)]
+        for known in (here or ahead)[-1:]:
+            self._match(cut.position, body, known)
+
+    def _repeats(self, position: Position) -> bool:
+        """Whether what stands there may only look like what is followed: it has gone out, of the same publication."""
+        last = self._over if self._mapping is None else self._mapping.timeline
+        return self._splice.past(position) and not (last and position.timeline > last)
+
+    def _match_late(self, now: float) -> None:
+        """Take what was announced before it was followed, where nothing that was announced since is the same."""
+        for (content, position), (body, cut_at) in tuple(self._own.items()):
+            if self._proven or now - cut_at < LIVE_S:
+                return
+            same = [item for item, _ in self._announced.values() if _content_of(item) == content]
+            known = max((item for item in same if self._may_be(item.position)), default=None)
+            if known is not None:
+                self._match(position, body, known)
 
     def _match(self, position: Position, body: bytes, name: SegmentId) -> None:
         """Learn that what was followed at `position` is the segment `name`."""
         self._settle_at(_Mapping(name.position.timeline, name.position.start_ms - position.start_ms))
+        self._proven = True
         self._adopted += self._pool.put(name, object_of(name, body))
         self._splice.end_part(name.position, name.count, name.next)
-        self._own.pop(_content_of(name), None)
+        if self._splice.lacks(name.position):  # its messages came when they seemed to be of the past
+            self._splice.add_segment(Segment.decode(object_of(name, body)))
+            self._flush()
+        self._own.pop((_content_of(name), position), None)
 
     def end(self, why: str) -> None:
         """A followed source says that the stream has ended."""
@@ -435,16 +481,21 @@ class StreamCopy:
             for cut in self._cutter.close():
                 self._own_segment(cut)
         self._cutter, self._unplaced, self._live_at = None, [], float("-inf")
+        if self._mapping is not None and self._mapping.timeline != _NOWHERE:
+            self._over = self._mapping.timeline
 
     def lost(self) -> None:
         """The followed source is gone: fetch what is missing, until another one is followed."""
-        self._live_at = float("-inf")
+        self._live_at, self._over, self._brought_at = float("-inf"), None, self._clock()
 
     def overtaken(self, now: float) -> bool:
         """Whether the followed source is silent while others have announced what it has not brought."""
-        cursor = self._splice.cursor
         if self._flows(now) or not self._announced:
             return False
+        last, noted_at = next(reversed(self._announced.values()))
+        if last.next is not None and noted_at - self._brought_at > LIVE_S:
+            return True  # though it was fetched: others have what is new sooner
+        cursor = self._splice.cursor
         newest, noted_at = max((name.position, at) for name, at in self._announced.values())
         return now - noted_at > LIVE_S and (cursor is None or newest > cursor[0])
 
@@ -452,6 +503,7 @@ class StreamCopy:
 
     def tick(self, now: float) -> None:
         """Look at what time alone changes."""
+        self._match_late(now)
         due = self._splice.next_deadline()
         if due is not None and now >= due:
             self._flush()
@@ -472,6 +524,7 @@ class StreamCopy:
                 case Headers():
                     self._put_headers(item.headers)
                 case Begins():
+                    self._moved_ms = 0
                     self._begin(now)
                 case Gap():
                     _log.warning("messages missing", stream=self.name, at=str(item.position), to=str(item.to))
@@ -499,6 +552,7 @@ class StreamCopy:
             self._begin(now)
             if not self._begun:
                 return
+        frame = frame._replace(timestamp=frame.timestamp + self._moved_ms & CLOCK) if self._moved_ms else frame
         due, self._due = self._due, ()
         for type_id, payload in due:
             key = inspect(type_id, payload).sticky_key

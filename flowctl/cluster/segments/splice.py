@@ -148,6 +148,11 @@ class Splice:
         """Return whether all of the part at `position` has gone out, or was given up."""
         return self.cursor is not None and position < self.cursor[0]
 
+    def lacks(self, position: Position) -> bool:
+        """Return whether something of the part at `position` has not come, and may yet go out."""
+        part = self._parts.get(position)
+        return not self.past(position) and (part is None or not (part.whole or part.last))
+
     def add(self, position: Position, index: int, frame: Frame, headers: tuple[Header, ...]) -> bool:
         """Take a message as it comes; return False where the ones before it in its part are missing.
 
@@ -229,10 +234,11 @@ class Splice:
             self.held_bytes += _WAITING
         return part
 
-    def rename(self, timeline: int, to: int, shift_ms: int) -> None:
+    def rename(self, timeline: int, to: int, shift_ms: int) -> bool:
         """Learn that what stood at `timeline` stands at `to`, and `shift_ms` later there.
 
-        Times that went out stay what they were; those that come are of the new timeline.
+        Times that went out stay what they were; those that come are of the new timeline. Return whether that is the
+        one of which something went out last.
         """
 
         def moved(position: Position) -> Position:
@@ -255,13 +261,15 @@ class Splice:
                 self._parts[place] = part
         if self.cursor is not None:
             self.cursor = moved(self.cursor[0]), self.cursor[1]
-        if self._timeline == timeline:
+        went_out = self._timeline == timeline
+        if went_out:
             self._timeline = to
         self._announced = {moved(item) for item in self._announced}
         gone = {} if self.cursor is None else {self.cursor[0]: self.cursor[1]}
         self.held_bytes = _WAITING * len(self._parts)
         for position, part in self._parts.items():
             self.held_bytes += sum(FRAME_BYTES + len(frame.payload) for frame in part.frames[gone.get(position, 0) :])
+        return went_out
 
     # -- out
 

@@ -162,6 +162,76 @@ def test_source_when_another_one_is_followed_goes_on_where_it_stands(shift_ms):
     assert made.got() == [(frame.type_id, frame.timestamp + 50_000, frame.payload) for frame in movie(6)]
 
 
+def later(frames, ms):
+    """Return the same pictures at later times."""
+    return [frame._replace(timestamp=frame.timestamp + ms) for frame in frames]
+
+
+def test_source_when_its_pictures_repeat_stands_where_it_is():
+    """A file that is published in a loop makes the same segments again and again."""
+    made, loop = Made(follows=True), [frame for turn in range(5) for frame in later(movie(2), turn * 2000)]
+    found = cut([*HEADERS, *loop])
+    assert all(made.copy.wants(item.id) for item in found[:4])
+    made.copy.begin(made.clock())
+    made.follow(HEADERS)
+    for number, at in enumerate(range(4000, 10_000, 1000), 3):
+        made.follow([frame for frame in loop if at <= frame.timestamp < at + 1000])
+        made.copy.wants(found[number].id)  # a moment later than its last message
+        made.pass_time(1.0)
+    assert made.got() == [tuple(frame) for frame in loop if frame.timestamp >= 4000]
+    assert made.copy.statistics().adopted == 5
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_publication_when_it_goes_on_as_another_one_makes_no_jump(same):
+    """An encoder that was lost is back: its server goes on with the stream, and says nothing to those who follow."""
+    made, again = Made(follows=True), movie(3) if same else [f._replace(payload=f.payload + b"!") for f in movie(3)]
+    first, second = cut([*HEADERS, *movie(3)]), cut([*HEADERS, *again], timeline=5)
+    made.copy.begin(made.clock())
+    made.follow([*HEADERS, *movie(3)])
+    for item in first:
+        made.copy.wants(item.id)
+    made.follow([*HEADERS, *later(again[:8], 6400)])
+    made.follow(later(again[8:10], 6400))
+    made.copy.wants(second[0].id)
+    made.follow(later(again[10:], 6400))
+    assert made.got() == [tuple(frame) for frame in [*movie(3), *later(again, 6400)]]
+    assert made.copy.statistics().adopted == 3
+
+
+@pytest.mark.parametrize("known", [1, 2, 3])
+def test_publication_when_it_begins_with_a_segment_is_followed_from_there(known):
+    """The source was silent, so the beginning was fetched before its frames came, at times of the one before."""
+    made, again = Made(follows=True), [f._replace(payload=f.payload + b"!") for f in movie(4)]
+    first, second = cut([*HEADERS, *movie(3)]), cut([*HEADERS, *again], timeline=5)
+    made.copy.begin(made.clock())
+    made.follow([*HEADERS, *movie(3)])
+    for item in first:
+        made.copy.wants(item.id)
+    made.pass_time(LIVE_S + 0.1)
+    made.fetch(first[2], *second[:known])
+    made.follow([*HEADERS, *later(again, 6400)])
+    for item in second[known:-1]:
+        made.copy.wants(item.id)
+    assert made.got() == [tuple(frame) for frame in [*movie(3), *again]]
+    assert made.viewers.told == ["begin", "begin"]
+
+
+def test_source_when_it_falls_silent_and_others_go_on_is_overtaken():
+    """Also where what it does not bring is fetched: that comes later than frames would."""
+    made, found = Made(follows=True), cut(SOURCE)
+    made.copy.begin(made.clock())
+    made.follow(SOURCE[:14])
+    assert not made.copy.overtaken(made.clock())
+    for item in found[:3]:
+        made.pass_time(1.0)
+        if made.copy.wants(item.id):
+            made.fetch(item)
+    assert made.copy.overtaken(made.clock())
+    made.copy.lost()
+    assert not made.copy.overtaken(made.clock())
+
+
 def test_publication_when_it_ends_is_told_after_a_while():
     """Another origin may have more of it, or its publisher may be back."""
     made, found = Made(), cut(movie(1))
