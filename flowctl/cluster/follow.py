@@ -44,6 +44,9 @@ FOLLOW_BACKOFF: Final = Backoff(first_s=0.1, factor=2.0, most_s=3.0)
 """A source that has gone is looked for often: viewers wait for it."""
 _LOOK_S: Final = 5.0
 """A source that has sent nothing for so long is sent a ping; one that sends nothing for as long again is given up."""
+_STEADY_S: Final = 10.0
+"""A connection that ends sooner, though it brought something, counts as one more try: a source that lets go of us again
+and again is not asked ten times a second."""
 _LOGINS: Final = 3
 """Connections of one login: without a user, with the user, with the answer."""
 _MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
@@ -255,6 +258,7 @@ class Follow:
         self._refused = False  # the sink does not want what this connection brings
         self._parked = False  # there is no source for now
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._flaps, self._runs_since = 0, 0.0
         self._tries = self._connections = self._messages = self._payload_bytes = self._gaps = self._restarts = 0
 
     # -- any thread
@@ -352,7 +356,7 @@ class Follow:
     def _rest(self, why: str) -> None:
         self._set(FollowState.RESTING, why)
         if not self._parked:
-            self._later("again", self._backoff.delay_s(max(self._tries, 1), self._rng), self._try)
+            self._later("again", self._backoff.delay_s(max(self._tries, 1) + self._flaps, self._rng), self._try)
         self._hold()
 
     def _link_ended(self, link: _Link) -> None:
@@ -360,6 +364,8 @@ class Follow:
         if link is not self._link or self._state is FollowState.ENDED:
             return
         self._link = None
+        if self._state is FollowState.RUNNING:
+            self._flaps = 0 if self._group.now() - self._runs_since >= _STEADY_S else self._flaps + 1
         end: ClientEnd | None = link.end
         rejected = link.rejected
         if rejected is not None and rejected.retry_parameters is not None and self._tries < _LOGINS:
@@ -381,7 +387,7 @@ class Follow:
     def _move(self, source: Source) -> None:
         if self._state is FollowState.ENDED or (source == self._source and not self._parked):
             return
-        self._source, self._tries, self._parked = source, 0, False
+        self._source, self._tries, self._flaps, self._parked = source, 0, 0, False
         self._drop_link("another source")
         self._hold()
         self._try()
@@ -436,6 +442,7 @@ class Follow:
 
     def _runs(self) -> None:
         self._tries, self._told = 0, ""
+        self._runs_since = self._group.now()
         self._cancel("hold")
         self._set(FollowState.RUNNING, "")
 

@@ -80,6 +80,31 @@ def test_follow_when_the_connection_breaks_loses_and_doubles_nothing(pair):
     assert (statistics.connections, statistics.gaps, statistics.restarts) == (2, 0, 0)
 
 
+def test_follow_when_the_source_lets_go_again_and_again_waits_longer_each_time():
+    """A connection that brought something and ended at once counts as a try: the wait before the next one grows."""
+    waits = []
+
+    class Noted(Backoff):
+        def delay_s(self, tries, rng):
+            waits.append(tries)
+            return 0.01
+
+    pair = Pair()
+    try:
+        pair.follow = pair.make(pair.origin.address, backoff=Noted())
+        source = publisher(pair.origin.address)
+        source.put(*HEADERS, *pictures(0, 12))
+        pair.follow.start()
+        for count in range(1, 4):
+            until(lambda count=count: pair.follow.statistics().connections == count)
+            until(lambda: pair.state() is FollowState.RUNNING)
+            pair.origin.kick(lambda connection: "follow" in getattr(connection.session, "user_agent", ""))
+            until(lambda count=count: len(waits) >= count)
+        assert waits == [2, 3, 4]
+    finally:
+        pair.close()
+
+
 def test_follow_when_the_source_is_late_waits_for_it():
     """A source that nobody listens at yet is tried until it is there."""
     pair = Pair()
