@@ -22,6 +22,7 @@ from flowctl.cluster.workers.streams import WorkerStreams
 from flowctl.flow.limits import AxisLimits, Limits
 from flowctl.live.config import SecondPublisher
 from flowctl.pollgroup import PollGroup
+from flowctl.reasons import CloseReason
 from flowctl.rtmp.events import StreamEnded
 
 
@@ -60,9 +61,13 @@ class Workers:
 
     def kill(self, serial):
         """End a worker as if it had been killed: its desk learns of it, and nothing else is said."""
-        self.streams.pop(serial)
+        links = self.streams.pop(serial)._links
         victim = self.servers.pop(serial)
         victim.hub.names = victim.hub.demand = None
+        links.stop()
+        for link in tuple(links._connections):
+            link.close(CloseReason.KICKED, "killed")  # before its publishers end, which nobody is to be told
+        until(lambda: links.count == 0)
         victim.stop(0.2)
         self.group.call_soon(self.desk.gone, serial)
 
@@ -210,8 +215,8 @@ def test_viewers_when_the_worker_of_their_publisher_is_killed_wait_and_go_on(wor
     until(lambda: "nobody publishes" in workers.follows(2)["live/room"].why)
     workers.add(3)
     again = publisher(workers.address(3))
-    again.put(*HEADERS, *pictures(0, 5))
-    until(lambda: len(numbers(viewer.media)) == 10)
+    again.put(*HEADERS, *pictures(50, 55))
+    until(lambda: numbers(viewer.media)[5:] == [50, 51, 52, 53, 54])
     assert not viewer.has(StreamEnded)
 
 

@@ -163,10 +163,12 @@ def test_request_when_another_peer_has_filled_the_queue_displaces_its_newest(nod
     with pytest.raises(RpcError) as raised:
         futures["C5"].get(WAIT_S)
     assert raised.value.code == "QUEUE_FULL"
-    pair.gate.let_go(b"C1", b"C2", b"C3", b"C4", b"C9")
+    pair.gate.let_go(b"C1", b"C2", b"C3", b"C9")
+    pair.gate.wait_for(b"C4")  # it was before the other's, and holds the only thread
+    assert not mine.done()
+    pair.gate.let_go(b"C4")
     assert mine.get(WAIT_S) == [b"C9"]
     assert b"C5" not in pair.gate.began
-    assert futures["C4"].done()  # it was before the other's
 
 
 def test_coroutines_when_one_peer_has_half_of_the_places_leave_the_rest_to_others(node, tmp_path, monkeypatch):

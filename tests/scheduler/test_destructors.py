@@ -28,9 +28,9 @@ def finishes(call):
 
 @contextmanager
 def eager_collection(threshold):
-    """Let the garbage collector run at every turn."""
+    """Let the garbage collector run at every turn, but never over all that the process holds: that takes for ever."""
     former = gc.get_threshold()
-    gc.set_threshold(threshold)
+    gc.set_threshold(threshold, 10, 1_000_000)
     try:
         yield
     finally:

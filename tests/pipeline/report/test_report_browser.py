@@ -60,7 +60,7 @@ def test_report_when_opened_in_a_browser_is_quiet_and_asks_for_nothing(tmp_path)
     visit = Visit(tmp_path / "report", render(some_data(NASTY)))
     assert visit.console == []
     assert set() == visit.requests
-    assert visit.dom.count("<svg") == 10
+    assert visit.dom.count("<svg") == 12
     assert "<script" not in visit.dom
     assert "<img" not in visit.dom
 
