@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import re
 from pathlib import Path
 
 import hypothesis
 import pytest
+import structlog
 import uvloop
 from process_kit import adopt_orphans, end_children, use_default_signals
 from run_all import PIPELINE, REALTIME
@@ -52,6 +54,20 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "realtime: lets seconds pass with real processes; not beside tests that compute")
     config.addinivalue_line("markers", "pipeline: on Spark; with `realtime` too, in programs with a Java of their own")
     config.addinivalue_line("markers", "fuzz: a property test; `make fuzz` runs these longer")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Leave logging as it was: commands set it up for the whole process, and later tests look for lines of the log."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        return (yield)
+    finally:
+        if root.handlers != handlers or root.level != level:
+            root.handlers[:] = handlers
+            root.setLevel(level)
+            structlog.reset_defaults()
 
 
 @pytest.hookimpl(tryfirst=True)

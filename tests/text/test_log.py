@@ -8,21 +8,9 @@ import logging
 import re
 
 import pytest
-import structlog
 
 from flowctl import log
 from flowctl.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before():
-    """Leave the process's logging as it was found."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
 
 
 class Terminal(io.StringIO):
