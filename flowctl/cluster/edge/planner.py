@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from flowctl.diffusion.decision import CentralPlanner, DecisionContext, Decisions, make_decisions
+from flowctl.diffusion.decision import DecisionContext, Decisions, make_decisions
 from flowctl.diffusion.objects import ObjectId, PeerId
 from flowctl.scheduler.policies.budget import RetryBudget
 
@@ -38,7 +38,7 @@ def late_after_s(best_s: float | None) -> float:
     return LATE_S if best_s is None else _LATE_LEAST_S + _LATE_FACTOR * best_s
 
 
-class EdgePlanner(CentralPlanner):
+class EdgePlanner:
     """Decides for an edge. A `Planner`.
 
     Args:
@@ -80,14 +80,16 @@ class EdgePlanner(CentralPlanner):
 
     def next_round_at(self, context: DecisionContext) -> float | None:
         """Return when to look again."""
-        due = super().next_round_at(self._hastily(context))
+        due = context.state.next_timeout(context.now, self._late_s(context))
         soon = context.now + _AGAIN_S if self._busy() else None
         return min((when for when in (due, soon) if when is not None), default=None)
 
     def _hastily(self, context: DecisionContext) -> DecisionContext:
         """Return the context with the time after which requests are late, where that is less."""
-        late_s = min(late_after_s(self._best_s()), context.policy.inflight_timeout_s)
-        return replace(context, inflight_timeout_s=late_s)
+        return replace(context, inflight_timeout_s=self._late_s(context))
+
+    def _late_s(self, context: DecisionContext) -> float:
+        return min(late_after_s(self._best_s()), context.policy.inflight_timeout_s)
 
     @staticmethod
     def _late(context: DecisionContext, hastily: DecisionContext) -> Counter[ObjectId]:

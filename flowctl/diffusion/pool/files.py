@@ -30,7 +30,7 @@ from typing import Final, Self
 
 from flowctl.diffusion.objects import short_id
 from flowctl.diffusion.pool.memory import accept_all
-from flowctl.diffusion.pool.pool import Entry, sha256_of
+from flowctl.diffusion.pool.pool import Entry, check_own, sha256_of
 from flowctl.diffusion.pool.shelf import Shelf
 from flowctl.errors import StoreError
 
@@ -188,6 +188,16 @@ class FilePool:
         """
         entry = self._shelf.get(object_id)
         return None if entry is None else (await self.read_objects([entry]))[0]
+
+    async def add(self, objects: Mapping[bytes, bytes]) -> Mapping[bytes, str]:
+        """Add objects of this node's own; return what `validate` finds wrong, by id.
+
+        Raises:
+            ConfigError: an object is not bytes, or has another id; none was added.
+            StoreError: as of `add_objects`.
+        """
+        check_own(objects, self._identify)
+        return await self.add_objects(objects)
 
     async def add_objects(self, objects: Mapping[bytes, bytes]) -> Mapping[bytes, str]:
         """Add objects; see `ObjectPool`.

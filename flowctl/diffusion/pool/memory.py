@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.diffusion.objects import short_id
-from flowctl.diffusion.pool.pool import Entry, sha256_of
+from flowctl.diffusion.pool.pool import Entry, check_own, sha256_of
 from flowctl.diffusion.pool.shelf import Shelf
-from flowctl.errors import ConfigError
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
 DEFAULT_MAX_OBJECTS: Final = 100_000
@@ -91,13 +89,9 @@ class MemoryPool:
         """Add objects of this node's own, at once; return what `validate` finds wrong, by id.
 
         Raises:
-            ConfigError: an object is not bytes, or has another id: peers would disconnect a node that announced it.
+            ConfigError: an object is not bytes, or has another id.
         """
-        for object_id, data in objects.items():
-            if not isinstance(data, bytes):
-                raise ConfigError(f"an object is a {type(data).__name__}, it must be bytes")
-            if self._identify(data) != object_id:
-                raise ConfigError(f"an object has not the id {short_id(object_id)}", hint="object_id(data) says which")
+        check_own(objects, self._identify)
         return self._add(objects)
 
     def _add(self, objects: Mapping[bytes, bytes]) -> dict[bytes, str]:

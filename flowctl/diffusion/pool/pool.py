@@ -10,6 +10,9 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from flowctl.diffusion.objects import short_id
+from flowctl.errors import ConfigError
+
 ZERO_TICKET = 0
 """Before the first object."""
 
@@ -69,6 +72,19 @@ class ObjectPool(Protocol):
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback` soon after objects were added, until what is returned is called."""
+
+
+def check_own(objects: Mapping[bytes, bytes], identify: Callable[[bytes], bytes]) -> None:
+    """Look at objects of this node's own before a pool takes them: peers would disconnect a node that announced others.
+
+    Raises:
+        ConfigError: an object is not bytes, or has another id.
+    """
+    for object_id, data in objects.items():
+        if not isinstance(data, bytes):
+            raise ConfigError(f"an object is a {type(data).__name__}, it must be bytes")
+        if identify(data) != object_id:
+            raise ConfigError(f"an object has not the id {short_id(object_id)}", hint="object_id(data) says which")
 
 
 def sha256_of(data: bytes) -> bytes:

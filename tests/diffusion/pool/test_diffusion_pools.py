@@ -91,12 +91,18 @@ def test_pool_when_an_object_is_invalid_says_why_and_takes_the_others():
     ("object_id", "data", "words"),
     [(b"x", b"data", "has not the id"), (b"x", "text", "is a str"), (b"x", bytearray(b"data"), "is a bytearray")],
 )
-def test_pool_when_given_what_peers_would_not_take_says_so(object_id, data, words):
+def test_pool_when_given_what_peers_would_not_take_says_so(object_id, data, words, tmp_path):
     """A node that announced it would be disconnected by all of its peers."""
     pool = MemoryPool()
     with pytest.raises(ConfigError, match=words):
         pool.add({pool.object_id(b"good"): b"good", object_id: data})
     assert not len(pool)
+    with FilePool(tmp_path) as files:
+        with pytest.raises(ConfigError, match=words):
+            asyncio.run(files.add({files.object_id(b"good"): b"good", object_id: data}))
+        assert not len(files)
+        assert asyncio.run(files.add({files.object_id(b"good"): b"good"})) == {}
+        assert ids_after(files, 0) == [files.object_id(b"good")]
 
 
 def test_watchers_when_objects_came_are_told_once_until_they_leave():
