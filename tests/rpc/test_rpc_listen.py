@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 import pytest
 import zmq
+from zmq_kit import NEVER_MS
 
 from flowctl.errors import ClosedError, ConfigError, RpcError
 from flowctl.pollgroup import LoopFactory
@@ -70,7 +71,7 @@ def raw() -> Iterator[Callable[..., zmq.Socket[bytes]]]:
         contexts.append(zmq.Context())
         dealer = contexts[-1].socket(zmq.DEALER)
         dealer.rcvtimeo = int(WAIT_S * 1000)
-        dealer.reconnect_ivl = -1  # one that lost its route would take it back
+        dealer.reconnect_ivl = NEVER_MS  # one that lost its route would take it back
         if route:
             dealer.routing_id = route
         if keys is not None:

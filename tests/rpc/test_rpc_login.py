@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
+from zmq_kit import NEVER_MS
 
 from flowctl.errors import ConfigError, RpcError
 from flowctl.pollgroup import LoopFactory
@@ -58,7 +59,7 @@ def raw() -> Iterator[Callable[..., zmq.Socket[bytes]]]:
 
     def dial(address: str, server: bytes = b"", route: bytes = b"") -> zmq.Socket[bytes]:
         dealer = context.socket(zmq.DEALER)
-        dealer.rcvtimeo, dealer.reconnect_ivl = int(WAIT_S * 1000), -1
+        dealer.rcvtimeo, dealer.reconnect_ivl = int(WAIT_S * 1000), NEVER_MS
         if route:
             dealer.routing_id = route
         if server:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import zmq
+from zmq_kit import NEVER_MS
 
 from flowctl.rpc.access.access import Access, AuthLevel
 from flowctl.rpc.message import Message
@@ -236,7 +237,7 @@ def test_message_when_larger_than_a_mebibyte_ends_its_connection(raw, server, co
 
 def test_route_when_taken_over_belongs_to_the_newest_connection(server, connect):
     """A peer that comes back under its routing id is answered there; without one both live (OX-77)."""
-    first = connect(routing_id=b"same", reconnect_ivl=-1)
+    first = connect(routing_id=b"same", reconnect_ivl=NEVER_MS)
     assert first.ask(b"HI") == [b"HELLO"]
     second = connect(routing_id=b"same")
     assert second.ask(b"a.echo", b"t", b"2") == [b"REPLY", b"t", b"2"]
