@@ -132,7 +132,7 @@ class LiveServer(Server):
                 self.flights = make_flights(config.flights, self.recording.events)
                 self._make_sender = self.flights.make_sender
         except BaseException:
-            self._listener.close()
+            self.close_listeners()
             raise
         self._refusals: dict[str, tuple[float, int]] = {}  # by address: last line, refused since; listener's thread
 

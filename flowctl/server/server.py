@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import inspect
 import math
 import socket
@@ -11,12 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, ParamSpec, Self
 
-from flowctl.addresses import LAST_PORT
 from flowctl.connection import Connection, Session
-from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.fieldtypes import check_type
 from flowctl.flow.limits import DEFAULT_LIMITS, Limits
@@ -31,21 +27,15 @@ from flowctl.sender import Sender
 from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import Admission, AdmissionLimits, describe_ban
 from flowctl.server.bans import Ban, BanAction, BanList
-from flowctl.server.proxied import Proxied
+from flowctl.server.listener import Listener, listening_socket, socket_of
 from flowctl.server.proxyheader import TrustedProxies
 from flowctl.server.signals import EndSignals
 from flowctl.server.totals import NO_FLOW, FlowTotals, totals_of
 
 _P = ParamSpec("_P")
 
-_ACCEPTS_PER_TURN: Final = 64
-"""Connections accepted before others get their turn: a burst of joins must not stop the media of those who are in."""
-_BACKLOG: Final = 1024
-_PAUSE_S: Final = 0.1
-"""How long accepting rests when the process has no descriptor left; the connections wait in the backlog."""
 _REBALANCE_S: Final = 10.0
 """How often connections are moved between threads whose loads have drifted apart."""
-_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +67,7 @@ RefusalHook = Callable[[tuple[str, int], LimitExceededError], None]
 
 
 class Server:
-    """Serves sessions of one kind on one address.
+    """Serves sessions, on one address or, see `listen`, on several.
 
     Args:
         session_factory: makes the session of a new connection; called on the connection's thread-to-be's behalf, on
@@ -152,7 +142,6 @@ class Server:
         _check_use(group_count, policy)
         self._rebalances: Final = rebalance
         self._trusted: Final = TrustedProxies(trusted_proxies)
-        self._proxied: Final = Proxied(self._admit, self._refuse)
         self._make_sender = make_sender
         self._work_limits: Final = work_limits or NO_WORK_LIMITS
         self._factory = session_factory
@@ -165,7 +154,6 @@ class Server:
         self._on_refused = on_refused
         self.admission: Final = Admission(admission or AdmissionLimits(), trusted=self._trusted)
         self.groups: Final = PollGroups(group_count, loop_factory=loop_factory, on_error=on_error, clock=clock)
-        self._registration = Registration()
         self._lock = OwnedLock()
         self._connections: dict[int, Connection] = {}  # by number; guarded by _lock
         self._past = NO_FLOW  # of the connections that have gone; guarded by _lock
@@ -177,23 +165,64 @@ class Server:
         self._winding_up = False  # somebody does all the rest; guarded by _lock
         self._ended = threading.Event()  # and has done it
         self._drain_until = math.inf  # the earliest that any of them wants; guarded by _lock
-        self._rebalancing = False  # the listener's thread
         self.on_stopped: Callable[[], None] | None = None  # called when `stop` has ended it, on the thread that did
         self.accepted_count = 0
-        self._accept_pauses = 0  # the listener's thread
-        self._exhausted = False  # accepting rests, or has rested and not succeeded since; the listener's thread
         # One bound method each for all connections:
         self._on_closed: Final = self._gone
         self._on_released: Final = self._released
-        self._listener = _listen(host, port) if listen_fd is None else _listening(listen_fd)
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self.listeners: Final[list[Listener]] = []
+        self._started = False
+        self.address: Final[tuple[str, int]] = self.listen(host, port, listen_fd=listen_fd)
 
     # -- life
 
+    def listen(
+        self,
+        host: str,
+        port: int,
+        *,
+        session_factory: Callable[[], Session] | None = None,
+        name: str = "",
+        listen_fd: int | None = None,
+    ) -> tuple[str, int]:
+        """Listen on one more address, with the same admission, limits and end. Before `start`.
+
+        Args:
+            host: address; one of IPv6 takes IPv6 alone, so that ``::`` and ``0.0.0.0`` go together.
+            port: 0 lets the system choose one.
+            session_factory: makes the sessions of what connects there. None: that of the server.
+            name: what it is for, in messages.
+            listen_fd: descriptor of a socket that listens already, which the server closes in the end. None: it makes
+                its own.
+
+        Returns:
+            Address and port, the one chosen where it was 0.
+
+        Raises:
+            ConfigError: the address cannot be used.
+            LocalProtocolError: the server was started.
+        """
+        if self._started:
+            raise LocalProtocolError("Server.listen() was called after the start", hint="call it before start()")
+        sock = listening_socket(host, port, name) if listen_fd is None else socket_of(listen_fd)
+        listener = Listener(sock, self, session_factory or self._factory, name)
+        self.listeners.append(listener)
+        return listener.address
+
+    def close_listeners(self) -> None:
+        """Close the sockets of a server that is not to be started; idempotent."""
+        for listener in self.listeners:
+            listener.close()
+
     def start(self) -> None:
         """Start the poll groups and accept connections; returns at once."""
+        self._started = True
         self.groups.start()
-        self.groups.groups[0].add_pollable(self, self._registration)
+        group = self.groups.groups[0]
+        for listener in self.listeners:
+            group.add_pollable(listener, listener.registration)
+        if self._rebalances and len(self.groups.groups) > 1:
+            group.call_soon(group.call_later, _REBALANCE_S, self._rebalance, group)
 
     def stop(self, deadline_s: float = 5.0) -> bool:
         """Accept no more, end all connections with reason SHUTDOWN, stop the groups; idempotent. Any other thread.
@@ -228,7 +257,7 @@ class Server:
         else:
             self._drained.wait(deadline_s)
         stopped = bool(self.groups.stop(max(0.0, until - time.monotonic())))
-        self._listener.close()
+        self.close_listeners()
         if stopped:
             for connection in self.connections():  # on the way between two groups when both stopped
                 connection.abandon("server stops")
@@ -247,8 +276,9 @@ class Server:
 
     def stop_accepting(self) -> None:
         """Take no new connections any more; those that are open go on. Any thread; idempotent."""
-        with contextlib.suppress(ClosedError, LocalProtocolError):
-            self.groups.groups[0].remove_pollable(self)
+        for listener in self.listeners:
+            with contextlib.suppress(ClosedError, LocalProtocolError):
+                self.groups.groups[0].remove_pollable(listener)
 
     def _before_stop(self, deadline_s: float) -> None:
         """Do what comes before the drain; for servers that have more to end. By the first call of `stop` only."""
@@ -452,69 +482,25 @@ class Server:
             connections=len(connections),
             accepted=self.accepted_count,
             refused=self.admission.refused,
-            accept_pauses=self._accept_pauses,
+            accept_pauses=sum(listener.pauses for listener in self.listeners),
             closed=closed,
             totals=totals,
             work_s=work_s + sum(connection.work.work_s for connection in connections),
             slowed=slowed + sum(connection.work.slowed_count for connection in connections),
         )
 
-    # -- the listener: a pollable
+    # -- what the listeners ask
 
-    def load(self) -> float:
-        """Weigh nothing, so that rebalancing leaves the listener where it is: moving it would gain nothing."""
-        return 0.0
-
-    def attached(self, group: PollGroup) -> None:
-        """Begin to accept; called by the group."""
-        if self.stopping:
-            return
-        group.watch_input(self._listener, partial(self._accept, group))
-        if self._rebalances and len(self.groups.groups) > 1 and not self._rebalancing:
-            self._rebalancing = True
-            group.call_later(_REBALANCE_S, self._rebalance, group)
-
-    def detached(self, group: PollGroup) -> None:
-        """Stop accepting; called by the group."""
-        self._proxied.close()
-        group.unwatch_input(self._listener)
-        self._listener.close()
-
-    def _accept(self, group: PollGroup) -> None:
-        for _ in range(_ACCEPTS_PER_TURN):
-            try:
-                sock, address = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in _EXHAUSTED:
-                    self._rest(group, error)
-                return
-            self._exhausted = False
-            peer = str(address[0]), int(address[1])
-            if peer[0] in self._trusted:
-                self._proxied.take(group, sock, peer)
-            else:
-                self._admit(group, sock, peer)
-
-    def _rest(self, group: PollGroup, error: OSError) -> None:
-        """Stop accepting for a while; reported once until a connection has been accepted again."""
-        if not self._exhausted:
-            self._exhausted = True
-            self._accept_pauses += 1
-            group.report("accept", error)
-        group.unwatch_input(self._listener)
-        group.call_later(_PAUSE_S, self._resume, group)
+    @property
+    def trusted(self) -> TrustedProxies:
+        """Whose connections begin with a header that says whom they speak for."""
+        return self._trusted
 
     def _rebalance(self, group: PollGroup) -> None:
         """Even out the threads now and then: viewers leave as they like, and placement only looks at newcomers."""
         if not self.stopping:
             group.call_later(_REBALANCE_S, self._rebalance, group)
             self.groups.rebalance()
-
-    def _resume(self, group: PollGroup) -> None:
-        if self._listener.fileno() >= 0:
-            self.attached(group)
 
     def _tell_refusal(self, group: PollGroup, peer: tuple[str, int], refusal: LimitExceededError) -> None:
         if self._on_refused is None:
@@ -524,12 +510,13 @@ class Server:
         except BaseException as error:  # noqa: BLE001 - those who connected behind this one are not to wait for it
             group.report("on_refused", error)
 
-    def _refuse(self, group: PollGroup, peer: tuple[str, int], refusal: LimitExceededError) -> None:
+    def refuse(self, group: PollGroup, peer: tuple[str, int], refusal: LimitExceededError) -> None:
         """Count and tell of a connection that did not come as far as admission."""
         self.admission.refuse(refusal.limit)
         self._tell_refusal(group, peer, refusal)
 
-    def _admit(self, group: PollGroup, sock: socket.socket, peer: tuple[str, int]) -> None:
+    def admit(self, group: PollGroup, listener: Listener, sock: socket.socket, peer: tuple[str, int]) -> None:
+        """Serve a connection that has come, or refuse it; called by its listener."""
         address = peer[0]
         try:
             self.admission.enter(address, self.clock())
@@ -539,30 +526,13 @@ class Server:
             return
         self.accepted_count += 1
         try:
-            self._serve(sock, self._made(), peer=peer, on_released=self._on_released)
+            self._serve(sock, _made(listener.session_factory), peer=peer, on_released=self._on_released)
         except BaseException as error:  # noqa: BLE001 - a fault of the factory must cost neither the socket nor the place
             sock.close()
             self.admission.leave(address)
             # The server stops, or the peer has gone so early that its options fail: nobody's fault.
             if not isinstance(error, (ClosedError, OSError)):
                 group.report("session of a new connection", error)
-
-    def _made(self) -> Session:
-        """Return a new session.
-
-        Raises:
-            LocalProtocolError: the factory made something else.
-        """
-        try:
-            session = self._factory()
-        except (OSError, ClosedError) as error:  # of the application's doing: neither the socket's nor the server's
-            raise LocalProtocolError(f"the session factory failed: {error!r}") from error
-        if not isinstance(session, Session):
-            raise LocalProtocolError(
-                f"the session factory returned {type(session).__name__}, it must return a Session",
-                hint="return a new object of a class derived from flowctl.Session",
-            )
-        return session
 
 
 def _check_use(group_count: int, policy: DropPolicy | None) -> None:
@@ -580,51 +550,22 @@ def _check_use(group_count: int, policy: DropPolicy | None) -> None:
         )
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
+def _made(factory: Callable[[], Session]) -> Session:
+    """Return a new session.
 
     Raises:
-        ConfigError: the address does not resolve, is in use, or may not be used.
-    """
-    if not 0 <= port <= LAST_PORT:
-        # getaddrinfo takes 70000, and means 4464.
-        raise ConfigError(f"port is {port}, it must be 0 (any) to {LAST_PORT}")
-    try:
-        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = infos[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}", hint="give an address of this machine"
-        ) from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        hint = "choose another port, or 0 for any" if error.errno == errno.EADDRINUSE else "check address and port"
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", hint=hint) from error
-    return listener
-
-
-def _listening(descriptor: int) -> socket.socket:
-    """Return the listening socket that `descriptor` is.
-
-    Raises:
-        ConfigError: it is none.
+        LocalProtocolError: the factory made something else.
     """
     try:
-        listener = socket.socket(fileno=descriptor)
-        listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    except OSError as error:
-        raise ConfigError(f"listen_fd is {descriptor}, it must be a listening socket: {error.strerror}") from error
-    if not listens:
-        listener.detach()
-        raise ConfigError(f"listen_fd is {descriptor}, a socket that does not listen")
-    listener.setblocking(False)
-    return listener
+        session = factory()
+    except (OSError, ClosedError) as error:  # of the application's doing: neither the socket's nor the server's
+        raise LocalProtocolError(f"the session factory failed: {error!r}") from error
+    if not isinstance(session, Session):
+        raise LocalProtocolError(
+            f"the session factory returned {type(session).__name__}, it must return a Session",
+            hint="return a new object of a class derived from flowctl.Session",
+        )
+    return session
 
 
 def _runs(make: Callable[_P, Server]) -> Callable[_P, None]:

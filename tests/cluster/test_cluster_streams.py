@@ -83,7 +83,7 @@ class Workers:
 
 def server_config(**fields):
     made = server(**fields)
-    made._listener.close()
+    made.close_listeners()
     return made.config
 
 

@@ -1,0 +1,183 @@
+"""Several listeners of one server on real sockets: what is shared, what is each one's own, and what goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+
+import pytest
+from connection_kit import WAIT_S, Noting, wait_until
+
+from flowctl.errors import ConfigError, LocalProtocolError
+from flowctl.server.admission import AdmissionLimits
+from flowctl.server.listener import shown
+from flowctl.server.server import Server
+
+FREE = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)
+
+
+class Greeting(Noting):
+    """Says which listener it belongs to."""
+
+    word = b"plain"
+
+    def opened(self):
+        super().opened()
+        self.send(self.word)
+
+
+class Other(Greeting):
+    word = b"other"
+
+
+@pytest.fixture
+def build(loop_factory):
+    """Make servers that greet, not started; what is reported is in `errors`."""
+    servers = []
+
+    def made(**options):
+        errors = []
+        options.setdefault("admission", FREE)
+        server = Server(Greeting, loop_factory=loop_factory, on_error=lambda *error: errors.append(error), **options)
+        server.errors = errors
+        servers.append(server)
+        return server
+
+    yield made
+    for server in servers:
+        assert server.stop()
+        server.close_listeners()
+
+
+def connect(address):
+    sock = socket.create_connection(address, WAIT_S)
+    sock.settimeout(WAIT_S)
+    return sock
+
+
+def refuses(address) -> bool:
+    """Return whether nobody listens there."""
+    try:
+        connect(address).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def greeting(address) -> bytes:
+    with connect(address) as sock:
+        return sock.recv(5)
+
+
+def test_listen_when_it_has_a_factory_of_its_own_serves_its_sessions(build):
+    """Each listener makes its own sessions; the connections are those of the one server; one stop ends all."""
+    server = build(group_count=2)
+    other = server.listen("127.0.0.1", 0, session_factory=Other, name="other")
+    same = server.listen("127.0.0.1", 0)
+    server.start()
+    assert [greeting(address) for address in (server.address, other, same)] == [b"plain", b"other", b"plain"]
+    assert server.statistics().accepted == 3
+    assert server.stop()
+    assert all(refuses(address) for address in (server.address, other, same))
+
+
+def test_admission_when_there_are_several_listeners_counts_over_all(build):
+    """Who has used up his connections at one listener gets none at another."""
+    server = build(admission=AdmissionLimits(connections_per_address=1, new_per_address_and_s=0.0))
+    other = server.listen("127.0.0.1", 0, session_factory=Other)
+    server.start()
+    with connect(server.address) as first:
+        assert first.recv(5) == b"plain"
+        with contextlib.suppress(ConnectionResetError), connect(other) as second:
+            assert second.recv(5) == b""
+        wait_until(lambda: server.admission.refused == {"connections_per_address": 1})
+
+
+def test_stop_accepting_when_there_are_several_listeners_closes_all_and_leaves_who_is_in(build):
+    """A server that drains refuses newcomers everywhere."""
+    server = build()
+    other = server.listen("127.0.0.1", 0, session_factory=Other)
+    server.start()
+    with connect(other) as sock:
+        assert sock.recv(5) == b"other"
+        server.stop_accepting()
+        wait_until(lambda: all(refuses(address) for address in (server.address, other)))
+        server.connections()[0].sender.send(b"still")
+        assert sock.recv(5) == b"still"
+
+
+def test_accept_when_the_process_has_no_descriptor_left_rests_at_each_listener_and_recovers(build):
+    """Each listener reports its rest once, by its address; who waits is served when there are descriptors."""
+    server = build()
+    other = server.listen("127.0.0.1", 0, session_factory=Other)
+    server.start()
+    assert greeting(server.address) == b"plain"  # all that is made lazily has its descriptors
+    clients = [socket.socket() for _ in range(2)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(clients[0].fileno())
+    os.close(free)
+    wait_until(lambda: not server.connections())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(free, *(c.fileno() for c in clients)), hard))
+    try:
+        for client, address in zip(clients, (server.address, other), strict=True):
+            client.settimeout(WAIT_S)
+            client.connect(address)
+        wait_until(lambda: [listener.pauses for listener in server.listeners] == [1, 1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [client.recv(5) for client in clients] == [b"plain", b"other"]
+    for client in clients:
+        client.close()
+    assert sorted(where.rsplit(" ", 1)[-1] for where, _ in server.errors) == sorted(
+        shown(*address) for address in (server.address, other)
+    )
+    assert server.statistics().accept_pauses == 2
+
+
+def test_trusted_proxy_when_at_a_second_listener_is_asked_for_its_header_too(build):
+    """The address that a PROXY header names counts at every listener."""
+    server = build(trusted_proxies=["127.0.0.1"])
+    other = server.listen("127.0.0.1", 0, session_factory=Other)
+    server.start()
+    with connect(other) as sock:
+        sock.sendall(b"PROXY TCP4 192.0.2.9 127.0.0.1 1000 1935\r\n")
+        assert sock.recv(5) == b"other"
+        assert [connection.peer for connection in server.connections()] == [("192.0.2.9", 1000)]
+
+
+def test_listen_when_the_port_is_in_use_names_the_listener(build):
+    """The address, what it was for, and what may be done."""
+    server = build()
+    with pytest.raises(ConfigError) as caught:
+        server.listen("127.0.0.1", server.address[1], name="https")
+    assert str(caught.value) == f"cannot listen on 127.0.0.1:{server.address[1]} (https): Address already in use"
+    assert caught.value.hint == "choose another port, or 0 for any"
+
+
+def test_listen_when_the_address_is_not_of_this_machine_says_so(build):
+    """Which listener, and that the address is not there."""
+    with pytest.raises(ConfigError, match=r"cannot listen on 192.0.2.1:0 \(rtmps\): Cannot assign") as caught:
+        build().listen("192.0.2.1", 0, name="rtmps")
+    assert "address of this machine" in caught.value.hint
+
+
+def test_listen_when_started_is_refused(build):
+    """Listeners are given before the start."""
+    server = build()
+    server.start()
+    with pytest.raises(LocalProtocolError, match="after the start"):
+        server.listen("127.0.0.1", 0)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_listen_when_all_of_ipv6_leaves_ipv4_to_others(build):
+    """`::` takes IPv6 alone: the same port is free for `0.0.0.0`, whichever comes first."""
+    server = build(host="::")
+    port = server.address[1]
+    assert server.listen("0.0.0.0", port, session_factory=Other) == ("0.0.0.0", port)
+    server.start()
+    assert greeting(("::1", port)) == b"plain"
+    assert greeting(("127.0.0.1", port)) == b"other"
+    assert shown(*server.address) == f"[::]:{port}"
