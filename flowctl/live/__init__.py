@@ -11,8 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from flowctl.access.request import LiveRequest, Refusal, Why
     from flowctl.live.config import Audience, LiveConfig, SecondPublisher
-    from flowctl.live.hooks import LiveFrame, LiveHooks, LiveRequest
+    from flowctl.live.hooks import LiveFrame, LiveHooks
     from flowctl.live.server import LiveServer, build_live_server
     from flowctl.live.statistics import EndedViewer, HubStatistics, StreamStatistics, ViewerStatistics
 
@@ -25,17 +26,20 @@ __all__ = [
     "LiveHooks",
     "LiveRequest",
     "LiveServer",
+    "Refusal",
     "SecondPublisher",
     "StreamStatistics",
     "ViewerStatistics",
+    "Why",
     "build_live_server",
 ]
 
 _HOMES = {
-    "config": ("Audience", "LiveConfig", "SecondPublisher"),
-    "hooks": ("LiveFrame", "LiveHooks", "LiveRequest"),
-    "server": ("LiveServer", "build_live_server"),
-    "statistics": ("EndedViewer", "HubStatistics", "StreamStatistics", "ViewerStatistics"),
+    "flowctl.access.request": ("LiveRequest", "Refusal", "Why"),
+    "flowctl.live.config": ("Audience", "LiveConfig", "SecondPublisher"),
+    "flowctl.live.hooks": ("LiveFrame", "LiveHooks"),
+    "flowctl.live.server": ("LiveServer", "build_live_server"),
+    "flowctl.live.statistics": ("EndedViewer", "HubStatistics", "StreamStatistics", "ViewerStatistics"),
 }
 
 
@@ -43,6 +47,6 @@ def __getattr__(name: str) -> object:
     home = next((module for module, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{home}"), name)
+    value: object = getattr(import_module(home), name)
     globals()[name] = value
     return value

@@ -1,6 +1,6 @@
-"""What an application decides and hears about the streams of a live server: who may publish and play, and the frames.
+"""What an application decides and hears about a live server: who may connect, publish and play, and the frames.
 
-How it works. None of it runs on a thread of the server. A question (`may_publish`, `may_play`) goes to a loop of the
+How it works. None of it runs on a thread of the server. A question (`may_publish`, `may_play`...) goes to a loop of the
 hooks' own, or to the application's if it names one, when it is a coroutine function, and to a worker thread when it is
 a plain one; the connection that asks is not read meanwhile, and all others go on. Where questions wait for a worker,
 addresses take turns, so that one that asks much waits for itself. What is told (`published`, `frame`,
@@ -19,11 +19,11 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from flowctl.access.request import UNDECIDED, Kind, LiveRequest, Refusal
 from flowctl.addresses import address_key
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.fieldtypes import check_type
@@ -31,11 +31,7 @@ from flowctl.flow.state import MessageClass
 from flowctl.loop.faults import ErrorHook, report
 from flowctl.loop.locks import OwnedLock
 from flowctl.loop.thread import LoopThread
-from flowctl.rtmp.url import Query, RtmpUrl
 
-UNDECIDED: Final = "The server could not decide whether to allow this."
-"""What a client is told when the hook raised something, or returned what is no answer."""
-TOO_SLOW: Final = "The server did not decide in time."
 _LEAST_STOP_S: Final = 0.1
 _MOST_WORKERS: Final = 32
 """Threads for plain functions that decide. More questions than that wait for one, addresses in turn; coroutines for
@@ -48,38 +44,15 @@ _ITEM_BYTES: Final = 512
 _MOST_NEWS: Final = 32
 """Publications of one address that the application has not heard of yet: four times as many as it may have at once."""
 
-Kind = Literal["publish", "play"]
+_MOST_WAITING: Final = 10_000
+"""News that wait while the application does not listen; of viewers and connections, more than that are left out."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveRequest:
-    """Somebody asks to publish or to play a stream. Its ``repr`` shows no secret of the address.
-
-    Args:
-        kind: ``"publish"`` or ``"play"``.
-        connection: number of the connection, as in the log.
-        peer: address and port.
-        url: the whole address.
-        user: who has logged in with a password. None: the server asks for none.
-        user_agent: what the client calls itself; "" when it does not say.
-    """
-
-    kind: Kind
-    connection: int
-    peer: tuple[str, int]
-    url: RtmpUrl
-    user: str | None = None
-    user_agent: str = ""
-
-    @property
-    def stream(self) -> str:
-        """The name of the stream, ``app/stream``."""
-        return self.url.path
-
-    @property
-    def query(self) -> Query:
-        """The parameters behind the name: where clients put keys and tokens."""
-        return self.url.query
+_NEWS: Final[dict[Kind, tuple[str, str]]] = {
+    "connect": ("", "closed"),
+    "publish": ("published", "ended"),
+    "play": ("played", "stopped"),
+}
+"""What tells that something has begun and is over, by kind."""
 
 
 class LiveFrame(NamedTuple):
@@ -105,12 +78,13 @@ class LiveFrame(NamedTuple):
 class LiveHooks:
     """Derive from it and override what is needed; each method may be a coroutine function.
 
-    `may_publish` and `may_play` decide: None lets the client in, a text refuses it and is what the client is told. A
-    hook that raises, returns anything else or takes longer than `decide_s` refuses. One connection at a time waits for
-    each call, calls for several connections overlap.
+    `may_connect`, `may_publish` and `may_play` decide: None lets the client in, a text refuses it and is what the
+    client is told; a `Refusal` says as what, too. A hook that raises, returns anything else or takes longer than
+    `decide_s` refuses. One connection at a time waits for each call, calls for several connections overlap.
 
-    `published`, `frame` and `ended` tell: one call after the other, in order, on a thread of their own, where they may
-    block. They slow nobody down. Who cannot keep up with the frames misses some, see `LiveFrame.lost_count`.
+    The others tell: one call after the other, in order, on a thread of their own, where they may block. They slow
+    nobody down. Who cannot keep up with the frames misses some, see `LiveFrame.lost_count`; with thousands of viewers
+    that come and go faster than that, some of `played`, `stopped` and `closed`.
 
     Attributes:
         decide_s: time that a decision may take, in seconds; more than 0.
@@ -118,12 +92,17 @@ class LiveHooks:
 
     decide_s: float = 5.0
 
-    def may_publish(self, request: LiveRequest) -> Awaitable[str | None] | str | None:
+    def may_connect(self, request: LiveRequest) -> Awaitable[Refusal | str | None] | Refusal | str | None:
+        """Decide whether a client of RTMP may connect. The default lets everybody."""
+        del request
+        return None
+
+    def may_publish(self, request: LiveRequest) -> Awaitable[Refusal | str | None] | Refusal | str | None:
         """Decide whether a client may publish. The default lets everybody."""
         del request
         return None
 
-    def may_play(self, request: LiveRequest) -> Awaitable[str | None] | str | None:
+    def may_play(self, request: LiveRequest) -> Awaitable[Refusal | str | None] | Refusal | str | None:
         """Decide whether a client may play, or wait for the stream. The default lets everybody."""
         del request
         return None
@@ -133,6 +112,15 @@ class LiveHooks:
 
     def ended(self, request: LiveRequest, why: str) -> Awaitable[None] | None:
         """What `published` told of is over; `why` is as in the log. Comes behind its last frame."""
+
+    def played(self, request: LiveRequest) -> Awaitable[None] | None:
+        """A client plays now, or waits for the stream."""
+
+    def stopped(self, request: LiveRequest, why: str) -> Awaitable[None] | None:
+        """What `played` told of is over; `why` is as in the log."""
+
+    def closed(self, request: LiveRequest, why: str) -> Awaitable[None] | None:
+        """A connection that was let in is over; `request` is what `may_connect` was asked."""
 
     def frame(self, frame: LiveFrame) -> Awaitable[None] | None:
         """Take a message of any stream: headers first, then as they are published."""
@@ -147,7 +135,7 @@ class Question:
 
     __slots__ = ("_answer", "_cancelled")
 
-    def __init__(self, answer: Callable[[Question, str | None], None]) -> None:
+    def __init__(self, answer: Callable[[Question, Refusal | None], None]) -> None:
         self._answer = answer
         self._cancelled = False
 
@@ -160,7 +148,7 @@ class Question:
         """Whether no answer is wanted any more. Any thread."""
         return self._cancelled
 
-    def tell(self, refusal: str | None) -> None:
+    def tell(self, refusal: Refusal | None) -> None:
         """Give the answer, if it is still wanted. Any thread."""
         if not self._cancelled:
             self._answer(self, refusal)
@@ -178,6 +166,7 @@ class HookRunner:
         decides: whether there is a question to ask, by kind.
         tap: takes (stream, class, type, timestamp, payload) of each message. None: nobody wants them.
         decide_s: see `LiveHooks`.
+        hears: the kinds of which beginnings or ends are told.
     """
 
     def __init__(self, hooks: LiveHooks, on_error: ErrorHook, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -197,11 +186,15 @@ class HookRunner:
         self._asked = 0  # questions that are with them or wait for one; guarded by _lock
         self._queued_bytes = 0  # of what waits in _news; guarded by _lock
         self._untold: dict[str, int] = {}  # of `published` in _news, by address; guarded by _lock
+        self._waiting_count = 0  # news in _news; guarded by _lock
+        self._left_out = False  # whether some were since there were few; guarded by _lock
         self._lost: dict[str, int] = {}  # by stream, since the last frame that was taken; guarded by _lock
-        self.decides: Final = {kind: _overridden(hooks, f"may_{kind}") for kind in ("publish", "play")}
+        self.decides: Final = {kind: _overridden(hooks, f"may_{kind}") for kind in _NEWS}
         self.tap: Final = self._take_frame if _overridden(hooks, "frame") else None
         self.decide_s: Final = hooks.decide_s
-        self._told: Final = any(_overridden(hooks, name) for name in ("published", "ended"))
+        self.hears: Final = {
+            kind for kind, names in _NEWS.items() if any(_overridden(hooks, name) for name in names if name)
+        }
 
     def start(self) -> None:
         """Start the threads."""
@@ -228,7 +221,7 @@ class HookRunner:
 
     # -- questions
 
-    def ask(self, request: LiveRequest, answer: Callable[[Question, str | None], None]) -> Question:
+    def ask(self, request: LiveRequest, answer: Callable[[Question, Refusal | None], None]) -> Question:
         """Ask whether `request` is allowed.
 
         Args:
@@ -237,7 +230,7 @@ class HookRunner:
                 `Question.cancel`.
         """
         question = Question(answer)
-        hook = self._hooks.may_publish if request.kind == "publish" else self._hooks.may_play
+        hook = getattr(self._hooks, f"may_{request.kind}")
         if inspect.iscoroutinefunction(hook):
             self._run(self._decide(lambda: hook(request), request, question), question)
         else:
@@ -258,7 +251,7 @@ class HookRunner:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _decide(self, call: Callable[[], Awaitable[object]], request: LiveRequest, question: Question) -> None:
-        refusal: str | None = UNDECIDED
+        refusal: Refusal | None = UNDECIDED
         try:
             refusal = _refusal(await call(), request.kind)
         except asyncio.CancelledError:
@@ -325,13 +318,15 @@ class HookRunner:
         if count >= _MOST_NEWS:
             raise LimitExceededError("hook_news", count + 1, _MOST_NEWS)
 
-    def published(self, request: LiveRequest) -> None:
-        """Tell that a publication has begun."""
-        if self._told:
-            with self._lock:
-                key = address_key(request.peer[0])
-                self._untold[key] = self._untold.get(key, 0) + 1
-            self._put("published", request)
+    def began(self, request: LiveRequest) -> None:
+        """Tell that what was asked for has begun."""
+        name = _NEWS[request.kind][0]
+        if name and request.kind in self.hears:
+            if request.kind == "publish":
+                with self._lock:
+                    key = address_key(request.peer[0])
+                    self._untold[key] = self._untold.get(key, 0) + 1
+            self._put(name, request)
 
     def _heard(self, request: LiveRequest) -> None:
         with self._lock:
@@ -340,15 +335,24 @@ class HookRunner:
             if count:
                 self._untold[key] = count
 
-    def ended(self, request: LiveRequest, why: str) -> None:
-        """Tell that a publication is over."""
-        if self._told:
-            self._put("ended", request, why)
+    def over(self, request: LiveRequest, why: str) -> None:
+        """Tell that it is over."""
+        if request.kind in self.hears:
+            self._put(_NEWS[request.kind][1], request, why)
 
-    def _put(self, name: str, *args: Any) -> None:
+    def _put(self, name: str, request: LiveRequest, *more: Any) -> None:
         with self._lock:
-            self._queued_bytes += _ITEM_BYTES
-        self._news.put((_ITEM_BYTES, name, args))
+            # How many publications wait to be told of is limited already, see `check_news`.
+            full = self._waiting_count >= _MOST_WAITING and request.kind != "publish"
+            first, self._left_out = full and not self._left_out, full or self._left_out
+            if not full:
+                self._waiting_count += 1
+                self._queued_bytes += _ITEM_BYTES
+        if not full:
+            self._news.put((_ITEM_BYTES, name, (request, *more)))
+        elif first:
+            error = LimitExceededError("hook_news", _MOST_WAITING + 1, _MOST_WAITING)
+            report(self._on_error, f"hook {name}, and others that are left out", error)
 
     def _take_frame(
         self, stream: str, message_class: MessageClass, type_id: int, timestamp: int, payload: bytes
@@ -367,6 +371,9 @@ class HookRunner:
             size_bytes, name, args = item
             with self._lock:
                 self._queued_bytes -= size_bytes
+                if name != "frame":
+                    self._waiting_count -= 1
+                    self._left_out &= self._waiting_count > _MOST_WAITING // 2
             try:
                 found = getattr(self._hooks, name)(*args)
                 if inspect.isawaitable(found):
@@ -411,9 +418,11 @@ def _overridden(hooks: LiveHooks, name: str) -> bool:
     return getattr(getattr(hooks, name), "__func__", None) is not getattr(LiveHooks, name)
 
 
-def _refusal(found: object, kind: Kind) -> str | None:
-    if found is None or (isinstance(found, str) and found):
+def _refusal(found: object, kind: Kind) -> Refusal | None:
+    if found is None or isinstance(found, Refusal):
         return found
+    if isinstance(found, str) and found:
+        return Refusal(found)
     raise LocalProtocolError(
         f"hook may_{kind} returned {found!r}", hint="return None to let the client in, or a text to refuse it"
     )

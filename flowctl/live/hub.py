@@ -19,7 +19,7 @@ from flowctl.errors import BusyError, LimitExceededError
 from flowctl.fanout.fanout import Fanout
 from flowctl.judging.shadow import NO_SHADOW
 from flowctl.live.config import LiveConfig, SecondPublisher
-from flowctl.live.hooks import HookRunner
+from flowctl.live.gate import Gate
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.oversight import Oversight
 from flowctl.live.oversight.pace import Pace
@@ -152,7 +152,7 @@ class Hub:
         age_from: what the age axis of the viewers' limits measures.
 
     Attributes:
-        hooks: of the application, which decide who may publish and play.
+        gate: decides who may connect, publish and play.
         observers: are told what happens to the sessions.
         taker: takes what is published. None: nobody does.
         oversight: looks at the viewers that lag: memory budget, shares of viewers, shadow policy.
@@ -181,11 +181,11 @@ class Hub:
         self._closed: dict[CloseReason, int] = {}  # guarded by _lock
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self._past = NO_FLOW  # of the viewers of streams that were forgotten; guarded by _lock
-        self.hooks: HookRunner | None = None  # set before the first connection; None: the application has none
-        self.observers: tuple[Observer, ...] = ()  # likewise
+        self.gate: Final = Gate(config)
+        self.observers: tuple[Observer, ...] = ()  # set before the first connection
         self.taker: Taker | None = None  # likewise
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)
-        self.names: Names | None = None  # set before the first connection, as are the hooks
+        self.names: Names | None = None  # set before the first connection
         self.demand: Callable[[str], None] | None = None  # likewise
 
     # -- publishers
@@ -507,7 +507,7 @@ class Hub:
         if stream is None:
             if len(self._streams) >= MOST_STREAMS:
                 raise LimitExceededError("streams", len(self._streams) + 1, MOST_STREAMS)
-            tap = None if self.hooks is None else self.hooks.tap
+            tap = None if self.gate.hooks is None else self.gate.hooks.tap
             stream = self._streams[name] = Stream(name, self.config, now, tap, self.taker)
         return stream
 

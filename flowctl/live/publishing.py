@@ -6,11 +6,11 @@ from typing import Final
 
 import structlog
 
+from flowctl.access.request import LiveRequest
 from flowctl.connection import Connection
 from flowctl.errors import LimitExceededError
 from flowctl.flow.state import SendState
 from flowctl.judging.shares import ViewerShares
-from flowctl.live.hooks import LiveRequest
 from flowctl.live.hub import Hub, Publisher, line_fields
 from flowctl.live.oversight.signals import EVENT_NAME, Subscription, message_values, publisher_settings
 from flowctl.live.stream import MEDIA_TYPES, Stream
@@ -156,8 +156,8 @@ class Publishing:
             self._signal = None
         media = self.stream.media
         self._hub.unpublish(self.stream, self._publisher, grace=grace)
-        if self.request is not None and self._hub.hooks is not None:
-            self._hub.hooks.ended(self.request, why)
+        if self.request is not None:
+            self._hub.gate.over(self.request, why)
         _log.info(
             "publish ended",
             **line_fields(self._connection, self.stream.name),

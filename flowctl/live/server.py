@@ -105,7 +105,7 @@ class LiveServer(Server):
         self.hub.oversight.report = self.groups.groups[0].report
         self._hooks: HookRunner | None = None
         if hooks is not None:
-            self._hooks = self.hub.hooks = HookRunner(hooks, self.groups.groups[0].report, hooks_loop)
+            self._hooks = self.hub.gate.hooks = HookRunner(hooks, self.groups.groups[0].report, hooks_loop)
         self._in_force = config  # with what the limits file says
         self.recording: Recording | None = None
         self.flights: Flights | None = None

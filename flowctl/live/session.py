@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from flowctl.access.request import TOO_SLOW, Kind, LiveRequest, Refusal, Why
 from flowctl.addresses import address_key
 from flowctl.connection import Session
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
@@ -21,7 +22,7 @@ from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import DropPolicy
 from flowctl.flow.state import MessageClass, SendState, StateChange
-from flowctl.live.hooks import TOO_SLOW, Kind, LiveRequest, Question
+from flowctl.live.hooks import Question
 from flowctl.live.hub import Claim, Hub, Right, line_fields
 from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate
 from flowctl.live.oversight.signals import PARAMETER
@@ -37,7 +38,7 @@ from flowctl.rtmp import commands
 from flowctl.rtmp import events as rtmp_events
 from flowctl.rtmp.messages import Acknowledgement
 from flowctl.rtmp.server.session import ServerSession
-from flowctl.rtmp.server.states import StreamState
+from flowctl.rtmp.server.states import ConnectionState, StreamState
 from flowctl.rtmp.wire import Message
 from flowctl.server.totals import NO_FLOW, totals_of
 
@@ -66,7 +67,8 @@ _FEW: Final = 4
 """A piece of input with no more than this share of a turn's messages lets the next one be twice as large."""
 _HOOK: Final = "hook"
 _DECIDING: Final = frozenset({StreamState.PUBLISH_DECIDING, StreamState.PLAY_DECIDING})
-_Request = rtmp_events.PublishRequested | rtmp_events.PlayRequested
+_StreamRequest = rtmp_events.PublishRequested | rtmp_events.PlayRequested
+_Request = rtmp_events.ConnectRequested | _StreamRequest
 _Step = Callable[[memoryview, float], list[rtmp_events.ServerEvent]]
 _NO_PUBLISHING: Final[dict[int, Publishing]] = {}
 """Of all who publish nothing, nearly all peers: never changed."""
@@ -77,16 +79,19 @@ _GRACEFUL: Final = frozenset({CloseReason.FINISHED, CloseReason.KICKED, CloseRea
 
 
 class _Asked(NamedTuple):
-    """A publish or play that a hook decides, or a publish whose name is asked for, until when."""
+    """A connect, publish or play that a hook decides, or a publish whose name is asked for, until when."""
 
     question: Question | Claim
     event: _Request
-    request: LiveRequest | None
+    request: LiveRequest
     until: float
 
 
-def _kind_of(event: _Request) -> Kind:
-    return "publish" if isinstance(event, rtmp_events.PublishRequested) else "play"
+_KINDS: Final[dict[type[_Request], Kind]] = {
+    rtmp_events.ConnectRequested: "connect",
+    rtmp_events.PublishRequested: "publish",
+    rtmp_events.PlayRequested: "play",
+}
 
 
 class LiveSession(Session):
@@ -100,10 +105,12 @@ class LiveSession(Session):
 
     __slots__ = (
         "_config",
+        "_connected",
         "_hub",
         "_leaves_at",
         "_limit_hit",
         "_piece_bytes",
+        "_played",
         "_playing",
         "_policy",
         "_publishing",
@@ -127,6 +134,8 @@ class LiveSession(Session):
         self._question: _Asked | None = None  # a publish or play that a hook decides
         self._rate: InputRate | None = None  # made for a peer that sends several messages at a time
         self._user: str | None = None  # who logged in
+        self._connected: LiveRequest | None = None  # as which it was let in. None: nobody is told of its end
+        self._played: LiveRequest | None = None  # what it plays. None: nobody is told of its end
         self.user_agent = ""
 
     def behaves(self) -> bool:
@@ -375,7 +384,7 @@ class LiveSession(Session):
             case rtmp_events.ConnectRequested():
                 self.user_agent = redact_text(event.flash_ver)
                 self._user = event.user
-                self._rtmp.accept_connect()
+                self._ask(event, now)
             case rtmp_events.ConnectRefused():
                 refused = event.reason == "auth-failed"
                 reason = CloseReason.AUTH_REFUSED if refused else CloseReason.FINISHED
@@ -417,52 +426,71 @@ class LiveSession(Session):
     # -- hooks
 
     def _ask(self, event: _Request, now: float) -> None:
-        """Publish or play as `event` asks for, if the application's hook allows it."""
-        hooks = self._hub.hooks
-        if hooks is None:
-            self._start(event, now, None)
-            return
-        kind = _kind_of(event)
+        """Connect, publish or play as `event` asks for, if the gate allows it."""
         request = LiveRequest(
-            kind=kind,
+            kind=_KINDS[type(event)],
             connection=self.number,
             peer=self.peer,
             url=event.url,
             user=self._user,
             user_agent=self.user_agent,
+            page_url=event.page_url if isinstance(event, rtmp_events.ConnectRequested) else "",
         )
-        if not hooks.decides[kind]:
+        gate = self._hub.gate
+        found = gate.ask(request, lambda question, refusal: self.on_thread(self._answered, question, refusal))
+        if found is None:
             self._start(event, now, request)
-            return
-        question = hooks.ask(request, lambda question, refusal: self.on_thread(self._answered, question, refusal))
-        self._question = _Asked(question, event, request, now + hooks.decide_s)
-        # The wire session holds what was read already, but no more than `paused_input_bytes`.
-        self.connection.receiver.pause(_HOOK, "a hook decides")
+        elif isinstance(found, Refusal):
+            self._refuse(event, found)
+        else:
+            self._question = _Asked(found, event, request, now + gate.decide_s)
+            # The wire session holds what was read already, but no more than `paused_input_bytes`.
+            self.connection.receiver.pause(_HOOK, "a hook decides")
 
-    def _answered(self, question: Question | Claim, refusal: str | None, limit: str | None = None) -> None:
+    def _answered(self, question: Question | Claim, refusal: Refusal | None, limit: str | None = None) -> None:
         """Go on with what a hook has decided, unless the client has withdrawn it."""
         asked = self._question
         if asked is None or asked.question is not question or self._rtmp.closed:
             return
         self._withdraw()
         event, now = asked.event, self.connection.now()
-        if self._rtmp.stream_state(event.stream_id) not in _DECIDING:
+        if not self._decides(event):
             return
         if refusal is None:
             self._start(event, now, asked.request)
         else:
-            self._refuse(event, refusal)
             if limit is not None:
                 self._hub.limit_hit(limit)
-            _log.info(f"{_kind_of(event)} refused", **self._fields(event.url.path), reason=refusal)
+            self._refuse(event, refusal)
         self._arm()
 
-    def _refuse(self, event: _Request, description: str) -> None:
-        if isinstance(event, rtmp_events.PublishRequested):
-            self._rtmp.reject_publish(event.stream_id, commands.PUBLISH_BAD_NAME, description)
+    def _decides(self, event: _Request) -> bool:
+        """Return whether the client still wants what it asked for."""
+        if isinstance(event, rtmp_events.ConnectRequested):
+            return self._rtmp.state is ConnectionState.DECIDING
+        return self._rtmp.stream_state(event.stream_id) in _DECIDING
+
+    def _refuse(self, event: _Request, refusal: Refusal) -> None:
+        """Refuse what was asked for, and log it."""
+        kind, why = _KINDS[type(event)], refusal.why
+        _log.info(f"{kind} refused", **self._fields(event.url.path), reason=refusal.text, why=why.name.lower())
+        self._say_no(event, refusal)
+
+    def _say_no(self, event: _Request, refusal: Refusal) -> None:
+        """Tell the client in the words of RTMP that it may not."""
+        if isinstance(event, rtmp_events.ConnectRequested):
+            self._rtmp.reject_connect(refusal.text)
+            self._send_replies()
+            # That we could not decide is no evidence against the client.
+            reason = CloseReason.FINISHED if refusal.why is Why.UNAVAILABLE else CloseReason.AUTH_REFUSED
+            self.connection.close_after_flush("connect refused", reason=reason)
+        elif isinstance(event, rtmp_events.PublishRequested):
+            code = commands.PUBLISH_UNAUTHORIZED if refusal.why is Why.UNAUTHORIZED else commands.PUBLISH_BAD_NAME
+            self._rtmp.reject_publish(event.stream_id, code, refusal.text)
             self._leaves_at = self.connection.now() + _REFUSED_S
         else:
-            self._rtmp.reject_play(event.stream_id, commands.PLAY_FAILED, description)
+            code = commands.PLAY_NOT_FOUND if refusal.why is Why.NOT_FOUND else commands.PLAY_FAILED
+            self._rtmp.reject_play(event.stream_id, code, refusal.text)
 
     def _withdraw(self) -> None:
         """Ask no more, and read on."""
@@ -471,16 +499,20 @@ class LiveSession(Session):
             asked.question.cancel()
             self.connection.receiver.resume(_HOOK)
 
-    def _start(self, event: _Request, now: float, request: LiveRequest | None) -> None:
-        if isinstance(event, rtmp_events.PlayRequested):
-            self._start_playing(event)
+    def _start(self, event: _Request, now: float, request: LiveRequest) -> None:
+        if isinstance(event, rtmp_events.ConnectRequested):
+            self._rtmp.accept_connect()
+            if self._hub.gate.hears("connect"):
+                self._connected = request
+            self._hub.gate.began(request)
             return
-        hooks = self._hub.hooks if request is not None else None
+        if isinstance(event, rtmp_events.PlayRequested):
+            self._start_playing(event, request)
+            return
         try:
-            if hooks is not None and request is not None:
-                hooks.check_news(request)
+            self._hub.gate.check_news(request)
         except LimitExceededError as error:
-            self._refuse(event, str(error))
+            self._say_no(event, Refusal(str(error), Why.UNAVAILABLE))
             self._refused("publish refused", event.url.path, error)
             return
         names = self._hub.names
@@ -491,12 +523,12 @@ class LiveSession(Session):
             event.url.path,
             self.number,
             self._owner(event),
-            lambda refusal: self.on_thread(self._named, event, refusal),
+            lambda refusal: self.on_thread(self._named, event, refusal and Refusal(refusal)),
         )
         self._question = _Asked(claim, event, request, now + _NAME_S)
         self.connection.receiver.pause(_HOOK, "a name is asked for")
 
-    def _named(self, event: rtmp_events.PublishRequested, refusal: str | None) -> None:
+    def _named(self, event: rtmp_events.PublishRequested, refusal: Refusal | None) -> None:
         """Publish, if the name was given to us and is still wanted; who withdrew has given it back."""
         asked = self._question
         if asked is None or asked.event is not event:
@@ -515,7 +547,7 @@ class LiveSession(Session):
 
     # -- publishing
 
-    def _start_publishing(self, event: rtmp_events.PublishRequested, now: float, request: LiveRequest | None) -> None:
+    def _start_publishing(self, event: rtmp_events.PublishRequested, now: float, request: LiveRequest) -> None:
         name, names = event.url.path, self._hub.names
         try:
             right = Right.ASKS if names is None else names.right(name, self.number)
@@ -538,17 +570,16 @@ class LiveSession(Session):
         _log.info("publish started", **self._fields(name), kind=event.kind, standby=standby, agent=self.user_agent)
         for observer in self._hub.observers:
             observer.publish_started(self.connection, name, now, standby=standby)
-        hooks = self._hub.hooks
-        if request is not None and hooks is not None:
+        if self._hub.gate.hears("publish"):
             publishing.request = request
-            hooks.published(request)
+            self._hub.gate.began(request)
         if names is not None:
             names.entered(name, self.number)
 
     def _not_published(self, event: rtmp_events.PublishRequested, error: BusyError | LimitExceededError) -> None:
         """Refuse a publish that the hub has refused."""
         name = event.url.path
-        self._refuse(event, str(error))
+        self._say_no(event, Refusal(str(error)))
         if isinstance(error, LimitExceededError):
             self._refused("publish refused", name, error)
             return
@@ -569,7 +600,7 @@ class LiveSession(Session):
             sent = self.connection.sender.account(rows=False).bytes_sent
             self.connection.sender.peer_acknowledged(sent - Acknowledgement(sequence_number).behind(sent))
 
-    def _start_playing(self, event: rtmp_events.PlayRequested) -> None:
+    def _start_playing(self, event: rtmp_events.PlayRequested, request: LiveRequest) -> None:
         name = event.url.path
         if self._playing is not None:
             self._rtmp.reject_play(
@@ -597,6 +628,9 @@ class LiveSession(Session):
         playing.follow(place)
         waiting = self._rtmp.stream_state(event.stream_id) is StreamState.WAITING
         _log.info("play started", **self._fields(name), waiting=waiting, agent=self.user_agent)
+        if self._hub.gate.hears("play"):
+            self._played = request
+            self._hub.gate.began(request)
 
     def set_audience(self, limits: Limits) -> None:
         """Put in force the server's limits, which have just been changed, with what is set for the stream it plays."""
@@ -609,9 +643,13 @@ class LiveSession(Session):
         playing, self._playing = self._playing, None
         if playing is not None:
             playing.end(why)
+        played, self._played = self._played, None
+        if played is not None:
+            self._hub.gate.over(played, why)
 
     def _stream_closed(self, event: rtmp_events.StreamClosed) -> None:
-        if self._question is not None and self._question.event.stream_id == event.stream_id:
+        asked = None if self._question is None else self._question.event
+        if not isinstance(asked, rtmp_events.ConnectRequested | None) and asked.stream_id == event.stream_id:
             self._withdraw()
         publishing = self._publishing.get(event.stream_id)
         if publishing is not None:
@@ -664,6 +702,8 @@ class LiveSession(Session):
             self._end_playing(f"{reason.value}: {details}" if details else reason.value)
         for publishing in tuple(self._publishing.values()):
             self._end_publishing(publishing, grace=reason not in _GRACEFUL, why=reason.value)
+        if self._connected is not None:
+            self._hub.gate.over(self._connected, f"{reason.value}: {details}" if details else reason.value)
         _log.info(
             "connection closed",
             connection=connection.number,

@@ -52,8 +52,10 @@ LAYERS = {
     "testing": layer("testing", "words flow loop sending connection"),
     "media": layer("media", "words rtmp"),
     "client": layer("client", "words flow rtmp loop sending receiver connection media"),
+    "access": layer("access", "words rtmp"),
     "live": layer(
-        "live", "words flow rtmp outgoing judging log loop sending receiver fanout connection server telemetry flight"
+        "live",
+        "words access flow rtmp outgoing judging log loop sending receiver fanout connection server telemetry flight",
     ),
     "control": layer(
         "control", "words text flow outcomes log loop zeromq rpc messenger sending connection server live"

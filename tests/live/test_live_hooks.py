@@ -9,11 +9,13 @@ import time
 import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, STEP_S, World, audio, inter, key
 
+from flowctl.access.request import TOO_SLOW, UNDECIDED, LiveRequest, Refusal, Why
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.flow.state import MessageClass
 from flowctl.live.config import LiveConfig
-from flowctl.live.hooks import TOO_SLOW, UNDECIDED, HookRunner, LiveFrame, LiveHooks, LiveRequest, Question
+from flowctl.live.hooks import HookRunner, LiveFrame, LiveHooks, Question
 from flowctl.live.server import build_live_server
+from flowctl.reasons import CloseReason
 from flowctl.rtmp import commands
 from flowctl.rtmp.events import PlayStarted, PublishStarted, Rejected
 from flowctl.rtmp.url import parse_url
@@ -29,7 +31,8 @@ class Asked:
     most_news = 100
 
     def __init__(self):
-        self.decides = {"publish": True, "play": True}
+        self.decides = {"connect": False, "publish": True, "play": True}
+        self.hears = {"publish"}
         self.tap = None
         self.questions, self.news = [], []
 
@@ -42,11 +45,12 @@ class Asked:
         if len(self.news) >= self.most_news:
             raise LimitExceededError("hook_news", len(self.news) + 1, self.most_news)
 
-    def published(self, request):
-        self.news.append(("published", request.stream))
+    def began(self, request):
+        if request.kind in self.hears:
+            self.news.append((f"{request.kind} began", request.stream))
 
-    def ended(self, request, why):
-        self.news.append(("ended", request.stream, why))
+    def over(self, request, why):
+        self.news.append((f"{request.kind} over", request.stream, why))
 
 
 @pytest.fixture
@@ -57,7 +61,7 @@ def asked():
 @pytest.fixture
 def world(asked):
     world = World()
-    world.hub.hooks = asked
+    world.hub.gate.hooks = asked
     yield world
     assert world.group.failures == []
 
@@ -82,17 +86,17 @@ def test_publisher_waits_for_the_answer_and_is_let_in(world, asked):
     question.tell(None)
     world.run()
     assert (started(peer), world.hub.is_published("live/room")) == (True, True)
-    assert asked.news == [("published", "live/room")]
+    assert asked.news == [("publish began", "live/room")]
     peer.command("FCUnpublish", None, "room")
     world.run()
-    assert asked.news[1:] == [("ended", "live/room", "FCUnpublish")]
+    assert asked.news[1:] == [("publish over", "live/room", "FCUnpublish")]
 
 
 @pytest.mark.parametrize(("ask", "code"), [("publish", "NetStream.Publish.BadName"), ("play", "NetStream.Play.Failed")])
 def test_refusal_reaches_the_client_in_the_words_of_the_hook(world, asked, ask, code):
     """The description of the status is what the hook said."""
     peer = getattr(world.connect(), ask)()
-    asked.questions[0][1].tell("This key has expired.")
+    asked.questions[0][1].tell(Refusal("This key has expired."))
     world.run()
     assert descriptions(peer) == [(code, "This key has expired.")]
     assert (asked.news, world.hub.snapshot().streams) == ([], {})
@@ -121,7 +125,7 @@ def test_hook_that_does_not_answer_refuses(world, asked):
     """After `decide_s` the client is told, the limit is counted, and a late answer changes nothing."""
     peer = world.connect().publish()
     world.run(asked.decide_s + STEP_S)
-    assert descriptions(peer) == [("NetStream.Publish.BadName", TOO_SLOW)]
+    assert descriptions(peer) == [("NetStream.Publish.BadName", TOO_SLOW.text)]
     assert world.hub.snapshot().limits_hit["decide_s"] == 1
     asked.questions[0][1].tell(None)
     world.run()
@@ -143,7 +147,7 @@ def test_withdrawn_request_is_not_answered_and_the_next_one_is_asked(world, aske
     """Publish, deleteStream, createStream, publish: if the first is asked at all, its answer is nobody's."""
     peer = world.connect()
     peer.publish("live/first")
-    asked.questions[0][1].tell("no")
+    asked.questions[0][1].tell(Refusal("no"))
     world.run()
 
     def say(name, *values, stream_id=0):
@@ -159,7 +163,58 @@ def test_withdrawn_request_is_not_answered_and_the_next_one_is_asked(world, aske
     for _, question in asked.questions:
         question.tell(None)
     world.run()
-    assert asked.news == [("published", "live/third")]
+    assert asked.news == [("publish began", "live/third")]
+
+
+@pytest.mark.parametrize(
+    ("ask", "why", "code"),
+    [
+        ("publish", Why.UNAUTHORIZED, "NetStream.Publish.Unauthorized"),
+        ("publish", Why.FORBIDDEN, "NetStream.Publish.BadName"),
+        ("publish", Why.UNAVAILABLE, "NetStream.Publish.BadName"),
+        ("play", Why.UNAUTHORIZED, "NetStream.Play.Failed"),
+        ("play", Why.NOT_FOUND, "NetStream.Play.StreamNotFound"),
+        ("play", Why.UNAVAILABLE, "NetStream.Play.Failed"),
+    ],
+)
+def test_refusal_has_the_code_that_rtmp_has_for_it(world, asked, ask, why, code):
+    """What HTTP says with a status, RTMP says with the code of a status message."""
+    peer = getattr(world.connect(), ask)()
+    asked.questions[0][1].tell(Refusal("No.", why))
+    world.run()
+    assert descriptions(peer) == [(code, "No.")]
+
+
+def test_connect_waits_for_the_answer_and_its_end_is_told(world, asked):
+    """Nothing is answered before; an end is told of whom was let in, with the request that was asked."""
+    asked.decides = {"connect": True, "publish": False, "play": False}
+    asked.hears = {"connect", "play"}
+    peer = world.connect().play()
+    ((request, question),) = asked.questions
+    assert (request.kind, request.stream) == ("connect", "live")
+    assert not started(peer)
+    question.tell(None)
+    world.run()
+    assert started(peer)
+    peer.connection.close()
+    world.run(0.1)
+    assert [item[:2] for item in asked.news] == [
+        ("connect began", "live"),
+        ("play began", "live/room"),
+        ("play over", "live/room"),
+        ("connect over", "live"),
+    ]
+
+
+def test_connect_that_is_refused_is_told_and_closed(world, asked):
+    """The client reads the words, then the connection ends; nobody is told of the end of what was not let in."""
+    asked.decides["connect"], asked.hears = True, {"connect"}
+    peer = world.connect().publish()
+    asked.questions[0][1].tell(Refusal("Not from here."))
+    world.run(0.1)
+    assert descriptions(peer) == [("NetConnection.Connect.Rejected", "Not from here.")]
+    assert peer.ended == (CloseReason.AUTH_REFUSED, "connect refused")
+    assert asked.news == []
 
 
 # -- the runner
@@ -243,7 +298,7 @@ async def _says_later(_self, _request):
 def test_hook_may_be_plain_or_a_coroutine_function(run, kind, decide, refusal):
     """Both are asked, and what they say is the answer."""
     runner, failures = run(hooks_that(decide))
-    assert answer_of(runner, kind) == (refusal and refusal.format(kind=kind))
+    assert answer_of(runner, kind) == (refusal and Refusal(refusal.format(kind=kind)))
     assert failures == []
 
 
@@ -355,10 +410,10 @@ def test_news_come_in_order_on_one_thread(run):
     """Published, the frames, ended: as they happened, although one of them is a coroutine function."""
     recorder = Recorder()
     runner, failures = run(recorder)
-    runner.published(request_of())
+    runner.began(request_of())
     for at in range(100):
         runner.tap("live/room", MessageClass.AUDIO, TYPE_AUDIO, at, b"%d" % at)
-    runner.ended(request_of(), "closeStream")
+    runner.over(request_of(), "closeStream")
     runner.stop(WAIT_S)
     frames = [LiveFrame("live/room", MessageClass.AUDIO, TYPE_AUDIO, at, b"%d" % at) for at in range(100)]
     assert recorder.told == [("published", "live/room"), *frames, ("ended", "live/room", "closeStream")]
@@ -374,8 +429,8 @@ def test_publications_that_nobody_has_heard_of_are_limited_by_address(run):
     request, other = request_of(), request_of(address="192.0.2.2")
     for _ in range(32):
         runner.check_news(request)
-        runner.published(request)
-        runner.ended(request, "closeStream")
+        runner.began(request)
+        runner.over(request, "closeStream")
     with pytest.raises(LimitExceededError, match="hook_news is 33, the limit is 32"):
         runner.check_news(request)
     runner.check_news(other)
@@ -440,15 +495,15 @@ def test_hook_that_raises_on_news_is_reported_and_told_the_next(run):
 def test_hooks_that_nobody_overrides_cost_nothing():
     """No question, no tap, and nothing in the queue."""
     runner = HookRunner(LiveHooks(), lambda *_: None)
-    assert (runner.decides, runner.tap) == ({"publish": False, "play": False}, None)
-    runner.published(request_of())
+    assert (runner.decides, runner.tap) == ({"connect": False, "publish": False, "play": False}, None)
+    runner.began(request_of())
     assert runner._news.empty()
 
 
 def test_tap_gets_what_viewers_get(world, asked):
     """Headers first, then frames, with the class that the stream gave them; what is held back is not there."""
     taken = []
-    asked.decides = {"publish": False, "play": False}
+    asked.decides = {"connect": False, "publish": False, "play": False}
     asked.tap = lambda *frame: taken.append(frame)
     peer = world.connect().publish()
     peer.video(0, AVC_HEADER)
@@ -475,7 +530,7 @@ def test_hooks_named_in_a_setting_are_made(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     server = build_live_server(LiveConfig(hooks="our_hooks_here:Ours"))
-    assert server.hub.hooks.decide_s == 1.5
+    assert server.hub.gate.hooks.decide_s == 1.5
     server.stop(0.1)
     for text in ("our_hooks_here:Other", "our_hooks_here:None", "our_hooks_here", "no_such_module:Ours"):
         with pytest.raises(ConfigError, match="hooks"):

@@ -1,0 +1,77 @@
+"""What is asked of a server before somebody connects, publishes or plays, and what it answers: RTMP and HTTP alike."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from flowctl.rtmp.url import Query, RtmpUrl
+
+Kind = Literal["connect", "publish", "play"]
+"""What is asked for. Who comes over HTTP is asked about "play" alone: there a connection is for nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRequest:
+    """Somebody asks to connect, or to publish or play a stream. Its ``repr`` shows no secret of the address.
+
+    Args:
+        kind: ``"connect"``, ``"publish"`` or ``"play"``.
+        connection: number of the connection, as in the log.
+        peer: address and port.
+        url: the whole address; for HTTP without the suffix of the format, so that its path is that of the stream.
+        user: who has logged in with a password. None: the server asks for none.
+        user_agent: what the client calls itself; "" when it does not say.
+        bearer: what stands behind ``Bearer`` in the Authorization header of HTTP; "" for RTMP, or where there is none.
+        page_url: page on which the player is (RTMP ``pageUrl``, HTTP ``Referer``); "" when it does not say.
+    """
+
+    kind: Kind
+    connection: int
+    peer: tuple[str, int]
+    url: RtmpUrl
+    user: str | None = None
+    user_agent: str = ""
+    bearer: str = field(default="", repr=False)
+    page_url: str = field(default="", repr=False)
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream, ``app/stream``; the application alone of one that connects."""
+        return self.url.path
+
+    @property
+    def query(self) -> Query:
+        """The parameters behind the name: where clients put keys and tokens."""
+        return self.url.query
+
+
+class Why(enum.Enum):
+    """Why a request is refused; its value is the status code of HTTP."""
+
+    UNAUTHORIZED = 401  #: a key or token is missing, wrong or has expired: another one may help
+    FORBIDDEN = 403  #: whatever the client brings
+    NOT_FOUND = 404  #: there is no such stream
+    UNAVAILABLE = 503  #: it could not be decided, later it may be
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The answer to a request that is not allowed.
+
+    Args:
+        text: what the client is told; without a secret.
+        why: as which status.
+    """
+
+    text: str
+    why: Why = Why.FORBIDDEN
+
+    def __str__(self) -> str:
+        return self.text
+
+
+UNDECIDED: Final = Refusal("The server could not decide whether to allow this.", Why.UNAVAILABLE)
+"""What a client is told when a hook raised something, or returned what is no answer."""
+TOO_SLOW: Final = Refusal("The server did not decide in time.", Why.UNAVAILABLE)
