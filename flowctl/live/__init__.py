@@ -15,18 +15,21 @@ if TYPE_CHECKING:
     from flowctl.live.config import Audience, LiveConfig, SecondPublisher
     from flowctl.live.hooks import LiveFrame, LiveHooks
     from flowctl.live.server import LiveServer, build_live_server
+    from flowctl.live.settings.levels import Level, Role
     from flowctl.live.statistics import EndedViewer, HubStatistics, StreamStatistics, ViewerStatistics
 
 __all__ = [
     "Audience",
     "EndedViewer",
     "HubStatistics",
+    "Level",
     "LiveConfig",
     "LiveFrame",
     "LiveHooks",
     "LiveRequest",
     "LiveServer",
     "Refusal",
+    "Role",
     "SecondPublisher",
     "StreamStatistics",
     "ViewerStatistics",
@@ -40,6 +43,7 @@ _HOMES = {
     "flowctl.live.hooks": ("LiveFrame", "LiveHooks"),
     "flowctl.live.server": ("LiveServer", "build_live_server"),
     "flowctl.live.statistics": ("EndedViewer", "HubStatistics", "StreamStatistics", "ViewerStatistics"),
+    "flowctl.live.settings.levels": ("Level", "Role"),
 }
 
 

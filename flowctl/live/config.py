@@ -6,7 +6,6 @@ import enum
 import os
 import re
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +13,11 @@ from flowctl.errors import ConfigError
 from flowctl.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields, check_type
 from flowctl.flight.options import FlightOptions
-from flowctl.flow.limits import MOST_TARGET_MS, Limits, parse_target_delay, target_marks
+from flowctl.flow.limits import MOST_TARGET_MS, Limits, parse_target_delay, target_marks, write_marks
 from flowctl.flow.limitsfile import LimitsFile
 from flowctl.flow.policy import LIVE_POLICIES
 from flowctl.judging.shadow import Candidate
+from flowctl.live.settings.levels import MARKS, MOST_LEVELS, Level, Levels, Role, merged, placed, with_marks
 from flowctl.loop.work import WorkLimits
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.printable import short
@@ -72,6 +72,14 @@ class Audience:
             )
         if policy is not None and policy not in LIVE_POLICIES:
             raise ConfigError(f"audiences, {self.streams!r:.60}: policy is {policy!r:.40}, it must be {_POLICY_NAMES}")
+
+    @property
+    def level(self) -> Level:
+        """What it is: the level of the viewers of some streams."""
+        values: dict[str, Any] = {} if self.target_delay_ms == -1 else {"limits.target_delay_ms": self.target_delay_ms}
+        if self.policy is not None:
+            values["policy"] = self.policy
+        return Level(stream=self.streams, role=Role.VIEWER, values=values)
 
     def __str__(self) -> str:
         """As `parse_audiences` reads it."""
@@ -154,7 +162,9 @@ class LiveConfig(ServeOptions):
             slowed down, and cut if it goes on.
         shadow: limits and policy to be compared with the real ones for every viewer that lags; they act on nothing.
             None: there is no comparison.
-        audiences: target delay and policy of the viewers of some streams; the first whose pattern fits counts.
+        levels: what differs for an application, a stream or a role, see `at`.
+        audiences: target delay and policy of the viewers of some streams: levels in few words, nearer than `levels`
+            of the same pattern.
         hooks: ``package.module:Name`` of a `LiveHooks` class, where no object is given; empty: none.
         limits_file: limits that are read at the start, instead of `limits`, and again whenever the file changes; see
             `flowctl.flow.limitsfile`. None: there is no file.
@@ -190,6 +200,7 @@ class LiveConfig(ServeOptions):
     memory_budget_per_address: bool = False
     work: WorkLimits = field(default_factory=WorkLimits)
     shadow: Candidate | None = None
+    levels: tuple[Level, ...] = ()
     audiences: tuple[Audience, ...] = ()
     hooks: str = ""
     limits_file: Path | None = None
@@ -201,6 +212,7 @@ class LiveConfig(ServeOptions):
     control_clients: Path | None = None
     workers: int = 1
     origin: str = ""
+    _levels: Levels[LiveConfig] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Two arguments: with slots the class is made twice, and the short form would look in the first one.
@@ -224,6 +236,8 @@ class LiveConfig(ServeOptions):
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 or more")
         for item in self.audiences:
             check_type("LiveConfig.audiences", item, Audience)
+        for level in self.levels:
+            check_type("LiveConfig.levels", level, Level)
         if not 0 <= self.workers <= MOST_WORKERS:
             raise ConfigError(
                 f"workers is {self.workers}, it must be 1 to {MOST_WORKERS}, or 0 for one per core",
@@ -235,6 +249,50 @@ class LiveConfig(ServeOptions):
                 hint="write host:port, for example 10.0.0.5:1936",
             )
         self._check_control()
+        self._check_levels()
+
+    def _check_levels(self) -> None:
+        """See that each level goes with the server's settings; whatever comes of several then does, see `at`."""
+        if len(self.levels) + len(self.audiences) > MOST_LEVELS:
+            raise ConfigError(f"there are {len(self.levels) + len(self.audiences)} levels, {MOST_LEVELS} are allowed")
+        object.__setattr__(self, "_levels", Levels(()))
+        for level in self.levels:
+            try:
+                self._with(level)
+            except (ConfigError, AttributeError, TypeError) as error:
+                raise ConfigError(f"{level}: {error}") from error
+        object.__setattr__(self, "_levels", Levels((*(item.level for item in self.audiences), *self.levels)))
+
+    def _with(self, level: Level) -> LiveConfig:
+        """Return what one level alone makes of these settings; unlike `at`, marks that do not fit are an error."""
+        soft, hard, low = (level.values.get(path) for path in MARKS)
+        if not soft is hard is low is None:
+            Limits.parse(soft or write_marks(self.limits, "soft"), hard, low)
+        return self._of([level])
+
+    def _of(self, levels: list[Level]) -> LiveConfig:
+        if not levels:
+            return self
+        bare = replace(self, levels=(), audiences=(), limits=with_marks(self.limits, levels))
+        found: LiveConfig = placed(bare, merged(levels))
+        return found
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether anything differs for any stream or role."""
+        return bool(self._levels)
+
+    def at(self, stream: str, role: Role | None = None) -> LiveConfig:
+        """Return the settings that hold for a role in a stream: of each the nearest level that says it.
+
+        Levels are, from the farthest to the nearest: server, application, stream, role; see
+        `flowctl.live.settings.levels`. Remembered: a look-up costs less than a microsecond. Any thread.
+
+        Args:
+            stream: ``app/stream``; ``app/`` for an application alone.
+            role: None: what holds for both.
+        """
+        return self._levels.find(stream, role, self._of) if self._levels else self
 
     def _check_control(self) -> None:
         """See that `control` names addresses."""
@@ -262,7 +320,3 @@ class LiveConfig(ServeOptions):
         return replace(
             self, limits=file.limits, return_after_s=return_after_s, settings=replace(self.settings, **times)
         )
-
-    def audience(self, stream: str) -> Audience | None:
-        """Return the audience of ``app/stream``. None: the usual one."""
-        return next((item for item in self.audiences if fnmatchcase(stream, item.streams)), None)

@@ -24,6 +24,7 @@ from flowctl.live.observer import Observer
 from flowctl.live.oversight.oversight import Oversight
 from flowctl.live.oversight.pace import Pace
 from flowctl.live.owner import Owner
+from flowctl.live.settings.levels import Role
 from flowctl.live.statistics import (
     EndedViewer,
     HubStatistics,
@@ -152,6 +153,7 @@ class Hub:
         age_from: what the age axis of the viewers' limits measures.
 
     Attributes:
+        config: the settings in force; replaced as a whole, see `LiveConfig.at` for those of a stream.
         gate: decides who may connect, publish and play.
         observers: are told what happens to the sessions.
         taker: takes what is published. None: nobody does.
@@ -167,7 +169,7 @@ class Hub:
         call_later: Callable[..., Any],
         age_from: AgeSource = AgeSource.QUEUE,
     ) -> None:
-        self.config: Final = config
+        self.config = config
         self._clock = clock
         self._call_later = call_later
         self._lock = OwnedLock()
@@ -238,7 +240,7 @@ class Hub:
             BusyError: it may not have the name.
         """
         self._lock.assert_owned()
-        stream, policy = self._streams.get(name), self.config.second_publisher
+        stream, policy = self._streams.get(name), self.config.at(name, Role.PUBLISHER).second_publisher
         if stream is None or stream.ended:
             return False  # nobody publishes it, nor may be back
         known = stream.owner is not None and stream.owner.same(owner)
@@ -266,7 +268,7 @@ class Hub:
     ) -> Stream:
         """Enter a publication in the books, if the limits allow it, and return its stream."""
         self._lock.assert_owned()
-        address, most = address_key(publisher.peer[0]), self.config.publishers_per_address
+        address, most = address_key(publisher.peer[0]), self.config.at(name, Role.PUBLISHER).publishers_per_address
         known = self._streams.get(name)
         count = self._published_from.get(address, 0)
         # The one that is replaced gives its place up: its owner may have no other.
@@ -344,7 +346,7 @@ class Hub:
         Otherwise one that publishes, breaks off and comes with another name held hundreds of them.
         """
         self._lock.assert_owned()
-        most, count = self.config.publishers_per_address, self._kept_for.get(address, 0)
+        most, count = self.config.at(stream.name, Role.PUBLISHER).publishers_per_address, self._kept_for.get(address, 0)
         if most and count >= most:
             return False
         stream.kept_for, self._kept_for[address] = address, count + 1
@@ -408,13 +410,14 @@ class Hub:
     def _wait_before_end_locked(self, stream: Stream, now: float, *, grace: bool) -> float:
         """Return for how long the end of a stream is not told yet, in seconds; 0: it is told at once."""
         self._lock.assert_owned()
+        grace_s = self.config.at(stream.name, Role.PUBLISHER).return_grace_s if grace else 0.0
         if not (stream.viewers or stream.links):
             stream.drop_caches()  # nobody is spared a break, so all that is kept is the name
-            return self.config.return_grace_s if grace else 0.0
+            return grace_s
         # Each end and each beginning is told to all viewers, and a publisher may come and go many times a second.
         told_s = stream.ended_at + _LEAST_TOLD_S - now
         next_s = 0.0 if self.names is None else _TURN_S
-        return max(self.config.return_grace_s if grace else 0.0, told_s, next_s)
+        return max(grace_s, told_s, next_s)
 
     def _end(self, stream: Stream, takeovers: int) -> None:
         """Tell the viewers that the publisher has gone, unless one is there again, or was and has a time of its own."""
@@ -508,7 +511,7 @@ class Hub:
             if len(self._streams) >= MOST_STREAMS:
                 raise LimitExceededError("streams", len(self._streams) + 1, MOST_STREAMS)
             tap = None if self.gate.hooks is None else self.gate.hooks.tap
-            stream = self._streams[name] = Stream(name, self.config, now, tap, self.taker)
+            stream = self._streams[name] = Stream(name, self.config.at(name), now, tap, self.taker)
         return stream
 
     def _forget_if_idle_locked(self, stream: Stream) -> None:

@@ -7,7 +7,6 @@ the log, paused, is told by the wire session.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Final
 
 import structlog
@@ -20,8 +19,10 @@ from flowctl.flow.ledger import LedgerEntry
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LIVE_POLICIES, DropPolicy, Thin, Verdict
 from flowctl.flow.state import MessageClass, SendState
+from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub, Viewer, line_fields
 from flowctl.live.oversight.episodes import Episode
+from flowctl.live.settings.levels import Role
 from flowctl.live.stream import StartPlace, Stream
 from flowctl.live.wirelog import WireLog
 from flowctl.reasons import DropReason
@@ -75,7 +76,6 @@ class Playing:
         viewer: as the hub knows it.
         rtmp: the wire session.
         hub: which `viewer` has entered for `stream`.
-        policy: what to drop for a slow viewer, where the stream's audience has no policy of its own.
         stream_id: message stream id.
         stream: the stream.
         wire: its log for that message stream id, joined.
@@ -90,7 +90,7 @@ class Playing:
     """
 
     __slots__ = (
-        *("_audio", "_connection", "_episode", "_hub", "_policy", "_rtmp", "_usual_target_ms", "_video", "_viewer"),
+        *("_audio", "_connection", "_episode", "_hub", "_own_limits", "_rtmp", "_video", "_viewer"),
         *("_wire", "began_at", "before", "paused", "stream", "stream_id", "waits_until"),
     )
 
@@ -99,7 +99,6 @@ class Playing:
         viewer: Viewer,
         rtmp: ServerSession,
         hub: Hub,
-        policy: DropPolicy,
         stream_id: int,
         stream: Stream,
         wire: WireLog,
@@ -108,11 +107,10 @@ class Playing:
         self._connection = viewer.connection
         self._rtmp = rtmp
         self._hub = hub
-        self._policy = policy
         self._wire = wire
         self._audio = self._video = True  # whether the player wants them
         self._episode: Episode | None = None  # most viewers have no trouble at all
-        self._usual_target_ms: int | None = None  # target delay of its Sender but for this stream
+        self._own_limits = False  # whether its Sender's limits are those of this stream
         self.stream_id = stream_id
         self.stream = stream
         self.began_at = self._connection.now()
@@ -124,7 +122,7 @@ class Playing:
 
     def begin(self) -> StartPlace:
         """Accept the play, or let it wait for a publisher; return from where to `follow` behind the replies."""
-        self.set_audience()
+        self.put_settings()
         # In this order: what ends the stream after the look stands in the log that the player then follows.
         place = self.stream.start_place(self._wire)
         waiting = self.stream.ended
@@ -155,7 +153,7 @@ class Playing:
             self._note_begin()
 
     def _wait(self) -> None:
-        wait_s = self._hub.config.rtmp.limits.player_wait_s
+        wait_s = self._settings.rtmp.limits.player_wait_s
         self.waits_until = self._connection.now() + wait_s if wait_s else None
 
     def _note_end(self) -> None:
@@ -193,7 +191,7 @@ class Playing:
             LimitExceededError: it is.
         """
         if self.waits_until is not None and now >= self.waits_until:
-            limit_s = self._hub.config.rtmp.limits.player_wait_s
+            limit_s = self._settings.rtmp.limits.player_wait_s
             self._rtmp.limit_status(self.stream_id, "player_wait_s", limit_s, limit_s)
             raise LimitExceededError(
                 "player_wait_s", limit_s, limit_s, f"nobody published {self.stream.name} within {limit_s:g} s"
@@ -242,7 +240,7 @@ class Playing:
 
     def _mute(self, *, audio: bool, video: bool) -> None:
         self._audio, self._video = audio, video
-        policy = self._audience_policy()
+        policy = self._stream_policy()
         if self._muted:
             policy = Muted(policy, audio=self._audio, video=self._video)
         self._connection.sender.set_policy(policy)
@@ -251,36 +249,37 @@ class Playing:
     def _muted(self) -> bool:
         return not (self._audio and self._video)
 
-    # -- what is set for its audience
+    # -- what is set for those who play the stream
 
-    def _audience_policy(self) -> DropPolicy:
-        audience = self._hub.config.audience(self.stream.name)
-        return self._policy if audience is None or audience.policy is None else LIVE_POLICIES[audience.policy]
+    @property
+    def _settings(self) -> LiveConfig:
+        return self._hub.config.at(self.stream.name, Role.VIEWER)
 
-    def set_audience(self, limits: Limits | None = None) -> None:
+    def _stream_policy(self) -> DropPolicy:
+        return LIVE_POLICIES[self._settings.policy]
+
+    def put_settings(self, limits: Limits | None = None) -> None:
         """Put in force what is set for viewers of the stream.
 
         Args:
             limits: the server's, which have just been changed. None: its Sender has them already.
         """
-        sender, audience = self._connection.sender, self._hub.config.audience(self.stream.name)
-        usual = limits or sender.limits
-        if audience is not None and audience.target_delay_ms != -1:
-            self._usual_target_ms = usual.target_delay_ms
-            limits = dataclasses.replace(usual, target_delay_ms=audience.target_delay_ms)
+        mine, sender = self._settings, self._connection.sender
+        if mine.limits != self._hub.config.limits:
+            self._own_limits, limits = True, mine.limits
+        elif self._own_limits:
+            self._own_limits, limits = False, mine.limits
         if limits is not None and limits != sender.limits:
             sender.set_limits(limits)
-        if (
-            not self._muted and audience is not None and audience.policy is not None
-        ):  # else it is set with what is muted
-            sender.set_policy(self._audience_policy())
+        if not self._muted and sender.policy is not LIVE_POLICIES[mine.policy]:
+            sender.set_policy(LIVE_POLICIES[mine.policy])
 
-    def _leave_audience(self) -> None:
-        audience, sender = self._hub.config.audience(self.stream.name), self._connection.sender
-        if audience is not None and audience.target_delay_ms != -1:
-            sender.set_limits(dataclasses.replace(sender.limits, target_delay_ms=self._usual_target_ms))
-        if audience is not None and audience.policy is not None:
-            sender.set_policy(self._policy)
+    def _leave_settings(self) -> None:
+        usual, sender = self._hub.config, self._connection.sender
+        if self._own_limits:
+            sender.set_limits(usual.limits)
+        if self._muted or sender.policy is not LIVE_POLICIES[usual.policy]:  # what is muted is so for this play
+            sender.set_policy(LIVE_POLICIES[usual.policy])
 
     # -- trouble and the end
 
@@ -297,13 +296,11 @@ class Playing:
         return total(counts for reason, counts in dropped.items() if reason is not DropReason.UNFOLLOWED)
 
     def end(self, why: str) -> None:
-        """Leave the log, the stream and its audience, and log what became of it."""
+        """Leave the log, the stream and its settings, and log what became of it."""
         connection = self._connection
         if connection.place is not None:
             connection.place.end()
-        if self._muted:
-            connection.sender.set_policy(self._policy)  # what this play has muted, the next one has not
-        self._leave_audience()
+        self._leave_settings()
         # Also out of what waits to be sent to it: what it was offered of the stream is settled when it leaves.
         self.stream.leave(self._wire)
         self._hub.leave(self.stream, self._viewer, figures_of(connection).settled() - self.before)

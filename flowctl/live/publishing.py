@@ -11,8 +11,10 @@ from flowctl.connection import Connection
 from flowctl.errors import LimitExceededError
 from flowctl.flow.state import SendState
 from flowctl.judging.shares import ViewerShares
+from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub, Publisher, line_fields
 from flowctl.live.oversight.signals import EVENT_NAME, Subscription, message_values, publisher_settings
+from flowctl.live.settings.levels import Role
 from flowctl.live.stream import MEDIA_TYPES, Stream
 from flowctl.rtmp.server.session import ServerSession
 from flowctl.rtmp.wire import Message
@@ -66,8 +68,12 @@ class Publishing:
         self._signal: Subscription | None = None  # tells it how its viewers are doing; None: it has not asked for it
         self.stream_id = stream_id
         self.stream = stream
-        self.look_at = self._next_look(now, hub.config.rtmp.limits.first_media_s, now)
+        self.look_at = self._next_look(now, self._settings.rtmp.limits.first_media_s, now)
         self.request: LiveRequest | None = None
+
+    @property
+    def _settings(self) -> LiveConfig:
+        return self._hub.config.at(self.stream.name, Role.PUBLISHER)
 
     @property
     def standby(self) -> bool:
@@ -106,9 +112,9 @@ class Publishing:
         """
         if self.look_at is None or now < self.look_at:
             return
-        limit, allowed_s, since = "media_silence_s", self._hub.config.media_silence_s, self._media_at
+        limit, allowed_s, since = "media_silence_s", self._settings.media_silence_s, self._media_at
         if since is None:
-            limit, allowed_s = "first_media_s", self._hub.config.rtmp.limits.first_media_s
+            limit, allowed_s = "first_media_s", self._settings.rtmp.limits.first_media_s
             since = self._began_at
         if self._connection.receiver.paused:
             since = now  # what is not read cannot be late
@@ -122,7 +128,7 @@ class Publishing:
 
         Never later than `media_silence_s` from `now`: media may come at once, and the silence begin behind it.
         """
-        silence_s = self._hub.config.media_silence_s
+        silence_s = self._settings.media_silence_s
         times = [start + limit for start, limit in ((since, allowed_s), (now, silence_s)) if limit]
         return min(times, default=None)
 

@@ -30,6 +30,7 @@ from flowctl.live.reload.banning import Banned, Banning
 from flowctl.live.reload.reload import Reload
 from flowctl.live.session import LiveSession
 from flowctl.reasons import CloseReason
+from flowctl.sending.settings import SenderSettings
 from flowctl.server.bans import Ban, BanAction, BanList, utc_text
 from flowctl.server.program import ServeOptions
 from flowctl.server.server import Server
@@ -85,7 +86,7 @@ class LiveServer(Server):
         self.config = config
         policy = LIVE_POLICIES[config.policy]
         super().__init__(
-            lambda: LiveSession(self.hub, policy, self.clock()),
+            lambda: LiveSession(self.hub, self.clock()),
             config.host,
             config.port,
             limits=config.limits,
@@ -162,10 +163,15 @@ class LiveServer(Server):
             self._refusals.clear()
         self._refusals[key] = (last, count + 1)
 
+    def set_limits(self, limits: Limits, settings: SenderSettings | None = None) -> None:
+        """Give all connections other limits, but for what is set for their application, stream and role."""
+        self.hub.config = dataclasses.replace(self.hub.config, limits=limits)
+        super().set_limits(limits, settings)
+
     def _put_limits(self, connection: Connection, limits: Limits) -> None:
         session = connection.session
-        if self.config.audiences and isinstance(session, LiveSession):
-            session.on_thread(session.set_audience, limits)  # with the target delay of the stream that it plays
+        if self.hub.config.has_levels and isinstance(session, LiveSession):
+            session.on_thread(session.put_settings, limits)  # with what is set for the stream that it plays
         else:
             super()._put_limits(connection, limits)
 

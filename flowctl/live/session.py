@@ -20,7 +20,6 @@ from flowctl.connection import Session
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Limits
-from flowctl.flow.policy import DropPolicy
 from flowctl.flow.state import MessageClass, SendState, StateChange
 from flowctl.live.hooks import Question
 from flowctl.live.hub import Claim, Hub, Right, line_fields
@@ -29,6 +28,7 @@ from flowctl.live.oversight.signals import PARAMETER
 from flowctl.live.owner import Owner
 from flowctl.live.playing import Playing
 from flowctl.live.publishing import Publishing
+from flowctl.live.settings.levels import Role
 from flowctl.live.statistics import EndedViewer, ViewerStatistics
 from flowctl.live.stream import Stream
 from flowctl.log import redact_text
@@ -99,7 +99,6 @@ class LiveSession(Session):
 
     Args:
         hub: the streams, with the settings of the server.
-        policy: what to drop for a slow viewer.
         now: time in seconds.
     """
 
@@ -112,7 +111,6 @@ class LiveSession(Session):
         "_piece_bytes",
         "_played",
         "_playing",
-        "_policy",
         "_publishing",
         "_question",
         "_rate",
@@ -121,10 +119,9 @@ class LiveSession(Session):
         "user_agent",
     )
 
-    def __init__(self, hub: Hub, policy: DropPolicy, now: float) -> None:
+    def __init__(self, hub: Hub, now: float) -> None:
         self._hub = hub
         self._config = hub.config
-        self._policy = policy
         self._rtmp = ServerSession(hub.config.rtmp, now=now)
         self._publishing = _NO_PUBLISHING  # by message stream id
         self._playing: Playing | None = None
@@ -561,6 +558,8 @@ class LiveSession(Session):
             self._publishing = {}
         publishing = Publishing(self, self.connection, self._rtmp, self._hub, event.stream_id, stream, now)
         self._publishing[event.stream_id] = publishing
+        if self._hub.config.has_levels:
+            self.put_settings(self._hub.config.limits)
         self._rtmp.accept_publish(event.stream_id)
         self.connection.gather_input(wanted=True)
         asked = event.query.get(PARAMETER)
@@ -607,7 +606,7 @@ class LiveSession(Session):
                 event.stream_id, commands.PLAY_FAILED, "One connection plays one stream; close the other one first."
             )
             return
-        if not self._config.players_may_wait and not self._hub.is_published(name):
+        if not self._hub.config.at(name, Role.VIEWER).players_may_wait and not self._hub.is_published(name):
             self._rtmp.reject_play(event.stream_id, description=f"Nobody publishes {name}.")
             _log.info("play refused", **self._fields(name), reason="nobody publishes it")
             return
@@ -622,7 +621,7 @@ class LiveSession(Session):
             self._rtmp.reject_play(event.stream_id, commands.PLAY_FAILED, str(error))
             self._refused("play refused", name, error)
             return
-        playing = self._playing = Playing(self, self._rtmp, self._hub, self._policy, event.stream_id, stream, wire)
+        playing = self._playing = Playing(self, self._rtmp, self._hub, event.stream_id, stream, wire)
         place = playing.begin()
         self._send_replies()  # they go first: the log follows behind them
         playing.follow(place)
@@ -632,11 +631,14 @@ class LiveSession(Session):
             self._played = request
             self._hub.gate.began(request)
 
-    def set_audience(self, limits: Limits) -> None:
+    def put_settings(self, limits: Limits) -> None:
         """Put in force the server's limits, which have just been changed, with what is set for the stream it plays."""
         if self._playing is not None:
-            self._playing.set_audience(limits)
-        elif limits != self.connection.sender.limits:
+            self._playing.put_settings(limits)
+            return
+        if (first := next(iter(self._publishing.values()), None)) is not None:
+            limits = self._hub.config.at(first.stream.name, Role.PUBLISHER).limits
+        if limits != self.connection.sender.limits:
             self.connection.sender.set_limits(limits)
 
     def _end_playing(self, why: str) -> None:

@@ -11,7 +11,7 @@ import errno
 
 from flowctl.connection import Connection
 from flowctl.flow.limits import NO_LIMITS
-from flowctl.flow.policy import LivePolicy
+from flowctl.flow.policy import LIVE_POLICIES
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession
@@ -74,7 +74,7 @@ class Peer:
         self.wire = MemoryWire(address)
         self.events, self.media = [], []
         self.reads = True
-        self.live = LiveSession(world.hub, world.policy, world.clock())
+        self.live = LiveSession(world.hub, world.clock())
         self.connection = Connection(
             self.wire,
             self.live,
@@ -213,7 +213,7 @@ class World:
         self.clock = ManualClock()
         self.group = HandGroup(self.clock)
         self.config = settings or LiveConfig()
-        self.policy = LivePolicy()
+        self.policy = LIVE_POLICIES[self.config.policy]
         self.limits, self.settings = limits, sender or SenderSettings()
         self.hub = Hub(self.config, self.clock, self.group.call_later)
         self.peers, self.gone = [], []

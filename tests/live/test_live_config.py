@@ -7,6 +7,7 @@ import pytest
 from flowctl.errors import ConfigError
 from flowctl.flight.options import FlightOptions
 from flowctl.live.config import Audience, LiveConfig, parse_audiences
+from flowctl.live.settings.levels import Role
 from flowctl.server.program import ServeOptions
 
 
@@ -33,18 +34,19 @@ def test_policy_when_it_is_unknown_is_refused():
         LiveConfig(policy="all")
 
 
-def test_audiences_when_several_fit_are_the_first_that_does():
-    """Target delay and policy per application and stream; what is not said stays as usual."""
-    text = "talk/*=800ms audio-first; cams/door=off; cams/*=4s; x/*=pictures-first"
+def test_audiences_when_several_fit_are_the_nearest():
+    """Target delay and policy of viewers per stream; what is not said stays as usual, for publishers all of it."""
+    text = "talk/*=800ms audio-first; cams/*=4s; cams/door=off; x/*=pictures-first"
     config = LiveConfig(audiences=parse_audiences(text))
-    found = {name: config.audience(name) for name in ("talk/a", "cams/door", "cams/b", "x/y", "live/room")}
-    assert [item and (item.target_delay_ms, item.policy) for item in found.values()] == [
+    found = [config.at(name, Role.VIEWER) for name in ("talk/a", "cams/door", "cams/b", "x/y", "live/room")]
+    assert [(item.limits.target_delay_ms, item.policy) for item in found] == [
         (800, "audio-first"),
-        (0, None),
-        (4000, None),
-        (-1, "pictures-first"),
-        None,
+        (0, "all-or-cut"),
+        (4000, "all-or-cut"),
+        (None, "pictures-first"),
+        (None, "all-or-cut"),
     ]
+    assert config.at("talk/a", Role.PUBLISHER) is config
 
 
 @pytest.mark.parametrize(

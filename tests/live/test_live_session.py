@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, disposable, inter, key
 
@@ -503,12 +505,14 @@ def test_play_when_the_stream_has_an_audience_of_its_own_has_its_target_delay_an
     assert sender.limits.target_delay_ms == 800
     assert isinstance(sender._policy, AudioFirst)
     assert world.player("cams/door").connection.sender.limits.target_delay_ms == 0
-    viewer.connection.session.set_audience(Limits.parse("3MiB,100"))  # as a server does whose limits file has changed
+    world.hub.config = dataclasses.replace(world.hub.config, limits=Limits.parse("3MiB,100"))
+    viewer.connection.session.put_settings(world.hub.config.limits)  # as a server does whose limits file has changed
     assert (sender.limits.size.soft, sender.limits.target_delay_ms) == (3 * 1024 * 1024, 800)
     before = len(sender.ledger())
-    viewer.connection.session.set_audience(Limits.parse("3MiB,100"))
+    viewer.connection.session.put_settings(world.hub.config.limits)
     assert len(sender.ledger()) == before  # what is in force is not put in force again
-    viewer.connection.session.set_audience(usual)
+    world.hub.config = dataclasses.replace(world.hub.config, limits=usual)
+    viewer.connection.session.put_settings(usual)
     viewer.command("deleteStream", None, 1.0, stream_id=0)
     world.run(0.1)
     assert sender.limits == usual

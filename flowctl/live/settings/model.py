@@ -54,6 +54,7 @@ from flowctl.live.settings.kinds import (
     Text,
     Workers,
 )
+from flowctl.live.settings.levels import put, replaced
 from flowctl.server.program import ServeOptions, ServerProgram
 from flowctl.telemetry.privacy import read_key
 
@@ -205,14 +206,14 @@ class LiveSettings(BaseModel):
         tree: dict[str, Any] = {"port": program.default_port, "extra": dict(extra)}
         for name in self.model_fields_set:
             if (path := place(name)) is not None:
-                _put(tree, path, getattr(self, name))
+                put(tree, path, getattr(self, name))
         if self.model_fields_set & {"soft", "hard", "low", "target_delay"}:
             tree["limits"] = self._limits()
         if self.credentials_file is not None:
-            _put(tree, "rtmp.credentials", read_credentials(self.credentials_file))
+            put(tree, "rtmp.credentials", read_credentials(self.credentials_file))
         if self.events_key_file is not None:
-            _put(tree, "events.key", read_key(self.events_key_file))
-        options: Any = _replaced(LiveConfig() if program.has_streams else ServeOptions(), tree)
+            put(tree, "events.key", read_key(self.events_key_file))
+        options: Any = replaced(LiveConfig() if program.has_streams else ServeOptions(), tree)
         return options if self.shadow_limits is None else _with_shadow(options, self.shadow_limits)
 
     def _limits(self) -> Limits:
@@ -252,23 +253,6 @@ def of_streams(name: str) -> bool:
 
 def _extra(name: str) -> Any:
     return LiveSettings.model_fields[name].json_schema_extra
-
-
-def _put(tree: dict[str, Any], path: str, value: Any) -> None:
-    *outer, last = path.split(".")
-    for name in outer:
-        tree = tree.setdefault(name, {})
-    tree[last] = value
-
-
-def _replaced(settings: Any, tree: Mapping[str, Any]) -> Any:
-    """Return the dataclass `settings` with the values of `tree`, whose tables are dataclasses within it."""
-    changes = {}
-    for name, value in tree.items():
-        now = getattr(settings, name)
-        within = isinstance(value, dict) and dataclasses.is_dataclass(now)
-        changes[name] = _replaced(now, value) if within else value
-    return dataclasses.replace(settings, **changes)
 
 
 class Setting(NamedTuple):
