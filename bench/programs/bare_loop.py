@@ -11,14 +11,13 @@ import json
 import socket
 import time
 
-from flowctl.live.wirelog import WireLog
+from flowctl.live.wirelog import RtmpChunks
 from flowctl.media.synthetic import SyntheticSource
-from flowctl.outgoing.streamlog import CacheLimits
 
 
 def slices(bit_rate: int, interval_s: float, seconds: float) -> list[bytes]:
     """Return what a flush of the live server would send, interval by interval."""
-    wire = WireLog("bare", 1, chunk_size=65536, cache=CacheLimits(), flush_interval_s=interval_s)
+    wire = RtmpChunks(1, 65536)
     parts: list[list[bytes]] = [[] for _ in range(int(seconds / interval_s) + 2)]
     for tag in SyntheticSource(video_bit_rate=bit_rate - 128_000).tags(seconds):
         parts[int(tag.timestamp / 1000 / interval_s)].append(wire.serialise(tag.type_id, tag.timestamp, tag.payload))

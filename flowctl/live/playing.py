@@ -3,35 +3,49 @@
 A player follows the log of its stream (`Stream.join`) behind the replies of the wire session. It is told that the
 publisher went or came by the log, so that the notice stands at its place between the frames; a player that has left
 the log, paused, is told by the wire session.
+
+`ViewerSession` is what a session that plays is to hub, oversight, records and operators, whatever protocol its peer
+speaks: what a slow one's input does, its figures, what is set for its stream, what is told of its end. The session of a
+protocol derives from it and adds the protocol.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, Protocol
 
 import structlog
 
-from flowctl.connection import Connection
+from flowctl.access.request import LiveRequest
+from flowctl.connection import Connection, Session
 from flowctl.errors import LimitExceededError
 from flowctl.fanout.following import FollowPlace
 from flowctl.flow.counts import NO_COUNTS, Counts, total
-from flowctl.flow.ledger import LedgerEntry
+from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LIVE_POLICIES, DropPolicy, Thin, Verdict
-from flowctl.flow.state import MessageClass, SendState
+from flowctl.flow.state import MessageClass, SendState, StateChange
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub, Viewer, line_fields
 from flowctl.live.oversight.episodes import Episode
 from flowctl.live.settings.levels import Role
+from flowctl.live.statistics import EndedViewer, ViewerStatistics
 from flowctl.live.stream import StartPlace, Stream
 from flowctl.live.wirelog import WireLog
-from flowctl.reasons import DropReason
+from flowctl.log import redact_text
+from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp import events as rtmp_events
-from flowctl.rtmp.server.session import ServerSession
 from flowctl.rtmp.server.states import StreamState
-from flowctl.server.totals import FlowTotals, totals_of
+from flowctl.server.totals import NO_FLOW, FlowTotals, totals_of
 
 _log: Final = structlog.get_logger("flowctl.live")
+_FLOW: Final = "flow control"
+CONTROL_LANE: Final = "control_lane"
+"""The limits on what waits in the control lane of a Sender: `control_bytes` and `control_messages` of its settings.
+Who goes over them makes us answer, and does not read the answers."""
+_CONTROL_BYTES_PER_S: Final = 16 * 1024
+"""Input that a viewer at its soft limit or above may still send: far more than its acknowledgements, pongs and close
+take, so that they are seen, and too little to make us work."""
 _VIDEO: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
 
 
@@ -69,12 +83,40 @@ def figures_of(connection: Connection) -> FlowTotals:
     return totals_of(connection.sender.statistics(), connection.receiver.statistics())
 
 
+class PlayWords(Protocol):
+    """What a play tells its player, in the words of the protocol, and where it stands with it.
+
+    `flowctl.rtmp.server.session.ServerSession` has these; a protocol without message streams leaves the ids aside.
+    """
+
+    def stream_state(self, stream_id: int) -> StreamState | None:
+        """Return PLAYING, WAITING, or a state in which it does neither."""
+
+    def accept_play(self, stream_id: int) -> None:
+        """It plays from now on."""
+
+    def play_waiting(self, stream_id: int) -> None:
+        """It waits for a publisher from now on."""
+
+    def publish_notify(self, stream_id: int, *, send: bool) -> None:
+        """The stream is published: it plays from now on; not `send`: the log tells the player."""
+
+    def unpublish_notify(self, stream_id: int, *, send: bool) -> None:
+        """The publisher has gone: it waits from now on; not `send`: the log tells the player."""
+
+    def repeat_notify(self, stream_id: int) -> None:
+        """Tell the player once more which of the two it is."""
+
+    def limit_status(self, stream_id: int, limit: str, value: float, maximum: float) -> None:
+        """Tell the player of a limit that is about to end the connection."""
+
+
 class Playing:
     """The message stream on which the peer plays; one per connection. Its connection's thread.
 
     Args:
         viewer: as the hub knows it.
-        rtmp: the wire session.
+        words: what the player is told with: the wire session.
         hub: which `viewer` has entered for `stream`.
         stream_id: message stream id.
         stream: the stream.
@@ -90,14 +132,14 @@ class Playing:
     """
 
     __slots__ = (
-        *("_audio", "_connection", "_episode", "_hub", "_own_limits", "_rtmp", "_video", "_viewer"),
-        *("_wire", "began_at", "before", "paused", "stream", "stream_id", "waits_until"),
+        *("_audio", "_connection", "_episode", "_hub", "_own_limits", "_video", "_viewer"),
+        *("_wire", "_words", "began_at", "before", "paused", "stream", "stream_id", "waits_until"),
     )
 
     def __init__(
         self,
         viewer: Viewer,
-        rtmp: ServerSession,
+        words: PlayWords,
         hub: Hub,
         stream_id: int,
         stream: Stream,
@@ -105,7 +147,7 @@ class Playing:
     ) -> None:
         self._viewer = viewer
         self._connection = viewer.connection
-        self._rtmp = rtmp
+        self._words = words
         self._hub = hub
         self._wire = wire
         self._audio = self._video = True  # whether the player wants them
@@ -127,10 +169,10 @@ class Playing:
         place = self.stream.start_place(self._wire)
         waiting = self.stream.ended
         if waiting:
-            self._rtmp.play_waiting(self.stream_id)
+            self._words.play_waiting(self.stream_id)
             self._wait()
         else:
-            self._rtmp.accept_play(self.stream_id)
+            self._words.accept_play(self.stream_id)
             self._tell_start()
         return place
 
@@ -158,14 +200,14 @@ class Playing:
 
     def _note_end(self) -> None:
         """Let it wait from now on; one that has left the log, paused, is told here, others by the log."""
-        if self._rtmp.stream_state(self.stream_id) is StreamState.PLAYING:
-            self._rtmp.unpublish_notify(self.stream_id, send=self._connection.place is None)
+        if self._words.stream_state(self.stream_id) is StreamState.PLAYING:
+            self._words.unpublish_notify(self.stream_id, send=self._connection.place is None)
 
     def _note_begin(self) -> None:
         """Let it play from now on if it waits; it is told as in `_note_end`."""
-        if self._rtmp.stream_state(self.stream_id) is StreamState.WAITING:
-            self._rtmp.publish_notify(self.stream_id, send=self._connection.place is None)
-        if self._rtmp.stream_state(self.stream_id) is StreamState.PLAYING:
+        if self._words.stream_state(self.stream_id) is StreamState.WAITING:
+            self._words.publish_notify(self.stream_id, send=self._connection.place is None)
+        if self._words.stream_state(self.stream_id) is StreamState.PLAYING:
             self._tell_start()
 
     def _tell_start(self) -> None:
@@ -192,7 +234,7 @@ class Playing:
         """
         if self.waits_until is not None and now >= self.waits_until:
             limit_s = self._settings.rtmp.limits.player_wait_s
-            self._rtmp.limit_status(self.stream_id, "player_wait_s", limit_s, limit_s)
+            self._words.limit_status(self.stream_id, "player_wait_s", limit_s, limit_s)
             raise LimitExceededError(
                 "player_wait_s", limit_s, limit_s, f"nobody published {self.stream.name} within {limit_s:g} s"
             )
@@ -234,9 +276,9 @@ class Playing:
         lost = sender.statistics().dropped.get(DropReason.UNFOLLOWED, NO_COUNTS).of(MessageClass.CONTROL) - before
         # Begin and end take turns, so an even number of lost ones changes nothing. Where the hub's own word has not
         # come yet, it will be sent, for there is no log any more.
-        published = self._rtmp.stream_state(self.stream_id) is StreamState.PLAYING
+        published = self._words.stream_state(self.stream_id) is StreamState.PLAYING
         if lost % 2 and published is self._wire.published:
-            self._rtmp.repeat_notify(self.stream_id)
+            self._words.repeat_notify(self.stream_id)
 
     def _mute(self, *, audio: bool, video: bool) -> None:
         self._audio, self._video = audio, video
@@ -317,3 +359,180 @@ class Playing:
             changes=statistics.transitions,
             longest_stall_s=round(statistics.longest_stall_s, 2),
         )
+
+
+class ViewerSession(Session):
+    """A session that may play a stream.
+
+    Args:
+        hub: the streams, with the settings of the server.
+
+    Attributes:
+        protocol: that it speaks.
+        user_agent: what the peer calls itself; "" when it does not say.
+    """
+
+    __slots__ = ("_config", "_hub", "_limit_hit", "_played", "_playing", "user_agent")
+
+    protocol: ClassVar[str] = "rtmp"
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._config = hub.config
+        self._playing: Playing | None = None
+        self._played: LiveRequest | None = None  # what it plays. None: nobody is told of its end
+        self._limit_hit: str | None = None
+        self.user_agent = ""
+
+    def behaves(self) -> bool:
+        """Return whether it plays: what has not begun to in time, or breaks a limit, is ended anyway."""
+        return self._playing is not None
+
+    def streams(self) -> list[str]:
+        """Return the name of the stream that it plays. Any thread."""
+        playing = self._playing
+        return [] if playing is None else [playing.stream.name]
+
+    # -- what the hub asks for
+
+    @property
+    def peer(self) -> tuple[str, int]:
+        """Address and port of the peer."""
+        return self.connection.peer
+
+    @property
+    def number(self) -> int:
+        """Number of the connection."""
+        return self.connection.number
+
+    def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call on the connection's thread, soon; not at all once the connection is over."""
+        self.connection.call_soon(callback, *args)
+
+    def stream_ended(self, stream: Stream) -> None:
+        """The publisher has gone for good; now the player waits."""
+        if self._playing is not None and self._playing.stream is stream:
+            self._playing.stream_ended()
+
+    def stream_published(self, stream: Stream) -> None:
+        """The stream is published (again)."""
+        if self._playing is not None and self._playing.stream is stream:
+            self._playing.stream_published()
+
+    def viewer_statistics(self) -> ViewerStatistics:
+        """Return figures. Any thread."""
+        connection = self.connection
+        statistics, received = connection.sender.statistics(), connection.receiver.statistics()
+        playing = self._playing  # may end meanwhile, on its own thread
+        before = NO_FLOW if playing is None else playing.before
+        return ViewerStatistics(
+            number=connection.number,
+            peer=connection.peer,
+            protocol=self.protocol,
+            user_agent=self.user_agent,
+            state=statistics.state,
+            why=connection.why(),
+            sender=statistics,
+            input_pauses=dict(received.pauses),
+            connected_s=connection.now() - connection.opened_at,
+            totals=totals_of(statistics, received) - before,
+            viewer_delay_ms=connection.sender.sample_delay(),
+            work_s=connection.work.work_s,
+        )
+
+    # -- limits and trouble
+
+    def work_exceeded(self, error: LimitExceededError, *, ends: bool) -> None:
+        """Count and log that an episode begins in which this peer takes too much of the thread, or note its end."""
+        self._tell_limit(error.limit, error.value, error.maximum)
+        if ends:
+            self._limit_hit = error.limit
+            return
+        self._hub.limit_hit(error.limit)
+        peer, work_s = f"{self.peer[0]}:{self.peer[1]}", round(self.connection.work.work_s, 3)
+        fields = {"limit": error.limit, "value": round(error.value, 3), "maximum": error.maximum, "work_s": work_s}
+        _log.warning("input slowed", peer=peer, connection=self.number, **fields)
+
+    def _ended_by(self, error: LimitExceededError) -> None:
+        """A limit is about to end the connection."""
+        self._limit_hit = error.limit
+        self._tell_limit(error.limit, error.value, error.maximum)
+
+    def _tell_limit(self, limit: str, value: float | None, maximum: float | None) -> None:
+        for observer in self._hub.observers:
+            observer.limit_hit(self.connection, limit, value, maximum, self.connection.now())
+
+    def send_state_changed(self, state: SendState, change: StateChange) -> None:
+        """Pause input at SOFT_LIMIT and above: who does not read is not to make us work. Under the Sender's lock."""
+        connection = self.connection
+        if state >= SendState.SOFT_LIMIT and change.old < SendState.SOFT_LIMIT:
+            connection.pause_input(_FLOW, "soft limit", control_bytes=_CONTROL_BYTES_PER_S)
+        elif state < SendState.SOFT_LIMIT <= change.old:
+            connection.resume_input(_FLOW)
+
+    def ledger_entry(self, entry: LedgerEntry) -> None:
+        """Log trouble, once per episode."""
+        for observer in self._hub.observers:
+            observer.ledger_entry(self.connection, entry)
+        if self._playing is not None and entry.kind is not LedgerKind.CLOSE:
+            self._playing.ledger_entry(entry)
+
+    # -- what is set for its audience, and the end
+
+    def put_settings(self, limits: Limits) -> None:
+        """Put in force the server's limits, which have just been changed, with what is set for the stream it plays."""
+        if self._playing is not None:
+            self._playing.put_settings(limits)
+        elif limits != self.connection.sender.limits:
+            self.connection.sender.set_limits(limits)
+
+    def _end_playing(self, why: str) -> None:
+        playing, self._playing = self._playing, None
+        if playing is not None:
+            playing.end(why)
+        played, self._played = self._played, None
+        if played is not None:
+            self._hub.gate.over(played, why)
+
+    def closed(self, reason: CloseReason, details: str) -> None:
+        """Leave the stream, and say why the connection ended."""
+        connection = self.connection
+        details = redact_text(details)  # the words of an error may quote the peer
+        if reason is CloseReason.LIMIT_HIT and self._limit_hit is None:
+            # Of all limits this one is the Sender's: the wire session knows nothing of it.
+            self._limit_hit = CONTROL_LANE
+            self._tell_limit(CONTROL_LANE, None, None)
+        self._hub.connection_ended(reason, self._limit_hit)
+        playing = self._playing
+        if playing is not None:
+            statistics = connection.sender.statistics()
+            self._hub.viewer_ended(
+                EndedViewer(
+                    connection.number,
+                    connection.peer,
+                    playing.stream.name,
+                    reason,
+                    details,
+                    statistics,
+                    connection.now() - connection.opened_at,
+                )
+            )
+            self._end_playing(f"{reason.value}: {details}" if details else reason.value)
+        _log.info(
+            "connection closed",
+            connection=connection.number,
+            peer=f"{connection.peer[0]}:{connection.peer[1]}",
+            reason=reason.value,
+            details=details,
+            **({} if self._limit_hit is None else {"limit": self._limit_hit}),
+            after_s=round(connection.now() - connection.opened_at, 1),
+            work_s=round(connection.work.work_s, 3),
+        )
+        for observer in self._hub.observers:
+            observer.closed(connection, reason, details, self._limit_hit, self.user_agent)
+
+    def _refused(self, what: str, stream: str, error: LimitExceededError) -> None:
+        self._hub.refused(what, self.connection, stream, error)
+
+    def _fields(self, stream: str) -> dict[str, Any]:
+        return line_fields(self.connection, stream)

@@ -24,6 +24,7 @@ from flowctl.live.changes import Change, Changes
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
+from flowctl.live.playing import ViewerSession
 from flowctl.live.records.flights import make_flights
 from flowctl.live.records.recording import Recording, usual_node
 from flowctl.live.reload.banning import Banned, Banning
@@ -170,7 +171,7 @@ class LiveServer(Server):
 
     def _put_limits(self, connection: Connection, limits: Limits) -> None:
         session = connection.session
-        if self.hub.config.has_levels and isinstance(session, LiveSession):
+        if self.hub.config.has_levels and isinstance(session, ViewerSession):
             session.on_thread(session.put_settings, limits)  # with what is set for the stream that it plays
         else:
             super()._put_limits(connection, limits)

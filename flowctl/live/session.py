@@ -16,20 +16,18 @@ import structlog
 
 from flowctl.access.request import TOO_SLOW, Kind, LiveRequest, Refusal, Why
 from flowctl.addresses import address_key
-from flowctl.connection import Session
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
-from flowctl.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.flow.ledger import LedgerEntry
 from flowctl.flow.limits import Limits
-from flowctl.flow.state import MessageClass, SendState, StateChange
+from flowctl.flow.state import MessageClass
 from flowctl.live.hooks import Question
-from flowctl.live.hub import Claim, Hub, Right, line_fields
+from flowctl.live.hub import Claim, Hub, Right
 from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate
 from flowctl.live.oversight.signals import PARAMETER
 from flowctl.live.owner import Owner
-from flowctl.live.playing import Playing
+from flowctl.live.playing import Playing, ViewerSession
 from flowctl.live.publishing import Publishing
 from flowctl.live.settings.levels import Role
-from flowctl.live.statistics import EndedViewer, ViewerStatistics
 from flowctl.live.stream import Stream
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
@@ -40,15 +38,10 @@ from flowctl.rtmp.messages import Acknowledgement
 from flowctl.rtmp.server.session import ServerSession
 from flowctl.rtmp.server.states import ConnectionState, StreamState
 from flowctl.rtmp.wire import Message
-from flowctl.server.totals import NO_FLOW, totals_of
 
 _log: Final = structlog.get_logger("flowctl.live")
-_FLOW: Final = "flow control"
 _RATE: Final = "message rate"
 _RATE_LIMIT: Final = "messages_per_second"
-CONTROL_LANE: Final = "control_lane"
-"""The limits on what waits in the control lane of a Sender: `control_bytes` and `control_messages` of its settings.
-Who goes over them makes us answer, and does not read the answers."""
 _NOTHING: Final = memoryview(b"")
 _REFUSED_S: Final = 2.0
 """How long a client whose publish was refused may take to ask for another name. Most leave by themselves; librtmp, like
@@ -56,9 +49,6 @@ OBS, does not know the code for a bad name and waits for our close, which of SRS
 MESSAGES_PER_TURN: Final = 256
 """Messages of one connection that are treated before the others on its thread get their turn: some 1.5 ms of work. A
 publisher of tiny messages is slowed down by that, others are not."""
-_CONTROL_BYTES_PER_S: Final = 16 * 1024
-"""Input that a viewer at its soft limit or above may still send: far more than its acknowledgements, pongs and close
-take, so that they are seen, and too little to make us work."""
 _SMALLEST_PIECE: Final = 512
 _LARGEST_PIECE: Final = 4096
 """Octets parsed at a time. A message takes one octet at least and some 6 us, so the first piece of a flood costs 25 ms
@@ -94,7 +84,7 @@ _KINDS: Final[dict[type[_Request], Kind]] = {
 }
 
 
-class LiveSession(Session):
+class LiveSession(ViewerSession):
     """Server side of one RTMP connection.
 
     Args:
@@ -103,59 +93,37 @@ class LiveSession(Session):
     """
 
     __slots__ = (
-        "_config",
         "_connected",
-        "_hub",
         "_leaves_at",
-        "_limit_hit",
         "_piece_bytes",
-        "_played",
-        "_playing",
         "_publishing",
         "_question",
         "_rate",
         "_rtmp",
         "_user",
-        "user_agent",
     )
 
     def __init__(self, hub: Hub, now: float) -> None:
-        self._hub = hub
-        self._config = hub.config
+        super().__init__(hub)
         self._rtmp = ServerSession(hub.config.rtmp, now=now)
         self._publishing = _NO_PUBLISHING  # by message stream id
-        self._playing: Playing | None = None
         self._leaves_at: float | None = None  # when it is closed, unless it publishes or plays: its publish was refused
-        self._limit_hit: str | None = None
         self._piece_bytes = _SMALLEST_PIECE
         self._question: _Asked | None = None  # a publish or play that a hook decides
         self._rate: InputRate | None = None  # made for a peer that sends several messages at a time
         self._user: str | None = None  # who logged in
         self._connected: LiveRequest | None = None  # as which it was let in. None: nobody is told of its end
-        self._played: LiveRequest | None = None  # what it plays. None: nobody is told of its end
-        self.user_agent = ""
 
     def behaves(self) -> bool:
         """Return whether it plays or publishes: what has not begun to in time, or breaks a limit, is ended anyway."""
-        return self._playing is not None or bool(self._publishing)
+        return bool(self._publishing) or super().behaves()
 
     def streams(self) -> list[str]:
         """Return the names of the streams that it plays or publishes. Any thread."""
-        playing = self._playing
         names = [publishing.stream.name for publishing in tuple(self._publishing.values())]
-        return names if playing is None else [*names, playing.stream.name]
+        return [*names, *super().streams()]
 
     # -- what the hub asks for
-
-    @property
-    def peer(self) -> tuple[str, int]:
-        """Address and port of the peer."""
-        return self.connection.peer
-
-    @property
-    def number(self) -> int:
-        """Number of the connection."""
-        return self.connection.number
 
     def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
         """Call on the connection's thread, soon; not at all once the connection is over."""
@@ -167,15 +135,13 @@ class LiveSession(Session):
 
     def stream_ended(self, stream: Stream) -> None:
         """The publisher has gone for good; now the player waits."""
-        if self._playing is not None and self._playing.stream is stream:
-            self._playing.stream_ended()
-            self._arm()
+        super().stream_ended(stream)
+        self._arm()
 
     def stream_published(self, stream: Stream) -> None:
         """The stream is published (again)."""
-        if self._playing is not None and self._playing.stream is stream:
-            self._playing.stream_published()
-            self._arm()
+        super().stream_published(stream)
+        self._arm()
 
     def publish_replaced(self, stream: Stream) -> None:
         """Another publisher has taken the name: this one is told and closed."""
@@ -190,26 +156,6 @@ class LiveSession(Session):
         """Ask the client to connect again, if it understands that: the server is going down."""
         if not self._rtmp.closed:
             self._rtmp.request_reconnect()
-
-    def viewer_statistics(self) -> ViewerStatistics:
-        """Return figures. Any thread."""
-        connection = self.connection
-        statistics, received = connection.sender.statistics(), connection.receiver.statistics()
-        playing = self._playing  # may end meanwhile, on its own thread
-        before = NO_FLOW if playing is None else playing.before
-        return ViewerStatistics(
-            number=connection.number,
-            peer=connection.peer,
-            user_agent=self.user_agent,
-            state=statistics.state,
-            why=connection.why(),
-            sender=statistics,
-            input_pauses=dict(received.pauses),
-            connected_s=connection.now() - connection.opened_at,
-            totals=totals_of(statistics, received) - before,
-            viewer_delay_ms=connection.sender.sample_delay(),
-            work_s=connection.work.work_s,
-        )
 
     # -- input
 
@@ -265,17 +211,6 @@ class LiveSession(Session):
         peer = f"{self.peer[0]}:{self.peer[1]}"
         _log.warning("input slowed", peer=peer, connection=self.number, limit=_RATE_LIMIT, maximum=maximum)
 
-    def work_exceeded(self, error: LimitExceededError, *, ends: bool) -> None:
-        """Count and log that an episode begins in which this peer takes too much of the thread, or note its end."""
-        self._tell_limit(error.limit, error.value, error.maximum)
-        if ends:
-            self._limit_hit = error.limit
-            return
-        self._hub.limit_hit(error.limit)
-        peer, work_s = f"{self.peer[0]}:{self.peer[1]}", round(self.connection.work.work_s, 3)
-        fields = {"limit": error.limit, "value": round(error.value, 3), "maximum": error.maximum, "work_s": work_s}
-        _log.warning("input slowed", peer=peer, connection=self.number, **fields)
-
     def received_control(self, data: memoryview) -> None:
         """Take input while the output is overloaded: protocol control only, the rest is held."""
         self._take(self._receive_control, data, resume=False)
@@ -321,15 +256,6 @@ class LiveSession(Session):
             self._send_replies()
             self._ended_by(error)
             raise
-
-    def _ended_by(self, error: LimitExceededError) -> None:
-        """A limit is about to end the connection."""
-        self._limit_hit = error.limit
-        self._tell_limit(error.limit, error.value, error.maximum)
-
-    def _tell_limit(self, limit: str, value: float | None, maximum: float | None) -> None:
-        for observer in self._hub.observers:
-            observer.limit_hit(self.connection, limit, value, maximum, self.connection.now())
 
     def _take(self, step: _Step, data: memoryview = _NOTHING, *, resume: bool = True, lazy: bool = False) -> int:
         """Run a step of the wire session and treat its events, until none are held back; return their number.
@@ -632,22 +558,11 @@ class LiveSession(Session):
             self._hub.gate.began(request)
 
     def put_settings(self, limits: Limits) -> None:
-        """Put in force the server's limits, which have just been changed, with what is set for the stream it plays."""
-        if self._playing is not None:
-            self._playing.put_settings(limits)
-            return
-        if (first := next(iter(self._publishing.values()), None)) is not None:
+        """Put in force the server's limits, which have just been changed, with what is set for what it does."""
+        first = next(iter(self._publishing.values()), None)
+        if first is not None and self._playing is None:
             limits = self._hub.config.at(first.stream.name, Role.PUBLISHER).limits
-        if limits != self.connection.sender.limits:
-            self.connection.sender.set_limits(limits)
-
-    def _end_playing(self, why: str) -> None:
-        playing, self._playing = self._playing, None
-        if playing is not None:
-            playing.end(why)
-        played, self._played = self._played, None
-        if played is not None:
-            self._hub.gate.over(played, why)
+        super().put_settings(limits)
 
     def _stream_closed(self, event: rtmp_events.StreamClosed) -> None:
         asked = None if self._question is None else self._question.event
@@ -661,69 +576,20 @@ class LiveSession(Session):
 
     # -- flow control and the end
 
-    def send_state_changed(self, state: SendState, change: StateChange) -> None:
-        """Pause input at SOFT_LIMIT and above: who does not read is not to make us work. Under the Sender's lock."""
-        connection = self.connection
-        if state >= SendState.SOFT_LIMIT and change.old < SendState.SOFT_LIMIT:
-            connection.pause_input(_FLOW, "soft limit", control_bytes=_CONTROL_BYTES_PER_S)
-        elif state < SendState.SOFT_LIMIT <= change.old:
-            connection.resume_input(_FLOW)
-
     def ledger_entry(self, entry: LedgerEntry) -> None:
-        """Log trouble, once per episode."""
-        for observer in self._hub.observers:
-            observer.ledger_entry(self.connection, entry)
-        if self._playing is not None and entry.kind is not LedgerKind.CLOSE:
-            self._playing.ledger_entry(entry)
-            self._arm()
+        """Log trouble, once per episode, and look again when it may be over."""
+        super().ledger_entry(entry)
+        self._arm()
 
     def closed(self, reason: CloseReason, details: str) -> None:
         """Leave all streams, and say why the connection ended."""
         self._withdraw()
-        connection = self.connection
-        details = redact_text(details)  # the words of an error may quote the peer
-        if reason is CloseReason.LIMIT_HIT and self._limit_hit is None:
-            # Of all limits this one is the Sender's: the wire session knows nothing of it.
-            self._limit_hit = CONTROL_LANE
-            self._tell_limit(CONTROL_LANE, None, None)
-        self._hub.connection_ended(reason, self._limit_hit)
-        playing = self._playing
-        if playing is not None:
-            statistics = connection.sender.statistics()
-            self._hub.viewer_ended(
-                EndedViewer(
-                    connection.number,
-                    connection.peer,
-                    playing.stream.name,
-                    reason,
-                    details,
-                    statistics,
-                    connection.now() - connection.opened_at,
-                )
-            )
-            self._end_playing(f"{reason.value}: {details}" if details else reason.value)
         for publishing in tuple(self._publishing.values()):
             self._end_publishing(publishing, grace=reason not in _GRACEFUL, why=reason.value)
+        super().closed(reason, details)
         if self._connected is not None:
+            details = redact_text(details)
             self._hub.gate.over(self._connected, f"{reason.value}: {details}" if details else reason.value)
-        _log.info(
-            "connection closed",
-            connection=connection.number,
-            peer=f"{connection.peer[0]}:{connection.peer[1]}",
-            reason=reason.value,
-            details=details,
-            **({} if self._limit_hit is None else {"limit": self._limit_hit}),
-            after_s=round(connection.now() - connection.opened_at, 1),
-            work_s=round(connection.work.work_s, 3),
-        )
-        for observer in self._hub.observers:
-            observer.closed(connection, reason, details, self._limit_hit, self.user_agent)
-
-    def _refused(self, what: str, stream: str, error: LimitExceededError) -> None:
-        self._hub.refused(what, self.connection, stream, error)
-
-    def _fields(self, stream: str) -> dict[str, Any]:
-        return line_fields(self.connection, stream)
 
     def _arm(self) -> None:
         """Have `timer` called when the next of several things is due."""

@@ -28,6 +28,7 @@ class ViewerStatistics:
         totals: what it was sent and spared since it began to play this stream.
         viewer_delay_ms: how far behind it is: our queue and the kernel's, over the rate at which it takes.
         work_s: time that its input has taken of its thread, in seconds.
+        protocol: over which it plays: ``rtmp``, ``http-flv`` or ``ws-flv``.
     """
 
     number: int
@@ -41,6 +42,7 @@ class ViewerStatistics:
     totals: FlowTotals = NO_FLOW
     viewer_delay_ms: float = 0.0
     work_s: float = 0.0
+    protocol: str = "rtmp"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

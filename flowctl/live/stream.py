@@ -17,7 +17,7 @@ from flowctl.errors import LimitExceededError
 from flowctl.flow.state import MessageClass
 from flowctl.live.config import LiveConfig
 from flowctl.live.owner import Owner
-from flowctl.live.wirelog import HEADERS, HEADERS_BYTES, Headers, WireLog
+from flowctl.live.wirelog import HEADERS, HEADERS_BYTES, Headers, RtmpChunks, WireFormat, WireLog
 from flowctl.loop.locks import OwnedLock
 from flowctl.outgoing.streamlog import Entry
 from flowctl.rtmp.media.media import MediaInfo, inspect, refers_back
@@ -105,7 +105,8 @@ class Stream:
         self.links: set[object] = set()  # other servers that follow it; guarded by the hub's lock
         self.ended_at = float("-inf")  # when viewers were told last that it ended; guarded by the hub's lock
         self.ended = True  # viewers were told that nobody publishes; guarded by the hub's lock
-        self._wires: dict[int, WireLog] = {}  # by message stream id; guarded by _lock
+        # By message stream id, or by the name of another format; guarded by _lock
+        self._wires: dict[int | str, WireLog] = {}
         # What publishers on standby would need to have sent, as (type id, payload): encoders send headers once, at the
         # start; guarded by _lock
         self._standby_headers: dict[StreamMember, Headers[tuple[int, bytes]]] = {}
@@ -367,10 +368,18 @@ class Stream:
         """
         with self._lock:
             if msid not in self._wires and msid > _GIVEN_WIRES:
-                others, most = sum(other > _GIVEN_WIRES for other in self._wires), MOST_WIRES - _GIVEN_WIRES
+                others = sum(isinstance(other, int) and other > _GIVEN_WIRES for other in self._wires)
+                most = MOST_WIRES - _GIVEN_WIRES
                 if others >= most:
                     raise LimitExceededError("player_stream_ids", others + 1, most)
             wire = self._wire_locked(msid)
+            wire.viewers += 1
+            return wire
+
+    def join_format(self, wire_format: WireFormat) -> WireLog:
+        """Return the log in a format other than RTMP's, made when first asked for. Any thread; then `leave`."""
+        with self._lock:
+            wire = self._wires.get(wire_format.name) or self._made_locked(wire_format.name, wire_format)
             wire.viewers += 1
             return wire
 
@@ -386,7 +395,7 @@ class Stream:
             return wire
 
     def leave(self, wire: WireLog) -> None:
-        """Give up what `join` or `join_link` returned. Any thread."""
+        """Give up what `join`, `join_format` or `join_link` returned. Any thread."""
         with self._lock:
             wire.viewers -= 1
             self._drop_unused(key=False)
@@ -409,22 +418,28 @@ class Stream:
         self._lock.assert_owned()
         wire = self._wires.get(msid)
         if wire is None:
-            links = msid == _LINKS
-            wire = self._wires[msid] = WireLog(
-                self.name,
-                _USUAL_MSID if links else msid,
-                chunk_size=self.config.rtmp.out_chunk_size,
-                cache=self.config.cache,
-                flush_interval_s=0.0 if links else self.config.flush_interval_s,
-                flush_adaptive=self.config.flush_adaptive,
-                viewers_log=self._wire_locked(_USUAL_MSID) if links else None,
-            )
-            usual = self._wires.get(_USUAL_MSID)
-            wire.log.batched = self._batched
-            if usual is not None and usual is not wire:
-                wire.seed(usual)
-            if links:  # first, so that they need not wait for a round of the viewers
-                self._wires = {_LINKS: self._wires.pop(_LINKS), **self._wires}
+            usual = _USUAL_MSID if msid == _LINKS else msid
+            wire = self._made_locked(msid, RtmpChunks(usual, self.config.rtmp.out_chunk_size))
+        return wire
+
+    def _made_locked(self, key: int | str, wire_format: WireFormat) -> WireLog:
+        """Return a new log, which begins as the usual one stands."""
+        self._lock.assert_owned()
+        links = key == _LINKS
+        wire = self._wires[key] = WireLog(
+            self.name,
+            wire_format,
+            cache=self.config.cache,
+            flush_interval_s=0.0 if links else self.config.flush_interval_s,
+            flush_adaptive=self.config.flush_adaptive,
+            viewers_log=self._wire_locked(_USUAL_MSID) if links else None,
+        )
+        usual = self._wires.get(_USUAL_MSID)
+        wire.log.batched = self._batched
+        if usual is not None and usual is not wire:
+            wire.seed(usual)
+        if links:  # first, so that they need not wait for a round of the viewers
+            self._wires = {_LINKS: self._wires.pop(_LINKS), **self._wires}
         return wire
 
     def start_place(self, wire: WireLog) -> StartPlace:

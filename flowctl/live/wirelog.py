@@ -11,22 +11,19 @@ behind it; the ones before it go out with the headers.
 
 from __future__ import annotations
 
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from flowctl.errors import LimitExceededError
 from flowctl.fanout.following import Fanouts
 from flowctl.flow.state import MessageClass
 from flowctl.outgoing.streamlog import CacheLimits, StreamLog
 from flowctl.rtmp import commands
-from flowctl.rtmp.chunk.writer import serialise
+from flowctl.rtmp.chunk.writer import deserialise, serialise
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 
 _CSID: Final = {TYPE_AUDIO: 4, TYPE_VIDEO: 6}
 _DATA_CSID: Final = 7
 """Chunk streams of the log: others than those of the sessions' own replies (2, 3, 5), which stand between messages."""
-
-_MSID_AT: Final = 8
-"""Where the message stream id stands behind a basic header of one octet (Adobe RTMP 1.0 section 5.3.1.2.1)."""
 
 HEADER_BYTES: Final = 64 * 1024
 """Largest header that is kept: parameter sets take less than 1 KiB, and metadata 2; what is longer is the key frame
@@ -88,15 +85,71 @@ class Headers(Generic[_T]):
         return self._values
 
 
-class WireLog:
-    """RTMP chunks for players on one message stream id.
+class WireFormat(Protocol):
+    """How the messages of a stream go over the wire; immutable, and complete in each message.
+
+    Attributes:
+        name: of the format, one per log of a stream.
+    """
+
+    @property
+    def name(self) -> str:
+        """See above."""
+
+    def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
+        """Return one message (RTMP type, ms, body) as it goes to the players' sockets; empty: not in this format."""
+
+    def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
+        """Return type, timestamp and body of what `serialise` returned."""
+
+    def begin(self, timestamp: int) -> bytes:
+        """Return what tells players who wait that the stream is published; empty: nothing does."""
+
+    def end(self, timestamp: int) -> bytes:
+        """Return what tells players, after all that was published, that the publisher has gone; empty: nothing."""
+
+
+class RtmpChunks:
+    """RTMP chunks for players on one message stream id: a `WireFormat`.
 
     Every message has a full header with an absolute timestamp, so that a viewer can start at any of them.
 
     Args:
-        name: of the stream.
         msid: message stream id that the players play on; nearly always 1.
         chunk_size: chunk size announced to the players.
+    """
+
+    __slots__ = ("chunk_size", "msid", "name")
+
+    def __init__(self, msid: int, chunk_size: int) -> None:
+        self.name = str(msid)
+        self.msid = msid
+        self.chunk_size = chunk_size
+
+    def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
+        """Return one message as chunks."""
+        csid = _CSID.get(type_id, _DATA_CSID)
+        return serialise(type_id, self.msid, timestamp, payload, csid, self.chunk_size)
+
+    def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
+        """Return type, timestamp and body of a message in chunks."""
+        return deserialise(wire, self.chunk_size)
+
+    def begin(self, timestamp: int) -> bytes:
+        """Return the notice of publication."""
+        return commands.start_of_stream_bytes(self.msid, chunk_size=self.chunk_size, timestamp=timestamp)
+
+    def end(self, timestamp: int) -> bytes:
+        """Return the notice that the publisher has gone."""
+        return commands.end_of_stream_bytes(self.msid, chunk_size=self.chunk_size, timestamp=timestamp)
+
+
+class WireLog:
+    """The log of a stream in one format, and what belongs to it.
+
+    Args:
+        name: of the stream.
+        wire_format: how its messages go over the wire.
         cache: bounds of the GOP cache.
         flush_interval_s: of the fan-outs.
         flush_adaptive: whether the fan-outs may flush sooner where that costs little.
@@ -104,25 +157,23 @@ class WireLog:
             what came no more often than the viewers here, for theirs wait as long. None: they are viewers.
     """
 
-    __slots__ = ("_ahead", "chunk_size", "fanouts", "for_links", "headers", "log", "msid", "published", "viewers")
+    __slots__ = ("_ahead", "fanouts", "for_links", "headers", "log", "published", "viewers", "wire_format")
 
     def __init__(
         self,
         name: str,
-        msid: int,
+        wire_format: WireFormat,
         *,
-        chunk_size: int,
         cache: CacheLimits,
         flush_interval_s: float,
         flush_adaptive: bool = True,
         viewers_log: WireLog | None = None,
     ) -> None:
-        self.msid = msid
+        self.wire_format: Final = wire_format
         self.for_links = viewers_log is not None
         self.published = True  # what the log last told its players
         self.viewers = 0  # who has it; guarded by the stream's lock
-        self.chunk_size = chunk_size
-        self.log = StreamLog(f"{name}#{msid}", cache=cache)
+        self.log = StreamLog(f"{name}#{wire_format.name}", cache=cache)
         self.headers: Headers[bytes] = Headers()  # of the publisher that counts; guarded by the stream's lock
         self._ahead: list[bytes] = []  # what goes before the next key frame too; guarded by the stream's lock
         self.fanouts: Fanouts = Fanouts(
@@ -131,11 +182,6 @@ class WireLog:
             adaptive=flush_adaptive,
             beside=None if viewers_log is None else viewers_log.fanouts,
         )
-
-    def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
-        """Return one message as it goes to the players' sockets."""
-        csid = _CSID.get(type_id, _DATA_CSID)
-        return serialise(type_id, self.msid, timestamp, payload, csid, self.chunk_size)
 
     def append(
         self,
@@ -165,7 +211,9 @@ class WireLog:
         Raises:
             LimitExceededError: a header was published, but is not kept, see `Headers.keep`.
         """
-        wire = self.serialise(type_id, timestamp, payload)
+        wire = self.wire_format.serialise(type_id, timestamp, payload)
+        if not wire:
+            return
         key = message_class is MessageClass.KEY
         restart = (*self.headers.values, *self._ahead) if self._ahead else self.headers.values
         self.log.append(wire, message_class, now, restart=restart if key else (), leading=leading)
@@ -180,7 +228,7 @@ class WireLog:
     def _keep(self, key: object, type_id: int, timestamp: int, payload: bytes, wire: bytes) -> None:
         """Keep a header as it was published; metadata without its time, or FFmpeg opens a stray data stream for it."""
         if type_id not in _CSID and timestamp:
-            wire = self.serialise(type_id, 0, payload)
+            wire = self.wire_format.serialise(type_id, 0, payload)
         try:
             self.headers.keep(key, len(payload), wire)
         finally:
@@ -194,42 +242,37 @@ class WireLog:
         self.log.headers = ()
 
     def seed(self, other: WireLog) -> None:
-        """Begin with headers and GOP cache of the same stream's log for another message stream id, rewritten for it.
+        """Begin with headers and GOP cache of the same stream's log in another format, rewritten for this one."""
 
-        A message of a log is one type 0 chunk, the only one that names the message stream id, and type 3 chunks.
-        """
+        def rewritten(wires: tuple[bytes, ...]) -> tuple[bytes, ...]:
+            found = (self.wire_format.serialise(*other.wire_format.deserialise(wire)) for wire in wires)
+            return tuple(filter(None, found))
+
         for key, size, wire in other.headers.items():
-            self.headers.keep(key, size, self._readdressed(wire))
+            for written in rewritten((wire,)):
+                self.headers.keep(key, size, written)
         entry = other.log.cached
         while entry is not None and entry.next is not None:
             restart: tuple[bytes, ...] = ()
             if entry.message_class is MessageClass.KEY:
                 restart = self.headers.values
                 if entry.gop.restart != other.headers.values:  # a header has come since
-                    restart = tuple(self._readdressed(wire) for wire in entry.gop.restart)
-            self.log.append(
-                self._readdressed(entry.wire),
-                entry.message_class,
-                entry.enqueued_at,
-                restart=restart,
-                leading=entry.leading,
-            )
+                    restart = rewritten(entry.gop.restart)
+            for written in rewritten((entry.wire,)):
+                self.log.append(written, entry.message_class, entry.enqueued_at, restart=restart, leading=entry.leading)
             entry = entry.next
-        self._ahead = [self._readdressed(wire) for wire in other._ahead]
+        self._ahead = list(rewritten(tuple(other._ahead)))
         self.log.headers = self.headers.values  # as in `_keep`
-
-    def _readdressed(self, wire: bytes) -> bytes:
-        return wire[:_MSID_AT] + self.msid.to_bytes(4, "little") + wire[_MSID_AT + 4 :]
 
     def begin(self, timestamp: int, now: float) -> None:
         """Tell the players, who wait, that the stream is published: behind the word that it had ended."""
-        wire = commands.start_of_stream_bytes(self.msid, chunk_size=self.chunk_size, timestamp=timestamp)
         self.published = True
-        self.log.append(wire, MessageClass.CONTROL, now)
+        if wire := self.wire_format.begin(timestamp):
+            self.log.append(wire, MessageClass.CONTROL, now)
 
     def end(self, timestamp: int, now: float) -> None:
         """Tell the players, after everything that was published, that the publisher has gone."""
         self.published = False
-        wire = commands.end_of_stream_bytes(self.msid, chunk_size=self.chunk_size, timestamp=timestamp)
-        self.log.append(wire, MessageClass.CONTROL, now)
+        if wire := self.wire_format.end(timestamp):
+            self.log.append(wire, MessageClass.CONTROL, now)
         self.log.drop_cache()

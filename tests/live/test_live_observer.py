@@ -5,7 +5,7 @@ from __future__ import annotations
 from live_kit import World, audio, config, inter, key
 
 from flowctl.flow.state import MessageClass
-from flowctl.live.session import CONTROL_LANE
+from flowctl.live.playing import CONTROL_LANE
 
 
 class Listener:

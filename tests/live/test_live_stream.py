@@ -271,9 +271,9 @@ def test_join_when_of_too_many_ids_is_refused_and_leaving_makes_room(stream):
     with pytest.raises(LimitExceededError):
         stream.join(99)
     stream.leave(wires[4])
-    assert stream.join(99).msid == 99
+    assert stream.join(99).wire_format.name == "99"
     stream.leave(wires[0])
-    assert 1 in [wire.msid for wire in stream.wires]
+    assert "1" in [wire.wire_format.name for wire in stream.wires]
 
 
 def test_join_when_others_made_up_all_the_ids_there_may_be_still_has_the_lowest(stream):
@@ -282,7 +282,7 @@ def test_join_when_others_made_up_all_the_ids_there_may_be_still_has_the_lowest(
         stream.join(msid)
     with pytest.raises(LimitExceededError):
         stream.join(104)
-    assert [stream.join(msid).msid for msid in (1, 2, 3, 4)] == [1, 2, 3, 4]
+    assert [stream.join(msid).wire_format.name for msid in (1, 2, 3, 4)] == ["1", "2", "3", "4"]
     assert len(stream.wires) == MOST_WIRES
 
 
@@ -459,7 +459,7 @@ def test_join_when_a_player_comes_and_goes_on_another_id_rewrites_the_gop_cache_
     """The log stays until the next key frame, however often its only player leaves; then it goes."""
     seeded = []
     seed = WireLog.seed
-    monkeypatch.setattr(WireLog, "seed", lambda wire, other: seeded.append(wire.msid) or seed(wire, other))
+    monkeypatch.setattr(WireLog, "seed", lambda wire, other: seeded.append(wire.wire_format.msid) or seed(wire, other))
     publisher = Member()
     stream.take_over(publisher, 0.0)
     for number in range(2):
@@ -472,7 +472,7 @@ def test_join_when_a_player_comes_and_goes_on_another_id_rewrites_the_gop_cache_
     entry, _, _ = stream.start_place(stream.join(7))
     assert [message.payload for message in read([entry.wire, entry.next.wire])] == [key(b"1"), inter(b"i")]
     stream.publish(publisher, TYPE_VIDEO, 80, key(b"k"), 0.0)
-    assert [wire.msid for wire in stream.wires] == [1, 7]
+    assert [wire.wire_format.name for wire in stream.wires] == ["1", "7"]
     stream.drop_caches()
     assert [wire.log.cached for wire in stream.wires] == [None, None]
 

@@ -10,7 +10,7 @@ from live_kit import AVC_HEADER, inter, key
 from flowctl.errors import LimitExceededError
 from flowctl.flow.state import MessageClass
 from flowctl.live import wirelog
-from flowctl.live.wirelog import HEADER_BYTES, HEADERS, HEADERS_BYTES, Headers, WireLog
+from flowctl.live.wirelog import HEADER_BYTES, HEADERS, HEADERS_BYTES, Headers, RtmpChunks, WireLog
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.rtmp.chunk.reader import ChunkReader
 from flowctl.rtmp.chunk.writer import serialise
@@ -19,7 +19,7 @@ from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
 
 
 def make(msid=1, chunk_size=128):
-    return WireLog("live/a", msid, chunk_size=chunk_size, cache=CacheLimits(), flush_interval_s=0.04)
+    return WireLog("live/a", RtmpChunks(msid, chunk_size), cache=CacheLimits(), flush_interval_s=0.04)
 
 
 def header(wire, type_id, payload, timestamp, place=0):
@@ -34,7 +34,7 @@ def decode(*wires):
 @pytest.mark.parametrize("size", [1, 127, 128, 129, 5000])
 def test_serialise_when_of_any_size_and_time_can_be_read_alone(timestamp, size):
     """A viewer can start at any message: nothing in it refers to one before it."""
-    wire = make(msid=5).serialise(TYPE_VIDEO, timestamp, b"v" * size)
+    wire = make(msid=5).wire_format.serialise(TYPE_VIDEO, timestamp, b"v" * size)
     (message,) = decode(wire)
     assert (TYPE_VIDEO, timestamp, 5, b"v" * size) == (
         message.type_id,
@@ -157,3 +157,16 @@ def test_end_when_appended_closes_the_cache_and_is_never_dropped():
     wire.end(40, 1.0)
     assert (entry.message_class, wire.log.cached) == (MessageClass.CONTROL, None)
     assert b"UnpublishNotify" in decode(entry.wire)[-1].payload
+
+
+@given(
+    type_id=st.sampled_from([TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0]),
+    timestamp=st.sampled_from([0, 1, 0xFFFFFE, 0xFFFFFF, 0x1000000, 0xFFFFFFFF]),
+    payload=st.binary(min_size=1, max_size=700),
+    chunk_size=st.integers(1, 300),
+)
+def test_deserialise_when_of_any_message_gives_back_what_was_serialised(type_id, timestamp, payload, chunk_size):
+    """A log can be written anew in another format from its messages alone."""
+    chunks = RtmpChunks(1, chunk_size)
+    found = chunks.deserialise(chunks.serialise(type_id, timestamp, payload))
+    assert found == (type_id, timestamp, payload)

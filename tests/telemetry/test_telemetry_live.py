@@ -22,9 +22,9 @@ from flowctl.flow.limits import Limits
 from flowctl.flow.state import Cause, MessageClass, SendState, StateChange
 from flowctl.live import LiveServer
 from flowctl.live.config import Audience, LiveConfig
+from flowctl.live.playing import CONTROL_LANE
 from flowctl.live.records import sessions
 from flowctl.live.records.recording import Recording
-from flowctl.live.session import CONTROL_LANE
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp import commands
 from flowctl.rtmp.session_config import ClientSessionConfig

@@ -69,6 +69,26 @@ def serialise(
     return _cut(header, payload, basic_header(3, csid) + extended, chunk_size)
 
 
+def deserialise(wire: bytes, chunk_size: int) -> tuple[int, int, bytes]:
+    """Return type id, timestamp and body of one message that `serialise` has made, on a chunk stream below 64.
+
+    Args:
+        wire: the whole message.
+        chunk_size: as it was made with.
+    """
+    timestamp, length = int.from_bytes(wire[1:4], "big"), int.from_bytes(wire[4:7], "big")
+    at, between = 12, 1  # behind the header; octets between two chunks
+    if timestamp == EXTENDED:
+        timestamp, at, between = int.from_bytes(wire[12:16], "big"), 16, 5
+    if length <= chunk_size:
+        return wire[7], timestamp, wire[at : at + length]
+    pieces = []
+    while length > 0:
+        pieces.append(wire[at : at + min(chunk_size, length)])
+        at, length = at + chunk_size + between, length - chunk_size
+    return wire[7], timestamp, b"".join(pieces)
+
+
 class _Sent:
     """What the peer can infer about the next message of one chunk stream."""
 
