@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 _MOST_DETAIL: Final = 512 * 1024
 """Details of changes in one answer, octets: half of what a message may have."""
+KEPT_IN_FILE: Final = "in the ban file, and after a restart too"
+KEPT_IN_STORE: Final = "in the ban store, and after a restart too"
 _TOLD: Final = 100
 """Numbers of connections told of a kick; there may be thousands."""
 
@@ -110,11 +112,23 @@ def _limits_shown(server: LiveServer, found: Limits, connection: Connection | No
 def ban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     """Keep out, or limit, a network."""
     expires = ban_ends(asked, datetime.now(UTC))
-    wanted = Ban(cidr=asked["network"], expires=expires, action=BanAction(asked["action"]), reason=asked["reason"])
-    found = server.ban(wanted, origin=asked["origin"])
-    kept = "in the ban file, and after a restart too" if found.in_file else "until the server ends"
-    shown = found.ban.as_dict() | {"ended": found.ended, "in_file": found.in_file, "kept": kept}
-    if found.fault:
+    origin = asked["origin"]
+    wanted = Ban(
+        cidr=asked["network"],
+        expires=expires,
+        action=BanAction(asked["action"]),
+        reason=asked["reason"],
+        score=asked.get("score", 0.0),  # the last three are said among several processes of one server
+        evidence=asked.get("evidence", {}),
+        source=asked.get("source") or (f"command of {origin}" if origin else "command"),
+    )
+    found = server.ban(wanted, origin=origin)
+    kept = KEPT_IN_STORE if found.in_store else KEPT_IN_FILE if found.in_file else "until the server ends"
+    shown = found.ban.as_dict() | {"ended": found.ended, "in_file": found.in_file, "in_store": found.in_store}
+    shown["kept"] = kept
+    if found.fault and server.config.ban_store is not None:
+        shown["warning"] = f"the ban store was not written: {found.fault}; it is tried again by itself"
+    elif found.fault:
         shown["warning"] = f"the ban file was not written: {found.fault}; ban it again once that is mended"
     return shown
 
@@ -158,6 +172,8 @@ def bans(server: LiveServer, asked: Mapping[str, Any]) -> Json:
             "until": utc_text(item.expires),
             "score": item.score,
             "reason": item.reason,
+            "source": item.source or "file",
+            "evidence": dict(item.evidence),
         }
         for item in found[first : first + asked["limit"]]
     ]

@@ -169,6 +169,9 @@ class LiveConfig(ServeOptions):
         limits_file: limits that are read at the start, instead of `limits`, and again whenever the file changes; see
             `flowctl.flow.limitsfile`. None: there is no file.
         bans_file: the same of a ban list, which need not be there yet; see `flowctl.server.bans`. None: there is none.
+        ban_store: SQLite file in which bans of commands and penalties are kept across restarts; made if it is not
+            there, and one server's alone. None: those of commands go to `bans_file`, if there is one; others are not
+            kept.
         events: what is recorded, and where to; without a folder, nothing.
         flights: which connections are recorded so that they can be replayed; needs the folder of `events`.
         control: where operators reach the server; ``off``, or addresses with commas between them: ``ipc`` (a socket
@@ -205,6 +208,7 @@ class LiveConfig(ServeOptions):
     hooks: str = ""
     limits_file: Path | None = None
     bans_file: Path | None = None
+    ban_store: Path | None = None
     events: EventsOptions = field(default_factory=EventsOptions)
     flights: FlightOptions = field(default_factory=FlightOptions)
     control: str = "ipc"

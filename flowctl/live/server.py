@@ -20,6 +20,8 @@ from flowctl.flight.words import limits_as_dict
 from flowctl.flow.limits import Limits
 from flowctl.flow.limitsfile import LimitsFile
 from flowctl.flow.policy import LIVE_POLICIES
+from flowctl.live.bans.banning import Banned, Banning
+from flowctl.live.bans.kept import KeptBans
 from flowctl.live.changes import Change, Changes
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
@@ -27,7 +29,6 @@ from flowctl.live.hub import Hub
 from flowctl.live.playing import ViewerSession
 from flowctl.live.records.flights import make_flights
 from flowctl.live.records.recording import Recording, usual_node
-from flowctl.live.reload.banning import Banned, Banning
 from flowctl.live.reload.reload import Reload
 from flowctl.live.session import LiveSession
 from flowctl.reasons import CloseReason
@@ -122,10 +123,12 @@ class LiveServer(Server):
             self._apply_bans,
             limits=config.limits_file,
             bans=config.bans_file,
+            also=self._look_at_bans,
             on_error=on_error,
         )
-        self._banning: Final = Banning(self.set_bans, lambda: self.reload.bans_file)
         try:
+            self._banning: Final = Banning(self.set_bans, lambda: self.reload.bans_file, _kept_bans(config))
+            self._banning.begin()
             self.reload.read_first()
             if config.events.folder:
                 events = dataclasses.replace(config.events, node=config.events.node or usual_node(self.address[1]))
@@ -197,6 +200,9 @@ class LiveServer(Server):
         _log.info("limits changed", was=str(was), connections=len(self.connections()), **now)
         self._note_change("limits file", now)
 
+    def _look_at_bans(self) -> None:
+        self._banning.look()
+
     def _apply_bans(self, bans: BanList) -> None:
         """Take a ban list: refuse whom it names, and end their connections that take no part."""
         before = {ban.cidr for ban in self.admission.bans.bans}
@@ -237,7 +243,7 @@ class LiveServer(Server):
         return self.reload.do(change)
 
     def ban(self, ban: Ban, *, origin: str = "") -> Banned:
-        """Keep out, or limit, a network, now and, where there is a ban file, after a restart too.
+        """Keep out, or limit, a network, now and, where there is a store or a ban file, after a restart too.
 
         Open connections of a banned network end, those that play or publish too; a limit ends none.
 
@@ -258,7 +264,15 @@ class LiveServer(Server):
                 )
             found = found._replace(ended=ended)
             detail = found.ban.as_dict()
-            _log.info("banned", **detail, ended=ended, in_file=found.in_file, fault=found.fault, origin=origin)
+            _log.info(
+                "banned",
+                **detail,
+                ended=ended,
+                in_file=found.in_file,
+                in_store=found.in_store,
+                fault=found.fault,
+                origin=origin,
+            )
             self._note_change("ban", detail, origin)
             return found
 
@@ -358,7 +372,7 @@ class LiveServer(Server):
             self._hooks.start()
         super().start()
         self.started_at = self.clock()
-        self.reload.start()
+        self.reload.start(anyway=self.config.ban_store is not None)
         self.hub.oversight.start()
         for companion in self.companions:
             companion.start()
@@ -378,9 +392,24 @@ class LiveServer(Server):
             companion.stop(deadline_s)
         if self._hooks is not None:
             self._hooks.stop(deadline_s)
+        self._banning.close()
         if self.recording is not None:
             self.recording.stop(self.accepted_count, deadline_s)
         _log.info("live server stopped", connections=self.accepted_count)
+
+
+def _kept_bans(config: LiveConfig) -> KeptBans:
+    """Return the bans that are kept.
+
+    Raises:
+        ConfigError: the store cannot be used.
+    """
+    if config.ban_store is None:
+        return KeptBans()
+    # Loaded for a server that has one.
+    from flowctl.live.bans.store import BanStore  # noqa: PLC0415 - as said
+
+    return KeptBans(BanStore(config.ban_store))
 
 
 def build_live_server(

@@ -6,7 +6,9 @@ The file has one JSON object per line::
      "expires": "2026-11-21T17:00:00Z"}
 
 `cidr` and `expires` must be there (`null` for one that stays until it is taken out), the others may be; other keys are
-errors. `action` is ``ban`` where it is missing: nobody new comes in. With ``limit`` the network as a whole may open
+errors. `source` says who made it, where that was a command.
+
+`action` is ``ban`` where it is missing: nobody new comes in. With ``limit`` the network as a whole may open
 few connections (`LIMITED_NEW_PER_S`): for addresses that an abuser shares with others. A ban is stronger than a limit,
 whatever the widths of their networks. Of two lines for one network and action the one that expires later counts, so
 the order of lines says nothing.
@@ -49,7 +51,7 @@ _MOST_TEXT: Final = 100
 _MAPPED_BITS: Final = 96
 _MOST_REASON: Final = 200
 """Longest reason, characters: it stands in a line of the log."""
-_KEYS: Final = frozenset({"cidr", "action", "reason", "score", "evidence", "expires"})
+_KEYS: Final = frozenset({"cidr", "action", "reason", "score", "evidence", "expires", "source"})
 LIMITED_NEW_PER_S: Final = 2.0
 """New connections per second of a limited network: a school's viewers come in within minutes, a flood is a trickle."""
 LIMITED_BURST: Final = 20
@@ -80,6 +82,7 @@ class Ban:
         reason: why, in a few words without line breaks; "": it is not told.
         score: why, as a number; 0 or more. 0: by hand.
         evidence: why, by kind: counts or other numbers.
+        source: who made it: ``command``, with who asked behind it, or ``penalty``; "": who wrote the ban file.
 
     Raises:
         ConfigError: `cidr` is no network or wider than /8 (IPv4) or /16 (IPv6), or another value is not allowed.
@@ -91,6 +94,7 @@ class Ban:
     reason: str = ""
     score: float = 0.0
     evidence: Mapping[str, float] = field(default_factory=dict)
+    source: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cidr", str(_network_of(self.cidr)))
@@ -101,6 +105,8 @@ class Ban:
             raise ConfigError(
                 f"reason is {short(self.reason)}, it must be up to {_MOST_REASON} characters that can be printed"
             )
+        if len(self.source) > _MOST_REASON or not self.source.isprintable():
+            raise ConfigError(f"source is {short(self.source)}, it must be a short text that can be printed")
         if not _is_number(self.score) or self.score < 0:
             raise ConfigError(f"score is {short(self.score)}, it must be a number, 0 or more")
         if len(self.evidence) > MOST_EVIDENCE:
@@ -129,6 +135,8 @@ class Ban:
             value["action"] = self.action.value
         if self.reason:
             value["reason"] = self.reason
+        if self.source:
+            value["source"] = self.source
         return value | {"score": self.score, "evidence": dict(self.evidence), "expires": utc_text(self.expires)}
 
     def covers(self, address: str) -> bool:
@@ -411,9 +419,10 @@ def _ban_of(line: str) -> Ban:
     action, actions = value.get("action", BanAction.BAN.value), [item.value for item in BanAction]
     if action not in actions:
         raise ConfigError(f"action is {short(action)}, it must be {' or '.join(actions)}")
-    reason = value.get("reason", "")
-    if not isinstance(reason, str):
-        raise ConfigError(f"reason is {short(reason)}, it must be a text")
+    reason, source = value.get("reason", ""), value.get("source", "")
+    for name, text in (("reason", reason), ("source", source)):
+        if not isinstance(text, str):
+            raise ConfigError(f"{name} is {short(text)}, it must be a text")
     return Ban(
         cidr=cidr,
         expires=None if expires is None else parse_utc(expires),
@@ -421,6 +430,7 @@ def _ban_of(line: str) -> Ban:
         reason=reason,
         score=value.get("score", 0.0),
         evidence=evidence,
+        source=source,
     )
 
 

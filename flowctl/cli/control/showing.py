@@ -105,7 +105,10 @@ def _text(name: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, Mapping):
         between = "; " if any(isinstance(item, list) for item in value.values()) else ", "
-        return between.join(f"{_word(printable(str(key)))} {_text(key, item)}" for key, item in value.items()) or "none"
+        counts = name == "evidence"  # by names of limits, which end as units do
+        items = ((printable(str(key)), item) for key, item in value.items())
+        parts = (f"{key} {_text('', item)}" if counts else f"{_word(key)} {_text(key, item)}" for key, item in items)
+        return between.join(parts) or "none"
     if isinstance(value, list):
         return ", ".join(_text(name, item) for item in value) or "none"
     if isinstance(value, int | float):

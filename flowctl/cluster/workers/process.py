@@ -80,6 +80,7 @@ def options_of(order: Order) -> LiveConfig:
         options,
         listen_fd=order.listen_fd,
         control="off",
+        ban_store=None,  # it has one writer
         workers=1,
         events=events,
         flights=flights,

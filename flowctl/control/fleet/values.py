@@ -34,7 +34,8 @@ def cidr_of(key: str) -> str | None:
 
 
 def ban_value(ban: Ban) -> str:
-    """Return the value of a ban; without its evidence where that would be too long."""
+    """Return the value of a ban; without its evidence where that would be too long, and without who made it where."""
+    ban = dataclasses.replace(ban, source="")
     line = _short_line(ban)
     return _short_line(dataclasses.replace(ban, evidence={})) if len(line.encode()) > MOST_VALUE_BYTES else line
 

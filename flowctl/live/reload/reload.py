@@ -13,6 +13,7 @@ neither a file nor a command comes between another's reading and writing.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -57,6 +58,7 @@ class Reload:
         apply_bans: takes a new ban list.
         limits: limits file. None: there is none.
         bans: ban file; need not be there yet. None: there is none.
+        also: called at each look, on the same thread.
         poll_s: time between two looks, seconds, more than 0.
         on_error: told of exceptions that are our own fault, with where they were raised.
     """
@@ -68,6 +70,7 @@ class Reload:
         *,
         limits: Path | None = None,
         bans: Path | None = None,
+        also: Callable[[], object] | None = None,
         poll_s: float = _POLL_S,
         on_error: Callable[[str, Exception], None] | None = None,
     ) -> None:
@@ -78,6 +81,7 @@ class Reload:
             self._files["limits"] = WatchedFile(limits, self._take_limits, limitsfile.MOST_BYTES)
         if bans is not None:
             self._files["bans"] = WatchedFile(bans, self._take_bans, bans_format.MOST_BYTES)
+        self._also: Final = also
         self._poll_s: Final = poll_s
         self._on_error = on_error
         # Of all that wakes a thread only this may be used in a signal handler: its `put` takes no lock of Python's.
@@ -119,9 +123,9 @@ class Reload:
             if not file.status.there:
                 _log.warning("there is no such file yet, it is watched for", file=str(file.path), what=name)
 
-    def start(self) -> None:
-        """Begin to watch, on a thread of its own; does nothing where there is no file to watch."""
-        if self._files:
+    def start(self, *, anyway: bool = False) -> None:
+        """Begin to watch, on a thread of its own; where there is no file to watch, only if that is wanted `anyway`."""
+        if self._files or anyway:
             self._start()
 
     def _start(self) -> None:
@@ -176,6 +180,12 @@ class Reload:
         except CancelledError as error:
             raise ClosedError("the server is ending, nothing of it is changed any more") from error
 
+    def soon(self, job: Callable[[], object]) -> None:
+        """Run `job` on the thread of the files, soon; not at all once the server is ending. Any thread; never waits."""
+        with contextlib.suppress(ClosedError):
+            self._start()
+            self._wishes.put((job, Future()))
+
     def _in_thread(self) -> bool:
         with self._lock:
             return threading.current_thread() is self._thread
@@ -205,7 +215,7 @@ class Reload:
     def _next(self) -> bool | _Job:
         """Wait for the next thing to be done; False: it is time to end."""
         try:
-            return self._wishes.get(timeout=self._poll_s if self._files else None)
+            return self._wishes.get(timeout=self._poll_s if self._files or self._also else None)
         except queue.Empty:
             return True
 
@@ -222,6 +232,12 @@ class Reload:
                     self._on_error(f"reading the {name} file again", error)
             if there and not file.status.there:
                 _log.warning(f"{name} file has gone, what it said stays in force", file=str(file.path))
+        if self._also is not None:
+            try:
+                self._also()
+            except Exception as error:  # noqa: BLE001 - likewise
+                if self._on_error is not None:
+                    self._on_error("a look beside the files", error)
 
     def _take_limits(self, text: str, where: str) -> None:
         file = parse_limits_file(text, where)

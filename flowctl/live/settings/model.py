@@ -140,6 +140,7 @@ class LiveSettings(BaseModel):
     )
     work_share_per_address: Share = _at("work.share_per_address", "The same of all connections of one address; 0: any.")
     bans: File = _at("bans_file", "Keep out whom this file of JSON lines names, now and when it changes.")
+    ban_store: File = _at("ban_store", "Keep the bans of commands and penalties in this SQLite file across restarts.")
     credentials_file: File = _own("File of user:password lines for Adobe authentication; without it there is none.")
     hooks: Text = _at("hooks", "package.module:Name of a LiveHooks class of yours: who may publish and play.")
 

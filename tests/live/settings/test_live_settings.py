@@ -54,6 +54,7 @@ EXAMPLES = {
     "work_share_per_connection": ("10%", "work.share_per_connection", 0.1),
     "work_share_per_address": ("0.2", "work.share_per_address", 0.2),
     "bans": ("bans.jsonl", "bans_file", Path("bans.jsonl")),
+    "ban_store": ("bans.sqlite", "ban_store", Path("bans.sqlite")),
     "credentials_file": ("users", "rtmp.credentials", {"ann": "pw"}),
     "hooks": ("mine:Hooks", "hooks", "mine:Hooks"),
     "flush": ("100ms", "flush_interval_s", 0.1),

@@ -1,9 +1,10 @@
-"""Who is kept out of a live server: whom its ban file names, and whom an operator has named while it ran.
+"""Who is kept out of a live server: whom its ban file names, and whom commands and penalties have named.
 
-A ban of an operator is in force at once. Where there is a ban file, it is then written to that file, so that neither
-the next reading of the file nor a restart undoes it: others write to the file too, so what is there is read under a
-lock and joined with the new ban (`flowctl.server.bans.merge_bans`), and the file is replaced by rename. Where there is
-none, or it cannot be written to, the ban is kept in memory, and its maker is told.
+A ban of a command or a penalty is in force at once. Where there is a store it is kept there, and the ban file is
+others' alone. Without a store, but with a ban file, that of a command is written to that file, so that neither the
+next reading of the file nor a restart undoes it: others write to the file too, so what is there is read under a lock
+and joined with the new ban (`flowctl.server.bans.merge_bans`), and the file is replaced by rename. Where there is
+neither, or it cannot be written to, the ban is kept in memory, and its maker is told.
 
 All of it runs on the thread of `flowctl.live.reload.reload.Reload`, and before the start on the starting one.
 """
@@ -15,15 +16,18 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from flowctl.errors import BusyError, ConfigError, LocalProtocolError
+from flowctl.live.bans.kept import KeptBans
 from flowctl.live.reload.reload import rest
 from flowctl.live.reload.watchfile import WatchedFile
-from flowctl.server.bans import MOST_BYTES, NO_BANS, Ban, BanAction, BanList, merge_bans, render, utc_text
+from flowctl.server.bans import MOST_BYTES, NO_BANS, Ban, BanList, merge_bans, render, utc_text
 
+PENALTY: Final = "penalty"
+"""Source of a ban that the server has made by itself."""
 _LOCK_S: Final = 5.0
 """How long another writer of the file is waited for; jobs of the pipeline hold it while they read and write."""
 _LOOK_S: Final = 0.02
@@ -35,22 +39,25 @@ class Banned(NamedTuple):
     Attributes:
         ban: as it is in force: joined with what there was for the network.
         in_file: whether the ban file has it.
-        fault: why the ban file does not; empty: it has it, or there is none.
+        fault: why ban file or store do not; empty: one has it, or there is none.
         ended: connections that were ended when it came into force.
+        in_store: whether the store has it.
     """
 
     ban: Ban
     in_file: bool
     fault: str
     ended: int
+    in_store: bool = False
 
 
 class Banning:
-    """The bans of a server, of both origins.
+    """The bans of a server, of all origins.
 
     Args:
         enforce: puts a list in force, and returns how many connections it ended.
         file: returns the ban file. None: there is none.
+        kept: those that are in no ban file.
         wall: seconds since the epoch.
     """
 
@@ -58,13 +65,28 @@ class Banning:
         self,
         enforce: Callable[[BanList], int],
         file: Callable[[], WatchedFile | None],
+        kept: KeptBans | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._enforce: Final = enforce
         self._file: Final = file
         self._wall: Final = wall
         self._of_file = NO_BANS
-        self._own: dict[tuple[str, BanAction], Ban] = {}  # those that are in no file
+        self._kept: Final = KeptBans(wall=wall) if kept is None else kept
+
+    def begin(self) -> None:
+        """Put in force what the store has; before the start."""
+        if self._kept.bans:
+            self._put_in_force()
+
+    def look(self) -> None:
+        """Follow the clock, and write what could not be written; each second."""
+        if self._kept.look():
+            self._put_in_force()
+
+    def close(self) -> None:
+        """Let go of the store; the last call."""
+        self._kept.close()
 
     def take_file(self, bans: BanList) -> int:
         """Take what the ban file says, in place of what it said before; return how many connections that ended."""
@@ -84,30 +106,53 @@ class Banning:
         """
         if not ban.lasts(self._wall()):
             raise LocalProtocolError(f"the ban of {ban.cidr} is over already, it ended {utc_text(ban.expires)}")
-        key, before = (ban.cidr, ban.action), dict(self._own)
-        self._own[key] = self._joined(ban)
-        try:
-            ended = self._put_in_force()
-        except BaseException:
-            self._own = before
-            raise
+        joined = self._joined(ban)
+        self._check_count([joined])
+        self._kept.put([joined])
+        ended = self._put_in_force()
+        if self._kept.stored:
+            fault = self._kept.fault
+            return Banned(joined, in_file=False, fault=fault, ended=ended, in_store=not fault)
         file = self._file()
-        if file is None:
-            return Banned(self._own[key], in_file=False, fault="", ended=ended)
+        if file is None or ban.source == PENALTY:
+            return Banned(joined, in_file=False, fault="", ended=ended)
         try:
             self._update(file, lambda there: merge_bans(there, [ban], self._wall()))
         except OSError as error:
             fault = f"{file.path}: {error.strerror or error}"
-            return Banned(self._own[key], in_file=False, fault=fault, ended=ended)
+            return Banned(joined, in_file=False, fault=fault, ended=ended)
         except (ConfigError, BusyError) as error:
-            return Banned(self._own[key], in_file=False, fault=str(error), ended=ended)
-        del self._own[key]
+            return Banned(joined, in_file=False, fault=str(error), ended=ended)
+        self._kept.drop([(ban.cidr, ban.action)])
         ended += self._put_in_force()
         return Banned(self._joined(ban), in_file=True, fault="", ended=ended)
 
+    def punish(self, bans: Sequence[Ban]) -> int:
+        """Put bans of penalties in force, all at once; return how many connections that ended.
+
+        Raises:
+            ConfigError: there are too many bans; nothing has changed.
+        """
+        joined = [self._joined(ban) for ban in bans]
+        self._check_count(joined)
+        self._kept.put(joined)
+        return self._put_in_force()
+
+    def _check_count(self, new: Sequence[Ban]) -> None:
+        """See that there is room for `new`.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        BanList([*self._of_file.bans, *self._kept.bans, *new])
+
     def _joined(self, ban: Ban) -> Ban:
-        """Return `ban` with what there is for its network and action."""
-        there = [item for item in self.here(ban.cidr) if item.action is ban.action]
+        """Return `ban` with what there is for its network and action; a store keeps nothing that the file says."""
+        there = [
+            item
+            for item in (self._kept.bans if self._kept.stored else self.here(ban.cidr))
+            if (item.cidr, item.action) == (ban.cidr, ban.action)
+        ]
         return merge_bans(there, [ban], 0.0)[0]
 
     def lift(self, cidr: str) -> list[Ban]:
@@ -123,19 +168,19 @@ class Banning:
         file = self._file()
         if file is not None and any(ban.cidr == cidr for ban in self._of_file.bans):
             self._update(file, lambda there: [ban for ban in there if ban.cidr != cidr])
-        self._own = {key: ban for key, ban in self._own.items() if ban.cidr != cidr}
+        self._kept.drop([(ban.cidr, ban.action) for ban in found])
         self._put_in_force()
         return found
 
     def here(self, cidr: str) -> list[Ban]:
         """Return what is in force for exactly this network."""
         now = self._wall()
-        both = (*self._own.values(), *self._of_file.bans)
+        both = (*self._kept.bans, *self._of_file.bans)
         return [ban for ban in both if ban.cidr == cidr and ban.lasts(now)]
 
     def _not_banned(self, cidr: str) -> LocalProtocolError:
         wanted, now = Ban(cidr=cidr, expires=None).network, self._wall()
-        for ban in (*self._own.values(), *self._of_file.bans):
+        for ban in (*self._kept.bans, *self._of_file.bans):
             if ban.lasts(now) and ban.network.version == wanted.version and ban.network.overlaps(wanted):
                 relation = "it is part of" if ban.network.prefixlen < wanted.prefixlen else "part of it is"
                 return LocalProtocolError(
@@ -144,9 +189,8 @@ class Banning:
         return LocalProtocolError(f"{cidr} is not banned", hint="flowctl bans lists who is")
 
     def _put_in_force(self) -> int:
-        now = self._wall()
-        self._own = {key: ban for key, ban in self._own.items() if ban.lasts(now)}
-        return self._enforce(BanList([*self._of_file.bans, *self._own.values()]) if self._own else self._of_file)
+        kept = self._kept.bans
+        return self._enforce(BanList([*self._of_file.bans, *kept]) if kept else self._of_file)
 
     def _update(self, file: WatchedFile, change: Callable[[list[Ban]], list[Ban]]) -> None:
         """Read the file, change its list, and write it.

@@ -1,0 +1,250 @@
+"""Bans in an SQLite file, so that they outlive the server, also one that is killed in the middle of writing.
+
+One transaction for each change, in a write-ahead log that is synced: after a crash the file has all of a change or
+nothing of it. One process has the file at a time (an exclusive lock, which the kernel takes back from a process that
+dies); the supervisor of several workers has it for all of them.
+
+A file that is damaged is put aside under another name, told of with a hint, and begun anew: a server that does not
+start because of its ban list would be worse, and what can still be read from the damaged file is not lost. A file of a
+later version is left alone, and the server does not start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from flowctl.errors import ConfigError
+from flowctl.server.bans import Ban, BanAction, parse_utc, utc_text
+
+_log: Final = structlog.get_logger("flowctl.live")
+VERSION: Final = 1
+"""Of the tables below; in the file as its ``user_version``."""
+_APPLICATION: Final = 0x666C6F77
+"""Says whose file it is (``file`` shows it); "flow" in ASCII."""
+_SCHEMA: Final = (
+    """CREATE TABLE bans (cidr TEXT NOT NULL, action TEXT NOT NULL, expires TEXT, reason TEXT NOT NULL,
+    score REAL NOT NULL, evidence TEXT NOT NULL, source TEXT NOT NULL, PRIMARY KEY (cidr, action)) WITHOUT ROWID""",
+    "CREATE TABLE clock (seen REAL NOT NULL)",
+    "INSERT INTO clock VALUES (0)",
+    f"PRAGMA user_version = {VERSION}",
+    f"PRAGMA application_id = {_APPLICATION}",
+)
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_BUSY_S: Final = 2.0
+"""How long another process that has the file is waited for: one that is being restarted ends within it."""
+
+
+class BanStore:
+    """The file. One thread at a time.
+
+    Args:
+        path: of the file; made if it is not there.
+        wall: seconds since the epoch, for the name of a damaged file.
+
+    Raises:
+        ConfigError: it cannot be opened or made, another process has it, or it is of a later version.
+    """
+
+    def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
+        self.path: Final = path
+        self._wall: Final = wall
+        self._database = self._opened()
+
+    def read(self) -> tuple[list[Ban], float]:
+        """Return all bans, those that have ended too, and when they were written last, in seconds since the epoch.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        found, wrong = [], 0
+        with self._mapped():
+            rows = self._database.execute("SELECT cidr, expires, action, reason, score, evidence, source FROM bans")
+            for row in rows.fetchall():
+                try:
+                    found.append(_ban_of(row))
+                except (ConfigError, ValueError, TypeError):  # written by hand, or by another program
+                    wrong += 1
+            seen = self._database.execute("SELECT seen FROM clock").fetchone()
+        if wrong:
+            hint = "look at its table bans with sqlite3 while the server is not running"
+            _log.warning(
+                "ban store: some rows are no bans, they do not count", file=str(self.path), rows=wrong, hint=hint
+            )
+        return found, float(seen[0]) if seen else 0.0
+
+    def write(self, put: Iterable[Ban], drop: Iterable[tuple[str, BanAction]], seen: float) -> None:
+        """Enter bans, and take others out, all of it or nothing.
+
+        Args:
+            put: each in place of one for the same network and action.
+            drop: networks and actions.
+            seen: now, in seconds since the epoch.
+
+        Raises:
+            OSError: it could not be written; nothing of it was.
+        """
+        with self._mapped(), self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.executemany(
+                "DELETE FROM bans WHERE cidr = ? AND action = ?", [(cidr, action.value) for cidr, action in drop]
+            )
+            self._database.executemany("INSERT OR REPLACE INTO bans VALUES (?, ?, ?, ?, ?, ?, ?)", map(_row, put))
+            self._database.execute("UPDATE clock SET seen = ?", (seen,))
+
+    def replace(self, bans: Iterable[Ban], seen: float) -> None:
+        """Have the file say just this; as `write`."""
+        with self._mapped(), self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.execute("DELETE FROM bans")
+            self._database.executemany("INSERT INTO bans VALUES (?, ?, ?, ?, ?, ?, ?)", map(_row, bans))
+            self._database.execute("UPDATE clock SET seen = ?", (seen,))
+
+    def close(self) -> None:
+        """Let go of the file; idempotent."""
+        with contextlib.suppress(sqlite3.Error):
+            self._database.close()
+
+    def mend(self) -> None:
+        """Put the file, which is damaged, aside, and begin a new one.
+
+        Raises:
+            ConfigError: that cannot be done.
+        """
+        self.close()
+        self._put_aside("it was damaged while the server ran")
+        self._database = self._opened()
+
+    def _opened(self) -> sqlite3.Connection:
+        try:
+            return self._open()
+        except sqlite3.DatabaseError as error:
+            if _code(error) not in _DAMAGED:
+                raise self._unusable(error) from error
+            self._put_aside(str(error))
+        try:
+            return self._open()
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+
+    def _open(self) -> sqlite3.Connection:
+        """Open the file, and make or check its tables.
+
+        Raises:
+            sqlite3.Error: it cannot be used.
+            ConfigError: it is not to be used.
+        """
+        try:  # addresses of people: for the user of the server alone
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise ConfigError(
+                f"ban_store: {self.path} cannot be used: {error.strerror}",
+                hint="name a file in a folder of the server's",
+            ) from error
+        # Made by the starting thread and used by another one after that.
+        database = sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            self._set_up(database)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _set_up(self, database: sqlite3.Connection) -> None:
+        """Lock the file, and make or check its tables; raises as `_open`."""
+        for setting in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
+            database.execute(f"PRAGMA {setting}")
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if version > VERSION:
+            raise ConfigError(
+                f"ban_store: {self.path} has version {version}, this flowctl knows {VERSION}",
+                hint="use the flowctl that wrote it, or name another file",
+            )
+        if tables and database.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+            raise ConfigError(f"ban_store: {self.path} is a database of another program", hint="name a file of its own")
+        with database:
+            database.execute("BEGIN EXCLUSIVE")
+            if not tables:
+                for statement in _SCHEMA:
+                    database.execute(statement)
+        found = database.execute("PRAGMA quick_check(1)").fetchone()
+        if found != ("ok",):
+            fault = sqlite3.DatabaseError(str(found[0]))
+            fault.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise fault
+
+    def _put_aside(self, fault: str) -> None:
+        """Rename the damaged file, with its log."""
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._wall()))
+        aside = Path(f"{self.path}.damaged-{stamp}")
+        number = 1
+        while aside.exists():
+            number += 1
+            aside = Path(f"{self.path}.damaged-{stamp}-{number}")
+        for ending in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"{self.path}{ending}").rename(f"{aside}{ending}")
+        _log.error(
+            "ban store is damaged, it is put aside and begun anew",
+            file=str(self.path),
+            fault=fault,
+            aside=str(aside),
+            hint=f"sqlite3 {aside} .recover shows what can still be read; ban again whom it names",
+        )
+
+    def _unusable(self, error: sqlite3.Error) -> ConfigError:
+        if _code(error) == sqlite3.SQLITE_BUSY:
+            return ConfigError(
+                f"ban_store: another process has {self.path}",
+                hint="give each server its own; flowctl fleet keeps the bans of several the same",
+            )
+        return ConfigError(f"ban_store: {self.path} cannot be used: {error}", hint="check owner, permissions and disk")
+
+    @contextlib.contextmanager
+    def _mapped(self) -> Iterator[None]:
+        """Raise the errors of SQLite as those of a file.
+
+        Raises:
+            OSError: there was one.
+        """
+        try:
+            yield
+        except sqlite3.Error as error:
+            if _code(error) in _DAMAGED:
+                number = errno.EUCLEAN
+            else:
+                number = errno.ENOSPC if _code(error) == sqlite3.SQLITE_FULL else errno.EIO
+            raise OSError(number, str(error), str(self.path)) from error
+
+
+def _code(error: sqlite3.Error) -> int:
+    """Return the primary result code (the lower 8 bits of the extended one); 0: the error has none."""
+    return (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
+
+
+def _row(ban: Ban) -> tuple[Any, ...]:
+    evidence = json.dumps(dict(ban.evidence))
+    return ban.cidr, ban.action.value, utc_text(ban.expires), ban.reason, ban.score, evidence, ban.source
+
+
+def _ban_of(row: tuple[Any, ...]) -> Ban:
+    cidr, expires, action, reason, score, evidence, source = row
+    return Ban(
+        cidr=cidr,
+        expires=None if expires is None else parse_utc(expires),
+        action=BanAction(action),
+        reason=reason,
+        score=score,
+        evidence=json.loads(evidence),
+        source=source,
+    )

@@ -1,0 +1,276 @@
+"""The SQLite file of bans: what it keeps through restarts, crashes, damage and a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import structlog
+
+from flowctl.errors import ConfigError
+from flowctl.live.bans.kept import KeptBans
+from flowctl.live.bans.store import BanStore
+from flowctl.server.bans import Ban, BanAction
+
+NOON = datetime(2030, 6, 1, 12, tzinfo=UTC)
+ONE = Ban(
+    cidr="203.0.113.7/32",
+    expires=NOON,
+    reason="guessed keys",
+    score=3.5,
+    evidence={"refused tries": 600},
+    source="penalty",
+)
+TWO = Ban(cidr="2001:db8::/48", expires=None, action=BanAction.LIMIT, source="command of ops")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "bans.sqlite"
+
+
+def bans_of(path):
+    """Return what a new life finds in the file."""
+    store = BanStore(path)
+    try:
+        return {(ban.cidr, ban.action): ban for ban in store.read()[0]}
+    finally:
+        store.close()
+
+
+def test_store_when_opened_again_has_all_of_each_ban(path):
+    """Reason, evidence, end, action and source are what they were; the file is its owner's alone."""
+    store = BanStore(path)
+    store.write([ONE, TWO], [], 7.0)
+    store.write([], [("192.0.2.1/32", BanAction.BAN)], 9.0)
+    assert store.read()[1] == 9.0
+    store.close()
+    assert bans_of(path) == {(ONE.cidr, ONE.action): ONE, (TWO.cidr, TWO.action): TWO}
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from flowctl.live.bans.store import BanStore
+from flowctl.server.bans import Ban
+store = BanStore(Path(sys.argv[1]))
+for number in range(1_000_000):
+    block = f"10.{number >> 8 & 255}.{number & 255}"
+    store.write([Ban(cidr=f"{block}.{at}/32", expires=None) for at in range(4)], [], float(number))
+    if number == 3:
+        print("writes", flush=True)
+"""
+
+
+def test_store_when_its_process_is_killed_in_the_middle_has_whole_changes(path):
+    """After kill -9 each change is there with all its bans or not at all, and it opens."""
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"writes\n"
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(20) == -signal.SIGKILL
+    found = bans_of(path)
+    assert len(found) >= 16
+    blocks = {}
+    for cidr, _ in found:
+        blocks.setdefault(cidr.rpartition(".")[0], []).append(cidr)
+    assert {len(items) for items in blocks.values()} == {4}
+    assert list(path.parent.glob("*.damaged*")) == []
+
+
+@pytest.mark.parametrize("damage", ["all", "middle", "text"])
+def test_store_when_the_file_is_damaged_is_put_aside_told_and_begun_anew(path, damage):
+    """Nothing of a damaged file is lost: it has another name, which the log says with what to do."""
+    store = BanStore(path)
+    store.write([Ban(cidr=f"10.0.{n >> 8}.{n & 255}/32", expires=None) for n in range(2000)], [], 1.0)
+    store.close()
+    data = bytearray(path.read_bytes())
+    if damage == "all":
+        data[:] = os.urandom(len(data))
+    elif damage == "middle":
+        data[4096:-4096] = bytes(len(data) - 8192)
+    else:
+        data = b"this is no database, but it is long enough to be looked at" * 20
+    path.write_bytes(data)
+    with structlog.testing.capture_logs() as lines:
+        assert bans_of(path) == {}
+    aside = next(path.parent.glob("bans.sqlite.damaged-*"))
+    assert aside.read_bytes() == data
+    told = next(line for line in lines if line["log_level"] == "error")
+    assert (told["aside"], told["file"]) == (str(aside), str(path))
+    assert "sqlite3" in told["hint"]
+    again = BanStore(path)
+    again.write([ONE], [], 1.0)
+    again.close()
+    assert list(bans_of(path).values()) == [ONE]
+
+
+def test_store_when_the_disk_is_full_says_so_and_has_what_it_had(path):
+    """What does not fit raises as a full disk does, and changes nothing."""
+    store = BanStore(path)
+    store.write([ONE], [], 1.0)
+    pages = store._database.execute("PRAGMA page_count").fetchone()[0]
+    store._database.execute(f"PRAGMA max_page_count = {pages}")  # SQLite meets its limit as it meets that of a disk
+    many = [Ban(cidr=f"10.0.{n >> 8}.{n & 255}/32", expires=None, reason="x" * 100) for n in range(2000)]
+    with pytest.raises(OSError, match="full") as failed:
+        store.write(many, [], 2.0)
+    assert (failed.value.errno, failed.value.filename) == (errno.ENOSPC, str(path))
+    assert store.read() == ([ONE], 1.0)
+    store.close()
+
+
+def test_kept_bans_when_the_disk_was_full_are_in_force_and_written_once_there_is_room(path):
+    """A ban does not wait for the disk: it counts at once, the fault is told once, and later the store has it."""
+    now = [1000.0]
+    store = BanStore(path)
+    kept = KeptBans(store, wall=lambda: now[0] + 1.8e9, steady=lambda: now[0])
+    kept.put([ONE])
+    pages = store._database.execute("PRAGMA page_count").fetchone()[0]
+    store._database.execute(f"PRAGMA max_page_count = {pages}")
+    many = [Ban(cidr=f"10.0.{n >> 8}.{n & 255}/32", expires=None, reason="x" * 100) for n in range(2000)]
+    with structlog.testing.capture_logs() as lines:
+        kept.put(many)
+        kept.put([TWO])
+        now[0] += 60
+        kept.look()
+        assert "full" in kept.fault
+        assert len(kept.bans) == 2002
+        store._database.execute("PRAGMA max_page_count = 1000000")
+        kept.look()
+        assert kept.fault  # not tried each second
+        now[0] += 60
+        kept.look()
+    assert kept.fault == ""
+    assert [line["log_level"] for line in lines] == ["error", "info"]
+    kept.close()
+    assert len(bans_of(path)) == 2002
+
+
+def test_store_when_it_is_of_a_later_version_is_left_alone(path):
+    """A file that a later flowctl wrote is neither read nor put aside."""
+    BanStore(path).close()
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA user_version = 9")
+    database.close()
+    with pytest.raises(ConfigError, match="version 9, this flowctl knows 1"):
+        BanStore(path)
+    assert [item.name for item in path.parent.iterdir()] == ["bans.sqlite"]
+
+
+def test_store_when_it_is_another_programs_database_is_left_alone(path):
+    """Tables of others are not written into."""
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE cats (name TEXT)")
+    database.close()
+    with pytest.raises(ConfigError, match="another program"):
+        BanStore(path)
+
+
+def test_store_when_another_server_has_it_says_so(path, monkeypatch):
+    """Two writers would undo each other's bans, so the second is refused, and told what there is for two."""
+    monkeypatch.setattr("flowctl.live.bans.store._BUSY_S", 0.05)
+    first = BanStore(path)
+    with pytest.raises(ConfigError, match="another process has") as refused:
+        BanStore(path)
+    assert "fleet" in refused.value.hint
+    first.close()
+    BanStore(path).close()
+
+
+@pytest.mark.parametrize(("name", "said"), [("none/bans.sqlite", "No such file"), (".", "Is a directory")])
+def test_store_when_it_cannot_be_made_names_the_path_and_why(tmp_path, name, said):
+    """A wrong path is an error of the configuration, at the start."""
+    with pytest.raises(ConfigError, match=f"ban_store: .*{said}"):
+        BanStore(tmp_path / name)
+
+
+def test_store_when_a_row_is_no_ban_has_the_others_and_says_how_many(path):
+    """A row that somebody wrote by hand and got wrong costs that row alone."""
+    store = BanStore(path)
+    store.write([ONE], [], 1.0)
+    store._database.execute("INSERT INTO bans VALUES ('all', 'ban', NULL, '', 0, '{}', '')")
+    store._database.execute("INSERT INTO bans VALUES ('192.0.2.1/32', 'ban', 'soon', '', 0, 'no', '')")
+    with structlog.testing.capture_logs() as lines:
+        assert store.read()[0] == [ONE]
+    assert [line["rows"] for line in lines] == [2]
+    store.close()
+
+
+class Clocks:
+    """A time of day that can be set, and one that cannot."""
+
+    def __init__(self) -> None:
+        self.steady_s = 500.0
+        self.set_by_s = 0.0
+
+    def wall(self) -> float:
+        return NOON.timestamp() + self.steady_s - 500.0 + self.set_by_s
+
+    def steady(self) -> float:
+        return self.steady_s
+
+    def kept(self, store=None) -> KeptBans:
+        return KeptBans(store, wall=self.wall, steady=self.steady)
+
+
+@pytest.mark.parametrize("set_by_s", [-86_400.0, 86_400.0, -5.0])
+def test_kept_bans_when_the_clock_is_set_last_as_long_as_they_were_to(set_by_s):
+    """An hour is an hour: the ban neither becomes one for a day nor ends at once, and the log says what was done."""
+    clocks = Clocks()
+    kept = clocks.kept()
+    kept.put([Ban(cidr="192.0.2.1/32", expires=NOON + timedelta(hours=1)), TWO])
+    clocks.steady_s += 600
+    clocks.set_by_s = set_by_s
+    with structlog.testing.capture_logs() as lines:
+        assert kept.look()
+    assert (lines[0]["by_s"], lines[0]["bans"]) == (set_by_s, 1)
+    clocks.steady_s += 2999
+    assert len(kept.bans) == 2
+    clocks.steady_s += 2
+    assert kept.bans == [TWO]
+
+
+def test_kept_bans_when_the_clock_is_corrected_little_by_little_stay_as_they_are():
+    """What ntpd does all day is no jump."""
+    clocks = Clocks()
+    kept = clocks.kept()
+    kept.put([ONE])
+    for _ in range(100):
+        clocks.steady_s += 1
+        clocks.set_by_s -= 0.5
+        assert not kept.look()
+
+
+def test_kept_bans_when_the_clock_was_set_back_while_it_was_off_last_no_longer_than_they_had_left(path):
+    """The store knows when it was written last: who had an hour left has an hour left, and that is told."""
+    clocks = Clocks()
+    kept = clocks.kept(BanStore(path))
+    kept.put([Ban(cidr="192.0.2.1/32", expires=NOON + timedelta(hours=1))])
+    kept.close()
+    clocks.set_by_s = -30 * 86_400.0
+    with structlog.testing.capture_logs() as lines:
+        kept = clocks.kept(BanStore(path))
+    assert "set back" in lines[0]["event"]
+    clocks.steady_s += 3601
+    assert kept.bans == []
+    kept.close()
+
+
+def test_kept_bans_when_some_ended_while_it_was_off_says_how_many(path):
+    """What ended by itself is neither in force nor silently gone."""
+    clocks = Clocks()
+    kept = clocks.kept(BanStore(path))
+    kept.put([Ban(cidr="192.0.2.1/32", expires=NOON + timedelta(hours=1)), TWO])
+    kept.close()
+    clocks.steady_s += 7200
+    with structlog.testing.capture_logs() as lines:
+        kept = clocks.kept(BanStore(path))
+    assert [(line["bans"], line["ended_meanwhile"]) for line in lines] == [(1, 1)]
+    kept.close()
+    assert list(bans_of(path).values()) == [TWO]
