@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flowctl.cli import demo, edge, load, play, publish, replay, serve, version
+from flowctl.cli import demo, edge, load, play, publish, remux, replay, serve, version
 from flowctl.cli.analyze import app as analyze
 from flowctl.cli.control import fleet, rpc
 from flowctl.cli.control.operations import add_operations
@@ -52,6 +52,7 @@ app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("edge", cls=serve.ServeCommand)(edge.edge)
 app.command("publish")(publish.publish)
 app.command("play")(play.play)
+app.command("record")(remux.record)
 app.command("load")(load.load)
 app.command("replay")(replay.replay)
 add_operations(app)

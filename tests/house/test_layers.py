@@ -65,6 +65,7 @@ LAYERS = {
         "words text flow rtmp outgoing outcomes charts log loop zeromq rpc scheduler diffusion sending receiver fanout "
         "connection server telemetry client live control",
     ),
+    "remux": layer("remux", "words flow rtmp outcomes loop live client cluster"),
     "loadtest": layer("loadtest", "words text flow rtmp charts log media client"),
     "demo": layer(
         "demo", "words text flow rtmp charts log loop media sending server live client control cluster loadtest"
@@ -73,7 +74,7 @@ LAYERS = {
     "cli": layer(
         "cli __main__",
         "words text flow rtmp judging log zeromq server telemetry flight media client live control cluster "
-        "loadtest demo pipeline",
+        "loop remux loadtest demo pipeline",
     ),
 }
 """Lower layers first. `__init__` of flowctl, which re-exports, belongs to none: nothing in flowctl imports it."""

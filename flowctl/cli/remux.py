@@ -1,0 +1,231 @@
+"""``flowctl record`` and ``flowctl hls``: live streams pulled over RTMP and written to files, without transcoding."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowctl.text.output import say
+
+if TYPE_CHECKING:
+    from flowctl.cluster.follow import Follow
+    from flowctl.remux.recorder import FinishedFile, Form, Recorder
+    from flowctl.rtmp.url import RtmpUrl
+
+_STOP_S = 30.0
+"""Longest wait for a disk that takes the rest; what it has then is found by the next start."""
+_LOOK_S = 0.2
+_MOST_URLS = 64
+
+
+def record(
+    urls: Annotated[list[str], typer.Argument(metavar="URL...", help="What to record: rtmp://host/app/stream.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the files; made if it is not there.")],
+    form: Annotated[str, typer.Option("--format", help="flv: as it came; mp4: fragmented, needs PyAV.")] = "flv",
+    name: Annotated[
+        str, typer.Option(help="Names of files, of {app}, {stream} and {time}; / makes folders.")
+    ] = "{app}-{stream}-{time}",
+    max_size: Annotated[
+        str | None, typer.Option(help="Begin a new file at the key frame behind so many bytes.")
+    ] = None,
+    max_time: Annotated[str | None, typer.Option(help="Begin a new file at the key frame behind so much time.")] = None,
+    keep_free: Annotated[str, typer.Option(help="Room on the disk that is left to others; 0: none.")] = "256MiB",
+    duration: Annotated[str | None, typer.Option(help="End after this time. Default: when interrupted.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when each stream has ended.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write a line of JSON per file, and the summary.")] = False,
+) -> None:
+    """Record live streams, and write the name of each finished file to standard output.
+
+    A stream that is not published yet is waited for, a server that is lost is tried again. A file that is being written
+    ends with .part; what an earlier run has left behind is finished first.
+    """
+    from flowctl.cli.common import optional_duration, set_up_log
+    from flowctl.remux.files import NameTemplate
+    from flowctl.remux.recorder import Recorder, RecordSettings
+    from flowctl.units import parse_size
+
+    set_up_log()
+    addresses = _addresses(urls)
+    duration_s = optional_duration(duration, "--duration")
+    settings = RecordSettings(
+        folder=out,
+        template=NameTemplate(name),
+        max_bytes=0 if max_size is None else parse_size(max_size, "--max-size"),
+        max_s=optional_duration(max_time, "--max-time") or 0.0,
+        keep_free_bytes=parse_size(keep_free, "--keep-free"),
+    )
+    make_form = _form(form)
+    _made(out)
+    told = threading.Lock()
+
+    def finished(file: FinishedFile) -> None:
+        with told:
+            _tell(file, as_json=as_json)
+
+    recorders = [
+        Recorder(url.app, url.stream or url.app, settings, make_form, on_finished=finished) for url in addresses
+    ]
+    _take_up(out)
+    follows = _run(addresses, recorders, duration_s=duration_s, once=once)
+    _summarise(addresses, recorders, follows, as_json=as_json)
+
+
+def _addresses(urls: list[str]) -> list[RtmpUrl]:
+    """Return the addresses to pull from.
+
+    Raises:
+        ConfigError: one is none, stands there twice, or there are too many.
+    """
+    from flowctl.client.connect import parse_address
+    from flowctl.errors import ConfigError
+
+    if len(urls) > _MOST_URLS:
+        raise ConfigError(f"{len(urls)} streams are too many for one process", hint=f"at most {_MOST_URLS}")
+    addresses = [parse_address(url) for url in urls]
+    places = [(url.host, url.port, url.path) for url in addresses]
+    for place, url in zip(places, addresses, strict=True):
+        if places.count(place) > 1:
+            raise ConfigError(f"{url} is there twice")
+    return addresses
+
+
+def _form(form: str) -> Callable[[], Form]:
+    """Return what makes the files.
+
+    Raises:
+        ConfigError: there is no such format.
+    """
+    from flowctl.errors import ConfigError
+    from flowctl.remux.flvform import FlvForm
+
+    if form == "flv":
+        return FlvForm
+    raise ConfigError(f"--format {form!r} is not one of flv, mp4")
+
+
+def _made(folder: Path) -> None:
+    """Make the folder.
+
+    Raises:
+        ConfigError: it cannot be made, or is none.
+    """
+    from flowctl.errors import ConfigError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: {error.strerror}", hint="name a folder that you may write to") from error
+
+
+def _take_up(folder: Path) -> None:
+    """Finish what an earlier run has left behind, beside the recording: it may be long."""
+    from flowctl.log import get_logger
+    from flowctl.remux.files import recover
+    from flowctl.remux.recovery import whole_bytes
+
+    def work() -> None:
+        for path in recover(folder, whole_bytes):
+            get_logger("flowctl.remux").warning("a recording of an earlier run was finished", file=str(path))
+
+    threading.Thread(target=work, name="flowctl-recover", daemon=True).start()
+
+
+def _tell(file: FinishedFile, *, as_json: bool) -> None:
+    from flowctl.cli.common import print_json
+
+    if as_json:
+        values = {"size_bytes": file.size_bytes, "media_s": round(file.media_s, 3), "why": file.why}
+        print_json({"file": str(file.path), **values})
+    else:
+        say(str(file.path))
+
+
+def _run(addresses: list[RtmpUrl], recorders: list[Recorder], *, duration_s: float | None, once: bool) -> list[Follow]:
+    """Record until it is to end; then finish the files."""
+    import time
+
+    from flowctl.cli.errors import TerminatedError, terminable
+    from flowctl.pollgroup import PollGroup
+    from flowctl.remux.pull import pull
+
+    group = PollGroup("record")
+    end = None if duration_s is None else time.monotonic() + duration_s
+    shown = sys.stderr.isatty()
+    with terminable():
+        group.start()
+        follows = [pull(url, recorder.intake, group) for url, recorder in zip(addresses, recorders, strict=True)]
+        try:
+            for recorder, follow in zip(recorders, follows, strict=True):
+                recorder.start()
+                follow.start()
+            while (end is None or time.monotonic() < end) and not (
+                once and all(recorder.stream_ended.is_set() for recorder in recorders)
+            ):
+                time.sleep(_LOOK_S)
+                if shown:
+                    _progress(recorders)
+        except (KeyboardInterrupt, TerminatedError):
+            pass  # how recordings end
+        if shown:
+            say("", to_stderr=True)
+        group.stop(_LOOK_S)
+        for recorder in recorders:
+            recorder.stop(_STOP_S)
+    return follows
+
+
+def _progress(recorders: list[Recorder]) -> None:
+    """Write one line over the one before."""
+    from flowctl.units import format_duration, format_size
+
+    figures = [recorder.statistics() for recorder in recorders]
+    states = {item.state.value for item in figures}
+    seconds = format_duration(round(sum(item.media_s for item in figures)))
+    size = format_size(sum(item.written_bytes for item in figures))
+    lost = sum(item.lost_messages for item in figures)
+    line = f"{', '.join(sorted(states))}: {seconds}, {size}, {sum(item.files for item in figures)} files, {lost} lost"
+    sys.stderr.write(f"\r{line[:78]:<78}")
+    sys.stderr.flush()
+
+
+def _summarise(addresses: list[RtmpUrl], recorders: list[Recorder], follows: list[Follow], *, as_json: bool) -> None:
+    """Say what was recorded.
+
+    Raises:
+        FlowctlError: something was lost.
+    """
+    from flowctl.cli.common import print_json
+    from flowctl.errors import FlowctlError
+
+    rows: list[dict[str, Any]] = []
+    for url, recorder, follow in zip(addresses, recorders, follows, strict=True):
+        figures = recorder.statistics()
+        rows.append(
+            {
+                "url": str(url),
+                "files": figures.files,
+                "bytes": figures.written_bytes,
+                "media_s": round(figures.media_s, 3),
+                "lost_messages": figures.lost_messages,
+                "lost_bytes": figures.lost_bytes,
+                "connections": follow.statistics().connections,
+                "why": figures.why or follow.statistics().why,
+            }
+        )
+    if as_json:
+        print_json({"streams": rows})
+    else:
+        for row in rows:
+            lost = f", {row['lost_messages']} messages lost" if row["lost_messages"] else ""
+            say(f"{row['url']}: {row['files']} files, {row['media_s']:g} s{lost}", to_stderr=True)
+    lost_messages = sum(row["lost_messages"] for row in rows)
+    if lost_messages:
+        why = ", ".join(sorted({row["why"] for row in rows if row["why"] and row["lost_messages"]}))
+        hint = "make room on the disk of --out, or name another one"
+        raise FlowctlError(f"{lost_messages} messages were not recorded{': ' + why if why else ''}", hint=hint)

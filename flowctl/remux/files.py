@@ -1,0 +1,231 @@
+"""Files of recordings: their names, their room on the disk, and how they are finished whole or found again.
+
+A file is written as ``NAME.part``, locked, and takes its name when it is finished and on the disk. What was appended is
+whole units of its format (tags, fragments): an append that fails is cut off again, so what was there stays readable.
+After a crash, `recover` cuts off what is not whole, and gives the file its name. It leaves alone what another process
+has locked, that is: still writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from string import Formatter
+from typing import Final
+from urllib.parse import quote
+
+from flowctl.errors import ConfigError
+
+PART: Final = ".part"
+DEFAULT_NAME: Final = "{app}-{stream}-{time}"
+_FIELDS: Final = frozenset({"app", "stream", "time"})
+_NAME_BYTES: Final = 200
+"""Of one part of a path; file systems have 255, of which ``.flv.part`` and a number need some."""
+_TRIES: Final = 1000
+_PLAIN: Final = re.compile(r"[A-Za-z0-9 ._=@+-]*\Z")
+
+
+class NameTemplate:
+    """How files are called: ``{app}-{stream}-{time}``, where a ``/`` makes folders.
+
+    Names of streams are the publishers' words. They are percent-encoded, so whatever they are they stay one part of
+    a path, and none of them begins with a dot.
+
+    Args:
+        template: with ``{app}``, ``{stream}`` and ``{time}`` (UTC, to the millisecond).
+
+    Raises:
+        ConfigError: there is no such field, or a part of the path is none.
+    """
+
+    def __init__(self, template: str = DEFAULT_NAME) -> None:
+        hint = "write it like {app}/{stream}-{time}"
+        try:
+            parts = list(Formatter().parse(template))
+        except ValueError as error:
+            raise ConfigError(f"name {template!r}: {error}", hint=hint) from error
+        for text, field, spec, conversion in parts:
+            if field is not None and (field not in _FIELDS or spec or conversion):
+                raise ConfigError(f"name {template!r}: {{{field}}} is none of {{app}}, {{stream}}, {{time}}", hint=hint)
+            if not all(_PLAIN.match(piece) for piece in text.split("/")):
+                raise ConfigError(f"name {template!r} has letters that are not for names of files", hint=hint)
+        if any(not piece or piece.startswith(".") for piece in template.split("/")):
+            raise ConfigError(f"name {template!r}: a part of the path is empty or begins with a dot", hint=hint)
+        self._template: Final = template
+
+    def path(self, app: str, stream: str, wall_s: float) -> Path:
+        """Return the path below the folder of recordings, without a suffix."""
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(wall_s)) + f".{int(wall_s * 1000) % 1000:03d}Z"
+        made = self._template.format(app=encoded(app), stream=encoded(stream), time=stamp)
+        return Path(*(_shortened(piece) for piece in made.split("/")))
+
+
+def encoded(name: str) -> str:
+    """Return any name as one safe part of a path."""
+    text = quote(name, safe="") or "_"
+    return "%2E" + text[1:] if text.startswith(".") else text
+
+
+def _shortened(piece: str) -> str:
+    return piece if len(piece) <= _NAME_BYTES else piece[: _NAME_BYTES // 2] + "~" + piece[-_NAME_BYTES // 2 :]
+
+
+class Room:
+    """Whether a folder's disk has room.
+
+    Args:
+        folder: on that disk.
+        keep_free_bytes: the floor: less than this is left to others. 0: everything may be used.
+        free_bytes: asks the disk; for tests.
+    """
+
+    def __init__(self, folder: Path, keep_free_bytes: int, free_bytes: Callable[[Path], int] | None = None) -> None:
+        self._folder: Final = folder
+        self._keep_free_bytes: Final = keep_free_bytes
+        self._free_bytes: Final = free_bytes or _free_bytes
+
+    def check(self) -> None:
+        """See that there is room.
+
+        Raises:
+            OSError: there is less than the floor (ENOSPC), or the disk does not answer.
+        """
+        if self._keep_free_bytes and self._free_bytes(self._folder) < self._keep_free_bytes:
+            raise OSError(errno.ENOSPC, f"less than {self._keep_free_bytes} bytes are free")
+
+
+def _free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+class PartFile:
+    """A file that is being written.
+
+    Args:
+        path: its name when it is finished; where that is taken, the next free one with a number: ``NAME-2.flv``.
+
+    Attributes:
+        path: its name when it is finished.
+        size_bytes: of what was appended.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._part, self._number = _made(path)
+        self.size_bytes = 0
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(self._number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def append(self, data: bytes) -> None:
+        """Write all of `data` at the end, or nothing.
+
+        Raises:
+            OSError: the disk is full, for example; what was there stays.
+        """
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(self._number, left) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._number, self.size_bytes)
+                os.lseek(self._number, self.size_bytes, os.SEEK_SET)
+            raise
+        self.size_bytes += len(data)
+
+    def finish(self) -> Path | None:
+        """Have it on the disk, then under its name. None: nothing was appended, and nothing is left of it.
+
+        Raises:
+            OSError: it could not take its name; the part stays, and is found by the next start.
+        """
+        try:
+            if not self.size_bytes:
+                self._part.unlink(missing_ok=True)
+                return None
+            os.fsync(self._number)
+            self._part.rename(self.path)
+            sync_folder(self.path.parent)
+            return self.path
+        finally:
+            os.close(self._number)
+
+
+def _made(path: Path) -> tuple[Path, Path, int]:
+    """Return the first name that is free, its part, and the descriptor of that."""
+    for final in _names(path):
+        part = final.with_name(final.name + PART)
+        if os.path.lexists(final):
+            continue
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            return final, part, os.open(part, flags, 0o644)
+        except FileExistsError:
+            continue
+    raise FileExistsError(errno.EEXIST, "there are too many files of that name", str(path))
+
+
+def _names(path: Path) -> Iterator[Path]:
+    """Yield the names that a file may have, the wanted one first."""
+    yield path
+    for count in range(2, _TRIES):
+        yield path.with_name(f"{path.stem}-{count}{path.suffix}")
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # not every file system can
+            os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def recover(folder: Path, whole_bytes: Callable[[int, str], int]) -> list[Path]:
+    """Finish the files that a process which was killed has left behind.
+
+    Args:
+        folder: of the recordings, with what is below it.
+        whole_bytes: told a descriptor and the suffix of the name, says how many octets of the file are whole: 0 if it
+            holds no media; raises ValueError if it is none of our files.
+
+    Returns:
+        Their names now.
+    """
+    found: list[Path] = []
+    for part in sorted(folder.rglob(f"*{PART}")):
+        with contextlib.suppress(OSError, ValueError):
+            final = _recovered(part, whole_bytes)
+            if final is not None:
+                found.append(final)
+    return found
+
+
+def _recovered(part: Path, whole_bytes: Callable[[int, str], int]) -> Path | None:
+    final = part.with_name(part.name.removesuffix(PART))
+    number = os.open(part, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody writes it
+        size = whole_bytes(number, final.suffix)
+        if not size:
+            part.unlink()
+            return None
+        os.ftruncate(number, size)
+        os.fsync(number)
+        final = next(name for name in _names(final) if not os.path.lexists(name))
+        part.rename(final)
+        sync_folder(final.parent)
+        return final
+    finally:
+        os.close(number)

@@ -1,0 +1,119 @@
+"""What tests of recordings share: recorders without threads and clocks, and what is in the files they made."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from flowctl.flv import FlvReader
+from flowctl.media.synthetic import SyntheticSource
+from flowctl.remux.files import NameTemplate, PartFile
+from flowctl.remux.flvform import FlvForm
+from flowctl.remux.intake import Began, Came, Ended
+from flowctl.remux.recorder import Recorder, RecordSettings
+from flowctl.testing import ManualClock
+
+
+class Disk:
+    """A disk of a given size, for files of recordings.
+
+    Attributes:
+        free_bytes: what it takes.
+    """
+
+    def __init__(self, free_bytes=1 << 40):
+        self.free_bytes = free_bytes
+
+    def open(self, path):
+        """Open a file on it."""
+        return DiskFile(path, self)
+
+
+class DiskFile(PartFile):
+    """A file on it: what does not fit is refused, in the middle of an append, as a full disk does it."""
+
+    def __init__(self, path, disk):
+        super().__init__(path)
+        self._disk = disk
+
+    def append(self, data):
+        """Write, as far as there is room."""
+        if len(data) > self._disk.free_bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._disk.free_bytes -= len(data)
+        super().append(data)
+
+
+class Bench:
+    """A recorder that is fed by hand.
+
+    Attributes:
+        recorder: it.
+        finished: what it told of finished files.
+        clock: its clock.
+    """
+
+    def __init__(self, folder, make_form=FlvForm, *, disk=None, name="{app}-{stream}", app="live", **settings):
+        self.folder = Path(folder)
+        self.finished = []
+        self.clock = ManualClock()
+        self.disk = disk or Disk()
+        self.recorder = Recorder(
+            app,
+            "room",
+            RecordSettings(folder=self.folder, template=NameTemplate(name), **settings),
+            make_form,
+            on_finished=self.finished.append,
+            open_file=self.disk.open,
+            clock=self.clock,
+            wall=lambda: 1_800_000_000.5,
+        )
+
+    def feed(self, tags, *, at_once=10):
+        """Hand over tags, in batches."""
+        items = [Came(tag.type_id, tag.timestamp, tag.payload) for tag in tags]
+        for begin in range(0, len(items), at_once):
+            self.recorder.work(items[begin : begin + at_once])
+
+    def begin(self):
+        """A publication begins."""
+        self.recorder.work([Began()])
+
+    def end(self):
+        """It ends."""
+        self.recorder.work([Ended("the stream ended")])
+
+    @property
+    def files(self):
+        """Names of what is in the folder."""
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
+
+    @property
+    def figures(self):
+        """The statistics."""
+        return self.recorder.statistics()
+
+
+def tags_of(path):
+    """Return the tags of a file; it has to be whole."""
+    reader = FlvReader(check_back_pointers=True)
+    tags = reader.feed(Path(path).read_bytes())
+    reader.finish()
+    assert reader.unfinished_bytes == 0
+    return tags
+
+
+def source(seconds, **settings):
+    """Return the tags of a synthetic stream, with a key frame each second and frames of some hundred octets."""
+    options = {"video_bit_rate": 100_000, "fps": 10, "key_interval_s": 1.0} | settings
+    tags = []
+    for tag in SyntheticSource(**options):
+        if tag.timestamp >= seconds * 1000:
+            return tags
+        tags.append(tag)
+    return tags
+
+
+def moved(tags, by_ms):
+    """Return tags on a later clock."""
+    return [tag._replace(timestamp=(tag.timestamp + by_ms) & 0xFFFFFFFF) for tag in tags]

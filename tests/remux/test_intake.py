@@ -1,0 +1,67 @@
+"""The queue in front of the disk: it never waits, and tells exactly what it left out."""
+
+from __future__ import annotations
+
+import threading
+
+from live_kit import audio, inter, key
+
+from flowctl.remux.intake import Began, Came, Ended, Intake, Left
+
+TEN = b"x" * 800  # with what is counted beside it, ten of them are 10,000 bytes
+
+
+def test_intake_when_there_is_room_gives_what_came_in_order():
+    """Messages and the stream's words come out as they went in."""
+    intake = Intake()
+    intake.begin(0.0)
+    intake.take(9, 1, key(), 0.0)
+    intake.end("over")
+    assert intake.get(0) == [Began(), Came(9, 1, key()), Ended("over")]
+    assert intake.get(0) == []
+    intake.close()
+    assert intake.get(0) is None
+
+
+def test_intake_when_full_leaves_out_until_a_key_frame_fits():
+    """What does not fit is counted; with half of the queue free it goes on with a key frame, and tells."""
+    intake = Intake(limit_bytes=10_000)
+    for time_ms in range(12):
+        intake.take(9, time_ms, TEN, 0.0)
+    intake.take(9, 12, key(), 0.0)  # no room yet
+    items = intake.get(0)
+    assert [item.timestamp for item in items] == list(range(10))
+    intake.take(9, 13, inter(), 0.0)
+    intake.take(8, 14, audio(), 0.0)
+    intake.take(9, 15, key(), 0.0)
+    assert intake.get(0) == [Left(5, 1600 + len(key()) + len(inter()) + len(audio())), Came(9, 15, key())]
+
+
+def test_intake_when_it_ends_full_tells_what_was_left_out():
+    """A loss at the very end is told as well."""
+    intake = Intake(limit_bytes=1000)
+    intake.take(9, 0, TEN, 0.0)
+    intake.take(9, 1, TEN, 0.0)
+    intake.close()
+    assert intake.get(0) == [Came(9, 0, TEN), Left(1, 800)]
+    assert intake.get(0) is None
+
+
+def test_intake_when_nothing_is_read_is_bounded():
+    """A disk that stands still costs the limit, and no more, however much comes."""
+    intake = Intake(limit_bytes=100_000)
+    for time_ms in range(10_000):
+        intake.take(9, time_ms, TEN, 0.0)
+    items = intake.get(0)
+    assert len(items) == 100
+
+
+def test_intake_when_somebody_waits_wakes_him():
+    """The writer sleeps until something comes."""
+    intake = Intake()
+    got = []
+    thread = threading.Thread(target=lambda: got.append(intake.get(20.0)))
+    thread.start()
+    intake.take(8, 0, audio(), 0.0)
+    thread.join(20.0)
+    assert got == [[Came(8, 0, audio())]]

@@ -1,0 +1,227 @@
+"""Recordings: when a file begins and ends, what is in it, and what happens when the disk takes no more."""
+
+from __future__ import annotations
+
+import pytest
+from remux_kit import Bench, Disk, moved, source, tags_of
+
+from flowctl.flow.state import MessageClass
+from flowctl.flv import FlvTag
+from flowctl.remux.files import NameTemplate
+from flowctl.remux.intake import Left
+from flowctl.remux.recorder import RETRY_S, RecorderState
+from flowctl.rtmp.media.media import inspect
+
+
+def media(tags):
+    """Return type, time and body of the frames, without headers."""
+    classes = [inspect(tag.type_id, tag.payload).message_class for tag in tags]
+    return [tag for tag, kind in zip(tags, classes, strict=True) if kind is not MessageClass.HEADER]
+
+
+def begins_decodable(path):
+    """Whether a file has its headers first, and its first picture is a key frame."""
+    tags = tags_of(path)
+    kinds = [inspect(tag.type_id, tag.payload) for tag in tags]
+    first = next(kind for kind in kinds if kind.kind == "video" and kind.packet == "coded")
+    headers = {(kind.kind, kind.packet) for kind in kinds[:3]}
+    return (
+        first.message_class is MessageClass.KEY and ("video", "sequence_header") in headers and tags[0].timestamp == 0
+    )
+
+
+def test_file_when_a_stream_is_recorded_holds_its_messages_as_they_came(tmp_path):
+    """A recording has every message of the stream, octet for octet, with times that begin at 0."""
+    tags = source(3)
+    bench = Bench(tmp_path)
+    bench.begin()
+    bench.feed(moved(tags, 5000))
+    assert bench.files == ["live-room.flv.part"]
+    bench.end()
+    assert bench.files == ["live-room.flv"]
+    assert media(tags_of(tmp_path / "live-room.flv")) == media(tags)
+    assert bench.finished[0].why == "the stream ended"
+    assert bench.figures.lost_messages == 0
+
+
+def test_file_when_timestamps_wrap_goes_on(tmp_path):
+    """The clock of RTMP starts again at 0 after 49 days; the file does not notice."""
+    tags = source(3)
+    bench = Bench(tmp_path)
+    bench.feed(moved(tags, 0xFFFFFFFF - 1500))
+    bench.recorder.finish("")
+    assert media(tags_of(tmp_path / "live-room.flv")) == media(tags)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [({"max_s": 2.0}, "its time was reached"), ({"max_bytes": 20_000}, "its size was reached")],
+)
+def test_files_when_rotated_begin_with_headers_and_a_key_frame(tmp_path, settings, why):
+    """Each file can be played alone, and together they have every frame once."""
+    tags = source(9)
+    bench = Bench(tmp_path, **settings)
+    bench.feed(tags)
+    bench.recorder.finish("stopped")
+    paths = [item.path for item in bench.finished]
+    assert len(paths) >= 4
+    assert [item.why for item in bench.finished[:-1]] == [why] * (len(paths) - 1)
+    assert all(begins_decodable(path) for path in paths)
+    assert [tag.payload for path in paths for tag in media(tags_of(path))] == [tag.payload for tag in media(tags)]
+
+
+def test_files_when_the_publisher_restarts_are_two(tmp_path):
+    """Another publication is another file, even if its clock goes on."""
+    bench = Bench(tmp_path)
+    for round_ in range(2):
+        bench.begin()
+        bench.feed(moved(source(2), round_ * 2000))
+    bench.end()
+    assert [len(media(tags_of(item.path))) for item in bench.finished] == [len(media(source(2)))] * 2
+
+
+@pytest.mark.parametrize("by_ms", [60_000, -8_000])
+def test_files_when_the_clock_jumps_are_two(tmp_path, by_ms):
+    """A jump of the clock, on or back, begins a new file at the next key frame; no file claims the time between."""
+    first, second = source(2), [tag for tag in source(2) if tag.timestamp or tag.type_id == 9]
+    bench = Bench(tmp_path)
+    bench.feed(moved(first, 20_000))
+    bench.feed(moved(second, 22_000 + by_ms))
+    bench.end()
+    assert len(bench.finished) == 2
+    assert "timestamps went" in bench.finished[0].why
+    assert max(tag.timestamp for tag in tags_of(bench.finished[0].path)) < 2_500
+    assert max(tag.timestamp for tag in tags_of(bench.finished[1].path)) < 2_500
+
+
+def test_files_when_the_codec_changes_are_two(tmp_path):
+    """Another configuration of the picture begins a new file, which has that one and not the old one."""
+    bench = Bench(tmp_path)
+    bench.feed(source(2, width=640, height=360))
+    bench.feed(moved(source(2, width=320, height=180), 2000))
+    bench.end()
+    assert bench.finished[0].why == "its video changed"
+    headers = [
+        [tag.payload for tag in tags_of(item.path) if inspect(tag.type_id, tag.payload).packet == "sequence_header"]
+        for item in bench.finished
+    ]
+    assert [len(found) for found in headers] == [2, 2]
+    assert headers[0][0] != headers[1][0]
+
+
+def test_files_when_the_disk_is_too_slow_are_cut_and_the_loss_is_counted(tmp_path):
+    """What was left out of a full queue is counted, and what follows is a new file that begins with a key frame."""
+    tags = source(4)
+    half = next(i for i, tag in enumerate(tags) if tag.timestamp >= 1500)
+    bench = Bench(tmp_path)
+    bench.feed(tags[:half])
+    bench.recorder.work([Left(7, 700)])
+    bench.feed(tags[half:])
+    bench.end()
+    assert bench.finished[0].why == "the disk was too slow"
+    assert begins_decodable(bench.finished[1].path)
+    written = sum(len(media(tags_of(item.path))) for item in bench.finished)
+    assert bench.figures.lost_messages == 7 + len(media(tags)) - written
+
+
+def test_recording_when_the_disk_is_full_keeps_the_file_and_goes_on_when_there_is_room(tmp_path):
+    """A full disk ends the file whole, is told, counted, and looked at again; then a new file begins at a key frame."""
+    tags = source(12)
+    disk = Disk(30_000)
+    bench = Bench(tmp_path, disk=disk)
+    bench.feed([tag for tag in tags if tag.timestamp < 6000])
+    assert bench.figures.state is RecorderState.NO_ROOM
+    assert bench.figures.why == "No space left on device"
+    assert bench.files == ["live-room.flv"]
+    lost = bench.figures.lost_messages
+    assert lost
+    disk.free_bytes = 1 << 30
+    bench.feed([tag for tag in tags if 6000 <= tag.timestamp < 8000])
+    assert bench.files == ["live-room.flv"]  # it is not tried at each key frame
+    bench.clock.advance(RETRY_S)
+    bench.feed([tag for tag in tags if tag.timestamp >= 8000])
+    bench.end()
+    assert bench.files == ["live-room-2.flv", "live-room.flv"]
+    assert begins_decodable(tmp_path / "live-room-2.flv")
+    written = sum(len(media(tags_of(item.path))) for item in bench.finished)
+    assert written + bench.figures.lost_messages == len(media(tags))
+    assert bench.figures.lost_messages > lost
+    assert bench.figures.why == ""
+
+
+def test_recording_when_less_than_the_floor_is_free_waits(tmp_path):
+    """Room that is to be left to others is not used."""
+    bench = Bench(tmp_path, keep_free_bytes=1 << 62)
+    bench.feed(source(2))
+    assert bench.figures.state is RecorderState.NO_ROOM
+    assert bench.files == []
+
+
+def test_recording_when_the_folder_goes_away_is_no_crash(tmp_path):
+    """Errors of the disk of any kind are told and counted, and recording goes on when it answers."""
+    folder = tmp_path / "here"
+    folder.write_text("a file where a folder should be")
+    bench = Bench(folder)
+    bench.feed(source(1))
+    assert bench.figures.state is RecorderState.NO_ROOM
+    folder.unlink()
+    bench.clock.advance(RETRY_S)
+    bench.feed(moved(source(1), 1000))
+    bench.end()
+    assert [item.path for item in bench.finished] == [folder / "live-room.flv"]
+
+
+def test_recording_when_nothing_but_sound_comes_is_cut_anywhere(tmp_path):
+    """A stream without video has no key frames to wait for."""
+    bench = Bench(tmp_path, max_s=1.0)
+    bench.feed([tag for tag in source(4) if tag.type_id != 9])
+    bench.end()
+    assert len(bench.finished) >= 3
+
+
+def test_recording_when_it_does_not_begin_with_a_key_frame_waits_for_one(tmp_path):
+    """Pictures that cannot be decoded are not written, and are no loss."""
+    tags = source(2)
+    late = [
+        tag for tag in tags if not 0 <= tag.timestamp < 500 or inspect(*tag[::2]).message_class is MessageClass.HEADER
+    ]
+    bench = Bench(tmp_path)
+    bench.feed(late)
+    bench.end()
+    assert begins_decodable(tmp_path / "live-room.flv")
+    assert bench.figures.lost_messages == 0
+
+
+def test_names_when_they_are_taken_get_numbers(tmp_path):
+    """No recording replaces another one."""
+    (tmp_path / "live-room.flv").write_bytes(b"of somebody else")
+    bench = Bench(tmp_path)
+    bench.feed(source(1))
+    bench.end()
+    assert bench.files == ["live-room-2.flv", "live-room.flv"]
+    assert (tmp_path / "live-room.flv").read_bytes() == b"of somebody else"
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/x", "..", ".", "/etc/passwd", "a\0b", "a\nb", ".hidden", "ü/é", "", "x" * 500]
+)
+@pytest.mark.parametrize("template", ["{app}/{stream}/{time}", "{app}-{stream}-{time}", "{stream}"])
+def test_names_when_streams_are_called_badly_stay_below_the_folder(tmp_path, name, template):
+    """Whatever publishers call their streams, a file is below the folder, under a name that is not hidden."""
+    path = NameTemplate(template).path(name, name, 0.0)
+    assert not path.is_absolute()
+    assert len(path.parts) == template.count("/") + 1
+    assert all(part not in ("", ".", "..") and not part.startswith(".") for part in path.parts)
+    assert all(part.isascii() and part.isprintable() and len(part.encode()) <= 255 - 10 for part in path.parts)
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_bytes(b"")
+
+
+def test_messages_when_they_are_of_no_use_in_a_file_are_left_out(tmp_path):
+    """Types that FLV does not have, and empty ones, are passed over; AMF3 data is written as what it holds."""
+    bench = Bench(tmp_path)
+    bench.feed(source(1))
+    metadata = b"\x02\x00\x09onCuePointx\x05"
+    bench.feed([FlvTag(22, 900, b"x"), FlvTag(9, 900, b""), FlvTag(15, 950, b"\0" + metadata)])
+    bench.end()
+    assert tags_of(tmp_path / "live-room.flv")[-1] == FlvTag(18, 950, metadata)

@@ -1,0 +1,122 @@
+"""Files of recordings: whole under their name or not there, and found again after a crash."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+
+import pytest
+from remux_kit import Bench, source, tags_of
+
+from flowctl.errors import ConfigError
+from flowctl.remux.files import NameTemplate, PartFile, Room, recover
+from flowctl.remux.recovery import whole_bytes
+
+
+def recorded(folder):
+    """Return the path of a part that holds a recording nobody finished, and forget its lock."""
+    bench = Bench(folder)
+    bench.feed(source(2))
+    os.close(bench.recorder._file._number)
+    return folder / "live-room.flv.part"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 14, 15, 16, 500])
+def test_recover_when_a_file_was_left_behind_finishes_what_is_whole(tmp_path, cut):
+    """However a file was cut off, all tags that are whole in it are there after the next start, under its name."""
+    part = recorded(tmp_path)
+    data = part.read_bytes()
+    part.write_bytes(data[: len(data) - cut])
+    assert recover(tmp_path, whole_bytes) == [tmp_path / "live-room.flv"]
+    kept = (tmp_path / "live-room.flv").read_bytes()
+    assert data.startswith(kept)
+    assert len(data) - len(kept) < cut + 5000
+    assert tags_of(tmp_path / "live-room.flv")
+    assert not part.exists()
+
+
+def test_recover_when_a_file_ends_in_rubbish_cuts_that_off(tmp_path):
+    """What a crash of the machine leaves behind a file, zeros or old data, is no part of it."""
+    part = recorded(tmp_path)
+    data = part.read_bytes()
+    for rubbish in (bytes(5000), random.Random(1).randbytes(5000), b"\x09\x00\x00\x01" + bytes(4000)):
+        part.write_bytes(data + rubbish)
+        assert recover(tmp_path, whole_bytes) == [tmp_path / "live-room.flv"]
+        assert (tmp_path / "live-room.flv").read_bytes() == data
+        (tmp_path / "live-room.flv").unlink()
+
+
+def test_recover_when_a_file_holds_no_media_removes_it(tmp_path):
+    """A part with no more than headers is no recording."""
+    for content in (b"", b"FLV\x01\x05\x00\x00\x00\x09\x00\x00\x00\x00"):
+        (tmp_path / "a.flv.part").write_bytes(content)
+        assert recover(tmp_path, whole_bytes) == []
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_recover_when_files_are_not_ours_leaves_them_alone(tmp_path):
+    """What another program calls .part, what somebody still writes, and links are not touched."""
+    (tmp_path / "download.zip.part").write_bytes(b"PK")
+    (tmp_path / "b.flv.part").write_bytes(b"no flv at all")
+    other = tmp_path / "elsewhere"
+    other.write_bytes(b"FLV")
+    (tmp_path / "c.flv.part").symlink_to(other)
+    before = sorted(tmp_path.iterdir())
+    with recorded(tmp_path).open("rb") as busy:
+        fcntl.flock(busy, fcntl.LOCK_EX)
+        assert recover(tmp_path, whole_bytes) == []
+        assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "live-room.flv.part"])
+
+
+def test_recover_when_the_name_is_taken_finds_another(tmp_path):
+    """A file that was left behind replaces none."""
+    recorded(tmp_path)
+    (tmp_path / "live-room.flv").write_bytes(b"x")
+    assert recover(tmp_path, whole_bytes) == [tmp_path / "live-room-2.flv"]
+
+
+def test_append_when_the_disk_takes_a_part_leaves_nothing_of_it(tmp_path, monkeypatch):
+    """An append that fails in its middle is cut off again; the file can go on, or end, with what was whole."""
+    file = PartFile(tmp_path / "a.flv")
+    file.append(b"whole")
+    real = os.write
+
+    def write(number, data):
+        if len(data) <= 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(number, bytes(data[:3]))
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(OSError, match="No space"):
+        file.append(b"torn in two")
+    monkeypatch.undo()
+    file.append(b" again")
+    assert file.finish() == tmp_path / "a.flv"
+    assert (tmp_path / "a.flv").read_bytes() == b"whole again"
+
+
+def test_finish_when_nothing_was_written_leaves_no_file(tmp_path):
+    """An empty recording is none."""
+    assert PartFile(tmp_path / "a.flv").finish() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["", "/abs/{time}", "../{time}", "{app}//{time}", "{nothing}", "{app", "{app!r}", "{time:>9}", "a\nb", "."],
+)
+def test_template_when_it_is_no_name_is_refused(template):
+    """Templates name files below the folder, of known fields; anything else is refused, with a hint."""
+    with pytest.raises(ConfigError) as caught:
+        NameTemplate(template)
+    assert caught.value.hint
+
+
+def test_room_when_less_than_the_floor_is_free_is_none(tmp_path):
+    """The floor counts, and 0 lifts it."""
+    Room(tmp_path, 100, lambda _: 100).check()
+    Room(tmp_path, 0, lambda _: 0).check()
+    with pytest.raises(OSError, match="100 bytes"):
+        Room(tmp_path, 100, lambda _: 99).check()
